@@ -1,0 +1,95 @@
+# Everything one does with this repository. `make help` lists it; each target sets up what it needs on first use.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/stamps
+PURE := .build/pure
+ARGS ?=
+# Two workers; `make test WORKERS=0` runs in one process (for a debugger).
+WORKERS ?= 2
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+PROTOS := $(wildcard proto/purgatory/v1/*.proto)
+ENGINE := $(wildcard purgatory/engine/*.py)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help run demo test test-compiled test-pure lint format proto wheel clean bench
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: $(STAMPS)/engine ## Serve on the defaults (first use: sets up .venv, about a minute)
+	@$(BIN)/purgatory serve $(ARGS)
+
+demo: $(STAMPS)/engine ## Run the replicated log on real processes (ARGS="--kill-follower --input FILE")
+	@$(BIN)/python -m examples.replicated_log $(ARGS)
+
+test: test-compiled test-pure ## Run the whole suite twice: on the compiled engine and uncompiled
+
+test-compiled: $(STAMPS)/dev $(STAMPS)/engine ## Run the suite on the engine as it was built (ARGS="tests/test_x.py -k y")
+	@echo "== the suite on the compiled engine"
+	@PURGATORY_BUILD=$$($(BIN)/python -c 'from purgatory.engine import COMPILED; print("compiled" if COMPILED else "pure")') \
+		$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+test-pure: $(STAMPS)/dev $(STAMPS)/stubs ## Run the suite uncompiled, on a copy of the tree without the compiled modules
+	@echo "== the suite on the uncompiled engine"
+	@rm -rf $(PURE) && mkdir -p $(PURE)
+	@tar -cf - --exclude=./.venv --exclude=./.build --exclude=./build --exclude=./.git --exclude='*.so' \
+		--exclude='*.egg-info' --exclude=__pycache__ --exclude='.*_cache' . | tar -xf - -C $(PURE)
+	@cd $(PURE) && PURGATORY_BUILD=pure PYTHONPATH="$$PWD:$$PWD/client" \
+		"$(CURDIR)/$(BIN)/python" -m pytest -n $(WORKERS) $(ARGS)
+
+lint: $(STAMPS)/dev $(STAMPS)/stubs ## Check style, types, the contract and the house rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/buf lint
+	$(BIN)/python -m pytest -q tests/test_tidy.py
+
+format: $(STAMPS)/dev ## Format the code and mend what ruff can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+proto: $(STAMPS)/stubs ## Generate purgatory/v1 from proto/
+
+wheel: $(STAMPS)/serving ## Build the wheel into dist/
+	$(PIP) wheel -q --no-build-isolation --no-deps -w dist .
+
+bench: $(STAMPS)/engine ## Measure the engine
+	@$(BIN)/python -m bench.engine $(ARGS)
+
+clean: ## Remove what the build made; .venv goes too
+	rm -rf $(VENV) .build build dist purgatory.egg-info purgatory/v1 .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -f purgatory/engine/*.so ./*.so
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Set-up, one stamp a step, so that nothing is done twice.
+
+$(STAMPS)/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; make PYTHON=python3.12")'
+	@test -x $(BIN)/python || { echo "== making $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/serving: pyproject.toml setup.py constraints.txt $(STAMPS)/venv
+	@echo "== installing what building and serving need"
+	@$(PIP) install -q -c constraints.txt setuptools grpcio-tools mypy librt types-protobuf types-grpcio
+	@PURGATORY_BUILD=pure $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[server]'
+	@touch $@
+
+$(STAMPS)/dev: $(STAMPS)/serving
+	@echo "== installing what tests and lint need"
+	@PURGATORY_BUILD=pure $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[server,dev]'
+	@touch $@
+
+$(STAMPS)/stubs: $(PROTOS) setup.py $(STAMPS)/serving
+	@echo "== generating purgatory/v1"
+	@$(BIN)/python setup.py -q stubs
+	@touch $@
+
+$(STAMPS)/engine: $(ENGINE) $(STAMPS)/stubs
+	@echo "== compiling the engine"
+	@rm -f purgatory/engine/*.so ./*.so
+	@$(BIN)/python setup.py -q build_ext --inplace
+	@touch $@

@@ -1,0 +1,125 @@
+"""The two build steps that pyproject.toml cannot say: stubs from proto/, and the engine compiled by mypyc.
+
+PURGATORY_BUILD=pure       leave the engine uncompiled
+PURGATORY_BUILD=compiled   fail where it cannot be compiled
+not set                    compile; where there is no C compiler, go on uncompiled and say so
+
+`python setup.py stubs` generates the stubs, `python setup.py build_ext --inplace` compiles the engine in the tree.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import ClassVar
+
+from setuptools import Command, Distribution, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import BaseError, CCompilerError, ExecError, PlatformError
+
+ROOT = Path(__file__).resolve().parent
+PROTO = ROOT / "proto"
+STUBS = ROOT / "purgatory" / "v1"
+ENGINE = ROOT / "purgatory" / "engine"
+GENERATED_DOCSTRING = '"""The wire: generated from proto/purgatory/v1/ by the build, never edited, not committed."""\n'
+
+
+def proto_files() -> list[Path]:
+    return sorted((PROTO / "purgatory" / "v1").glob("*.proto"))
+
+
+def stubs_are_current() -> bool:
+    """True when every stub is there and none is older than what it was generated from."""
+    suffixes = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
+    for proto in proto_files():
+        stubs = [STUBS / (proto.stem + suffix) for suffix in suffixes]
+        if not all(stub.exists() and stub.stat().st_mtime >= proto.stat().st_mtime for stub in stubs):
+            return False
+    return (STUBS / "__init__.py").exists()
+
+
+def generate_stubs() -> None:
+    """Write purgatory/v1/ anew; stubs of a .proto that is gone do not stay behind."""
+    import grpc_tools  # noqa: PLC0415 - a build requirement; the rest of this file runs without it
+    from grpc_tools import protoc  # noqa: PLC0415
+
+    shutil.rmtree(STUBS, ignore_errors=True)
+    STUBS.mkdir(parents=True)
+    include = Path(grpc_tools.__file__).parent / "_proto"
+    arguments = ["protoc", f"-I{PROTO}", f"-I{include}"]
+    arguments += [f"--python_out={ROOT}", f"--pyi_out={ROOT}", f"--grpc_python_out={ROOT}"]
+    if protoc.main([*arguments, *map(str, proto_files())]) != 0:
+        raise SystemExit("setup.py: protoc could not generate the stubs")
+    (STUBS / "__init__.py").write_text(GENERATED_DOCSTRING, encoding="utf-8")
+
+
+class Stubs(Command):
+    """`python setup.py stubs`."""
+
+    description = "generate purgatory/v1/ from proto/"
+    user_options: ClassVar[list[tuple[str, str | None, str]]] = []
+
+    def initialize_options(self) -> None: ...
+
+    def finalize_options(self) -> None: ...
+
+    def run(self) -> None:
+        generate_stubs()
+
+
+class EngineDistribution(Distribution):
+    """A distribution that has compiled modules, although only `BuildEngine` finds out which."""
+
+    def has_ext_modules(self) -> bool:
+        return os.environ.get("PURGATORY_BUILD") != "pure"
+
+
+class BuildEngine(build_ext):
+    """Compiles purgatory/engine as one group. It is all or nothing: half-compiled modules would not import."""
+
+    def run(self) -> None:
+        build = os.environ.get("PURGATORY_BUILD", "")
+        if build == "pure":
+            return
+        try:
+            self.compile_engine()
+        except (CCompilerError, ExecError, PlatformError) as error:
+            if build == "compiled":
+                raise
+            self.remove_outputs()
+            rule = "*" * 100
+            print(f"{rule}\n** NO WORKING C COMPILER: the purgatory engine runs UNCOMPILED.", file=sys.stderr)
+            print("** It behaves the same and is several times slower. Install gcc and Python's headers,", file=sys.stderr)
+            print(f"** then build again. The compiler said: {error}\n{rule}", file=sys.stderr)
+
+    def compile_engine(self) -> None:
+        from mypyc.build import mypycify  # noqa: PLC0415 - a build requirement, slow to import
+
+        os.chdir(ROOT)  # mypy finds its settings in pyproject.toml here
+        modules = sorted(str(path.relative_to(ROOT)) for path in ENGINE.glob("*.py") if path.name != "__init__.py")
+        self.distribution.ext_modules = mypycify(
+            modules, opt_level="3", debug_level="0", group_name="purgatory_engine", target_dir=self.build_temp
+        )
+        self.finalize_options()
+        super().run()
+
+    def remove_outputs(self) -> None:
+        outputs = [Path(output) for output in self.get_outputs()]
+        if self.inplace:
+            outputs += [*ENGINE.glob("*.so"), *ROOT.glob("purgatory_engine__mypyc*.so")]
+        for output in outputs:
+            output.unlink(missing_ok=True)
+        self.distribution.ext_modules = []
+        self.extensions = []
+
+
+if __name__ == "__main__":
+    # Before setup(): packages are looked for at once, and purgatory.v1 must be among them.
+    if not stubs_are_current() and "stubs" not in sys.argv:
+        generate_stubs()
+    try:
+        setup(cmdclass={"build_ext": BuildEngine, "stubs": Stubs}, distclass=EngineDistribution)
+    except BaseError as problem:
+        raise SystemExit(f"setup.py: {problem}") from problem
