@@ -1,0 +1,97 @@
+"""A binary min-heap of (key, value) pairs of integers in two packed arrays, and nothing else.
+
+`heapq` would keep a tuple and two integers for each pair: objects for the garbage collector to walk. Here a pair is 16
+bytes, and a push or pop is a native call that makes no object.
+
+| operation        | cost     |
+|------------------|----------|
+| push, pop        | O(log n) |
+| top_key/value    | O(1)     |
+
+Pairs with equal keys come out smaller value first, so the order never depends on the history of the heap.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from librt.vecs import append, vec
+from mypy_extensions import i64
+
+SHRINK_ABOVE: Final = 1024
+"""Arrays longer than this are given back when the heap runs empty."""
+
+
+class PackedHeap:
+    """Binary min-heap of (key, value), both i64. `size` is the number of pairs; read it, never set it."""
+
+    def __init__(self) -> None:
+        self.size: i64 = 0
+        self._keys: vec[i64] = vec[i64]()
+        self._values: vec[i64] = vec[i64]()
+
+    def __len__(self) -> int:
+        return self.size
+
+    def push(self, key: i64, value: i64) -> None:
+        """Add a pair. Equal pairs may be in the heap together."""
+        hole: i64 = self.size
+        if hole == i64(len(self._keys)):
+            self._keys = append(self._keys, key)
+            self._values = append(self._values, value)
+        self.size = hole + 1
+        keys = self._keys
+        values = self._values
+        while hole > 0:
+            parent: i64 = (hole - 1) >> 1
+            if keys[parent] < key or (keys[parent] == key and values[parent] <= value):
+                break
+            keys[hole] = keys[parent]
+            values[hole] = values[parent]
+            hole = parent
+        keys[hole] = key
+        values[hole] = value
+
+    def top_key(self) -> i64:
+        """The smallest key. The heap must not be empty."""
+        assert self.size > 0, "top_key of an empty heap"
+        return self._keys[0]
+
+    def top_value(self) -> i64:
+        """The value that goes with `top_key()`. The heap must not be empty."""
+        assert self.size > 0, "top_value of an empty heap"
+        return self._values[0]
+
+    def pop(self) -> None:
+        """Drop the top pair. The heap must not be empty."""
+        assert self.size > 0, "pop from an empty heap"
+        self.size -= 1
+        if self.size > 0:
+            self._sift_down()
+        elif i64(len(self._keys)) > SHRINK_ABOVE:
+            self._keys = vec[i64]()
+            self._values = vec[i64]()
+
+    def _sift_down(self) -> None:
+        """Move what was the last pair into the hole at the top, then down to its place."""
+        keys = self._keys
+        values = self._values
+        size: i64 = self.size
+        key: i64 = keys[size]
+        value: i64 = values[size]
+        hole: i64 = 0
+        child: i64 = 1
+        while child < size:
+            right: i64 = child + 1
+            if right < size and (
+                keys[right] < keys[child] or (keys[right] == keys[child] and values[right] < values[child])
+            ):
+                child = right
+            if key < keys[child] or (key == keys[child] and value <= values[child]):
+                break
+            keys[hole] = keys[child]
+            values[hole] = values[child]
+            hole = child
+            child = 2 * hole + 1
+        keys[hole] = key
+        values[hole] = value
