@@ -1,0 +1,117 @@
+"""Whole calls that are refused, and how they become gRPC statuses with google.rpc details.
+
+    CallRefused            a gRPC status: code, message, details
+      invalid_argument     BadRequest naming the field
+      not_found            ResourceInfo naming what is missing
+      resource_exhausted   QuotaFailure naming the limit, RetryInfo
+      unavailable          RetryInfo
+
+An item of a batch that is refused is no `CallRefused`: it is an engine `Refusal`, answered beside the others.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import Message
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from purgatory.engine import codes
+from purgatory.engine.batches import Refusal
+
+RETRY_AFTER_MS: Final = 1_000
+"""What a refused caller is told to wait before it tries again, milliseconds."""
+
+VALUE_LENGTH_MAX: Final = 80
+"""A value quoted in a message is cut to this many characters: messages travel in headers, which are small."""
+
+
+class CallRefused(Exception):
+    """A call ends with this gRPC status. `code` is a google.rpc.Code, `details` are google.rpc messages."""
+
+    def __init__(self, code: int, message: str, *details: Message) -> None:
+        super().__init__(message)
+        self.code: Final = code
+        self.message: Final = message
+        self.details: Final = details
+
+    def to_status(self) -> status_pb2.Status:
+        """The same as a google.rpc.Status."""
+        status = status_pb2.Status(code=self.code, message=self.message)
+        for detail in self.details:
+            packed = any_pb2.Any()
+            packed.Pack(detail)
+            status.details.append(packed)
+        return status
+
+    def to_grpc(self) -> grpc.Status:
+        """The same as what `context.abort` needs: code, details and trailing metadata."""
+        status: grpc.Status = rpc_status.to_status(self.to_status())
+        return status
+
+
+def invalid_argument(field: str, description: str) -> CallRefused:
+    """The caller's fault: `field` is a path in the request, `description` says what is wrong with which value."""
+    violation = error_details_pb2.BadRequest.FieldViolation(field=field, description=description)
+    return CallRefused(
+        code_pb2.INVALID_ARGUMENT,
+        f"{field}: {description}",
+        error_details_pb2.BadRequest(field_violations=[violation]),
+    )
+
+
+def not_found(resource_type: str, resource_name: str) -> CallRefused:
+    """What was asked for is not there (any more)."""
+    name = shown(resource_name)
+    return CallRefused(
+        code_pb2.NOT_FOUND,
+        f"{resource_type} {name} is not known",
+        error_details_pb2.ResourceInfo(resource_type=resource_type, resource_name=name, description="not known"),
+    )
+
+
+def resource_exhausted(subject: str, description: str) -> CallRefused:
+    """A limit is reached; trying again later may help."""
+    violation = error_details_pb2.QuotaFailure.Violation(subject=subject, description=description)
+    return CallRefused(
+        code_pb2.RESOURCE_EXHAUSTED,
+        f"{subject}: {description}",
+        error_details_pb2.QuotaFailure(violations=[violation]),
+        _retry_info(),
+    )
+
+
+def unavailable(description: str) -> CallRefused:
+    """The daemon cannot serve this now, through no fault of the caller."""
+    return CallRefused(code_pb2.UNAVAILABLE, description, _retry_info())
+
+
+def from_refusal(refusal: Refusal, path: str) -> CallRefused:
+    """The refusal of the only operation of a call; `path` is where the operation lies in the request."""
+    field = f"{path}.{refusal.field}" if refusal.field else path
+    if refusal.code == codes.RESOURCE_EXHAUSTED:
+        return resource_exhausted(field, refusal.message)
+    if refusal.code == codes.UNAVAILABLE:
+        return unavailable(refusal.message)
+    if refusal.code == codes.NOT_FOUND:
+        return CallRefused(
+            code_pb2.NOT_FOUND,
+            refusal.message,
+            error_details_pb2.ResourceInfo(resource_type=field, description=refusal.message),
+        )
+    return invalid_argument(field, refusal.message)
+
+
+def shown(value: object) -> str:
+    """`value` as it is quoted in a message: its repr, cut to a length that fits a header."""
+    text = repr(value)
+    return text if len(text) <= VALUE_LENGTH_MAX else f"{text[:VALUE_LENGTH_MAX]}... ({len(text)} characters)"
+
+
+def _retry_info() -> error_details_pb2.RetryInfo:
+    delay = duration_pb2.Duration()
+    delay.FromMilliseconds(RETRY_AFTER_MS)
+    return error_details_pb2.RetryInfo(retry_delay=delay)
