@@ -25,6 +25,13 @@ STUBS = ROOT / "purgatory" / "v1"
 ENGINE = ROOT / "purgatory" / "engine"
 GENERATED_DOCSTRING = '"""The wire: generated from proto/purgatory/v1/ by the build, never edited, not committed."""\n'
 
+NOT_COMPILED = """\
+************************************************************************************************
+** NO WORKING C COMPILER: the purgatory engine runs UNCOMPILED.
+** It behaves the same and is several times slower. To change that, install gcc and Python's
+** headers and build again. The compiler said: {error}
+************************************************************************************************"""
+
 
 def proto_files() -> list[Path]:
     return sorted((PROTO / "purgatory" / "v1").glob("*.proto"))
@@ -89,10 +96,7 @@ class BuildEngine(build_ext):
             if build == "compiled":
                 raise
             self.remove_outputs()
-            rule = "*" * 100
-            print(f"{rule}\n** NO WORKING C COMPILER: the purgatory engine runs UNCOMPILED.", file=sys.stderr)
-            print("** It behaves the same and is several times slower. Install gcc and Python's headers,", file=sys.stderr)
-            print(f"** then build again. The compiler said: {error}\n{rule}", file=sys.stderr)
+            print(NOT_COMPILED.format(error=error), file=sys.stderr)
 
     def compile_engine(self) -> None:
         from mypyc.build import mypycify  # noqa: PLC0415 - a build requirement, slow to import
@@ -102,6 +106,7 @@ class BuildEngine(build_ext):
         self.distribution.ext_modules = mypycify(
             modules, opt_level="3", debug_level="0", group_name="purgatory_engine", target_dir=self.build_temp
         )
+        self.swig_opts = None  # finalised once already, for no module at all; a list there would not be read again
         self.finalize_options()
         super().run()
 

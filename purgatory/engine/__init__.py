@@ -1,7 +1,7 @@
 """The engine: everything about waiting, and no clock, socket, thread, log or generated code.
 
-Time is an argument (`now_ms`), results are return values: the same calls give the same answers, always. All modules here
-but this one are compiled together by mypyc; the same files also run uncompiled, with the same behaviour.
+Time is an argument (`now_ms`), results are return values: the same calls give the same answers, always. All modules
+here but this one are compiled together by mypyc; the same files also run uncompiled, with the same behaviour.
 """
 
 from typing import Final
