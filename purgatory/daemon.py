@@ -1,0 +1,250 @@
+"""The composition root: from settings to a serving daemon, and from a signal to a clean end. No rules of its own.
+
+End of the daemon, in this order: health says NOT_SERVING and readiness fails, new work is refused, every pending
+operation ends as SHUTTING_DOWN and its result is delivered (as far as the grace period goes), streams and listeners
+close, exit 0. A second signal ends the process at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import grpc
+import uvloop
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from purgatory import __version__
+from purgatory.clock import SystemClock
+from purgatory.engine import COMPILED
+from purgatory.engine.engine import Engine
+from purgatory.engine.limits import EngineLimits
+from purgatory.service import garbage
+from purgatory.service.exposition import make_registry
+from purgatory.service.flags import config_lines, read_command_line
+from purgatory.service.host import Host
+from purgatory.service.http import HttpSite
+from purgatory.service.limits import HostLimits
+from purgatory.service.log import start_logging
+from purgatory.service.metrics import Metrics
+from purgatory.service.servicer import PurgatoryServicer
+from purgatory.service.settings import Settings, SettingsError, split_address, unknown_variables
+from purgatory.v1 import purgatory_service_pb2, purgatory_service_pb2_grpc
+
+LOGGER: Final = logging.getLogger(__name__)
+SERVICE_NAME: Final = purgatory_service_pb2.DESCRIPTOR.services_by_name["PurgatoryService"].full_name
+
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+
+
+class CannotBind(Exception):
+    """An address cannot be listened on. The message is one line with the address and the reason."""
+
+
+class Daemon:
+    """One purgatory with its gRPC server and its HTTP site."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings: Final = settings
+        self.grpc_address = settings.grpc.address
+        """With the real port once started."""
+        self.http_address = settings.http.address
+        """With the real port once started."""
+        self._metrics: Final = Metrics()
+        self._pauses: Final = garbage.PauseWatch()
+        self._health: Final = health.aio.HealthServicer()
+        self._host: Final = make_host(settings, self._metrics)
+        self._site: Final = HttpSite(make_registry(self._host, self._metrics, self._pauses), self._is_ready)
+        self._server: Final = grpc.aio.server(options=server_options(settings))
+        self._serving = False
+
+    async def start(self) -> None:
+        """Binds both addresses and serves. Raises `CannotBind`, with nothing left open."""
+        purgatory_service_pb2_grpc.add_PurgatoryServiceServicer_to_server(PurgatoryServicer(self._host), self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        if self.settings.grpc.reflection:
+            names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, self._server)
+        self.grpc_address = self._bind_grpc()
+        self.http_address = await self._bind_http()
+        self._host.start()
+        await self._server.start()
+        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        self._pauses.start()
+        garbage.tune(self.settings.gc)
+        self._serving = True
+
+    async def stop(self) -> None:
+        """Ends every pending operation, delivers the results within the grace period, and closes everything."""
+        grace_s = self.settings.shutdown.grace_ms / 1_000
+        deadline_s = time.monotonic() + grace_s
+        self._serving = False
+        await self._health.enter_graceful_shutdown()
+        await self._host.drain(grace_s)
+        await self._server.stop(max(0.0, deadline_s - time.monotonic()))
+        await self._host.stop()
+        await self._site.stop()
+        self._pauses.stop()
+
+    @property
+    def pending(self) -> int:
+        """Operations that wait."""
+        return self._host.engine.pending
+
+    def _is_ready(self) -> bool:
+        return self._serving and not self._host.draining
+
+    async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+        for name in (health.OVERALL_HEALTH, SERVICE_NAME):
+            await self._health.set(name, status)
+
+    def _bind_grpc(self) -> str:
+        address = self.settings.grpc.address
+        reason = why_not_bindable(address)
+        if reason is None:
+            try:
+                return f"{address.rpartition(':')[0]}:{self._server.add_insecure_port(address)}"
+            except RuntimeError as error:
+                reason = str(error)
+        raise CannotBind(f"cannot listen on {address} (grpc.address): {reason}")
+
+    async def _bind_http(self) -> str:
+        address = self.settings.http.address
+        host, port = split_address(address)
+        try:
+            bound = await self._site.start(host, port)
+        except OSError as error:
+            await self._site.stop()
+            raise CannotBind(f"cannot listen on {address} (http.address): {error.strerror or error}") from None
+        return f"{address.rpartition(':')[0]}:{bound}"
+
+
+def why_not_bindable(address: str) -> str | None:
+    """Tries a plain socket: gRPC itself gives no reason, only lines in the log. None: it can be bound."""
+    host, port = split_address(address)
+    try:
+        family, kind, protocol, _, resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(resolved)
+            probe.listen()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def make_host(settings: Settings, metrics: Metrics) -> Host:
+    """The engine and its host, with the numbers each needs."""
+    limits, clock = settings.limits, SystemClock()
+    engine_limits = EngineLimits(
+        pending_operations_max=limits.pending_operations_max,
+        partitions_max=limits.partitions_max,
+        signal_keys_max=limits.signal_keys_max,
+        items_per_operation_max=limits.items_per_operation_max,
+        timeout_ms_max=limits.timeout_ms_max,
+        timeout_ms_default=limits.timeout_ms_default,
+        topic_length_max=limits.topic_length_max,
+    )
+    engine = Engine(
+        engine_limits,
+        clock.now_ms(),
+        tick_ms=settings.engine.tick_ms,
+        wheel_size=settings.engine.wheel_size,
+        strict_partitions=settings.engine.strict_partitions,
+        replica_lag_time_max_ms=settings.engine.replica_lag_time_max_ms,
+    )
+    host_limits = HostLimits(
+        sessions_max=limits.sessions_max,
+        unacknowledged_results_max=limits.unacknowledged_results_max,
+        operations_per_batch_max=limits.operations_per_batch_max,
+        events_per_batch_max=limits.events_per_batch_max,
+        heartbeat_interval_ms=settings.session.heartbeat_interval_ms,
+        session_ttl_ms=settings.session.ttl_ms,
+    )
+    return Host(engine, clock, host_limits, metrics)
+
+
+def server_options(settings: Settings) -> list[tuple[str, int]]:
+    """Channel arguments of gRPC. Without so_reuseport=0 a second daemon would silently share the port."""
+    server = settings.grpc
+    options = [
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", server.message_bytes_max),
+        ("grpc.max_send_message_length", server.message_bytes_max),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", server.ping_interval_min_ms),
+        ("grpc.keepalive_time_ms", server.keepalive_interval_ms),
+        ("grpc.keepalive_timeout_ms", server.keepalive_timeout_ms),
+        ("grpc.keepalive_permit_without_calls", 1),
+    ]
+    if server.connection_age_max_ms:
+        options.append(("grpc.max_connection_age_ms", server.connection_age_max_ms))
+        options.append(("grpc.max_connection_age_grace_ms", settings.shutdown.grace_ms))
+    return options
+
+
+async def serve(settings: Settings) -> None:
+    """Runs a daemon until the first SIGTERM or SIGINT, and ends it. Raises `CannotBind`."""
+    loop = asyncio.get_running_loop()
+    asked_to_stop: asyncio.Future[signal.Signals] = loop.create_future()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _on_signal, asked_to_stop, number)
+    daemon = Daemon(settings)
+    await daemon.start()
+    _announce(daemon)
+    received = await asked_to_stop
+    LOGGER.info("%s: shutting down, %d operations pending", received.name, daemon.pending)
+    await daemon.stop()
+    LOGGER.info("stopped")
+
+
+def main(arguments: Sequence[str] | None = None, *, program: str = "server.py") -> int:
+    """Runs the daemon with these command line arguments (None: those of the process); gives the exit code."""
+    try:
+        command_line = read_command_line(arguments, program)
+    except SettingsError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    if command_line.print_config:
+        print("\n".join(config_lines(command_line)))
+        return 0
+    settings = command_line.settings
+    start_logging(settings.log)
+    for name in unknown_variables():
+        LOGGER.warning("%s is set, but there is no such setting; see --help", name)
+    try:
+        uvloop.run(serve(settings))
+    except CannotBind as error:
+        LOGGER.critical("%s", error)
+        return EXIT_FAILED
+    return 0
+
+
+def _announce(daemon: Daemon) -> None:
+    """The one line that says what runs and where, and the ready file for programs."""
+    engine = "compiled engine" if COMPILED else "UNCOMPILED engine (correct, but several times slower)"
+    LOGGER.info(
+        "purgatory %s, %s: gRPC on %s, HTTP on %s", __version__, engine, daemon.grpc_address, daemon.http_address
+    )
+    path = daemon.settings.ready_file
+    if path is not None:
+        ready = {"pid": os.getpid(), "grpc_address": daemon.grpc_address, "http_address": daemon.http_address}
+        unfinished = path.with_name(path.name + ".part")
+        unfinished.write_text(json.dumps(ready) + "\n", "utf-8")
+        unfinished.replace(path)
+
+
+def _on_signal(asked_to_stop: asyncio.Future[signal.Signals], number: signal.Signals) -> None:
+    if asked_to_stop.done():
+        LOGGER.warning("second signal (%s): ending at once", number.name)
+        os._exit(128 + number)
+    asked_to_stop.set_result(number)

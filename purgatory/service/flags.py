@@ -1,0 +1,102 @@
+"""The daemon's command line: a flag for every setting, `--help` that explains each, and `--print-config`.
+
+All of it is derived from the fields of `settings`; nothing is written down twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from purgatory import __version__
+from purgatory.service.settings import (
+    Settings,
+    Values,
+    environment_name,
+    flag_name,
+    load_settings,
+    parts,
+    source_of,
+)
+
+DESCRIPTION: Final = "Purgatory: waits as a service. Serves gRPC until SIGTERM or SIGINT."
+EPILOG: Final = (
+    "Flags win over the environment, the environment over the file, the file over the defaults. In the file, "
+    "engine.tick_ms is key tick_ms of table [engine]."
+)
+
+
+class CommandLine(NamedTuple):
+    """What the command line asks for."""
+
+    settings: Settings
+    flags: Values
+    print_config: bool
+
+
+def read_command_line(arguments: Sequence[str] | None, program: str) -> CommandLine:
+    """Settings from flags (None: those of the process), environment and file.
+
+    Raises `SettingsError` for a value that cannot be used, SystemExit for --help, --version and unknown flags.
+    """
+    given = vars(_parser(program).parse_args(arguments))
+    print_config = bool(given.pop("print_config"))
+    flags: Values = {}
+    for name, value in given.items():
+        part, _, field = name.partition(".")
+        if field:
+            flags.setdefault(part, {})[field] = value
+        else:
+            flags[name] = value
+    return CommandLine(load_settings(flags), flags, print_config)
+
+
+def config_lines(command_line: CommandLine) -> list[str]:
+    """The settings in force as a TOML file, each with a comment that names its source."""
+    settings, flags, _ = command_line
+    lines: list[str] = []
+    if settings.ready_file is not None:
+        source = source_of("ready_file", flags, settings)
+        lines += [f"ready_file = {json.dumps(str(settings.ready_file))}  # {source}", ""]
+    for part in parts():
+        lines.append(f"[{part}]")
+        for field, value in getattr(settings, part):
+            lines.append(f"{field} = {json.dumps(value)}  # {source_of(f'{part}.{field}', flags, settings)}")
+        lines.append("")
+    return lines[:-1]
+
+
+def _parser(program: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(program, description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"purgatory {__version__}")
+    parser.add_argument("--print-config", action="store_true", help="Print each setting with its source, and exit.")
+    models = parts()
+    for name, field in Settings.model_fields.items():
+        if name not in models:
+            _add_flag(parser, name, field)
+    for part, model in models.items():
+        _add_part(parser, part, model)
+    return parser
+
+
+def _add_part(parser: argparse.ArgumentParser, part: str, model: type[BaseModel]) -> None:
+    group = parser.add_argument_group((model.__doc__ or "").rstrip("."))
+    for name, field in model.model_fields.items():
+        _add_flag(group, f"{part}.{name}", field)
+
+
+def _add_flag(parser: argparse._ActionsContainer, name: str, field: FieldInfo) -> None:
+    """One setting as a flag. Values stay text here: the settings check and convert them."""
+    default = "none" if field.default is None else json.dumps(field.default).strip('"')
+    text = f"{field.description} (default: {default}; environment: {environment_name(name)})"
+    details: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": text.replace("%", "%%")}
+    if field.annotation is bool:
+        details["action"] = argparse.BooleanOptionalAction
+    else:
+        details["metavar"] = name.rpartition(".")[2].rpartition("_")[2].upper()
+    parser.add_argument(flag_name(name), **details)

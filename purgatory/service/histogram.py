@@ -1,0 +1,48 @@
+"""A histogram that takes whole columns: the library's own would take one call for each of millions of operations."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+
+class Histogram:
+    """Counts of values in milliseconds by upper bound (inclusive); given out in seconds, as Prometheus has them."""
+
+    def __init__(self, bounds_ms: Sequence[int]) -> None:
+        assert list(bounds_ms) == sorted(set(bounds_ms)), f"bounds should rise: {bounds_ms}"
+        self.bounds_ms: Final = tuple(bounds_ms)
+        self.sum_ms = 0.0
+        self._counts: Final = [0] * (len(bounds_ms) + 1)
+
+    def observe(self, value_ms: float, times: int = 1) -> None:
+        """One value that occurred so many times."""
+        self._counts[bisect_left(self.bounds_ms, value_ms)] += times
+        self.sum_ms += value_ms * times
+
+    def observe_all(self, values_ms: Iterable[int]) -> None:
+        """A column of values. The cost per value is that of counting it; only distinct values are sorted in."""
+        for value_ms, times in Counter(values_ms).items():
+            self.observe(value_ms, times)
+
+    @property
+    def count(self) -> int:
+        """How many values have been observed."""
+        return sum(self._counts)
+
+    @property
+    def sum_seconds(self) -> float:
+        """Their sum."""
+        return self.sum_ms / 1_000
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """(upper bound in seconds, how many values were at most that), the last one for '+Inf'."""
+        names = [str(bound_ms / 1_000) for bound_ms in self.bounds_ms] + ["+Inf"]
+        total = 0
+        rows: list[tuple[str, float]] = []
+        for name, count in zip(names, self._counts, strict=True):
+            total += count
+            rows.append((name, total))
+        return rows

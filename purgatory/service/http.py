@@ -1,0 +1,68 @@
+"""The HTTP site beside gRPC: metrics for Prometheus, probes for whoever runs the daemon, and a page that links to them.
+
+Liveness (`/healthz`) says that the event loop answers; readiness (`/readyz`) that new work is taken. They differ while
+the daemon shuts down: it must not be restarted then, nor be sent more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from purgatory import __version__
+
+PAGE: Final = f"""<!DOCTYPE html>
+<html lang="en">
+<head><meta charset="utf-8"><title>Purgatory</title></head>
+<body>
+<h1>Purgatory</h1>
+<p>Waits as a service, version {__version__}. This is the HTTP site; operations and events go by gRPC.</p>
+<ul>
+<li><a href="/metrics">/metrics</a>: for Prometheus</li>
+<li><a href="/healthz">/healthz</a>: the event loop answers</li>
+<li><a href="/readyz">/readyz</a>: new work is taken</li>
+</ul>
+</body>
+</html>
+"""
+
+
+class HttpSite:
+    """Serves the site from `start` to `stop`. `is_ready` is asked at each probe."""
+
+    def __init__(self, registry: CollectorRegistry, is_ready: Callable[[], bool]) -> None:
+        self._registry: Final = registry
+        self._is_ready: Final = is_ready
+        application = web.Application()
+        application.router.add_get("/", self._page)
+        application.router.add_get("/metrics", self._metrics)
+        application.router.add_get("/healthz", self._healthz)
+        application.router.add_get("/readyz", self._readyz)
+        self._runner: Final = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
+
+    async def start(self, host: str, port: int) -> int:
+        """Binds and serves; gives the port bound (`port` 0: any free one). Raises OSError when it cannot bind."""
+        await self._runner.setup()
+        await web.TCPSite(self._runner, host, port).start()
+        return int(self._runner.addresses[0][1])
+
+    async def stop(self) -> None:
+        """Closes the listener and its connections."""
+        await self._runner.cleanup()
+
+    async def _page(self, _request: web.Request) -> web.Response:
+        return web.Response(text=PAGE, content_type="text/html")
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
+
+    async def _healthz(self, _request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _readyz(self, _request: web.Request) -> web.Response:
+        return web.Response(text="ready\n") if self._is_ready() else web.Response(text="not ready\n", status=503)

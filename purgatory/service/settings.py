@@ -1,0 +1,310 @@
+"""The daemon's settings: what can be set, its defaults and limits, and where a value came from.
+
+One small object for each part that needs numbers. Every setting has one name in three spellings: `engine.tick_ms` in
+the file (table `[engine]`, key `tick_ms`), PURGATORY_ENGINE_TICK_MS in the environment, `--engine-tick-ms` as a flag.
+Flags win over the environment, the environment over the file, the file over the defaults. Nothing outside this file
+reads the environment.
+
+No part may be called `service` or `port`: Kubernetes sets PURGATORY_SERVICE_HOST and PURGATORY_PORT by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+ENVIRONMENT_PREFIX: Final = "PURGATORY_"
+DURATION_MS_MAX: Final = 2**31 - 1
+PORT_MAX: Final = 65_535
+
+Values = dict[str, Any]
+"""Nested values as they come from a source: {"engine": {"tick_ms": 1}}."""
+
+
+class SettingsError(Exception):
+    """A setting that cannot be used. The message is one line and names the setting, the value and its source."""
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """'127.0.0.1:7440' -> ('127.0.0.1', 7440); '[::1]:0' -> ('::1', 0). Raises ValueError on anything else."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or (":" in host and not (host.startswith("[") and host.endswith("]"))):
+        raise ValueError("should be host:port, such as 127.0.0.1:7440 or [::1]:7440")
+    if not (port.isascii() and port.isdigit()) or int(port) > PORT_MAX:
+        raise ValueError(f"should end in a port from 0 to {PORT_MAX}")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _checked_address(address: str) -> str:
+    split_address(address)
+    return address
+
+
+Address = Annotated[str, AfterValidator(_checked_address)]
+Count = Annotated[int, Field(ge=1)]
+DurationMs = Annotated[int, Field(ge=1, le=DURATION_MS_MAX)]
+
+
+class Part(BaseModel):
+    """One part's settings. Unchangeable once loaded."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class GrpcSettings(Part):
+    """gRPC server."""
+
+    address: Address = Field(
+        default="127.0.0.1:7440", description="Where to serve gRPC, host:port. Port 0: any free one."
+    )
+    reflection: bool = Field(
+        default=True, description="Serve reflection, so that generic tools can call without our stubs."
+    )
+    message_bytes_max: int = Field(
+        default=32 * 1024 * 1024, ge=1024, le=2**31 - 1, description="Largest message taken or sent, in bytes."
+    )
+    ping_interval_min_ms: DurationMs = Field(
+        default=5_000,
+        description="Clients may send keepalive pings this often; those that ping faster are disconnected.",
+    )
+    keepalive_interval_ms: DurationMs = Field(
+        default=60_000, description="Ping a silent connection this often, to find out that its peer is gone."
+    )
+    keepalive_timeout_ms: DurationMs = Field(
+        default=20_000, description="Close a connection that leaves a ping unanswered so long."
+    )
+    connection_age_max_ms: int = Field(
+        default=0,
+        ge=0,
+        le=DURATION_MS_MAX,
+        description="Ask clients to reconnect after so long, to spread load. 0: never.",
+    )
+
+
+class HttpSettings(Part):
+    """HTTP site: metrics and probes."""
+
+    address: Address = Field(
+        default="127.0.0.1:7441", description="Where to serve HTTP, host:port. Port 0: any free one."
+    )
+
+
+class EngineSettings(Part):
+    """Engine."""
+
+    tick_ms: int = Field(
+        default=1, ge=1, le=60_000, description="Width of a bucket of the timing wheel: how late an expiry may be."
+    )
+    wheel_size: int = Field(default=20, ge=2, le=4_096, description="Buckets in each timing wheel.")
+    strict_partitions: bool = Field(
+        default=False,
+        description="Answer UNKNOWN_TOPIC_OR_PARTITION for partitions nobody has told of, rather than make them.",
+    )
+    replica_lag_time_max_ms: DurationMs = Field(
+        default=30_000, description="A replica that has not caught up for so long may not hold the high watermark back."
+    )
+
+
+class LimitsSettings(Part):
+    """Limits: what is over one is refused with RESOURCE_EXHAUSTED or INVALID_ARGUMENT."""
+
+    pending_operations_max: Count = Field(default=10_000_000, description="Operations pending at one time.")
+    partitions_max: Count = Field(default=100_000, description="Partitions known at one time.")
+    signal_keys_max: Count = Field(default=100_000, description="Signal keys remembered at one time.")
+    items_per_operation_max: Count = Field(default=2_000, description="Partitions or keys of one operation.")
+    timeout_ms_max: DurationMs = Field(default=DURATION_MS_MAX, description="Longest timeout an operation may ask for.")
+    timeout_ms_default: DurationMs = Field(default=30_000, description="Timeout of an operation that names none.")
+    topic_length_max: int = Field(default=249, ge=1, le=65_535, description="Characters in a topic or key.")
+    operations_per_batch_max: Count = Field(default=100_000, description="Operations in one message.")
+    events_per_batch_max: Count = Field(default=100_000, description="Events in one message.")
+    sessions_max: Count = Field(default=10_000, description="Sessions at one time.")
+    unacknowledged_results_max: Count = Field(
+        default=1_000_000,
+        description="Results a session may leave unacknowledged before its registrations are refused.",
+    )
+
+    @model_validator(mode="after")
+    def _default_within_maximum(self) -> LimitsSettings:
+        if self.timeout_ms_default > self.timeout_ms_max:
+            raise ValueError(
+                f"timeout_ms_default ({self.timeout_ms_default}) should not be above timeout_ms_max ({self.timeout_ms_max})"
+            )
+        return self
+
+
+class SessionSettings(Part):
+    """Sessions."""
+
+    heartbeat_interval_ms: DurationMs = Field(
+        default=10_000, description="Send a heartbeat on a stream that is silent so long."
+    )
+    ttl_ms: DurationMs = Field(default=600_000, description="A session lives so long after its last connection ended.")
+
+
+class ShutdownSettings(Part):
+    """Shutdown (SIGTERM, SIGINT)."""
+
+    grace_ms: DurationMs = Field(
+        default=10_000, description="Time for clients to fetch their last results before streams are cut."
+    )
+
+
+class LogSettings(Part):
+    """Log (on stderr)."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least serious level that is logged."
+    )
+    format: Literal["text", "json"] = Field(
+        default="text", description="One line of text, or one JSON object, for each entry."
+    )
+
+
+class GcSettings(Part):
+    """Garbage collector of Python (pending operations are packed arrays: it finds little)."""
+
+    threshold_0: int = Field(
+        default=50_000, ge=0, description="New objects before the youngest generation is collected. 0: off."
+    )
+    threshold_1: Count = Field(
+        default=50, description="Collections of the youngest generation for each of the middle one."
+    )
+    threshold_2: Count = Field(default=1_000, description="Collections of the middle generation for each full one.")
+    freeze: bool = Field(default=True, description="Leave what start-up made out of all later collections.")
+
+
+class Settings(BaseSettings):
+    """All of the daemon's settings."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENVIRONMENT_PREFIX,
+        env_nested_delimiter="_",
+        env_nested_max_split=1,
+        env_ignore_empty=True,
+        frozen=True,
+        extra="ignore",
+    )
+
+    config: Path | None = Field(default=None, description="Read settings from this TOML file too.")
+    ready_file: Path | None = Field(
+        default=None, description="Write a line of JSON with pid, grpc_address and http_address here once serving."
+    )
+    grpc: GrpcSettings = GrpcSettings()
+    http: HttpSettings = HttpSettings()
+    engine: EngineSettings = EngineSettings()
+    limits: LimitsSettings = LimitsSettings()
+    session: SessionSettings = SessionSettings()
+    shutdown: ShutdownSettings = ShutdownSettings()
+    log: LogSettings = LogSettings()
+    gc: GcSettings = GcSettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags (given to the constructor) before the environment before the file that either of them names."""
+        del dotenv_settings, file_secret_settings
+        path = init_settings().get("config") or env_settings().get("config")
+        if path is None:
+            return init_settings, env_settings
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, path)
+
+
+def parts() -> dict[str, type[Part]]:
+    """The parts by name, in the order of `Settings`."""
+    found: dict[str, type[Part]] = {}
+    for name, field in Settings.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Part):
+            found[name] = field.annotation
+    return found
+
+
+def setting_names() -> list[str]:
+    """Every setting by its name in the file: 'config', 'ready_file', 'grpc.address', ..."""
+    known = parts()
+    names = [name for name in Settings.model_fields if name not in known]
+    return names + [f"{part}.{field}" for part, model in known.items() for field in model.model_fields]
+
+
+def environment_name(name: str) -> str:
+    """'engine.tick_ms' -> 'PURGATORY_ENGINE_TICK_MS'."""
+    return ENVIRONMENT_PREFIX + name.replace(".", "_").upper()
+
+
+def flag_name(name: str) -> str:
+    """'engine.tick_ms' -> '--engine-tick-ms'."""
+    return "--" + name.replace(".", "-").replace("_", "-")
+
+
+def load_settings(flags: Values) -> Settings:
+    """Settings from flags, environment and file. Raises `SettingsError` when one cannot be used."""
+    path = flags.get("config") or os.environ.get(environment_name("config"))
+    if path:
+        _check_file(Path(path))
+    try:
+        return Settings(**flags)
+    except ValidationError as error:
+        raise SettingsError("; ".join(_explained(dict(fault), flags) for fault in error.errors())) from None
+
+
+def source_of(name: str, flags: Values, settings: Settings) -> str:
+    """Where the value of a setting came from: its flag, its environment variable, the file, or 'default'."""
+    if _contains(flags, name):
+        return f"flag {flag_name(name)}"
+    if os.environ.get(environment_name(name)):
+        return f"environment {environment_name(name)}"
+    if settings.config is not None and _contains(tomllib.loads(settings.config.read_text("utf-8")), name):
+        return f"file {settings.config}"
+    return "default"
+
+
+def unknown_variables() -> list[str]:
+    """Variables of the environment that begin like those of one of our parts but are none: most likely misspelt."""
+    known = {environment_name(name) for name in setting_names()}
+    prefixes = tuple(f"{ENVIRONMENT_PREFIX}{part.upper()}_" for part in parts())
+    return sorted(name for name in os.environ if name.startswith(prefixes) and name not in known)
+
+
+def _check_file(path: Path) -> None:
+    """Raises `SettingsError` unless the file can be read and holds only settings."""
+    try:
+        tables = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"config: cannot read {path}: {error}") from None
+    known = set(setting_names()) - {"config"}
+    for table, content in tables.items():
+        keys = [f"{table}.{key}" for key in content] if isinstance(content, dict) else [table]
+        for key in keys:
+            if key not in known:
+                raise SettingsError(f"{key}: there is no such setting (in {path})")
+
+
+def _contains(values: Values, name: str) -> bool:
+    part, _, field = name.partition(".")
+    inner = values.get(part)
+    return part in values if not field else isinstance(inner, dict) and field in inner
+
+
+def _explained(fault: Values, flags: Values) -> str:
+    """One of pydantic's faults as 'engine.tick_ms: should be ..., not 0 (environment PURGATORY_ENGINE_TICK_MS)'."""
+    name = ".".join(str(step) for step in fault["loc"])
+    message = str(fault["msg"]).removeprefix("Value error, ").removeprefix("Input ")
+    if name not in setting_names():
+        return f"{name}: {message}"
+    if _contains(flags, name):
+        source = f"flag {flag_name(name)}"
+    elif os.environ.get(environment_name(name)):
+        source = f"environment {environment_name(name)}"
+    else:
+        source = "file"
+    return f"{name}: {message}, not {fault['input']!r} ({source})"

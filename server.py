@@ -1,0 +1,10 @@
+"""Starts the daemon: `python server.py --help`. All of it is in `purgatory.daemon`."""
+
+from __future__ import annotations
+
+import sys
+
+from purgatory.daemon import main
+
+if __name__ == "__main__":
+    sys.exit(main())

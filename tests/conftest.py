@@ -1,0 +1,40 @@
+"""Fixtures for all tests: the real daemon as a subprocess."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from tests.daemon_process import DaemonProcess
+
+
+class StartDaemon(Protocol):
+    """Starts a daemon with these flags and this environment on top; it is killed when the test ends."""
+
+    def __call__(self, *arguments: str, environment: dict[str, str] | None = None) -> DaemonProcess: ...
+
+
+@pytest.fixture
+def start_daemon(tmp_path: Path) -> Iterator[StartDaemon]:
+    """Any number of daemons with settings of the test's choice."""
+    started: list[DaemonProcess] = []
+    numbers = itertools.count(1)
+
+    def start(*arguments: str, environment: dict[str, str] | None = None) -> DaemonProcess:
+        process = DaemonProcess(tmp_path / f"daemon-{next(numbers)}", arguments, environment)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+
+
+@pytest.fixture
+def daemon(start_daemon: StartDaemon) -> DaemonProcess:
+    """One daemon with default settings on free ports: .address, .http_address, .process, .log, .stop()."""
+    return start_daemon()

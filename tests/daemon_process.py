@@ -1,0 +1,104 @@
+"""The real daemon as a process of its own, on free ports: what every integration test talks to.
+
+It runs the very package that the tests import, with the environment passed on, so that one suite serves the compiled
+and the uncompiled engine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import purgatory
+
+PACKAGE_PARENT: Final = Path(purgatory.__file__).resolve().parent.parent
+DEADLINE_S: Final = 30.0
+
+
+class DaemonProcess:
+    """A daemon that serves once constructed. `folder` takes its log and its ready file, one folder for each daemon.
+
+    Raises AssertionError with its log when it does not get to serve.
+    """
+
+    def __init__(self, folder: Path, arguments: Sequence[str] = (), environment: dict[str, str] | None = None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.log_path: Final = folder / "daemon.log"
+        ready_path = folder / "ready.json"
+        ready_path.unlink(missing_ok=True)
+        listen = ["--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--ready-file", str(ready_path)]
+        with self.log_path.open("a", encoding="utf-8") as log:
+            self.process: Final = subprocess.Popen(
+                [sys.executable, "-m", "purgatory", *listen, *arguments],
+                cwd=folder,
+                env=daemon_environment(environment),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        try:
+            ready = self._wait_ready(ready_path)
+        except BaseException:
+            self.kill()
+            raise
+        self.address: Final[str] = ready["grpc_address"]
+        """Of gRPC, host:port."""
+        self.http_address: Final[str] = ready["http_address"]
+        """Of HTTP, host:port."""
+
+    @property
+    def log(self) -> str:
+        """All that it has written on stdout and stderr so far."""
+        return self.log_path.read_text("utf-8")
+
+    def stop(self, signal_number: signal.Signals = signal.SIGTERM) -> int:
+        """Asks it to end, waits for that, and gives its exit code. Harmless when it has ended."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal_number)
+        try:
+            return self.process.wait(DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"the daemon did not stop in {DEADLINE_S} s; its log:\n{self.log}") from None
+
+    def kill(self) -> None:
+        """Ends it the hard way, as a crash would."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(DEADLINE_S)
+
+    def _wait_ready(self, ready_path: Path) -> dict[str, str]:
+        deadline = time.monotonic() + DEADLINE_S
+        while not ready_path.exists():
+            assert self.process.poll() is None, f"the daemon ended with {self.process.returncode}:\n{self.log}"
+            assert time.monotonic() < deadline, f"the daemon was not ready in {DEADLINE_S} s:\n{self.log}"
+            time.sleep(0.01)
+        ready: dict[str, str] = json.loads(ready_path.read_text("utf-8"))
+        return ready
+
+
+def run_to_end(
+    folder: Path, arguments: Sequence[str], environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs the daemon's command line where it is expected to end by itself: --help, a bad setting, a port in use."""
+    return subprocess.run(
+        [sys.executable, "-m", "purgatory", *arguments],
+        cwd=folder,
+        env=daemon_environment(environment),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+
+
+def daemon_environment(extra: dict[str, str] | None = None) -> dict[str, str]:
+    """The environment of the tests, with the package under test first on the path, and `extra` on top."""
+    path = os.pathsep.join(filter(None, [str(PACKAGE_PARENT), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path, **(extra or {})}

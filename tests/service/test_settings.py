@@ -1,0 +1,191 @@
+"""Settings: names, precedence, sources, and errors that say which one is wrong. Nothing here starts a daemon."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from purgatory.service.flags import CommandLine, config_lines, read_command_line
+from purgatory.service.settings import (
+    SettingsError,
+    environment_name,
+    flag_name,
+    load_settings,
+    parts,
+    setting_names,
+    split_address,
+    unknown_variables,
+)
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test sees settings of whoever runs it."""
+    for name in list(os.environ):
+        if name.startswith("PURGATORY_"):
+            monkeypatch.delenv(name)
+
+
+def read(*arguments: str) -> CommandLine:
+    return read_command_line(arguments, "server.py")
+
+
+def test_defaults_are_those_of_the_documentation() -> None:
+    """With nothing set, gRPC is on 127.0.0.1:7440 and HTTP on 127.0.0.1:7441."""
+    settings = load_settings({})
+    assert settings.grpc.address == "127.0.0.1:7440"
+    assert settings.http.address == "127.0.0.1:7441"
+    assert (settings.engine.tick_ms, settings.engine.wheel_size) == (1, 20)
+
+
+def test_flag_wins_over_environment_over_file_over_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each setting comes from the strongest source that names it, and the others stay as they are."""
+    path = tmp_path / "purgatory.toml"
+    path.write_text("[engine]\ntick_ms = 2\nwheel_size = 30\n[limits]\npartitions_max = 7\n")
+    monkeypatch.setenv("PURGATORY_ENGINE_TICK_MS", "3")
+    monkeypatch.setenv("PURGATORY_ENGINE_WHEEL_SIZE", "40")
+    settings = read("--config", str(path), "--engine-tick-ms", "4").settings
+    assert settings.engine.tick_ms == 4
+    assert settings.engine.wheel_size == 40
+    assert settings.limits.partitions_max == 7
+    assert settings.limits.sessions_max == 10_000
+
+
+def test_config_file_may_be_named_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PURGATORY_CONFIG serves as --config does."""
+    path = tmp_path / "purgatory.toml"
+    path.write_text('[log]\nformat = "json"\n')
+    monkeypatch.setenv("PURGATORY_CONFIG", str(path))
+    assert read().settings.log.format == "json"
+
+
+def test_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compose files hand on empty variables; they mean the default."""
+    monkeypatch.setenv("PURGATORY_ENGINE_TICK_MS", "")
+    assert load_settings({}).engine.tick_ms == 1
+
+
+def test_every_setting_can_be_given_as_a_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The names in --help are those that are read: setting each variable to its default is accepted and seen."""
+    defaults = load_settings({})
+    for part in parts():
+        for field, value in getattr(defaults, part):
+            monkeypatch.setenv(environment_name(f"{part}.{field}"), str(value))
+    monkeypatch.setenv("PURGATORY_READY_FILE", str(tmp_path / "ready"))
+    command_line = read()
+    sources = [line.rpartition("# ")[2] for line in config_lines(command_line) if "=" in line]
+    assert sources
+    assert all(source.startswith("environment PURGATORY_") for source in sources), sources
+    assert unknown_variables() == []
+
+
+def test_print_config_is_a_file_that_loads_to_the_same(tmp_path: Path) -> None:
+    """What --print-config shows can be saved and used as --config."""
+    first = read("--engine-tick-ms", "5", "--no-grpc-reflection", "--log-level", "debug")
+    lines = config_lines(first)
+    assert "tick_ms = 5  # flag --engine-tick-ms" in lines
+    assert "wheel_size = 20  # default" in lines
+    path = tmp_path / "saved.toml"
+    path.write_text("\n".join(lines))
+    assert tomllib.loads(path.read_text())["grpc"]["reflection"] is False
+    second = read("--config", str(path))
+    assert f"tick_ms = 5  # file {path}" in config_lines(second)
+    assert second.settings.model_dump(exclude={"config"}) == first.settings.model_dump(exclude={"config"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragments"),
+    [
+        (["--engine-tick-ms", "0"], ["engine.tick_ms", "1", "'0'", "--engine-tick-ms"]),
+        (["--engine-tick-ms", "fast"], ["engine.tick_ms", "integer", "'fast'"]),
+        (["--grpc-address", "localhost"], ["grpc.address", "host:port", "'localhost'"]),
+        (["--grpc-address", "localhost:70000"], ["grpc.address", "65535"]),
+        (["--log-level", "loud"], ["log.level", "'debug'", "'loud'"]),
+        (["--limits-timeout-ms-max", "5"], ["timeout_ms_default", "30000", "timeout_ms_max", "5"]),
+        (["--config", "missing.toml"], ["config", "missing.toml"]),
+    ],
+)
+def test_bad_flag_is_named_with_its_value(arguments: list[str], fragments: list[str]) -> None:
+    """One line says which setting, what is wrong, the value, and where it came from."""
+    with pytest.raises(SettingsError) as caught:
+        read(*arguments)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert [fragment for fragment in fragments if fragment not in message] == []
+
+
+def test_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message names the variable to correct."""
+    monkeypatch.setenv("PURGATORY_SESSION_TTL_MS", "-1")
+    with pytest.raises(SettingsError, match=r"session\.ttl_ms: .* PURGATORY_SESSION_TTL_MS"):
+        load_settings({})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[engine]\ntik_ms = 1\n", r"engine\.tik_ms: there is no such setting"),
+        ("[motor]\ntick_ms = 1\n", r"motor\.tick_ms: there is no such setting"),
+        ("tick_ms = 1\n", r"tick_ms: there is no such setting"),
+        ("engine = 1\n", r"engine: there is no such setting"),
+        ("[engine\n", r"config: cannot read .*line 1"),
+        ("[engine]\ntick_ms = 0\n", r"engine\.tick_ms: .* \(file"),
+    ],
+)
+def test_bad_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    """A misspelt key is an error, not a default; so is a file that is no TOML."""
+    path = tmp_path / "purgatory.toml"
+    path.write_text(text)
+    with pytest.raises(SettingsError, match=message):
+        read("--config", str(path))
+
+
+def test_misspelt_variables_are_found_but_foreign_ones_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables that Kubernetes makes for a service named purgatory do not look like settings."""
+    monkeypatch.setenv("PURGATORY_ENGINE_TIK_MS", "1")
+    monkeypatch.setenv("PURGATORY_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("PURGATORY_PORT", "tcp://10.0.0.1:7440")
+    assert unknown_variables() == ["PURGATORY_ENGINE_TIK_MS"]
+    assert load_settings({}).engine.tick_ms == 1
+
+
+def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    """--help has each flag and each environment name."""
+    with pytest.raises(SystemExit) as caught:
+        read("--help")
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    missing = [name for name in setting_names() if flag_name(name) not in text or environment_name(name) not in text]
+    assert missing == []
+
+
+def test_names_are_unique_in_each_spelling() -> None:
+    """No two settings share a flag or a variable."""
+    names = setting_names()
+    assert len({environment_name(name) for name in names}) == len(names)
+    assert len({flag_name(name) for name in names}) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("127.0.0.1:7440", ("127.0.0.1", 7440)),
+        ("localhost:0", ("localhost", 0)),
+        ("[::1]:65535", ("::1", 65_535)),
+    ],
+)
+def test_addresses_are_split(address: str, expected: tuple[str, int]) -> None:
+    """Host and port, with the brackets of IPv6 taken off."""
+    assert split_address(address) == expected
+
+
+@pytest.mark.parametrize(
+    "address", ["", ":", "7440", ":7440", "localhost:", "localhost:x", "::1:7440", "a:65536", "a:²"]
+)
+def test_bad_addresses_are_refused(address: str) -> None:
+    """Anything that is not host:port."""
+    with pytest.raises(ValueError, match="should"):
+        split_address(address)
