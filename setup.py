@@ -13,6 +13,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from textwrap import shorten
 from typing import ClassVar
 
 from setuptools import Command, Distribution, setup
@@ -96,7 +97,7 @@ class BuildEngine(build_ext):
             if build == "compiled":
                 raise
             self.remove_outputs()
-            print(NOT_COMPILED.format(error=error), file=sys.stderr)
+            print(NOT_COMPILED.format(error=shorten(str(error), 200)), file=sys.stderr)
 
     def compile_engine(self) -> None:
         from mypyc.build import mypycify  # noqa: PLC0415 - a build requirement, slow to import

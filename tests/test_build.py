@@ -1,0 +1,43 @@
+"""Which engine runs: the suite runs on both builds, and proves here which one it is on."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+import purgatory.engine
+
+SUFFIXES = {"compiled": (".so", ".pyd"), "pure": (".py",)}
+
+
+def engine_files() -> dict[str, str]:
+    """Where each module of the engine was loaded from."""
+    names = [f"purgatory.engine.{module.name}" for module in pkgutil.iter_modules(purgatory.engine.__path__)]
+    files = {name: importlib.import_module(name).__file__ for name in names}
+    return {name: file for name, file in files.items() if file}
+
+
+def test_engine_is_wholly_one_build() -> None:
+    """All modules of the engine are compiled, or none is; COMPILED tells which."""
+    suffixes = SUFFIXES["compiled" if purgatory.engine.COMPILED else "pure"]
+    assert [file for file in engine_files().values() if not file.endswith(suffixes)] == []
+
+
+def test_engine_is_the_build_asked_for() -> None:
+    """PURGATORY_BUILD names the build that the suite is meant to run on, and that is the one that runs."""
+    build = os.environ.get("PURGATORY_BUILD")
+    if build is None:
+        pytest.skip("PURGATORY_BUILD is not set: any build will do (make test runs both)")
+    assert [file for file in engine_files().values() if not file.endswith(SUFFIXES[build])] == []
+
+
+def test_child_processes_run_the_same_build() -> None:
+    """A daemon started as a process of its own gets the same package from the same place."""
+    code = "import purgatory.engine.codes as codes; print(codes.__file__)"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
+    assert answer.stdout.strip() == importlib.import_module("purgatory.engine.codes").__file__
