@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 PURE := .build/pure
 ARGS ?=
+DIST ?= dist
 # Two workers; `make test WORKERS=0` runs in one process (for a debugger).
 WORKERS ?= 2
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -55,7 +56,8 @@ format: $(STAMPS)/dev ## Format the code and mend what ruff can mend
 proto: $(STAMPS)/stubs ## Generate purgatory/v1 from proto/
 
 wheel: $(STAMPS)/serving ## Build the wheel into dist/
-	$(PIP) wheel -q --no-build-isolation --no-deps -w dist .
+	@rm -rf build/lib*
+	@$(PIP) wheel -q --no-build-isolation --no-deps -w $(DIST) .
 
 bench: $(STAMPS)/engine ## Measure the engine
 	@$(BIN)/python -m bench.engine $(ARGS)
