@@ -132,7 +132,7 @@ class LimitsSettings(Part):
     def _default_within_maximum(self) -> LimitsSettings:
         if self.timeout_ms_default > self.timeout_ms_max:
             raise ValueError(
-                f"timeout_ms_default ({self.timeout_ms_default}) should not be above timeout_ms_max ({self.timeout_ms_max})"
+                f"timeout_ms_default ({self.timeout_ms_default}) is above timeout_ms_max ({self.timeout_ms_max})"
             )
         return self
 

@@ -1,0 +1,325 @@
+"""The real daemon as a process: start, probes, reflection, metrics, shutdown, and how it fails."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from prometheus_client.parser import text_string_to_metric_families
+
+import purgatory
+from purgatory.engine import COMPILED
+from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2, purgatory_service_pb2_grpc, result_pb2
+from tests.conftest import StartDaemon
+from tests.daemon_process import DEADLINE_S, DaemonProcess, run_to_end
+
+SERVICE = "purgatory.v1.PurgatoryService"
+
+
+@pytest.fixture
+def channel(daemon: DaemonProcess) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(daemon.address) as opened:
+        yield opened
+
+
+def wait_request(topic: str, required_offset: int, timeout_ms: int = 60_000) -> purgatory_service_pb2.WaitRequest:
+    partition = operation_pb2.ProducePartition(
+        topic_partition=operation_pb2.TopicPartition(topic=topic, partition=3), required_offset=required_offset
+    )
+    operation = operation_pb2.Operation(timeout_ms=timeout_ms, produce=operation_pb2.Produce(partitions=[partition]))
+    return purgatory_service_pb2.WaitRequest(operation=operation)
+
+
+def advance_request(topic: str, high_watermark: int) -> purgatory_service_pb2.AdvanceRequest:
+    event = event_pb2.Event(
+        topic_partition=operation_pb2.TopicPartition(topic=topic, partition=3),
+        high_watermark=event_pb2.HighWatermark(offset=high_watermark),
+    )
+    return purgatory_service_pb2.AdvanceRequest(rows=event_pb2.EventRows(events=[event]))
+
+
+def fetch_page(daemon: DaemonProcess, path: str) -> tuple[int, str]:
+    """Status and text of a page of the HTTP site."""
+    try:
+        with urllib.request.urlopen(f"http://{daemon.http_address}{path}", timeout=DEADLINE_S) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def sums_by_kind(text: str, sample_name: str) -> dict[str, float]:
+    """Values of a metric, added up over all labels but `kind`."""
+    sums: defaultdict[str, float] = defaultdict(float)
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name == sample_name:
+                sums[sample.labels.get("kind", "")] += sample.value
+    return dict(sums)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Waits for a condition; fails when it does not hold in time."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not hold in time"
+        time.sleep(0.01)
+
+
+def pending(daemon: DaemonProcess) -> float:
+    return sum(sums_by_kind(fetch_page(daemon, "/metrics")[1], "purgatory_pending_operations").values())
+
+
+def test_start_says_version_engine_and_addresses(daemon: DaemonProcess) -> None:
+    """One line on stderr tells all that an operator asks first."""
+    lines = daemon.log.splitlines()
+    assert len(lines) == 1, daemon.log
+    engine = "compiled engine" if COMPILED else "UNCOMPILED engine"
+    for fragment in (purgatory.__version__, f", {engine}", daemon.address, daemon.http_address):
+        assert fragment in lines[0]
+
+
+@pytest.mark.parametrize("service", ["", SERVICE])
+def test_health_through_the_standard_service(channel: grpc.Channel, service: str) -> None:
+    """A standard probe sees SERVING, for the whole and for the service by name."""
+    request = health_pb2.HealthCheckRequest(service=service)
+    answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=DEADLINE_S)
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_reflection_lists_and_describes_the_service(channel: grpc.Channel) -> None:
+    """A generic client finds the service and the file that defines it, with no stubs of ours."""
+    requests = [
+        reflection_pb2.ServerReflectionRequest(list_services=""),
+        reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE),
+    ]
+    stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+    listed, described = stub.ServerReflectionInfo(iter(requests), timeout=DEADLINE_S)
+    names = {service.name for service in listed.list_services_response.service}
+    assert {SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"} <= names
+    assert described.file_descriptor_response.file_descriptor_proto
+
+
+def test_reflection_can_be_switched_off(start_daemon: StartDaemon) -> None:
+    """--no-grpc-reflection leaves only the services themselves."""
+    daemon = start_daemon("--no-grpc-reflection")
+    request = reflection_pb2.ServerReflectionRequest(list_services="")
+    with grpc.insecure_channel(daemon.address) as channel, pytest.raises(grpc.RpcError) as caught:
+        list(reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([request])))
+    assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_wait_ends_when_the_high_watermark_comes(daemon: DaemonProcess, channel: grpc.Channel) -> None:
+    """The first wait there is: registered over gRPC, pending, ended by an event, answered."""
+    stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
+    answer = stub.Wait.future(wait_request("orders", 42), timeout=DEADLINE_S)
+    until(lambda: pending(daemon) == 1)
+    receipt = stub.Advance(advance_request("orders", 42), timeout=DEADLINE_S).receipt
+    assert list(receipt.ended) == [1]
+    result = answer.result().result
+    assert result.outcome == result_pb2.OUTCOME_SATISFIED
+    assert result.partitions[0].reached_offset == 42
+
+
+def test_probes_answer(daemon: DaemonProcess) -> None:
+    """Alive and ready once the ready file is there."""
+    assert fetch_page(daemon, "/healthz") == (200, "ok\n")
+    assert fetch_page(daemon, "/readyz") == (200, "ready\n")
+    assert fetch_page(daemon, "/")[0] == 200
+
+
+def work_of_every_outcome(daemon: DaemonProcess, channel: grpc.Channel) -> None:
+    """Two satisfied, one expired, one cancelled, one refused, one pending; one stale-free event each for two topics."""
+    stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
+    stub.Advance(advance_request("done", 10), timeout=DEADLINE_S)
+    for _ in range(2):
+        assert stub.Wait(wait_request("done", 10), timeout=DEADLINE_S).result.outcome == result_pb2.OUTCOME_SATISFIED
+    expired = stub.Wait(wait_request("late", 10, timeout_ms=1), timeout=DEADLINE_S).result
+    assert expired.outcome == result_pb2.OUTCOME_EXPIRED
+    with pytest.raises(grpc.RpcError):
+        stub.Wait(wait_request("bad", -5), timeout=DEADLINE_S)
+    cancelled = stub.Wait.future(wait_request("given-up", 10))
+    until(lambda: pending(daemon) == 1)
+    cancelled.cancel()
+    until(lambda: pending(daemon) == 0)
+    stub.Wait.future(wait_request("open", 10))
+    until(lambda: pending(daemon) == 1)
+
+
+def test_metrics_add_up(daemon: DaemonProcess, channel: grpc.Channel) -> None:
+    """Operations registered = satisfied + failed + expired + cancelled + shutting_down + pending, for each kind."""
+    work_of_every_outcome(daemon, channel)
+    text = fetch_page(daemon, "/metrics")[1]
+    registered = sums_by_kind(text, "purgatory_registered_total")
+    outcomes = sums_by_kind(text, "purgatory_outcomes_total")
+    waiting = sums_by_kind(text, "purgatory_pending_operations")
+    assert registered["produce"] == 5
+    assert waiting["produce"] == 1
+    assert {kind: outcomes[kind] + waiting[kind] for kind in outcomes} == registered
+    assert sums_by_kind(text, "purgatory_expired_partitions_total")["produce"] == 1
+    assert sums_by_kind(text, "purgatory_expiry_lateness_seconds_count") == {"": 1}
+    assert sums_by_kind(text, "purgatory_watched_entries")["produce"] == 1
+    assert sums_by_kind(text, "purgatory_wait_seconds_count")["produce"] == 4
+    assert sums_by_kind(text, "purgatory_rejected_total")[""] == 1
+    assert sums_by_kind(text, "purgatory_events_total") == {"": 1}
+
+
+def test_metrics_pass_the_linter(daemon: DaemonProcess, channel: grpc.Channel) -> None:
+    """Nothing to say for promtool; where it is not installed, each family at least has help, type and unit order."""
+    work_of_every_outcome(daemon, channel)
+    text = fetch_page(daemon, "/metrics")[1]
+    promtool = shutil.which("promtool")
+    if promtool is not None:
+        checked = subprocess.run(
+            [promtool, "check", "metrics"], input=text, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+        )
+        assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
+    families = list(text_string_to_metric_families(text))
+    assert all(family.documentation and family.type != "unknown" for family in families)
+    assert len({family.name for family in families}) == len(families)
+
+
+def test_sigterm_answers_pending_waits_and_exits_0(daemon: DaemonProcess, channel: grpc.Channel) -> None:
+    """Each pending wait is told that the daemon shuts down, by its own outcome; nobody sees a broken connection."""
+    stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
+    answers = [stub.Wait.future(wait_request("orders", 42)) for _ in range(20)]
+    until(lambda: pending(daemon) == 20)
+    assert daemon.stop() == 0
+    outcomes = [answer.result(timeout=DEADLINE_S).result.outcome for answer in answers]
+    assert outcomes == [result_pb2.OUTCOME_SHUTTING_DOWN] * 20
+    assert "SIGTERM: shutting down, 20 operations pending" in daemon.log
+    assert daemon.log.rstrip().endswith("stopped")
+    assert "Traceback" not in daemon.log
+
+
+def test_sigint_ends_an_idle_daemon_at_once(daemon: DaemonProcess) -> None:
+    """Ctrl-C with nothing to wait for does not use up the grace period."""
+    began = time.monotonic()
+    assert daemon.stop(signal.SIGINT) == 0
+    assert time.monotonic() - began < 10.0, "the whole grace period went by"
+
+
+def test_health_watchers_see_the_shutdown_first(daemon: DaemonProcess, channel: grpc.Channel) -> None:
+    """A load balancer that watches is told NOT_SERVING before the connection closes."""
+    seen: list[int] = []
+
+    def watch() -> None:
+        request = health_pb2.HealthCheckRequest(service=SERVICE)
+        try:
+            seen.extend(answer.status for answer in health_pb2_grpc.HealthStub(channel).Watch(request))
+        except grpc.RpcError:
+            seen.append(-1)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    until(lambda: len(seen) == 1 or not watcher.is_alive())
+    assert daemon.stop() == 0
+    watcher.join(DEADLINE_S)
+    assert seen[:2] == [health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING]
+
+
+def test_second_signal_ends_at_once(start_daemon: StartDaemon) -> None:
+    """A stream that nobody ends holds the first shutdown for its grace period; the second signal does not wait."""
+    daemon = start_daemon("--shutdown-grace-ms", "600000")
+    with grpc.insecure_channel(daemon.address) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        daemon.process.send_signal(signal.SIGTERM)
+        until(lambda: "shutting down" in daemon.log)
+        assert fetch_page(daemon, "/readyz")[0] == 503
+        assert fetch_page(daemon, "/healthz")[0] == 200
+        assert daemon.stop() == 128 + signal.SIGTERM
+    assert "second signal (SIGTERM)" in daemon.log
+
+
+def test_grace_period_bounds_the_shutdown(start_daemon: StartDaemon) -> None:
+    """A stream that nobody ends is cut after the grace period, and the daemon exits 0 all the same."""
+    daemon = start_daemon("--shutdown-grace-ms", "200")
+    with grpc.insecure_channel(daemon.address) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        assert daemon.stop() == 0
+        watch.cancel()
+
+
+def test_log_as_json(start_daemon: StartDaemon) -> None:
+    """Each line is one object with time, level, logger and message."""
+    daemon = start_daemon("--log-format", "json")
+    assert daemon.stop() == 0
+    entries = [json.loads(line) for line in daemon.log.splitlines()]
+    assert [sorted(entry) for entry in entries] == [["level", "logger", "message", "time"]] * 3
+    assert entries[0]["message"].startswith(f"purgatory {purgatory.__version__}")
+
+
+def test_environment_sets_the_daemon(start_daemon: StartDaemon) -> None:
+    """A variable is used, and one that is misspelt is told of."""
+    environment = {"PURGATORY_LIMITS_TIMEOUT_MS_MAX": "40000", "PURGATORY_LIMITS_TIMEOUT_MAX_MS": "1"}
+    daemon = start_daemon(environment=environment)
+    with grpc.insecure_channel(daemon.address) as channel, pytest.raises(grpc.RpcError) as caught:
+        purgatory_service_pb2_grpc.PurgatoryServiceStub(channel).Wait(wait_request("orders", 1, 40_001))
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "PURGATORY_LIMITS_TIMEOUT_MAX_MS is set, but there is no such setting" in daemon.log
+
+
+def test_help_and_version(tmp_path: Path) -> None:
+    """Both go to stdout, and the exit code is 0."""
+    helped = run_to_end(tmp_path, ["--help"])
+    assert (helped.returncode, helped.stderr) == (0, "")
+    assert "127.0.0.1:7440" in helped.stdout
+    assert "PURGATORY_ENGINE_TICK_MS" in helped.stdout
+    assert run_to_end(tmp_path, ["--version"]).stdout == f"purgatory {purgatory.__version__}\n"
+
+
+def test_print_config_goes_to_stdout(tmp_path: Path) -> None:
+    """Every setting with its source, and nothing is served."""
+    printed = run_to_end(tmp_path, ["--print-config"], {"PURGATORY_ENGINE_TICK_MS": "3"})
+    assert (printed.returncode, printed.stderr) == (0, "")
+    assert "tick_ms = 3  # environment PURGATORY_ENGINE_TICK_MS\n" in printed.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--engine-tick-ms", "0"], ["--http-address", "nowhere"], ["--config", "missing.toml"]]
+)
+def test_bad_setting_is_one_line_and_exit_2(tmp_path: Path, arguments: list[str]) -> None:
+    """The line names the setting; there is no traceback."""
+    ended = run_to_end(tmp_path, arguments)
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    setting = arguments[0].removeprefix("--").replace("-", "[._]")
+    assert re.fullmatch(rf"[^\n]*{setting}: [^\n]+\n", ended.stderr), ended.stderr
+
+
+@pytest.mark.parametrize("setting", ["grpc.address", "http.address"])
+def test_port_in_use_is_one_line_and_exit_1(tmp_path: Path, setting: str) -> None:
+    """The line names the address, the setting and the reason. A second daemon never shares the first one's port."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        addresses = {"grpc.address": "127.0.0.1:0", "http.address": "127.0.0.1:0", setting: address}
+        flags = ["--grpc-address", addresses["grpc.address"], "--http-address", addresses["http.address"]]
+        ended = run_to_end(tmp_path, flags)
+    assert ended.returncode == 1
+    assert len(ended.stderr.splitlines()) == 1, ended.stderr
+    for fragment in (address, setting, "in use"):
+        assert fragment in ended.stderr
+
+
+def test_two_daemons_do_not_share_a_port(daemon: DaemonProcess, tmp_path: Path) -> None:
+    """The port of a running daemon is taken, also for another daemon."""
+    ended = run_to_end(tmp_path, ["--grpc-address", daemon.address, "--http-address", "127.0.0.1:0"])
+    assert ended.returncode == 1
+    assert "in use" in ended.stderr

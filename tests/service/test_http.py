@@ -1,0 +1,92 @@
+"""The HTTP site by itself: what each path answers."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client.parser import text_string_to_metric_families
+
+from purgatory.service.http import HttpSite
+
+
+class Readiness:
+    """A switch for the site under test."""
+
+    def __init__(self) -> None:
+        self.ready = True
+
+    def __call__(self) -> bool:
+        return self.ready
+
+
+@pytest.fixture
+def readiness() -> Readiness:
+    return Readiness()
+
+
+@pytest.fixture
+async def session(readiness: Readiness) -> AsyncIterator[aiohttp.ClientSession]:
+    """A client of a running site."""
+    registry = CollectorRegistry()
+    Gauge("purgatory_answer", "For the test.", registry=registry).set(42)
+    site = HttpSite(registry, readiness)
+    port = await site.start("127.0.0.1", 0)
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:
+        yield client
+    await site.stop()
+
+
+async def test_metrics_are_text_for_prometheus(session: aiohttp.ClientSession) -> None:
+    """The classic text format with its content type, unless another is asked for."""
+    async with session.get("/metrics") as response:
+        assert response.status == 200
+        assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        families = list(text_string_to_metric_families(await response.text()))
+    assert [(family.name, family.samples[0].value) for family in families] == [("purgatory_answer", 42)]
+
+
+async def test_open_metrics_on_request(session: aiohttp.ClientSession) -> None:
+    """A scraper that accepts OpenMetrics gets it."""
+    async with session.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"}) as response:
+        assert response.headers["Content-Type"].startswith("application/openmetrics-text")
+        assert (await response.text()).endswith("# EOF\n")
+
+
+async def test_health_stays_when_readiness_goes(session: aiohttp.ClientSession, readiness: Readiness) -> None:
+    """A daemon that shuts down is alive and not ready."""
+    async with session.get("/readyz") as response:
+        assert response.status == 200
+    readiness.ready = False
+    async with session.get("/readyz") as response:
+        assert response.status == 503
+    async with session.get("/healthz") as response:
+        assert response.status == 200
+
+
+async def test_page_links_to_the_rest(session: aiohttp.ClientSession) -> None:
+    """A person who opens the port sees where to go on."""
+    async with session.get("/") as response:
+        text = await response.text()
+        assert response.content_type == "text/html"
+    assert all(f'href="{path}"' in text for path in ("/metrics", "/healthz", "/readyz"))
+
+
+async def test_other_paths_and_methods_are_refused(session: aiohttp.ClientSession) -> None:
+    """404 and 405, as the protocol has it."""
+    async with session.get("/nothing") as response:
+        assert response.status == 404
+    async with session.post("/metrics") as response:
+        assert response.status == 405
+
+
+async def test_port_in_use_is_an_os_error(readiness: Readiness) -> None:
+    """Whoever starts the site learns why it cannot."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        site = HttpSite(CollectorRegistry(), readiness)
+        with pytest.raises(OSError, match="in use"):
+            await site.start("127.0.0.1", taken.getsockname()[1])
+        await site.stop()

@@ -1,0 +1,117 @@
+"""Metrics: what batches of completions, events and refusals add up to. Nothing here starts a daemon."""
+
+from __future__ import annotations
+
+from purgatory.engine.batches import EventBatch, EventsReceipt, Refusal
+from purgatory.engine.codes import (
+    CANCELLED,
+    DELETE_RECORDS,
+    EXPIRED,
+    FENCED_LEADER_EPOCH,
+    FETCH,
+    HIGH_WATERMARK,
+    LEADER_APPEND,
+    PRODUCE,
+    REQUEST_TIMED_OUT,
+    SATISFIED,
+)
+from purgatory.engine.completions import Completions
+from purgatory.service.metrics import Metrics
+from purgatory.service.observer import Observer
+
+
+def completions_of(*ends: tuple[int, int, int, int, list[int]]) -> Completions:
+    """From (kind, outcome, waited_ms, lateness_ms, error codes of its items)."""
+    completions = Completions(0)
+    for operation_id, (kind, outcome, waited_ms, lateness_ms, error_codes) in enumerate(ends, 1):
+        completions.operation_ids.append(operation_id)
+        completions.kinds.append(kind)
+        completions.outcomes.append(outcome)
+        completions.waited_ms.append(waited_ms)
+        completions.lateness_ms.append(lateness_ms)
+        completions.item_counts.append(len(error_codes))
+        completions.error_codes.extend(error_codes)
+    return completions
+
+
+def events_receipt(next_index: int, unchanged: int = 0, refusals: list[Refusal] | None = None) -> EventsReceipt:
+    receipt = EventsReceipt()
+    receipt.next_index = next_index
+    receipt.unchanged = unchanged
+    receipt.refusals.extend(refusals or [])
+    return receipt
+
+
+def test_metrics_are_an_observer() -> None:
+    """What the host wants told, the metrics hear."""
+    observer: Observer = Metrics()
+    observer.loop_lag_ms(0.5)
+
+
+def test_waits_are_kept_by_kind_and_outcome() -> None:
+    """Each pair has its own histogram, counting every operation of it."""
+    metrics = Metrics()
+    metrics.completed(
+        completions_of(
+            (PRODUCE, SATISFIED, 3, 0, [0]),
+            (PRODUCE, SATISFIED, 3, 0, [0]),
+            (FETCH, SATISFIED, 70, 0, [0]),
+            (PRODUCE, CANCELLED, 9, 0, [REQUEST_TIMED_OUT]),
+        )
+    )
+    assert {pair: histogram.count for pair, histogram in metrics.waits.items()} == {
+        (PRODUCE, SATISFIED): 2,
+        (FETCH, SATISFIED): 1,
+        (PRODUCE, CANCELLED): 1,
+    }
+    assert metrics.waits[PRODUCE, SATISFIED].sum_ms == 6
+    assert metrics.lateness.count == 0
+
+
+def test_expired_ones_give_lateness_and_pending_partitions() -> None:
+    """Kafka's meter: one mark for each pending partition of produce and delete-records, and for nothing else."""
+    metrics = Metrics()
+    metrics.completed(
+        completions_of(
+            (PRODUCE, SATISFIED, 5, 0, [0, 0]),
+            (PRODUCE, EXPIRED, 100, 2, [0, REQUEST_TIMED_OUT, REQUEST_TIMED_OUT]),
+            (FETCH, EXPIRED, 100, 1, [0]),
+            (PRODUCE, CANCELLED, 5, 0, [REQUEST_TIMED_OUT]),
+            (DELETE_RECORDS, EXPIRED, 100, 0, [REQUEST_TIMED_OUT]),
+        )
+    )
+    assert dict(metrics.expired_partitions) == {PRODUCE: 2, DELETE_RECORDS: 1}
+    assert metrics.lateness.count == 3
+    assert metrics.lateness.sum_ms == 3
+
+
+def test_events_are_counted_slice_by_slice() -> None:
+    """Only the events of a slice count, each once: applied, stale or refused."""
+    metrics = Metrics()
+    batch = EventBatch([HIGH_WATERMARK, HIGH_WATERMARK, LEADER_APPEND, 99])
+    metrics.events(batch, events_receipt(2, 1, [Refusal(1, 9, "leader_epoch", "older", FENCED_LEADER_EPOCH)]), 0)
+    metrics.events(batch, events_receipt(4, 0, [Refusal(3, 3, "event", "unknown type 99")]), 2)
+    assert {key: count for key, count in metrics.event_results.items() if count} == {
+        ("high_watermark", "applied"): 1,
+        ("high_watermark", "stale"): 1,
+        ("leader_append", "applied"): 1,
+        ("unknown", "refused"): 1,
+    }
+    assert metrics.unchanged_events == 1
+
+
+def test_unknown_event_types_share_one_name() -> None:
+    """A caller that sends a thousand numbers makes one series, not a thousand."""
+    metrics = Metrics()
+    metrics.events(EventBatch(list(range(100, 1_100))), events_receipt(1_000), 0)
+    assert list(metrics.event_results) == [("unknown", "applied")]
+
+
+def test_refusals_and_repeats() -> None:
+    """Refusals count by code, repeated registrations by kind."""
+    metrics = Metrics()
+    metrics.refused(8, 3)
+    metrics.refused(8, 1)
+    metrics.registered(PRODUCE, 10, 2, 1)
+    assert metrics.rejected[8] == 4
+    assert metrics.repeated[PRODUCE] == 2
