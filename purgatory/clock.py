@@ -1,0 +1,36 @@
+"""Where time comes from. The engine never reads a clock: whoever owns it does, through this interface.
+
+Time is monotonic milliseconds of arbitrary origin. Wall time is for records only and is not to be had here.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Final, Protocol
+
+OFFSET_MS_MAX: Final = 2**40
+"""35 years: beyond any real uptime, far below any limit of the engine."""
+
+
+class Clock(Protocol):
+    """Anything that tells monotonic milliseconds."""
+
+    def now_ms(self) -> int:
+        """Milliseconds since an arbitrary origin; never less than the answer before."""
+        ...
+
+
+class SystemClock:
+    """The machine's monotonic clock.
+
+    With `debug` each instance adds a random offset of its own, so that code which mixes it up with another clock, or
+    with wall time, fails loudly instead of being right by chance.
+    """
+
+    def __init__(self, *, debug: bool = False) -> None:
+        self._offset_ms: Final = random.randrange(OFFSET_MS_MAX) if debug else 0  # noqa: S311 - not a secret
+
+    def now_ms(self) -> int:
+        """Milliseconds since the machine's arbitrary origin, plus the offset."""
+        return time.monotonic_ns() // 1_000_000 + self._offset_ms

@@ -1,0 +1,23 @@
+"""For tests of programs that embed the purgatory: time that moves only when told."""
+
+from __future__ import annotations
+
+__all__ = ["ManualClock"]
+
+
+class ManualClock:
+    """A `Clock` that stands still until `jump` moves it. Milliseconds."""
+
+    def __init__(self, start_ms: int = 0) -> None:
+        self._now_ms = start_ms
+
+    def now_ms(self) -> int:
+        """The time it was last moved to."""
+        return self._now_ms
+
+    def jump(self, ms: int) -> int:
+        """Move forward by `ms` (0 or more) and return the new time. Raises ValueError for a negative jump."""
+        if ms < 0:
+            raise ValueError(f"time does not go back: jump({ms})")
+        self._now_ms += ms
+        return self._now_ms
