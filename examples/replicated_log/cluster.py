@@ -1,0 +1,136 @@
+"""The processes of the demonstration: started, listened to, killed, and at the end all gone, whatever happened."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+PROJECT: Final = Path(__file__).resolve().parents[2]
+START_SECONDS_MAX: Final = 30.0
+END_SECONDS_MAX: Final = 15.0
+
+
+Listener = Callable[[str, dict[str, Any]], None]
+"""Hears all that the processes say, with their names."""
+
+
+class ChildFailed(Exception):
+    """A process ended, or stayed silent, when it should have said something."""
+
+
+class Child:
+    """A started process of the log and what it says (child.py)."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, listener: Listener) -> None:
+        self.name = name
+        self._process = process
+        self._listener = listener
+        self._unheard: list[dict[str, Any]] = []
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._process.returncode
+
+    async def hear(self, event: str, seconds: float) -> dict[str, Any]:
+        """Returns what it says next under `event`; what else it says keeps. ChildFailed: it ended, or time ran out."""
+        for index, unheard in enumerate(self._unheard):
+            if unheard["event"] == event:
+                return self._unheard.pop(index)
+        assert self._process.stdout is not None, f"{self.name} was started without a pipe"
+        try:
+            async with asyncio.timeout(seconds):
+                while line := await self._process.stdout.readline():
+                    said: dict[str, Any] = json.loads(line)
+                    self._listener(self.name, said)
+                    if said["event"] == event:
+                        return said
+                    self._unheard.append(said)
+        except TimeoutError:
+            raise ChildFailed(f"{self.name} (pid {self.pid}) did not say {event!r} within {seconds:.0f} s") from None
+        raise ChildFailed(
+            f"{self.name} (pid {self.pid}) ended with {await self._process.wait()} before it said {event!r}"
+        )
+
+    def tell(self, word: str) -> None:
+        """Writes a line to it."""
+        assert self._process.stdin is not None, f"{self.name} was started without a pipe"
+        self._process.stdin.write(word.encode() + b"\n")
+
+    async def kill(self) -> None:
+        """SIGKILL: it gets no chance to say goodbye."""
+        self._process.kill()
+        await self._process.wait()
+
+    async def end(self) -> int:
+        """SIGTERM, then SIGKILL if that does not help. Returns the exit code; also when it has ended already."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        try:
+            return await asyncio.wait_for(self._process.wait(), END_SECONDS_MAX)
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            return await self._process.wait()
+
+
+class Cluster:
+    """Starts processes; leaving it ends them, those started last first."""
+
+    def __init__(self, directory: Path, listener: Listener) -> None:
+        self.directory = directory
+        self._listener = listener
+        self._children: list[Child] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for child in reversed(self._children):
+            await child.end()
+
+    async def start_daemon(self) -> tuple[str, str]:
+        """Starts a purgatory daemon of our own on free ports; returns its gRPC and HTTP addresses."""
+        ready_file = self.directory / "daemon-ready.json"
+        flags = ["--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--log-level", "warning"]
+        daemon = await self._start("daemon", "server.py", *flags, "--ready-file", str(ready_file))
+        async with asyncio.timeout(START_SECONDS_MAX):
+            while not ready_file.exists():
+                if daemon.exit_code is not None:
+                    raise ChildFailed(f"the daemon ended with {daemon.exit_code} before it was ready")
+                await asyncio.sleep(0.02)
+        ready = json.loads(ready_file.read_text())
+        return ready["grpc_address"], ready["http_address"]
+
+    async def start(self, role: str, name: str, **options: object) -> Child:
+        """Starts a process of the log: module `role`, options as flags (lists as several values)."""
+        flags: list[str] = []
+        for option, value in options.items():
+            values = value if isinstance(value, list) else [value]
+            flags += [f"--{option.replace('_', '-')}", *map(str, values)]
+        return await self._start(name, "-m", f"{__package__}.{role}", *flags)
+
+    async def _start(self, name: str, *arguments: str) -> Child:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *arguments,
+            cwd=PROJECT,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,  # a Ctrl-C at the terminal is ours to pass on
+        )
+        self._children.append(Child(name, process, self._listener))
+        return self._children[-1]

@@ -1,0 +1,132 @@
+"""Who is in sync: the controller's part, here played by the leader.
+
+A follower leaves the set when its connection ends or it has not caught up for long. It joins again once it has all that
+is committed. That test must not race with the high watermark, so the grown set is first *proposed*: from then on the
+joiner holds the high watermark back, and what the daemon then says of it can be compared with the joiner's log end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Final
+
+from purgatory_client import AsyncClient, events
+
+from examples.replicated_log.marks import Marks
+
+LAG_SECONDS_MAX: Final = 10.0
+
+
+class Membership:
+    """The in-sync set of one partition and the daemon's knowledge of it."""
+
+    def __init__(
+        self, client: AsyncClient, marks: Marks, partition: str, leader_id: int, follower_ids: list[int], epoch: int
+    ) -> None:
+        self._client = client
+        self._marks = marks
+        self._partition = partition
+        self._leader_id = leader_id
+        self._epoch = epoch
+        self.in_sync = sorted([leader_id, *follower_ids])
+        self._log_end = dict.fromkeys(follower_ids, -1)
+        self._caught_up_at = dict.fromkeys(follower_ids, time.monotonic())
+        self._gone: set[int] = set()
+        self._proposed: list[int] | None = None
+
+    def begin(self, min_in_sync: int) -> None:
+        """Tells the daemon who leads, who follows, and how many must be in sync for a write to be acknowledged."""
+        self._marks.push(
+            events.leadership(
+                self._partition,
+                is_leader=True,
+                leader_id=self._leader_id,
+                replica_ids=self.in_sync,
+                epoch_start_offset=0,
+                leader_epoch=self._epoch,
+            ),
+            events.in_sync_replicas(
+                self._partition,
+                self.in_sync,
+                leader_id=self._leader_id,
+                min_in_sync_replicas=min_in_sync,
+                leader_epoch=self._epoch,
+            ),
+            events.key_signalled(in_sync_key(self._partition, self.in_sync)),
+        )
+
+    async def fetched(
+        self, replica_id: int, log_end: int, log_start: int, leader_log_end: int, high_watermark: int
+    ) -> None:
+        """A follower has asked for `log_end`: it holds all below. Reports that, and lets it join if it may."""
+        if replica_id not in self._log_end:
+            raise ValueError(f"replica {replica_id} is not one of {sorted(self._log_end)}")
+        if replica_id in self._gone:
+            self._gone.discard(replica_id)
+            self._marks.push(
+                events.replica_state(self._partition, replica_id, dead=False, leader_epoch=self._epoch),
+            )
+        self._log_end[replica_id] = log_end
+        if log_end >= leader_log_end:
+            self._caught_up_at[replica_id] = time.monotonic()
+        self._marks.push(
+            events.follower_progress(
+                self._partition, replica_id, log_end, log_start_offset=log_start, leader_epoch=self._epoch
+            )
+        )
+        if replica_id not in self.in_sync and log_end >= high_watermark:
+            await self._try_join(replica_id)
+
+    def lost(self, replica_id: int) -> None:
+        """A follower's connection has ended: it leaves the in-sync set at once, and waits go on without it."""
+        self._gone.add(replica_id)
+        self._marks.push(events.replica_state(self._partition, replica_id, dead=True, leader_epoch=self._epoch))
+        self._leave(replica_id)
+
+    async def watch_lag(self) -> None:
+        """Removes followers that have not caught up for LAG_SECONDS_MAX, for ever."""
+        while True:
+            await asyncio.sleep(LAG_SECONDS_MAX / 2)
+            for replica_id, caught_up_at in self._caught_up_at.items():
+                if time.monotonic() - caught_up_at > LAG_SECONDS_MAX:
+                    self._leave(replica_id)
+
+    def _leave(self, replica_id: int) -> None:
+        if replica_id in self.in_sync:
+            self._commit([other for other in self.in_sync if other != replica_id])
+
+    async def _try_join(self, replica_id: int) -> None:
+        if self._proposed is not None:
+            return  # one change at a time
+        before = self.in_sync
+        self._proposed = sorted([*before, replica_id])
+        self._push_set(before, self._proposed)
+        try:
+            await self._marks.told()
+            high_watermark = (await self._client.partition(self._partition)).high_watermark
+        finally:
+            proposed, self._proposed = self._proposed, None
+        if self.in_sync is not before or replica_id in self._gone:
+            return  # a commit has ended the proposal, or will: this follower's next fetch tries again
+        if self._log_end[replica_id] >= high_watermark:
+            self._commit(proposed)
+        else:
+            self._push_set(before)
+
+    def _commit(self, in_sync: list[int]) -> None:
+        self.in_sync = in_sync
+        self._push_set(in_sync)
+        self._marks.push(events.key_signalled(in_sync_key(self._partition, in_sync)))
+
+    def _push_set(self, in_sync: list[int], proposed: list[int] | None = None) -> None:
+        self._marks.push(
+            events.in_sync_replicas(
+                self._partition, in_sync, proposed_replica_ids=proposed or [], leader_epoch=self._epoch
+            )
+        )
+
+
+def in_sync_key(partition: str, in_sync: list[int]) -> str:
+    """The key that is signalled each time exactly these replicas have become the in-sync set."""
+    return f"{partition}/in-sync/{'-'.join(map(str, in_sync))}"

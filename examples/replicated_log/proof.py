@@ -1,0 +1,121 @@
+"""What must hold at the end, checked against the bytes on disk and against the daemon's own counters."""
+
+from __future__ import annotations
+
+import hashlib
+import urllib.request
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from examples.replicated_log.records import Record
+from examples.replicated_log.waits import GIVEN_UP, Ledger
+
+OUTCOMES: Final = ("satisfied", "failed", "expired", "cancelled", "shutting_down")
+HTTP_SECONDS_MAX: Final = 10.0
+
+
+class Check(NamedTuple):
+    """One thing that must hold, and what was found."""
+
+    holds: bool
+    text: str
+
+
+class Counters(NamedTuple):
+    """One kind of operation in the daemon's metrics."""
+
+    registered: int
+    pending: int
+    outcomes: dict[str, int]
+
+    def add_up(self) -> bool:
+        """Every registered operation has ended once or waits still."""
+        return self.registered == sum(self.outcomes.values()) + self.pending
+
+
+def check_records(who: str, records: list[Record], lines: list[bytes], first_offset: int) -> Check:
+    """`records` are exactly `lines`, byte for byte, with the offsets from `first_offset` on."""
+    expected = [Record(first_offset + index, line) for index, line in enumerate(lines)]
+    wrong = next((have for have, want in zip(records, expected, strict=False) if have != want), None)
+    size = sum(len(record.payload) for record in records)
+    text = f"{who}: {len(records)} records, {size} bytes, SHA-256 {_digest(record.payload for record in records)[:16]}"
+    if wrong is not None:
+        return Check(False, f"{text}: record {wrong.offset} is not what was sent")
+    if len(records) != len(expected):
+        return Check(False, f"{text}: {len(expected)} were sent")
+    same = _digest(record.payload for record in records) == _digest(lines)
+    return Check(same, f"{text}: equal to what was sent")
+
+
+def check_whole_input(records: list[Record], source: Path) -> Check:
+    """The records, put together again, are the input file."""
+    data = source.read_bytes()
+    joined = b"\n".join(record.payload for record in records) + (b"\n" if data.endswith(b"\n") else b"")
+    digest, wanted = hashlib.sha256(joined).hexdigest(), hashlib.sha256(data).hexdigest()
+    return Check(joined == data and digest == wanted, f"put together again: SHA-256 {digest}, the input's {wanted}")
+
+
+def check_ledger(ledger: Ledger) -> Check:
+    """Every wait that began has ended, once (a second end would have raised)."""
+    started, ended = ledger.started.total(), sum(map(len, ledger.ended_ms.values()))
+    holds = started == ended and ledger.open_count == 0
+    return Check(holds, f"waits: {started} began, {ended} ended, {ledger.open_count} open")
+
+
+def check_counters(before: dict[str, Counters], after: dict[str, Counters], ledger: Ledger, alone: bool) -> list[Check]:
+    """The daemon's counters add up and, if the daemon served nobody else, agree with the ledger kind by kind."""
+    checks = []
+    for kind, counters in after.items():
+        ended = ", ".join(f"{count} {outcome}" for outcome, count in counters.outcomes.items() if count)
+        text = f"/metrics {kind}: {counters.registered} registered = {ended or 'none'} + {counters.pending} pending"
+        checks.append(Check(counters.add_up(), text))
+        if alone:
+            checks.append(_check_agreement(kind, before[kind], counters, ledger))
+    return checks
+
+
+def _check_agreement(kind: str, before: Counters, after: Counters, ledger: Ledger) -> Check:
+    """A wait given up by its asker may have ended at the daemon just before, or never got there; all others agree."""
+    ours = [name for name in ledger.started if name.partition("/")[0] == kind]
+    started = sum(ledger.started[name] for name in ours)
+    given_up = sum(ledger.ended(name, GIVEN_UP) for name in ours)
+    registered = after.registered - before.registered
+    holds = started - given_up <= registered <= started and after.pending == 0
+    for outcome in OUTCOMES:
+        noted = sum(ledger.ended(name, outcome) for name in ours)
+        counted = after.outcomes[outcome] - before.outcomes[outcome]
+        holds = holds and noted <= counted <= noted + given_up
+    return Check(holds, f"/metrics {kind}: agrees with the {started} waits begun here, {given_up} of them given up")
+
+
+def read_counters(http_address: str) -> dict[str, Counters]:
+    """The daemon's counters of operations, by kind. OSError: the metrics cannot be fetched."""
+    with urllib.request.urlopen(f"http://{http_address}/metrics", timeout=HTTP_SECONDS_MAX) as response:
+        text = response.read().decode()
+    samples: dict[tuple[str, ...], int] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if "kind" in sample.labels:
+                key = (sample.name, sample.labels["kind"], sample.labels.get("outcome", ""))
+                samples[key] = int(sample.value)
+    kinds = [kind for name, kind, _ in samples if name == "purgatory_registered_total"]
+    return {
+        kind: Counters(
+            samples["purgatory_registered_total", kind, ""],
+            samples["purgatory_pending_operations", kind, ""],
+            {outcome: samples["purgatory_outcomes_total", kind, outcome] for outcome in OUTCOMES},
+        )
+        for kind in kinds
+    }
+
+
+def _digest(payloads: Iterable[bytes]) -> str:
+    """One SHA-256 over all, each with its length before it, so that no two different lists look alike."""
+    digest = hashlib.sha256()
+    for payload in payloads:
+        digest.update(len(payload).to_bytes(8, "big"))
+        digest.update(payload)
+    return digest.hexdigest()

@@ -1,0 +1,121 @@
+"""Frames between the log's processes: a JSON header and a binary body, over TCP on loopback.
+
+    length of header (u32) | length of body (u32) | header (JSON) | body
+
+A request's header has "id" and "call"; its answer has the same "id". Answers may come in any order, so that one
+connection carries many requests at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import struct
+from typing import Any, Final, NamedTuple, Self
+
+from examples.replicated_log.records import PAYLOAD_BYTES_MAX
+
+LOOPBACK: Final = "127.0.0.1"
+HEADER_BYTES_MAX: Final = 64 * 1024
+BODY_BYTES_MAX: Final = PAYLOAD_BYTES_MAX + 1024 * 1024
+_LENGTHS: Final = struct.Struct(">II")
+
+
+class ProtocolError(Exception):
+    """The other side sent something that this protocol does not allow."""
+
+
+class Frame(NamedTuple):
+    """One message."""
+
+    header: dict[str, Any]
+    body: bytes = b""
+
+
+def encode_frame(frame: Frame) -> bytes:
+    """The frame as bytes."""
+    header = json.dumps(frame.header, separators=(",", ":")).encode()
+    return _LENGTHS.pack(len(header), len(frame.body)) + header + frame.body
+
+
+async def read_frame(reader: asyncio.StreamReader) -> Frame | None:
+    """The next frame; None when the other side has closed. ProtocolError: it is not one, or too big."""
+    try:
+        header_length, body_length = _LENGTHS.unpack(await reader.readexactly(_LENGTHS.size))
+        if header_length > HEADER_BYTES_MAX or body_length > BODY_BYTES_MAX:
+            raise ProtocolError(f"frame of {header_length} + {body_length} bytes is too big")
+        header = json.loads(await reader.readexactly(header_length))
+        body = await reader.readexactly(body_length)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+    except ValueError as error:
+        raise ProtocolError(f"frame header cannot be read: {error}") from error
+    if not isinstance(header, dict):
+        raise ProtocolError(f"frame header is no JSON object: {header!r}")
+    return Frame(header, body)
+
+
+class Connection:
+    """The asking side: `await call(...)` as often as you like at the same time; each gets exactly its own answer."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._last_id = 0
+        self._waiting: dict[int, asyncio.Future[Frame]] = {}
+        self._fault: Exception | None = None
+        self._receiver = asyncio.create_task(self._receive(), name="connection receiver")
+
+    @classmethod
+    async def open(cls, port: int) -> Self:
+        """Connects to a process on this machine. OSError: nobody listens there."""
+        return cls(*await asyncio.open_connection(LOOPBACK, port))
+
+    async def call(self, name: str, body: bytes = b"", **fields: object) -> Frame:
+        """Sends a request and returns its answer. ConnectionError: the connection ended first."""
+        return await self.send(name, body, **fields)
+
+    def send(self, name: str, body: bytes = b"", **fields: object) -> asyncio.Future[Frame]:
+        """Sends a request now, in order with those before it; the future gets its answer."""
+        answer: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        if self._fault is not None:
+            answer.set_exception(self._fault)
+            return answer
+        self._last_id += 1
+        self._waiting[self._last_id] = answer
+        self._writer.write(encode_frame(Frame({"id": self._last_id, "call": name, **fields}, body)))
+        return answer
+
+    async def drain(self) -> None:
+        """Waits until the socket has room again."""
+        await self._writer.drain()
+
+    async def close(self) -> None:
+        """Closes the connection; requests without an answer fail."""
+        self._receiver.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._receiver
+        self._writer.close()
+        with contextlib.suppress(ConnectionError):
+            await self._writer.wait_closed()
+
+    async def _receive(self) -> None:
+        fault: Exception = ConnectionError("the connection has ended")
+        try:
+            while (frame := await read_frame(self._reader)) is not None:
+                request_id = frame.header.get("id")
+                answer = self._waiting.pop(request_id, None) if isinstance(request_id, int) else None
+                if answer is None:
+                    fault = ProtocolError(f"answer {request_id!r} belongs to no request, or is its second")
+                    break
+                if not answer.done():
+                    answer.set_result(frame)
+        except ProtocolError as error:
+            fault = error
+        finally:
+            self._fault = fault
+            for answer in self._waiting.values():
+                if not answer.done():
+                    answer.set_exception(fault)
+            self._waiting.clear()

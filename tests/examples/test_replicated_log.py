@@ -1,0 +1,133 @@
+"""The replicated log runs for real: its processes, a daemon of its own, files on disk, and a follower killed midway."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
+REAL_LOG = Path(os.environ.get("PURGATORY_REAL_DATA", "/nonexistent")) / "HDFS_2k.log"
+RUN_SECONDS_MAX = 180
+MODES = pytest.mark.parametrize("mode", [[], ["--kill-follower"]], ids=["plain", "kill-follower"])
+
+
+def run_demo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs the demonstration to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "examples.replicated_log", *arguments],
+        cwd=PROJECT,
+        env=demo_environment(),
+        capture_output=True,
+        text=True,
+        timeout=RUN_SECONDS_MAX,
+        check=False,
+    )
+
+
+def demo_environment() -> dict[str, str]:
+    """Ours, with the project and its client to import from, installed or not."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(PROJECT), str(PROJECT / "client")])}
+
+
+@pytest.fixture
+def odd_lines(tmp_path: Path) -> Path:
+    """Hundreds of lines of all kinds: empty, long, not UTF-8, with carriage returns and NULs; no newline at the end."""
+    source = random.Random(7)
+    lines = [source.randbytes(source.randrange(200)).replace(b"\n", b" ") for _ in range(200)]
+    lines += [b"", b"\r", b"\xff\xfe", b"\x00" * 40, b"long " * 20_000, "straße ☃".encode(), b"", b"same", b"same"] * 8
+    source.shuffle(lines)
+    path = tmp_path / "odd lines.log"
+    path.write_bytes(b"\n".join([*lines, b"the last line has no newline"]))
+    return path
+
+
+def assert_proven(run: subprocess.CompletedProcess[str], kills: bool) -> None:
+    """Everything that the demonstration checks holds, and it checked everything."""
+    assert run.returncode == 0, f"exit {run.returncode}\n{run.stdout}\n{run.stderr}"
+    assert "FAIL" not in run.stdout
+    assert "proven: every record is where it should be" in run.stdout
+    assert len(re.findall(r"^ok {4}log of replica \d", run.stdout, re.MULTILINE)) == 6, run.stdout
+    assert len(re.findall(r"^ok {4}/metrics", run.stdout, re.MULTILINE)) == 8, run.stdout
+    assert ("killed follower" in run.stdout) == kills
+    assert re.search(r"^produce +satisfied +\d+", run.stdout, re.MULTILINE), run.stdout
+
+
+@MODES
+def test_odd_lines_arrive_byte_for_byte(odd_lines: Path, mode: list[str]) -> None:
+    """Consumer and followers hold exactly what was sent, whatever the bytes, also when a follower dies midway."""
+    run = run_demo("--input", str(odd_lines), *mode)
+    assert_proven(run, kills=bool(mode))
+
+
+@pytest.mark.skipif(not REAL_LOG.is_file(), reason="PURGATORY_REAL_DATA names no folder with HDFS_2k.log")
+@MODES
+def test_real_log_arrives_byte_for_byte(mode: list[str]) -> None:
+    """2,000 lines of a real log arrive byte for byte, with 2,000 acks=all waits at the daemon."""
+    run = run_demo("--input", str(REAL_LOG), *mode)
+    assert_proven(run, kills=bool(mode))
+    assert re.search(r"^produce +satisfied +2000 ", run.stdout, re.MULTILINE), run.stdout
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [(None, "No such file"), (b"", "0 lines"), (b"1\n2\n", "at least 8")],
+    ids=["none", "empty", "short"],
+)
+def test_unusable_input_is_said_in_one_line(tmp_path: Path, content: bytes | None, complaint: str) -> None:
+    """An input that cannot serve ends with exit code 2 and a line that says why, before any process is started."""
+    path = tmp_path / "input"
+    if content is not None:
+        path.write_bytes(content)
+    run = run_demo("--input", str(path))
+    assert run.returncode == 2
+    assert complaint in run.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_interrupted_run_leaves_no_process(odd_lines: Path, number: signal.Signals) -> None:
+    """A run that is ended by a signal ends every process that it has started."""
+    command = [sys.executable, "-m", "examples.replicated_log", "--input", str(odd_lines), "--kill-follower"]
+    with subprocess.Popen(
+        command, cwd=PROJECT, env=demo_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as demo:
+        assert demo.stdout is not None
+        children = set(said_pids(demo.stdout, until="killed follower"))
+        started = {pid for pid in children_of(demo.pid) if pid}
+        demo.send_signal(number)
+        assert demo.wait(timeout=60) == 130
+    assert len(started) >= 4, f"only {started} were there"
+    deadline = time.monotonic() + 10
+    while left := {pid for pid in started | children if is_running(pid)}:
+        assert time.monotonic() < deadline, f"still running: {left}"
+        time.sleep(0.02)
+
+
+def said_pids(lines: Iterator[str], until: str) -> Iterator[int]:
+    """The process ids in the output, up to and with the line that has `until`."""
+    for line in lines:
+        yield from map(int, re.findall(r"\(pid (\d+)\)", line))
+        if until in line:
+            return
+    raise AssertionError(f"the run ended before it said {until!r}")
+
+
+def children_of(pid: int) -> list[int]:
+    """The process ids of a process's children."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process is there and no zombie."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False

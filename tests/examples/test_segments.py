@@ -1,0 +1,117 @@
+"""The example's log files: what is written is found again, also by the next process, whatever a crash left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from examples.replicated_log.producer import split_lines
+from examples.replicated_log.records import CorruptRecord, Record, decode_all, encode
+from examples.replicated_log.segments import OffsetOutOfRange, SegmentedLog, records_on_disk
+
+Opener = Callable[[str], SegmentedLog]
+PAYLOADS = [bytes([number]) * number for number in range(60)]
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Opener]:
+    """Opens logs by name, and closes them after the test."""
+    logs: list[SegmentedLog] = []
+
+    def open_log(name: str) -> SegmentedLog:
+        logs.append(SegmentedLog(tmp_path / name, segment_bytes=300))
+        return logs[-1]
+
+    yield open_log
+    for log in logs:
+        log.close()
+
+
+@pytest.fixture
+def log(opened: Opener) -> SegmentedLog:
+    """A log of 60 records over several segments."""
+    log = opened("log")
+    for payload in PAYLOADS:
+        log.append(payload)
+    return log
+
+
+def payloads(directory: Path) -> list[bytes]:
+    """What a log's directory holds."""
+    return [record.payload for record in records_on_disk(directory)]
+
+
+@pytest.mark.parametrize("data", [b"a\nb\n", b"a\nb", b"\n\n", b"a\r\n\xff"])
+def test_lines_join_to_the_file(data: bytes) -> None:
+    """Splitting loses nothing: the lines, joined by newlines, are the file again."""
+    assert b"\n".join(split_lines(data)) + (b"\n" if data.endswith(b"\n") else b"") == data
+
+
+def test_harmed_record_is_refused() -> None:
+    """Any flipped bit of a record is noticed."""
+    encoded = encode(Record(7, b"payload"))
+    for place in range(len(encoded)):
+        harmed = bytearray(encoded)
+        harmed[place] ^= 1
+        with pytest.raises(CorruptRecord):
+            list(decode_all(bytes(harmed)))
+
+
+def test_read_gives_every_record_once(log: SegmentedLog) -> None:
+    """Reading on, whatever the byte limit, gives each record once, and none at or above the bound."""
+    for bytes_max in (1, 100, 10_000):
+        offset, read = 0, []
+        while records := list(decode_all(log.read(offset, 50, bytes_max))):
+            read += records
+            offset = records[-1].offset + 1
+        assert read == [Record(offset, payload) for offset, payload in enumerate(PAYLOADS[:50])]
+
+
+def test_read_outside_the_log_is_refused(log: SegmentedLog) -> None:
+    """An offset below the start or above the end is an error, the end itself is just empty."""
+    log.trim(20)
+    assert log.read(60, 60, 100) == b""
+    for offset in (19, 61):
+        with pytest.raises(OffsetOutOfRange):
+            log.read(offset, 60, 100)
+
+
+def test_opened_again_holds_the_same(log: SegmentedLog, tmp_path: Path, opened: Opener) -> None:
+    """The next process finds all records, the log start included, and goes on at the same offset."""
+    log.trim(33)
+    log.close()
+    again = opened("log")
+    assert (again.log_start_offset, again.log_end_offset) == (33, 60)
+    assert again.append(b"next") == 60
+    assert payloads(tmp_path / "log") == [*PAYLOADS[33:], b"next"]
+
+
+@pytest.mark.parametrize("cut", [1, 15, 30])
+def test_half_written_end_is_cut(log: SegmentedLog, tmp_path: Path, opened: Opener, cut: int) -> None:
+    """A record that a crash left half-written is gone after opening; those before it stay."""
+    log.close()
+    last = max((tmp_path / "log").glob("*.log"))
+    last.write_bytes(last.read_bytes()[:-cut])
+    again = opened("log")
+    assert again.log_end_offset == 59
+    assert payloads(tmp_path / "log") == PAYLOADS[:59]
+
+
+def test_copy_must_follow_on(log: SegmentedLog, tmp_path: Path, opened: Opener) -> None:
+    """A copy takes what follows its end, byte for byte, and refuses a gap."""
+    copy = opened("copy")
+    while records := log.read(copy.log_end_offset, 60, 500):
+        copy.append_copy(records)
+    assert payloads(tmp_path / "copy") == PAYLOADS
+    with pytest.raises(OffsetOutOfRange):
+        copy.append_copy(encode(Record(61, b"")))
+
+
+def test_reset_goes_on_elsewhere(log: SegmentedLog, tmp_path: Path) -> None:
+    """A copy that lags behind its original's start forgets everything and goes on there."""
+    log.reset(500)
+    assert (log.log_start_offset, log.log_end_offset) == (500, 500)
+    assert log.append(b"x") == 500
+    assert records_on_disk(tmp_path / "log") == [Record(500, b"x")]
