@@ -7,7 +7,7 @@ Reading order:
     leader.py       what becomes a delayed operation, and when: the part to copy into a broker of your own
     marks.py        telling the daemon what happened, in order, many events at a time
     membership.py   who is in sync: the controller's part
-    waits.py        a ledger of every wait, so that the run can prove that none was lost
+    waits.py        the daemon's waits as the leader asks for them, and ledger.py, which keeps account of each
     follower.py, producer.py, consumer.py     the other processes
     records.py, segments.py, wire.py          bytes: a record, a log in files, frames over TCP
     cluster.py, story.py, proof.py, table.py  starts it all, tells the story, checks it, prints it

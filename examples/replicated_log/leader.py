@@ -24,10 +24,11 @@ from purgatory_client import AsyncClient, PartitionResult, Result, events
 from purgatory_client.errors import PurgatoryClientError
 
 from examples.replicated_log.child import Starter, run_child, say
+from examples.replicated_log.ledger import Ledger
 from examples.replicated_log.marks import Marks
 from examples.replicated_log.membership import Membership
 from examples.replicated_log.segments import OffsetOutOfRange, SegmentedLog
-from examples.replicated_log.waits import Ledger, Waits
+from examples.replicated_log.waits import Waits
 from examples.replicated_log.wire import LOOPBACK, Frame, encode_frame, read_frame
 
 LEADER_EPOCH: Final = 1

@@ -1,4 +1,4 @@
-"""Telling the daemon what happened: events in order; those that gather while a batch is on its way are the next batch."""
+"""Telling the daemon what happened: events in order; what gathers while a batch is on its way is the next batch."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from examples.replicated_log.ledger import GIVEN_UP, Ledger
 from examples.replicated_log.records import Record
-from examples.replicated_log.waits import GIVEN_UP, Ledger
 
 OUTCOMES: Final = ("satisfied", "failed", "expired", "cancelled", "shutting_down")
 HTTP_SECONDS_MAX: Final = 10.0

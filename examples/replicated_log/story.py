@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 from purgatory_client import AsyncClient
 
 from examples.replicated_log.cluster import Child, ChildFailed, Cluster
+from examples.replicated_log.ledger import Ledger
 from examples.replicated_log.membership import in_sync_key
 from examples.replicated_log.proof import (
     Check,
@@ -24,7 +25,7 @@ from examples.replicated_log.proof import (
 from examples.replicated_log.records import decode_all
 from examples.replicated_log.segments import records_on_disk
 from examples.replicated_log.table import check_lines, wait_table
-from examples.replicated_log.waits import Ledger, Waits
+from examples.replicated_log.waits import Waits
 from examples.replicated_log.wire import Connection
 
 LEADER: Final = 1

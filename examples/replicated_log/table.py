@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from examples.replicated_log.ledger import Ledger
 from examples.replicated_log.proof import Check
-from examples.replicated_log.waits import Ledger
 
 PERCENTILES: Final = (50, 95, 99)
 
