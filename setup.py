@@ -10,9 +10,10 @@ not set                    compile; where there is no C compiler, go on uncompil
 from __future__ import annotations
 
 import os
-import shutil
+import re
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from textwrap import shorten
 from typing import ClassVar
 
@@ -49,18 +50,35 @@ def stubs_are_current() -> bool:
 
 
 def generate_stubs() -> None:
-    """Write purgatory/v1/ anew; stubs of a .proto that is gone do not stay behind."""
+    """Write purgatory/v1/ anew, file by file; stubs of a .proto that is gone do not stay behind."""
     import grpc_tools  # noqa: PLC0415 - a build requirement; the rest of this file runs without it
     from grpc_tools import protoc  # noqa: PLC0415
 
-    shutil.rmtree(STUBS, ignore_errors=True)
-    STUBS.mkdir(parents=True)
+    STUBS.mkdir(parents=True, exist_ok=True)
     include = Path(grpc_tools.__file__).parent / "_proto"
-    arguments = ["protoc", f"-I{PROTO}", f"-I{include}"]
-    arguments += [f"--python_out={ROOT}", f"--pyi_out={ROOT}", f"--grpc_python_out={ROOT}"]
-    if protoc.main([*arguments, *map(str, proto_files())]) != 0:
-        raise SystemExit("setup.py: protoc could not generate the stubs")
-    (STUBS / "__init__.py").write_text(GENERATED_DOCSTRING, encoding="utf-8")
+    with TemporaryDirectory(dir=STUBS) as fresh:
+        arguments = ["protoc", f"-I{PROTO}", f"-I{include}"]
+        arguments += [f"--python_out={fresh}", f"--pyi_out={fresh}", f"--grpc_python_out={fresh}"]
+        if protoc.main([*arguments, *map(str, proto_files())]) != 0:
+            raise SystemExit("setup.py: protoc could not generate the stubs")
+        made = Path(fresh) / "purgatory" / "v1"
+        (made / "__init__.py").write_text(GENERATED_DOCSTRING, encoding="utf-8")
+        for stub in made.glob("*.pyi"):
+            stub.write_text(accept_enum_numbers(stub.read_text(encoding="utf-8")), encoding="utf-8")
+        names = {path.name for path in made.iterdir()}
+        for path in made.iterdir():
+            path.replace(STUBS / path.name)
+    for path in STUBS.glob("*.py*"):
+        if path.name not in names:
+            path.unlink()
+
+
+def accept_enum_numbers(stub: str) -> str:
+    """Let enum fields be set from plain integers, as protobuf does at run time; protoc's .pyi forgets it."""
+    stub = re.sub(r"_Union\[([\w.]+), str\]", r"_Union[\1, int, str]", stub)
+    return re.sub(
+        r"RepeatedScalarFieldContainer\[(?!int|str|float|bool|bytes)[\w.]+\]", "RepeatedScalarFieldContainer[int]", stub
+    )
 
 
 class Stubs(Command):
