@@ -16,7 +16,7 @@ ENGINE := $(wildcard purgatory/engine/*.py)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run demo test test-compiled test-pure lint format proto wheel clean bench
+.PHONY: help run demo test test-compiled test-pure lint format proto docs wheel clean bench
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ format: $(STAMPS)/dev ## Format the code and mend what ruff can mend
 	$(BIN)/ruff format .
 
 proto: $(STAMPS)/stubs ## Generate purgatory/v1 from proto/
+
+docs: $(STAMPS)/serving $(STAMPS)/stubs ## Write docs/configuration.md from the settings
+	@$(BIN)/python -m tests.test_configuration_page
 
 wheel: $(STAMPS)/serving ## Build the wheel into dist/
 	@rm -rf build/lib*

@@ -146,7 +146,10 @@ def check_engine_is_pure(modules: list[Module]) -> list[str]:
 
 
 def check_translate_alone_knows_both(modules: list[Module]) -> list[str]:
-    """Only service/translate* knows engine and wire; generated service classes (_pb2_grpc) do not count as wire."""
+    """Only service/translate* knows engine and wire.
+
+    Generated service classes (_pb2_grpc) do not count as wire, nor purgatory.engine.COMPILED as engine.
+    """
     known = {module.name for module in modules}
     complaints = []
     for module in modules:
@@ -155,7 +158,7 @@ def check_translate_alone_knows_both(modules: list[Module]) -> list[str]:
             continue
         names = [name for _, name in imports_of(module, known)]
         wire = [name for name in names if is_within(name, "purgatory.v1") and not name.endswith("_pb2_grpc")]
-        engine = [name for name in names if is_within(name, "purgatory.engine")]
+        engine = [name for name in names if name.startswith("purgatory.engine.")]
         if wire and engine:
             complaints.append(f"{module.path}: knows {engine[0]} and {wire[0]}; only purgatory/service/translate* may")
     return complaints

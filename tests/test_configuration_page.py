@@ -1,0 +1,57 @@
+"""docs/configuration.md is written from the settings themselves: `make docs` writes it, this test keeps it true."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from purgatory.service import settings
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
+
+HEAD = """\
+# Configuration
+
+Written from the daemon's settings by `make docs`; `purgatory serve --help` says the same.
+
+Every setting has one name in three spellings: `engine.tick_ms` is key `tick_ms` of table `[engine]` in the file
+(`--config FILE`, TOML), `PURGATORY_ENGINE_TICK_MS` in the environment, and `--engine-tick-ms` as a flag. Flags win over
+the environment, the environment over the file, the file over the defaults. `purgatory serve --print-config` prints what
+is in force and where each value came from.
+
+In a container the image sets `PURGATORY_GRPC_ADDRESS=0.0.0.0:7440` and `PURGATORY_HTTP_ADDRESS=0.0.0.0:7441`.
+"""
+
+
+def setting_row(name: str, description: str | None, default: object) -> str:
+    shown = "none" if default is None else json.dumps(default)
+    return f"| `{name}` | `{shown}` | {description} |"
+
+
+def configuration_page() -> str:
+    """The page: a table for the settings without a part, and one for each part."""
+    parts = settings.parts()
+    lines = [HEAD, "| setting | default | what it does |", "|---|---|---|"]
+    for name, field in settings.Settings.model_fields.items():
+        if name not in parts:
+            lines.append(setting_row(name, field.description, field.default))
+    for part, model in parts.items():
+        title = (model.__doc__ or part).strip().rstrip(".")
+        lines += ["", f"## {title}", "", "| setting | default | what it does |", "|---|---|---|"]
+        for name, field in model.model_fields.items():
+            lines.append(setting_row(f"{part}.{name}", field.description, field.default))
+    return "\n".join(lines) + "\n"
+
+
+def test_configuration_page_is_current() -> None:
+    """The page says exactly what the settings say; `make docs` mends it."""
+    assert PAGE.read_text(encoding="utf-8") == configuration_page()
+
+
+def test_every_setting_is_explained() -> None:
+    """No setting goes without a description."""
+    assert "| None |" not in configuration_page()
+
+
+if __name__ == "__main__":
+    PAGE.write_text(configuration_page(), encoding="utf-8")
