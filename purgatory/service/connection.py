@@ -1,0 +1,178 @@
+"""One result stream of a session: what is to be written on it, and when it is over.
+
+The writer pulls: control messages first (receipts, heartbeats), then results, a bounded message at a time, from
+the session's outbox. So a slow reader holds back only its own stream: its results wait in its outbox, its control
+messages in a small queue, and when that is full its own requests are no longer read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
+
+from purgatory.service.refusals import unavailable
+from purgatory.service.translate_results import result_batch
+from purgatory.v1 import purgatory_service_pb2
+
+if TYPE_CHECKING:
+    from purgatory.service.sessions import Session
+
+Response = purgatory_service_pb2.SessionResponse | purgatory_service_pb2.StreamResultsResponse
+ResponseType = type[purgatory_service_pb2.SessionResponse] | type[purgatory_service_pb2.StreamResultsResponse]
+
+CONTROL_MESSAGES_MAX: Final = 64
+"""Unwritten control messages of one stream; its requests are not read while so many wait."""
+
+COLUMN_RESULTS_MAX: Final = 20_000
+ROW_RESULTS_MAX: Final = 2_000
+"""Results in one message, by shape: what can be translated in some milliseconds."""
+
+MESSAGE_BYTES_MAX: Final = 3_500_000
+"""A message of results is cut in halves until it is no bigger: gRPC's readers take 4 MiB unless told otherwise."""
+
+SILENT_INTERVALS_MAX: Final = 3
+"""A peer that should send heartbeats and has said nothing for so many intervals is taken for gone."""
+
+
+class Connection:
+    """The state of one stream. Made when it attaches to a session; of use until `run_writer` returns."""
+
+    def __init__(
+        self, session: Session, response_type: ResponseType, *, columns: bool, expects_heartbeats: bool, now_ms: int
+    ) -> None:
+        self.session: Final = session
+        self._response_type: Final = response_type
+        self._columns: Final = columns
+        self._expects_heartbeats = expects_heartbeats
+        self._control: Final[deque[Response]] = deque()
+        self._wake: Final = asyncio.Event()
+        self._space: Final = asyncio.Event()
+        self._space.set()
+        self._reading = False
+        self._drained_by_peer = False
+        self._over: Response | Exception | None = None
+        self.ended = False
+        """Set once nothing more will be written."""
+        self.last_read_ms = now_ms
+        self.last_write_ms = now_ms
+
+    # What the reader of the stream tells.
+
+    def reading(self) -> None:
+        """The reader now waits for the peer."""
+        self._reading = True
+
+    def heard(self, now_ms: int) -> None:
+        """The peer has said something."""
+        self._reading = False
+        self.last_read_ms = now_ms
+
+    def half_closed(self) -> None:
+        """The peer will say nothing more. The stream goes on until all it waits for has been written."""
+        self._drained_by_peer = True
+        self._expects_heartbeats = False
+        self.wake()
+
+    async def wait_for_space(self) -> None:
+        """Returns when a control message may be sent. One caller at a time, which then sends at most one message."""
+        await self._space.wait()
+
+    def send(self, message: Response) -> None:
+        """Queues a control message; it is written before any result that is not yet being written."""
+        assert len(self._control) < CONTROL_MESSAGES_MAX, "a control message was sent without waiting for space"
+        self._control.append(message)
+        if len(self._control) >= CONTROL_MESSAGES_MAX:
+            self._space.clear()
+        self.wake()
+
+    # What the session and the host tell.
+
+    def wake(self) -> None:
+        """There may be something to write."""
+        self._wake.set()
+
+    def taken_over(self) -> None:
+        """Another stream has opened the session: ends this one after a last message that says so."""
+        self._go_away(purgatory_service_pb2.GoingAway.REASON_TAKEN_OVER)
+
+    def shut_down(self) -> None:
+        """The daemon ends: so does the stream, after a last message that says so."""
+        self._go_away(purgatory_service_pb2.GoingAway.REASON_SHUTTING_DOWN)
+
+    def _go_away(self, reason: purgatory_service_pb2.GoingAway.Reason) -> None:
+        self._finish(self._response_type(going_away=purgatory_service_pb2.GoingAway(reason=reason)))
+
+    def fail(self, error: Exception) -> None:
+        """Ends the stream with an error."""
+        self._finish(error)
+
+    def _finish(self, last: Response | Exception) -> None:
+        if self._over is None:
+            self._over = last
+            self.wake()
+
+    @property
+    def closing(self) -> bool:
+        """True: the stream is to end, or has ended."""
+        return self._over is not None or self.ended
+
+    def check(self, now_ms: int, heartbeat_interval_ms: int) -> None:
+        """Looks after the stream: sends a heartbeat when it has been quiet, ends it when its peer has."""
+        silent_ms = now_ms - self.last_read_ms
+        if self._expects_heartbeats and self._reading and silent_ms > SILENT_INTERVALS_MAX * heartbeat_interval_ms:
+            self.fail(unavailable(f"nothing was heard from the client for {silent_ms} ms; it should send heartbeats"))
+        elif now_ms - self.last_write_ms >= heartbeat_interval_ms and not self._control:
+            self.last_write_ms = now_ms
+            self.send(self._response_type(heartbeat=purgatory_service_pb2.Heartbeat()))
+
+    # The writer.
+
+    async def run_writer(self, write: Callable[[Response], Awaitable[None]], now_ms: Callable[[], int]) -> None:
+        """Writes until the stream is over. Raises what `fail` was given."""
+        try:
+            while True:
+                message = self._next_message()
+                if message is None:
+                    if self._is_finished():
+                        break
+                    self._wake.clear()
+                    await self._wake.wait()
+                    continue
+                await write(message)
+                self.last_write_ms = now_ms()
+            if isinstance(self._over, Exception):
+                raise self._over
+            if self._over is not None:
+                await write(self._over)
+        finally:
+            self.ended = True
+
+    def _is_finished(self) -> bool:
+        return self._over is not None or (self._drained_by_peer and not self.session.owner.pending)
+
+    def _next_message(self) -> Response | None:
+        if isinstance(self._over, Exception):
+            return None
+        if self._control:
+            message = self._control.popleft()
+            self._space.set()
+            return message
+        if self._over is not None or self.session.connection is not self:
+            return None
+        return self._next_results()
+
+    def _next_results(self) -> Response | None:
+        outbox = self.session.outbox
+        results_max = COLUMN_RESULTS_MAX if self._columns else ROW_RESULTS_MAX
+        while True:
+            first_sequence, slices = outbox.take(results_max)
+            if not slices:
+                return None
+            batch = result_batch(first_sequence, slices, columns=self._columns)
+            count = sum(len(part) for part in slices)
+            if count == 1 or batch.ByteSize() <= MESSAGE_BYTES_MAX:
+                return self._response_type(results=batch)
+            outbox.put_back(slices)
+            results_max = count // 2

@@ -1,0 +1,100 @@
+"""How the methods of a servicer are put on a gRPC server: refused calls become statuses, undecodable requests too.
+
+The generated code would answer a request that is no valid message (broken encoding, wrong UTF-8) with UNKNOWN
+and a traceback in the log. Here decoding never raises: it gives an `Undecodable`, and the call ends with INVALID_ARGUMENT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final, NoReturn
+
+import grpc
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+
+from purgatory.service.refusals import CallRefused, invalid_argument
+from purgatory.v1 import purgatory_service_pb2, purgatory_service_pb2_grpc
+
+SERVICE: Final = purgatory_service_pb2.DESCRIPTOR.services_by_name["PurgatoryService"]
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Method = Callable[[Any, Context], Awaitable[Message | None]]
+
+
+class Undecodable:
+    """A request that is no message of its type."""
+
+    def __init__(self, error: DecodeError) -> None:
+        self.reason: Final = str(error)
+
+    def refusal(self) -> CallRefused:
+        """Why the call is refused."""
+        return invalid_argument("request", self.reason)
+
+
+def add_to_server(servicer: purgatory_service_pb2_grpc.PurgatoryServiceServicer, server: grpc.aio.Server) -> None:
+    """Registers all methods of the service."""
+    handlers = {method.name: _handler(method, getattr(servicer, method.name)) for method in SERVICE.methods}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE.full_name, handlers),))
+
+
+def _handler(descriptor: MethodDescriptor, method: Method) -> grpc.RpcMethodHandler[Any, Any]:
+    request_type = GetMessageClass(descriptor.input_type)
+    response_type = GetMessageClass(descriptor.output_type)
+    many_in, many_out = descriptor.client_streaming, descriptor.server_streaming
+    make = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }[many_in, many_out]
+    return make(
+        _stream_method(method) if many_in else _unary_method(method),
+        request_deserializer=_decoder(request_type),
+        response_serializer=response_type.SerializeToString,
+    )
+
+
+def _decoder(message_type: type[Message]) -> Callable[[bytes], Message | Undecodable]:
+    def decode(data: bytes) -> Message | Undecodable:
+        try:
+            return message_type.FromString(data)
+        except DecodeError as error:
+            return Undecodable(error)
+
+    return decode
+
+
+def _unary_method(method: Method) -> Method:
+    async def call(request: Message | Undecodable, context: Context) -> Message | None:
+        try:
+            if isinstance(request, Undecodable):
+                raise request.refusal()
+            return await method(request, context)
+        except CallRefused as refused:
+            return await _abort(context, refused)
+
+    return call
+
+
+def _stream_method(method: Method) -> Method:
+    async def call(requests: AsyncIterator[Any], context: Context) -> None:
+        try:
+            await method(_decoded(requests), context)
+        except CallRefused as refused:
+            await _abort(context, refused)
+
+    return call
+
+
+async def _decoded(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for request in requests:
+        if isinstance(request, Undecodable):
+            raise request.refusal()
+        yield request
+
+
+async def _abort(context: Context, refused: CallRefused) -> NoReturn:
+    status = refused.to_grpc()
+    await context.abort(status.code, status.details, status.trailing_metadata)

@@ -1,0 +1,347 @@
+"""The one owner on the event loop: engine, sessions, waits. Every change of state passes through it.
+
+All methods that change the engine are plain calls: between two awaits nothing else runs, so no lock exists. Long work
+(a batch of events that ends many operations, a herd of expiries, the end of the daemon) goes in slices, with the loop
+free in between. After every engine call the completions are taken and given to whom they belong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from purgatory.clock import Clock
+from purgatory.engine import codes
+from purgatory.engine.batches import EventBatch, EventsReceipt, PartitionName, Refusal
+from purgatory.engine.engine import Engine
+from purgatory.service.limits import HostLimits
+from purgatory.service.observer import Observer
+from purgatory.service.outbox import ResultSlice, refused_completions, slices_of
+from purgatory.service.reaper import Reaper
+from purgatory.service.refusals import from_refusal, unavailable
+from purgatory.service.sessions import Session, Sessions
+from purgatory.service.translate_operations import OperationRun
+from purgatory.service.waits import Waits
+
+LOGGER: Final = logging.getLogger(__name__)
+
+OPERATION_ID_MAX: Final = 2**63 - 1
+
+ENDED_PER_SLICE: Final = 5_000
+"""Operations that one engine call may end before the loop is free again."""
+
+SHUTTING_DOWN_MESSAGE: Final = "the daemon is shutting down; try another one, or later"
+POLL_WHILE_DRAINING_S: Final = 0.01
+UNANSWERED_AFTER_MS: Final = 1_000
+"""While draining: results that were written so long ago and not acknowledged are not waited for any longer."""
+
+
+class BatchRefused(Exception):
+    """A batch is refused as a whole: nothing of it was registered, and there are no results of it."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal: Final = refusal
+
+
+class Registered:
+    """What became of a batch of registrations in a session; `refused` are refusals with their operation ids."""
+
+    def __init__(self) -> None:
+        self.highest_operation_id = 0
+        self.accepted = 0
+        self.already_known = 0
+        self.refused: list[tuple[Refusal, int]] = []
+
+
+class Host:
+    """Owns the engine. `start` it on the loop that will call it, `drain` and `stop` it at the end."""
+
+    def __init__(self, engine: Engine, clock: Clock, limits: HostLimits, observer: Observer) -> None:
+        self.engine: Final = engine
+        self.clock: Final = clock
+        self.limits: Final = limits
+        self.sessions: Final = Sessions(engine, limits, observer)
+        self.waits: Final = Waits(engine.add_owner())
+        self.draining = False
+        self.started_time: Final = time.time()
+        """Wall clock, seconds: to be shown, never to be counted with."""
+        self.reaper: Final = Reaper(engine, clock, observer, self._deliver)
+        self._observer: Final = observer
+        self._tasks: Final[list[asyncio.Task[None]]] = []
+
+    def start(self) -> None:
+        """Starts the reaper and the keeper of the sessions on the running loop."""
+        assert not self._tasks, "the host runs already"
+        self._tasks.append(asyncio.create_task(self.reaper.run(), name="reaper"))
+        self._tasks.append(asyncio.create_task(self._keep_sessions(), name="session keeper"))
+
+    async def stop(self) -> None:
+        """Stops both. What is pending stays pending: `drain` first."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+
+    # Registrations.
+
+    def register(
+        self, session: Session, runs: Sequence[OperationRun], refused: Sequence[tuple[Refusal, int]]
+    ) -> Registered:
+        """Registers a batch in a session. `refused` are those refused before, with their ids.
+
+        Each operation is accepted, already known, or refused; a refused one also ends as a result. Raises
+        `InvalidBatch` when the columns cannot be read, `BatchRefused` when there is no room even for refusals.
+        """
+        self._check_room_for_refusals(session)
+        known = session.owner.highest_operation_id
+        answer = Registered()
+        news = [(refusal, operation_id, 0) for refusal, operation_id in refused]
+        reason = self._why_not_now(session)
+        for run in runs:
+            if reason is not None:
+                news.extend(_all_refused(run, reason))
+            else:
+                news.extend(self._register_run(session, run, answer))
+        news = self._only_new(news, known, answer)
+        if news:
+            news.sort(key=lambda entry: entry[0].index)
+            answer.refused = [(refusal, operation_id) for refusal, operation_id, _ in news]
+            self._count_refused([refusal for refusal, _ in answer.refused])
+            self._answer_refused(session, _without_repeated(news, runs))
+        answer.highest_operation_id = session.owner.highest_operation_id
+        return answer
+
+    def _why_not_now(self, session: Session) -> Refusal | None:
+        """Why nothing can be registered in this session at present, if so. The refusal's index means nothing."""
+        if self.draining:
+            return Refusal(0, codes.UNAVAILABLE, "", SHUTTING_DOWN_MESSAGE)
+        limit = self.limits.unacknowledged_results_max
+        unacknowledged = session.outbox.unacknowledged
+        if unacknowledged >= limit:
+            return Refusal(
+                0,
+                codes.RESOURCE_EXHAUSTED,
+                "",
+                f"the session has {unacknowledged} unacknowledged results, the limit is {limit}: read and acknowledge",
+            )
+        return None
+
+    def _check_room_for_refusals(self, session: Session) -> None:
+        """Refused registrations are results too: a caller that reads none of them is stopped here."""
+        limit = self.limits.unacknowledged_results_max + self.limits.operations_per_batch_max
+        unacknowledged = session.outbox.unacknowledged
+        if unacknowledged >= limit:
+            message = f"the session has {unacknowledged} unacknowledged results: read and acknowledge, then send again"
+            raise BatchRefused(Refusal(0, codes.RESOURCE_EXHAUSTED, "", message))
+
+    def _register_run(self, session: Session, run: OperationRun, answer: Registered) -> list[tuple[Refusal, int, int]]:
+        receipt = self.engine.register(session.owner, run.kind, run.batch, self.clock.now_ms())
+        self._observer.registered(run.kind, receipt.accepted, receipt.already_known, len(receipt.refusals))
+        self._deliver()
+        self.reaper.deadline_may_be_earlier()
+        answer.accepted += receipt.accepted
+        answer.already_known += receipt.already_known
+        return [(_explained(run, refusal), run.operation_ids[refusal.index], run.kind) for refusal in receipt.refusals]
+
+    @staticmethod
+    def _only_new(
+        refused: list[tuple[Refusal, int, int]], known: int, answer: Registered
+    ) -> list[tuple[Refusal, int, int]]:
+        """Without those whose id was known before this batch: a re-sent refusal has had its result."""
+        news = [entry for entry in refused if not 0 < entry[1] <= known]
+        answer.already_known += len(refused) - len(news)
+        return news
+
+    def _answer_refused(self, session: Session, refused: list[tuple[Refusal, int, int]]) -> None:
+        """Refused registrations get results like all others, and their ids count as known from now on."""
+        if not refused:
+            return
+        completions, reasons = refused_completions(session.owner.owner_id, refused)
+        session.outbox.append(slices_of(completions, reasons))
+        session.wake()
+        known = [operation_id for _, operation_id, _ in refused if operation_id <= OPERATION_ID_MAX]
+        session.owner.highest_operation_id = max(session.owner.highest_operation_id, *known, 0)
+
+    def _count_refused(self, refusals: Sequence[Refusal]) -> None:
+        counts: dict[int, int] = {}
+        for refusal in refusals:
+            counts[refusal.code] = counts.get(refusal.code, 0) + 1
+        for code, count in counts.items():
+            self._observer.refused(code, count)
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[tuple[int, asyncio.Future[ResultSlice]]]:
+        """A unary wait: its operation id and the future of its result. Leaving cancels what is still pending."""
+        if self.draining:
+            raise unavailable(SHUTTING_DOWN_MESSAGE)
+        operation_id, future = self.waits.add()
+        try:
+            yield operation_id, future
+        finally:
+            self.waits.remove(operation_id)
+            if not future.done() or future.cancelled():
+                self.engine.cancel(self.waits.owner, [operation_id], self.clock.now_ms())
+                self._deliver()
+
+    def register_wait(self, run: OperationRun) -> None:
+        """Registers the one operation of a unary wait. Refuses the call if the operation is refused."""
+        receipt = self.engine.register(self.waits.owner, run.kind, run.batch, self.clock.now_ms())
+        self._observer.registered(run.kind, receipt.accepted, receipt.already_known, len(receipt.refusals))
+        self._count_refused(receipt.refusals)
+        self._deliver()
+        self.reaper.deadline_may_be_earlier()
+        if receipt.refusals:
+            raise from_refusal(_explained(run, receipt.refusals[0]), "operation")
+
+    # Events.
+
+    async def apply(self, batch: EventBatch) -> EventsReceipt:
+        """Applies a batch of events, in order, in slices. Raises `InvalidBatch` when its columns cannot be read.
+
+        Events of other calls may come between two slices; each caller's own keep their order. A call that is cancelled
+        has applied the events up to some slice.
+        """
+        whole = EventsReceipt()
+        while True:
+            start = whole.next_index
+            part = self.engine.apply(batch, self.clock.now_ms(), start, ENDED_PER_SLICE)
+            self._observer.events(batch, part, start)
+            self._count_refused(part.refusals)
+            self._deliver()
+            self.reaper.deadline_may_be_earlier()
+            _join(whole, part)
+            if whole.next_index >= len(batch.types):
+                return whole
+            await asyncio.sleep(0)
+
+    # Cancelling.
+
+    def cancel(self, session: Session, operation_ids: list[int]) -> list[bool]:
+        """Cancels operations of a session. True: cancelled now; False: it was not pending."""
+        cancelled = self.engine.cancel(session.owner, operation_ids, self.clock.now_ms())
+        self._deliver()
+        return cancelled
+
+    def cancel_session(self, session: Session) -> int:
+        """Cancels all that is pending in a session; returns how many."""
+        cancelled = self.engine.cancel_all(session.owner, self.clock.now_ms())
+        self._deliver()
+        return cancelled
+
+    def cancel_partition(self, name: PartitionName) -> int:
+        """Cancels all that waits on a partition; returns how many."""
+        cancelled = self.engine.cancel_partition(name, self.clock.now_ms())
+        self._deliver()
+        return cancelled
+
+    def cancel_key(self, key: str) -> int:
+        """Cancels all that waits on a key; returns how many."""
+        cancelled = self.engine.cancel_key(key, self.clock.now_ms())
+        self._deliver()
+        return cancelled
+
+    # The end.
+
+    async def drain(self, grace_s: float) -> None:
+        """Refuses new work, ends all pending as SHUTTING_DOWN, and delivers the results while `grace_s` lasts."""
+        self.draining = True
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + grace_s
+        ended = 0
+        while count := self.engine.shut_down(self.clock.now_ms(), ENDED_PER_SLICE):
+            ended += count
+            self._deliver()
+            await asyncio.sleep(0)
+        assert self.engine.pending == 0, f"{self.engine.pending} operations were forgotten"
+        LOGGER.info("%d pending operations ended as shutting down", ended)
+        await self._until(self._is_flushed, deadline_s)
+        for connection in list(self.sessions.connections()):
+            connection.shut_down()
+        await self._until(lambda: not self.sessions.connected, deadline_s)
+        kept = self.sessions.unacknowledged_results
+        if kept:
+            LOGGER.warning("%d results were not acknowledged before the end", kept)
+
+    @staticmethod
+    async def _until(condition: Callable[[], bool], deadline_s: float) -> None:
+        """Waits for it while there is time. Polled: it happens once in a life, and no hot path pays for it."""
+        loop = asyncio.get_running_loop()
+        while not condition() and loop.time() < deadline_s:
+            await asyncio.sleep(POLL_WHILE_DRAINING_S)
+
+    def _is_flushed(self) -> bool:
+        """True: every connected session has its results, as far as they are still being read."""
+        now_ms = self.clock.now_ms()
+        for connection in self.sessions.connections():
+            outbox = connection.session.outbox
+            if connection.closing or not outbox.unacknowledged:
+                continue
+            if outbox.unwritten or now_ms - connection.last_write_ms < UNANSWERED_AFTER_MS:
+                return False
+        return True
+
+    # Inside.
+
+    def _deliver(self) -> None:
+        """Gives what has ended to whom it belongs."""
+        for completions in self.engine.take_completions():
+            self._observer.completed(completions)
+            if completions.owner_id == self.waits.owner.owner_id:
+                self.waits.deliver(completions)
+                continue
+            session = self.sessions.of_owner(completions.owner_id)
+            assert session is not None, f"completions of owner {completions.owner_id}, which is no session"
+            session.deliver(completions)
+
+    async def _keep_sessions(self) -> None:
+        """Heartbeats, silent peers, and the ends of sessions. Survives whatever a turn raises."""
+        interval_ms = self.limits.heartbeat_interval_ms
+        turn_s = min(interval_ms / 4, 1_000) / 1_000
+        while True:
+            await asyncio.sleep(turn_s)
+            try:
+                now_ms = self.clock.now_ms()
+                for connection in list(self.sessions.connections()):
+                    connection.check(now_ms, interval_ms)
+                self.sessions.drop_expired(now_ms)
+                self._deliver()
+            except Exception:
+                LOGGER.exception("looking after the sessions failed; it goes on")
+
+
+def _explained(run: OperationRun, refusal: Refusal) -> Refusal:
+    """The engine's refusal with the place in the caller's batch, and with the reason that was found before."""
+    field, message = run.faults.get(refusal.index, (refusal.field, refusal.message))
+    return Refusal(run.index_of(refusal.index), refusal.code, field, message)
+
+
+def _without_repeated(
+    refused: list[tuple[Refusal, int, int]], runs: Sequence[OperationRun]
+) -> list[tuple[Refusal, int, int]]:
+    """Without those whose id came earlier in the same batch: an id has one result, and that is the first one's."""
+    first_index: dict[int, int] = {operation_id: refusal.index for refusal, operation_id, _ in reversed(refused)}
+    for run in runs:
+        for place, operation_id in enumerate(run.operation_ids):
+            index = run.index_of(place)
+            if index < first_index.get(operation_id, -1):
+                first_index[operation_id] = index
+    return [entry for entry in refused if first_index[entry[1]] == entry[0].index]
+
+
+def _all_refused(run: OperationRun, reason: Refusal) -> list[tuple[Refusal, int, int]]:
+    return [
+        (Refusal(run.index_of(place), reason.code, reason.field, reason.message), operation_id, run.kind)
+        for place, operation_id in enumerate(run.operation_ids)
+    ]
+
+
+def _join(whole: EventsReceipt, part: EventsReceipt) -> None:
+    whole.next_index = part.next_index
+    whole.ended.extend(part.ended)
+    whole.unchanged += part.unchanged
+    whole.refusals.extend(part.refusals)

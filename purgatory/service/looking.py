@@ -1,0 +1,96 @@
+"""Listings for those who look: bounded work for each page, whatever is pending. Reads the engine, changes nothing."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from typing import Final
+
+from purgatory.engine import codes
+from purgatory.engine.batches import PartitionName
+from purgatory.engine.engine import Engine
+from purgatory.service.host import Host
+from purgatory.service.pages import make_token, page_size, read_token
+from purgatory.service.refusals import invalid_argument, not_found
+from purgatory.service.translate_views import WallTime, partition, pending_operation
+from purgatory.v1 import operation_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
+
+ANY_OWNER: Final = -1
+ANY_KIND: Final = 0
+
+
+def wall_time(host: Host) -> WallTime:
+    """Now, on both clocks."""
+    return WallTime(host.clock.now_ms(), time.time())
+
+
+def named_partition(topic_partition: operation_pb2.TopicPartition) -> PartitionName:
+    """(topic, partition) of a message."""
+    return (topic_partition.topic, topic_partition.partition)
+
+
+def list_operations(host: Host, request: wire.ListOperationsRequest) -> wire.ListOperationsResponse:
+    """A page of pending operations. Refuses unknown sessions and kinds, and page tokens that do not fit."""
+    kind = int(request.kind)
+    if kind != ANY_KIND and kind not in codes.KINDS:
+        raise invalid_argument("kind", f"is not a known kind of operation: {kind}")
+    owner_id = host.sessions.get(request.session_id).owner.owner_id if request.session_id else ANY_OWNER
+    name = named_partition(request.topic_partition) if request.HasField("topic_partition") else None
+    filters = f"operations {request.session_id!r} {kind} {name} {request.key!r}"
+    place = read_token(filters, request.page_token, (int,))
+    start = int(place[0]) if place is not None else 0
+    if start < 0:
+        raise invalid_argument("page_token", f"begins at {start}")
+    now = wall_time(host)
+    views, next_start = host.engine.list_pending(
+        start, page_size(request.page_size), now.now_ms, owner_id, kind, name, request.key
+    )
+    operations = []
+    for view in views:
+        session = host.sessions.of_owner(view.owner_id)
+        operations.append(pending_operation(view, session.session_id if session is not None else "", now))
+    token = make_token(filters, [next_start]) if next_start >= 0 else ""
+    return wire.ListOperationsResponse(operations=operations, next_page_token=token)
+
+
+def get_operation(host: Host, request: wire.GetOperationRequest) -> wire.GetOperationResponse:
+    """One pending operation. Refuses sessions and operations that are not there."""
+    session = host.sessions.get(request.session_id)
+    now = wall_time(host)
+    view = host.engine.describe(session.owner, request.operation_id, now.now_ms)
+    if view is None:
+        raise not_found("pending operation", f"{request.session_id}/{request.operation_id}")
+    return wire.GetOperationResponse(operation=pending_operation(view, session.session_id, now))
+
+
+def get_partition(host: Host, request: wire.GetPartitionRequest) -> wire.GetPartitionResponse:
+    """One partition's marks, replicas and waits. Refuses unknown ones."""
+    name = named_partition(request.topic_partition)
+    view = host.engine.partition_view(name, host.clock.now_ms())
+    if view is None:
+        raise not_found("partition", f"{name[0]}-{name[1]}")
+    return wire.GetPartitionResponse(partition=partition(view))
+
+
+def list_partitions(host: Host, request: wire.ListPartitionsRequest) -> wire.ListPartitionsResponse:
+    """A page of known partitions, ordered by name, so that those that come and go disturb no other page."""
+    filters = f"partitions {request.topic_prefix!r}"
+    place = read_token(filters, request.page_token, (str, int))
+    after = (str(place[0]), int(place[1])) if place is not None else None
+    size = page_size(request.page_size)
+    names = _names_after(host.engine, request.topic_prefix, after, size + 1)
+    now_ms = host.clock.now_ms()
+    views = [host.engine.partition_view(name, now_ms) for name in names[:size]]
+    more = len(names) > size
+    return wire.ListPartitionsResponse(
+        partitions=[partition(view) for view in views if view is not None],
+        next_page_token=make_token(filters, list(names[size - 1])) if more else "",
+    )
+
+
+def _names_after(engine: Engine, prefix: str, after: PartitionName | None, count: int) -> list[PartitionName]:
+    names = (
+        name for name in engine.partition_names() if name[0].startswith(prefix) and (after is None or name > after)
+    )
+    return heapq.nsmallest(count, names)

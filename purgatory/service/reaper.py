@@ -1,0 +1,81 @@
+"""The only task that advances the engine's time: it expires what is due, in slices, and sleeps until the next is due.
+
+It survives whatever a turn raises (logged, counted, and tried again), and a herd of expiries never holds the event loop
+for longer than a slice. It wakes at least every `SLEEP_MAX_MS`, so that the lag of the loop is always being measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from purgatory.clock import Clock
+from purgatory.engine.engine import Engine
+from purgatory.service.observer import Observer
+
+LOGGER: Final = logging.getLogger(__name__)
+
+EXPIRED_PER_SLICE: Final = 5_000
+SLEEP_MAX_MS: Final = 1_000
+AFTER_FAILURE_S: Final = 0.1
+
+
+class Reaper:
+    """Calls `engine.advance_clock` when it must be called, and `deliver` after each."""
+
+    def __init__(self, engine: Engine, clock: Clock, observer: Observer, deliver: Callable[[], None]) -> None:
+        self._engine: Final = engine
+        self._clock: Final = clock
+        self._observer: Final = observer
+        self._deliver: Final = deliver
+        self._woken: Final = asyncio.Event()
+        self._sleeping_until_ms = -1
+        """-1: not asleep."""
+
+    def deadline_may_be_earlier(self) -> None:
+        """Operations have been registered: wakes the reaper if one is due before it would wake by itself."""
+        if self._sleeping_until_ms >= 0:
+            next_ms = self._engine.next_expiration_ms()
+            if 0 <= next_ms < self._sleeping_until_ms:
+                self._woken.set()
+
+    def wake(self) -> None:
+        """Makes it look at the clock now: for clocks that are moved by hand."""
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Runs until it is cancelled."""
+        while True:
+            try:
+                self._turn()
+                await self._sleep()
+            except Exception:
+                LOGGER.exception("a turn of the reaper failed; it goes on")
+                self._observer.reaper_failed()
+                await asyncio.sleep(AFTER_FAILURE_S)
+
+    def _turn(self) -> None:
+        self._engine.advance_clock(self._clock.now_ms(), EXPIRED_PER_SLICE)
+        self._deliver()
+
+    async def _sleep(self) -> None:
+        """Until the next expiration; when that is due already, only until the other tasks have had their turn."""
+        self._woken.clear()
+        now_ms = self._clock.now_ms()
+        next_ms = self._engine.next_expiration_ms()
+        if 0 <= next_ms <= now_ms:
+            await asyncio.sleep(0)
+            return
+        until_ms = now_ms + SLEEP_MAX_MS
+        self._sleeping_until_ms = min(next_ms, until_ms) if next_ms >= 0 else until_ms
+        loop = asyncio.get_running_loop()
+        wake_at_s = loop.time() + (self._sleeping_until_ms - now_ms) / 1_000
+        try:
+            async with asyncio.timeout_at(wake_at_s):
+                await self._woken.wait()
+        except TimeoutError:
+            self._observer.loop_lag_ms(max(0.0, (loop.time() - wake_at_s) * 1_000))
+        finally:
+            self._sleeping_until_ms = -1

@@ -1,0 +1,249 @@
+"""The gRPC methods: translate, call the host, stream. No rules of their own.
+
+Methods raise `CallRefused` for calls they refuse; `handlers.add_to_server` makes a status of it, and sees to it that a
+request that cannot be decoded becomes one too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import grpc
+
+from purgatory import __version__
+from purgatory.engine import COMPILED, codes
+from purgatory.engine.errors import InvalidBatch
+from purgatory.service import looking, sessions
+from purgatory.service.connection import Connection
+from purgatory.service.host import BatchRefused, Host
+from purgatory.service.intake import advance, cancel, register, register_or_refuse
+from purgatory.service.refusals import from_refusal, invalid_argument, unavailable
+from purgatory.service.translate_operations import runs_from_rows
+from purgatory.service.translate_results import result_rows
+from purgatory.service.translate_views import kind_status, timestamp
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1 import purgatory_service_pb2_grpc
+
+# ruff: noqa: N802 - methods have the names of the calls
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
+    """The service of proto/purgatory/v1 over one host."""
+
+    def __init__(self, host: Host) -> None:
+        self._host: Final = host
+
+    # Waiting.
+
+    async def Wait(self, request: wire.WaitRequest, context: Context) -> wire.WaitResponse:
+        """Registers one operation and answers when it ends; a caller that goes away cancels it."""
+        del context
+        if not request.HasField("operation"):
+            raise invalid_argument("operation", "is not set")
+        with self._host.waiting() as (operation_id, future):
+            timeout_ms = self._host.engine.limits.timeout_ms_default
+            runs, refused = runs_from_rows([request.operation], timeout_ms, [operation_id])
+            if refused:
+                raise from_refusal(refused[0][0], "operation")
+            self._host.register_wait(runs[0])
+            [result] = result_rows(await future)
+        result.operation_id = request.operation.operation_id
+        return wire.WaitResponse(result=result)
+
+    async def Session(self, requests: AsyncIterator[wire.SessionRequest], context: Context) -> None:
+        """Registrations, cancels and acknowledgements in, receipts and results out, until either side ends it."""
+        first = await anext(aiter(requests), None)
+        if first is None or not first.HasField("open"):
+            raise invalid_argument("open", "must be the first message of a session stream")
+        opening = first.open
+        connection, opened = self._connect(
+            wire.SessionResponse, opening.session_id, opening.last_sequence, opening.columns, expects_heartbeats=True
+        )
+        connection.send(wire.SessionResponse(opened=opened))
+        reader = asyncio.create_task(self._read(requests, connection), name="session reader")
+        try:
+            await self._write(connection, context)
+        finally:
+            reader.cancel()
+            self._host.sessions.detach(connection, self._host.clock.now_ms())
+
+    async def Register(self, request: wire.RegisterRequest, context: Context) -> wire.RegisterResponse:
+        """Registers a batch in a session, which is made on first use."""
+        del context
+        session, _ = self._open_session(request.session_id)
+        try:
+            return wire.RegisterResponse(receipt=register(self._host, session, request.batch))
+        except InvalidBatch as error:
+            raise invalid_argument(f"batch.{error.field}", error.message) from None
+        except BatchRefused as error:
+            raise from_refusal(error.refusal, "batch") from None
+
+    async def StreamResults(self, request: wire.StreamResultsRequest, context: Context) -> None:
+        """Streams a session's results until either side ends it."""
+        connection, _ = self._connect(
+            wire.StreamResultsResponse,
+            request.session_id,
+            request.last_sequence,
+            request.columns,
+            expects_heartbeats=False,
+        )
+        try:
+            await self._write(connection, context)
+        finally:
+            self._host.sessions.detach(connection, self._host.clock.now_ms())
+
+    async def Acknowledge(self, request: wire.AcknowledgeRequest, context: Context) -> wire.AcknowledgeResponse:
+        """Acknowledges a session's results."""
+        del context
+        session = self._host.sessions.get(request.session_id)
+        self._host.sessions.touch(session, self._host.clock.now_ms())
+        session.acknowledge(request.sequence)
+        return wire.AcknowledgeResponse()
+
+    # Events.
+
+    async def Advance(self, request: wire.AdvanceRequest, context: Context) -> wire.AdvanceResponse:
+        """Applies a batch of events and says how many operations each ended."""
+        del context
+        return wire.AdvanceResponse(receipt=await advance(self._host, request))
+
+    async def AdvanceStream(self, requests: AsyncIterator[wire.AdvanceStreamRequest], context: Context) -> None:
+        """The same for each message, one answer each, in order."""
+        async for request in requests:
+            await context.write(wire.AdvanceStreamResponse(receipt=await advance(self._host, request)))
+
+    # Operating and looking.
+
+    async def Cancel(self, request: wire.CancelRequest, context: Context) -> wire.CancelResponse:
+        """Cancels pending operations: some or all of a session, or all that wait on a partition or key."""
+        del context
+        chosen = [bool(request.session_id), request.HasField("topic_partition"), bool(request.key)]
+        if sum(chosen) != 1:
+            raise invalid_argument("session_id", "set exactly one of session_id, topic_partition and key")
+        if request.operation_ids and not request.session_id:
+            raise invalid_argument("operation_ids", "are ids of a session: set session_id")
+        if request.HasField("topic_partition"):
+            name = looking.named_partition(request.topic_partition)
+            return wire.CancelResponse(cancelled=self._host.cancel_partition(name))
+        if request.key:
+            return wire.CancelResponse(cancelled=self._host.cancel_key(request.key))
+        session = self._host.sessions.get(request.session_id)
+        if not request.operation_ids:
+            return wire.CancelResponse(cancelled=self._host.cancel_session(session))
+        cancelled, not_pending = cancel(self._host, session, request.operation_ids)
+        return wire.CancelResponse(cancelled=len(cancelled), not_pending_operation_ids=not_pending)
+
+    async def GetOperation(self, request: wire.GetOperationRequest, context: Context) -> wire.GetOperationResponse:
+        """One pending operation's full story."""
+        del context
+        return looking.get_operation(self._host, request)
+
+    async def ListOperations(
+        self, request: wire.ListOperationsRequest, context: Context
+    ) -> wire.ListOperationsResponse:
+        """A page of pending operations."""
+        del context
+        return looking.list_operations(self._host, request)
+
+    async def GetPartition(self, request: wire.GetPartitionRequest, context: Context) -> wire.GetPartitionResponse:
+        """One partition's marks, replicas and waits."""
+        del context
+        return looking.get_partition(self._host, request)
+
+    async def ListPartitions(
+        self, request: wire.ListPartitionsRequest, context: Context
+    ) -> wire.ListPartitionsResponse:
+        """A page of known partitions."""
+        del context
+        return looking.list_partitions(self._host, request)
+
+    async def GetStatus(self, request: wire.GetStatusRequest, context: Context) -> wire.GetStatusResponse:
+        """The daemon's counts, limits and version."""
+        del request, context
+        host = self._host
+        return wire.GetStatusResponse(
+            version=__version__,
+            compiled=COMPILED,
+            started_time=timestamp(host.started_time),
+            draining=host.draining,
+            kinds=[kind_status(kind, host.engine.counts(kind)) for kind in codes.KINDS],
+            partitions=host.engine.partition_count,
+            signal_keys=host.engine.signal_key_count,
+            sessions=host.sessions.count,
+            sessions_connected=host.sessions.connected,
+            unacknowledged_results=host.sessions.unacknowledged_results,
+        )
+
+    # Inside.
+
+    def _open_session(self, session_id: str) -> tuple[sessions.Session, bool]:
+        if self._host.draining:
+            raise unavailable("the daemon is shutting down")
+        return self._host.sessions.open(session_id, self._host.clock.now_ms())
+
+    def _connect(
+        self,
+        response_type: type[wire.SessionResponse] | type[wire.StreamResultsResponse],
+        session_id: str,
+        last_sequence: int,
+        columns: bool,
+        *,
+        expects_heartbeats: bool,
+    ) -> tuple[Connection, wire.SessionOpened]:
+        session, resumed = self._open_session(session_id)
+        limits = self._host.limits
+        connection = self._host.sessions.attach(
+            session,
+            response_type,
+            last_sequence=last_sequence if resumed else 0,
+            columns=columns,
+            expects_heartbeats=expects_heartbeats,
+            now_ms=self._host.clock.now_ms(),
+        )
+        opened = wire.SessionOpened(
+            resumed=resumed,
+            highest_operation_id=session.owner.highest_operation_id,
+            heartbeat_interval_ms=limits.heartbeat_interval_ms,
+            session_ttl_ms=limits.session_ttl_ms,
+            operations_per_batch_max=limits.operations_per_batch_max,
+            unacknowledged_results_max=limits.unacknowledged_results_max,
+        )
+        return connection, opened
+
+    async def _write(self, connection: Connection, context: Context) -> None:
+        await connection.run_writer(context.write, self._host.clock.now_ms)
+
+    async def _read(self, requests: AsyncIterator[wire.SessionRequest], connection: Connection) -> None:
+        """Serves a session stream's messages. What goes wrong here ends the stream."""
+        try:
+            connection.reading()
+            async for request in requests:
+                connection.heard(self._host.clock.now_ms())
+                await connection.wait_for_space()
+                if connection.closing:
+                    return
+                self._serve(request, connection)
+                connection.reading()
+            connection.half_closed()
+        except Exception as error:  # noqa: BLE001 - the writer raises it in the call, where it becomes a status
+            connection.fail(error)
+
+    def _serve(self, request: wire.SessionRequest, connection: Connection) -> None:
+        session = connection.session
+        message = request.WhichOneof("message")
+        if message == "register":
+            connection.send(wire.SessionResponse(receipt=register_or_refuse(self._host, session, request.register)))
+        elif message == "acknowledge":
+            session.acknowledge(request.acknowledge.sequence)
+        elif message == "cancel":
+            cancelled, not_pending = cancel(self._host, session, request.cancel.operation_ids)
+            receipt = wire.CancelReceipt(cancelled_operation_ids=cancelled, not_pending_operation_ids=not_pending)
+            connection.send(wire.SessionResponse(cancelled=receipt))
+        elif message == "open":
+            raise invalid_argument("open", "must come once, as the first message of a session stream")
+        elif message is None:
+            raise invalid_argument("message", "is not set: set one of register, cancel, acknowledge, heartbeat")

@@ -1,0 +1,232 @@
+"""Registrations from wire to engine: columns are copied, rows are gathered into runs of one kind. Pure functions.
+
+What only the wire can get wrong (no condition, an unknown enum value) is refused here, item by item; all that has a
+meaning (names, offsets, duplicates, timeouts, ids) is checked by the engine. Columns with a fault keep their shape: the
+operation's id is set to 0, which the engine refuses, and the fault found here takes the place of what it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from purgatory.engine import codes
+from purgatory.engine.batches import OperationBatch, PartitionName, Refusal
+from purgatory.engine.errors import InvalidBatch
+from purgatory.v1 import operation_pb2
+
+Fault = tuple[str, str]
+"""(field, what is wrong with which value)."""
+
+PARTITION_MAX_BYTES_DEFAULT: Final = 1_048_576
+CONDITION_KINDS: Final = {
+    "produce": codes.PRODUCE,
+    "fetch": codes.FETCH,
+    "delete_records": codes.DELETE_RECORDS,
+    "signal": codes.SIGNAL,
+}
+NO_CONDITION: Final[Fault] = ("condition", "is not set: set one of produce, fetch, delete_records, signal")
+ISOLATION_LEVELS: Final[dict[int, int]] = {
+    operation_pb2.ISOLATION_LEVEL_UNSPECIFIED: codes.READ_UNCOMMITTED,
+    operation_pb2.ISOLATION_LEVEL_READ_UNCOMMITTED: codes.READ_UNCOMMITTED,
+    operation_pb2.ISOLATION_LEVEL_READ_COMMITTED: codes.READ_COMMITTED,
+}
+
+
+class OperationRun:
+    """Operations of one kind that follow each other in a batch, as the engine takes them.
+
+    `indexes` holds the place of each in the batch as it came (None: the same), `faults` what was found wrong before
+    the engine saw it, by place in the run.
+    """
+
+    def __init__(
+        self,
+        kind: int,
+        batch: OperationBatch,
+        operation_ids: Sequence[int],
+        indexes: list[int] | None = None,
+        faults: dict[int, Fault] | None = None,
+    ) -> None:
+        self.kind: Final = kind
+        self.batch: Final = batch
+        self.operation_ids: Final = operation_ids
+        """As the caller sent them; those in the batch are 0 where there is a fault."""
+        self.indexes: Final = indexes
+        self.faults: Final = {} if faults is None else faults
+
+    def index_of(self, place: int) -> int:
+        """The place in the batch as it came of the run's operation at `place`."""
+        return place if self.indexes is None else self.indexes[place]
+
+
+def runs_from_columns(columns: operation_pb2.OperationColumns) -> list[OperationRun]:
+    """A batch of columns as one run. Raises `InvalidBatch` for an unknown kind."""
+    kind = int(columns.kind)
+    if kind not in codes.KINDS:
+        raise InvalidBatch("kind", f"must be 1 (produce), 2 (fetch), 3 (delete_records) or 4 (signal), not {kind}")
+    operation_ids = list(columns.operation_id)
+    isolation_levels: list[int] = list(columns.isolation_level)
+    faults = _isolation_faults(isolation_levels, len(operation_ids))
+    batch = OperationBatch(
+        [0 if place in faults else operation_id for place, operation_id in enumerate(operation_ids)]
+        if faults
+        else operation_ids,
+        partitions=[(name.topic, name.partition) for name in columns.partitions],
+        keys=list(columns.keys),
+        timeouts_ms=list(columns.timeout_ms),
+        item_counts=list(columns.item_count),
+        item_indexes=list(columns.item_index),
+        offsets=list(columns.offset),
+        local_error_codes=list(columns.local_error_code),
+        leader_epochs=list(columns.leader_epoch),
+        min_bytes=list(columns.min_bytes),
+        replica_ids=list(columns.replica_id),
+        isolation_levels=isolation_levels,
+        follower_reads=list(columns.follower_reads),
+        partition_max_bytes=list(columns.partition_max_bytes),
+        last_fetched_epochs=list(columns.last_fetched_epoch),
+        throttled=list(columns.throttled),
+        any_key=list(columns.any),
+        from_now=list(columns.from_now),
+    )
+    return [OperationRun(kind, batch, operation_ids, None, faults)]
+
+
+def _isolation_faults(isolation_levels: list[int], operation_count: int) -> dict[int, Fault]:
+    """Finds unknown isolation levels and makes the unspecified ones the default, in place."""
+    if ISOLATION_LEVELS.keys() >= set(isolation_levels):
+        isolation_levels[:] = [ISOLATION_LEVELS[level] for level in isolation_levels]
+        return {}
+    faults: dict[int, Fault] = {}
+    for place, level in enumerate(isolation_levels):
+        if level not in ISOLATION_LEVELS:
+            faults[place] = _isolation_fault(level)
+            isolation_levels[place] = codes.READ_UNCOMMITTED
+    if len(isolation_levels) == 1:
+        return dict.fromkeys(range(operation_count), faults[0])
+    return faults
+
+
+def _isolation_fault(level: int) -> Fault:
+    return "fetch.isolation_level", f"must be 1 (read uncommitted) or 2 (read committed), not {level}"
+
+
+def runs_from_rows(
+    operations: Iterable[operation_pb2.Operation], timeout_ms_default: int, operation_ids: Sequence[int] = ()
+) -> tuple[list[OperationRun], list[tuple[Refusal, int]]]:
+    """Rows gathered into runs of one kind, in order, and the rows that are refused here, each with its operation id.
+
+    `operation_ids` replaces the ids of the rows where the caller's are ignored.
+    """
+    runs: list[OperationRun] = []
+    refused: list[tuple[Refusal, int]] = []
+    gathering: _Gathering | None = None
+    for index, operation in enumerate(operations):
+        operation_id = operation_ids[index] if operation_ids else operation.operation_id
+        condition = operation.WhichOneof("condition")
+        fault = NO_CONDITION if condition is None else _row_fault(operation, condition)
+        if condition is None or fault is not None:
+            assert fault is not None, "a row without a condition is faulty"
+            field, message = fault
+            refused.append((Refusal(index, codes.INVALID_ARGUMENT, field, message), operation_id))
+            continue
+        kind = CONDITION_KINDS[condition]
+        if gathering is None or gathering.kind != kind:
+            if gathering is not None:
+                runs.append(gathering.finish())
+            gathering = _Gathering(kind)
+        timeout_ms = operation.timeout_ms if operation.HasField("timeout_ms") else timeout_ms_default
+        gathering.add(index, operation_id, timeout_ms, operation)
+    if gathering is not None:
+        runs.append(gathering.finish())
+    return runs, refused
+
+
+def _row_fault(operation: operation_pb2.Operation, condition: str) -> Fault | None:
+    if condition == "fetch" and operation.fetch.isolation_level not in ISOLATION_LEVELS:
+        return _isolation_fault(operation.fetch.isolation_level)
+    return None
+
+
+class _Gathering:
+    """The columns of the run being gathered. Every column is full: rows say each value or have its default."""
+
+    def __init__(self, kind: int) -> None:
+        self.kind: Final = kind
+        self._indexes: Final[list[int]] = []
+        self._names: Final[dict[PartitionName, int]] = {}
+        """Dictionary of partitions, or of keys as (key, -1)."""
+        self._batch: Final = OperationBatch([])
+
+    def add(self, index: int, operation_id: int, timeout_ms: int, operation: operation_pb2.Operation) -> None:
+        """Appends one row."""
+        self._indexes.append(index)
+        self._batch.operation_ids.append(operation_id)
+        self._batch.timeouts_ms.append(timeout_ms)
+        if self.kind == codes.PRODUCE:
+            self._add_produce(operation.produce)
+        elif self.kind == codes.FETCH:
+            self._add_fetch(operation.fetch)
+        elif self.kind == codes.DELETE_RECORDS:
+            self._add_delete_records(operation.delete_records)
+        else:
+            self._add_signal(operation.signal)
+
+    def finish(self) -> OperationRun:
+        """The run that was gathered."""
+        if self.kind == codes.SIGNAL:
+            self._batch.keys.extend(key for key, _ in self._names)
+        else:
+            self._batch.partitions.extend(self._names)
+        return OperationRun(self.kind, self._batch, self._batch.operation_ids, self._indexes)
+
+    def _add_item(self, name: PartitionName) -> None:
+        self._batch.item_indexes.append(self._names.setdefault(name, len(self._names)))
+
+    def _add_produce(self, produce: operation_pb2.Produce) -> None:
+        batch = self._batch
+        batch.item_counts.append(len(produce.partitions))
+        for item in produce.partitions:
+            self._add_item((item.topic_partition.topic, item.topic_partition.partition))
+            batch.offsets.append(item.required_offset)
+            batch.local_error_codes.append(item.local_error_code)
+            batch.leader_epochs.append(item.leader_epoch if item.HasField("leader_epoch") else codes.UNKNOWN)
+
+    def _add_fetch(self, fetch: operation_pb2.Fetch) -> None:
+        batch = self._batch
+        batch.item_counts.append(len(fetch.partitions))
+        batch.min_bytes.append(fetch.min_bytes if fetch.HasField("min_bytes") else 1)
+        batch.replica_ids.append(fetch.replica_id if fetch.HasField("replica_id") else codes.UNKNOWN)
+        batch.isolation_levels.append(ISOLATION_LEVELS[fetch.isolation_level])
+        batch.follower_reads.append(fetch.follower_reads)
+        for item in fetch.partitions:
+            self._add_item((item.topic_partition.topic, item.topic_partition.partition))
+            batch.offsets.append(item.fetch_offset)
+            batch.leader_epochs.append(
+                item.current_leader_epoch if item.HasField("current_leader_epoch") else codes.UNKNOWN
+            )
+            batch.partition_max_bytes.append(
+                item.partition_max_bytes if item.HasField("partition_max_bytes") else PARTITION_MAX_BYTES_DEFAULT
+            )
+            batch.last_fetched_epochs.append(
+                item.last_fetched_epoch if item.HasField("last_fetched_epoch") else codes.UNKNOWN
+            )
+            batch.throttled.append(item.throttled)
+
+    def _add_delete_records(self, delete_records: operation_pb2.DeleteRecords) -> None:
+        batch = self._batch
+        batch.item_counts.append(len(delete_records.partitions))
+        for item in delete_records.partitions:
+            self._add_item((item.topic_partition.topic, item.topic_partition.partition))
+            batch.offsets.append(item.offset)
+            batch.local_error_codes.append(item.local_error_code)
+
+    def _add_signal(self, signal: operation_pb2.Signal) -> None:
+        batch = self._batch
+        batch.item_counts.append(len(signal.keys))
+        batch.any_key.append(signal.any)
+        batch.from_now.append(signal.from_now)
+        for item in signal.keys:
+            self._add_item((item.key, codes.UNKNOWN))
+            batch.offsets.append(item.required_count if item.HasField("required_count") else 1)
