@@ -123,7 +123,7 @@ class BuildEngine(build_ext):
         os.chdir(ROOT)  # mypy finds its settings in pyproject.toml here
         modules = sorted(str(path.relative_to(ROOT)) for path in ENGINE.glob("*.py") if path.name != "__init__.py")
         self.distribution.ext_modules = mypycify(
-            modules, opt_level="3", debug_level="0", group_name="purgatory_engine", target_dir=self.build_temp
+            modules, opt_level="3", debug_level="0", group_name="purgatory.engine.native", target_dir=self.build_temp
         )
         self.swig_opts = None  # finalised once already, for no module at all; a list there would not be read again
         self.finalize_options()
@@ -132,7 +132,7 @@ class BuildEngine(build_ext):
     def remove_outputs(self) -> None:
         outputs = [Path(output) for output in self.get_outputs()]
         if self.inplace:
-            outputs += [*ENGINE.glob("*.so"), *ROOT.glob("purgatory_engine__mypyc*.so")]
+            outputs += ENGINE.glob("*.so")
         for output in outputs:
             output.unlink(missing_ok=True)
         self.distribution.ext_modules = []
