@@ -229,7 +229,7 @@ class EmbeddedPurgatory:
                 self._hand_back(mine.waiting)
 
     def _hand_back(self, waiting: deque[tuple[DelayedOperation, Exception | None]]) -> None:
-        """Leave the rest, when this thread is torn out of its effects, to whoever comes next: the reaper at the latest."""
+        """Leave what this thread, torn out of its effects, can't run to whoever comes next, at latest the reaper."""
         with self._lock:
             for operation, failure in waiting:
                 if failure is None:
