@@ -1,0 +1,23 @@
+"""Client of Purgatory, waits as a service: `AsyncClient` for asyncio, `Client` for everything else."""
+
+from purgatory_client import errors, events, waits
+from purgatory_client.aio import DEFAULT_ADDRESS, AsyncClient
+from purgatory_client.blocking import Client
+from purgatory_client.events import AdvanceReceipt, Event
+from purgatory_client.results import OperationKind, Outcome, PartitionResult, Result, ResultColumns
+
+__all__ = [
+    "DEFAULT_ADDRESS",
+    "AdvanceReceipt",
+    "AsyncClient",
+    "Client",
+    "Event",
+    "OperationKind",
+    "Outcome",
+    "PartitionResult",
+    "Result",
+    "ResultColumns",
+    "errors",
+    "events",
+    "waits",
+]

@@ -1,0 +1,138 @@
+"""Sends events: what gathers while a message is under way goes out as the next one, in the order in which it was given.
+
+One message at a time, so that events of one client are applied in the order in which they were given,
+whoever awaits them. Nothing is sent again by itself: a signal would count twice. A call that fails raises for exactly
+the events that were in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from purgatory.v1 import purgatory_service_pb2 as service
+from purgatory_client.encode_events import advance_request, receipt_of
+from purgatory_client.errors import ClientClosed, LimitExceeded, PurgatoryClientError
+from purgatory_client.events import AdvanceReceipt, Event, EventRefusal
+
+EVENTS_PER_MESSAGE_MAX: Final = 10_000
+
+Send = Callable[[service.AdvanceRequest], Awaitable[service.AdvanceResponse]]
+
+
+class _Batch:
+    """Events of one caller (at most a message of them) and the future of their receipt."""
+
+    __slots__ = ("events", "future")
+
+    def __init__(self, events: Sequence[Event], future: asyncio.Future[AdvanceReceipt]) -> None:
+        self.events = events
+        self.future = future
+
+
+class Advancer:
+    """The events of one client on their way. `send` makes the call and raises this package's errors."""
+
+    def __init__(self, send: Send, events_max: int = 1_000_000) -> None:
+        self._send: Final = send
+        self._events_max: Final = events_max
+        self._queue: Final[deque[_Batch]] = deque()
+        self._queued = 0
+        self._task: asyncio.Task[None] | None = None
+
+    async def advance(self, events: Sequence[Event]) -> AdvanceReceipt:
+        """Apply the events; more than a message can hold go out as several. Raises LimitExceeded, Unavailable, ..."""
+        if not events:
+            return AdvanceReceipt([], 0, [])
+        if self._queued + len(events) > self._events_max:
+            raise LimitExceeded(
+                f"{self._queued} events wait to be sent, and the limit of this client is {self._events_max}"
+            )
+        loop = asyncio.get_running_loop()
+        parts = [
+            _Batch(events[start : start + EVENTS_PER_MESSAGE_MAX], loop.create_future())
+            for start in range(0, len(events), EVENTS_PER_MESSAGE_MAX)
+        ]
+        self._queue.extend(parts)
+        self._queued += len(events)
+        if self._task is None or self._task.done():
+            self._task = loop.create_task(self._run(), name="purgatory events")
+        if len(parts) == 1:
+            return await parts[0].future
+        receipts = await asyncio.gather(*(part.future for part in parts))
+        return _joined([len(part.events) for part in parts], receipts)
+
+    async def close(self) -> None:
+        """Stop; what has not been answered raises ClientClosed."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._fail(list(self._queue), ClientClosed("the client was closed before these events were sent"))
+        self._queue.clear()
+        self._queued = 0
+
+    async def _run(self) -> None:
+        await asyncio.sleep(0)  # let the callers of this turn of the loop join the first message
+        while self._queue:
+            batches = self._take()
+            try:
+                response = await self._send(advance_request([event for batch in batches for event in batch.events]))
+            except PurgatoryClientError as error:
+                self._fail(batches, error)
+            except BaseException:
+                self._fail(batches, ClientClosed("the client was closed while these events were being sent"))
+                raise
+            else:
+                self._settle(batches, receipt_of(response.receipt))
+
+    def _take(self) -> list[_Batch]:
+        """The next message's batches: as many as fit, at least one."""
+        taken: list[_Batch] = []
+        count = 0
+        while self._queue and (not taken or count + len(self._queue[0].events) <= EVENTS_PER_MESSAGE_MAX):
+            batch = self._queue.popleft()
+            count += len(batch.events)
+            taken.append(batch)
+        self._queued -= count
+        return taken
+
+    @staticmethod
+    def _settle(batches: list[_Batch], receipt: AdvanceReceipt) -> None:
+        if len(batches) == 1:
+            if not batches[0].future.done():
+                batches[0].future.set_result(receipt)
+            return
+        start = 0
+        for batch in batches:
+            end = start + len(batch.events)
+            refusals = [_moved(one, -start) for one in receipt.refusals if start <= one.index < end]
+            if not batch.future.done():
+                unchanged = None if receipt.unchanged else 0
+                batch.future.set_result(AdvanceReceipt(receipt.ended[start:end], unchanged, refusals))
+            start = end
+
+    @staticmethod
+    def _fail(batches: list[_Batch], error: PurgatoryClientError) -> None:
+        for batch in batches:
+            if not batch.future.done():
+                batch.future.set_exception(error)
+
+
+def _joined(lengths: Sequence[int], receipts: Sequence[AdvanceReceipt]) -> AdvanceReceipt:
+    """The receipt of several messages of one caller."""
+    ended: list[int] = []
+    refusals: list[EventRefusal] = []
+    unchanged: int | None = 0
+    start = 0
+    for length, receipt in zip(lengths, receipts, strict=True):
+        ended.extend(receipt.ended)
+        refusals.extend(_moved(refusal, start) for refusal in receipt.refusals)
+        unchanged = None if unchanged is None or receipt.unchanged is None else unchanged + receipt.unchanged
+        start += length
+    return AdvanceReceipt(ended, unchanged, refusals)
+
+
+def _moved(refusal: EventRefusal, by: int) -> EventRefusal:
+    return EventRefusal(refusal.index + by, refusal.code, refusal.error_code, refusal.field, refusal.message)

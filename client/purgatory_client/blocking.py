@@ -1,0 +1,142 @@
+"""The blocking face: `Client`, for programs without an event loop. Safe to share between threads.
+
+There is no second body: each method runs `AsyncClient`'s on a background event loop and waits for it, with the same
+parameters, results and errors.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import weakref
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+
+from purgatory_client.aio import DEFAULT_ADDRESS, AsyncClient
+from purgatory_client.background import BackgroundLoop, shared_loop
+from purgatory_client.errors import ClientClosed
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _blocking(
+    method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Client, P], T]:
+    """The same method, blocking."""
+
+    @functools.wraps(method)
+    def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._run(method(self._client, *args, **kwargs))
+
+    return call
+
+
+def _iterating(
+    method: Callable[Concatenate[AsyncClient, P], AsyncIterator[T]],
+) -> Callable[Concatenate[Client, P], Iterator[T]]:
+    """The same iteration, blocking."""
+
+    @functools.wraps(method)
+    def iterate(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        items = method(self._client, *args, **kwargs)
+        while (item := self._run(_next(items))) is not _END:
+            yield item
+
+    return iterate
+
+
+class Client:
+    """A blocking client of the daemon at `address`; parameters as of `AsyncClient`.
+
+    Open clients are closed when the interpreter ends. Not to be carried over a fork: make a new one in the child.
+    """
+
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        name: str = "",
+        pending_max: int = 1_000_000,
+        give_up_after: float | None = 30.0,
+    ) -> None:
+        self._pid = os.getpid()
+        self._loop: BackgroundLoop = shared_loop()
+        self._client = AsyncClient(address, name=name, pending_max=pending_max, give_up_after=give_up_after)
+        _open_clients.add(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self, *, finish: bool = False) -> None:
+        """Leave the daemon; see `AsyncClient.close`."""
+        _open_clients.discard(self)
+        self._run(self._client.close(finish=finish))
+
+    @property
+    def address(self) -> str:
+        """The daemon's address."""
+        return self._client.address
+
+    @property
+    def session_id(self) -> str:
+        """The session's id as the daemon lists it."""
+        return self._client.session_id
+
+    @property
+    def pending(self) -> int:
+        """How many operations are pending in this client."""
+        return self._client.pending
+
+    produce = _blocking(AsyncClient.produce)
+    fetch = _blocking(AsyncClient.fetch)
+    delete_records = _blocking(AsyncClient.delete_records)
+    signal = _blocking(AsyncClient.signal)
+    wait_once = _blocking(AsyncClient.wait_once)
+    produce_many = _blocking(AsyncClient.produce_many)
+    fetch_many = _blocking(AsyncClient.fetch_many)
+    delete_records_many = _blocking(AsyncClient.delete_records_many)
+    signal_many = _blocking(AsyncClient.signal_many)
+    advance = _blocking(AsyncClient.advance)
+    advance_many = _blocking(AsyncClient.advance_many)
+    signal_key = _blocking(AsyncClient.signal_key)
+    cancel = _blocking(AsyncClient.cancel)
+    operation = _blocking(AsyncClient.operation)
+    operations = _iterating(AsyncClient.operations)
+    partition = _blocking(AsyncClient.partition)
+    partitions = _iterating(AsyncClient.partitions)
+    status = _blocking(AsyncClient.status)
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        if os.getpid() != self._pid:
+            coroutine.close()
+            raise ClientClosed("this client was made before a fork; make a new one in the child process")
+        return self._loop.run(coroutine)
+
+
+_END: Any = object()
+
+
+async def _next(items: AsyncIterator[T]) -> T:
+    """The next item, or `_END`: StopAsyncIteration cannot travel through a future."""
+    return await anext(items, _END)
+
+
+_open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+def _close_open_clients() -> None:
+    """At the end of the interpreter, while threads still run: cancel what is pending and leave the daemon."""
+    for client in list(_open_clients):
+        if client._pid == os.getpid():  # noqa: SLF001
+            client.close()
+
+
+atexit.register(_close_open_clients)

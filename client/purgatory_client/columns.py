@@ -1,0 +1,80 @@
+"""Columns as the wire has them: a value for each entry, one value for all, or none for the default.
+
+Also the one place where numbers from callers are checked to fit the wire: a number that does not must be refused before
+it joins a batch, because a batch that cannot be packed would take its neighbours with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from operator import index
+from typing import Final, TypeVar
+
+from purgatory_client.errors import InvalidRequest
+
+T = TypeVar("T")
+
+INT32_MAX: Final = 2**31 - 1
+INT64_MAX: Final = 2**63 - 1
+
+
+def int32(value: int, field: str) -> int:
+    """`value` when it fits 32 signed bits. Raises InvalidRequest, or TypeError when it is no whole number."""
+    number = index(value)
+    if not -INT32_MAX - 1 <= number <= INT32_MAX:
+        raise InvalidRequest(field, f"{number} does not fit 32 bits")
+    return number
+
+
+def int64(value: int, field: str) -> int:
+    """`value` when it fits 64 signed bits. Raises InvalidRequest, or TypeError when it is no whole number."""
+    number = index(value)
+    if not -INT64_MAX - 1 <= number <= INT64_MAX:
+        raise InvalidRequest(field, f"{number} does not fit 64 bits")
+    return number
+
+
+def int_column(values: Sequence[int] | None, count: int, field: str, highest: int, lowest: int) -> list[int]:
+    """A column of whole numbers, checked: its length must be 0, 1 or `count`, its values within [lowest, highest]."""
+    if values is None:
+        return []
+    column = [index(value) for value in values]
+    check_length(column, count, field)
+    if column and (min(column) < lowest or max(column) > highest):
+        place = next(i for i, value in enumerate(column) if not lowest <= value <= highest)
+        raise InvalidRequest(f"{field}[{place}]", f"{column[place]} must be from {lowest} to {highest}")
+    return column
+
+
+def check_length(column: Sequence[object], count: int, field: str) -> None:
+    """Raises InvalidRequest unless the column has a value for each of `count` entries, one for all, or none."""
+    if len(column) not in (0, 1, count):
+        raise InvalidRequest(
+            field, f"{len(column)} values for {count} entries; give one for each, one for all, or none"
+        )
+
+
+def take(column: list[T], positions: Sequence[int]) -> list[T]:
+    """The column's values at `positions`; a column of no or one value stays as it is."""
+    if len(column) <= 1:
+        return column
+    if isinstance(positions, range):
+        return column[positions.start : positions.stop]
+    return [column[position] for position in positions]
+
+
+def squeeze(column: list[T]) -> list[T]:
+    """One value when all are the same: fewer bytes, and the wire's way to say it."""
+    if len(column) > 1 and column.count(column[0]) == len(column):
+        return column[:1]
+    return column
+
+
+def milliseconds(seconds: float | None) -> int | None:
+    """A timeout as the wire has it, rounded up so that it is never early. None stays None: the daemon's default."""
+    if seconds is None:
+        return None
+    if not 0 < seconds < INT32_MAX:
+        raise InvalidRequest("timeout_ms", f"a timeout of {seconds} s; must be more than 0 and less than {INT32_MAX} s")
+    return math.ceil(seconds * 1_000)

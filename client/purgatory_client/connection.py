@@ -1,0 +1,281 @@
+"""Drives a `SessionCore` over gRPC: one connection after the other, each with a reader, a writer and a watchdog.
+
+One task reads and one task writes, as grpc.aio wants it. The watchdog ends a connection on which nothing has come for
+three heartbeat intervals. The connection is made when it is first needed; when none could be had for `give_up_after`
+seconds, everything pending ends with Unavailable and the next wait begins a new session. No event loop is touched
+before the first submit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable
+from typing import Final, cast
+
+import grpc
+import grpc.aio
+
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
+from purgatory_client.backoff import Backoff
+from purgatory_client.channel import open_channel
+from purgatory_client.errors import (
+    ClientClosed,
+    ProtocolError,
+    PurgatoryClientError,
+    SessionTakenOver,
+    Unavailable,
+    from_rpc_error,
+)
+from purgatory_client.many import WaitColumns
+from purgatory_client.results import Result, ResultColumns
+from purgatory_client.session import Answer, SessionCore
+from purgatory_client.waits import Wait
+
+Call = grpc.aio.StreamStreamCall[wire.SessionRequest, wire.SessionResponse]
+
+OPEN_TIMEOUT: Final = 10.0
+"""Seconds a daemon may take to answer the opening of a session."""
+SILENT_INTERVALS_MAX: Final = 3
+LEAVE_TIMEOUT: Final = 2.0
+"""Seconds that closing may take to tell the daemon what is cancelled."""
+
+_RETRIED_CODES: Final = frozenset(
+    (
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.ABORTED,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.UNKNOWN,
+    )
+)
+
+_log = logging.getLogger(__name__)
+
+
+class SessionConnection:
+    """The session of one client, connected as long as there is something to wait for. Belongs to one event loop."""
+
+    def __init__(self, address: str, *, name: str, pending_max: int, give_up_after: float | None) -> None:
+        self._address: Final = address
+        self._name: Final = name
+        self._pending_max: Final = pending_max
+        self._give_up_after: Final = give_up_after
+        self._backoff: Final = Backoff()
+        self._work: Final = asyncio.Event()
+        self._changed: Final = asyncio.Event()
+        self._core = self._new_core()
+        self._task: asyncio.Task[None] | None = None
+        self._received_at = 0.0
+        self._closed: PurgatoryClientError | None = None
+        self.connections = 0
+        """How many connections have been opened so far."""
+
+    @property
+    def session_id(self) -> str:
+        """The id of the session of now."""
+        return self._core.session_id
+
+    @property
+    def pending(self) -> int:
+        """How many operations are pending in this client."""
+        return self._core.pending
+
+    def submit(self, wait: Wait) -> asyncio.Future[Result]:
+        """Send the wait as soon as the connection allows; the future has its result. Raises LimitExceeded,
+        ClientClosed.
+        """
+        self._submit(wait)
+        wait.future = asyncio.get_running_loop().create_future()
+        return wait.future
+
+    def submit_many(self, batch: WaitColumns) -> asyncio.Future[ResultColumns]:
+        """As `submit`; the future is done when all of the batch have ended."""
+        self._submit(batch)
+        batch.future = asyncio.get_running_loop().create_future()
+        return batch.future
+
+    def cancel(self, wait: Wait | WaitColumns) -> None:
+        """Nobody waits for it any more: cancel it at the daemon. Its future is left alone."""
+        self._core.cancel(wait)
+        self._work.set()
+        self._changed.set()
+
+    async def close(self, finish: bool) -> None:
+        """End the session. `finish`: let everything pending end first; else cancel it here and at the daemon."""
+        if finish and self._closed is None:
+            await self._wait_until(lambda: not self._core.pending)
+        if self._closed is None:
+            self._closed = ClientClosed("the client is closed")
+        task, self._task = self._task, None
+        if task is None or task.done():
+            return
+        for wait in self._core.waiting():
+            self._core.cancel(wait)
+            _settle(wait, ClientClosed("the client was closed while this wait was pending"))
+        self._core.end()
+        self._work.set()
+        if self._core.opened:
+            await asyncio.wait({task}, timeout=LEAVE_TIMEOUT)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    def _new_core(self) -> SessionCore:
+        unique = uuid.uuid4().hex
+        return SessionCore(f"{self._name}-{unique}" if self._name else unique, self._pending_max)
+
+    def _submit(self, wait: Wait | WaitColumns) -> None:
+        if self._closed is not None:
+            raise self._closed
+        loop = asyncio.get_running_loop()
+        self._core.submit(wait, loop.time())
+        self._work.set()
+        if self._task is None or self._task.done():
+            self._task = loop.create_task(self._run(), name=f"purgatory session {self.session_id}")
+
+    async def _run(self) -> None:
+        """Connect again and again, until the session is closed, taken over or given up."""
+        loop = asyncio.get_running_loop()
+        lost_at = loop.time()
+        self._backoff.reset()
+        while True:
+            before = self.connections
+            try:
+                reason = await self._connect_once()
+            except PurgatoryClientError as error:
+                self._end_session(error)
+                return
+            except Exception as error:
+                self._end_session(ProtocolError(f"this client failed: {error!r}"))
+                raise
+            if self._closed is not None:
+                return
+            if self.connections > before:
+                self._backoff.reset()
+                lost_at = loop.time()
+            delay = self._backoff.next_delay()
+            if self._give_up_after is not None and loop.time() + delay - lost_at > self._give_up_after:
+                waited = loop.time() - lost_at
+                self._end_session(Unavailable(f"no connection to {self._address} for {waited:.1f} s: {reason}"))
+                return
+            _log.info("session %s: %s; next attempt in %.3f s", self.session_id, reason, delay)
+            await asyncio.sleep(delay)
+
+    def _end_session(self, error: PurgatoryClientError) -> None:
+        """Everything pending ends with `error`; what comes next begins a new session, unless this was taken over."""
+        if isinstance(error, SessionTakenOver):
+            self._closed = error
+        pending = self._core.drain()
+        self._core = self._new_core()
+        for wait in pending:
+            _settle(wait, error)
+        self._changed.set()
+
+    async def _connect_once(self) -> str:
+        """One connection, from opening to its end; returns why it ended. Raises what makes another attempt useless."""
+        channel = open_channel(self._address)
+        call: Call = PurgatoryServiceStub(channel).Session()
+        self._received_at = asyncio.get_running_loop().time()
+        tasks = [
+            asyncio.create_task(self._read(call)),
+            asyncio.create_task(self._write(call)),
+            asyncio.create_task(self._watch()),
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            return await self._why(call, [task for task in tasks if task in done])
+        finally:
+            self._core.connection_lost()
+            for task in tasks:
+                task.cancel()
+            call.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await channel.close()
+
+    async def _why(self, call: Call, done: list[asyncio.Task[str]]) -> str:
+        """Why the connection ended, told by the first task that knows; raises when connecting again would not help."""
+        if self._core.going_away == wire.GoingAway.REASON_TAKEN_OVER:
+            raise SessionTakenOver(f"another client opened the session {self.session_id}")
+        for task in done:
+            error = task.exception()
+            if error is None:
+                return task.result()
+            if isinstance(error, grpc.aio.AioRpcError):
+                if error.code() not in _RETRIED_CODES:
+                    raise from_rpc_error(error)
+                return f"{error.code().name}: {error.details()}"
+            if isinstance(error, asyncio.InvalidStateError):
+                return f"the stream ended: {(await call.code()).name}"
+            raise error
+        raise AssertionError("a connection ended without a reason")
+
+    async def _read(self, call: Call) -> str:
+        loop = asyncio.get_running_loop()
+        while True:
+            message = await call.read()
+            if message is grpc.aio.EOF:
+                return "the daemon ended the stream"
+            self._received_at = now = loop.time()
+            was_open = self._core.opened
+            for wait, answer in self._core.receive(cast("wire.SessionResponse", message), now):
+                _settle(wait, answer)
+            if self._core.opened and not was_open:
+                self.connections += 1
+            self._work.set()
+            self._changed.set()
+
+    async def _write(self, call: Call) -> str:
+        loop = asyncio.get_running_loop()
+        await call.write(self._core.open_message())
+        while True:
+            message = self._core.next_message(loop.time())
+            if message is not None:
+                await call.write(message)
+            elif self._core.ended:
+                await call.done_writing()
+                await loop.create_future()  # the reader will see the end of the stream
+            else:
+                await self._wait_for_work(loop)
+
+    async def _wait_for_work(self, loop: asyncio.AbstractEventLoop) -> None:
+        wake_at = self._core.wake_at()
+        timer = None if wake_at is None else loop.call_at(wake_at, self._work.set)
+        try:
+            await self._work.wait()
+        finally:
+            if timer is not None:
+                timer.cancel()
+        self._work.clear()
+
+    async def _watch(self) -> str:
+        """Returns when the daemon has been silent for too long."""
+        loop = asyncio.get_running_loop()
+        while True:
+            silence_max = self._core.heartbeat_interval * SILENT_INTERVALS_MAX if self._core.opened else OPEN_TIMEOUT
+            left = self._received_at + silence_max - loop.time()
+            if left > 0:
+                await asyncio.sleep(left)
+                continue
+            # This loop itself may have been held up: let the reader see first what has come meanwhile.
+            await asyncio.sleep(0.05)
+            if self._received_at + silence_max <= loop.time():
+                return f"nothing came for {silence_max:.1f} s"
+
+    async def _wait_until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self._changed.clear()
+            await self._changed.wait()
+
+
+def _settle(wait: Wait | WaitColumns, answer: Answer) -> None:
+    """Give a wait's future its answer, unless its caller has gone."""
+    future: asyncio.Future[Answer] | None = wait.future  # type: ignore[assignment]
+    if future is None or future.done():
+        return
+    if isinstance(answer, PurgatoryClientError):
+        future.set_exception(answer)
+    else:
+        future.set_result(answer)

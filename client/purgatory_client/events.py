@@ -1,0 +1,243 @@
+"""What happens in the world, as told to the daemon: builders of events, and the receipt that answers them.
+
+An `Event` holds the values of the column form; the few types that have only a row form carry their row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from purgatory.v1 import event_pb2 as wire
+from purgatory_client.columns import int32, int64
+from purgatory_client.errors import EventRefused, StaleEpoch
+from purgatory_client.names import checked_key, partition_name
+from purgatory_client.waits import Name
+
+STALE_EPOCH: Final = 74
+
+
+class Event:
+    """One event. Made by the functions of this module; -1 stands for "not given"."""
+
+    __slots__ = (
+        "byte_position",
+        "key",
+        "leader_epoch",
+        "log_start_offset",
+        "name",
+        "offset",
+        "replica_id",
+        "row",
+        "segment_base_offset",
+        "type",
+    )
+
+    def __init__(
+        self,
+        event_type: int,
+        name: Name | None,
+        *,
+        key: str = "",
+        offset: int | None = None,
+        leader_epoch: int | None = None,
+        replica_id: int = -1,
+        byte_position: int | None = None,
+        segment_base_offset: int | None = None,
+        log_start_offset: int | None = None,
+        row: wire.Event | None = None,
+    ) -> None:
+        self.type = event_type
+        self.name = None if name is None else partition_name(name)
+        self.key = checked_key(key)
+        self.offset = -1 if offset is None else int64(offset, "offset")
+        self.leader_epoch = -1 if leader_epoch is None else int32(leader_epoch, "leader_epoch")
+        self.replica_id = int32(replica_id, "replica_id")
+        self.byte_position = -1 if byte_position is None else int64(byte_position, "byte_position")
+        self.segment_base_offset = (
+            -1 if segment_base_offset is None else int64(segment_base_offset, "segment_base_offset")
+        )
+        self.log_start_offset = -1 if log_start_offset is None else int64(log_start_offset, "log_start_offset")
+        self.row = row
+
+
+class EventRefusal:
+    """Why one event was refused: its place in the batch, google.rpc.Code, Kafka's error code or 0."""
+
+    __slots__ = ("code", "error_code", "field", "index", "message")
+
+    def __init__(self, index: int, code: int, error_code: int, field: str, message: str) -> None:
+        self.index = index
+        self.code = code
+        self.error_code = error_code
+        self.field = field
+        self.message = message
+
+    def __repr__(self) -> str:
+        return f"EventRefusal({self.index}, error_code={self.error_code}, {self.field!r}, {self.message!r})"
+
+
+class AdvanceReceipt:
+    """What events did. `ended[i]`: how many operations event i ended. Refused ones changed nothing; the others were
+    applied.
+
+    `unchanged` counts those whose mark did not advance. It is None where these events travelled in one message with
+    those of other callers, because the daemon counts by message.
+    """
+
+    __slots__ = ("ended", "refusals", "unchanged")
+
+    def __init__(self, ended: list[int], unchanged: int | None, refusals: list[EventRefusal]) -> None:
+        self.ended = ended
+        self.unchanged = unchanged
+        self.refusals = refusals
+
+    @property
+    def ended_total(self) -> int:
+        """How many operations they ended together."""
+        return sum(self.ended)
+
+    def raise_for_refusals(self) -> AdvanceReceipt:
+        """The receipt itself when no event was refused; else raises StaleEpoch or EventRefused for the first one."""
+        for refusal in self.refusals:
+            kind = StaleEpoch if refusal.error_code == STALE_EPOCH else EventRefused
+            where = f"{refusal.field}: " if refusal.field else ""
+            raise kind(f"event {refusal.index} refused: {where}{refusal.message}", self)
+        return self
+
+    def __repr__(self) -> str:
+        return f"AdvanceReceipt(ended={self.ended}, unchanged={self.unchanged}, refusals={self.refusals})"
+
+
+def log_end_offset(
+    name: Name,
+    offset: int,
+    *,
+    byte_position: int | None = None,
+    segment_base_offset: int | None = None,
+    leader_epoch: int | None = None,
+) -> Event:
+    """The leader's log has grown to this log end offset."""
+    return Event(
+        wire.EVENT_TYPE_LEADER_APPEND,
+        name,
+        offset=offset,
+        byte_position=byte_position,
+        segment_base_offset=segment_base_offset,
+        leader_epoch=leader_epoch,
+    )
+
+
+def follower_progress(
+    name: Name,
+    replica_id: int,
+    log_end_offset: int,
+    *,
+    log_start_offset: int | None = None,
+    leader_epoch: int | None = None,
+) -> Event:
+    """A follower has fetched: its log end offset, and its log start offset where it has moved."""
+    return Event(
+        wire.EVENT_TYPE_FOLLOWER_PROGRESS,
+        name,
+        offset=log_end_offset,
+        replica_id=replica_id,
+        log_start_offset=log_start_offset,
+        leader_epoch=leader_epoch,
+    )
+
+
+def high_watermark(name: Name, offset: int, *, leader_epoch: int | None = None) -> Event:
+    """The high watermark has moved."""
+    return Event(wire.EVENT_TYPE_HIGH_WATERMARK, name, offset=offset, leader_epoch=leader_epoch)
+
+
+def last_stable_offset(name: Name, offset: int | None, *, leader_epoch: int | None = None) -> Event:
+    """The start of the oldest open transaction; None: none is open."""
+    return Event(wire.EVENT_TYPE_LAST_STABLE_OFFSET, name, offset=offset, leader_epoch=leader_epoch)
+
+
+def log_start_offset(name: Name, offset: int, *, leader_epoch: int | None = None) -> Event:
+    """The first readable offset has moved up."""
+    return Event(wire.EVENT_TYPE_LOG_START_OFFSET, name, offset=offset, leader_epoch=leader_epoch)
+
+
+def truncation(name: Name, offset: int, *, leader_epoch: int | None = None) -> Event:
+    """The log was cut to this log end offset."""
+    return Event(wire.EVENT_TYPE_TRUNCATION, name, offset=offset, leader_epoch=leader_epoch)
+
+
+def storage_failed(name: Name, *, leader_epoch: int | None = None) -> Event:
+    """The log directory failed; all that waits on the partition ends (56)."""
+    return Event(wire.EVENT_TYPE_STORAGE_FAILED, name, leader_epoch=leader_epoch)
+
+
+def storage_online(name: Name, *, leader_epoch: int | None = None) -> Event:
+    """The log directory is back."""
+    return Event(wire.EVENT_TYPE_STORAGE_ONLINE, name, leader_epoch=leader_epoch)
+
+
+def signalled(key: str, count: int = 1) -> Event:
+    """A key was signalled so many times."""
+    return Event(wire.EVENT_TYPE_SIGNAL, None, key=key, offset=count)
+
+
+def removed(name: Name, *, moved: bool = False, leader_epoch: int | None = None) -> Event:
+    """The partition is gone: deleted (waits end with 3), or moved elsewhere (6)."""
+    row = wire.Event(partition_removed=wire.PartitionRemoved(moved=True)) if moved else None
+    return Event(wire.EVENT_TYPE_PARTITION_REMOVED, name, leader_epoch=leader_epoch, row=row)
+
+
+def in_sync_replicas(
+    name: Name,
+    replica_ids: Iterable[int] = (),
+    *,
+    proposed: Iterable[int] = (),
+    leader_id: int | None = None,
+    min_in_sync_replicas: int | None = None,
+    leader_epoch: int | None = None,
+) -> Event:
+    """The in-sync set (leader included), a proposed one, or the smallest that may acknowledge, has changed."""
+    change = wire.InSyncReplicas(
+        replica_ids=_ids(replica_ids, "in_sync_replicas"),
+        proposed_replica_ids=_ids(proposed, "proposed"),
+        leader_id=None if leader_id is None else int32(leader_id, "leader_id"),
+        min_in_sync_replicas=(
+            None if min_in_sync_replicas is None else int32(min_in_sync_replicas, "min_in_sync_replicas")
+        ),
+    )
+    row = wire.Event(in_sync_replicas=change)
+    return Event(wire.EVENT_TYPE_IN_SYNC_REPLICAS, name, leader_epoch=leader_epoch, row=row)
+
+
+def leadership(
+    name: Name,
+    *,
+    is_leader: bool,
+    leader_epoch: int,
+    leader_id: int | None = None,
+    replica_ids: Iterable[int] = (),
+    epoch_start_offset: int | None = None,
+) -> Event:
+    """Who leads has changed, with a new leader epoch."""
+    change = wire.Leadership(
+        is_leader=is_leader,
+        leader_id=None if leader_id is None else int32(leader_id, "leader_id"),
+        replica_ids=_ids(replica_ids, "replica_ids"),
+        epoch_start_offset=None if epoch_start_offset is None else int64(epoch_start_offset, "epoch_start_offset"),
+    )
+    row = wire.Event(leadership=change)
+    return Event(wire.EVENT_TYPE_LEADERSHIP, name, leader_epoch=leader_epoch, row=row)
+
+
+def replica_state(
+    name: Name, replica_id: int, *, dead: bool = False, fenced: bool = False, leader_epoch: int | None = None
+) -> Event:
+    """A replica's broker died or came back, or may (not) join the in-sync set."""
+    change = wire.ReplicaState(replica_id=int32(replica_id, "replica_id"), dead=dead, fenced=fenced)
+    row = wire.Event(replica_state=change)
+    return Event(wire.EVENT_TYPE_REPLICA_STATE, name, leader_epoch=leader_epoch, row=row)
+
+
+def _ids(values: Iterable[int], field: str) -> Sequence[int]:
+    return [int32(value, field) for value in values]

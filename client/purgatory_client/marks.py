@@ -1,0 +1,144 @@
+"""`advance("orders-3", high_watermark=42, ...)`: from the keywords of one call to its events, in the order that is
+safe.
+
+The order: what makes the partition able to take the rest (storage online, leadership, truncation), then who counts (in-
+sync set), then how far everybody is, then marks that follow from it, and last what ends the partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, TypedDict
+
+from purgatory_client import events
+from purgatory_client.errors import InvalidRequest
+from purgatory_client.events import Event
+from purgatory_client.waits import Name
+
+
+class Marks(TypedDict, total=False):
+    """The keywords of `advance`. What is not given does not change.
+
+    `replica`: (id, log end offset) or (id, log end offset, log start offset) of a follower that has fetched.
+    `last_stable_offset` None: no transaction is open. `storage`: "failed" or "online". `removed`: True, or "moved".
+    """
+
+    leader_epoch: int | None
+    storage: Literal["failed", "online"]
+    is_leader: bool
+    leader_id: int | None
+    replica_ids: Iterable[int]
+    epoch_start_offset: int | None
+    truncate_to: int
+    in_sync_replicas: Iterable[int]
+    proposed_in_sync_replicas: Iterable[int]
+    min_in_sync_replicas: int | None
+    dead_replica: int
+    live_replica: int
+    fenced_replica: int
+    log_end_offset: int
+    byte_position: int | None
+    segment_base_offset: int | None
+    replica: tuple[int, int] | tuple[int, int, int | None]
+    high_watermark: int
+    last_stable_offset: int | None
+    log_start_offset: int
+    removed: bool | Literal["moved"]
+
+
+def events_of(name: Name, marks: Marks) -> list[Event]:
+    """The events that these marks mean. Raises InvalidRequest when they mean none or do not go together."""
+    found = [*_standing(name, marks), *_progress(name, marks), *_end(name, marks)]
+    if not found:
+        raise InvalidRequest("events", "nothing to advance; give at least one mark, such as high_watermark=42")
+    if "log_end_offset" not in marks and ("byte_position" in marks or "segment_base_offset" in marks):
+        raise InvalidRequest(
+            "leader_append", "byte_position and segment_base_offset belong to log_end_offset; give it too"
+        )
+    return found
+
+
+def _standing(name: Name, marks: Marks) -> list[Event]:
+    """Storage, leadership, truncation and the in-sync set."""
+    epoch = marks.get("leader_epoch")
+    found: list[Event] = []
+    if marks.get("storage") == "online":
+        found.append(events.storage_online(name, leader_epoch=epoch))
+    if "is_leader" in marks:
+        found.append(_leadership(name, marks))
+    if "truncate_to" in marks:
+        found.append(events.truncation(name, marks["truncate_to"], leader_epoch=epoch))
+    leader_alone = marks.get("leader_id") is not None and "is_leader" not in marks
+    if leader_alone or marks.keys() & {"in_sync_replicas", "proposed_in_sync_replicas", "min_in_sync_replicas"}:
+        change = events.in_sync_replicas(
+            name,
+            marks.get("in_sync_replicas", ()),
+            proposed=marks.get("proposed_in_sync_replicas", ()),
+            leader_id=marks.get("leader_id"),
+            min_in_sync_replicas=marks.get("min_in_sync_replicas"),
+            leader_epoch=epoch,
+        )
+        found.append(change)
+    for keyword, dead, fenced in (("dead_replica", True, False), ("live_replica", False, False)):
+        if keyword in marks:
+            replica_id: int = marks[keyword]  # type: ignore[literal-required]
+            found.append(events.replica_state(name, replica_id, dead=dead, fenced=fenced, leader_epoch=epoch))
+    if "fenced_replica" in marks:
+        found.append(events.replica_state(name, marks["fenced_replica"], fenced=True, leader_epoch=epoch))
+    return found
+
+
+def _leadership(name: Name, marks: Marks) -> Event:
+    epoch = marks.get("leader_epoch")
+    if epoch is None:
+        raise InvalidRequest("leader_epoch", "a change of leadership needs its leader_epoch")
+    return events.leadership(
+        name,
+        is_leader=marks["is_leader"],
+        leader_epoch=epoch,
+        leader_id=marks.get("leader_id"),
+        replica_ids=marks.get("replica_ids", ()),
+        epoch_start_offset=marks.get("epoch_start_offset"),
+    )
+
+
+def _progress(name: Name, marks: Marks) -> list[Event]:
+    """How far the logs are, and the marks."""
+    epoch = marks.get("leader_epoch")
+    found: list[Event] = []
+    if "log_end_offset" in marks:
+        append = events.log_end_offset(
+            name,
+            marks["log_end_offset"],
+            byte_position=marks.get("byte_position"),
+            segment_base_offset=marks.get("segment_base_offset"),
+            leader_epoch=epoch,
+        )
+        found.append(append)
+    if "replica" in marks:
+        replica_id, log_end_offset, *start = marks["replica"]
+        log_start_offset = start[0] if start else None
+        found.append(
+            events.follower_progress(
+                name, replica_id, log_end_offset, log_start_offset=log_start_offset, leader_epoch=epoch
+            )
+        )
+    if "high_watermark" in marks:
+        found.append(events.high_watermark(name, marks["high_watermark"], leader_epoch=epoch))
+    if "last_stable_offset" in marks:
+        found.append(events.last_stable_offset(name, marks["last_stable_offset"], leader_epoch=epoch))
+    if "log_start_offset" in marks:
+        found.append(events.log_start_offset(name, marks["log_start_offset"], leader_epoch=epoch))
+    return found
+
+
+def _end(name: Name, marks: Marks) -> list[Event]:
+    """Storage failure and removal."""
+    epoch = marks.get("leader_epoch")
+    found: list[Event] = []
+    if marks.get("storage") == "failed":
+        found.append(events.storage_failed(name, leader_epoch=epoch))
+    removed = marks.get("removed", False)
+    if removed:
+        found.append(events.removed(name, moved=removed == "moved", leader_epoch=epoch))
+    return found

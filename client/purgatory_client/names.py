@@ -1,0 +1,61 @@
+"""Names of partitions: "orders-3" as people write it, ("orders", 3) as code keeps it.
+
+The partition number is what follows the last "-", so topics may contain dashes ("read-model-0" is partition 0 of
+"read-model"). Limits on length are the daemon's; only what could not be told apart or sent at all is refused here.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+from purgatory_client.errors import InvalidRequest
+
+PartitionName = tuple[str, int]
+"""(topic, partition)."""
+
+_PARTITION_MAX: Final = 2**31 - 1
+
+
+def partition_name(name: str | PartitionName) -> PartitionName:
+    """The (topic, partition) of "orders-3" or of a pair. Raises InvalidRequest when it is neither."""
+    if isinstance(name, str):
+        return _parse(name)
+    topic, partition = name
+    return _checked(topic, int(partition), f"{topic}-{partition}")
+
+
+def format_partition(topic: str, partition: int) -> str:
+    """The written form: "orders-3"."""
+    return f"{topic}-{partition}"
+
+
+def checked_key(key: str) -> str:
+    """The key of a signal, when it can be sent. Raises InvalidRequest for text that is not valid UTF-8."""
+    _check_utf8(key, "key")
+    return key
+
+
+@lru_cache(maxsize=65_536)
+def _parse(name: str) -> PartitionName:
+    topic, dash, number = name.rpartition("-")
+    if not (dash and topic and number.isascii() and number.isdigit()):
+        raise InvalidRequest(
+            "topic_partition",
+            f"{name!r} is not a partition; write the topic, a dash and the partition number, like 'orders-3'",
+        )
+    return _checked(topic, int(number), name)
+
+
+def _checked(topic: str, partition: int, name: str) -> PartitionName:
+    if not 0 <= partition <= _PARTITION_MAX:
+        raise InvalidRequest("topic_partition.partition", f"{name!r}: must be from 0 to {_PARTITION_MAX}")
+    _check_utf8(topic, "topic_partition.topic")
+    return topic, partition
+
+
+def _check_utf8(text: str, field: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(field, f"{text!r} is not valid text: {error.reason}") from error

@@ -1,0 +1,168 @@
+"""The waits that have an operation id and no result yet, found by id, and the chunks they are sent in.
+
+Single waits are in one dictionary; a `WaitColumns` is one entry however many operations it has. Both are in the order
+of their ids, so what lies above the daemon's highest id is a tail of each.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, islice
+
+from purgatory_client.many import WaitColumns
+from purgatory_client.waits import Wait
+
+OPERATIONS_PER_CHUNK_MAX = 10_000
+ITEMS_PER_CHUNK_MAX = 50_000
+BYTES_PER_CHUNK_MAX = 2_000_000
+
+
+class Chunk:
+    """What goes out as one batch: single waits of one kind, or some operations of one `WaitColumns`."""
+
+    __slots__ = ("batch", "positions", "waits")
+
+    def __init__(self, waits: list[Wait], batch: WaitColumns | None = None, positions: Sequence[int] = ()) -> None:
+        self.waits = waits
+        self.batch = batch
+        self.positions = positions
+
+    def operation_ids(self) -> Iterable[int]:
+        """The ids in it, rising."""
+        if self.batch is None:
+            return (wait.operation_id for wait in self.waits)
+        return (self.batch.first_id + position for position in self.positions)
+
+
+class PendingTable:
+    """Waits by operation id. Ids are given once, rising, and stay with a wait over reconnects."""
+
+    def __init__(self) -> None:
+        self._singles: dict[int, Wait] = {}
+        self._batches: list[WaitColumns] = []
+        self._batch_ids: list[int] = []
+        self._next_id = 1
+        self.count = 0
+
+    def start_after(self, operation_id: int) -> None:
+        """Give no id up to this one: the daemon knows them already."""
+        self._next_id = max(self._next_id, operation_id + 1)
+
+    def add(self, wait: Wait) -> None:
+        """Give the wait its id and remember it."""
+        wait.operation_id = self._next_id
+        self._next_id += 1
+        self._singles[wait.operation_id] = wait
+        self.count += 1
+
+    def add_batch(self, batch: WaitColumns) -> None:
+        """Give the batch's operations their ids and remember it."""
+        batch.first_id = self._next_id
+        self._next_id += batch.count
+        self._batches.append(batch)
+        self._batch_ids.append(batch.first_id)
+        self.count += batch.remaining
+
+    def __contains__(self, wait: Wait) -> bool:
+        return wait.operation_id in self._singles
+
+    def take_single(self, operation_id: int) -> Wait | None:
+        """The single wait with this id, no longer pending; None: there is none."""
+        wait = self._singles.pop(operation_id, None)
+        if wait is not None:
+            self.count -= 1
+        return wait
+
+    def find_batch(self, operation_id: int) -> WaitColumns | None:
+        """The batch that has this operation, pending still; None: there is none."""
+        place = bisect_right(self._batch_ids, operation_id) - 1
+        if place < 0:
+            return None
+        batch = self._batches[place]
+        position = operation_id - batch.first_id
+        return batch if position < batch.count and batch.answer.outcomes[position] == 0 else None
+
+    def one_ended(self, batch: WaitColumns) -> bool:
+        """One operation of a batch has ended. True: it was the last one, and the batch is done."""
+        self.count -= 1
+        if batch.remaining:
+            return False
+        self._forget(batch)
+        return True
+
+    def remove_batch(self, batch: WaitColumns) -> None:
+        """Forget a batch with all that is pending in it."""
+        self.count -= batch.remaining
+        self._forget(batch)
+
+    def chunks_above(self, operation_id: int, chunk_max: int) -> list[Chunk]:
+        """Everything pending with a higher id, as chunks in the order of ids."""
+        above: list[tuple[int, Wait | WaitColumns]] = []
+        for wait in reversed(self._singles.values()):
+            if wait.operation_id <= operation_id:
+                break
+            above.append((wait.operation_id, wait))
+        for batch in reversed(self._batches):
+            if batch.first_id + batch.count - 1 <= operation_id:
+                break
+            above.append((batch.first_id, batch))
+        above.sort(key=lambda entry: entry[0])
+        chunks: list[Chunk] = []
+        for key, run in groupby((entry for _, entry in above), key=run_key):
+            if key is None:
+                for entry in run:
+                    assert isinstance(entry, WaitColumns), "a run without a key is of batches"
+                    chunks.extend(batch_chunks(entry, chunk_max, max(0, operation_id + 1 - entry.first_id)))
+            else:
+                chunks.extend(wait_chunks([entry for entry in run if isinstance(entry, Wait)], chunk_max))
+        return chunks
+
+    def entries(self) -> list[Wait | WaitColumns]:
+        """Everything pending."""
+        return [*self._singles.values(), *self._batches]
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._singles.clear()
+        self._batches.clear()
+        self._batch_ids.clear()
+        self.count = 0
+
+    def _forget(self, batch: WaitColumns) -> None:
+        place = bisect_right(self._batch_ids, batch.first_id) - 1
+        assert self._batches[place] is batch, f"batch with first id {batch.first_id} is not pending"
+        del self._batches[place], self._batch_ids[place]
+
+
+def run_key(entry: Wait | WaitColumns) -> tuple[int, bool] | None:
+    """Waits with the same key can go out in one batch; None: a batch of its own."""
+    return (entry.kind, entry.timeout_ms is None) if isinstance(entry, Wait) else None
+
+
+def wait_chunks(waits: list[Wait], chunk_max: int) -> Iterator[Chunk]:
+    """Waits of one run, cut into chunks that the daemon and a message can take."""
+    rest = iter(waits)
+    while taken := take_waits(rest, chunk_max):
+        yield Chunk(taken)
+
+
+def take_waits(waits: Iterator[Wait], chunk_max: int) -> list[Wait]:
+    """As many waits as fit one message."""
+    taken: list[Wait] = []
+    weight = 0
+    for wait in islice(waits, chunk_max):
+        taken.append(wait)
+        weight += wait.weight
+        if weight > BYTES_PER_CHUNK_MAX:
+            break
+    return taken
+
+
+def batch_chunks(batch: WaitColumns, chunk_max: int, start: int = 0) -> Iterator[Chunk]:
+    """What is pending of a batch from position `start` on, cut into chunks."""
+    positions = batch.pending_positions(start)
+    items_each = max(1, -(-batch.item_total // batch.count))
+    step = max(1, min(chunk_max, ITEMS_PER_CHUNK_MAX // items_each))
+    for first in range(0, len(positions), step):
+        yield Chunk([], batch, positions[first : first + step])

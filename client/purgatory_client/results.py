@@ -1,0 +1,295 @@
+"""How waits end: `Result` for one operation, `ResultColumns` for many.
+
+A `Result` is a window on the columns it arrived in; what is asked of it is read from them when asked. So ten thousand
+waits that end together cost ten thousand small windows, and no object per partition unless somebody looks. A result
+that is kept for long keeps its batch's columns with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Final
+
+from purgatory_client.errors import (
+    PurgatoryClientError,
+    WaitCancelled,
+    WaitError,
+    WaitExpired,
+    WaitFailed,
+    WaitShutDown,
+)
+from purgatory_client.names import format_partition
+
+
+class OperationKind(IntEnum):
+    """The kinds of delayed operation, as on the wire."""
+
+    PRODUCE = 1
+    FETCH = 2
+    DELETE_RECORDS = 3
+    SIGNAL = 4
+
+
+class Outcome(IntEnum):
+    """The one end of an operation, as on the wire. PENDING: not ended yet (columns of an unfinished batch only)."""
+
+    PENDING = 0
+    SATISFIED = 1
+    FAILED = 2
+    EXPIRED = 3
+    CANCELLED = 4
+    SHUTTING_DOWN = 5
+    REFUSED = 6
+
+
+class FetchedPartition:
+    """What a read of a partition would give when its fetch ends. Bytes; offsets -1 where not known; None: absent."""
+
+    __slots__ = (
+        "available_bytes",
+        "diverging_end_offset",
+        "diverging_epoch",
+        "high_watermark",
+        "last_stable_offset",
+    )
+
+    def __init__(
+        self,
+        available_bytes: int,
+        high_watermark: int,
+        last_stable_offset: int,
+        diverging_epoch: int | None,
+        diverging_end_offset: int | None,
+    ) -> None:
+        self.available_bytes = available_bytes
+        self.high_watermark = high_watermark
+        self.last_stable_offset = last_stable_offset
+        self.diverging_epoch = diverging_epoch
+        self.diverging_end_offset = diverging_end_offset
+
+
+class PartitionResult:
+    """What one partition (or key of a signal) of an operation came to.
+
+    `name` is "orders-3" or the key; `error_code` is Kafka's (0: reached, 7: not reached in time); offsets are -1 where
+    not known. `estimated_remaining` (seconds) and `pace_per_second` say when an expired wait would have been satisfied
+    at the pace its mark had, and are None where the mark stood still or was reached.
+    """
+
+    __slots__ = (
+        "error_code",
+        "estimated_remaining",
+        "fetched",
+        "log_start_offset",
+        "name",
+        "pace_per_second",
+        "reached_offset",
+        "required_offset",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        error_code: int,
+        required_offset: int,
+        reached_offset: int,
+        log_start_offset: int,
+        estimated_remaining: float | None,
+        pace_per_second: float | None,
+        fetched: FetchedPartition | None,
+    ) -> None:
+        self.name = name
+        self.error_code = error_code
+        self.required_offset = required_offset
+        self.reached_offset = reached_offset
+        self.log_start_offset = log_start_offset
+        self.estimated_remaining = estimated_remaining
+        self.pace_per_second = pace_per_second
+        self.fetched = fetched
+
+    def __repr__(self) -> str:
+        return (
+            f"PartitionResult({self.name!r}, error_code={self.error_code}, "
+            f"required_offset={self.required_offset}, reached_offset={self.reached_offset})"
+        )
+
+
+class ResultColumns:
+    """Results of many operations of one kind, in operation order, one list a field.
+
+    Operation-level lists have one value for each operation; item-level lists one for each partition (or key) of each
+    operation, in the order of the request. `item_counts` is empty when every operation has one item. `item_indexes` are
+    places in `names`, which holds (topic, partition) pairs, or keys of signals. Milliseconds, offsets -1 where not
+    known, estimates and paces -1 where absent. `refusals` has the error of each operation whose outcome is REFUSED, by
+    its place.
+    """
+
+    __slots__ = (
+        "available_bytes",
+        "diverging_end_offsets",
+        "diverging_epochs",
+        "error_codes",
+        "estimated_remaining_ms",
+        "high_watermarks",
+        "item_counts",
+        "item_indexes",
+        "kind",
+        "last_stable_offsets",
+        "lateness_ms",
+        "log_start_offsets",
+        "names",
+        "outcomes",
+        "paces_per_second",
+        "reached_offsets",
+        "refusals",
+        "required_offsets",
+        "waited_ms",
+    )
+
+    def __init__(self, kind: int) -> None:
+        self.kind = kind
+        self.names: list[tuple[str, int]] | list[str] = []
+        self.outcomes: list[int] = []
+        self.waited_ms: list[int] = []
+        self.lateness_ms: list[int] = []
+        self.item_counts: list[int] = []
+        self.item_indexes: list[int] = []
+        self.error_codes: list[int] = []
+        self.required_offsets: list[int] = []
+        self.reached_offsets: list[int] = []
+        self.log_start_offsets: list[int] = []
+        self.estimated_remaining_ms: list[int] = []
+        self.paces_per_second: list[float] = []
+        self.available_bytes: list[int] = []
+        self.high_watermarks: list[int] = []
+        self.last_stable_offsets: list[int] = []
+        self.diverging_epochs: list[int] = []
+        self.diverging_end_offsets: list[int] = []
+        self.refusals: dict[int, PurgatoryClientError] = {}
+
+    def __len__(self) -> int:
+        return len(self.outcomes)
+
+    def __iter__(self) -> Iterator[Result]:
+        start = 0
+        for position in range(len(self)):
+            yield Result(self, position, start)
+            start += self.item_counts[position] if self.item_counts else 1
+
+    @property
+    def satisfied(self) -> bool:
+        """True: every one of them is satisfied."""
+        return self.outcomes.count(Outcome.SATISFIED) == len(self.outcomes)
+
+    def count(self, outcome: Outcome) -> int:
+        """How many ended with this outcome."""
+        return self.outcomes.count(outcome)
+
+    def name_of(self, item: int) -> str:
+        """The partition ("orders-3") or key of an item."""
+        name = self.names[self.item_indexes[item]]
+        return name if isinstance(name, str) else format_partition(*name)
+
+
+class Result:
+    """How one operation ended. Times in seconds."""
+
+    __slots__ = ("_columns", "_item_start", "_position")
+
+    def __init__(self, columns: ResultColumns, position: int, item_start: int) -> None:
+        self._columns = columns
+        self._position = position
+        self._item_start = item_start
+
+    @property
+    def kind(self) -> OperationKind:
+        """What kind of operation it was."""
+        return OperationKind(self._columns.kind)
+
+    @property
+    def outcome(self) -> Outcome:
+        """How it ended."""
+        return Outcome(self._columns.outcomes[self._position])
+
+    @property
+    def satisfied(self) -> bool:
+        """True: the condition holds on every partition."""
+        return self._columns.outcomes[self._position] == Outcome.SATISFIED
+
+    @property
+    def waited(self) -> float:
+        """From registration to end, in seconds."""
+        return self._columns.waited_ms[self._position] / 1_000
+
+    @property
+    def lateness(self) -> float:
+        """How long after its deadline an expired operation ended, in seconds; 0 for others."""
+        return self._columns.lateness_ms[self._position] / 1_000
+
+    @property
+    def partitions(self) -> dict[str, PartitionResult]:
+        """What each partition (for a signal: each key) came to, by name, in the order of the request. Made anew each
+        time.
+        """
+        counts = self._columns.item_counts
+        count = counts[self._position] if counts else 1
+        items = (self._item(item) for item in range(self._item_start, self._item_start + count))
+        return {item.name: item for item in items}
+
+    def raise_for_outcome(self) -> Result:
+        """The result itself when it is satisfied; else raises WaitFailed, WaitExpired, WaitCancelled or WaitShutDown,
+        and for a refused one of a batch its refusal.
+        """
+        if self.satisfied:
+            return self
+        outcome = self.outcome
+        if outcome == Outcome.REFUSED:
+            raise self._columns.refusals[self._position]
+        open_items = ", ".join(
+            f"{item.name}: {item.reached_offset} of {item.required_offset} (error {item.error_code})"
+            for item in self.partitions.values()
+            if item.error_code
+        )
+        name = outcome.name.lower().replace("_", " ")
+        message = f"{self.kind.name.lower()} {name} after {self.waited:.3f} s"
+        raise _WAIT_ERRORS[outcome](f"{message}; {open_items}" if open_items else message, self)
+
+    def _item(self, item: int) -> PartitionResult:
+        columns = self._columns
+        estimate = columns.estimated_remaining_ms[item]
+        pace = columns.paces_per_second[item]
+        return PartitionResult(
+            columns.name_of(item),
+            columns.error_codes[item],
+            columns.required_offsets[item],
+            columns.reached_offsets[item],
+            columns.log_start_offsets[item],
+            None if estimate < 0 else estimate / 1_000,
+            None if pace < 0 else pace,
+            self._fetched(item) if columns.kind == OperationKind.FETCH else None,
+        )
+
+    def _fetched(self, item: int) -> FetchedPartition:
+        columns = self._columns
+        epoch, end = columns.diverging_epochs[item], columns.diverging_end_offsets[item]
+        return FetchedPartition(
+            columns.available_bytes[item],
+            columns.high_watermarks[item],
+            columns.last_stable_offsets[item],
+            None if epoch < 0 and end < 0 else epoch,
+            None if epoch < 0 and end < 0 else end,
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"Result({self.kind.name}, {self.outcome.name}, waited={self.waited:.3f}, {list(self.partitions.values())})"
+        )
+
+
+_WAIT_ERRORS: Final[dict[Outcome, type[WaitError]]] = {
+    Outcome.FAILED: WaitFailed,
+    Outcome.EXPIRED: WaitExpired,
+    Outcome.CANCELLED: WaitCancelled,
+    Outcome.SHUTTING_DOWN: WaitShutDown,
+}

@@ -1,0 +1,67 @@
+"""Which results have arrived, and when to tell the daemon so.
+
+Results carry consecutive sequence numbers and come again after a reconnect until they are acknowledged. What has
+arrived is one number, so a repeat is recognised by comparison. Acknowledging costs a message, and only the daemon's
+memory waits for it; so it is sent after so many results or so long, whichever comes first.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from purgatory_client.errors import ProtocolError
+
+DELAY: Final = 0.5
+"""Seconds that a result may wait for its acknowledgement."""
+
+
+class ResultSequence:
+    """The results of one session. `last`: highest sequence number that has arrived, 0: none."""
+
+    def __init__(self, results_max: int = 1_000) -> None:
+        self.results_max: Final = results_max
+        self.last = 0
+        self._acknowledged = 0
+        self._due_at: float | None = None
+        self._anew = False
+
+    def start_anew(self) -> None:
+        """The daemon has no memory of the session: its numbers start again, wherever its next batch says."""
+        self.last = self._acknowledged = 0
+        self._due_at = None
+        self._anew = True
+
+    def opened(self) -> None:
+        """The connection was opened with `last`, which acknowledges all up to it."""
+        self._acknowledged = self.last
+        self._due_at = None
+
+    def arrive(self, first: int, count: int, now: float) -> int:
+        """Take in results `first` to `first + count - 1`; returns how many of them, from the first on, are repeats.
+
+        Raises ProtocolError when some are missing in between: they cannot be had again.
+        """
+        if self._anew:
+            self.last, self._anew = first - 1, False
+        if first > self.last + 1:
+            raise ProtocolError(f"results {self.last + 1} to {first - 1} never came; next was {first}")
+        repeats = min(count, self.last + 1 - first)
+        self.last = max(self.last, first + count - 1)
+        if self._due_at is None and self.last > self._acknowledged:
+            self._due_at = now + DELAY
+        return repeats
+
+    def acknowledge(self, now: float, at_once: bool = False) -> int | None:
+        """The sequence number to acknowledge now; None: nothing is due."""
+        unacknowledged = self.last - self._acknowledged
+        if not unacknowledged or self._due_at is None:
+            return None
+        if not (at_once or unacknowledged >= self.results_max or now >= self._due_at):
+            return None
+        self._acknowledged, self._due_at = self.last, None
+        return self.last
+
+    @property
+    def due_at(self) -> float | None:
+        """When an acknowledgement falls due (monotonic seconds); None: nothing to acknowledge."""
+        return self._due_at

@@ -1,0 +1,340 @@
+"""One session with the daemon, without any I/O: waits and wire messages in, wire messages and ended waits out.
+
+Time is an argument (monotonic seconds). The rules, all of them here and nowhere else:
+
+- An operation gets its id when it is first put into a batch; ids rise, and stay with it over reconnects.
+- What gathers while batches are under way goes out together, one batch for each kind. At most `WINDOW` batches wait for
+  their receipt; so under load batches grow by themselves, and on an idle session nothing waits for anything.
+- After a reconnect the daemon says the highest id it knows; what is above is sent again.
+- When the daemon does not know the session any more (it was started anew, or the session's time was over), everything
+pending is registered anew under the same ids, with the time that remains. A wait without a timeout of its own starts
+again with the daemon's default.
+- A repeated result is dropped by its sequence number, a result nobody waits for any more by its id. So each wait ends
+once.
+- A cancelled wait is forgotten at once here; the daemon is told until it answers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from itertools import islice
+from typing import Final
+
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory_client.decode import ResultsArrived, arrived_columns, arrived_row, refusal_error
+from purgatory_client.encode import columns_of_many, columns_of_waits
+from purgatory_client.errors import LimitExceeded, PurgatoryClientError, Unavailable
+from purgatory_client.many import WaitColumns
+from purgatory_client.pending import (
+    OPERATIONS_PER_CHUNK_MAX,
+    Chunk,
+    PendingTable,
+    batch_chunks,
+    run_key,
+    take_waits,
+)
+from purgatory_client.results import Outcome, Result, ResultColumns
+from purgatory_client.sequence import ResultSequence
+from purgatory_client.waits import Wait
+
+WINDOW: Final = 8
+"""Batches that may be without their receipt at a time."""
+CANCELS_PER_MESSAGE_MAX: Final = 10_000
+
+Answer = Result | ResultColumns | PurgatoryClientError
+Ended = tuple[Wait | WaitColumns, Answer]
+
+
+class SessionCore:
+    """The state of one session. `opened`: the current connection has been opened; `going_away`: why it is to end."""
+
+    def __init__(self, session_id: str, pending_max: int) -> None:
+        self.session_id: Final = session_id
+        self.pending_max: Final = pending_max
+        self.opened = False
+        self.going_away: int | None = None
+        self.heartbeat_interval = 1.0
+        self._table = PendingTable()
+        self._unsent: dict[tuple[int, bool], dict[Wait, None]] = {}
+        self._unsent_batches: dict[WaitColumns, None] = {}
+        self._unsent_count = 0
+        self._plan: deque[Chunk] = deque()
+        self._unreceipted: dict[int, Chunk] = {}
+        self._next_batch_id = 1
+        self._chunk_max = OPERATIONS_PER_CHUNK_MAX
+        self._cancels: list[int] = []
+        self._cancelling: dict[int, None] = {}
+        self._sequence = ResultSequence()
+        self._known = False
+        self._opened_at = 0.0
+        self._sent_at = 0.0
+        self._ending = False
+
+    @property
+    def pending(self) -> int:
+        """Operations that somebody waits for, and cancels the daemon has not answered."""
+        return self._unsent_count + self._table.count + len(self._cancelling)
+
+    # What callers want
+
+    def submit(self, wait: Wait | WaitColumns, now: float) -> None:
+        """Take a wait in. Raises LimitExceeded when as many are pending as this client may have."""
+        count = 1 if isinstance(wait, Wait) else wait.count
+        if self.pending + count > self.pending_max:
+            raise LimitExceeded(
+                f"{self.pending} operations are pending in this client and {count} more would pass its limit of "
+                f"{self.pending_max} (pending_max)"
+            )
+        wait.submitted_at = now
+        self._unsent_count += count
+        if isinstance(wait, Wait):
+            self._unsent.setdefault((wait.kind, wait.timeout_ms is None), {})[wait] = None
+        else:
+            self._unsent_batches[wait] = None
+
+    def cancel(self, wait: Wait | WaitColumns) -> None:
+        """Nobody waits for it any more: forget it, and cancel at the daemon what it knows of it."""
+        if isinstance(wait, WaitColumns):
+            self._cancel_batch(wait)
+        elif wait.operation_id:
+            if self._table.take_single(wait.operation_id) is not None:
+                self._cancel_ids([wait.operation_id])
+        elif wait in (queue := self._unsent.get((wait.kind, wait.timeout_ms is None), {})):
+            del queue[wait]
+            self._unsent_count -= 1
+
+    def end(self) -> None:
+        """Send what is left to say (cancels, acknowledgement) without delay: the session is about to be left."""
+        self._ending = True
+
+    @property
+    def ended(self) -> bool:
+        """True: the session is about to be left and there is nothing more to say or to hear."""
+        return self._ending and not self.pending and self._sequence.due_at is None
+
+    def waiting(self) -> list[Wait | WaitColumns]:
+        """Everything that somebody waits for."""
+        unsent = [wait for queue in self._unsent.values() for wait in queue]
+        return [*self._table.entries(), *unsent, *self._unsent_batches]
+
+    def drain(self) -> list[Wait | WaitColumns]:
+        """Everything that somebody waits for, forgotten here; the daemon is not told."""
+        drained = self.waiting()
+        self._table.clear()
+        self._unsent.clear()
+        self._unsent_batches.clear()
+        self._unsent_count = 0
+        self._cancelling.clear()
+        self._cancels.clear()
+        self._plan.clear()
+        return drained
+
+    # What the connection does
+
+    def open_message(self) -> wire.SessionRequest:
+        """The first message of a new connection."""
+        opening = wire.OpenSession(session_id=self.session_id, last_sequence=self._sequence.last, columns=True)
+        return wire.SessionRequest(open=opening)
+
+    def connection_lost(self) -> None:
+        """The connection is gone; what was under way on it is sorted out when the next one opens."""
+        self.opened = False
+        self._unreceipted.clear()
+        self._plan.clear()
+
+    def receive(self, message: wire.SessionResponse, now: float) -> list[Ended]:
+        """Take in a message; returns the waits it ended. Raises ProtocolError for one that cannot be followed."""
+        which = message.WhichOneof("message")
+        if which == "results":
+            return self._on_results(message.results, now)
+        if which == "receipt":
+            return self._on_receipt(message.receipt)
+        if which == "opened":
+            self._on_opened(message.opened, now)
+        elif which == "cancelled":
+            self._on_cancelled(message.cancelled)
+        elif which == "going_away":
+            self.going_away = message.going_away.reason
+        return []
+
+    def next_message(self, now: float) -> wire.SessionRequest | None:
+        """What to send next; None: nothing for now (see `wake_at`)."""
+        if not self.opened:
+            return None
+        message = self._acknowledgement(now) or self._cancel_message() or self._register_message(now)
+        if message is None and now >= self._sent_at + self.heartbeat_interval:
+            message = wire.SessionRequest(heartbeat=wire.Heartbeat())
+        if message is not None:
+            self._sent_at = now
+        return message
+
+    def wake_at(self) -> float | None:
+        """When `next_message` will have something even if nothing happens; None: not before the connection opens."""
+        if not self.opened:
+            return None
+        heartbeat_at = self._sent_at + self.heartbeat_interval
+        due_at = self._sequence.due_at
+        return heartbeat_at if due_at is None else min(heartbeat_at, due_at)
+
+    # Messages in
+
+    def _on_opened(self, opened: wire.SessionOpened, now: float) -> None:
+        highest = opened.highest_operation_id
+        if self._known and not opened.resumed:
+            self._sequence.start_anew()
+            self._cancelling.clear()
+        else:
+            self._sequence.opened()
+        self._known = self.opened = True
+        self.going_away = None
+        self._opened_at = self._sent_at = now
+        self.heartbeat_interval = max(0.01, opened.heartbeat_interval_ms / 1_000)
+        if opened.operations_per_batch_max > 0:
+            self._chunk_max = min(OPERATIONS_PER_CHUNK_MAX, opened.operations_per_batch_max)
+        self._table.start_after(highest)
+        self._plan = deque(self._table.chunks_above(highest, self._chunk_max))
+        self._cancelling = {operation_id: None for operation_id in self._cancelling if operation_id <= highest}
+        self._cancels = list(self._cancelling)
+
+    def _on_receipt(self, receipt: wire.Receipt) -> list[Ended]:
+        chunk = self._unreceipted.pop(receipt.batch_id, None)
+        ended: list[Ended] = []
+        if receipt.HasField("batch_refusal") and chunk is not None:
+            error = refusal_error(receipt.batch_refusal)
+            for operation_id in chunk.operation_ids():
+                self._refused(operation_id, error, ended)
+        for refusal in receipt.refusals:
+            self._refused(refusal.operation_id, refusal_error(refusal), ended)
+        return ended
+
+    def _on_results(self, message: wire.ResultBatch, now: float) -> list[Ended]:
+        if message.WhichOneof("shape") == "rows":
+            arrived = [arrived_row(row) for row in message.rows.results]
+            skip = self._sequence.arrive(message.first_sequence, len(arrived), now)
+            ended: list[Ended] = []
+            for one in arrived[skip:]:
+                self._end_arrived(one, 0, ended)
+            return ended
+        columns = arrived_columns(message.columns)
+        skip = self._sequence.arrive(message.first_sequence, len(columns.operation_ids), now)
+        ended = []
+        self._end_arrived(columns, skip, ended)
+        return ended
+
+    def _on_cancelled(self, receipt: wire.CancelReceipt) -> None:
+        for operation_ids in (receipt.cancelled_operation_ids, receipt.not_pending_operation_ids):
+            for operation_id in operation_ids:
+                self._cancelling.pop(operation_id, None)
+
+    def _end_arrived(self, arrived: ResultsArrived, skip: int, ended: list[Ended]) -> None:
+        columns, starts = arrived.columns, arrived.starts
+        take_single = self._table.take_single
+        for position, operation_id in enumerate(islice(arrived.operation_ids, skip, None), skip):
+            if columns.outcomes[position] == Outcome.REFUSED:
+                error = columns.refusals.get(position) or Unavailable("refused; the receipt that said why was lost")
+                self._refused(operation_id, error, ended)
+            elif (wait := take_single(operation_id)) is not None:
+                ended.append((wait, Result(columns, position, starts[position])))
+            elif (batch := self._table.find_batch(operation_id)) is not None:
+                batch.set_result(operation_id - batch.first_id, columns, position, starts[position])
+                if self._table.one_ended(batch):
+                    ended.append((batch, batch.answer))
+
+    def _refused(self, operation_id: int, error: PurgatoryClientError, ended: list[Ended]) -> None:
+        if (wait := self._table.take_single(operation_id)) is not None:
+            ended.append((wait, error))
+        elif (batch := self._table.find_batch(operation_id)) is not None:
+            batch.set_refused(operation_id - batch.first_id, error)
+            if self._table.one_ended(batch):
+                ended.append((batch, batch.answer))
+
+    # Messages out
+
+    def _acknowledgement(self, now: float) -> wire.SessionRequest | None:
+        sequence = self._sequence.acknowledge(now, at_once=self._ending)
+        if sequence is None:
+            return None
+        return wire.SessionRequest(acknowledge=wire.AcknowledgeResults(sequence=sequence))
+
+    def _cancel_message(self) -> wire.SessionRequest | None:
+        if not self._cancels:
+            return None
+        operation_ids = self._cancels[:CANCELS_PER_MESSAGE_MAX]
+        del self._cancels[: len(operation_ids)]
+        return wire.SessionRequest(cancel=wire.CancelOperations(operation_ids=operation_ids))
+
+    def _register_message(self, now: float) -> wire.SessionRequest | None:
+        if len(self._unreceipted) >= WINDOW:
+            return None
+        while True:
+            if not self._plan and not self._plan_unsent():
+                return None
+            chunk = self._still_pending(self._plan.popleft())
+            if chunk is not None:
+                break
+        batch = wire.RegisterBatch(batch_id=self._next_batch_id)
+        if chunk.batch is None:
+            batch.columns.CopyFrom(columns_of_waits(chunk.waits, self._opened_at, now))
+        else:
+            batch.columns.CopyFrom(columns_of_many(chunk.batch, chunk.positions, self._opened_at, now))
+        self._unreceipted[self._next_batch_id] = chunk
+        self._next_batch_id += 1
+        return wire.SessionRequest(register=batch)
+
+    def _plan_unsent(self) -> bool:
+        """Give ids to what has gathered of one kind and plan its batch. False: nothing has gathered."""
+        if self._unsent_batches:
+            batch = next(iter(self._unsent_batches))
+            del self._unsent_batches[batch]
+            self._unsent_count -= batch.count
+            self._table.add_batch(batch)
+            self._plan.extend(batch_chunks(batch, self._chunk_max))
+            return True
+        while self._unsent:
+            key = next(iter(self._unsent))
+            queue = self._unsent.pop(key)
+            waits = take_waits(iter(queue), self._chunk_max)
+            if len(waits) < len(queue):
+                for wait in waits:
+                    del queue[wait]
+                self._unsent[key] = queue
+            if waits:
+                self._give_ids(waits)
+                return True
+        return False
+
+    def _give_ids(self, waits: list[Wait]) -> None:
+        assert len({run_key(wait) for wait in waits}) == 1, "a batch is of one kind"
+        self._unsent_count -= len(waits)
+        for wait in waits:
+            self._table.add(wait)
+        self._plan.append(Chunk(waits))
+
+    def _still_pending(self, chunk: Chunk) -> Chunk | None:
+        """The chunk without what has ended since it was planned; None: all has."""
+        if chunk.batch is None:
+            waits = [wait for wait in chunk.waits if wait in self._table]
+            return Chunk(waits) if waits else None
+        if chunk.batch.remaining == chunk.batch.count:
+            return chunk
+        outcomes = chunk.batch.answer.outcomes
+        positions = [position for position in chunk.positions if outcomes[position] == Outcome.PENDING]
+        return Chunk([], chunk.batch, positions) if positions else None
+
+    # Cancels
+
+    def _cancel_batch(self, batch: WaitColumns) -> None:
+        if batch in self._unsent_batches:
+            del self._unsent_batches[batch]
+            self._unsent_count -= batch.count
+        elif batch.first_id and batch.remaining:
+            operation_ids = [batch.first_id + position for position in batch.pending_positions()]
+            self._table.remove_batch(batch)
+            self._plan = deque(chunk for chunk in self._plan if chunk.batch is not batch)
+            self._cancel_ids(operation_ids)
+
+    def _cancel_ids(self, operation_ids: Iterable[int]) -> None:
+        for operation_id in operation_ids:
+            self._cancelling[operation_id] = None
+            self._cancels.append(operation_id)

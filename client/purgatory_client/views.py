@@ -1,0 +1,190 @@
+"""What one sees when looking at the daemon: pending operations, partitions, its status. Plain values, made from the
+wire.
+
+Offsets are -1 where not known, durations are seconds, instants are aware datetimes in UTC.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1 import result_pb2
+from purgatory_client.names import format_partition
+from purgatory_client.results import OperationKind
+
+
+@dataclass(frozen=True, slots=True)
+class PendingItem:
+    """What one partition ("orders-3") or key of a pending operation has come to; error code 7: waited for."""
+
+    name: str
+    error_code: int
+    required_offset: int
+    reached_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class PendingOperation:
+    """A pending operation. `session_id` is empty for unary waits; `min_bytes` is None unless it is a fetch."""
+
+    session_id: str
+    operation_id: int
+    kind: OperationKind
+    registered_time: datetime
+    deadline_time: datetime
+    waited: float
+    remaining: float
+    items: list[PendingItem]
+    min_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A replica as the leader sees it."""
+
+    replica_id: int
+    log_end_offset: int
+    log_start_offset: int
+    in_sync: bool
+    dead: bool
+    fenced: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """A partition: its marks, replicas and how many watch entries wait on it."""
+
+    name: str
+    topic: str
+    partition: int
+    leader_epoch: int
+    is_leader: bool
+    leader_id: int
+    storage_failed: bool
+    log_start_offset: int
+    last_stable_offset: int
+    high_watermark: int
+    log_end_offset: int
+    low_watermark: int
+    min_in_sync_replicas: int
+    in_sync_replica_ids: list[int]
+    replicas: list[Replica]
+    watched: int
+    unchanged_events: int
+    stale_events: int
+
+
+@dataclass(frozen=True, slots=True)
+class KindStatus:
+    """One kind's counts: registered = satisfied + failed + expired + cancelled + shutting_down + pending."""
+
+    kind: OperationKind
+    registered: int
+    pending: int
+    watched: int
+    satisfied: int
+    failed: int
+    expired: int
+    cancelled: int
+    shutting_down: int
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The daemon's counts and version."""
+
+    version: str
+    compiled: bool
+    started_time: datetime
+    draining: bool
+    kinds: list[KindStatus]
+    partitions: int
+    signal_keys: int
+    sessions: int
+    sessions_connected: int
+    unacknowledged_results: int
+
+
+def pending_operation(message: wire.PendingOperation) -> PendingOperation:
+    """From the wire."""
+    return PendingOperation(
+        session_id=message.session_id,
+        operation_id=message.operation_id,
+        kind=OperationKind(message.kind),
+        registered_time=_instant(message.registered_time),
+        deadline_time=_instant(message.deadline_time),
+        waited=message.waited_ms / 1_000,
+        remaining=message.remaining_ms / 1_000,
+        items=[_pending_item(item) for item in message.partitions],
+        min_bytes=message.min_bytes if message.HasField("min_bytes") else None,
+    )
+
+
+def partition(message: wire.Partition) -> Partition:
+    """From the wire."""
+    name = message.topic_partition
+    return Partition(
+        name=format_partition(name.topic, name.partition),
+        topic=name.topic,
+        partition=name.partition,
+        leader_epoch=message.leader_epoch,
+        is_leader=message.is_leader,
+        leader_id=message.leader_id,
+        storage_failed=message.storage_failed,
+        log_start_offset=message.log_start_offset,
+        last_stable_offset=message.last_stable_offset,
+        high_watermark=message.high_watermark,
+        log_end_offset=message.log_end_offset,
+        low_watermark=message.low_watermark,
+        min_in_sync_replicas=message.min_in_sync_replicas,
+        in_sync_replica_ids=list(message.in_sync_replica_ids),
+        replicas=[
+            Replica(one.replica_id, one.log_end_offset, one.log_start_offset, one.in_sync, one.dead, one.fenced)
+            for one in message.replicas
+        ],
+        watched=message.watched,
+        unchanged_events=message.unchanged_events,
+        stale_events=message.stale_events,
+    )
+
+
+def status(message: wire.GetStatusResponse) -> Status:
+    """From the wire."""
+    return Status(
+        version=message.version,
+        compiled=message.compiled,
+        started_time=_instant(message.started_time),
+        draining=message.draining,
+        kinds=[
+            KindStatus(
+                OperationKind(kind.kind),
+                kind.registered,
+                kind.pending,
+                kind.watched,
+                kind.satisfied,
+                kind.failed,
+                kind.expired,
+                kind.cancelled,
+                kind.shutting_down,
+            )
+            for kind in message.kinds
+        ],
+        partitions=message.partitions,
+        signal_keys=message.signal_keys,
+        sessions=message.sessions,
+        sessions_connected=message.sessions_connected,
+        unacknowledged_results=message.unacknowledged_results,
+    )
+
+
+def _pending_item(item: result_pb2.PartitionResult) -> PendingItem:
+    name = item.key or format_partition(item.topic_partition.topic, item.topic_partition.partition)
+    return PendingItem(name, item.error_code, item.required_offset, item.reached_offset)
+
+
+def _instant(stamp: Timestamp) -> datetime:
+    return stamp.ToDatetime(tzinfo=UTC)

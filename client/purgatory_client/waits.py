@@ -1,0 +1,223 @@
+"""One operation to wait for: its content, checked as far as it must be to travel in a batch with others.
+
+The builders (`produce`, `fetch`, `delete_records`, `signal`) are what `AsyncClient` and the command line use; all rules
+beyond "can it be sent" are the daemon's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final, Literal
+
+from purgatory_client.columns import INT32_MAX, int32, int64, milliseconds
+from purgatory_client.errors import InvalidRequest
+from purgatory_client.names import PartitionName, checked_key, partition_name
+from purgatory_client.results import OperationKind, Result
+
+Name = str | PartitionName
+"""A partition as callers write it: "orders-3" or ("orders", 3)."""
+
+Isolation = Literal["read_uncommitted", "read_committed"]
+
+PARTITION_MAX_BYTES_DEFAULT: Final = 1_048_576
+ISOLATION_LEVELS: Final[dict[str, int]] = {"read_uncommitted": 1, "read_committed": 2}
+
+
+class FetchOptions:
+    """What only a fetch has. Lists have one value for each partition."""
+
+    __slots__ = (
+        "follower_reads",
+        "isolation_level",
+        "last_fetched_epochs",
+        "min_bytes",
+        "partition_max_bytes",
+        "replica_id",
+        "throttled",
+    )
+
+    def __init__(
+        self,
+        min_bytes: int,
+        replica_id: int,
+        isolation_level: int,
+        follower_reads: bool,
+        partition_max_bytes: list[int],
+        last_fetched_epochs: list[int],
+        throttled: list[bool],
+    ) -> None:
+        self.min_bytes = min_bytes
+        self.replica_id = replica_id
+        self.isolation_level = isolation_level
+        self.follower_reads = follower_reads
+        self.partition_max_bytes = partition_max_bytes
+        self.last_fetched_epochs = last_fetched_epochs
+        self.throttled = throttled
+
+
+class Wait:
+    """One operation. `names` are its partitions (signals: keys), and all lists have one value for each of them.
+
+    `operation_id` and `submitted_at` (monotonic seconds) belong to the session it is submitted to, `future` to the
+    caller that awaits it.
+    """
+
+    __slots__ = (
+        "any_key",
+        "fetch",
+        "from_now",
+        "future",
+        "kind",
+        "leader_epochs",
+        "local_error_codes",
+        "names",
+        "offsets",
+        "operation_id",
+        "submitted_at",
+        "timeout_ms",
+        "weight",
+    )
+
+    def __init__(
+        self,
+        kind: OperationKind,
+        names: list[PartitionName] | list[str],
+        offsets: list[int],
+        timeout: float | None,
+        *,
+        local_error_codes: list[int] | None = None,
+        leader_epochs: list[int] | None = None,
+        fetch: FetchOptions | None = None,
+        any_key: bool = False,
+        from_now: bool = False,
+    ) -> None:
+        self.kind = kind
+        self.names = names
+        self.offsets = offsets
+        self.timeout_ms = milliseconds(timeout)
+        self.local_error_codes = local_error_codes
+        self.leader_epochs = leader_epochs
+        self.fetch = fetch
+        self.any_key = any_key
+        self.from_now = from_now
+        self.operation_id = 0
+        self.submitted_at = 0.0
+        self.future: asyncio.Future[Result] | None = None
+        self.weight = 32 + 80 * len(names)
+        """About how many bytes it takes on the wire, generously."""
+
+
+def produce(
+    offsets: Mapping[Name, int],
+    *,
+    timeout: float | None = None,
+    leader_epochs: Mapping[Name, int] | int | None = None,
+    local_error_codes: Mapping[Name, int] | int | None = None,
+) -> Wait:
+    """A wait until the high watermark of each partition has reached its offset."""
+    names, required = _items(offsets, "produce.partitions", "required_offset")
+    return Wait(
+        OperationKind.PRODUCE,
+        names,
+        required,
+        timeout,
+        local_error_codes=_per_item(local_error_codes, names, 0, "local_error_codes"),
+        leader_epochs=_per_item(leader_epochs, names, -1, "leader_epochs"),
+    )
+
+
+def fetch(
+    offsets: Mapping[Name, int],
+    *,
+    min_bytes: int = 1,
+    timeout: float | None = None,
+    replica_id: int | None = None,
+    isolation: Isolation = "read_uncommitted",
+    follower_reads: bool = False,
+    partition_max_bytes: Mapping[Name, int] | int | None = None,
+    current_leader_epochs: Mapping[Name, int] | int | None = None,
+    last_fetched_epochs: Mapping[Name, int] | int | None = None,
+    throttled: Iterable[Name] = (),
+) -> Wait:
+    """A wait until `min_bytes` are readable past the fetch offsets, over all partitions together."""
+    names, fetch_offsets = _items(offsets, "fetch.partitions", "fetch_offset")
+    if isolation not in ISOLATION_LEVELS:
+        raise InvalidRequest("fetch.isolation_level", f"{isolation!r}; must be one of {', '.join(ISOLATION_LEVELS)}")
+    held_back = {partition_name(name) for name in throttled}
+    largest = _per_item(
+        partition_max_bytes, names, PARTITION_MAX_BYTES_DEFAULT, "partition_max_bytes", highest=2**63 - 1
+    )
+    options = FetchOptions(
+        int64(min_bytes, "fetch.min_bytes"),
+        -1 if replica_id is None else int32(replica_id, "fetch.replica_id"),
+        ISOLATION_LEVELS[isolation],
+        bool(follower_reads),
+        largest or [PARTITION_MAX_BYTES_DEFAULT] * len(names),
+        _per_item(last_fetched_epochs, names, -1, "last_fetched_epochs") or [-1] * len(names),
+        [name in held_back for name in names],
+    )
+    epochs = _per_item(current_leader_epochs, names, -1, "current_leader_epochs")
+    return Wait(OperationKind.FETCH, names, fetch_offsets, timeout, leader_epochs=epochs, fetch=options)
+
+
+def delete_records(
+    offsets: Mapping[Name, int],
+    *,
+    timeout: float | None = None,
+    local_error_codes: Mapping[Name, int] | int | None = None,
+) -> Wait:
+    """A wait until the low watermark of each partition has reached its offset; offset -1: the high watermark of now."""
+    names, required = _items(offsets, "delete_records.partitions", "offset")
+    codes = _per_item(local_error_codes, names, 0, "local_error_codes")
+    return Wait(OperationKind.DELETE_RECORDS, names, required, timeout, local_error_codes=codes)
+
+
+def signal(
+    keys: Mapping[str, int] | Collection[str],
+    *,
+    timeout: float | None = None,
+    any: bool = False,  # noqa: A002 - the word of the wire
+    from_now: bool = False,
+) -> Wait:
+    """A wait until all keys (`any`: one of them) have been signalled often enough: once, or as a mapping says."""
+    if isinstance(keys, str):
+        raise InvalidRequest("signal.keys", f"one string, {keys!r}; give a list of keys or a mapping of key to count")
+    counts = keys if isinstance(keys, Mapping) else dict.fromkeys(keys, 1)
+    if len(counts) != len(keys):
+        raise InvalidRequest("signal.keys", "a key is given twice; each key once, with a count where it takes several")
+    names = [checked_key(key) for key in counts]
+    required = [int64(count, "signal.keys.required_count") for count in counts.values()]
+    if not names:
+        raise InvalidRequest("signal.keys", "none; an operation needs at least one")
+    return Wait(OperationKind.SIGNAL, names, required, timeout, any_key=bool(any), from_now=bool(from_now))
+
+
+def _items(offsets: Mapping[Name, int], field: str, offset_field: str) -> tuple[list[PartitionName], list[int]]:
+    if not offsets:
+        raise InvalidRequest(field, "none; an operation needs at least one")
+    names = [partition_name(name) for name in offsets]
+    return names, [int64(offset, f"{field}.{offset_field}") for offset in offsets.values()]
+
+
+def _per_item(
+    values: Mapping[Name, int] | int | None,
+    names: list[PartitionName],
+    default: int,
+    field: str,
+    highest: int = INT32_MAX,
+) -> list[int] | None:
+    """One value for each partition from a mapping (`default` elsewhere) or one number for all; None stays None."""
+    if values is None or (isinstance(values, Mapping) and not values):
+        return None
+    if isinstance(values, Mapping):
+        by_name = {partition_name(name): value for name, value in values.items()}
+        unknown = by_name.keys() - set(names)
+        if unknown:
+            topic, partition = min(unknown)
+            raise InvalidRequest(field, f"{topic}-{partition} is not one of the operation's partitions")
+        column = [by_name.get(name, default) for name in names]
+    else:
+        column = [values] * len(names)
+    check = int64 if highest > INT32_MAX else int32
+    return [check(value, field) for value in column]
