@@ -165,7 +165,7 @@ class Leader:
     def _tell_log_end(self) -> None:
         end = self._log.end_position
         self._marks.push(
-            events.leader_append(
+            events.log_end_offset(
                 self._partition,
                 end.log_end_offset,
                 byte_position=end.byte_position,

@@ -53,7 +53,7 @@ class Membership:
                 min_in_sync_replicas=min_in_sync,
                 leader_epoch=self._epoch,
             ),
-            events.key_signalled(in_sync_key(self._partition, self.in_sync)),
+            events.signalled(in_sync_key(self._partition, self.in_sync)),
         )
 
     async def fetched(
@@ -117,13 +117,11 @@ class Membership:
     def _commit(self, in_sync: list[int]) -> None:
         self.in_sync = in_sync
         self._push_set(in_sync)
-        self._marks.push(events.key_signalled(in_sync_key(self._partition, in_sync)))
+        self._marks.push(events.signalled(in_sync_key(self._partition, in_sync)))
 
     def _push_set(self, in_sync: list[int], proposed: list[int] | None = None) -> None:
         self._marks.push(
-            events.in_sync_replicas(
-                self._partition, in_sync, proposed_replica_ids=proposed or [], leader_epoch=self._epoch
-            )
+            events.in_sync_replicas(self._partition, in_sync, proposed=proposed or [], leader_epoch=self._epoch)
         )
 
 
