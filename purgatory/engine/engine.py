@@ -1,0 +1,222 @@
+"""The engine: one owner of all partitions, keys, pending operations and the timer that expires them.
+
+Calls in, results out; time is an argument. Every call is bounded by the batch it is given or by its `limit`. After each
+call that may end operations, `take_completions` says what has ended. The same calls always give the same answers.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mypy_extensions import i64
+
+from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, PartitionName, RegisterReceipt
+from purgatory.engine.codes import CANCELLED, EXPIRED, SHUTTING_DOWN
+from purgatory.engine.completions import Completions
+from purgatory.engine.events import Events
+from purgatory.engine.limits import EngineLimits
+from purgatory.engine.look import Look
+from purgatory.engine.pending import PendingOperations
+from purgatory.engine.registration import Registration
+from purgatory.engine.registry import Partitions, SignalKeys
+from purgatory.engine.tables import FREE, Owner
+from purgatory.engine.views import KindCounts, PartitionView, PendingView
+from purgatory.engine.wakeups import Wakeups
+
+__all__ = ["Engine"]
+
+
+class Engine:
+    """Purgatory of all kinds of delayed operation. Times are monotonic milliseconds and must not go back."""
+
+    def __init__(
+        self,
+        limits: EngineLimits,
+        now_ms: int,
+        *,
+        tick_ms: int = 1,
+        wheel_size: int = 20,
+        strict_partitions: bool = False,
+        replica_lag_time_max_ms: int = 30_000,
+    ) -> None:
+        self.limits: Final = limits
+        self._now_ms: i64 = now_ms
+        self._partitions: Final = Partitions()
+        self._keys: Final = SignalKeys(limits.signal_keys_max)
+        self._pending: Final = PendingOperations(self._partitions, self._keys, tick_ms, wheel_size, now_ms)
+        self._wakeups: Final = Wakeups(self._pending)
+        self._registration: Final = Registration(
+            self._partitions, self._keys, self._pending, self._wakeups, limits, strict_partitions
+        )
+        self._events: Final = Events(
+            self._partitions, self._keys, self._wakeups, limits, strict_partitions, replica_lag_time_max_ms
+        )
+        self._look: Final = Look(self._partitions, self._keys, self._pending)
+        self._free_owners: Final[list[int]] = []
+        self._next_to_shut_down: i64 = 0
+
+    # Owners.
+
+    def add_owner(self) -> Owner:
+        """Someone who will register operations: ids are unique and rise within one owner."""
+        owners = self._pending.owners
+        if self._free_owners:
+            owner = Owner(self._free_owners.pop())
+            owners[owner.owner_id] = owner
+        else:
+            owner = Owner(len(owners))
+            owners.append(owner)
+        return owner
+
+    def remove_owner(self, owner: Owner, now_ms: int) -> None:
+        """Cancels all its pending operations; nobody is told, they are only counted. The owner is of no use afterwards."""
+        owner.closed = True
+        owner.completions = None
+        self.cancel_all(owner, now_ms)
+        self._pending.owners[owner.owner_id] = None
+        self._free_owners.append(owner.owner_id)
+
+    # Changes.
+
+    def register(self, owner: Owner, kind: int, batch: OperationBatch, now_ms: int) -> RegisterReceipt:
+        """Registers a batch of operations of one kind, item by item.
+
+        An operation is accepted (and may have ended already), known already (its id is not above the highest of before), or
+        refused with a reason. Raises InvalidBatch when the columns as a whole cannot be read; nothing is applied then.
+        """
+        assert not owner.closed, f"owner {owner.owner_id} was removed"
+        self._pass_time(now_ms)
+        return self._registration.register(owner, kind, batch, now_ms)
+
+    def apply(self, batch: EventBatch, now_ms: int, start: int = 0, limit: int = 100_000) -> EventsReceipt:
+        """Applies events from `start` on, until `limit` operations have ended or the batch has; see `next_index`.
+
+        The effects of one event are never split. Raises InvalidBatch as `register` does.
+        """
+        self._pass_time(now_ms)
+        return self._events.apply(batch, now_ms, start, limit)
+
+    def cancel(self, owner: Owner, operation_ids: list[int], now_ms: int) -> list[bool]:
+        """Cancels operations by id. For each: True when it was pending; False when it had ended or was never registered."""
+        self._pass_time(now_ms)
+        cancelled: list[bool] = []
+        for operation_id in operation_ids:
+            slot = self._look.find(owner, operation_id)
+            if slot >= 0:
+                self._pending.end(slot, CANCELLED, now_ms)
+            cancelled.append(slot >= 0)
+        return cancelled
+
+    def cancel_all(self, owner: Owner, now_ms: int) -> int:
+        """Cancels all that an owner has pending; returns how many."""
+        self._pass_time(now_ms)
+        slots = owner.pending_slots(self._pending.operations)
+        for slot in slots:
+            self._pending.end(slot, CANCELLED, now_ms)
+        return len(slots)
+
+    def cancel_partition(self, name: PartitionName, now_ms: int) -> int:
+        """Cancels, and answers, all that waits on a partition (Kafka's cancelForKey forgets to answer); returns how many."""
+        self._pass_time(now_ms)
+        before = self._pending.ended_total
+        partition = self._partitions.get(name)
+        if partition is not None:
+            self._wakeups.cancel_waiting(partition, CANCELLED, now_ms)
+        return self._pending.ended_total - before
+
+    def cancel_key(self, key: str, now_ms: int) -> int:
+        """Cancels, and answers, all that waits on a signal key; returns how many."""
+        self._pass_time(now_ms)
+        before = self._pending.ended_total
+        signal_key = self._keys.get(key)
+        if signal_key is not None:
+            self._wakeups.cancel_entries(signal_key.waits, CANCELLED, now_ms)
+        return self._pending.ended_total - before
+
+    def shut_down(self, now_ms: int, limit: int) -> int:
+        """Ends up to `limit` pending operations as SHUTTING_DOWN; returns how many. 0: none is left."""
+        self._pass_time(now_ms)
+        operations = self._pending.operations
+        ended = 0
+        while ended < limit and self._pending.count > 0:
+            slot = self._next_to_shut_down
+            self._next_to_shut_down = slot + 1 if slot + 1 < operations.size else 0
+            if slot < operations.size and operations.kind[slot] != FREE:
+                self._pending.end(slot, SHUTTING_DOWN, now_ms)
+                ended += 1
+        return ended
+
+    # Time.
+
+    def advance_clock(self, now_ms: int, limit: int) -> int:
+        """Expires what is due, at most `limit` operations, in order of deadline; returns how many.
+
+        When `next_expiration_ms() <= now_ms` afterwards, there is more to do: call again.
+        """
+        self._pass_time(now_ms)
+        fired: list[int] = []
+        self._pending.wheel.advance(now_ms, limit, fired)
+        for slot in fired:
+            self._pending.end(slot, EXPIRED, now_ms)
+        return len(fired)
+
+    def next_expiration_ms(self) -> int:
+        """When `advance_clock` has to be called next; -1: nothing is timed. It may lie in the past."""
+        return self._pending.wheel.next_expiration_ms()
+
+    def _pass_time(self, now_ms: i64) -> None:
+        assert now_ms >= self._now_ms, f"clock went back: now_ms={now_ms} engine={self._now_ms}"
+        self._now_ms = now_ms
+
+    # Results and looks.
+
+    def take_completions(self) -> list[Completions]:
+        """What has ended since the last call: one `Completions` for each owner that has any."""
+        return self._pending.take_completions()
+
+    def describe(self, owner: Owner, operation_id: int, now_ms: int) -> PendingView | None:
+        """A pending operation; None when it is not pending."""
+        return self._look.describe(owner, operation_id)
+
+    def list_pending(
+        self,
+        start: int,
+        limit: int,
+        now_ms: int,
+        owner_id: int = -1,
+        kind: int = 0,
+        partition: PartitionName | None = None,
+        key: str = "",
+    ) -> tuple[list[PendingView], int]:
+        """Pending operations in order of slot from `start` on, at most `limit`, and where to go on (-1: at the end).
+
+        The filters go together. One call looks at a bounded number of slots, so a page may be short or empty.
+        """
+        return self._look.list_pending(start, limit, owner_id, kind, partition, key)
+
+    def partition_view(self, name: PartitionName, now_ms: int) -> PartitionView | None:
+        """A known partition; None otherwise."""
+        return self._look.partition_view(name)
+
+    def partition_names(self) -> list[PartitionName]:
+        """All known partitions, in order of creation."""
+        return list(self._partitions.by_name)
+
+    def counts(self, kind: int) -> KindCounts:
+        """Counters of one kind."""
+        return self._look.counts(kind)
+
+    @property
+    def pending(self) -> int:
+        """Pending operations of all kinds."""
+        return self._pending.count
+
+    @property
+    def partition_count(self) -> int:
+        """Known partitions."""
+        return len(self._partitions.by_name)
+
+    @property
+    def signal_key_count(self) -> int:
+        """Known signal keys, idle ones included."""
+        return len(self._keys.by_key)

@@ -1,0 +1,43 @@
+"""The engine's limits: nothing in it grows without bound."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["EngineLimits"]
+
+
+class EngineLimits:
+    """Upper bounds, each with its own refusal. Timeouts in milliseconds."""
+
+    def __init__(
+        self,
+        *,
+        pending_operations_max: int = 10_000_000,
+        partitions_max: int = 100_000,
+        signal_keys_max: int = 100_000,
+        items_per_operation_max: int = 2_000,
+        timeout_ms_max: int = 2**31 - 1,
+        timeout_ms_default: int = 30_000,
+        topic_length_max: int = 249,
+    ) -> None:
+        for name, value in (
+            ("pending_operations_max", pending_operations_max),
+            ("partitions_max", partitions_max),
+            ("signal_keys_max", signal_keys_max),
+            ("items_per_operation_max", items_per_operation_max),
+            ("timeout_ms_max", timeout_ms_max),
+            ("timeout_ms_default", timeout_ms_default),
+            ("topic_length_max", topic_length_max),
+        ):
+            if value < 1:
+                raise ValueError(f"{name} must be 1 or greater, not {value}")
+        if timeout_ms_default > timeout_ms_max:
+            raise ValueError(f"timeout_ms_default {timeout_ms_default} is over timeout_ms_max {timeout_ms_max}")
+        self.pending_operations_max: Final = pending_operations_max
+        self.partitions_max: Final = partitions_max
+        self.signal_keys_max: Final = signal_keys_max
+        self.items_per_operation_max: Final = items_per_operation_max
+        self.timeout_ms_max: Final = timeout_ms_max
+        self.timeout_ms_default: Final = timeout_ms_default
+        self.topic_length_max: Final = topic_length_max

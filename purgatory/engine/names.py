@@ -1,0 +1,30 @@
+"""What may name a partition or a signal key."""
+
+from __future__ import annotations
+
+from purgatory.engine.batches import PartitionName
+
+__all__ = ["key_fault", "partition_fault"]
+
+PARTITION_MAX = 2**31 - 1
+
+
+def partition_fault(name: PartitionName, length_max: int) -> str:
+    """Why a (topic, partition) cannot be one, or an empty string."""
+    topic, partition = name
+    if not topic:
+        return "the topic is missing"
+    if len(topic) > length_max:
+        return f"the topic has {len(topic)} characters, the most allowed are {length_max}"
+    if not 0 <= partition <= PARTITION_MAX:
+        return f"partition {partition} is not in 0..{PARTITION_MAX}"
+    return ""
+
+
+def key_fault(key: str, length_max: int) -> str:
+    """Why a key cannot be one, or an empty string."""
+    if not key:
+        return "the key is missing"
+    if len(key) > length_max:
+        return f"the key has {len(key)} characters, the most allowed are {length_max}"
+    return ""

@@ -1,0 +1,235 @@
+"""The columns of a batch of operations, and what speaks against one operation of it. All checks pass before it is admitted."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from purgatory.engine.batches import OperationBatch, PartitionName
+from purgatory.engine.codes import (
+    DELETE_RECORDS,
+    FETCH,
+    INVALID_ARGUMENT,
+    KIND_NAMES,
+    OFFSET_MAX,
+    PRODUCE,
+    READ_COMMITTED,
+    RESOURCE_EXHAUSTED,
+    SIGNAL,
+)
+from purgatory.engine.columns import Column, flag_column
+from purgatory.engine.errors import InvalidBatch
+from purgatory.engine.event_checks import INT32_MAX, Fault
+from purgatory.engine.limits import EngineLimits
+from purgatory.engine.names import key_fault, partition_fault
+from purgatory.engine.registry import Partitions, SignalKeys
+
+__all__ = ["OPERATION_ID_MAX", "OperationChecks", "OperationColumns"]
+
+OPERATION_ID_MAX: Final = 2**62 - 1
+PARTITION_MAX_BYTES_DEFAULT: Final = 1_048_576
+OFFSET_FIELDS: Final = {
+    PRODUCE: "required_offset",
+    FETCH: "fetch_offset",
+    DELETE_RECORDS: "offset",
+    SIGNAL: "required_count",
+}
+
+
+class OperationColumns:
+    """The columns of an `OperationBatch` of one kind, checked for length, and its dictionary, checked for names.
+
+    Raises InvalidBatch when the columns cannot be read together.
+    """
+
+    def __init__(self, kind: int, batch: OperationBatch, timeout_ms_default: int, name_length_max: int) -> None:
+        rows = len(batch.operation_ids)
+        if rows == 0:
+            raise InvalidBatch("operation_id", "is empty; it takes one id for each operation")
+        self.kind: Final = kind
+        self.rows: Final = rows
+        self.operation_ids: Final = batch.operation_ids
+        self.timeout_ms: Final = Column("timeout_ms", batch.timeouts_ms, rows, timeout_ms_default)
+        self.item_count: Final = Column("item_count", batch.item_counts, rows, 1)
+        self.min_bytes: Final = Column("min_bytes", batch.min_bytes, rows, 1)
+        self.replica_id: Final = Column("replica_id", batch.replica_ids, rows, -1)
+        self.isolation_level: Final = Column("isolation_level", batch.isolation_levels, rows, 0)
+        self.follower_reads: Final = flag_column("follower_reads", batch.follower_reads, rows)
+        self.any_key: Final = flag_column("any", batch.any_key, rows)
+        self.from_now: Final = flag_column("from_now", batch.from_now, rows)
+
+        items = sum(batch.item_counts) if self.item_count.is_full else self.item_count.constant * rows
+        self.item_index: Final = Column("item_index", batch.item_indexes, items, 0)
+        self.offset: Final = Column("offset", batch.offsets, items, 1 if kind == SIGNAL else 0)
+        self.local_error_code: Final = Column("local_error_code", batch.local_error_codes, items, 0)
+        self.leader_epoch: Final = Column("leader_epoch", batch.leader_epochs, items, -1)
+        self.partition_max_bytes: Final = Column(
+            "partition_max_bytes", batch.partition_max_bytes, items, PARTITION_MAX_BYTES_DEFAULT
+        )
+        self.last_fetched_epoch: Final = Column("last_fetched_epoch", batch.last_fetched_epochs, items, -1)
+        self.throttled: Final = flag_column("throttled", batch.throttled, items)
+
+        self.partitions: Final = batch.partitions
+        self.keys: Final = batch.keys
+        self.name_faults: Final[list[str]] = []
+        self.first_place: Final[list[int]] = []
+        """For each place of the dictionary: the first place with the same name, so that a repeat is found."""
+        if kind == SIGNAL:
+            self._enter_keys(name_length_max)
+        else:
+            self._enter_partitions(name_length_max)
+
+    def _enter_partitions(self, length_max: int) -> None:
+        seen: dict[PartitionName, int] = {}
+        for place, name in enumerate(self.partitions):
+            self.name_faults.append(partition_fault(name, length_max))
+            self.first_place.append(seen.setdefault(name, place))
+
+    def _enter_keys(self, length_max: int) -> None:
+        seen: dict[str, int] = {}
+        for place, key in enumerate(self.keys):
+            self.name_faults.append(key_fault(key, length_max))
+            self.first_place.append(seen.setdefault(key, place))
+
+    def item_path(self, item: int, field: str) -> str:
+        """Path of an item's field in the row form; `item` counts within its operation."""
+        holder = "keys" if self.kind == SIGNAL else "partitions"
+        return f"{KIND_NAMES[self.kind]}.{holder}[{item}]{field}"
+
+
+class OperationChecks:
+    """The checks of one operation of a batch, in the order in which its faults are told."""
+
+    def __init__(self, limits: EngineLimits, partitions: Partitions, keys: SignalKeys, makes_partitions: bool) -> None:
+        self.limits: Final = limits
+        self.partitions: Final = partitions
+        self.keys: Final = keys
+        self.makes_partitions: Final = makes_partitions
+        self._stamps: list[int] = []
+
+    def start(self, columns: OperationColumns) -> None:
+        """Makes ready for the operations of a batch."""
+        self._stamps = [-1] * len(columns.first_place)
+
+    def fault(self, columns: OperationColumns, row: int, first_item: int, pending: int) -> Fault | None:
+        """Why the operation in a row is refused, or None."""
+        limits = self.limits
+        if pending >= limits.pending_operations_max:
+            return Fault(
+                RESOURCE_EXHAUSTED,
+                "operation_id",
+                f"{limits.pending_operations_max} operations are pending, the most allowed; try again later",
+            )
+        timeout_ms = columns.timeout_ms.at(row)
+        if not 1 <= timeout_ms <= limits.timeout_ms_max:
+            return Fault(INVALID_ARGUMENT, "timeout_ms", f"{timeout_ms} is not in 1..{limits.timeout_ms_max}")
+        count = columns.item_count.at(row)
+        if count < 1:
+            return Fault(INVALID_ARGUMENT, columns.item_path(0, "").partition("[")[0], "is empty; give at least one")
+        if count > limits.items_per_operation_max:
+            return Fault(
+                INVALID_ARGUMENT,
+                columns.item_path(0, "").partition("[")[0],
+                f"{count} are over the limit of {limits.items_per_operation_max}",
+            )
+        if columns.kind == FETCH:
+            fault = self._fetch_fault(columns, row)
+            if fault is not None:
+                return fault
+        for item in range(count):
+            fault = self._item_fault(columns, row, first_item, item)
+            if fault is not None:
+                return fault
+        return self._room_fault(columns, first_item, count)
+
+    def _fetch_fault(self, columns: OperationColumns, row: int) -> Fault | None:
+        min_bytes = columns.min_bytes.at(row)
+        if not 1 <= min_bytes < OFFSET_MAX:
+            return Fault(INVALID_ARGUMENT, "fetch.min_bytes", f"{min_bytes} is not in 1..{OFFSET_MAX - 1}")
+        replica_id = columns.replica_id.at(row)
+        if not -1 <= replica_id <= INT32_MAX:
+            return Fault(INVALID_ARGUMENT, "fetch.replica_id", f"{replica_id} is not in 0..{INT32_MAX}")
+        isolation_level = columns.isolation_level.at(row)
+        if not 0 <= isolation_level <= READ_COMMITTED:
+            return Fault(INVALID_ARGUMENT, "fetch.isolation_level", f"{isolation_level} is not known")
+        return None
+
+    def _item_fault(self, columns: OperationColumns, row: int, first_item: int, item: int) -> Fault | None:
+        place = columns.item_index.at(first_item + item)
+        names = len(columns.first_place)
+        if not 0 <= place < names:
+            return Fault(INVALID_ARGUMENT, "item_index", f"{place} is outside the dictionary of {names}")
+        holder = ".key" if columns.kind == SIGNAL else ".topic_partition"
+        if columns.name_faults[place]:
+            return Fault(INVALID_ARGUMENT, columns.item_path(item, holder), columns.name_faults[place])
+        first = columns.first_place[place]
+        if self._stamps[first] == row:
+            return Fault(INVALID_ARGUMENT, columns.item_path(item, holder), f"{self._named(columns, place)} is named twice")
+        self._stamps[first] = row
+        return self._value_fault(columns, first_item + item, item)
+
+    def _named(self, columns: OperationColumns, place: int) -> str:
+        if columns.kind == SIGNAL:
+            return columns.keys[place]
+        topic, partition = columns.partitions[place]
+        return f"{topic}-{partition}"
+
+    def _value_fault(self, columns: OperationColumns, place: int, item: int) -> Fault | None:
+        kind = columns.kind
+        lowest = 1 if kind == SIGNAL else -1 if kind == DELETE_RECORDS else 0
+        offset = columns.offset.at(place)
+        if not lowest <= offset < OFFSET_MAX // 2:
+            return Fault(
+                INVALID_ARGUMENT,
+                columns.item_path(item, "." + OFFSET_FIELDS[kind]),
+                f"{offset} is not in {lowest}..{OFFSET_MAX // 2 - 1}",
+            )
+        epoch = columns.leader_epoch.at(place)
+        if not -1 <= epoch <= INT32_MAX:
+            field = ".current_leader_epoch" if kind == FETCH else ".leader_epoch"
+            return Fault(INVALID_ARGUMENT, columns.item_path(item, field), f"{epoch} is not in 0..{INT32_MAX}")
+        error_code = columns.local_error_code.at(place)
+        if not -1 <= error_code < 2**15:
+            return Fault(
+                INVALID_ARGUMENT, columns.item_path(item, ".local_error_code"), f"{error_code} is not a Kafka error code"
+            )
+        if kind != FETCH:
+            return None
+        max_bytes = columns.partition_max_bytes.at(place)
+        if not 1 <= max_bytes < OFFSET_MAX:
+            return Fault(
+                INVALID_ARGUMENT, columns.item_path(item, ".partition_max_bytes"), f"{max_bytes} is not in 1..{OFFSET_MAX - 1}"
+            )
+        last_epoch = columns.last_fetched_epoch.at(place)
+        if not -1 <= last_epoch <= INT32_MAX:
+            return Fault(
+                INVALID_ARGUMENT, columns.item_path(item, ".last_fetched_epoch"), f"{last_epoch} is not in 0..{INT32_MAX}"
+            )
+        return None
+
+    def _room_fault(self, columns: OperationColumns, first_item: int, count: int) -> Fault | None:
+        """Whether the partitions or keys that the operation would make have room."""
+        made = 0
+        idle = 0
+        for item in range(first_item, first_item + count):
+            place = columns.item_index.at(item)
+            if columns.kind == SIGNAL:
+                key = self.keys.get(columns.keys[place])
+                if key is None:
+                    made += 1
+                elif key.references == 0:
+                    idle += 1
+            elif self.makes_partitions and columns.partitions[place] not in self.partitions.by_name:
+                made += 1
+        if made == 0:
+            return None
+        if columns.kind == SIGNAL:
+            if made <= self.keys.room() - idle:
+                return None
+            return Fault(RESOURCE_EXHAUSTED, "signal.keys", f"{self.keys.keys_max} keys are waited for, the most allowed")
+        if len(self.partitions.by_name) + made <= self.limits.partitions_max:
+            return None
+        return Fault(
+            RESOURCE_EXHAUSTED,
+            columns.item_path(0, "").partition("[")[0],
+            f"{self.limits.partitions_max} partitions are known, the most allowed",
+        )

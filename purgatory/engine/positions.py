@@ -1,0 +1,150 @@
+"""Where offsets lie in bytes: what a fetch needs to know how much it could read.
+
+An index of (offset, segment base offset, byte position in the segment), one entry for each append that told its position.
+Segments come one after the other, so every offset also has a *reach*: a single number that rises with the offset through
+all segments and grows by the bytes in between. Fetches wait for a reach; within a segment a difference of reaches is a
+number of bytes.
+
+Between two entries, and above the last, each offset counts one byte, as every record has at least one: what is told late is
+counted late, never early. A partition that never told a position has no entries, and its reach is the offset itself.
+
+The index is bounded: when it is full every second entry of its older half goes. The oldest entry stays.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from librt.vecs import append, vec
+from mypy_extensions import i64
+
+__all__ = ["ENTRIES_MAX", "PositionIndex"]
+
+ENTRIES_MAX: Final = 512
+
+
+class PositionIndex:
+    """Byte positions of one partition's log."""
+
+    def __init__(self) -> None:
+        self.offsets: vec[i64] = vec[i64]()
+        self.segments: vec[i64] = vec[i64]()
+        self.positions: vec[i64] = vec[i64]()
+        self.reaches: vec[i64] = vec[i64]()
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def last_segment(self) -> i64:
+        """Base offset of the newest segment; 0 where none was told."""
+        count: i64 = len(self.offsets)
+        return self.segments[count - 1] if count else 0
+
+    def fault(self, offset: i64, segment: i64, position: i64) -> str:
+        """Why an append cannot lie there, or an empty string. `segment` and `position` may be -1 (not told)."""
+        count: i64 = len(self.offsets)
+        newest: i64 = self.last_segment()
+        if segment >= 0 and segment > offset:
+            return f"segment_base_offset {segment} is above the log end offset {offset}"
+        if count and segment >= 0 and segment < newest:
+            return f"segment_base_offset {segment} is below {newest}, the newest segment"
+        if count and segment > newest and segment < self.offsets[count - 1]:
+            return f"segment_base_offset {segment} is below {self.offsets[count - 1]}, which lies in segment {newest}"
+        if count and position >= 0 and (segment < 0 or segment == newest) and position < self.positions[count - 1]:
+            return f"byte_position {position} is below {self.positions[count - 1]}, that of the append before"
+        return ""
+
+    def add(self, offset: i64, segment: i64, position: i64) -> None:
+        """Notes that the log end `offset` lies at `position` of `segment` (-1: not told; `fault` must be empty)."""
+        count: i64 = len(self.offsets)
+        if position < 0 and segment < 0:
+            return
+        if segment < 0:
+            segment = self.last_segment()
+        if not count:
+            self._push(segment, segment, 0, segment)
+        elif segment > self.segments[count - 1]:
+            self._push(segment, segment, 0, self.reach(segment))
+        count = len(self.offsets)
+        ahead: i64 = offset - self.offsets[count - 1]
+        if ahead <= 0:
+            return
+        grown: i64 = position - self.positions[count - 1]
+        if grown < ahead:
+            grown = ahead
+        self._push(offset, segment, self.positions[count - 1] + grown, self.reaches[count - 1] + grown)
+
+    def _push(self, offset: i64, segment: i64, position: i64, reach: i64) -> None:
+        count: i64 = len(self.offsets)
+        if count and self.offsets[count - 1] >= offset:
+            self.truncate(offset - 1)
+        elif count >= ENTRIES_MAX:
+            self._thin()
+        self.offsets = append(self.offsets, offset)
+        self.segments = append(self.segments, segment)
+        self.positions = append(self.positions, position)
+        self.reaches = append(self.reaches, reach)
+
+    def _thin(self) -> None:
+        """Drops every second entry of the older half."""
+        kept = PositionIndex()
+        half: i64 = len(self.offsets) // 2
+        place: i64 = 0
+        while place < len(self.offsets):
+            if place >= half or place % 2 == 0:
+                kept.offsets = append(kept.offsets, self.offsets[place])
+                kept.segments = append(kept.segments, self.segments[place])
+                kept.positions = append(kept.positions, self.positions[place])
+                kept.reaches = append(kept.reaches, self.reaches[place])
+            place += 1
+        self._take(kept)
+
+    def truncate(self, log_end_offset: i64) -> None:
+        """Drops the entries above a log end that was cut."""
+        count: i64 = len(self.offsets)
+        keep: i64 = count
+        while keep and self.offsets[keep - 1] > log_end_offset:
+            keep -= 1
+        if keep == count:
+            return
+        self.offsets = self.offsets[:keep]
+        self.segments = self.segments[:keep]
+        self.positions = self.positions[:keep]
+        self.reaches = self.reaches[:keep]
+
+    def _take(self, other: PositionIndex) -> None:
+        self.offsets = other.offsets
+        self.segments = other.segments
+        self.positions = other.positions
+        self.reaches = other.reaches
+
+    def _floor(self, offset: i64) -> i64:
+        """Place of the last entry at or below `offset`; -1 if there is none."""
+        offsets = self.offsets
+        low: i64 = -1
+        high: i64 = len(offsets)
+        if high and offsets[high - 1] <= offset:
+            return high - 1
+        while high - low > 1:
+            middle: i64 = (low + high) // 2
+            if offsets[middle] <= offset:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def reach(self, offset: i64) -> i64:
+        """How far `offset` reaches; -1 where it lies below all that was told (or is itself -1)."""
+        if not len(self.offsets) or offset < 0:
+            return offset
+        place: i64 = self._floor(offset)
+        if place < 0:
+            return -1
+        return self.reaches[place] + offset - self.offsets[place]
+
+    def segment(self, offset: i64) -> i64:
+        """Base offset of the segment that `offset` lies in; -1 where it lies below all that was told."""
+        if not len(self.offsets):
+            return 0
+        place: i64 = self._floor(offset)
+        return self.segments[place] if place >= 0 else -1
