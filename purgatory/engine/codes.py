@@ -91,5 +91,5 @@ UNAVAILABLE: Final = 14
 UNKNOWN: Final = -1
 """An offset, epoch, byte position or replica id that is not known or not given."""
 
-OFFSET_MAX: Final = 2**62
+OFFSET_MAX: Final = 2**61
 """Offsets, byte positions and counts at or above this are refused: packed arithmetic must not wrap."""

@@ -25,7 +25,7 @@ from purgatory.engine.registry import Partitions, SignalKeys
 
 __all__ = ["OPERATION_ID_MAX", "OperationChecks", "OperationColumns"]
 
-OPERATION_ID_MAX: Final = 2**62 - 1
+OPERATION_ID_MAX: Final = 2**61 - 1
 PARTITION_MAX_BYTES_DEFAULT: Final = 1_048_576
 OFFSET_FIELDS: Final = {
     PRODUCE: "required_offset",
@@ -177,11 +177,11 @@ class OperationChecks:
         kind = columns.kind
         lowest = 1 if kind == SIGNAL else -1 if kind == DELETE_RECORDS else 0
         offset = columns.offset.at(place)
-        if not lowest <= offset < OFFSET_MAX // 2:
+        if not lowest <= offset < OFFSET_MAX:
             return Fault(
                 INVALID_ARGUMENT,
                 columns.item_path(item, "." + OFFSET_FIELDS[kind]),
-                f"{offset} is not in {lowest}..{OFFSET_MAX // 2 - 1}",
+                f"{offset} is not in {lowest}..{OFFSET_MAX - 1}",
             )
         epoch = columns.leader_epoch.at(place)
         if not -1 <= epoch <= INT32_MAX:

@@ -123,6 +123,8 @@ class Registration:
 
     def _take_produce(self, owner: Owner, columns: OperationColumns, row: int, first_item: int, now_ms: i64) -> None:
         count = columns.item_count.at(row)
+        if count == 1 and self._take_single_produce(owner, columns, row, first_item, now_ms):
+            return
         draft = Draft()
         for item in range(first_item, first_item + count):
             partition = self._partition(columns.partitions[columns.item_index.at(item)])
@@ -133,6 +135,25 @@ class Registration:
                 error = produce_state(partition, required, epoch)
             draft.add(partition, required, partition.high_watermark, epoch, error)
         self._admit(owner, columns, row, draft, now_ms)
+
+    def _take_single_produce(
+        self, owner: Owner, columns: OperationColumns, row: int, place: int, now_ms: i64
+    ) -> bool:
+        """The commonest registration, without a draft: one known partition that has to be waited for. False: it is another."""
+        partition = self.partitions.get(columns.partitions[columns.item_index.at(place)])
+        if partition is None or columns.local_error_code.at(place) != NONE:
+            return False
+        required: i64 = columns.offset.at(place)
+        epoch: i64 = columns.leader_epoch.at(place)
+        if produce_state(partition, required, epoch) != UNRESOLVED:
+            return False
+        pending = self.pending
+        self.partitions.hold(partition)
+        slot = pending.admit(owner, PRODUCE, columns.operation_ids[row], columns.timeout_ms.at(row), now_ms)
+        pending.operations.items_left[slot] = i32(1)
+        item = pending.add_item(slot, -1, partition.index, required, partition.high_watermark, epoch, UNRESOLVED)
+        pending.watch(produces_of(partition), PRODUCE, item, required)
+        return True
 
     def _take_delete_records(
         self, owner: Owner, columns: OperationColumns, row: int, first_item: int, now_ms: i64
