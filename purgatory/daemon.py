@@ -31,17 +31,20 @@ from purgatory.engine.limits import EngineLimits
 from purgatory.service import garbage
 from purgatory.service.exposition import make_registry
 from purgatory.service.flags import config_lines, read_command_line
+from purgatory.service.handlers import add_to_server
+from purgatory.service.handlers import SERVICE, add_to_server
 from purgatory.service.host import Host
 from purgatory.service.http import HttpSite
+from purgatory.service.in_flight import UnaryCalls
 from purgatory.service.limits import HostLimits
 from purgatory.service.log import start_logging
 from purgatory.service.metrics import Metrics
 from purgatory.service.servicer import PurgatoryServicer
 from purgatory.service.settings import Settings, SettingsError, split_address, unknown_variables
-from purgatory.v1 import purgatory_service_pb2, purgatory_service_pb2_grpc
 
 LOGGER: Final = logging.getLogger(__name__)
-SERVICE_NAME: Final = purgatory_service_pb2.DESCRIPTOR.services_by_name["PurgatoryService"].full_name
+STREAMS_GRACE_S: Final = 0.5
+"""Once all results are delivered: time for what is left, streams that would never end by themselves."""
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
@@ -65,15 +68,16 @@ class Daemon:
         self._health: Final = health.aio.HealthServicer()
         self._host: Final = make_host(settings, self._metrics)
         self._site: Final = HttpSite(make_registry(self._host, self._metrics, self._pauses), self._is_ready)
-        self._server: Final = grpc.aio.server(options=server_options(settings))
+        self._unary_calls: Final = UnaryCalls()
+        self._server: Final = grpc.aio.server(interceptors=[self._unary_calls], options=server_options(settings))
         self._serving = False
 
     async def start(self) -> None:
         """Binds both addresses and serves. Raises `CannotBind`, with nothing left open."""
-        purgatory_service_pb2_grpc.add_PurgatoryServiceServicer_to_server(PurgatoryServicer(self._host), self._server)
+        add_to_server(PurgatoryServicer(self._host), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if self.settings.grpc.reflection:
-            names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            names = (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, self._server)
         self.grpc_address = self._bind_grpc()
         self.http_address = await self._bind_http()
@@ -91,7 +95,8 @@ class Daemon:
         self._serving = False
         await self._health.enter_graceful_shutdown()
         await self._host.drain(grace_s)
-        await self._server.stop(max(0.0, deadline_s - time.monotonic()))
+        await self._unary_calls.wait_none(max(0.0, deadline_s - time.monotonic()))
+        await self._server.stop(min(STREAMS_GRACE_S, max(0.0, deadline_s - time.monotonic())))
         await self._host.stop()
         await self._site.stop()
         self._pauses.stop()
@@ -105,7 +110,7 @@ class Daemon:
         return self._serving and not self._host.draining
 
     async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
-        for name in (health.OVERALL_HEALTH, SERVICE_NAME):
+        for name in (health.OVERALL_HEALTH, SERVICE.full_name):
             await self._health.set(name, status)
 
     def _bind_grpc(self) -> str:

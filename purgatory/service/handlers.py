@@ -1,7 +1,7 @@
 """How the methods of a servicer are put on a gRPC server: refused calls become statuses, undecodable requests too.
 
 The generated code would answer a request that is no valid message (broken encoding, wrong UTF-8) with UNKNOWN
-and a traceback in the log. Here decoding never raises: it gives an `Undecodable`, and the call ends with INVALID_ARGUMENT.
+and a traceback in the log. Here decoding never raises but gives an `Undecodable`: the call ends with INVALID_ARGUMENT.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from purgatory.clock import Clock
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, EventsReceipt, PartitionName, Refusal
 from purgatory.engine.engine import Engine
+from purgatory.engine.operation_checks import OPERATION_ID_MAX
 from purgatory.service.limits import HostLimits
 from purgatory.service.observer import Observer
 from purgatory.service.outbox import ResultSlice, refused_completions, slices_of
@@ -28,8 +29,6 @@ from purgatory.service.translate_operations import OperationRun
 from purgatory.service.waits import Waits
 
 LOGGER: Final = logging.getLogger(__name__)
-
-OPERATION_ID_MAX: Final = 2**63 - 1
 
 ENDED_PER_SLICE: Final = 5_000
 """Operations that one engine call may end before the loop is free again."""
@@ -146,7 +145,8 @@ class Host:
         self.reaper.deadline_may_be_earlier()
         answer.accepted += receipt.accepted
         answer.already_known += receipt.already_known
-        return [(_explained(run, refusal), run.operation_ids[refusal.index], run.kind) for refusal in receipt.refusals]
+        ids = run.batch.operation_ids
+        return [(_placed(run, refusal), ids[refusal.index], run.kind) for refusal in receipt.refusals]
 
     @staticmethod
     def _only_new(
@@ -196,7 +196,7 @@ class Host:
         self._deliver()
         self.reaper.deadline_may_be_earlier()
         if receipt.refusals:
-            raise from_refusal(_explained(run, receipt.refusals[0]), "operation")
+            raise from_refusal(_placed(run, receipt.refusals[0]), "operation")
 
     # Events.
 
@@ -271,7 +271,7 @@ class Host:
     async def _until(condition: Callable[[], bool], deadline_s: float) -> None:
         """Waits for it while there is time. Polled: it happens once in a life, and no hot path pays for it."""
         loop = asyncio.get_running_loop()
-        while not condition() and loop.time() < deadline_s:
+        while not condition() and loop.time() < deadline_s:  # noqa: ASYNC110 - see above
             await asyncio.sleep(POLL_WHILE_DRAINING_S)
 
     def _is_flushed(self) -> bool:
@@ -314,10 +314,9 @@ class Host:
                 LOGGER.exception("looking after the sessions failed; it goes on")
 
 
-def _explained(run: OperationRun, refusal: Refusal) -> Refusal:
-    """The engine's refusal with the place in the caller's batch, and with the reason that was found before."""
-    field, message = run.faults.get(refusal.index, (refusal.field, refusal.message))
-    return Refusal(run.index_of(refusal.index), refusal.code, field, message)
+def _placed(run: OperationRun, refusal: Refusal) -> Refusal:
+    """The engine's refusal with the place in the caller's batch."""
+    return Refusal(run.index_of(refusal.index), refusal.code, refusal.field, refusal.message)
 
 
 def _without_repeated(
@@ -326,7 +325,7 @@ def _without_repeated(
     """Without those whose id came earlier in the same batch: an id has one result, and that is the first one's."""
     first_index: dict[int, int] = {operation_id: refusal.index for refusal, operation_id, _ in reversed(refused)}
     for run in runs:
-        for place, operation_id in enumerate(run.operation_ids):
+        for place, operation_id in enumerate(run.batch.operation_ids):
             index = run.index_of(place)
             if index < first_index.get(operation_id, -1):
                 first_index[operation_id] = index
@@ -336,7 +335,7 @@ def _without_repeated(
 def _all_refused(run: OperationRun, reason: Refusal) -> list[tuple[Refusal, int, int]]:
     return [
         (Refusal(run.index_of(place), reason.code, reason.field, reason.message), operation_id, run.kind)
-        for place, operation_id in enumerate(run.operation_ids)
+        for place, operation_id in enumerate(run.batch.operation_ids)
     ]
 
 

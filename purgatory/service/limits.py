@@ -6,7 +6,7 @@ from typing import Final
 
 
 class HostLimits:
-    """Limits of the host. Counts, and durations in milliseconds; the engine has its own in `purgatory.engine.limits`."""
+    """Limits of the host: counts, and durations in milliseconds. Those of the engine are `EngineLimits`."""
 
     def __init__(
         self,

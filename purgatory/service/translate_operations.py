@@ -1,22 +1,18 @@
 """Registrations from wire to engine: columns are copied, rows are gathered into runs of one kind. Pure functions.
 
-What only the wire can get wrong (no condition, an unknown enum value) is refused here, item by item; all that has a
-meaning (names, offsets, duplicates, timeouts, ids) is checked by the engine. Columns with a fault keep their shape: the
-operation's id is set to 0, which the engine refuses, and the fault found here takes the place of what it says.
+The engine checks operations one by one, names, values and ids. Only what rows can get wrong before there is a column of
+it is refused here: a row without a condition, and ids that do not rise from one run to the next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from purgatory.engine import codes
 from purgatory.engine.batches import OperationBatch, PartitionName, Refusal
 from purgatory.engine.errors import InvalidBatch
 from purgatory.v1 import operation_pb2
-
-Fault = tuple[str, str]
-"""(field, what is wrong with which value)."""
 
 PARTITION_MAX_BYTES_DEFAULT: Final = 1_048_576
 CONDITION_KINDS: Final = {
@@ -25,39 +21,23 @@ CONDITION_KINDS: Final = {
     "delete_records": codes.DELETE_RECORDS,
     "signal": codes.SIGNAL,
 }
-NO_CONDITION: Final[Fault] = ("condition", "is not set: set one of produce, fetch, delete_records, signal")
-ISOLATION_LEVELS: Final[dict[int, int]] = {
-    operation_pb2.ISOLATION_LEVEL_UNSPECIFIED: codes.READ_UNCOMMITTED,
-    operation_pb2.ISOLATION_LEVEL_READ_UNCOMMITTED: codes.READ_UNCOMMITTED,
-    operation_pb2.ISOLATION_LEVEL_READ_COMMITTED: codes.READ_COMMITTED,
-}
+NO_CONDITION: Final = "is not set: set one of produce, fetch, delete_records, signal"
 
 
 class OperationRun:
     """Operations of one kind that follow each other in a batch, as the engine takes them.
 
-    `indexes` holds the place of each in the batch as it came (None: the same), `faults` what was found wrong before
-    the engine saw it, by place in the run.
+    `indexes` holds the place of each in the batch as it came (None: the same place).
     """
 
-    def __init__(
-        self,
-        kind: int,
-        batch: OperationBatch,
-        operation_ids: Sequence[int],
-        indexes: list[int] | None = None,
-        faults: dict[int, Fault] | None = None,
-    ) -> None:
+    def __init__(self, kind: int, batch: OperationBatch, indexes: list[int] | None = None) -> None:
         self.kind: Final = kind
         self.batch: Final = batch
-        self.operation_ids: Final = operation_ids
-        """As the caller sent them; those in the batch are 0 where there is a fault."""
-        self.indexes: Final = indexes
-        self.faults: Final = {} if faults is None else faults
+        self._indexes: Final = indexes
 
     def index_of(self, place: int) -> int:
         """The place in the batch as it came of the run's operation at `place`."""
-        return place if self.indexes is None else self.indexes[place]
+        return place if self._indexes is None else self._indexes[place]
 
 
 def runs_from_columns(columns: operation_pb2.OperationColumns) -> list[OperationRun]:
@@ -65,13 +45,8 @@ def runs_from_columns(columns: operation_pb2.OperationColumns) -> list[Operation
     kind = int(columns.kind)
     if kind not in codes.KINDS:
         raise InvalidBatch("kind", f"must be 1 (produce), 2 (fetch), 3 (delete_records) or 4 (signal), not {kind}")
-    operation_ids = list(columns.operation_id)
-    isolation_levels: list[int] = list(columns.isolation_level)
-    faults = _isolation_faults(isolation_levels, len(operation_ids))
     batch = OperationBatch(
-        [0 if place in faults else operation_id for place, operation_id in enumerate(operation_ids)]
-        if faults
-        else operation_ids,
+        list(columns.operation_id),
         partitions=[(name.topic, name.partition) for name in columns.partitions],
         keys=list(columns.keys),
         timeouts_ms=list(columns.timeout_ms),
@@ -82,7 +57,7 @@ def runs_from_columns(columns: operation_pb2.OperationColumns) -> list[Operation
         leader_epochs=list(columns.leader_epoch),
         min_bytes=list(columns.min_bytes),
         replica_ids=list(columns.replica_id),
-        isolation_levels=isolation_levels,
+        isolation_levels=list(columns.isolation_level),
         follower_reads=list(columns.follower_reads),
         partition_max_bytes=list(columns.partition_max_bytes),
         last_fetched_epochs=list(columns.last_fetched_epoch),
@@ -90,30 +65,11 @@ def runs_from_columns(columns: operation_pb2.OperationColumns) -> list[Operation
         any_key=list(columns.any),
         from_now=list(columns.from_now),
     )
-    return [OperationRun(kind, batch, operation_ids, None, faults)]
-
-
-def _isolation_faults(isolation_levels: list[int], operation_count: int) -> dict[int, Fault]:
-    """Finds unknown isolation levels and makes the unspecified ones the default, in place."""
-    if ISOLATION_LEVELS.keys() >= set(isolation_levels):
-        isolation_levels[:] = [ISOLATION_LEVELS[level] for level in isolation_levels]
-        return {}
-    faults: dict[int, Fault] = {}
-    for place, level in enumerate(isolation_levels):
-        if level not in ISOLATION_LEVELS:
-            faults[place] = _isolation_fault(level)
-            isolation_levels[place] = codes.READ_UNCOMMITTED
-    if len(isolation_levels) == 1:
-        return dict.fromkeys(range(operation_count), faults[0])
-    return faults
-
-
-def _isolation_fault(level: int) -> Fault:
-    return "fetch.isolation_level", f"must be 1 (read uncommitted) or 2 (read committed), not {level}"
+    return [OperationRun(kind, batch)]
 
 
 def runs_from_rows(
-    operations: Iterable[operation_pb2.Operation], timeout_ms_default: int, operation_ids: Sequence[int] = ()
+    operations: Sequence[operation_pb2.Operation], timeout_ms_default: int, operation_ids: Sequence[int] = ()
 ) -> tuple[list[OperationRun], list[tuple[Refusal, int]]]:
     """Rows gathered into runs of one kind, in order, and the rows that are refused here, each with its operation id.
 
@@ -122,31 +78,27 @@ def runs_from_rows(
     runs: list[OperationRun] = []
     refused: list[tuple[Refusal, int]] = []
     gathering: _Gathering | None = None
+    highest = 0
     for index, operation in enumerate(operations):
         operation_id = operation_ids[index] if operation_ids else operation.operation_id
         condition = operation.WhichOneof("condition")
-        fault = NO_CONDITION if condition is None else _row_fault(operation, condition)
-        if condition is None or fault is not None:
-            assert fault is not None, "a row without a condition is faulty"
-            field, message = fault
-            refused.append((Refusal(index, codes.INVALID_ARGUMENT, field, message), operation_id))
-            continue
-        kind = CONDITION_KINDS[condition]
-        if gathering is None or gathering.kind != kind:
-            if gathering is not None:
-                runs.append(gathering.finish())
-            gathering = _Gathering(kind)
-        timeout_ms = operation.timeout_ms if operation.HasField("timeout_ms") else timeout_ms_default
-        gathering.add(index, operation_id, timeout_ms, operation)
+        if condition is None:
+            refused.append((Refusal(index, codes.INVALID_ARGUMENT, "condition", NO_CONDITION), operation_id))
+        elif 0 < operation_id <= highest:
+            message = f"{operation_id} does not rise; the highest before it was {highest}"
+            refused.append((Refusal(index, codes.INVALID_ARGUMENT, "operation_id", message), operation_id))
+        else:
+            kind = CONDITION_KINDS[condition]
+            if gathering is None or gathering.kind != kind:
+                if gathering is not None:
+                    runs.append(gathering.finish())
+                gathering = _Gathering(kind)
+            timeout_ms = operation.timeout_ms if operation.HasField("timeout_ms") else timeout_ms_default
+            gathering.add(index, operation_id, timeout_ms, operation)
+        highest = max(highest, operation_id)
     if gathering is not None:
         runs.append(gathering.finish())
     return runs, refused
-
-
-def _row_fault(operation: operation_pb2.Operation, condition: str) -> Fault | None:
-    if condition == "fetch" and operation.fetch.isolation_level not in ISOLATION_LEVELS:
-        return _isolation_fault(operation.fetch.isolation_level)
-    return None
 
 
 class _Gathering:
@@ -179,7 +131,7 @@ class _Gathering:
             self._batch.keys.extend(key for key, _ in self._names)
         else:
             self._batch.partitions.extend(self._names)
-        return OperationRun(self.kind, self._batch, self._batch.operation_ids, self._indexes)
+        return OperationRun(self.kind, self._batch, self._indexes)
 
     def _add_item(self, name: PartitionName) -> None:
         self._batch.item_indexes.append(self._names.setdefault(name, len(self._names)))
@@ -198,7 +150,7 @@ class _Gathering:
         batch.item_counts.append(len(fetch.partitions))
         batch.min_bytes.append(fetch.min_bytes if fetch.HasField("min_bytes") else 1)
         batch.replica_ids.append(fetch.replica_id if fetch.HasField("replica_id") else codes.UNKNOWN)
-        batch.isolation_levels.append(ISOLATION_LEVELS[fetch.isolation_level])
+        batch.isolation_levels.append(fetch.isolation_level)
         batch.follower_reads.append(fetch.follower_reads)
         for item in fetch.partitions:
             self._add_item((item.topic_partition.topic, item.topic_partition.partition))

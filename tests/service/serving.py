@@ -1,0 +1,188 @@
+"""A real host and a real gRPC server on a free port, and a caller's side of a session stream, for tests of the service."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+
+from purgatory.clock import Clock, SystemClock
+from purgatory.engine.engine import Engine
+from purgatory.engine.limits import EngineLimits
+from purgatory.service.handlers import add_to_server
+from purgatory.service.host import Host
+from purgatory.service.limits import HostLimits
+from purgatory.service.observer import Observer, SilentObserver
+from purgatory.service.servicer import PurgatoryServicer
+from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2_grpc
+from purgatory.v1 import purgatory_service_pb2 as wire
+
+PATIENCE_S = 10.0
+
+
+class Served:
+    """A host that is being served."""
+
+    def __init__(self, host: Host, server: grpc.aio.Server, port: int) -> None:
+        self.host = host
+        self.server = server
+        self.address = f"127.0.0.1:{port}"
+        self.channel = grpc.aio.insecure_channel(self.address)
+        self.stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(self.channel)
+
+    async def high_watermark(self, topic: str, offset: int, partition: int = 0) -> wire.AdvanceReceipt:
+        """Pushes one high watermark."""
+        event = event_pb2.Event(
+            topic_partition=operation_pb2.TopicPartition(topic=topic, partition=partition),
+            high_watermark=event_pb2.HighWatermark(offset=offset),
+        )
+        answer: wire.AdvanceResponse = await self.stub.Advance(
+            wire.AdvanceRequest(rows=event_pb2.EventRows(events=[event]))
+        )
+        return answer.receipt
+
+    async def status(self) -> wire.GetStatusResponse:
+        """GetStatus, after checking the identity of each kind."""
+        status: wire.GetStatusResponse = await self.stub.GetStatus(wire.GetStatusRequest())
+        for kind in status.kinds:
+            ended = kind.satisfied + kind.failed + kind.expired + kind.cancelled + kind.shutting_down
+            assert kind.registered == ended + kind.pending, kind
+        return status
+
+    def raw(self, method: str) -> grpc.aio.UnaryUnaryMultiCallable[Any, Any]:
+        """A unary call that sends and receives bytes as they are."""
+        return self.channel.unary_unary(f"/purgatory.v1.PurgatoryService/{method}")
+
+
+@asynccontextmanager
+async def serving(
+    limits: HostLimits | None = None,
+    engine_limits: EngineLimits | None = None,
+    clock: Clock | None = None,
+    observer: Observer | None = None,
+    options: list[tuple[str, Any]] | None = None,
+) -> AsyncIterator[Served]:
+    """Serves a new host until the block ends."""
+    clock = clock or SystemClock()
+    engine = Engine(engine_limits or EngineLimits(), clock.now_ms())
+    host = Host(engine, clock, limits or HostLimits(), observer or SilentObserver())
+    server = grpc.aio.server(options=options)
+    add_to_server(PurgatoryServicer(host), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    host.start()
+    await server.start()
+    served = Served(host, server, port)
+    try:
+        yield served
+    finally:
+        await served.channel.close()
+        await server.stop(0)
+        await host.stop()
+
+
+class Peer:
+    """The caller's side of a session stream."""
+
+    def __init__(self, served: Served, session_id: str) -> None:
+        self._call = served.stub.Session()
+        self._session_id = session_id
+        self.opened = wire.SessionOpened()
+
+    async def open(self, last_sequence: int = 0, *, columns: bool = False) -> Peer:
+        """Sends the first message and reads the answer."""
+        opening = wire.OpenSession(session_id=self._session_id, last_sequence=last_sequence, columns=columns)
+        await self.send(open=opening)
+        answer = await self.read()
+        assert answer.HasField("opened"), answer
+        self.opened = answer.opened
+        return self
+
+    async def send(self, **message: Any) -> None:
+        """Sends one message."""
+        await self._call.write(wire.SessionRequest(**message))
+
+    async def register(self, *operations: operation_pb2.Operation, batch_id: int = 1) -> None:
+        """Registers rows."""
+        rows = operation_pb2.OperationRows(operations=operations)
+        await self.send(register=wire.RegisterBatch(batch_id=batch_id, rows=rows))
+
+    async def acknowledge(self, sequence: int) -> None:
+        """Acknowledges all results up to `sequence`."""
+        await self.send(acknowledge=wire.AcknowledgeResults(sequence=sequence))
+
+    async def read(self) -> wire.SessionResponse:
+        """The next message that is no heartbeat."""
+        while True:
+            message = await asyncio.wait_for(self._call.read(), PATIENCE_S)
+            assert message is not grpc.aio.EOF, "the stream has ended"
+            assert isinstance(message, wire.SessionResponse)
+            if not message.HasField("heartbeat"):
+                return message
+
+    async def receipt(self) -> wire.Receipt:
+        """The next message, which must be a receipt."""
+        message = await self.read()
+        assert message.HasField("receipt"), message
+        return message.receipt
+
+    async def results(self) -> wire.ResultBatch:
+        """The next message, which must be results."""
+        message = await self.read()
+        assert message.HasField("results"), message
+        return message.results
+
+    async def read_raw(self) -> Any:
+        """The next message of whatever sort, or EOF."""
+        return await asyncio.wait_for(self._call.read(), PATIENCE_S)
+
+    async def half_close(self) -> None:
+        """Says that nothing more will be said."""
+        await self._call.done_writing()
+
+    async def code(self) -> grpc.StatusCode:
+        """The status the stream ends with."""
+        code: grpc.StatusCode = await asyncio.wait_for(self._call.code(), PATIENCE_S)
+        return code
+
+    async def details(self) -> str:
+        """The message of that status."""
+        details: str = await asyncio.wait_for(self._call.details(), PATIENCE_S)
+        return details
+
+    def cancel(self) -> None:
+        """Breaks the stream off."""
+        self._call.cancel()
+
+
+def produce(
+    operation_id: int, topic: str, required_offset: int, timeout_ms: int | None = None, partition: int = 0
+) -> operation_pb2.Operation:
+    """A produce wait for one partition."""
+    item = operation_pb2.ProducePartition(
+        topic_partition=operation_pb2.TopicPartition(topic=topic, partition=partition), required_offset=required_offset
+    )
+    return operation_pb2.Operation(
+        operation_id=operation_id, timeout_ms=timeout_ms, produce=operation_pb2.Produce(partitions=[item])
+    )
+
+
+def signal(operation_id: int, key: str, timeout_ms: int | None = None) -> operation_pb2.Operation:
+    """A wait for one signal of one key."""
+    condition = operation_pb2.Signal(keys=[operation_pb2.SignalKey(key=key)])
+    return operation_pb2.Operation(operation_id=operation_id, timeout_ms=timeout_ms, signal=condition)
+
+
+async def eventually(condition: Callable[[], bool] | Callable[[], Awaitable[bool]], what: str) -> None:
+    """Waits until the condition holds; fails, saying what was waited for, when it does not come to hold."""
+    deadline_s = asyncio.get_running_loop().time() + PATIENCE_S
+    while True:
+        holds = condition()
+        if not isinstance(holds, bool):
+            holds = await holds
+        if holds:
+            return
+        assert asyncio.get_running_loop().time() < deadline_s, f"never came to hold: {what}"
+        await asyncio.sleep(0.005)
