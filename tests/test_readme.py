@@ -1,0 +1,34 @@
+"""What the README shows is true: its Python runs as it stands, against a real daemon."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.daemon_process import DaemonProcess
+
+README = Path(__file__).resolve().parent.parent / "README.md"
+
+
+def test_first_wait_in_python(daemon: DaemonProcess) -> None:
+    """The README's program prints what the README says it prints."""
+    text = README.read_text(encoding="utf-8")
+    [program] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    promised = re.search(r"It prints `([^`]+)`", text)
+    assert promised is not None
+    assert "127.0.0.1:7440" in program
+    program = program.replace("127.0.0.1:7440", daemon.address)
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert (answer.stdout.strip(), answer.stderr) == (promised.group(1), "")
+
+
+def test_links_lead_somewhere() -> None:
+    """Every file that a page of ours links to is there."""
+    root = README.parent
+    pages = [README, root / "CONTRIBUTING.md", root / "CHANGELOG.md", *sorted((root / "docs").glob("*.md"))]
+    links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8"))]
+    dead = [f"{page.name}: {link}" for page, link in links if "://" not in link and not (page.parent / link).exists()]
+    assert links
+    assert dead == []
