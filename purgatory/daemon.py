@@ -31,7 +31,6 @@ from purgatory.engine.limits import EngineLimits
 from purgatory.service import garbage
 from purgatory.service.exposition import make_registry
 from purgatory.service.flags import config_lines, read_command_line
-from purgatory.service.handlers import add_to_server
 from purgatory.service.handlers import SERVICE, add_to_server
 from purgatory.service.host import Host
 from purgatory.service.http import HttpSite

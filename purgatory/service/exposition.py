@@ -142,8 +142,8 @@ class HostCollector(Collector):
         repeated = CounterMetricFamily(
             "purgatory_repeated_registrations", "Registrations sent again after a reconnect.", labels=["kind"]
         )
-        for kind, count in sorted(metrics.repeated.items()):
-            repeated.add_metric([KIND_NAMES[kind]], count)
+        for kind in KINDS:
+            repeated.add_metric([KIND_NAMES[kind]], metrics.repeated[kind])
         yield repeated
 
     def _sessions(self) -> Iterator[Metric]:

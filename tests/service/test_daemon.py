@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 import re
 import shutil
 import signal
@@ -14,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
@@ -143,8 +145,8 @@ def test_probes_answer(daemon: DaemonProcess) -> None:
     assert fetch_page(daemon, "/")[0] == 200
 
 
-def work_of_every_outcome(daemon: DaemonProcess, channel: grpc.Channel) -> None:
-    """Two satisfied, one expired, one cancelled, one refused, one pending; one stale-free event each for two topics."""
+def work_of_every_outcome(daemon: DaemonProcess, channel: grpc.Channel) -> object:
+    """Two satisfied, one expired, one cancelled, one refused; one pending as long as what is returned is held."""
     stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
     stub.Advance(advance_request("done", 10), timeout=DEADLINE_S)
     for _ in range(2):
@@ -157,14 +159,16 @@ def work_of_every_outcome(daemon: DaemonProcess, channel: grpc.Channel) -> None:
     until(lambda: pending(daemon) == 1)
     cancelled.cancel()
     until(lambda: pending(daemon) == 0)
-    stub.Wait.future(wait_request("open", 10))
+    waiting: object = stub.Wait.future(wait_request("open", 10))
     until(lambda: pending(daemon) == 1)
+    return waiting
 
 
 def test_metrics_add_up(daemon: DaemonProcess, channel: grpc.Channel) -> None:
     """Operations registered = satisfied + failed + expired + cancelled + shutting_down + pending, for each kind."""
-    work_of_every_outcome(daemon, channel)
+    held = work_of_every_outcome(daemon, channel)
     text = fetch_page(daemon, "/metrics")[1]
+    del held
     registered = sums_by_kind(text, "purgatory_registered_total")
     outcomes = sums_by_kind(text, "purgatory_outcomes_total")
     waiting = sums_by_kind(text, "purgatory_pending_operations")
@@ -180,9 +184,10 @@ def test_metrics_add_up(daemon: DaemonProcess, channel: grpc.Channel) -> None:
 
 
 def test_metrics_pass_the_linter(daemon: DaemonProcess, channel: grpc.Channel) -> None:
-    """Nothing to say for promtool; where it is not installed, each family at least has help, type and unit order."""
-    work_of_every_outcome(daemon, channel)
+    """Promtool finds nothing to say; where it is not installed, each family has help, a type and a name of its own."""
+    held = work_of_every_outcome(daemon, channel)
     text = fetch_page(daemon, "/metrics")[1]
+    del held
     promtool = shutil.which("promtool")
     if promtool is not None:
         checked = subprocess.run(
@@ -233,14 +238,34 @@ def test_health_watchers_see_the_shutdown_first(daemon: DaemonProcess, channel: 
     assert seen[:2] == [health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING]
 
 
-def test_second_signal_ends_at_once(start_daemon: StartDaemon) -> None:
-    """A stream that nobody ends holds the first shutdown for its grace period; the second signal does not wait."""
-    daemon = start_daemon("--shutdown-grace-ms", "600000")
+@contextmanager
+def session_that_never_reads(daemon: DaemonProcess) -> Iterator[None]:
+    """A client with so many waits that their results do not fit into the buffers of a connection that is not read."""
+    wire = purgatory_service_pb2
+    columns = operation_pb2.OperationColumns(
+        kind=operation_pb2.OPERATION_KIND_PRODUCE,
+        partitions=[operation_pb2.TopicPartition(topic="orders", partition=3)],
+        operation_id=range(1, 50_001),
+        timeout_ms=[600_000],
+        offset=[42],
+    )
+    requests: queue.SimpleQueue[wire.SessionRequest | None] = queue.SimpleQueue()
+    requests.put(wire.SessionRequest(open=wire.OpenSession(session_id="deaf", columns=True)))
+    requests.put(wire.SessionRequest(register=wire.RegisterBatch(batch_id=1, columns=columns)))
     with grpc.insecure_channel(daemon.address) as channel:
-        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
-        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        call = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel).Session(iter(requests.get, None))
+        assert next(call).HasField("opened")
+        assert next(call).receipt.accepted == 50_000
+        yield
+        requests.put(None)
+
+
+def test_second_signal_ends_at_once(start_daemon: StartDaemon) -> None:
+    """A client that does not read holds the first shutdown up: alive, not ready. The second signal does not wait."""
+    daemon = start_daemon("--shutdown-grace-ms", "600000")
+    with session_that_never_reads(daemon):
         daemon.process.send_signal(signal.SIGTERM)
-        until(lambda: "shutting down" in daemon.log)
+        until(lambda: "50000 pending operations ended" in daemon.log)
         assert fetch_page(daemon, "/readyz")[0] == 503
         assert fetch_page(daemon, "/healthz")[0] == 200
         assert daemon.stop() == 128 + signal.SIGTERM
@@ -248,13 +273,24 @@ def test_second_signal_ends_at_once(start_daemon: StartDaemon) -> None:
 
 
 def test_grace_period_bounds_the_shutdown(start_daemon: StartDaemon) -> None:
-    """A stream that nobody ends is cut after the grace period, and the daemon exits 0 all the same."""
-    daemon = start_daemon("--shutdown-grace-ms", "200")
+    """Results that a client does not read are given up after the grace period; the log says how many."""
+    daemon = start_daemon("--shutdown-grace-ms", "300")
+    with session_that_never_reads(daemon):
+        assert daemon.stop() == 0
+    assert "50000 results were not acknowledged before the end" in daemon.log
+
+
+def test_streams_without_end_do_not_use_up_the_grace_period(start_daemon: StartDaemon) -> None:
+    """A health watch and an idle stream of events are cut soon, and the daemon exits 0 all the same."""
+    daemon = start_daemon("--shutdown-grace-ms", "600000")
     with grpc.insecure_channel(daemon.address) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        requests: queue.SimpleQueue[purgatory_service_pb2.AdvanceStreamRequest] = queue.SimpleQueue()
+        requests.put(purgatory_service_pb2.AdvanceStreamRequest(rows=advance_request("orders", 1).rows))
+        advances = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel).AdvanceStream(iter(requests.get, None))
+        assert next(advances).HasField("receipt")
         assert daemon.stop() == 0
-        watch.cancel()
 
 
 def test_log_as_json(start_daemon: StartDaemon) -> None:
@@ -262,7 +298,8 @@ def test_log_as_json(start_daemon: StartDaemon) -> None:
     daemon = start_daemon("--log-format", "json")
     assert daemon.stop() == 0
     entries = [json.loads(line) for line in daemon.log.splitlines()]
-    assert [sorted(entry) for entry in entries] == [["level", "logger", "message", "time"]] * 3
+    assert all(sorted(entry) == ["level", "logger", "message", "time"] for entry in entries)
+    assert entries[-1]["message"] == "stopped"
     assert entries[0]["message"].startswith(f"purgatory {purgatory.__version__}")
 
 
