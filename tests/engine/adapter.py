@@ -1,0 +1,254 @@
+"""The engine behind the plain language of plain.py, so that the same calls can go to it and to the oracle."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from purgatory.engine.batches import EventBatch, OperationBatch, ReplicaSets
+from purgatory.engine.engine import Engine
+from purgatory.engine.limits import EngineLimits
+from tests.engine import plain
+
+if TYPE_CHECKING:
+    from purgatory.engine.batches import EventsReceipt, RegisterReceipt
+    from purgatory.engine.completions import Completions
+    from purgatory.engine.views import PartitionView, PendingView
+
+
+def operation_batch(operations: list[plain.Operation]) -> OperationBatch:
+    """Operations of one kind as columns."""
+    signals = operations[0].kind == plain.SIGNAL
+    dictionary: dict[plain.Name, int] = {}
+    items = [item for operation in operations for item in operation.items]
+    indexes = [dictionary.setdefault(item.name, len(dictionary)) for item in items]
+    return OperationBatch(
+        [operation.operation_id for operation in operations],
+        partitions=None if signals else list(dictionary),
+        keys=[name[0] for name in dictionary] if signals else None,
+        timeouts_ms=[operation.timeout_ms for operation in operations],
+        item_counts=[len(operation.items) for operation in operations],
+        item_indexes=indexes,
+        offsets=[item.offset for item in items],
+        local_error_codes=[item.local_error for item in items],
+        leader_epochs=[item.epoch for item in items],
+        min_bytes=[operation.min_bytes for operation in operations],
+        replica_ids=[operation.replica_id for operation in operations],
+        isolation_levels=[operation.isolation for operation in operations],
+        follower_reads=[operation.follower_reads for operation in operations],
+        partition_max_bytes=[item.max_bytes for item in items],
+        last_fetched_epochs=[item.last_epoch for item in items],
+        throttled=[item.throttled for item in items],
+        any_key=[operation.any_key for operation in operations],
+        from_now=[operation.from_now for operation in operations],
+    )
+
+
+def replica_sets(event: plain.Event) -> ReplicaSets | None:
+    """The lists of an event that has lists."""
+    if event.type not in {plain.IN_SYNC_REPLICAS, plain.LEADERSHIP}:
+        return None
+    return ReplicaSets(
+        replicas=list(event.replicas),
+        in_sync=list(event.in_sync),
+        proposed=list(event.proposed),
+        leader_id=event.leader_id,
+        min_in_sync_replicas=event.min_in_sync,
+    )
+
+
+def event_batch(events: list[plain.Event]) -> EventBatch:
+    """Events as columns."""
+    partitions: dict[plain.Name, int] = {}
+    keys: dict[str, int] = {}
+    indexes = []
+    for event in events:
+        if event.type == plain.KEY_SIGNALLED:
+            indexes.append(keys.setdefault(event.name[0], len(keys)))
+        else:
+            indexes.append(partitions.setdefault(event.name, len(partitions)))
+    sets = [replica_sets(event) for event in events]
+    return EventBatch(
+        [event.type for event in events],
+        partitions=list(partitions),
+        keys=list(keys),
+        item_indexes=indexes,
+        offsets=[event.offset for event in events],
+        leader_epochs=[event.epoch for event in events],
+        replica_ids=[event.replica_id for event in events],
+        byte_positions=[event.position for event in events],
+        segment_base_offsets=[event.segment for event in events],
+        log_start_offsets=[event.log_start for event in events],
+        flags=[event.flag for event in events],
+        replica_sets=sets if any(given is not None for given in sets) else [],
+    )
+
+
+def ended_of(completions: Completions) -> list[plain.Ended]:
+    """One owner's completions as rows."""
+    rows = []
+    item = fetched = 0
+    for i, operation_id in enumerate(completions.operation_ids):
+        items = []
+        for _ in range(completions.item_counts[i]):
+            row = plain.EndedItem(
+                completions.item_partitions[item],
+                completions.error_codes[item],
+                completions.required_offsets[item],
+                completions.reached_offsets[item],
+                completions.log_start_offsets[item],
+                completions.estimated_remaining_ms[item],
+                completions.paces_per_second[item],
+            )
+            if completions.kinds[i] == plain.FETCH:
+                read = completions.fetched[fetched]
+                fetched += 1
+                row = row._replace(
+                    available_bytes=read.available_bytes,
+                    high_watermark=read.high_watermark,
+                    last_stable=read.last_stable_offset,
+                    diverging_epoch=read.diverging_epoch,
+                    diverging_end=read.diverging_end_offset,
+                )
+            items.append(row)
+            item += 1
+        rows.append(
+            plain.Ended(
+                completions.owner_id,
+                operation_id,
+                completions.kinds[i],
+                completions.outcomes[i],
+                completions.waited_ms[i],
+                completions.lateness_ms[i],
+                tuple(items),
+            )
+        )
+    assert item == len(completions.error_codes), f"{item} items said, {len(completions.error_codes)} given"
+    assert fetched == len(completions.fetched), f"{fetched} fetched said, {len(completions.fetched)} given"
+    return rows
+
+
+def marks_of(view: PartitionView) -> plain.Marks:
+    """A partition's view as plain data."""
+    replicas = tuple(
+        (r.replica_id, r.log_end_offset, r.log_start_offset, r.in_sync, r.dead, r.fenced)
+        for r in sorted(view.replicas, key=lambda replica: replica.replica_id)
+    )
+    return plain.Marks(
+        view.leader_epoch,
+        view.is_leader,
+        view.leader_id,
+        view.storage_failed,
+        view.log_start_offset,
+        view.last_stable_offset,
+        view.high_watermark,
+        view.log_end_offset,
+        view.low_watermark,
+        view.min_in_sync_replicas,
+        tuple(sorted(view.in_sync_replica_ids)),
+        replicas,
+        view.unchanged_events,
+        view.stale_events,
+    )
+
+
+class EngineUnderTest:
+    """An engine that is spoken to in plain data."""
+
+    def __init__(
+        self,
+        now_ms: int = 0,
+        *,
+        tick_ms: int = 1,
+        wheel_size: int = 20,
+        strict: bool = False,
+        lag_max_ms: int = 30_000,
+        limits: EngineLimits | None = None,
+    ) -> None:
+        self.engine = Engine(
+            EngineLimits() if limits is None else limits,
+            now_ms,
+            tick_ms=tick_ms,
+            wheel_size=wheel_size,
+            strict_partitions=strict,
+            replica_lag_time_max_ms=lag_max_ms,
+        )
+        self.owners = {}
+
+    def add_owner(self) -> int:
+        """A new owner's id."""
+        owner = self.engine.add_owner()
+        self.owners[owner.owner_id] = owner
+        return owner.owner_id
+
+    def remove_owner(self, owner_id: int, now_ms: int) -> None:
+        """An owner vanishes."""
+        self.engine.remove_owner(self.owners.pop(owner_id), now_ms)
+
+    def register(self, owner_id: int, operations: list[plain.Operation], now_ms: int) -> RegisterReceipt:
+        """Register a batch of one kind."""
+        return self.engine.register(self.owners[owner_id], operations[0].kind, operation_batch(operations), now_ms)
+
+    def apply(self, events: list[plain.Event], now_ms: int, limit: int = 100_000) -> list[plain.EventAnswer]:
+        """Apply a batch, slice by slice."""
+        batch = event_batch(events)
+        answers: list[plain.EventAnswer] = []
+        while len(answers) < len(events):
+            answers += answers_of(self.engine.apply(batch, now_ms, len(answers), limit), len(answers))
+        return answers
+
+    def cancel(self, owner_id: int, operation_ids: list[int], now_ms: int) -> list[bool]:
+        """Cancel by id."""
+        return self.engine.cancel(self.owners[owner_id], operation_ids, now_ms)
+
+    def cancel_all(self, owner_id: int, now_ms: int) -> int:
+        """Cancel all of an owner."""
+        return self.engine.cancel_all(self.owners[owner_id], now_ms)
+
+    def cancel_name(self, name: plain.Name, now_ms: int) -> int:
+        """Cancel all on a partition or key."""
+        if name[1] == -1:
+            return self.engine.cancel_key(name[0], now_ms)
+        return self.engine.cancel_partition(name, now_ms)
+
+    def take_ended(self) -> list[plain.Ended]:
+        """What has ended since the last call."""
+        return [row for completions in self.engine.take_completions() for row in ended_of(completions)]
+
+    def marks(self, name: plain.Name, now_ms: int) -> plain.Marks | None:
+        """One partition."""
+        view = self.engine.partition_view(name, now_ms)
+        return None if view is None else marks_of(view)
+
+    def counts(self, kind: int) -> plain.Counts:
+        """How operations of one kind have ended."""
+        counts = self.engine.counts(kind)
+        return plain.Counts(
+            counts.registered,
+            counts.pending,
+            counts.satisfied,
+            counts.failed,
+            counts.expired,
+            counts.cancelled,
+            counts.shutting_down,
+        )
+
+    def all_pending(self, now_ms: int) -> list[PendingView]:
+        """Every pending operation, page by page."""
+        found: list[PendingView] = []
+        start = 0
+        while start >= 0:
+            page, start = self.engine.list_pending(start, 100, now_ms)
+            found += page
+        return found
+
+
+def answers_of(receipt: EventsReceipt, start: int) -> list[plain.EventAnswer]:
+    """One answer for each event of a slice. `unchanged` is a sum in the receipt; it goes to the slice's last answer."""
+    refused = {refusal.index: (refusal.code, refusal.error_code) for refusal in receipt.refusals}
+    answers = []
+    for i, ended in enumerate(receipt.ended):
+        answers.append(plain.EventAnswer(ended, refused=refused.get(start + i)))
+    assert receipt.next_index == start + len(answers), f"{receipt.next_index} after {start} + {len(answers)}"
+    if len(answers) == 1:
+        return [answers[0]._replace(unchanged=receipt.unchanged == 1)]
+    return answers

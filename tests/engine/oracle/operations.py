@@ -1,0 +1,250 @@
+"""A waiting operation, the conditions under which it ends, and what it then answers (SEMANTICS sections 4 to 6)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tests.engine import plain
+from tests.engine.oracle.partition import Partition
+
+PENDING_CODE = 7
+
+
+class WaitingItem:
+    """One partition (or key) of a waiting operation. `code` is 7 until it is decided."""
+
+    def __init__(self, item: plain.Item) -> None:
+        self.item = item
+        self.name = item.name
+        self.partition: Partition | None = None
+        self.start_segment = 0
+        self.start_reach = 0
+        self.required = item.offset
+        self.code = PENDING_CODE
+        self.decided = False
+        self.mark_at_start = -1
+        self.reached_then = -1
+        """The mark when it was decided. Delete-records: the low watermark of registration until then."""
+
+    def decide(self, code: int, reached: int = -1) -> None:
+        """Give the final code, with the mark of now. A decided item stays as it is."""
+        assert not self.decided, f"{self.name} was decided before"
+        self.code = code
+        self.decided = True
+        self.reached_then = reached
+
+    def anchor(self) -> None:
+        """Where a fetch starts, as a first read would find it."""
+        if self.partition is not None:
+            self.start_segment = self.partition.segment(self.item.offset)
+            self.start_reach = self.partition.reach(self.item.offset)
+
+
+class Waiting:
+    """A registered operation that has not ended."""
+
+    def __init__(self, owner_id: int, operation: plain.Operation, now_ms: int, deadline_ms: int) -> None:
+        self.owner_id = owner_id
+        self.operation = operation
+        self.registered_ms = now_ms
+        self.deadline_ms = deadline_ms
+        self.items = [WaitingItem(item) for item in operation.items]
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Who it is: (owner, operation id)."""
+        return (self.owner_id, self.operation.operation_id)
+
+
+class World(NamedTuple):
+    """All that conditions read: partitions by name, and how often each key was signalled."""
+
+    partitions: dict[plain.Name, Partition]
+    signals: dict[plain.Name, int]
+
+
+def epoch_error(requested: int, partition: Partition) -> int:
+    """0, 74 (the partition is newer) or 75 (older). No check where either is not known."""
+    if requested < 0 or partition.epoch < 0 or requested == partition.epoch:
+        return 0
+    return 74 if partition.epoch > requested else 75
+
+
+def lookup_error(partition: Partition, epoch: int, *, leader_only: bool) -> int:
+    """Gone, then storage, then epoch, then leadership (SEMANTICS 3.1)."""
+    if partition.removed_code:
+        return partition.removed_code
+    if partition.storage_failed:
+        return 56
+    fenced = epoch_error(epoch, partition)
+    if fenced:
+        return fenced
+    return 6 if leader_only and not partition.is_leader else 0
+
+
+def start(waiting: Waiting, world: World) -> None:
+    """What is settled once, at registration."""
+    kind = waiting.operation.kind
+    for item in waiting.items:
+        if kind == plain.SIGNAL:
+            item.mark_at_start = world.signals.get(item.name, 0)
+            if waiting.operation.from_now:
+                item.required += item.mark_at_start
+            continue
+        item.partition = world.partitions.get(item.name)
+        if item.partition is None:
+            item.decide(item.item.local_error or 3)
+        elif item.item.local_error:
+            item.decide(item.item.local_error, item.partition.high_watermark if kind == plain.PRODUCE else -1)
+        elif kind == plain.PRODUCE:
+            item.mark_at_start = item.partition.high_watermark
+        elif kind == plain.DELETE_RECORDS:
+            start_delete(item, item.partition)
+        else:
+            item.anchor()
+
+
+def start_delete(item: WaitingItem, partition: Partition) -> None:
+    """Resolve -1 and refuse what is above the high watermark (SEMANTICS 6.1)."""
+    error = lookup_error(partition, -1, leader_only=True)
+    if error:
+        item.decide(error)
+        return
+    if item.required == -1:
+        if partition.high_watermark < 0:
+            item.decide(78)
+            return
+        item.required = partition.high_watermark
+    if 0 <= partition.high_watermark < item.required:
+        item.decide(1)
+        return
+    item.mark_at_start = partition.low_watermark()
+    item.reached_then = item.mark_at_start
+
+
+def is_complete(waiting: Waiting, world: World) -> bool:
+    """Test the condition, deciding items on the way."""
+    kind = waiting.operation.kind
+    if kind == plain.FETCH:
+        return fetch_is_complete(waiting)
+    for item in waiting.items:
+        if item.decided:
+            continue
+        if kind == plain.SIGNAL:
+            if world.signals.get(item.name, 0) >= item.required:
+                item.decide(0)
+            continue
+        assert item.partition is not None
+        if kind == plain.PRODUCE:
+            check_produce(item, item.partition)
+        else:
+            check_delete(item, item.partition)
+    if kind == plain.SIGNAL and waiting.operation.any_key:
+        return any(item.decided for item in waiting.items)
+    return all(item.decided for item in waiting.items)
+
+
+def check_produce(item: WaitingItem, partition: Partition) -> None:
+    """SEMANTICS 4.3, with the epoch as part of the condition."""
+    error = lookup_error(partition, item.item.epoch, leader_only=True)
+    if error:
+        item.decide(error, partition.high_watermark)
+    elif partition.high_watermark >= item.required:
+        item.decide(0 if partition.enough_in_sync() else 20, partition.high_watermark)
+
+
+def check_delete(item: WaitingItem, partition: Partition) -> None:
+    """SEMANTICS 6.2."""
+    error = lookup_error(partition, -1, leader_only=True)
+    if error:
+        item.decide(error)
+    elif partition.low_watermark() >= item.required:
+        item.decide(0, partition.low_watermark())
+
+
+def fetch_end(operation: plain.Operation, partition: Partition) -> int:
+    """Up to where this reader may read."""
+    if operation.replica_id >= 0:
+        return partition.log_end
+    if operation.isolation == plain.READ_COMMITTED:
+        return partition.last_stable()
+    return partition.high_watermark
+
+
+def is_leader_only(operation: plain.Operation) -> bool:
+    """Followers and plain consumers are served by the leader alone."""
+    return operation.replica_id >= 0 or not operation.follower_reads
+
+
+def is_throttled(operation: plain.Operation, item: plain.Item, partition: Partition) -> bool:
+    """A follower over its quota that is out of the in-sync set."""
+    return item.throttled and operation.replica_id >= 0 and operation.replica_id not in (partition.committed or set())
+
+
+def divergence(item: plain.Item, partition: Partition) -> tuple[int, int] | None:
+    """Where the reader's log leaves ours: (epoch, end offset); (-1, -1): its epoch is not known here; None: nowhere."""
+    if item.last_epoch < 0 or partition.log_end < 0:
+        return None
+    answer = partition.end_of_epoch(item.last_epoch)
+    if answer is None:
+        return (-1, -1)
+    epoch, end = answer
+    return answer if epoch < item.last_epoch or end < item.offset else None
+
+
+def fetch_is_complete(waiting: Waiting) -> bool:
+    """SEMANTICS 5.2: the first reason to answer at once, or enough bytes."""
+    operation = waiting.operation
+    total = 0
+    for item in waiting.items:
+        partition = item.partition
+        if partition is None or lookup_error(partition, item.item.epoch, leader_only=is_leader_only(operation)):
+            return True
+        offset = item.item.offset
+        end = fetch_end(operation, partition)
+        if offset < partition.log_start or 0 <= end < offset:
+            return True
+        if can_count(operation, item, partition):
+            if partition.segment(end) > item.start_segment:
+                return True
+            total += min(partition.reach(end) - item.start_reach, item.item.max_bytes)
+        if divergence(item.item, partition) is not None:
+            return True
+    return total >= operation.min_bytes
+
+
+def can_count(operation: plain.Operation, item: WaitingItem, partition: Partition) -> bool:
+    """True: there is something to read, and it is known how much, and this reader may have it."""
+    end = fetch_end(operation, partition)
+    throttled = is_throttled(operation, item.item, partition)
+    return item.item.offset < end and partition.reach(end) >= 0 and not throttled
+
+
+def read(operation: plain.Operation, waiting_item: WaitingItem) -> plain.EndedItem:
+    """What a read of one partition gives (SEMANTICS 5.3)."""
+    item = waiting_item.item
+    partition = waiting_item.partition
+    failed = plain.EndedItem(item.name, 0, item.offset, -1, available_bytes=0)
+    if partition is None:
+        return failed._replace(error=waiting_item.code)
+    error = lookup_error(partition, item.epoch, leader_only=is_leader_only(operation))
+    if error:
+        return failed._replace(error=error)
+    diverging = divergence(item, partition)
+    beyond = 0 <= partition.log_end < item.offset
+    if diverging == (-1, -1) or item.offset < partition.log_start or (beyond and diverging is None):
+        return failed._replace(error=1)
+    end = fetch_end(operation, partition)
+    answer = failed._replace(
+        reached=end,
+        log_start=partition.log_start,
+        high_watermark=partition.high_watermark,
+        last_stable=partition.last_stable(),
+    )
+    if diverging is not None:
+        return answer._replace(diverging_epoch=diverging[0], diverging_end=diverging[1])
+    if not can_count(operation, waiting_item, partition):
+        return answer
+    if partition.segment(end) > waiting_item.start_segment:
+        return answer._replace(available_bytes=item.max_bytes)
+    return answer._replace(available_bytes=min(partition.reach(end) - waiting_item.start_reach, item.max_bytes))

@@ -1,0 +1,365 @@
+"""One partition's marks and replicas, kept by rules that can be read off SEMANTICS section 3 one by one.
+
+Everything is computed afresh from lists whenever it is asked for. Nothing here is fast, and nothing is shared with the engine.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tests.engine import plain
+
+INDEX_ENTRIES_MAX = 512
+
+
+class Entry(NamedTuple):
+    """Where an offset lies: its segment, its byte in it, and its reach (bytes counted through all segments)."""
+
+    offset: int
+    segment: int
+    position: int
+    reach: int
+
+
+class Replica:
+    """A remote replica as its leader sees it."""
+
+    def __init__(self, replica_id: int) -> None:
+        self.replica_id = replica_id
+        self.dead = False
+        self.fenced = False
+        self.log_end = -1
+        self.log_start = -1
+        self.last_caught_up_ms = -1
+        self.last_fetch_ms = -1
+        self.leader_log_end_at_last_fetch = -1
+
+    def forget_progress(self) -> None:
+        """A new leader knows nothing of what its replicas have."""
+        self.log_end = -1
+        self.log_start = -1
+        self.last_caught_up_ms = -1
+        self.last_fetch_ms = -1
+        self.leader_log_end_at_last_fetch = -1
+
+
+class Partition:
+    """The marks of one partition."""
+
+    def __init__(self, name: plain.Name, lag_max_ms: int) -> None:
+        self.name = name
+        self.lag_max_ms = lag_max_ms
+        self.epoch = -1
+        self.is_leader = True
+        self.leader_id = -1
+        self.storage_failed = False
+        self.log_start = 0
+        self.log_end = -1
+        self.high_watermark = -1
+        self.first_unstable = -1
+        self.min_in_sync = 1
+        self.committed: set[int] | None = None
+        self.proposed: set[int] = set()
+        self.replicas: dict[int, Replica] = {}
+        self.removed_code = 0
+        """Other than 0: the partition is gone, and this is what those hear who waited on it."""
+        self.index: list[Entry] = []
+        """Byte positions, in order of offsets."""
+        self.epochs: list[tuple[int, int]] = []
+        """(leader epoch, its first offset), in order."""
+        self.events = 0
+        self.unchanged = 0
+        self.stale = 0
+
+    # What can be read off the marks.
+
+    def last_stable(self) -> int:
+        """Last stable offset: the first unstable one, not below the log start and not above the high watermark."""
+        if self.high_watermark < 0 or self.first_unstable < 0:
+            return self.high_watermark
+        return min(max(self.first_unstable, self.log_start), self.high_watermark)
+
+    def low_watermark(self) -> int:
+        """Lowest log start over the leader and its live replicas; -1: not known, or not the leader."""
+        if not self.is_leader:
+            return -1
+        return min([self.log_start] + [replica.log_start for replica in self.replicas.values() if not replica.dead])
+
+    def maximal_in_sync(self) -> set[int]:
+        """Committed and proposed members together."""
+        return (self.committed or set()) | self.proposed
+
+    def effective_min_in_sync(self) -> int:
+        """No more can be asked for than there are replicas."""
+        return min(self.min_in_sync, len(self.replicas) + 1)
+
+    def enough_in_sync(self) -> bool:
+        """True where a write that is below the high watermark may be acknowledged."""
+        return self.committed is None or len(self.maximal_in_sync()) >= self.effective_min_in_sync()
+
+    def caught_up(self, replica: Replica, now_ms: int) -> bool:
+        """A replica is caught up at the leader's end, or if it was so not long ago."""
+        if replica.log_end == self.log_end:
+            return True
+        return replica.last_caught_up_ms >= 0 and now_ms - replica.last_caught_up_ms <= self.lag_max_ms
+
+    def entry_at(self, offset: int) -> Entry | None:
+        """The last entry at or below an offset."""
+        below = [entry for entry in self.index if entry.offset <= offset]
+        return below[-1] if below else None
+
+    def reach(self, offset: int) -> int:
+        """How far an offset reaches, in bytes; above an entry each offset counts one; -1: it lies below all entries."""
+        if not self.index or offset < 0:
+            return offset
+        entry = self.entry_at(offset)
+        return -1 if entry is None else entry.reach + offset - entry.offset
+
+    def segment(self, offset: int) -> int:
+        """Base offset of an offset's segment; 0 where no positions are known; -1: it lies below all entries."""
+        if not self.index:
+            return 0
+        entry = self.entry_at(offset)
+        return -1 if entry is None else entry.segment
+
+    def newest_segment(self) -> int:
+        """Base offset of the segment that is written to."""
+        return self.index[-1].segment if self.index else 0
+
+    def end_of_epoch(self, epoch: int) -> tuple[int, int] | None:
+        """(epoch, end offset) that answers a requested epoch; None: undefined."""
+        if not self.epochs or epoch < 0 or epoch > self.epochs[-1][0]:
+            return None
+        if epoch == self.epochs[-1][0]:
+            return (epoch, self.log_end)
+        if epoch < self.epochs[0][0]:
+            return (epoch, self.epochs[0][1])
+        largest = max(known for known, _ in self.epochs if known <= epoch)
+        return (largest, min(start for known, start in self.epochs if known > epoch))
+
+    def marks(self) -> plain.Marks:
+        """All that can be seen from outside."""
+        in_sync = self.committed or set()
+        replicas = tuple(
+            (replica.replica_id, replica.log_end, replica.log_start, replica_id in in_sync, replica.dead, replica.fenced)
+            for replica_id, replica in sorted(self.replicas.items())
+        )
+        return plain.Marks(
+            self.epoch,
+            self.is_leader,
+            self.leader_id,
+            self.storage_failed,
+            self.log_start,
+            self.last_stable(),
+            self.high_watermark,
+            self.log_end,
+            self.low_watermark(),
+            self.min_in_sync,
+            tuple(sorted(in_sync)),
+            replicas,
+            self.unchanged,
+            self.stale,
+        )
+
+    def all_state(self) -> tuple[object, ...]:
+        """All that an event can change; an event that changes none of it is `unchanged`."""
+        proposed = tuple(sorted(self.proposed))
+        return (self.marks(), self.first_unstable, proposed, tuple(self.index), self.committed is None)
+
+    # Events. Each is known to be acceptable when it comes here; see refusals.py.
+
+    def apply(self, event: plain.Event, now_ms: int) -> bool:
+        """Apply one event. True: something has changed."""
+        before = self.all_state()
+        self.events += 1
+        if event.epoch > self.epoch and event.type != plain.LEADERSHIP:
+            self.epoch = event.epoch
+            if self.is_leader:
+                self.start_epoch(event.epoch, max(self.log_end, 0))
+        if event.type == plain.LEADER_APPEND:
+            self.append(event, now_ms)
+        elif event.type == plain.FOLLOWER_PROGRESS:
+            self.progress(event, now_ms)
+        elif event.type == plain.HIGH_WATERMARK:
+            self.set_high_watermark(event.offset)
+        elif event.type == plain.LAST_STABLE_OFFSET:
+            if event.offset < 0 or event.offset >= self.last_stable():
+                self.first_unstable = event.offset
+        elif event.type == plain.LOG_START_OFFSET:
+            self.raise_log_start(event.offset)
+        elif event.type == plain.IN_SYNC_REPLICAS:
+            self.set_in_sync(event, now_ms)
+        elif event.type == plain.LEADERSHIP:
+            self.lead(event, now_ms)
+        elif event.type == plain.REPLICA_STATE:
+            replica = self.replica(event.replica_id)
+            replica.dead = event.flag & 1 != 0
+            replica.fenced = event.flag & 2 != 0
+        elif event.type == plain.TRUNCATION:
+            self.truncate(event.offset)
+        elif event.type == plain.STORAGE_FAILED:
+            self.storage_failed = True
+        elif event.type == plain.STORAGE_ONLINE:
+            self.storage_failed = False
+        changed = self.all_state() != before
+        if not changed:
+            self.unchanged += 1
+        return changed
+
+    def append(self, event: plain.Event, now_ms: int) -> None:
+        """The leader's log has grown, or rolled to a new segment at the same offset."""
+        rolled = event.offset == self.log_end and event.segment > self.newest_segment()
+        if event.offset <= self.log_end and not rolled:
+            return
+        self.log_end = event.offset
+        if event.position >= 0 or event.segment >= 0:
+            self.add_position(event.offset, event.segment, event.position)
+        if self.high_watermark < 0:
+            self.high_watermark = self.log_start
+        self.recompute_high_watermark(now_ms)
+
+    def add_position(self, offset: int, segment: int, position: int) -> None:
+        """Each segment begins at byte 0, and each record has at least one byte, whether or not somebody said so."""
+        if segment < 0:
+            segment = self.newest_segment()
+        if not self.index:
+            self.push(Entry(segment, segment, 0, segment))
+        elif segment > self.index[-1].segment:
+            self.push(Entry(segment, segment, 0, self.reach(segment)))
+        last = self.index[-1]
+        if offset > last.offset:
+            grown = max(position - last.position, offset - last.offset)
+            self.push(Entry(offset, segment, last.position + grown, last.reach + grown))
+
+    def push(self, entry: Entry) -> None:
+        """Add an entry; when there are too many, every second of the older half goes."""
+        below = [known for known in self.index if known.offset < entry.offset]
+        if len(below) == len(self.index) >= INDEX_ENTRIES_MAX:
+            half = len(below) // 2
+            below = [known for i, known in enumerate(below) if i >= half or i % 2 == 0]
+        self.index = [*below, entry]
+
+    def progress(self, event: plain.Event, now_ms: int) -> None:
+        """A follower has fetched."""
+        is_new = event.replica_id not in self.replicas
+        replica = self.replica(event.replica_id)
+        before = (replica.log_end, replica.log_start)
+        replica.log_end = event.offset
+        if event.log_start >= 0:
+            replica.log_start = event.log_start
+        if self.log_end >= 0:
+            if event.offset >= self.log_end:
+                replica.last_caught_up_ms = max(replica.last_caught_up_ms, now_ms)
+            elif replica.leader_log_end_at_last_fetch >= 0 and event.offset >= replica.leader_log_end_at_last_fetch:
+                replica.last_caught_up_ms = max(replica.last_caught_up_ms, replica.last_fetch_ms)
+        replica.leader_log_end_at_last_fetch = self.log_end
+        replica.last_fetch_ms = now_ms
+        if is_new or before != (replica.log_end, replica.log_start):
+            self.recompute_high_watermark(now_ms)
+
+    def set_high_watermark(self, offset: int) -> None:
+        """Somebody who knows the high watermark has said it."""
+        if self.is_leader:
+            if offset > self.high_watermark:
+                self.high_watermark = max(offset, self.log_start)
+                self.log_end = max(self.log_end, self.high_watermark)
+        else:
+            wanted = offset if self.log_end < 0 else min(offset, self.log_end)
+            self.high_watermark = max(wanted, self.log_start)
+            self.log_end = max(self.log_end, self.high_watermark)
+
+    def raise_log_start(self, offset: int) -> None:
+        """The first readable offset has moved up."""
+        if offset <= self.log_start:
+            return
+        self.log_start = offset
+        if self.high_watermark < 0:
+            self.high_watermark = offset
+            self.log_end = max(self.log_end, offset)
+
+    def set_in_sync(self, event: plain.Event, now_ms: int) -> None:
+        """The set of in-sync replicas has changed or is about to."""
+        before = (self.committed, self.proposed, self.min_in_sync, self.leader_id)
+        if event.leader_id >= 0:
+            self.leader_id = event.leader_id
+        if event.in_sync:
+            self.committed = set(event.in_sync)
+        self.proposed = set(event.proposed)
+        if event.min_in_sync >= 0:
+            self.min_in_sync = event.min_in_sync
+        self.make_members()
+        proposal_ended = bool(before[1] - self.proposed)
+        committed = bool(event.in_sync)
+        min_changed = self.min_in_sync != before[2]
+        if before != (self.committed, self.proposed, self.min_in_sync, self.leader_id):
+            if committed or proposal_ended or min_changed:
+                self.recompute_high_watermark(now_ms)
+
+    def make_members(self) -> None:
+        """In-sync members are replicas; the leader is no remote one."""
+        for replica_id in self.maximal_in_sync():
+            self.replica(replica_id)
+        self.replicas.pop(self.leader_id, None)
+
+    def lead(self, event: plain.Event, now_ms: int) -> None:
+        """A leader epoch begins, or this one's role or replicas become known."""
+        before = self.all_state()
+        leads = event.flag == 1
+        if leads and not self.is_leader:
+            for replica in self.replicas.values():
+                replica.forget_progress()
+        self.is_leader = leads
+        if event.leader_id >= 0:
+            self.leader_id = event.leader_id
+        if event.replicas:
+            for replica_id in list(self.replicas):
+                if replica_id not in event.replicas:
+                    del self.replicas[replica_id]
+            for replica_id in event.replicas:
+                self.replica(replica_id)
+            self.replicas.pop(self.leader_id, None)
+        elif event.leader_id >= 0:
+            self.make_members()
+        self.epoch = event.epoch
+        if leads or event.offset >= 0:
+            self.start_epoch(event.epoch, event.offset if event.offset >= 0 else max(self.log_end, 0))
+        if self.all_state() != before:
+            self.recompute_high_watermark(now_ms)
+
+    def start_epoch(self, epoch: int, start: int) -> None:
+        """Note an epoch's first offset; what contradicts it was never written."""
+        if self.epochs and self.epochs[-1][0] == epoch and self.epochs[-1][1] <= start:
+            return
+        self.epochs = [entry for entry in self.epochs if entry[0] < epoch and entry[1] < start]
+        self.epochs.append((epoch, start))
+
+    def truncate(self, offset: int) -> None:
+        """The log was cut."""
+        if offset >= self.log_end:
+            return
+        self.log_end = offset
+        self.log_start = min(self.log_start, offset)
+        self.high_watermark = min(self.high_watermark, offset)
+        self.index = [entry for entry in self.index if entry.offset <= offset]
+        self.epochs = [entry for entry in self.epochs if entry[1] < offset]
+        if self.first_unstable >= offset:
+            self.first_unstable = -1
+
+    def replica(self, replica_id: int) -> Replica:
+        """The replica of an id, made on first mention."""
+        if replica_id not in self.replicas:
+            self.replicas[replica_id] = Replica(replica_id)
+        return self.replicas[replica_id]
+
+    def recompute_high_watermark(self, now_ms: int) -> None:
+        """The high watermark is what every replica has that counts; it only moves up (SEMANTICS 3.3, the rule of 3.7+)."""
+        if not self.is_leader or self.committed is None or self.log_end < 0:
+            return
+        if len(self.committed) < self.effective_min_in_sync():
+            return
+        candidate = self.log_end
+        for replica in self.replicas.values():
+            joins_soon = self.caught_up(replica, now_ms) and not replica.fenced and not replica.dead
+            if replica.replica_id in self.maximal_in_sync() or joins_soon:
+                candidate = min(candidate, replica.log_end)
+        self.high_watermark = max(self.high_watermark, candidate)

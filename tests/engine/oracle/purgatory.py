@@ -1,0 +1,293 @@
+"""A naive purgatory: lists and loops. After every call each pending operation that could be concerned is tested again.
+
+It is told who expires (`expire`) and which it shuts down, because the order among those due at once is the engine's choice;
+it says who is due and checks that nobody is early.
+"""
+
+from __future__ import annotations
+
+from tests.engine import plain
+from tests.engine.oracle import operations, refusals
+from tests.engine.oracle.operations import Waiting, WaitingItem, World
+from tests.engine.oracle.partition import Partition
+
+
+MAKES_KNOWN = (plain.LEADERSHIP, plain.LEADER_APPEND, plain.PARTITION_REMOVED)
+
+
+class OwnerState:
+    """One who registers."""
+
+    def __init__(self) -> None:
+        self.highest_operation_id = 0
+
+
+class Oracle:
+    """A purgatory that is obviously right."""
+
+    def __init__(
+        self,
+        *,
+        tick_ms: int = 1,
+        strict: bool = False,
+        lag_max_ms: int = 30_000,
+        timeout_ms_max: int = 2**31 - 1,
+        items_max: int = 2_000,
+    ) -> None:
+        self.tick_ms = tick_ms
+        self.strict = strict
+        self.lag_max_ms = lag_max_ms
+        self.timeout_ms_max = timeout_ms_max
+        self.items_max = items_max
+        self.world = World({}, {})
+        self.pending: dict[tuple[int, int], Waiting] = {}
+        self.owners: dict[int, OwnerState] = {}
+        self.ended: list[plain.Ended] = []
+        self.tally: dict[int, list[int]] = {kind: [0] * 6 for kind in plain.KINDS}
+        """By kind: registered, then ended by outcome."""
+
+    # Owners.
+
+    def add_owner(self, owner_id: int) -> None:
+        """A new owner, by the id that it was given."""
+        assert owner_id not in self.owners, f"owner {owner_id} is in use"
+        self.owners[owner_id] = OwnerState()
+
+    def remove_owner(self, owner_id: int, now_ms: int) -> None:
+        """All its operations are cancelled, and nobody hears of it."""
+        self.cancel_all(owner_id, now_ms)
+        self.ended = [ended for ended in self.ended if ended.owner_id != owner_id]
+        del self.owners[owner_id]
+
+    # Registration.
+
+    def register(self, owner_id: int, batch: list[plain.Operation], now_ms: int) -> list[plain.RegisterAnswer]:
+        """Register operations. What was known before the batch is known; within it ids must rise."""
+        known = self.owners[owner_id].highest_operation_id
+        answers = [self.register_one(owner_id, operation, known, now_ms) for operation in batch]
+        self.forget_mentioned_only()
+        return answers
+
+    def register_one(self, owner_id: int, operation: plain.Operation, known: int, now_ms: int) -> plain.RegisterAnswer:
+        """Register one operation."""
+        owner = self.owners[owner_id]
+        refused = plain.RegisterAnswer(False, plain.INVALID_ARGUMENT)
+        if operation.operation_id < 1:
+            return refused
+        if operation.operation_id <= known:
+            return plain.RegisterAnswer(False)
+        if operation.operation_id <= owner.highest_operation_id:
+            return refused
+        owner.highest_operation_id = operation.operation_id
+        if refusals.operation_fault(operation, self.timeout_ms_max, self.items_max):
+            return refused
+        deadline_ms = -(-(now_ms + operation.timeout_ms) // self.tick_ms) * self.tick_ms
+        waiting = Waiting(owner_id, operation, now_ms, deadline_ms)
+        if operation.kind != plain.SIGNAL and not self.strict:
+            for item in waiting.items:
+                self.world.partitions.setdefault(item.name, Partition(item.name, self.lag_max_ms))
+        self.tally[operation.kind][0] += 1
+        operations.start(waiting, self.world)
+        self.pending[waiting.key] = waiting
+        self.check([waiting], now_ms)
+        return plain.RegisterAnswer(True)
+
+    # Events.
+
+    def apply(self, event: plain.Event, now_ms: int) -> plain.EventAnswer:
+        """Apply one event and end what it decides."""
+        if event.type == plain.KEY_SIGNALLED:
+            return self.signal(event, now_ms)
+        if refusals.event_fault(event):
+            return plain.EventAnswer(refused=(plain.INVALID_ARGUMENT, 0))
+        partition = self.world.partitions.get(event.name)
+        if partition is None:
+            if self.strict and event.type not in MAKES_KNOWN:
+                return plain.EventAnswer(refused=(plain.NOT_FOUND, 3))
+            if event.type == plain.PARTITION_REMOVED:
+                return plain.EventAnswer(unchanged=True)
+            partition = Partition(event.name, self.lag_max_ms)
+        refused = refusals.event_refusal(event, partition)
+        if refused is not None:
+            partition.stale += refused[1] == 74
+            return plain.EventAnswer(refused=refused)
+        self.world.partitions[event.name] = partition
+        if event.type == plain.PARTITION_REMOVED:
+            return plain.EventAnswer(self.remove_partition(event.name, 6 if event.flag == 1 else 3, now_ms))
+        had_index = bool(partition.index)
+        changed = partition.apply(event, now_ms)
+        concerned = self.waiting_on(event.name)
+        if partition.index and not had_index:
+            for waiting in concerned:
+                for item in waiting.items:
+                    if item.partition is partition:
+                        item.anchor()
+        ended = self.check(concerned, now_ms)
+        assert changed or ended == 0, f"{event} changed nothing and ended {ended}"
+        self.forget_mentioned_only()
+        return plain.EventAnswer(ended, not changed)
+
+    def signal(self, event: plain.Event, now_ms: int) -> plain.EventAnswer:
+        """A key was signalled."""
+        count = 1 if event.offset == -1 else event.offset
+        if count < 1:
+            return plain.EventAnswer(refused=(plain.INVALID_ARGUMENT, 0))
+        self.world.signals[event.name] = self.world.signals.get(event.name, 0) + count
+        return plain.EventAnswer(self.check(self.waiting_on(event.name), now_ms))
+
+    def remove_partition(self, name: plain.Name, code: int, now_ms: int) -> int:
+        """Everything that waits on it hears so; then it is as if it had never been."""
+        concerned = self.waiting_on(name)
+        self.world.partitions.pop(name).removed_code = code
+        ended = self.check(concerned, now_ms)
+        self.forget_mentioned_only()
+        return ended
+
+    # Ends that are not conditions.
+
+    def cancel(self, owner_id: int, operation_ids: list[int], now_ms: int) -> list[bool]:
+        """Cancel by id; True where it was pending."""
+        answers = []
+        for operation_id in operation_ids:
+            waiting = self.pending.get((owner_id, operation_id))
+            answers.append(waiting is not None)
+            if waiting is not None:
+                self.end(waiting, plain.CANCELLED, now_ms)
+        self.forget_mentioned_only()
+        return answers
+
+    def cancel_all(self, owner_id: int, now_ms: int) -> int:
+        """Cancel all of one owner."""
+        mine = [waiting for waiting in self.pending.values() if waiting.owner_id == owner_id]
+        for waiting in mine:
+            self.end(waiting, plain.CANCELLED, now_ms)
+        self.forget_mentioned_only()
+        return len(mine)
+
+    def cancel_name(self, name: plain.Name, now_ms: int) -> int:
+        """Cancel all that still wait on a partition or key."""
+        concerned = [
+            waiting
+            for waiting in self.waiting_on(name)
+            if any(item.name == name and not item.decided for item in waiting.items)
+        ]
+        for waiting in concerned:
+            self.end(waiting, plain.CANCELLED, now_ms)
+        self.forget_mentioned_only()
+        return len(concerned)
+
+    def due(self, now_ms: int) -> dict[tuple[int, int], int]:
+        """Who must expire now: its deadline, by key."""
+        return {key: waiting.deadline_ms for key, waiting in self.pending.items() if waiting.deadline_ms <= now_ms}
+
+    def earliest_deadline_ms(self) -> int:
+        """The next deadline; -1: nothing is pending."""
+        return min((waiting.deadline_ms for waiting in self.pending.values()), default=-1)
+
+    def finish(self, keys: list[tuple[int, int]], outcome: int, now_ms: int) -> None:
+        """End these as expired or shutting down."""
+        for key in keys:
+            waiting = self.pending[key]
+            assert outcome != plain.EXPIRED or now_ms >= waiting.deadline_ms, f"{key} is early by {waiting.deadline_ms - now_ms} ms"
+            self.end(waiting, outcome, now_ms)
+        self.forget_mentioned_only()
+
+    # Looking.
+
+    def take_ended(self) -> list[plain.Ended]:
+        """What has ended since the last call."""
+        ended, self.ended = self.ended, []
+        return ended
+
+    def counts(self, kind: int) -> plain.Counts:
+        """How operations of one kind have ended so far."""
+        registered, *outcomes = self.tally[kind]
+        pending = sum(waiting.operation.kind == kind for waiting in self.pending.values())
+        return plain.Counts(registered, pending, *outcomes)
+
+    def waiting_on(self, name: plain.Name) -> list[Waiting]:
+        """Pending operations that name a partition or key, oldest first."""
+        return [waiting for waiting in self.pending.values() if any(item.name == name for item in waiting.items)]
+
+    def check_everything(self, now_ms: int) -> int:
+        """Test every pending operation; what it ends now should have ended before."""
+        return self.check(list(self.pending.values()), now_ms)
+
+    # Inside.
+
+    def check(self, candidates: list[Waiting], now_ms: int) -> int:
+        """Test operations, end those whose condition holds, and say how many."""
+        ended = 0
+        for waiting in candidates:
+            if operations.is_complete(waiting, self.world):
+                self.end(waiting, 0, now_ms)
+                ended += 1
+        return ended
+
+    def end(self, waiting: Waiting, outcome: int, now_ms: int) -> None:
+        """The one end of an operation. Outcome 0: its condition holds, and its items say how."""
+        del self.pending[waiting.key]
+        items = tuple(self.answer(waiting, item, outcome, now_ms) for item in waiting.items)
+        if outcome == 0:
+            failed = any(item.error for item in items)
+            if waiting.operation.kind == plain.SIGNAL:
+                failed = False
+            outcome = plain.FAILED if failed else plain.SATISFIED
+        lateness_ms = now_ms - waiting.deadline_ms if outcome == plain.EXPIRED else 0
+        self.tally[waiting.operation.kind][outcome] += 1
+        self.ended.append(
+            plain.Ended(
+                waiting.owner_id,
+                waiting.operation.operation_id,
+                waiting.operation.kind,
+                outcome,
+                now_ms - waiting.registered_ms,
+                lateness_ms,
+                items,
+            )
+        )
+
+    def answer(self, waiting: Waiting, item: WaitingItem, outcome: int, now_ms: int) -> plain.EndedItem:
+        """What one item comes to."""
+        operation = waiting.operation
+        if operation.kind == plain.FETCH:
+            return operations.read(operation, item)
+        mark = self.mark_of(operation.kind, item)
+        if operation.kind == plain.DELETE_RECORDS:
+            reached = item.reached_then
+        elif operation.kind == plain.SIGNAL:
+            reached = mark
+        else:
+            reached = item.reached_then if item.decided else mark
+        log_start = -1 if item.partition is None else item.partition.log_start
+        answer = plain.EndedItem(item.name, item.code, item.required, reached, log_start)
+        if outcome == plain.EXPIRED and not item.decided:
+            answer = self.estimate(answer, waiting, item, mark, now_ms)
+        return answer
+
+    def mark_of(self, kind: int, item: WaitingItem) -> int:
+        """The mark that an item waits for, as it is now."""
+        if kind == plain.SIGNAL:
+            return self.world.signals.get(item.name, 0)
+        if item.partition is None:
+            return -1
+        return item.partition.high_watermark if kind == plain.PRODUCE else item.partition.low_watermark()
+
+    @staticmethod
+    def estimate(
+        answer: plain.EndedItem, waiting: Waiting, item: WaitingItem, mark: int, now_ms: int
+    ) -> plain.EndedItem:
+        """How fast the mark was moving, and how long it would still take at that pace."""
+        moved = mark - item.mark_at_start
+        waited_ms = now_ms - waiting.registered_ms
+        if item.mark_at_start < 0 or moved <= 0:
+            return answer
+        remaining_ms = min(-(-(item.required - mark) * waited_ms // moved), 2**62)
+        return answer._replace(remaining_ms=remaining_ms, pace=moved * 1000 / waited_ms)
+
+    def forget_mentioned_only(self) -> None:
+        """A partition of which no event ever spoke lasts only as long as a pending operation names it."""
+        named = {id(item.partition) for waiting in self.pending.values() for item in waiting.items}
+        for name, partition in list(self.world.partitions.items()):
+            if partition.events == 0 and id(partition) not in named:
+                del self.world.partitions[name]

@@ -1,0 +1,64 @@
+"""What the oracle refuses, and with which codes. Nothing that is refused changes anything."""
+
+from __future__ import annotations
+
+from tests.engine import plain
+from tests.engine.oracle.partition import Partition
+
+OFFSET_MAX = 2**62
+NEEDS_OFFSET = (
+    plain.LEADER_APPEND,
+    plain.FOLLOWER_PROGRESS,
+    plain.HIGH_WATERMARK,
+    plain.LOG_START_OFFSET,
+    plain.TRUNCATION,
+)
+ALLOWED_WHEN_FAILED = (plain.STORAGE_ONLINE, plain.STORAGE_FAILED, plain.PARTITION_REMOVED, plain.LEADERSHIP)
+
+
+def event_fault(event: plain.Event) -> bool:
+    """True: the event's fields cannot be meant, whatever the partition's state."""
+    offset_faulty = event.type in NEEDS_OFFSET and not 0 <= event.offset < OFFSET_MAX
+    replica_faulty = event.type in {plain.FOLLOWER_PROGRESS, plain.REPLICA_STATE} and event.replica_id < 0
+    epoch_faulty = event.type == plain.LEADERSHIP and event.epoch < 0
+    min_faulty = event.type == plain.IN_SYNC_REPLICAS and event.min_in_sync == 0
+    segment_faulty = event.type == plain.LEADER_APPEND and event.segment > event.offset
+    return segment_faulty or offset_faulty or replica_faulty or epoch_faulty or min_faulty
+
+
+def event_refusal(event: plain.Event, partition: Partition) -> tuple[int, int] | None:
+    """(google.rpc.Code, Kafka code) of what the partition's state forbids."""
+    if 0 <= event.epoch < partition.epoch:
+        return (plain.FAILED_PRECONDITION, 74)
+    if partition.storage_failed and event.type not in ALLOWED_WHEN_FAILED:
+        return (plain.FAILED_PRECONDITION, 56)
+    if event.type in {plain.FOLLOWER_PROGRESS, plain.REPLICA_STATE} and event.replica_id == partition.leader_id:
+        return (plain.INVALID_ARGUMENT, 0)
+    if event.type == plain.IN_SYNC_REPLICAS and event.leader_id < 0 and partition.leader_id < 0:
+        return (plain.INVALID_ARGUMENT, 0)
+    if event.type == plain.LOG_START_OFFSET and 0 <= partition.high_watermark < event.offset:
+        return (plain.INVALID_ARGUMENT, 1)
+    if event.type == plain.LEADER_APPEND and position_fault(event, partition):
+        return (plain.INVALID_ARGUMENT, 1)
+    return None
+
+
+def position_fault(event: plain.Event, partition: Partition) -> bool:
+    """True: the log cannot lie there, after what was said of it before. Late words are not looked at."""
+    if not partition.index or event.offset < partition.log_end:
+        return False
+    last = partition.index[-1]
+    if 0 <= event.segment < last.segment or last.segment < event.segment < last.offset:
+        return True
+    return event.segment in {-1, last.segment} and 0 <= event.position < last.position
+
+
+def operation_fault(operation: plain.Operation, timeout_ms_max: int, items_max: int) -> bool:
+    """True: the registration cannot be meant."""
+    names = [item.name for item in operation.items]
+    if not 1 <= operation.timeout_ms <= timeout_ms_max or not 1 <= len(names) <= items_max:
+        return True
+    if len(set(names)) < len(names) or operation.min_bytes < 1 or operation.replica_id < -1:
+        return True
+    lowest = {plain.PRODUCE: 0, plain.FETCH: 0, plain.DELETE_RECORDS: -1, plain.SIGNAL: 1}[operation.kind]
+    return any(not lowest <= item.offset < OFFSET_MAX or item.max_bytes < 1 for item in operation.items)

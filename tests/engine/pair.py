@@ -1,0 +1,185 @@
+"""Engine and oracle side by side: every call goes to both, and what can be seen of them must be equal after it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tests.engine import plain
+from tests.engine.adapter import EngineUnderTest
+from tests.engine.oracle import Oracle
+
+
+class Difference(AssertionError):
+    """Engine and oracle disagree."""
+
+
+def demand(what: str, engine: object, oracle: object) -> None:
+    """Both must say the same."""
+    if engine != oracle:
+        raise Difference(f"{what}\n  engine: {engine}\n  oracle: {oracle}")
+
+
+class Pair:
+    """An engine and its oracle."""
+
+    def __init__(
+        self,
+        now_ms: int = 0,
+        *,
+        tick_ms: int = 1,
+        wheel_size: int = 20,
+        strict: bool = False,
+        lag_max_ms: int = 30_000,
+    ) -> None:
+        self.now_ms = now_ms
+        self.engine = EngineUnderTest(
+            now_ms, tick_ms=tick_ms, wheel_size=wheel_size, strict=strict, lag_max_ms=lag_max_ms
+        )
+        self.oracle = Oracle(tick_ms=tick_ms, strict=strict, lag_max_ms=lag_max_ms)
+        self.last_ended: list[plain.Ended] = []
+
+    def add_owner(self) -> int:
+        """A new owner."""
+        owner_id = self.engine.add_owner()
+        self.oracle.add_owner(owner_id)
+        return owner_id
+
+    def remove_owner(self, owner_id: int) -> None:
+        """An owner vanishes."""
+        self.engine.remove_owner(owner_id, self.now_ms)
+        self.oracle.remove_owner(owner_id, self.now_ms)
+        self.compare_ended()
+
+    def register(self, owner_id: int, operations: list[plain.Operation]) -> None:
+        """A batch of registrations of one kind."""
+        receipt = self.engine.register(owner_id, operations, self.now_ms)
+        answers = self.oracle.register(owner_id, operations, self.now_ms)
+        refused = {i: answer.refused for i, answer in enumerate(answers) if answer.refused}
+        accepted = sum(answer.accepted for answer in answers)
+        demand("refused registrations", {r.index: r.code for r in receipt.refusals}, refused)
+        demand("accepted registrations", receipt.accepted, accepted)
+        demand("known registrations", receipt.already_known, len(operations) - accepted - len(refused))
+        highest = self.oracle.owners[owner_id].highest_operation_id
+        demand("highest operation id", receipt.highest_operation_id, highest)
+        self.compare_ended()
+        self.compare_marks({item.name for operation in operations for item in operation.items})
+
+    def apply(self, events: list[plain.Event], limit: int = 100_000) -> None:
+        """A batch of events."""
+        answers = self.engine.apply(events, self.now_ms, limit)
+        expected = [self.oracle.apply(event, self.now_ms) for event in events]
+        if len(events) > 1:
+            answers = [answer._replace(unchanged=False) for answer in answers]
+            expected = [answer._replace(unchanged=False) for answer in expected]
+        for event, answer, wanted in zip(events, answers, expected, strict=True):
+            demand(f"answer to {event}", answer, wanted)
+        self.compare_ended()
+        self.compare_marks({event.name for event in events})
+
+    def cancel(self, owner_id: int, operation_ids: list[int]) -> None:
+        """Cancel by id."""
+        answers = self.engine.cancel(owner_id, operation_ids, self.now_ms)
+        demand("cancelled", answers, self.oracle.cancel(owner_id, operation_ids, self.now_ms))
+        self.compare_ended()
+
+    def cancel_all(self, owner_id: int) -> None:
+        """Cancel all of an owner."""
+        cancelled = self.engine.cancel_all(owner_id, self.now_ms)
+        demand("cancelled of owner", cancelled, self.oracle.cancel_all(owner_id, self.now_ms))
+        self.compare_ended()
+
+    def cancel_name(self, name: plain.Name) -> None:
+        """Cancel all on a partition or key."""
+        cancelled = self.engine.cancel_name(name, self.now_ms)
+        demand(f"cancelled on {name}", cancelled, self.oracle.cancel_name(name, self.now_ms))
+        self.compare_ended()
+        self.compare_marks({name})
+
+    def advance(self, ms: int, limit: int = 100_000) -> None:
+        """Time passes; one call of `advance_clock`, which may leave some that are due where `limit` is small."""
+        self.now_ms += ms
+        expired = self.engine.engine.advance_clock(self.now_ms, limit)
+        due = self.oracle.due(self.now_ms)
+        demand("how many expired", expired, min(limit, len(due)))
+        rows = self.engine.take_ended()
+        keys = [(row.owner_id, row.operation_id) for row in rows]
+        demand("expired ones that were not due", set(keys) - set(due), set())
+        first_left = min((deadline for key, deadline in due.items() if key not in set(keys)), default=None)
+        if first_left is not None and keys:
+            demand("an earlier deadline is left", max(due[key] for key in keys) <= first_left, True)
+        self.oracle.finish(keys, plain.EXPIRED, self.now_ms)
+        self.compare_rows(rows)
+
+    def shut_down(self, limit: int) -> int:
+        """End some as shutting down; which ones is the engine's choice."""
+        count = self.engine.engine.shut_down(self.now_ms, limit)
+        demand("how many shut down", count, min(limit, len(self.oracle.pending)))
+        rows = self.engine.take_ended()
+        self.oracle.finish([(row.owner_id, row.operation_id) for row in rows], plain.SHUTTING_DOWN, self.now_ms)
+        self.compare_rows(rows)
+        return count
+
+    # Comparing.
+
+    def compare_ended(self) -> None:
+        """What has ended, and how."""
+        self.compare_rows(self.engine.take_ended())
+
+    def compare_rows(self, rows: list[plain.Ended]) -> None:
+        """What has ended, and how, in any order."""
+        self.last_ended = rows
+        ended = {(row.owner_id, row.operation_id): row for row in rows}
+        wanted = {(row.owner_id, row.operation_id): row for row in self.oracle.take_ended()}
+        demand("nobody ends twice", len(ended), len(rows))
+        demand("who ended", sorted(ended), sorted(wanted))
+        for key, row in ended.items():
+            demand(f"the end of {key}", row, wanted[key])
+        demand("pending", self.engine.engine.pending, len(self.oracle.pending))
+        earliest = self.oracle.earliest_deadline_ms()
+        next_ms = self.engine.engine.next_expiration_ms()
+        if earliest >= 0 and not -1 < next_ms <= earliest:
+            raise Difference(f"next_expiration_ms {next_ms}, but a deadline is at {earliest}")
+
+    def compare_marks(self, names: set[plain.Name]) -> None:
+        """Partitions as seen from outside."""
+        for name in names:
+            if name[1] < 0:
+                continue
+            partition = self.oracle.world.partitions.get(name)
+            marks = self.engine.marks(name, self.now_ms)
+            demand(f"marks of {name}", marks, None if partition is None else partition.marks())
+
+    def compare_everything(self) -> None:
+        """All that can be seen, recounted from nothing."""
+        demand("an operation is pending whose condition holds", self.oracle.check_everything(self.now_ms), 0)
+        self.compare_marks(set(self.oracle.world.partitions) | set(self.engine.engine.partition_names()))
+        watched = Counter[int]()
+        for waiting in self.oracle.pending.values():
+            fetch = waiting.operation.kind == plain.FETCH
+            watched[waiting.operation.kind] += sum(fetch or not item.decided for item in waiting.items)
+        for kind in plain.KINDS:
+            demand(f"counts of kind {kind}", self.engine.counts(kind), self.oracle.counts(kind))
+            demand(f"watched of kind {kind}", self.engine.engine.counts(kind).watched, watched[kind])
+        seen = {
+            (view.owner_id, view.operation_id): (view.kind, view.registered_ms, view.deadline_ms)
+            for view in self.engine.all_pending(self.now_ms)
+        }
+        wanted = {
+            key: (waiting.operation.kind, waiting.registered_ms, waiting.deadline_ms)
+            for key, waiting in self.oracle.pending.items()
+        }
+        demand("pending operations", seen, wanted)
+
+    def heal(self) -> None:
+        """Let all time pass, and find the engine empty."""
+        while self.oracle.pending:
+            next_ms = self.engine.engine.next_expiration_ms()
+            self.advance(max(next_ms - self.now_ms, 0))
+        self.compare_everything()
+        demand("pending at the end", self.engine.engine.pending, 0)
+        demand("next expiration at the end", self.engine.engine.next_expiration_ms(), -1)
+        for kind in plain.KINDS:
+            demand(f"watched at the end, kind {kind}", self.engine.engine.counts(kind).watched, 0)
+        for name in self.engine.engine.partition_names():
+            view = self.engine.engine.partition_view(name, self.now_ms)
+            demand(f"watched at the end on {name}", view.watched if view else None, 0)

@@ -1,0 +1,170 @@
+"""Calls on a purgatory and their answers as plain data: the one language that the oracle, the engine and the tests share.
+
+Nothing of the engine is imported here. Numbers are those of the wire (proto/purgatory/v1); -1 means not given or not known.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+PRODUCE: Final = 1
+FETCH: Final = 2
+DELETE_RECORDS: Final = 3
+SIGNAL: Final = 4
+KINDS: Final = (PRODUCE, FETCH, DELETE_RECORDS, SIGNAL)
+
+SATISFIED: Final = 1
+FAILED: Final = 2
+EXPIRED: Final = 3
+CANCELLED: Final = 4
+SHUTTING_DOWN: Final = 5
+OUTCOME_WORDS: Final = {1: "satisfied", 2: "failed", 3: "expired", 4: "cancelled", 5: "shutting down"}
+
+READ_UNCOMMITTED: Final = 1
+READ_COMMITTED: Final = 2
+
+LEADER_APPEND: Final = 1
+FOLLOWER_PROGRESS: Final = 2
+HIGH_WATERMARK: Final = 3
+LAST_STABLE_OFFSET: Final = 4
+LOG_START_OFFSET: Final = 5
+IN_SYNC_REPLICAS: Final = 6
+LEADERSHIP: Final = 7
+REPLICA_STATE: Final = 8
+TRUNCATION: Final = 9
+PARTITION_REMOVED: Final = 10
+STORAGE_FAILED: Final = 11
+STORAGE_ONLINE: Final = 12
+KEY_SIGNALLED: Final = 13
+
+INVALID_ARGUMENT: Final = 3
+NOT_FOUND: Final = 5
+FAILED_PRECONDITION: Final = 9
+
+Name = tuple[str, int]
+"""(topic, partition), or (key, -1) for a signal's key."""
+
+
+class Item(NamedTuple):
+    """One partition (or key) of an operation."""
+
+    name: Name
+    offset: int
+    """Required offset, fetch offset, offset to delete to, or count."""
+    epoch: int = -1
+    local_error: int = 0
+    max_bytes: int = 1_048_576
+    last_epoch: int = -1
+    throttled: bool = False
+
+
+class Operation(NamedTuple):
+    """One registration."""
+
+    kind: int
+    operation_id: int
+    timeout_ms: int
+    items: tuple[Item, ...]
+    min_bytes: int = 1
+    replica_id: int = -1
+    isolation: int = READ_UNCOMMITTED
+    follower_reads: bool = False
+    any_key: bool = False
+    from_now: bool = False
+
+
+class Event(NamedTuple):
+    """One thing that happened. `offset` is a mark or a count; the lists belong to IN_SYNC_REPLICAS and LEADERSHIP."""
+
+    type: int
+    name: Name
+    offset: int = -1
+    epoch: int = -1
+    replica_id: int = -1
+    position: int = -1
+    segment: int = -1
+    log_start: int = -1
+    flag: int = 0
+    """LEADERSHIP: is leader. PARTITION_REMOVED: moved. REPLICA_STATE: dead (1) and fenced (2)."""
+    in_sync: tuple[int, ...] = ()
+    proposed: tuple[int, ...] = ()
+    replicas: tuple[int, ...] = ()
+    leader_id: int = -1
+    min_in_sync: int = -1
+
+
+class EventAnswer(NamedTuple):
+    """What one event did: operations ended, and `unchanged`, or why it was refused (google.rpc.Code, Kafka code)."""
+
+    ended: int = 0
+    unchanged: bool = False
+    refused: tuple[int, int] | None = None
+
+
+class RegisterAnswer(NamedTuple):
+    """What became of one registration. `refused` is a google.rpc.Code, 0 if it was not."""
+
+    accepted: bool
+    refused: int = 0
+
+
+class EndedItem(NamedTuple):
+    """One partition (or key) of an ended operation."""
+
+    name: Name
+    error: int
+    required: int
+    reached: int
+    log_start: int = -1
+    remaining_ms: int = -1
+    pace: float = -1.0
+    available_bytes: int = -1
+    """This and what follows belongs to fetches; -1 elsewhere."""
+    high_watermark: int = -1
+    last_stable: int = -1
+    diverging_epoch: int = -1
+    diverging_end: int = -1
+
+
+class Ended(NamedTuple):
+    """One ended operation."""
+
+    owner_id: int
+    operation_id: int
+    kind: int
+    outcome: int
+    waited_ms: int
+    lateness_ms: int
+    items: tuple[EndedItem, ...]
+
+
+class Marks(NamedTuple):
+    """One partition as seen from outside."""
+
+    epoch: int
+    is_leader: bool
+    leader_id: int
+    storage_failed: bool
+    log_start: int
+    last_stable: int
+    high_watermark: int
+    log_end: int
+    low_watermark: int
+    min_in_sync: int
+    in_sync: tuple[int, ...]
+    replicas: tuple[tuple[int, int, int, bool, bool, bool], ...]
+    """(id, log end offset, log start offset, in sync, dead, fenced), by id."""
+    unchanged: int
+    stale: int
+
+
+class Counts(NamedTuple):
+    """How operations of one kind have ended so far."""
+
+    registered: int
+    pending: int
+    satisfied: int
+    failed: int
+    expired: int
+    cancelled: int
+    shutting_down: int

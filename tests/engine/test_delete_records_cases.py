@@ -1,0 +1,112 @@
+"""SEMANTICS section 10, cases 86 to 92: waits for the low watermark."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.engine import plain
+from tests.engine.world import World
+
+
+def three_replicas() -> World:
+    """A leader with 100 records, deleted up to 50, and two followers that have not deleted."""
+    world = World()
+    world.high_watermark("orders-0", 100)
+    world.log_start("orders-0", 50)
+    world.follower("orders-0", 2, 100, log_start=0)
+    world.follower("orders-0", 3, 100, log_start=0)
+    return world
+
+
+def test_case_86_ends_with_the_slowest_live_replica() -> None:
+    """Completed with 0 and low watermark 50, after the last follower."""
+    world = three_replicas()
+    handle = world.delete_records({"orders-0": 50})
+    assert world.follower("orders-0", 2, 100, log_start=50).ended == 0
+    assert world.follower("orders-0", 3, 100, log_start=50).ended == 1
+    assert (world.outcome(handle), world.errors(handle)) == ("satisfied", [0])
+    assert (world.item(handle).required, world.item(handle).reached) == (50, 50)
+
+
+def test_case_87_dead_replica_is_not_waited_for() -> None:
+    """Its death ends the wait at once: the gap is closed."""
+    world = three_replicas()
+    handle = world.delete_records({"orders-0": 50})
+    world.follower("orders-0", 2, 100, log_start=50)
+    assert world.replica("orders-0", 3, dead=True).ended == 1
+    assert world.outcome(handle) == "satisfied"
+
+
+def test_case_88_offsets_at_registration() -> None:
+    """-1 is the high watermark; above it 1; unknown high watermark 78; the caller's own codes are kept."""
+    world = three_replicas()
+    minus_one = world.delete_records({"orders-0": -1})
+    assert world.outcome(minus_one) == "pending"
+    beyond = world.delete_records({"orders-0": 200})
+    assert (world.outcome(beyond), world.errors(beyond), world.item(beyond).reached) == ("failed", [1], -1)
+    unknown = world.delete_records({"orders-9": -1})
+    assert world.errors(unknown) == [78]
+    local = world.delete_records({"orders-0": 10, "audit-0": 10}, errors={"orders-0": 44, "audit-0": 17})
+    assert world.errors(local) == [44, 17]
+    world.wait(1_000)
+    assert world.item(minus_one).required == 100
+
+
+def test_case_88_negative_offset_is_refused() -> None:
+    """-7 is not an offset: refused, with nothing registered."""
+    world = three_replicas()
+    operation = plain.Operation(plain.DELETE_RECORDS, 1, 1_000, (plain.Item(("orders", 0), -7),))
+    receipt = world.under_test.register(world.owner_id, [operation], 0)
+    assert [(refusal.index, refusal.code) for refusal in receipt.refusals] == [(0, 3)]
+    world.assert_empty()
+
+
+def test_case_89_expires_with_the_low_watermark_of_registration() -> None:
+    """7, with the low watermark that it had at the local step."""
+    world = three_replicas()
+    for replica_id in (2, 3):
+        world.follower("orders-0", replica_id, 100, log_start=20)
+    handle = world.delete_records({"orders-0": 50}, timeout_ms=100)
+    for replica_id in (2, 3):
+        world.follower("orders-0", replica_id, 100, log_start=30)
+    world.wait(100)
+    assert (world.outcome(handle), world.errors(handle)) == ("expired", [7])
+    item = world.item(handle)
+    assert (item.reached, item.remaining_ms, item.pace) == (20, 200, 100.0)
+
+
+def test_case_90_lost_leadership_ends_at_once() -> None:
+    """The gap is closed: 6 and no low watermark."""
+    world = three_replicas()
+    handle = world.delete_records({"orders-0": 50})
+    assert world.follow("orders-0", 1).ended == 1
+    assert (world.errors(handle), world.item(handle).reached) == ([6], -1)
+
+
+@pytest.mark.parametrize(("moved", "code"), [(True, 6), (False, 3)])
+def test_case_91_removed_partition(moved: bool, code: int) -> None:
+    """As for produce: 6 where it lives on elsewhere (Kafka: 3), 3 where it was deleted."""
+    world = three_replicas()
+    handle = world.delete_records({"orders-0": 50})
+    assert world.remove("orders-0", moved=moved).ended == 1
+    assert (world.errors(handle), world.item(handle).reached) == ([code], -1)
+
+
+def test_case_92_nobody_waits_nothing_is_checked() -> None:
+    """A follower's log start that rises costs no evaluation where no wait is for it."""
+    world = three_replicas()
+    before = world.engine.counts(plain.DELETE_RECORDS).evaluations
+    world.follower("orders-0", 2, 100, log_start=50)
+    assert world.engine.counts(plain.DELETE_RECORDS).evaluations == before
+
+
+def test_several_partitions_are_answered_each() -> None:
+    """One is deleted at once, one later, one cannot be."""
+    world = three_replicas()
+    world.high_watermark("audit-0", 10)
+    world.log_start("audit-0", 10)
+    handle = world.delete_records({"audit-0": 10, "orders-0": 50, "audit-1": -1})
+    assert world.outcome(handle) == "pending"
+    world.follower("orders-0", 2, 100, log_start=50)
+    world.follower("orders-0", 3, 100, log_start=60)
+    assert (world.outcome(handle), world.errors(handle)) == ("failed", [0, 0, 78])

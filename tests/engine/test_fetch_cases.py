@@ -1,0 +1,253 @@
+"""SEMANTICS section 10, cases 69 to 85: long polls of followers and consumers."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.engine import plain
+from tests.engine.world import World
+
+
+def test_case_69_follower_waits_for_the_log_end() -> None:
+    """An append ends a follower's fetch, though the high watermark stands."""
+    world = World()
+    world.in_sync("orders-0", 1, 2)
+    world.append("orders-0", 10)
+    handle = world.fetch({"orders-0": 10}, replica_id=2)
+    assert world.append("orders-0", 11).ended == 1
+    assert world.marks("orders-0").high_watermark == 0
+    assert (world.outcome(handle), world.item(handle).available_bytes) == ("satisfied", 1)
+
+
+def test_case_70_consumer_waits_for_the_high_watermark() -> None:
+    """The log end alone shows a consumer nothing."""
+    world = World()
+    world.append("orders-0", 10)
+    handle = world.fetch({"orders-0": 0})
+    assert world.append("orders-0", 11).ended == 0
+    assert world.high_watermark("orders-0", 1).ended == 1
+    assert world.item(handle).reached == 1
+
+
+def test_read_committed_waits_for_the_last_stable_offset() -> None:
+    """Data of an open transaction is not shown."""
+    world = World()
+    world.append("orders-0", 20)
+    world.last_stable("orders-0", 10)
+    world.high_watermark("orders-0", 15)
+    handle = world.fetch({"orders-0": 10}, committed=True)
+    assert world.outcome(handle) == "pending"
+    assert world.last_stable("orders-0", -1).ended == 1
+    assert (world.item(handle).reached, world.item(handle).last_stable) == (15, 15)
+
+
+def test_case_71_segments_are_not_compared_at_equal_offsets() -> None:
+    """A roll with the fetch offset at the high watermark is no reason to answer."""
+    world = World()
+    world.append("orders-0", 50, position=500, segment=0)
+    world.high_watermark("orders-0", 50)
+    handle = world.fetch({"orders-0": 50})
+    world.append("orders-0", 50, position=0, segment=50)
+    assert world.outcome(handle) == "pending"
+
+
+def test_case_72_old_segment_answers_at_once() -> None:
+    """A segment is read to its end, however few bytes that is."""
+    world = World()
+    world.append("orders-0", 49, position=499, segment=0)
+    world.append("orders-0", 50, position=500, segment=0)
+    world.append("orders-0", 60, position=100, segment=50)
+    world.high_watermark("orders-0", 60)
+    handle = world.fetch({"orders-0": 49}, min_bytes=1_000_000)
+    assert (world.outcome(handle), world.errors(handle)) == ("satisfied", [0])
+
+
+def test_case_73_truncation_below_the_fetch_offset_ends_it() -> None:
+    """The reader is beyond the log: 1."""
+    world = World()
+    world.append("orders-0", 50)
+    world.high_watermark("orders-0", 50)
+    handle = world.fetch({"orders-0": 50})
+    assert world.truncate("orders-0", 40).ended == 1
+    assert (world.outcome(handle), world.errors(handle)) == ("failed", [1])
+
+
+def test_case_73_beyond_the_high_watermark_but_within_the_log_is_empty() -> None:
+    """No error, no bytes."""
+    world = World()
+    world.append("orders-0", 50)
+    world.high_watermark("orders-0", 10)
+    handle = world.fetch({"orders-0": 20})
+    assert (world.outcome(handle), world.errors(handle)) == ("satisfied", [0])
+    assert world.item(handle).available_bytes == 0
+
+
+def test_case_74_offset_only_high_watermark() -> None:
+    """Above the fetch offset it counts nothing and waits; below, the answer comes at once."""
+    world = World()
+    world.append("orders-0", 900, position=900, segment=600)
+    world.high_watermark("orders-0", 500)
+    assert world.outcome(world.fetch({"orders-0": 450})) == "pending"
+    other = World()
+    other.append("orders-0", 900, position=900, segment=600)
+    assert other.marks("orders-0").high_watermark == 0
+    assert other.outcome(other.fetch({"orders-0": 450})) == "satisfied"
+
+
+def test_case_75_partition_maximum_bounds_its_share() -> None:
+    """100 of 1,000 bytes count; with a second partition 200 are at least 150."""
+    world = World()
+    for name in ("orders-0", "orders-1"):
+        world.append(name, 0, position=0)
+        world.append(name, 10, position=1_000)
+    world.high_watermark("orders-0", 10)
+    one = world.fetch({"orders-0": 0}, min_bytes=150, max_bytes=100)
+    two = world.fetch({"orders-0": 0, "orders-1": 0}, min_bytes=150, max_bytes=100)
+    assert world.outcome(one) == world.outcome(two) == "pending"
+    world.high_watermark("orders-1", 10)
+    assert world.outcome(one) == "pending"
+    assert [item.available_bytes for item in world.result(two).items] == [100, 100]
+
+
+def throttled_follower(*in_sync: int) -> tuple[World, int]:
+    """A throttled follower 2 whose fetch is on an old segment, with bytes ready."""
+    world = World()
+    world.in_sync("orders-0", *in_sync)
+    world.append("orders-0", 49, position=499, segment=0)
+    world.append("orders-0", 60, position=100, segment=50)
+    handle = world.fetch({"orders-0": 49}, replica_id=2, throttled=True)
+    return world, handle
+
+
+def test_case_76_throttled_follower_out_of_sync_gets_nothing() -> None:
+    """It waits for its timeout, and then gets an empty answer without error."""
+    world, handle = throttled_follower(1)
+    world.append("orders-0", 70, position=200, segment=50)
+    assert world.outcome(handle) == "pending"
+    world.wait(1_000)
+    assert (world.outcome(handle), world.errors(handle)) == ("expired", [0])
+    assert world.item(handle).available_bytes == 0
+
+
+def test_case_77_throttled_follower_in_sync_is_served() -> None:
+    """Members of the in-sync set are never throttled."""
+    world, handle = throttled_follower(1, 2)
+    assert world.outcome(handle) == "satisfied"
+
+
+@pytest.mark.parametrize(("last_epoch", "offset", "answer"), [(9, 96, (9, 95)), (8, 50, (7, 50))])
+def test_case_78_diverging_reader_is_told_where(last_epoch: int, offset: int, answer: tuple[int, int]) -> None:
+    """Its log left ours at the end of an epoch: where is in the answer, without error and without records."""
+    world = World()
+    world.lead("orders-0", 7, start=0)
+    world.lead("orders-0", 9, start=50)
+    world.append("orders-0", 95)
+    handle = world.fetch({"orders-0": offset}, replica_id=2, last_epoch=last_epoch, min_bytes=1_000_000)
+    assert world.outcome(handle) == "satisfied"
+    item = world.item(handle)
+    assert (item.error, item.available_bytes) == (0, 0)
+    assert (item.diverging_epoch, item.diverging_end) == answer
+
+
+def test_case_79_newer_epoch_fences_the_reader() -> None:
+    """74 on that partition; the others carry data."""
+    world = World()
+    world.lead("orders-0", 10)
+    world.lead("orders-1", 10)
+    world.high_watermark("orders-1", 3)
+    handle = world.fetch({"orders-0": 0, "orders-1": 0}, epoch=10, min_bytes=100)
+    assert world.lead("orders-0", 11).ended == 1
+    assert world.errors(handle) == [74, 0]
+    assert world.item(handle, "orders-1").available_bytes == 3
+
+
+def test_case_80_older_epoch_answers_75() -> None:
+    """The gap is closed: a re-created partition's reader hears 75 at once."""
+    world = World()
+    world.lead("orders-0", 9)
+    handle = world.fetch({"orders-0": 0}, epoch=10)
+    assert (world.outcome(handle), world.errors(handle)) == ("failed", [75])
+
+
+def test_case_81_one_bad_partition_ends_the_fetch() -> None:
+    """p0 with data, p1 with its error."""
+    world = World()
+    world.append("orders-0", 10)
+    world.high_watermark("orders-0", 10)
+    world.append("orders-1", 10)
+    handle = world.fetch({"orders-0": 0, "orders-1": 10}, min_bytes=100, replica_id=2)
+    assert world.remove("orders-1").ended == 1
+    assert (world.outcome(handle), world.errors(handle)) == ("failed", [0, 3])
+    assert world.item(handle, "orders-0").available_bytes == 10
+
+
+def test_case_82_unknown_marks_do_not_hide_failed_storage() -> None:
+    """A partition of which nothing is known counts nothing, but its failure ends the fetch."""
+    world = World()
+    handle = world.fetch({"orders-0": 0})
+    assert world.outcome(handle) == "pending"
+    assert world.storage_failed("orders-0").ended == 1
+    assert world.errors(handle) == [56]
+
+
+def test_case_83_expired_fetch_gives_what_there_is() -> None:
+    """A fetch below min_bytes expires with the bytes it has, not an error."""
+    world = World()
+    world.append("orders-0", 0, position=0)
+    world.append("orders-0", 1, position=10)
+    world.high_watermark("orders-0", 1)
+    handle = world.fetch({"orders-0": 0}, min_bytes=1_000_000, timeout_ms=500)
+    assert world.wait(500) == 1
+    assert (world.outcome(handle), world.errors(handle)) == ("expired", [0])
+    assert world.item(handle).available_bytes == 10
+    assert world.engine.counts(plain.FETCH).expired == 1
+
+
+def test_case_84_fetch_does_not_move_the_follower() -> None:
+    """What a follower has is said by progress events alone."""
+    world = World()
+    world.in_sync("orders-0", 1, 2)
+    world.append("orders-0", 10)
+    before = world.marks("orders-0").replicas
+    world.fetch({"orders-0": 10}, replica_id=2)
+    world.append("orders-0", 11)
+    assert world.marks("orders-0").replicas == before
+
+
+def test_case_85_epoch_decides_whether_a_follower_may_serve() -> None:
+    """With an epoch the reader is fenced (74); without it is served by the follower's high watermark."""
+    world = World()
+    world.lead("orders-0", 5)
+    world.append("orders-0", 10)
+    strict = world.fetch({"orders-0": 0}, epoch=5, follower_reads=True)
+    loose = world.fetch({"orders-0": 0}, follower_reads=True)
+    leader_only = world.fetch({"orders-0": 0})
+    assert world.follow("orders-0", 6).ended == 2
+    assert (world.errors(strict), world.errors(leader_only)) == ([74], [6])
+    assert world.outcome(loose) == "pending"
+    assert world.high_watermark("orders-0", 4).ended == 1
+    assert (world.outcome(loose), world.item(loose).available_bytes) == ("satisfied", 4)
+
+
+def test_several_partitions_add_up() -> None:
+    """Small amounts on several partitions make min_bytes together, whichever grows."""
+    world = World()
+    names = ("orders-0", "orders-1", "orders-2")
+    for name in names:
+        world.high_watermark(name, 0)
+    handle = world.fetch(dict.fromkeys(names, 0), min_bytes=10)
+    for step in range(1, 4):
+        for name in names:
+            world.high_watermark(name, step)
+    assert world.outcome(handle) == "pending"
+    assert world.high_watermark("orders-1", 4).ended == 1
+    assert [item.available_bytes for item in world.result(handle).items] == [3, 4, 3]
+
+
+def test_log_start_above_the_fetch_offset_ends_it() -> None:
+    """What was wanted is deleted: 1, with no waiting."""
+    world = World()
+    world.high_watermark("orders-0", 10)
+    handle = world.fetch({"orders-0": 3}, min_bytes=100)
+    assert world.log_start("orders-0", 5).ended == 1
+    assert (world.outcome(handle), world.errors(handle)) == ("failed", [1])

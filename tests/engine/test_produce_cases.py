@@ -1,0 +1,164 @@
+"""SEMANTICS section 10, cases 59 to 68: waits for the high watermark."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.engine import plain
+from tests.engine.world import World
+
+
+def test_case_59_ends_when_all_followers_have_it() -> None:
+    """acks=all: one answer, error 0, before the timeout."""
+    world = World()
+    world.in_sync("orders-0", 1, 2, 3)
+    world.append("orders-0", 11)
+    handle = world.produce({"orders-0": 11})
+    assert world.follower("orders-0", 2, 11).ended == 0
+    world.now_ms = 7
+    assert world.follower("orders-0", 3, 11).ended == 1
+    result = world.result(handle)
+    assert (result.outcome, result.waited_ms, result.lateness_ms) == (plain.SATISFIED, 7, 0)
+    assert (world.item(handle).required, world.item(handle).reached) == (11, 11)
+    world.wait(5_000)
+    world.assert_empty()
+
+
+def test_case_60_failed_append_is_final() -> None:
+    """p0 keeps its local error, p1 is waited for, and both are answered."""
+    world = World()
+    handle = world.produce({"orders-0": 0, "orders-1": 11}, errors={"orders-0": 10})
+    assert world.outcome(handle) == "pending"
+    world.high_watermark("orders-1", 11)
+    assert world.outcome(handle) == "failed"
+    assert world.errors(handle) == [10, 0]
+
+
+def test_case_61_expired_partitions_are_told_apart() -> None:
+    """p0 was reached: 0. p1 was not: 7. One operation has expired."""
+    world = World()
+    handle = world.produce({"orders-0": 5, "orders-1": 5}, timeout_ms=100)
+    world.high_watermark("orders-0", 5)
+    assert world.wait(99) == 0
+    assert world.wait(1) == 1
+    assert world.outcome(handle) == "expired"
+    assert world.errors(handle) == [0, 7]
+    assert world.engine.counts(plain.PRODUCE).expired == 1
+
+
+def test_case_62_lost_leadership_ends_at_once() -> None:
+    """Answer 6 at once, not 7 at the timeout."""
+    world = World()
+    handle = world.produce({"orders-0": 5})
+    assert world.follow("orders-0", 1).ended == 1
+    assert (world.outcome(handle), world.errors(handle)) == ("failed", [6])
+
+
+@pytest.mark.parametrize(("moved", "code"), [(True, 6), (False, 3)])
+def test_case_63_removed_partition_ends_at_once(moved: bool, code: int) -> None:
+    """6 where it lives on elsewhere, 3 where it was deleted."""
+    world = World()
+    handle = world.produce({"orders-0": 5})
+    world.append("orders-0", 1)
+    assert world.remove("orders-0", moved=moved).ended == 1
+    assert (world.outcome(handle), world.errors(handle)) == ("failed", [code])
+    world.assert_empty()
+
+
+def test_case_64_failed_storage_ends_at_once() -> None:
+    """The gap is closed: 56 at once, and for all that comes until it is online again."""
+    world = World()
+    handle = world.produce({"orders-0": 5})
+    assert world.storage_failed("orders-0").ended == 1
+    assert world.errors(handle) == [56]
+    assert world.errors(world.produce({"orders-0": 5})) == [56]
+    assert world.append("orders-0", 5).refused == (9, 56)
+    world.storage_online("orders-0")
+    assert world.outcome(world.produce({"orders-0": 5})) == "pending"
+
+
+def test_case_65_reached_partition_stays_so() -> None:
+    """p0 was reached before its leadership was lost: 0."""
+    world = World()
+    handle = world.produce({"orders-0": 5, "orders-1": 5})
+    world.high_watermark("orders-0", 5)
+    world.follow("orders-0", 1)
+    world.high_watermark("orders-1", 5)
+    assert (world.outcome(handle), world.errors(handle)) == ("satisfied", [0, 0])
+
+
+def test_case_66_reached_with_too_few_in_sync() -> None:
+    """The mark is there, but too few replicas are in sync: 20."""
+    world = World()
+    world.in_sync("orders-0", 1, 2, min_in_sync=2)
+    world.append("orders-0", 11)
+    handle = world.produce({"orders-0": 11})
+    world.in_sync("orders-0", 1)
+    assert world.outcome(handle) == "pending"
+    assert world.high_watermark("orders-0", 11).ended == 1
+    assert (world.outcome(handle), world.errors(handle)) == ("failed", [20])
+
+
+def test_case_67_too_few_in_sync_freezes_and_expires() -> None:
+    """The rule of 3.7+: the mark is frozen, so the wait ends with 7 at its timeout."""
+    world = World()
+    world.in_sync("orders-0", 1, 2, min_in_sync=2)
+    handle = world.produce({"orders-0": 11})
+    world.in_sync("orders-0", 1)
+    world.append("orders-0", 11)
+    world.follower("orders-0", 2, 11)
+    world.wait(1_000)
+    assert (world.outcome(handle), world.errors(handle)) == ("expired", [7])
+
+
+def test_case_68_all_appends_failed() -> None:
+    """Nothing to wait for: answered at once, never pending. (acks is the caller's business.)"""
+    world = World()
+    handle = world.produce({"orders-0": 0, "orders-1": 0}, errors={"orders-0": 10, "orders-1": 87})
+    assert (world.outcome(handle), world.errors(handle)) == ("failed", [10, 87])
+    world.assert_empty()
+
+
+def test_already_reached_ends_at_registration() -> None:
+    """A wait for exactly the mark of now never waits."""
+    world = World()
+    world.high_watermark("orders-0", 5)
+    handle = world.produce({"orders-0": 5})
+    assert world.outcome(handle) == "satisfied"
+    assert world.result(handle).waited_ms == 0
+    world.assert_empty()
+
+
+def test_several_partitions_all_count() -> None:
+    """Satisfied at the last of them, in whatever order they come."""
+    world = World()
+    handle = world.produce({"orders-0": 5, "orders-1": 7, "audit-0": 1})
+    assert world.high_watermark("audit-0", 9).ended == 0
+    assert world.high_watermark("orders-1", 7).ended == 0
+    assert world.high_watermark("orders-0", 5).ended == 1
+    assert world.errors(handle) == [0, 0, 0]
+    assert [item.reached for item in world.result(handle).items] == [5, 7, 9]
+
+
+@pytest.mark.parametrize(("partition_epoch", "code"), [(6, 74), (4, 75), (5, 0)])
+def test_epoch_of_the_append_is_checked(partition_epoch: int, code: int) -> None:
+    """A newer partition answers 74, an older one 75, its own waits on."""
+    world = World()
+    world.lead("orders-0", partition_epoch)
+    handle = world.produce({"orders-0": 5}, epoch=5)
+    assert world.outcome(handle) == ("failed" if code else "pending")
+    if code:
+        assert world.errors(handle) == [code]
+
+
+def test_estimate_says_when_it_would_have_been() -> None:
+    """From 10 to 20 of 25 in 100 ms: 50 ms more at 100 a second. A mark that stood still gives none."""
+    world = World()
+    world.high_watermark("orders-0", 10)
+    world.high_watermark("orders-1", 10)
+    handle = world.produce({"orders-0": 25, "orders-1": 25}, timeout_ms=100)
+    world.high_watermark("orders-0", 20)
+    world.wait(100)
+    moving, standing = world.result(handle).items
+    assert (moving.remaining_ms, moving.pace) == (50, 100.0)
+    assert (standing.remaining_ms, standing.pace) == (-1, -1.0)

@@ -1,0 +1,91 @@
+"""Waits for keys that anybody may signal."""
+
+from __future__ import annotations
+
+from tests.engine import plain
+from tests.engine.world import World
+
+
+def test_signal_ends_the_wait() -> None:
+    """Once is enough where once was asked for."""
+    world = World()
+    handle = world.wait_signal({"deploy": 1})
+    assert world.signal("deploy").ended == 1
+    assert world.outcome(handle) == "satisfied"
+    item = world.item(handle)
+    assert (item.name, item.error, item.required, item.reached) == (("deploy", -1), 0, 1, 1)
+
+
+def test_signal_before_the_wait_counts() -> None:
+    """It does not matter which comes first."""
+    world = World()
+    world.signal("deploy", 2)
+    assert world.outcome(world.wait_signal({"deploy": 2})) == "satisfied"
+    assert world.outcome(world.wait_signal({"deploy": 3})) == "pending"
+
+
+def test_from_now_forgets_what_was() -> None:
+    """Only what comes later counts; the answer names the count of all signals that this makes."""
+    world = World()
+    world.signal("deploy", 5)
+    handle = world.wait_signal({"deploy": 2}, from_now=True)
+    assert world.signal("deploy").ended == 0
+    assert world.signal("deploy").ended == 1
+    assert (world.item(handle).required, world.item(handle).reached) == (7, 7)
+
+
+def test_all_keys_are_needed() -> None:
+    """The last of them ends the wait."""
+    world = World()
+    handle = world.wait_signal({"a": 1, "b": 2})
+    world.signal("b", 2)
+    assert world.outcome(handle) == "pending"
+    assert world.signal("a").ended == 1
+    assert world.errors(handle) == [0, 0]
+
+
+def test_any_key_is_enough() -> None:
+    """One ends the wait; the others say that they were not reached."""
+    world = World()
+    handle = world.wait_signal({"a": 1, "b": 2}, any_key=True)
+    world.signal("b", 1)
+    assert world.outcome(handle) == "pending"
+    assert world.signal("a").ended == 1
+    assert (world.outcome(handle), world.errors(handle)) == ("satisfied", [0, 7])
+    assert world.item(handle, "b").reached == 1
+    world.assert_empty()
+
+
+def test_expired_wait_says_how_far_it_came() -> None:
+    """7 of 10 in 70 ms: 30 more at 100 a second."""
+    world = World()
+    handle = world.wait_signal({"a": 10}, timeout_ms=70)
+    world.signal("a", 7)
+    world.wait(70)
+    item = world.item(handle)
+    assert (world.outcome(handle), item.error, item.reached) == ("expired", 7, 7)
+    assert (item.remaining_ms, item.pace) == (30, 100.0)
+
+
+def test_count_must_be_positive() -> None:
+    """A signal given 0 times is refused."""
+    world = World()
+    assert world.signal("a", 0).refused == (3, 0)
+
+
+def test_one_event_wakes_all_who_wait_for_it() -> None:
+    """Waits for 1, 2 and 3 signals; two at once end two."""
+    world = World()
+    handles = [world.wait_signal({"a": count}) for count in (1, 2, 3)]
+    assert world.signal("a", 2).ended == 2
+    assert [world.outcome(handle) for handle in handles] == ["satisfied", "satisfied", "pending"]
+
+
+def test_cancel_key_answers_all_on_it() -> None:
+    """Nobody is left without an answer."""
+    world = World()
+    handles = [world.wait_signal({"a": 1}), world.wait_signal({"a": 2, "b": 1}), world.wait_signal({"b": 1})]
+    assert world.engine.cancel_key("a", 0) == 2
+    world.collect()
+    assert [world.outcome(handle) for handle in handles] == ["cancelled", "cancelled", "pending"]
+    assert world.engine.counts(plain.SIGNAL).cancelled == 2

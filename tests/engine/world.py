@@ -1,0 +1,280 @@
+"""A small test kit: an engine with one owner, spoken to in partition names like "orders-0", whose answers are collected.
+
+Every ending is noted exactly once; a second one fails the test at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.engine import plain
+from tests.engine.adapter import EngineUnderTest
+
+if TYPE_CHECKING:
+    from purgatory.engine.limits import EngineLimits
+
+MEGABYTE = 1_048_576
+
+
+def parse(name: str) -> plain.Name:
+    """("orders", 0) of "orders-0"."""
+    topic, _, partition = name.rpartition("-")
+    return (topic, int(partition))
+
+
+class World:
+    """An engine, one owner, a clock, and all endings so far. Handles are operation ids."""
+
+    def __init__(
+        self,
+        *,
+        now_ms: int = 0,
+        tick_ms: int = 1,
+        wheel_size: int = 20,
+        strict: bool = False,
+        lag_max_ms: int = 30_000,
+        limits: EngineLimits | None = None,
+    ) -> None:
+        self.under_test = EngineUnderTest(
+            now_ms, tick_ms=tick_ms, wheel_size=wheel_size, strict=strict, lag_max_ms=lag_max_ms, limits=limits
+        )
+        self.engine = self.under_test.engine
+        self.now_ms = now_ms
+        self.owner_id = self.under_test.add_owner()
+        self.last_id = 0
+        self.ended: dict[tuple[int, int], plain.Ended] = {}
+        self.order: list[int] = []
+
+    # Things that happen. Each says how many operations it ended, or how it was refused.
+
+    def event(self, event: plain.Event) -> plain.EventAnswer:
+        """Apply one event."""
+        (answer,) = self.under_test.apply([event], self.now_ms)
+        self.collect()
+        return answer
+
+    def append(
+        self, name: str, leo: int, *, position: int = -1, segment: int = -1, epoch: int = -1
+    ) -> plain.EventAnswer:
+        """The leader's log has grown to `leo`."""
+        return self.event(plain.Event(1, parse(name), leo, epoch, position=position, segment=segment))
+
+    def follower(
+        self, name: str, replica_id: int, leo: int, *, log_start: int = -1, epoch: int = -1
+    ) -> plain.EventAnswer:
+        """A follower has fetched up to `leo`."""
+        return self.event(plain.Event(2, parse(name), leo, epoch, replica_id=replica_id, log_start=log_start))
+
+    def high_watermark(self, name: str, offset: int, *, epoch: int = -1) -> plain.EventAnswer:
+        """The high watermark is `offset`."""
+        return self.event(plain.Event(3, parse(name), offset, epoch))
+
+    def last_stable(self, name: str, offset: int) -> plain.EventAnswer:
+        """The oldest open transaction starts at `offset`; -1: none is open."""
+        return self.event(plain.Event(4, parse(name), offset))
+
+    def log_start(self, name: str, offset: int) -> plain.EventAnswer:
+        """The first readable offset is `offset`."""
+        return self.event(plain.Event(5, parse(name), offset))
+
+    def in_sync(
+        self,
+        name: str,
+        *members: int,
+        proposed: tuple[int, ...] = (),
+        leader_id: int = 1,
+        min_in_sync: int = -1,
+    ) -> plain.EventAnswer:
+        """The in-sync set is `members`, led by replica 1 if nobody else is named."""
+        event = plain.Event(
+            6, parse(name), in_sync=members, proposed=proposed, leader_id=leader_id, min_in_sync=min_in_sync
+        )
+        return self.event(event)
+
+    def lead(
+        self,
+        name: str,
+        epoch: int,
+        *,
+        leader_id: int = 1,
+        replicas: tuple[int, ...] = (),
+        start: int = -1,
+    ) -> plain.EventAnswer:
+        """We lead the partition from `epoch` on."""
+        return self.event(
+            plain.Event(7, parse(name), start, epoch, flag=1, leader_id=leader_id, replicas=replicas)
+        )
+
+    def follow(self, name: str, epoch: int, *, leader_id: int = -1) -> plain.EventAnswer:
+        """Somebody else leads the partition from `epoch` on."""
+        return self.event(plain.Event(7, parse(name), epoch=epoch, flag=0, leader_id=leader_id))
+
+    def replica(self, name: str, replica_id: int, *, dead: bool = False, fenced: bool = False) -> plain.EventAnswer:
+        """A replica's broker died, came back, or may not join."""
+        return self.event(plain.Event(8, parse(name), replica_id=replica_id, flag=int(dead) + 2 * int(fenced)))
+
+    def truncate(self, name: str, offset: int) -> plain.EventAnswer:
+        """The log was cut at `offset`."""
+        return self.event(plain.Event(9, parse(name), offset))
+
+    def remove(self, name: str, *, moved: bool = False) -> plain.EventAnswer:
+        """The partition is gone."""
+        return self.event(plain.Event(10, parse(name), flag=int(moved)))
+
+    def storage_failed(self, name: str) -> plain.EventAnswer:
+        """The log directory failed."""
+        return self.event(plain.Event(11, parse(name)))
+
+    def storage_online(self, name: str) -> plain.EventAnswer:
+        """The log directory is back."""
+        return self.event(plain.Event(12, parse(name)))
+
+    def signal(self, key: str, count: int = -1) -> plain.EventAnswer:
+        """A key was signalled."""
+        return self.event(plain.Event(13, (key, -1), count))
+
+    # Waits. Each gives a handle.
+
+    def register(self, operation: plain.Operation) -> int:
+        """Register one operation, which must be accepted."""
+        receipt = self.under_test.register(self.owner_id, [operation], self.now_ms)
+        refused = [(refusal.field, refusal.message) for refusal in receipt.refusals]
+        assert receipt.accepted == 1, f"{operation} was refused: {refused}"
+        self.collect()
+        return operation.operation_id
+
+    def next_id(self) -> int:
+        """The next operation id."""
+        self.last_id += 1
+        return self.last_id
+
+    def produce(
+        self,
+        required: dict[str, int],
+        *,
+        timeout_ms: int = 1_000,
+        epoch: int = -1,
+        errors: dict[str, int] | None = None,
+    ) -> int:
+        """Wait until the high watermarks are there."""
+        local = {} if errors is None else errors
+        items = tuple(
+            plain.Item(parse(name), offset, epoch, local.get(name, 0)) for name, offset in required.items()
+        )
+        return self.register(plain.Operation(plain.PRODUCE, self.next_id(), timeout_ms, items))
+
+    def fetch(
+        self,
+        offsets: dict[str, int],
+        *,
+        min_bytes: int = 1,
+        timeout_ms: int = 1_000,
+        replica_id: int = -1,
+        committed: bool = False,
+        follower_reads: bool = False,
+        max_bytes: int = MEGABYTE,
+        epoch: int = -1,
+        last_epoch: int = -1,
+        throttled: bool = False,
+    ) -> int:
+        """Wait until that many bytes are readable."""
+        items = tuple(
+            plain.Item(
+                parse(name), offset, epoch, max_bytes=max_bytes, last_epoch=last_epoch, throttled=throttled
+            )
+            for name, offset in offsets.items()
+        )
+        operation = plain.Operation(
+            plain.FETCH,
+            self.next_id(),
+            timeout_ms,
+            items,
+            min_bytes=min_bytes,
+            replica_id=replica_id,
+            isolation=plain.READ_COMMITTED if committed else plain.READ_UNCOMMITTED,
+            follower_reads=follower_reads,
+        )
+        return self.register(operation)
+
+    def delete_records(
+        self, offsets: dict[str, int], *, timeout_ms: int = 1_000, errors: dict[str, int] | None = None
+    ) -> int:
+        """Wait until the low watermarks are there."""
+        local = {} if errors is None else errors
+        items = tuple(
+            plain.Item(parse(name), offset, local_error=local.get(name, 0)) for name, offset in offsets.items()
+        )
+        return self.register(plain.Operation(plain.DELETE_RECORDS, self.next_id(), timeout_ms, items))
+
+    def wait_signal(
+        self, counts: dict[str, int], *, timeout_ms: int = 1_000, any_key: bool = False, from_now: bool = False
+    ) -> int:
+        """Wait until keys were signalled so often."""
+        items = tuple(plain.Item((key, -1), count) for key, count in counts.items())
+        operation = plain.Operation(
+            plain.SIGNAL, self.next_id(), timeout_ms, items, any_key=any_key, from_now=from_now
+        )
+        return self.register(operation)
+
+    # Time.
+
+    def wait(self, ms: int, *, limit: int = 100_000) -> int:
+        """Time passes, and the reaper comes until nothing more is due. Says how many expired."""
+        self.now_ms += ms
+        total = 0
+        while True:
+            expired = self.engine.advance_clock(self.now_ms, limit)
+            total += expired
+            self.collect()
+            if expired < limit:
+                return total
+
+    # Looking.
+
+    def collect(self) -> None:
+        """Note what has ended."""
+        for row in self.under_test.take_ended():
+            key = (row.owner_id, row.operation_id)
+            assert key not in self.ended, f"operation {key} ended twice: {self.ended[key]} and {row}"
+            self.ended[key] = row
+            self.order.append(row.operation_id)
+
+    def outcome(self, handle: int) -> str:
+        """How it ended in a word, or "pending"."""
+        ended = self.ended.get((self.owner_id, handle))
+        if ended is None:
+            assert self.engine.describe(self.under_test.owners[self.owner_id], handle, self.now_ms) is not None
+            return "pending"
+        return plain.OUTCOME_WORDS[ended.outcome]
+
+    def result(self, handle: int) -> plain.Ended:
+        """How it ended."""
+        return self.ended[self.owner_id, handle]
+
+    def item(self, handle: int, name: str = "") -> plain.EndedItem:
+        """How one partition (or key) of it ended; the only one if no name is given."""
+        items = self.result(handle).items
+        if not name:
+            (only,) = items
+            return only
+        return next(item for item in items if name in {item.name[0], f"{item.name[0]}-{item.name[1]}"})
+
+    def errors(self, handle: int) -> list[int]:
+        """Error codes in the order of the request."""
+        return [item.error for item in self.result(handle).items]
+
+    def marks(self, name: str) -> plain.Marks:
+        """What can be seen of a partition."""
+        marks = self.under_test.marks(parse(name), self.now_ms)
+        assert marks is not None, f"{name} is not known"
+        return marks
+
+    def assert_empty(self) -> None:
+        """Nothing is pending, nothing is watched, no timer runs."""
+        assert self.engine.pending == 0
+        assert self.engine.next_expiration_ms() == -1
+        for kind in plain.KINDS:
+            counts = self.engine.counts(kind)
+            assert (counts.pending, counts.watched) == (0, 0), f"kind {kind}"
+            ends = counts.satisfied + counts.failed + counts.expired + counts.cancelled + counts.shutting_down
+            assert counts.registered == ends, f"kind {kind}"

@@ -1,0 +1,4 @@
+"""A seeded simulator: it drives engine and oracle with the same hostile life and compares them after every step.
+
+`python -m tests.simulator --seed 7 --steps 20000`. The same seed gives the same trace, hash included.
+"""

@@ -1,0 +1,278 @@
+"""Draws the steps of a run. It keeps a rough picture of each partition, so that most of what it draws is nearly sensible,
+and never looks at engine or oracle: a run's steps depend on its seed alone.
+"""
+
+from __future__ import annotations
+
+import random
+
+from tests.engine import plain
+from tests.simulator import steps
+from tests.simulator.swarm import EVENT_TYPES, STEP_NAMES, Swarm
+
+class Sketch:
+    """What the generator thinks of a partition."""
+
+    def __init__(self, name: plain.Name, says_positions: bool) -> None:
+        self.name = name
+        self.says_positions = says_positions
+        self.epoch = 0
+        self.log_end = 0
+        self.position = 0
+        self.segment = 0
+        self.leader_id = 1
+
+
+class Generator:
+    """The steps of one seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.swarm = Swarm(self.rng)
+        swarm = self.swarm
+        names = [("orders" if i < 5 else "audit", i) for i in range(swarm.partitions)]
+        self.sketches = [Sketch(name, self.rng.random() < swarm.positions) for name in names]
+        self.keys = [(f"key-{i}", -1) for i in range(swarm.keys)]
+        self.next_ids = [1] * swarm.owners
+        self.makers = {name: getattr(self, name) for name in STEP_NAMES}
+        self.step_table = self.rng.choices(STEP_NAMES, swarm.step_weights, k=1_024)
+        weights = swarm.event_weights if sum(swarm.event_weights) > 0 else None
+        self.event_table = self.rng.choices(EVENT_TYPES, weights, k=1_024)
+
+    def below(self, limit: int) -> int:
+        """A whole number from 0, below a limit."""
+        return int(self.rng.random() * limit)
+
+    def next_step(self) -> steps.Step:
+        """The next step."""
+        step: steps.Step = self.makers[self.step_table[self.rng.getrandbits(10)]]()
+        return step
+
+    # Steps.
+
+    def register(self) -> steps.Step:
+        """New operations, or old ones sent again."""
+        owner = self.below(self.swarm.owners)
+        kind = self.swarm.kinds[self.below(len(self.swarm.kinds))]
+        count = 1 + self.below(self.swarm.batch_max)
+        if self.rng.random() < 0.02:
+            self.next_ids[owner] = max(1, self.next_ids[owner] - self.below(20))
+        return steps.Register(owner, tuple(self.operation(owner, kind) for _ in range(count)))
+
+    def apply(self) -> steps.Step:
+        """Things happen."""
+        count = 1 if self.rng.random() < 0.7 else 1 + self.below(self.swarm.batch_max)
+        return steps.Apply(tuple(self.event() for _ in range(count)), self.swarm.slice_limit)
+
+    def advance(self) -> steps.Step:
+        """Time passes."""
+        return steps.Advance(self.below(self.swarm.leap_max_ms + 1), self.swarm.reaper_limit)
+
+    def sleep(self) -> steps.Step:
+        """Time passes unseen."""
+        return steps.Sleep(self.below(3 * self.swarm.leap_max_ms))
+
+    def cancel(self) -> steps.Step:
+        """Recent ids, pending or not."""
+        owner = self.below(self.swarm.owners)
+        newest = self.next_ids[owner]
+        ids = {max(1, newest - self.below(30)) for _ in range(1 + self.below(3))}
+        return steps.Cancel(owner, tuple(sorted(ids)))
+
+    def cancel_all(self) -> steps.Step:
+        """All of one owner."""
+        return steps.CancelAll(self.below(self.swarm.owners))
+
+    def cancel_name(self) -> steps.Step:
+        """All on one partition or key."""
+        if self.rng.random() < 0.3:
+            return steps.CancelName(self.keys[self.below(len(self.keys))])
+        return steps.CancelName(self.sketch().name)
+
+    def replace_owner(self) -> steps.Step:
+        """An owner vanishes."""
+        owner = self.below(self.swarm.owners)
+        self.next_ids[owner] = 1
+        return steps.ReplaceOwner(owner)
+
+    def shut_down(self) -> steps.Step:
+        """Some end."""
+        return steps.ShutDown(1 + self.below(4))
+
+    # Operations.
+
+    def sketch(self) -> Sketch:
+        """Some partition."""
+        return self.sketches[self.below(len(self.sketches))]
+
+    def near(self, mark: int, low: int, high: int) -> int:
+        """An offset from `low` to `high` strides around a mark."""
+        return max(0, mark + (low + self.below(high - low + 1)) * self.swarm.stride)
+
+    def is_nonsense(self) -> bool:
+        """Now and then a caller asks for what cannot be."""
+        return self.rng.random() < self.swarm.nonsense
+
+    def operation(self, owner: int, kind: int) -> plain.Operation:
+        """One registration."""
+        operation_id = self.next_ids[owner]
+        self.next_ids[owner] = operation_id + 1 + (self.below(3) if self.rng.random() < 0.1 else 0)
+        timeout_ms = 1 + self.below(self.swarm.timeout_max_ms)
+        count = 1 + self.below(self.swarm.items_max)
+        if self.is_nonsense():
+            timeout_ms = self.below(2) - 1
+        if kind == plain.SIGNAL:
+            return self.signal_operation(operation_id, timeout_ms, count)
+        chosen = self.rng.sample(self.sketches, min(count, len(self.sketches)))
+        if self.is_nonsense():
+            chosen.append(chosen[0])
+        if kind == plain.FETCH:
+            return self.fetch_operation(operation_id, timeout_ms, chosen)
+        items = tuple(self.plain_item(kind, sketch) for sketch in chosen)
+        return plain.Operation(kind, operation_id, timeout_ms, items)
+
+    def plain_item(self, kind: int, sketch: Sketch) -> plain.Item:
+        """One partition of a produce or delete-records wait."""
+        local_error = 10 if self.rng.random() < 0.02 else 0
+        if kind == plain.PRODUCE:
+            return plain.Item(sketch.name, self.near(sketch.log_end, -2, 6), self.epoch_of(sketch), local_error)
+        offset = -1 if self.rng.random() < 0.2 else self.near(sketch.log_end, -6, 0)
+        return plain.Item(sketch.name, -2 if self.is_nonsense() else offset, local_error=local_error)
+
+    def signal_operation(self, operation_id: int, timeout_ms: int, count: int) -> plain.Operation:
+        """A wait for keys."""
+        chosen = self.rng.sample(self.keys, min(count, len(self.keys)))
+        items = tuple(plain.Item(key, 1 + self.below(5) + (self.below(50) if self.rng.random() < 0.5 else 0)) for key in chosen)
+        from_now = self.rng.random() < 0.5
+        any_key = self.rng.random() < 0.4
+        return plain.Operation(plain.SIGNAL, operation_id, timeout_ms, items, any_key=any_key, from_now=from_now)
+
+    def fetch_operation(self, operation_id: int, timeout_ms: int, chosen: list[Sketch]) -> plain.Operation:
+        """A wait for bytes."""
+        replica_id = 1 + self.below(self.swarm.replica_ids) if self.rng.random() < 0.4 else -1
+        items = tuple(
+            plain.Item(
+                sketch.name,
+                sketch.log_end if self.rng.random() < 0.6 else self.near(sketch.log_end, -5, 1),
+                self.epoch_of(sketch),
+                max_bytes=self.rng.choice((1_048_576, 1_048_576, 1 + self.below(10 * self.swarm.bytes_per_offset))),
+                last_epoch=self.near_epoch(sketch) if self.rng.random() < self.swarm.epochs / 4 else -1,
+                throttled=self.rng.random() < 0.1,
+            )
+            for sketch in chosen
+        )
+        min_bytes = 1 + self.below(self.rng.choice((1, 10, 100)) * self.swarm.bytes_per_offset)
+        return plain.Operation(
+            plain.FETCH,
+            operation_id,
+            timeout_ms,
+            items,
+            min_bytes=min_bytes,
+            replica_id=replica_id,
+            isolation=1 + self.below(2),
+            follower_reads=self.rng.random() < 0.3,
+        )
+
+    def near_epoch(self, sketch: Sketch) -> int:
+        """The epoch, or one beside it."""
+        return max(0, sketch.epoch + (self.below(3) - 1 if self.rng.random() < 0.2 else 0))
+
+    def epoch_of(self, sketch: Sketch) -> int:
+        """An epoch as a caller would say it; often none."""
+        return self.near_epoch(sketch) if self.rng.random() < self.swarm.epochs else -1
+
+    # Events.
+
+    def event(self) -> plain.Event:
+        """One thing that happens."""
+        event_type = self.event_table[self.rng.getrandbits(10)]
+        if event_type == plain.KEY_SIGNALLED:
+            count = self.below(4) if self.is_nonsense() else 1 + self.below(2)
+            return plain.Event(event_type, self.keys[self.below(len(self.keys))], count)
+        sketch = self.sketch()
+        epoch = self.epoch_of(sketch)
+        if event_type == plain.LEADER_APPEND:
+            return self.append_event(sketch, epoch)
+        if event_type in {plain.IN_SYNC_REPLICAS, plain.LEADERSHIP}:
+            return self.set_event(event_type, sketch, epoch)
+        offset = -1
+        if event_type in {plain.FOLLOWER_PROGRESS, plain.HIGH_WATERMARK}:
+            offset = sketch.log_end if self.rng.random() < 0.5 else self.near(sketch.log_end, -6, 1)
+        elif event_type == plain.LAST_STABLE_OFFSET:
+            offset = -1 if self.rng.random() < 0.4 else self.near(sketch.log_end, -6, 1)
+        elif event_type in {plain.LOG_START_OFFSET, plain.TRUNCATION}:
+            offset = self.near(sketch.log_end, -8, 1)
+        if event_type == plain.TRUNCATION and offset < sketch.log_end:
+            self.cut(sketch, offset)
+        if self.is_nonsense():
+            offset = -1
+        return plain.Event(
+            event_type,
+            sketch.name,
+            offset,
+            epoch,
+            replica_id=1 + self.below(self.swarm.replica_ids),
+            log_start=self.near(sketch.log_end, -8, 0) if self.rng.random() < 0.5 else -1,
+            flag=self.below(4) if event_type == plain.REPLICA_STATE else self.below(2),
+        )
+
+    @staticmethod
+    def cut(sketch: Sketch, offset: int) -> None:
+        """After a truncation the picture starts a new segment there, whatever was before."""
+        sketch.log_end = offset
+        sketch.segment = offset
+        sketch.position = 0
+
+    def append_event(self, sketch: Sketch, epoch: int) -> plain.Event:
+        """The log grows, rolls, or a late word of it arrives."""
+        draw = self.rng.random()
+        if draw < 0.05:
+            return plain.Event(plain.LEADER_APPEND, sketch.name, self.near(sketch.log_end, -3, 0), epoch)
+        if draw < 0.1 and sketch.says_positions:
+            sketch.segment = sketch.log_end
+            sketch.position = 0
+        else:
+            grown = 1 + self.below(3 * self.swarm.stride)
+            sketch.log_end += grown
+            sketch.position += grown * (1 + self.below(self.swarm.bytes_per_offset))
+        if not sketch.says_positions or draw > 0.9:
+            return plain.Event(plain.LEADER_APPEND, sketch.name, sketch.log_end, epoch)
+        return plain.Event(
+            plain.LEADER_APPEND,
+            sketch.name,
+            sketch.log_end,
+            epoch,
+            position=sketch.position,
+            segment=sketch.segment,
+        )
+
+    def set_event(self, event_type: int, sketch: Sketch, epoch: int) -> plain.Event:
+        """Who is in sync, or who leads."""
+        ids = range(1, self.swarm.replica_ids + 1)
+        if event_type == plain.IN_SYNC_REPLICAS:
+            return plain.Event(
+                event_type,
+                sketch.name,
+                epoch=epoch,
+                in_sync=self.members(sketch.leader_id, ids) if self.rng.random() < 0.7 else (),
+                proposed=self.members(sketch.leader_id, ids) if self.rng.random() < 0.3 else (),
+                leader_id=sketch.leader_id if self.rng.random() < 0.8 else -1,
+                min_in_sync=1 + self.below(3) if self.rng.random() < 0.3 else -1,
+            )
+        draw = self.rng.random()
+        sketch.epoch += 1 if draw < 0.7 else 0
+        if self.rng.random() < 0.3:
+            sketch.leader_id = 1 + self.below(self.swarm.replica_ids)
+        return plain.Event(
+            event_type,
+            sketch.name,
+            offset=self.near(sketch.log_end, -3, 0) if self.rng.random() < 0.3 else -1,
+            epoch=-1 if self.is_nonsense() else max(0, sketch.epoch - (1 if draw > 0.95 else 0)),
+            flag=1 if self.rng.random() < 0.75 else 0,
+            replicas=self.members(sketch.leader_id, ids) if self.rng.random() < 0.3 else (),
+            leader_id=sketch.leader_id if self.rng.random() < 0.8 else -1,
+        )
+
+    def members(self, leader_id: int, ids: range) -> tuple[int, ...]:
+        """The leader and some others."""
+        return tuple(replica_id for replica_id in ids if replica_id == leader_id or self.rng.random() < 0.6)

@@ -1,0 +1,68 @@
+"""What a simulation is made of: steps as plain data, so that a failing run can be cut down and told to others."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tests.engine import plain
+
+
+class Register(NamedTuple):
+    """An owner registers a batch of one kind."""
+
+    owner: int
+    operations: tuple[plain.Operation, ...]
+
+
+class Apply(NamedTuple):
+    """A batch of events; `limit` is where a slice ends."""
+
+    events: tuple[plain.Event, ...]
+    limit: int = 100_000
+
+
+class Advance(NamedTuple):
+    """Time passes by `ms`; the reaper is woken once and may end `limit` operations."""
+
+    ms: int
+    limit: int = 100_000
+
+
+class Sleep(NamedTuple):
+    """Time passes, and the reaper is stalled: it is not called."""
+
+    ms: int
+
+
+class Cancel(NamedTuple):
+    """An owner cancels some of its operations."""
+
+    owner: int
+    operation_ids: tuple[int, ...]
+
+
+class CancelAll(NamedTuple):
+    """An owner cancels all of its operations."""
+
+    owner: int
+
+
+class CancelName(NamedTuple):
+    """An operator cancels all on a partition or key."""
+
+    name: plain.Name
+
+
+class ReplaceOwner(NamedTuple):
+    """An owner vanishes, and another comes in its place."""
+
+    owner: int
+
+
+class ShutDown(NamedTuple):
+    """Some operations end as shutting down."""
+
+    limit: int
+
+
+Step = Register | Apply | Advance | Sleep | Cancel | CancelAll | CancelName | ReplaceOwner | ShutDown

@@ -1,0 +1,73 @@
+"""The mix and the sizes of one simulation, all drawn from its seed, so that each seed is a different kind of bad day."""
+
+from __future__ import annotations
+
+import random
+
+from tests.engine import plain
+
+EVENT_TYPES = tuple(range(plain.LEADER_APPEND, plain.KEY_SIGNALLED + 1))
+STEP_NAMES = (
+    "register",
+    "apply",
+    "advance",
+    "sleep",
+    "cancel",
+    "cancel_all",
+    "cancel_name",
+    "replace_owner",
+    "shut_down",
+)
+
+
+class Swarm:
+    """Options of a run. Weights are how often each thing is drawn, relative to the others of its table."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.tick_ms = rng.choice((1, 1, 1, 1, 2, 7, 20))
+        self.wheel_size = rng.choice((20, 20, 20, 3, 5, 64))
+        self.start_ms = rng.choice((0, 0, 7, 1_000, 86_400_000 * 30))
+        self.lag_max_ms = rng.choice((1, 10, 100, 30_000))
+        self.strict = rng.random() < 0.08
+        self.partitions = rng.choice((1, 1, 2, 3, 5, 9))
+        self.keys = rng.choice((1, 2, 4))
+        self.owners = rng.choice((1, 1, 2, 4))
+        self.replica_ids = rng.choice((2, 3, 4))
+        self.batch_max = rng.choice((1, 1, 2, 5, 12))
+        self.items_max = rng.choice((1, 1, 2, 3, 6))
+        self.stride = rng.choice((1, 3, 10))
+        self.bytes_per_offset = rng.choice((1, 10, 100))
+        self.positions = rng.choice((0.0, 0.5, 1.0))
+        self.timeout_max_ms = rng.choice((3, 20, 100, 1_000, 50_000))
+        self.leap_max_ms = rng.choice((2, 10, 50, 2_000))
+        self.reaper_limit = rng.choice((100_000, 100_000, 1, 5))
+        self.slice_limit = rng.choice((100_000, 100_000, 1, 3))
+        self.nonsense = rng.choice((0.0, 0.0, 0.01, 0.05))
+        self.epochs = rng.choice((0.0, 0.2, 0.8))
+        self.hw_events = rng.choice((True, False))
+        self.kinds = tuple(kind for kind in plain.KINDS if rng.random() < 0.6) or plain.KINDS
+        self.event_weights = [self.event_weight(rng, event_type) for event_type in EVENT_TYPES]
+        rare = (0.0, 0.002, 0.01)
+        register = rng.choice((0.3, 0.5, 0.7))
+        self.step_weights = [
+            register,
+            rng.choice((0.3, 0.6)),
+            rng.choice((0.02, 0.1, 0.3)),
+            rng.choice((0.0, 0.05)),
+            rng.choice((0.0, 0.05, 0.2)),
+            rng.choice(rare),
+            rng.choice(rare),
+            rng.choice(rare),
+            rng.choice(rare),
+        ]
+
+    @staticmethod
+    def event_weight(rng: random.Random, event_type: int) -> float:
+        """Some events are the daily bread, some are rare, and any may be absent from a run."""
+        common = {plain.LEADER_APPEND: 8.0, plain.FOLLOWER_PROGRESS: 8.0, plain.HIGH_WATERMARK: 3.0, plain.KEY_SIGNALLED: 3.0}
+        weight = common.get(event_type, 1.0)
+        if event_type in {plain.PARTITION_REMOVED, plain.STORAGE_FAILED}:
+            weight = 0.2
+        if event_type == plain.LEADERSHIP:
+            weight = 0.5
+        return weight * rng.choice((0.0, 0.3, 1.0, 1.0, 3.0))
