@@ -23,7 +23,7 @@ from purgatory_client.many import WaitColumns, key_columns, partition_columns
 from purgatory_client.marks import Marks, events_of
 from purgatory_client.names import partition_name
 from purgatory_client.results import OperationKind, Result, ResultColumns
-from purgatory_client.waits import Isolation, Name, Wait
+from purgatory_client.waits import ByPartition, Isolation, Name, Wait
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:7440"
 CALL_TIMEOUT: Final = 30.0
@@ -91,11 +91,11 @@ class AsyncClient:
 
     async def produce(
         self,
-        offsets: Mapping[Name, int],
+        offsets: ByPartition,
         *,
         timeout: float | None = None,  # noqa: ASYNC109 - the daemon keeps the time
-        leader_epochs: Mapping[Name, int] | int | None = None,
-        local_error_codes: Mapping[Name, int] | int | None = None,
+        leader_epochs: ByPartition | int | None = None,
+        local_error_codes: ByPartition | int | None = None,
     ) -> Result:
         """Wait until the high watermark of each partition has reached its offset (last appended offset + 1).
 
@@ -109,16 +109,16 @@ class AsyncClient:
 
     async def fetch(
         self,
-        offsets: Mapping[Name, int],
+        offsets: ByPartition,
         *,
         min_bytes: int = 1,
         timeout: float | None = None,  # noqa: ASYNC109 - the daemon keeps the time
         replica_id: int | None = None,
         isolation: Isolation = "read_uncommitted",
         follower_reads: bool = False,
-        partition_max_bytes: Mapping[Name, int] | int | None = None,
-        current_leader_epochs: Mapping[Name, int] | int | None = None,
-        last_fetched_epochs: Mapping[Name, int] | int | None = None,
+        partition_max_bytes: ByPartition | int | None = None,
+        current_leader_epochs: ByPartition | int | None = None,
+        last_fetched_epochs: ByPartition | int | None = None,
         throttled: Iterable[Name] = (),
     ) -> Result:
         """Wait until `min_bytes` are readable past the offsets, or one partition gives a reason to answer at once.
@@ -141,10 +141,10 @@ class AsyncClient:
 
     async def delete_records(
         self,
-        offsets: Mapping[Name, int],
+        offsets: ByPartition,
         *,
         timeout: float | None = None,  # noqa: ASYNC109 - the daemon keeps the time
-        local_error_codes: Mapping[Name, int] | int | None = None,
+        local_error_codes: ByPartition | int | None = None,
     ) -> Result:
         """Wait until the low watermark of each partition has reached its offset; -1: the high watermark of now."""
         return await self._wait(waits.delete_records(offsets, timeout=timeout, local_error_codes=local_error_codes))

@@ -18,6 +18,9 @@ from purgatory_client.results import OperationKind, Result
 Name = str | PartitionName
 """A partition as callers write it: "orders-3" or ("orders", 3)."""
 
+ByPartition = Mapping[str, int] | Mapping[PartitionName, int] | Mapping[Name, int]
+"""A number for each partition."""
+
 Isolation = Literal["read_uncommitted", "read_committed"]
 
 PARTITION_MAX_BYTES_DEFAULT: Final = 1_048_576
@@ -109,11 +112,11 @@ class Wait:
 
 
 def produce(
-    offsets: Mapping[Name, int],
+    offsets: ByPartition,
     *,
     timeout: float | None = None,
-    leader_epochs: Mapping[Name, int] | int | None = None,
-    local_error_codes: Mapping[Name, int] | int | None = None,
+    leader_epochs: ByPartition | int | None = None,
+    local_error_codes: ByPartition | int | None = None,
 ) -> Wait:
     """A wait until the high watermark of each partition has reached its offset."""
     names, required = _items(offsets, "produce.partitions", "required_offset")
@@ -128,16 +131,16 @@ def produce(
 
 
 def fetch(
-    offsets: Mapping[Name, int],
+    offsets: ByPartition,
     *,
     min_bytes: int = 1,
     timeout: float | None = None,
     replica_id: int | None = None,
     isolation: Isolation = "read_uncommitted",
     follower_reads: bool = False,
-    partition_max_bytes: Mapping[Name, int] | int | None = None,
-    current_leader_epochs: Mapping[Name, int] | int | None = None,
-    last_fetched_epochs: Mapping[Name, int] | int | None = None,
+    partition_max_bytes: ByPartition | int | None = None,
+    current_leader_epochs: ByPartition | int | None = None,
+    last_fetched_epochs: ByPartition | int | None = None,
     throttled: Iterable[Name] = (),
 ) -> Wait:
     """A wait until `min_bytes` are readable past the fetch offsets, over all partitions together."""
@@ -162,10 +165,10 @@ def fetch(
 
 
 def delete_records(
-    offsets: Mapping[Name, int],
+    offsets: ByPartition,
     *,
     timeout: float | None = None,
-    local_error_codes: Mapping[Name, int] | int | None = None,
+    local_error_codes: ByPartition | int | None = None,
 ) -> Wait:
     """A wait until the low watermark of each partition has reached its offset; offset -1: the high watermark of now."""
     names, required = _items(offsets, "delete_records.partitions", "offset")
@@ -193,7 +196,7 @@ def signal(
     return Wait(OperationKind.SIGNAL, names, required, timeout, any_key=bool(any), from_now=bool(from_now))
 
 
-def _items(offsets: Mapping[Name, int], field: str, offset_field: str) -> tuple[list[PartitionName], list[int]]:
+def _items(offsets: ByPartition, field: str, offset_field: str) -> tuple[list[PartitionName], list[int]]:
     if not offsets:
         raise InvalidRequest(field, "none; an operation needs at least one")
     names = [partition_name(name) for name in offsets]
@@ -201,7 +204,7 @@ def _items(offsets: Mapping[Name, int], field: str, offset_field: str) -> tuple[
 
 
 def _per_item(
-    values: Mapping[Name, int] | int | None,
+    values: ByPartition | int | None,
     names: list[PartitionName],
     default: int,
     field: str,

@@ -1,0 +1,224 @@
+"""The commands of `purgatory`: what each takes, which call it makes, what it prints. The printing is in render.py."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from typing import Annotated, Final, NoReturn, TypeVar
+
+import typer
+
+from purgatory_client import waits
+from purgatory_client.aio import AsyncClient
+from purgatory_client.cli import render
+from purgatory_client.cli.advance import advance
+from purgatory_client.cli.exits import OF_OUTCOME, Exit, epilog
+from purgatory_client.cli.options import DEFAULT_ADDRESS, Address, AsJson
+from purgatory_client.cli.running import run
+from purgatory_client.cli.targets import (
+    UsageError,
+    checked_partition,
+    key_counts,
+    operation_reference,
+    partition_offsets,
+    seconds,
+)
+from purgatory_client.results import OperationKind
+from purgatory_client.waits import Wait
+
+T = TypeVar("T")
+
+app: Final = typer.Typer(
+    name="purgatory",
+    help="Waits as a service: wait for positions and signals, tell what happened, look at what waits.",
+    epilog=epilog(),
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("advance", epilog=epilog())(advance)
+
+
+@app.command("wait", epilog=epilog())
+def wait(
+    targets: Annotated[
+        list[str],
+        typer.Argument(metavar="TARGET...", help="partition@offset (orders-3@42), or keys with --signal."),
+    ],
+    timeout: Annotated[str, typer.Option("--timeout", "-t", help="How long to wait: 500ms, 30s, 2m, 1h.")] = "30s",
+    fetch: Annotated[bool, typer.Option("--fetch", help="Wait until records can be read from the offsets.")] = False,
+    min_bytes: Annotated[int, typer.Option(help="With --fetch: bytes to gather over all partitions.")] = 1,
+    replica_id: Annotated[int | None, typer.Option(help="With --fetch: the follower that fetches.")] = None,
+    read_committed: Annotated[bool, typer.Option(help="With --fetch: up to the last stable offset.")] = False,
+    delete_records: Annotated[
+        bool,
+        typer.Option(
+            "--delete-records", help="Wait until all replicas have deleted up to the offsets (or the high watermark)."
+        ),
+    ] = False,
+    signal: Annotated[
+        bool, typer.Option("--signal", help="Wait until keys are signalled; key@3: three times.")
+    ] = False,
+    any_key: Annotated[bool, typer.Option("--any", help="With --signal: one key is enough.")] = False,
+    from_now: Annotated[bool, typer.Option("--from-now", help="With --signal: earlier signals do not count.")] = False,
+    address: Address = DEFAULT_ADDRESS,
+    as_json: AsJson = False,
+) -> NoReturn:
+    """Wait until positions are reached (high watermarks, unless an option says otherwise) and print how it ended."""
+
+    async def call(client: AsyncClient) -> Exit:
+        if [fetch, delete_records, signal].count(True) > 1:
+            raise UsageError("--fetch, --delete-records and --signal exclude each other")
+        limit = seconds(timeout)
+        if fetch:
+            isolation: waits.Isolation = "read_committed" if read_committed else "read_uncommitted"
+            offsets = partition_offsets(targets)
+            one = waits.fetch(offsets, min_bytes=min_bytes, timeout=limit, replica_id=replica_id, isolation=isolation)
+        elif delete_records:
+            one = waits.delete_records(partition_offsets(targets, -1), timeout=limit)
+        elif signal:
+            one = waits.signal(key_counts(targets), timeout=limit, any=any_key, from_now=from_now)
+        else:
+            one = waits.produce(partition_offsets(targets), timeout=limit)
+        return await _wait(client, one, as_json)
+
+    raise typer.Exit(run(address, call))
+
+
+async def _wait(client: AsyncClient, one: Wait, as_json: bool) -> Exit:
+    result = await client.wait_once(one)
+    render.result(result, as_json=as_json)
+    return OF_OUTCOME[result.outcome]
+
+
+@app.command("ls", epilog=epilog())
+def ls(
+    partitions: Annotated[bool, typer.Option("--partitions", "-p", help="List partitions, not operations.")] = False,
+    prefix: Annotated[str, typer.Option(help="With --partitions: only topics that begin so.")] = "",
+    kind: Annotated[str | None, typer.Option(help="Only this kind: produce, fetch, delete_records or signal.")] = None,
+    partition: Annotated[str | None, typer.Option(help="Only what waits on this partition.")] = None,
+    key: Annotated[str, typer.Option(help="Only what waits on this key.")] = "",
+    session: Annotated[str, typer.Option(help="Only this session's.")] = "",
+    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 1_000,
+    address: Address = DEFAULT_ADDRESS,
+    as_json: AsJson = False,
+) -> NoReturn:
+    """List the pending operations, or the known partitions."""
+
+    async def call(client: AsyncClient) -> Exit:
+        page = min(limit, 1_000)
+        if partitions:
+            found = [one async for one in _up_to(limit, client.partitions(prefix=prefix, page_size=page))]
+            render.partitions(found, as_json=as_json)
+            return Exit.OK
+        on = None if partition is None else checked_partition(partition)
+        pending = client.operations(session_id=session, kind=_kind(kind), partition=on, key=key, page_size=page)
+        render.operations([one async for one in _up_to(limit, pending)], as_json=as_json)
+        return Exit.OK
+
+    raise typer.Exit(run(address, call))
+
+
+@app.command("show", epilog=epilog())
+def show(
+    what: Annotated[str, typer.Argument(metavar="PARTITION|SESSION/ID", help="orders-3, or SESSION/17.")],
+    address: Address = DEFAULT_ADDRESS,
+    as_json: AsJson = False,
+) -> NoReturn:
+    """Show one partition, or one pending operation."""
+
+    async def call(client: AsyncClient) -> Exit:
+        reference = operation_reference(what)
+        if reference is None:
+            render.partition(await client.partition(checked_partition(what)), as_json=as_json)
+        else:
+            render.operation(await client.operation(*reference), as_json=as_json)
+        return Exit.OK
+
+    raise typer.Exit(run(address, call))
+
+
+@app.command("cancel", epilog=epilog())
+def cancel(
+    operations: Annotated[list[str] | None, typer.Argument(metavar="[SESSION/ID]...", help="Operations.")] = None,
+    session: Annotated[str | None, typer.Option(help="All of this session.")] = None,
+    partition: Annotated[str | None, typer.Option(help="All that wait on this partition.")] = None,
+    key: Annotated[str | None, typer.Option(help="All that wait on this key.")] = None,
+    address: Address = DEFAULT_ADDRESS,
+    as_json: AsJson = False,
+) -> NoReturn:
+    """Cancel pending operations. Exit code 16 when there was none."""
+
+    async def call(client: AsyncClient) -> Exit:
+        if [bool(operations), session is not None, partition is not None, key is not None].count(True) != 1:
+            raise UsageError(
+                "say what to cancel: operations (SESSION/ID), --session, --partition or --key; one of them"
+            )
+        count = 0
+        for session_id, operation_id in [_reference(text) for text in operations or []]:
+            count += await client.cancel([operation_id], session_id=session_id)
+        if not operations:
+            on = None if partition is None else checked_partition(partition)
+            count = await client.cancel(session_id=session, partition=on, key=key)
+        render.cancelled(count, as_json=as_json)
+        return Exit.OK if count else Exit.NOT_FOUND
+
+    raise typer.Exit(run(address, call))
+
+
+@app.command("status", epilog=epilog())
+def status(address: Address = DEFAULT_ADDRESS, as_json: AsJson = False) -> NoReturn:
+    """Show the daemon's version and counts."""
+
+    async def call(client: AsyncClient) -> Exit:
+        render.status(await client.status(), as_json=as_json)
+        return Exit.OK
+
+    raise typer.Exit(run(address, call))
+
+
+@app.command(
+    "serve",
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def serve(context: typer.Context) -> NoReturn:
+    """Run the daemon; `purgatory serve --help` lists its settings."""
+    try:
+        from purgatory.daemon import main as run_daemon  # noqa: PLC0415 - the client runs without the server's packages
+    except ModuleNotFoundError as error:
+        render.error_line(f"the daemon needs {error.name}; install it with: pip install 'purgatory[server]'")
+        raise typer.Exit(Exit.ERROR) from error
+    raise typer.Exit(run_daemon(context.args, program="purgatory serve"))
+
+
+def main() -> None:
+    """The entry point of the console script."""
+    app(prog_name="purgatory", args=sys.argv[1:])
+
+
+def _kind(name: str | None) -> OperationKind | None:
+    if name is None:
+        return None
+    try:
+        return OperationKind[name.upper().replace("-", "_")]
+    except KeyError as error:
+        raise UsageError(f"{name!r} is not a kind; write produce, fetch, delete_records or signal") from error
+
+
+def _reference(text: str) -> tuple[str, int]:
+    reference = operation_reference(text)
+    if reference is None:
+        raise UsageError(f"{text!r} is not an operation; write SESSION/ID as `purgatory ls` shows them")
+    return reference
+
+
+async def _up_to(limit: int, items: AsyncIterator[T]) -> AsyncIterator[T]:
+    """The first `limit` items; a message on stderr when there are more."""
+    count = 0
+    async for item in items:
+        if count == limit:
+            render.error_line(f"there are more than {limit}; see --limit")
+            return
+        count += 1
+        yield item

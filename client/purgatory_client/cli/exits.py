@@ -1,0 +1,71 @@
+"""The exit codes of `purgatory`: one table, which the help text shows and docs/cli.md is checked against."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+from purgatory_client import errors
+from purgatory_client.results import Outcome
+
+
+class Exit(IntEnum):
+    """How the command ended."""
+
+    OK = 0
+    ERROR = 1
+    USAGE = 2
+    FAILED = 10
+    EXPIRED = 11
+    CANCELLED = 12
+    UNAVAILABLE = 13
+    SHUTTING_DOWN = 14
+    REFUSED = 15
+    NOT_FOUND = 16
+    INTERRUPTED = 130
+
+
+MEANINGS: Final[dict[Exit, str]] = {
+    Exit.OK: "the wait was satisfied; the command did what it was asked",
+    Exit.ERROR: "something else went wrong: the daemon failed, or its optional part is not installed",
+    Exit.USAGE: "bad usage: an option or a target is wrong",
+    Exit.FAILED: "the wait failed: its condition can no longer hold",
+    Exit.EXPIRED: "the wait expired: time ran out first",
+    Exit.CANCELLED: "the wait was cancelled at the daemon",
+    Exit.UNAVAILABLE: "the daemon cannot be reached, or takes no new work",
+    Exit.SHUTTING_DOWN: "the wait ended because the daemon shut down",
+    Exit.REFUSED: "the daemon refused the request: invalid, over a limit, not allowed, or a stale epoch",
+    Exit.NOT_FOUND: "nothing there by that name, or nothing to cancel",
+    Exit.INTERRUPTED: "interrupted (Ctrl-C); a wait was cancelled at the daemon",
+}
+
+OF_OUTCOME: Final[dict[Outcome, Exit]] = {
+    Outcome.SATISFIED: Exit.OK,
+    Outcome.FAILED: Exit.FAILED,
+    Outcome.EXPIRED: Exit.EXPIRED,
+    Outcome.CANCELLED: Exit.CANCELLED,
+    Outcome.SHUTTING_DOWN: Exit.SHUTTING_DOWN,
+    Outcome.REFUSED: Exit.REFUSED,
+}
+
+_OF_ERROR: Final[tuple[tuple[type[errors.PurgatoryClientError], Exit], ...]] = (
+    (errors.Unavailable, Exit.UNAVAILABLE),
+    (errors.NotFound, Exit.NOT_FOUND),
+    (errors.InvalidRequest, Exit.REFUSED),
+    (errors.LimitExceeded, Exit.REFUSED),
+    (errors.PermissionDenied, Exit.REFUSED),
+    (errors.EventRefused, Exit.REFUSED),
+)
+
+
+def exit_of_error(error: errors.PurgatoryClientError) -> Exit:
+    """The exit code for an error of the client."""
+    for kind, code in _OF_ERROR:
+        if isinstance(error, kind):
+            return code
+    return Exit.ERROR
+
+
+def epilog() -> str:
+    """The exit codes as the help text shows them."""
+    return "\n\n".join(["Exit codes:", *(f"{code.value}: {meaning}" for code, meaning in MEANINGS.items())])

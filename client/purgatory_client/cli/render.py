@@ -1,0 +1,274 @@
+"""What the commands print. Data on stdout, messages on stderr; nothing here calls the daemon.
+
+With `--json` each command prints one JSON document (lists: one object a line, so that they can be streamed). Durations
+are seconds, offsets that are not known are -1, what is absent is null.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any, Final
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from purgatory_client.events import AdvanceReceipt
+from purgatory_client.results import Outcome, PartitionResult, Result
+from purgatory_client.views import Partition, PendingOperation, Status
+
+PLAIN_WIDTH: Final = 400
+"""Columns of a table that goes to a file or a pipe: nothing is cut off there."""
+
+ERROR_NAMES: Final[dict[int, str]] = {
+    -1: "UNKNOWN_SERVER_ERROR",
+    1: "OFFSET_OUT_OF_RANGE",
+    3: "UNKNOWN_TOPIC_OR_PARTITION",
+    6: "NOT_LEADER_OR_FOLLOWER",
+    7: "REQUEST_TIMED_OUT",
+    20: "NOT_ENOUGH_REPLICAS_AFTER_APPEND",
+    56: "KAFKA_STORAGE_ERROR",
+    74: "FENCED_LEADER_EPOCH",
+    75: "UNKNOWN_LEADER_EPOCH",
+    78: "OFFSET_NOT_AVAILABLE",
+}
+_COLOURS: Final = {Outcome.SATISFIED: "green", Outcome.EXPIRED: "yellow"}
+
+
+def error_line(message: str) -> None:
+    """A message for the user, on stderr."""
+    Console(stderr=True, soft_wrap=True, highlight=False).print(f"purgatory: {escape(message)}")
+
+
+def result(answer: Result, *, as_json: bool) -> None:
+    """How a wait ended: a line for it and a line for each partition or key."""
+    if as_json:
+        _print_json(result_document(answer))
+        return
+    console = _console()
+    colour = _COLOURS.get(answer.outcome, "red")
+    late = f" ({answer.lateness:.3f} s late)" if answer.lateness else ""
+    outcome = answer.outcome.name.lower().replace("_", " ")
+    console.print(f"[{colour}]{outcome}[/{colour}] after {answer.waited:.3f} s{late}")
+    for item in answer.partitions.values():
+        console.print(f"  {escape(item_line(item, answer.outcome))}")
+
+
+def item_line(item: PartitionResult, outcome: Outcome) -> str:
+    """One partition or key of a result, in words: how far it came, what is wrong, when it would have been there."""
+    reached = "nothing known" if item.reached_offset < 0 else f"reached {item.reached_offset}"
+    parts = [f"{item.name}: {reached} of {item.required_offset}"]
+    if item.fetched is not None:
+        parts = [f"{item.name}: {item.fetched.available_bytes} bytes from {item.required_offset}, {reached}"]
+        if item.fetched.diverging_end_offset is not None:
+            parts.append(f"diverged; cut to {item.fetched.diverging_end_offset}")
+    if item.error_code and not (item.error_code == 7 and outcome != Outcome.EXPIRED):
+        parts.append(f"error {item.error_code} {ERROR_NAMES.get(item.error_code, '')}".rstrip())
+    if outcome == Outcome.EXPIRED and item.error_code == 7:
+        parts.append(_estimate(item))
+    return ", ".join(parts)
+
+
+def result_document(answer: Result) -> dict[str, Any]:
+    """A result as JSON has it."""
+    return {
+        "kind": answer.kind.name.lower(),
+        "outcome": answer.outcome.name.lower(),
+        "waited": answer.waited,
+        "lateness": answer.lateness,
+        "partitions": {name: _item_document(item) for name, item in answer.partitions.items()},
+    }
+
+
+def receipt(answer: AdvanceReceipt, *, as_json: bool) -> None:
+    """What events did."""
+    if as_json:
+        refusals = [
+            {"index": one.index, "error_code": one.error_code, "field": one.field, "message": one.message}
+            for one in answer.refusals
+        ]
+        _print_json(
+            {
+                "events": len(answer.ended),
+                "ended": answer.ended_total,
+                "unchanged": answer.unchanged,
+                "refusals": refusals,
+            }
+        )
+        return
+    unchanged = f", {answer.unchanged} unchanged" if answer.unchanged else ""
+    refused = f", {len(answer.refusals)} refused" if answer.refusals else ""
+    ended = f"{answer.ended_total} {_plural('wait', answer.ended_total)} ended"
+    _console().print(f"{len(answer.ended)} {_plural('event', len(answer.ended))}{unchanged}{refused}: {ended}")
+
+
+def cancelled(count: int, *, as_json: bool) -> None:
+    """How many operations were cancelled."""
+    if as_json:
+        _print_json({"cancelled": count})
+    else:
+        _console().print(f"{count} {_plural('operation', count)} cancelled")
+
+
+def operations(found: list[PendingOperation], *, as_json: bool) -> None:
+    """Pending operations, as a table."""
+    if as_json:
+        for one in found:
+            _print_json(operation_document(one), indent=None)
+        return
+    table = _table("session", "id", "kind", "waited", "remaining", "waits for")
+    for one in found:
+        name = one.session_id or "-"
+        waited, remaining = f"{one.waited:.1f}s", f"{one.remaining:.1f}s"
+        table.add_row(escape(name), str(one.operation_id), one.kind.name.lower(), waited, remaining, _wanted(one))
+    _console().print(table)
+
+
+def operation(one: PendingOperation, *, as_json: bool) -> None:
+    """One pending operation's story."""
+    if as_json:
+        _print_json(operation_document(one))
+        return
+    console = _console()
+    console.print(f"{one.kind.name.lower()} {one.operation_id} of session {escape(one.session_id or '-')}")
+    console.print(f"  registered {_local(one.registered_time)}, waited {one.waited:.3f} s")
+    console.print(f"  expires    {_local(one.deadline_time)}, in {one.remaining:.3f} s")
+    if one.min_bytes is not None:
+        console.print(f"  for at least {one.min_bytes} bytes")
+    for item in one.items:
+        state = "waiting" if item.error_code == 7 else ERROR_NAMES.get(item.error_code, "reached")
+        reached = "nothing known" if item.reached_offset < 0 else str(item.reached_offset)
+        console.print(f"  {escape(item.name)}: {reached} of {item.required_offset}, {state}")
+
+
+def partitions(found: list[Partition], *, as_json: bool) -> None:
+    """Known partitions, as a table."""
+    if as_json:
+        for one in found:
+            _print_json(asdict(one), indent=None)
+        return
+    table = _table("partition", "role", "epoch", "log start", "low", "stable", "high", "log end", "in sync", "watched")
+    for one in found:
+        logs = (one.log_start_offset, one.low_watermark, one.last_stable_offset)
+        marks = [_mark(offset) for offset in (*logs, one.high_watermark, one.log_end_offset)]
+        in_sync = ",".join(map(str, one.in_sync_replica_ids)) or "-"
+        table.add_row(escape(one.name), _role(one), _mark(one.leader_epoch), *marks, in_sync, str(one.watched))
+    _console().print(table)
+
+
+def partition(one: Partition, *, as_json: bool) -> None:
+    """One partition's marks and replicas."""
+    if as_json:
+        _print_json(asdict(one))
+        return
+    console = _console()
+    console.print(f"{escape(one.name)}: {_role(one)}, leader epoch {_mark(one.leader_epoch)}, {one.watched} watching")
+    console.print(f"  log {_mark(one.log_start_offset)} to {_mark(one.log_end_offset)}")
+    console.print(f"  high watermark {_mark(one.high_watermark)}, last stable offset {_mark(one.last_stable_offset)}")
+    console.print(f"  low watermark {_mark(one.low_watermark)}, min in-sync replicas {one.min_in_sync_replicas}")
+    console.print(f"  events: {one.unchanged_events} unchanged, {one.stale_events} of a stale epoch")
+    for replica in one.replicas:
+        flags = [name for name in ("in_sync", "dead", "fenced") if getattr(replica, name)]
+        state = ", ".join(flags).replace("_", " ") or "out of sync"
+        console.print(f"  replica {replica.replica_id}: log end {_mark(replica.log_end_offset)}, {state}")
+
+
+def status(answer: Status, *, as_json: bool) -> None:
+    """The daemon's counts."""
+    if as_json:
+        kinds = [{**asdict(kind), "kind": kind.kind.name.lower()} for kind in answer.kinds]
+        _print_json({**asdict(answer), "started_time": answer.started_time.isoformat(), "kinds": kinds})
+        return
+    console = _console()
+    engine = "compiled" if answer.compiled else "uncompiled"
+    draining = ", shutting down" if answer.draining else ""
+    console.print(f"purgatory {answer.version} ({engine} engine), up since {_local(answer.started_time)}{draining}")
+    console.print(
+        f"{answer.partitions} {_plural('partition', answer.partitions)}, {answer.signal_keys} signal keys, "
+        f"{answer.sessions} sessions ({answer.sessions_connected} connected), "
+        f"{answer.unacknowledged_results} unacknowledged results"
+    )
+    table = _table(
+        "kind", "registered", "pending", "watched", "satisfied", "failed", "expired", "cancelled", "shutting down"
+    )
+    for kind in answer.kinds:
+        ended = (kind.satisfied, kind.failed, kind.expired, kind.cancelled, kind.shutting_down)
+        counts = [str(count) for count in (kind.registered, kind.pending, kind.watched, *ended)]
+        table.add_row(kind.kind.name.lower(), *counts)
+    console.print(table)
+
+
+def operation_document(one: PendingOperation) -> dict[str, Any]:
+    """A pending operation as JSON has it."""
+    return {
+        **asdict(one),
+        "kind": one.kind.name.lower(),
+        "registered_time": one.registered_time.isoformat(),
+        "deadline_time": one.deadline_time.isoformat(),
+    }
+
+
+def _item_document(item: PartitionResult) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "error_code": item.error_code,
+        "required_offset": item.required_offset,
+        "reached_offset": item.reached_offset,
+        "log_start_offset": item.log_start_offset,
+        "estimated_remaining": item.estimated_remaining,
+        "pace_per_second": item.pace_per_second,
+    }
+    if item.fetched is not None:
+        document["fetched"] = {name: getattr(item.fetched, name) for name in item.fetched.__slots__}
+    return document
+
+
+def _estimate(item: PartitionResult) -> str:
+    if item.estimated_remaining is None:
+        return "no estimate: it did not move" if item.reached_offset >= 0 else "no estimate"
+    pace = "" if item.pace_per_second is None else f" at {item.pace_per_second:.1f} a second"
+    return f"would have been reached in about {item.estimated_remaining:.3f} s{pace}"
+
+
+def _wanted(one: PendingOperation) -> str:
+    items = [f"{item.name}@{item.required_offset}" for item in one.items[:3]]
+    more = f" and {len(one.items) - 3} more" if len(one.items) > 3 else ""
+    return escape(", ".join(items) + more)
+
+
+def _role(one: Partition) -> str:
+    if one.storage_failed:
+        return "storage failed"
+    return "leader" if one.is_leader else "follower"
+
+
+def _mark(offset: int) -> str:
+    return "-" if offset < 0 else str(offset)
+
+
+def _local(instant: datetime) -> str:
+    return instant.astimezone().isoformat(sep=" ", timespec="milliseconds")
+
+
+def _plural(word: str, count: int) -> str:
+    return word if count == 1 else f"{word}s"
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        table.add_column(heading, no_wrap=True)
+    return table
+
+
+def _console() -> Console:
+    console = Console(highlight=False, soft_wrap=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=PLAIN_WIDTH)
+    return console
+
+
+def _print_json(document: dict[str, Any], indent: int | None = 2) -> None:
+    sys.stdout.write(json.dumps(document, indent=indent, ensure_ascii=False) + "\n")

@@ -1,0 +1,92 @@
+"""What users write for waits: "orders-3@42", "job-17", "30s". Parsing only; raises UsageError with what to write
+instead.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from purgatory_client.errors import InvalidRequest
+from purgatory_client.names import format_partition, partition_name
+
+UNITS_S: Final[dict[str, float]] = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600, "d": 86_400, "": 1}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
+
+
+class UsageError(Exception):
+    """What was written cannot be understood; the message says what would be."""
+
+
+def seconds(text: str) -> float:
+    """A duration: "500ms", "30s", "2m", "1h", "1d", or a plain number of seconds."""
+    match = _DURATION.fullmatch(text.strip())
+    value = float(match[1]) * UNITS_S[match[2] or ""] if match else 0.0
+    if not 0 < value < math.inf:
+        raise UsageError(f"{text!r} is not a duration; write a number and a unit, like 500ms, 30s, 2m or 1h")
+    return value
+
+
+def partition_offsets(targets: Sequence[str], default_offset: int | None = None) -> dict[str, int]:
+    """Targets "orders-3@42" as a mapping of partition to offset; without "@42" the default, where there is one."""
+    offsets: dict[str, int] = {}
+    for target in targets:
+        name, at, number = target.rpartition("@")
+        if not at:
+            name, number = target, "" if default_offset is None else str(default_offset)
+        if re.fullmatch(r"-?\d+", number, re.ASCII) is None:
+            raise UsageError(f"{target!r} is not a target; write partition@offset, like orders-3@42")
+        partition = checked_partition(name)
+        if partition in offsets:
+            raise UsageError(f"{partition} is given twice; each partition once")
+        offsets[partition] = int(number)
+    return offsets
+
+
+def key_counts(targets: Sequence[str]) -> dict[str, int]:
+    """Targets "job-17" or "job-17@3" (three signals) as a mapping of key to count."""
+    counts: dict[str, int] = {}
+    for target in targets:
+        key, at, number = target.rpartition("@")
+        if not (at and number.isascii() and number.isdigit()):
+            key, number = target, "1"
+        if key in counts:
+            raise UsageError(f"{key} is given twice; each key once, with a count where it takes several: {key}@2")
+        counts[key] = int(number)
+    return counts
+
+
+def checked_partition(name: str) -> str:
+    """The name of a partition in its plain form ("orders-3")."""
+    try:
+        return format_partition(*partition_name(name))
+    except InvalidRequest as error:
+        raise UsageError(error.message) from error
+
+
+def operation_reference(text: str) -> tuple[str, int] | None:
+    """(session id, operation id) of "SESSION/17"; None when it is not written so. "-" stands for single waits."""
+    session_id, slash, number = text.rpartition("/")
+    if slash and number.isascii() and number.isdigit():
+        return "" if session_id == "-" else session_id, int(number)
+    return None
+
+
+def follower(text: str) -> tuple[int, int, int | None]:
+    """(replica id, log end offset, log start offset or None) of "2:41" or "2:41:7"."""
+    match = re.fullmatch(r"(\d+):(\d+)(?::(\d+))?", text, re.ASCII)
+    if match is None:
+        raise UsageError(
+            f"{text!r} is not a follower's progress; write id:log_end_offset[:log_start_offset], like 2:41"
+        )
+    return int(match[1]), int(match[2]), None if match[3] is None else int(match[3])
+
+
+def ids(text: str) -> list[int]:
+    """Replica ids of "1,2,3"."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise UsageError(f"{text!r} is not a list of replica ids; write numbers with commas, like 1,2,3") from error
