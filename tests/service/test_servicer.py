@@ -1,0 +1,338 @@
+"""The calls, over a real server: waits, events, cancels, listings, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+
+from purgatory.engine.limits import EngineLimits
+from purgatory.service.limits import HostLimits
+from purgatory.v1 import event_pb2, operation_pb2, result_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.service.serving import Peer, Served, eventually, produce, serving, signal
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[Served]:
+    limits = HostLimits(operations_per_batch_max=100, events_per_batch_max=100)
+    engine_limits = EngineLimits(pending_operations_max=50, items_per_operation_max=5)
+    async with serving(limits, engine_limits, options=[("grpc.max_receive_message_length", 100_000)]) as served:
+        yield served
+
+
+def violations(error: grpc.aio.AioRpcError) -> list[error_details_pb2.BadRequest.FieldViolation]:
+    """The field violations in an error's details."""
+    found = []
+    for key, value in error.trailing_metadata() or ():
+        if key == "grpc-status-details-bin":
+            assert isinstance(value, bytes)
+            for detail in status_pb2.Status.FromString(value).details:
+                bad = error_details_pb2.BadRequest()
+                if detail.Unpack(bad):
+                    found.extend(bad.field_violations)
+    return found
+
+
+def wait_request(operation: operation_pb2.Operation) -> wire.WaitRequest:
+    return wire.WaitRequest(operation=operation)
+
+
+async def wait(served: Served, operation: operation_pb2.Operation) -> result_pb2.Result:
+    answer: wire.WaitResponse = await served.stub.Wait(wait_request(operation))
+    return answer.result
+
+
+async def pending(served: Served) -> int:
+    return sum(kind.pending for kind in (await served.status()).kinds)
+
+
+async def test_a_wait_ends_when_its_mark_is_reached(served: Served) -> None:
+    """The answer says the outcome, the caller's own id and the offset reached."""
+    task = asyncio.create_task(wait(served, produce(77, "orders", 42, partition=3)))
+    await eventually(lambda: served.host.engine.pending == 1, "one pending")
+    receipt = await served.high_watermark("orders", 43, partition=3)
+    assert list(receipt.ended) == [1]
+    result = await task
+    assert (result.operation_id, result.outcome) == (77, result_pb2.OUTCOME_SATISFIED)
+    assert result.partitions[0].reached_offset == 43
+    assert await wait(served, produce(1, "orders", 40, partition=3)) is not None
+
+
+async def test_a_wait_that_runs_out_of_time_is_an_outcome(served: Served) -> None:
+    """Status OK, outcome EXPIRED, error 7, never early."""
+    result = await wait(served, produce(1, "orders", 42, 30))
+    assert result.outcome == result_pb2.OUTCOME_EXPIRED
+    assert result.waited_ms >= 30
+    assert result.partitions[0].error_code == 7
+
+
+async def test_a_caller_that_goes_away_cancels_its_wait(served: Served) -> None:
+    """By cancelling the call, and by the call's own deadline; nothing stays pending."""
+    call = served.stub.Wait(wait_request(produce(1, "orders", 42)))
+    await eventually(lambda: served.host.engine.pending == 1, "one pending")
+    call.cancel()
+    await eventually(lambda: served.host.engine.pending == 0, "none pending")
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await served.stub.Wait(wait_request(produce(1, "orders", 42)), timeout=0.05)
+    assert raised.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    await eventually(lambda: served.host.engine.pending == 0, "none pending")
+    assert sum(kind.cancelled for kind in (await served.status()).kinds) == 2
+
+
+def bad_operations() -> dict[str, tuple[operation_pb2.Operation, str, str]]:
+    """name -> (operation, field at fault, value that the message must name)."""
+    twice = produce(1, "orders", 1)
+    twice.produce.partitions.append(twice.produce.partitions[0])
+    many = produce(1, "orders", 1)
+    for partition in range(1, 7):
+        item = many.produce.partitions.add(required_offset=1)
+        item.topic_partition.topic = "orders"
+        item.topic_partition.partition = partition
+    negative = produce(1, "orders", 1)
+    negative.produce.partitions[0].topic_partition.partition = -4
+    unnamed = operation_pb2.Operation(produce=operation_pb2.Produce(partitions=[operation_pb2.ProducePartition()]))
+    isolation = operation_pb2.Operation(fetch=operation_pb2.Fetch(isolation_level=9))  # type: ignore[arg-type]
+    isolation.fetch.partitions.add().topic_partition.topic = "orders"
+    return {
+        "no condition": (operation_pb2.Operation(), "operation.condition", "set one of"),
+        "no partitions": (
+            operation_pb2.Operation(produce=operation_pb2.Produce()), "operation.produce.partitions", "empty",
+        ),
+        "same partition twice": (twice, "operation.produce.partitions[1].topic_partition", "orders-0"),
+        "too many partitions": (many, "operation.produce.partitions", "7"),
+        "negative offset": (produce(1, "orders", -5), "operation.produce.partitions[0].required_offset", "-5"),
+        "offset out of range": (
+            produce(1, "orders", 2**63 - 1), "operation.produce.partitions[0].required_offset", str(2**63 - 1),
+        ),
+        "timeout 0": (produce(1, "orders", 1, 0), "operation.timeout_ms", "0"),
+        "timeout negative": (produce(1, "orders", 1, -1), "operation.timeout_ms", "-1"),
+        "timeout over the maximum": (produce(1, "orders", 1, 2**40), "operation.timeout_ms", str(2**40)),
+        "no topic": (unnamed, "operation.produce.partitions[0].topic_partition", "missing"),
+        "topic too long": (produce(1, "x" * 250, 1), "operation.produce.partitions[0].topic_partition", "250"),
+        "negative partition": (negative, "operation.produce.partitions[0].topic_partition", "-4"),
+        "unknown isolation level": (isolation, "operation.fetch.isolation_level", "9"),
+        "no keys": (operation_pb2.Operation(signal=operation_pb2.Signal()), "operation.signal.keys", "empty"),
+        "empty key": (signal(1, ""), "operation.signal.keys[0].key", "missing"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", bad_operations())
+async def test_a_bad_wait_is_invalid(served: Served, name: str) -> None:
+    """INVALID_ARGUMENT naming field and value, in text and in details; nothing is registered."""
+    operation, field, value = bad_operations()[name]
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await wait(served, operation)
+    assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    [violation] = violations(raised.value)
+    assert violation.field == field
+    assert value in violation.description
+    status = await served.status()
+    assert all(kind.registered == 0 for kind in status.kinds)
+    assert status.partitions == 0
+
+
+async def test_a_full_purgatory_says_so(served: Served) -> None:
+    """RESOURCE_EXHAUSTED with quota and retry details; those admitted are served."""
+    waits = [asyncio.create_task(wait(served, produce(1, "orders", 42))) for _ in range(50)]
+    await eventually(lambda: served.host.engine.pending == 50, "50 pending")
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await wait(served, produce(1, "orders", 42))
+    assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    await served.high_watermark("orders", 42)
+    assert {result.outcome for result in await asyncio.gather(*waits)} == {result_pb2.OUTCOME_SATISFIED}
+
+
+@pytest.mark.parametrize("method", ["Wait", "Advance", "Register", "GetStatus", "Cancel"])
+@pytest.mark.parametrize("data", [b"\xff\xff\xff", b"\x0a\x05\x12"])
+async def test_bytes_that_are_no_message_are_invalid(served: Served, method: str, data: bytes) -> None:
+    """INVALID_ARGUMENT, and the daemon goes on."""
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await served.raw(method)(data)
+    assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert await pending(served) == 0
+
+
+async def test_wrong_utf8_is_invalid(served: Served) -> None:
+    """In a unary request, and in a stream, which then ends with the same status."""
+    data = wait_request(signal(1, "AAAA")).SerializeToString().replace(b"AAAA", b"\xff\xfe\xfdA")
+    with pytest.raises(grpc.aio.AioRpcError, match="UTF-8") as raised:
+        await served.raw("Wait")(data)
+    assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    stream = served.channel.stream_stream("/purgatory.v1.PurgatoryService/Session")()
+    await stream.write(wire.SessionRequest(open=wire.OpenSession(session_id="a")).SerializeToString())
+    await stream.read()
+    await stream.write(b"\xff\xff")
+    assert await stream.code() == grpc.StatusCode.INVALID_ARGUMENT
+    await eventually(lambda: served.host.sessions.connected == 0, "no stream")
+    assert await pending(served) == 0
+
+
+async def test_a_message_that_is_too_big_is_refused(served: Served) -> None:
+    """RESOURCE_EXHAUSTED from gRPC itself, unary and in a stream; the daemon goes on."""
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await served.raw("Wait")(b"x" * 200_000)
+    assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    peer = await Peer(served, "a").open()
+    await peer.register(*(signal(place + 1, "k" * 240) for place in range(1_000)))
+    assert await peer.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    await eventually(lambda: served.host.sessions.connected == 0, "no stream")
+    assert await pending(served) == 0
+
+
+async def test_the_rest_of_a_batch_of_events_is_applied(served: Served) -> None:
+    """Rows: each refusal names its event, code, field and value; the others count."""
+    name = operation_pb2.TopicPartition(topic="orders")
+    rows = [
+        event_pb2.Event(topic_partition=name, leader_epoch=5, high_watermark=event_pb2.HighWatermark(offset=10)),
+        event_pb2.Event(topic_partition=name, leader_epoch=4, high_watermark=event_pb2.HighWatermark(offset=20)),
+        event_pb2.Event(topic_partition=name, high_watermark=event_pb2.HighWatermark(offset=-3)),
+        event_pb2.Event(topic_partition=name),
+        event_pb2.Event(high_watermark=event_pb2.HighWatermark(offset=1)),
+        event_pb2.Event(topic_partition=name, high_watermark=event_pb2.HighWatermark(offset=9)),
+        event_pb2.Event(topic_partition=name, high_watermark=event_pb2.HighWatermark(offset=11)),
+    ]
+    answer = await served.stub.Advance(wire.AdvanceRequest(rows=event_pb2.EventRows(events=rows)))
+    refusals = {refusal.index: refusal for refusal in answer.receipt.refusals}
+    assert sorted(refusals) == [1, 2, 3, 4]
+    assert (refusals[1].code, refusals[1].error_code) == (9, 74)
+    assert refusals[2].code == 3
+    assert "-3" in refusals[2].message
+    assert (len(answer.receipt.ended), answer.receipt.unchanged) == (7, 1)
+    view = await served.stub.GetPartition(wire.GetPartitionRequest(topic_partition=name))
+    assert (view.partition.high_watermark, view.partition.stale_events) == (11, 1)
+
+
+async def test_columns_of_events_are_checked_one_by_one(served: Served) -> None:
+    """Unknown types, row-only types and places outside the dictionary are refused, the others applied."""
+    columns = event_pb2.EventColumns(
+        partitions=[operation_pb2.TopicPartition(topic="orders")],
+        type=[3, 99, 7, 3],  # type: ignore[list-item]
+        item_index=[0, 0, 0, 4],
+        offset=[5, 5, 5, 5],
+    )
+    answer = await served.stub.Advance(wire.AdvanceRequest(columns=columns))
+    assert [refusal.index for refusal in answer.receipt.refusals] == [1, 2, 3]
+    messages = [refusal.message for refusal in answer.receipt.refusals]
+    assert "99" in messages[0]
+    assert "rows only" in messages[1]
+    assert "4" in messages[2]
+    assert (await served.status()).partitions == 1
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (wire.AdvanceRequest(), "shape"),
+        (wire.AdvanceRequest(columns=event_pb2.EventColumns(type=[3, 3, 3], offset=[1, 2])), "columns.offset"),
+        (wire.AdvanceRequest(columns=event_pb2.EventColumns(type=[3] * 101)), "columns.type"),
+    ],
+)
+async def test_a_batch_of_events_that_cannot_be_read_is_invalid(
+    served: Served, request_: wire.AdvanceRequest, field: str
+) -> None:
+    """No shape, lengths that disagree, too many: INVALID_ARGUMENT naming the field; nothing is applied."""
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await served.stub.Advance(request_)
+    assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert violations(raised.value)[0].field == field
+    assert (await served.status()).partitions == 0
+
+
+async def test_a_stream_of_events_is_answered_in_order(served: Served) -> None:
+    """One answer for each message, also where no event of it did anything."""
+    stream = served.stub.AdvanceStream()
+    waiting = asyncio.create_task(wait(served, signal(1, "done")))
+    await eventually(lambda: served.host.engine.pending == 1, "one pending")
+    event = event_pb2.Event(key_signalled=event_pb2.KeySignalled(key="done"))
+    for events in ([event], [], [event, event]):
+        await stream.write(wire.AdvanceStreamRequest(rows=event_pb2.EventRows(events=events)))
+    answers = [(await stream.read()).receipt for _ in range(3)]
+    assert [list(answer.ended) for answer in answers] == [[1], [], [0, 0]]
+    await stream.done_writing()
+    assert await stream.code() == grpc.StatusCode.OK
+    assert (await waiting).outcome == result_pb2.OUTCOME_SATISFIED
+
+
+async def test_operations_are_listed_page_by_page_described_and_cancelled(served: Served) -> None:
+    """Every pending operation is on exactly one page; filters narrow; tokens of other requests are refused."""
+    peer = await Peer(served, "s").open()
+    await peer.register(*(produce(place, f"t{place % 2}", 42) for place in range(1, 21)), signal(21, "k"))
+    await peer.receipt()
+    seen: list[int] = []
+    token = ""
+    while True:
+        request = wire.ListOperationsRequest(session_id="s", page_size=4, page_token=token)
+        page = await served.stub.ListOperations(request)
+        assert len(page.operations) <= 4
+        seen += [operation.operation_id for operation in page.operations]
+        token = page.next_page_token
+        if not token:
+            break
+        last_token = token
+    assert sorted(seen) == list(range(1, 22))
+    keyed = await served.stub.ListOperations(wire.ListOperationsRequest(key="k"))
+    assert [(item.operation_id, item.partitions[0].key) for item in keyed.operations] == [(21, "k")]
+    for bad in (last_token, "nonsense", "bnVsbA=="):
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await served.stub.ListOperations(wire.ListOperationsRequest(key="k", page_token=bad))
+        assert violations(raised.value)[0].field == "page_token"
+    story = (await served.stub.GetOperation(wire.GetOperationRequest(session_id="s", operation_id=1))).operation
+    assert (story.session_id, story.partitions[0].error_code, story.partitions[0].required_offset) == ("s", 7, 42)
+    assert 0 < story.remaining_ms <= 30_000
+    cancelled = await served.stub.Cancel(wire.CancelRequest(session_id="s", operation_ids=[1, 1, 99]))
+    assert (cancelled.cancelled, list(cancelled.not_pending_operation_ids)) == (1, [1, 99])
+    by_partition = wire.CancelRequest(topic_partition=operation_pb2.TopicPartition(topic="t0"))
+    assert (await served.stub.Cancel(by_partition)).cancelled == 10
+    assert (await served.stub.Cancel(wire.CancelRequest(key="k"))).cancelled == 1
+    assert (await served.stub.Cancel(wire.CancelRequest(session_id="s"))).cancelled == 9
+    ended = 0
+    while ended < 21:
+        rows = (await peer.results()).rows.results
+        assert {row.outcome for row in rows} == {result_pb2.OUTCOME_CANCELLED}
+        ended += len(rows)
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await served.stub.GetOperation(wire.GetOperationRequest(session_id="s", operation_id=1))
+    assert raised.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+async def test_partitions_are_listed_page_by_page(served: Served) -> None:
+    """In order of name, filtered by prefix."""
+    for partition in range(5):
+        await served.high_watermark("b", 1, partition)
+    await served.high_watermark("a", 1)
+    names: list[tuple[str, int]] = []
+    token = ""
+    while True:
+        request = wire.ListPartitionsRequest(topic_prefix="b", page_size=2, page_token=token)
+        page = await served.stub.ListPartitions(request)
+        names += [(item.topic_partition.topic, item.topic_partition.partition) for item in page.partitions]
+        token = page.next_page_token
+        if not token:
+            break
+    assert names == [("b", partition) for partition in range(5)]
+    everything = await served.stub.ListPartitions(wire.ListPartitionsRequest())
+    assert len(everything.partitions) == 6
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await served.stub.GetPartition(
+            wire.GetPartitionRequest(topic_partition=operation_pb2.TopicPartition(topic="nowhere"))
+        )
+    assert raised.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        wire.CancelRequest(),
+        wire.CancelRequest(session_id="s", key="k"),
+        wire.CancelRequest(key="k", operation_ids=[1]),
+    ],
+)
+async def test_a_cancel_says_exactly_one_thing(served: Served, request_: wire.CancelRequest) -> None:
+    """Otherwise it is INVALID_ARGUMENT and nothing is cancelled."""
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await served.stub.Cancel(request_)
+    assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT

@@ -1,0 +1,281 @@
+"""Between wire and engine: every field arrives where it belongs, with its default, in both shapes."""
+
+from __future__ import annotations
+
+import pytest
+
+from purgatory.engine import codes
+from purgatory.engine.batches import Refusal
+from purgatory.engine.completions import Completions, FetchedPartition
+from purgatory.engine.errors import InvalidBatch
+from purgatory.service.outbox import refused_completions, slices_of
+from purgatory.service.translate_events import events_from_columns, events_from_rows
+from purgatory.service.translate_operations import runs_from_columns, runs_from_rows
+from purgatory.service.translate_results import MESSAGES_MAX, event_refusals, result_columns, result_rows
+from purgatory.v1 import event_pb2, operation_pb2, result_pb2
+from tests.service.serving import produce, signal
+
+TOPIC_PARTITION = operation_pb2.TopicPartition(topic="orders", partition=3)
+
+
+def test_enums_of_the_wire_equal_the_engines_codes() -> None:
+    """Kinds, outcomes, event types and isolation levels travel as they are."""
+    for kind, name in codes.KIND_NAMES.items():
+        assert operation_pb2.OperationKind.Value(f"OPERATION_KIND_{name.upper()}") == kind
+    for outcome, name in codes.OUTCOME_NAMES.items():
+        assert result_pb2.Outcome.Value(f"OUTCOME_{name.upper()}") == outcome
+    for event_type, name in codes.EVENT_NAMES.items():
+        wire_name = "SIGNAL" if event_type == codes.KEY_SIGNALLED else name.upper()
+        assert event_pb2.EventType.Value(f"EVENT_TYPE_{wire_name}") == event_type
+    assert operation_pb2.ISOLATION_LEVEL_READ_UNCOMMITTED == codes.READ_UNCOMMITTED
+    assert operation_pb2.ISOLATION_LEVEL_READ_COMMITTED == codes.READ_COMMITTED
+
+
+def test_rows_are_split_into_runs_of_one_kind() -> None:
+    """Order is kept, and each run knows where its operations stood."""
+    rows = [produce(1, "a", 5), produce(2, "b", 6, 100), signal(3, "k"), produce(4, "a", 7)]
+    runs, refused = runs_from_rows(rows, 30_000)
+    assert refused == []
+    assert [(run.kind, run.batch.operation_ids) for run in runs] == [
+        (codes.PRODUCE, [1, 2]),
+        (codes.SIGNAL, [3]),
+        (codes.PRODUCE, [4]),
+    ]
+    assert [run.index_of(0) for run in runs] == [0, 2, 3]
+    first = runs[0].batch
+    assert first.timeouts_ms == [30_000, 100]
+    assert first.partitions == [("a", 0), ("b", 0)]
+    assert (first.item_counts, first.item_indexes, first.offsets) == ([1, 1], [0, 1], [5, 6])
+    assert (first.local_error_codes, first.leader_epochs) == ([0, 0], [-1, -1])
+    assert runs[1].batch.keys == ["k"]
+    assert runs[1].batch.offsets == [1]
+
+
+def test_a_fetch_row_has_every_default() -> None:
+    """What a row leaves out is said explicitly to the engine."""
+    fetch = operation_pb2.Fetch(partitions=[operation_pb2.FetchPartition(topic_partition=TOPIC_PARTITION)])
+    [run], _ = runs_from_rows([operation_pb2.Operation(operation_id=1, fetch=fetch)], 30_000)
+    batch = run.batch
+    assert batch.min_bytes == [1]
+    assert batch.replica_ids == [-1]
+    assert batch.follower_reads == [False]
+    assert batch.partition_max_bytes == [1_048_576]
+    assert (batch.leader_epochs, batch.last_fetched_epochs, batch.throttled) == ([-1], [-1], [False])
+
+
+def test_rows_without_condition_or_with_falling_ids_are_refused() -> None:
+    """The others of the batch are served."""
+    rows = [produce(5, "a", 1), operation_pb2.Operation(operation_id=6), signal(4, "k"), produce(7, "a", 1)]
+    runs, refused = runs_from_rows(rows, 30_000)
+    assert [run.batch.operation_ids for run in runs] == [[5, 7]]
+    assert [(refusal.index, refusal.field, operation_id) for refusal, operation_id in refused] == [
+        (1, "condition", 6),
+        (2, "operation_id", 4),
+    ]
+    assert "4 does not rise" in refused[1][0].message
+
+
+def test_operation_columns_are_copied() -> None:
+    """Each column arrives under its name, nothing is filled in."""
+    columns = operation_pb2.OperationColumns(
+        kind=operation_pb2.OPERATION_KIND_FETCH,
+        partitions=[TOPIC_PARTITION],
+        operation_id=[1, 2],
+        timeout_ms=[100],
+        item_count=[1],
+        item_index=[0, 0],
+        offset=[7, 8],
+        leader_epoch=[2],
+        min_bytes=[10, 20],
+        replica_id=[1],
+        isolation_level=[2],
+        follower_reads=[True],
+        partition_max_bytes=[64],
+        last_fetched_epoch=[1],
+        throttled=[True, False],
+    )
+    [run] = runs_from_columns(columns)
+    batch = run.batch
+    assert run.kind == codes.FETCH
+    assert run.index_of(1) == 1
+    assert batch.operation_ids == [1, 2]
+    assert batch.partitions == [("orders", 3)]
+    assert (batch.timeouts_ms, batch.item_counts, batch.item_indexes, batch.offsets) == ([100], [1], [0, 0], [7, 8])
+    assert (batch.leader_epochs, batch.min_bytes, batch.replica_ids) == ([2], [10, 20], [1])
+    assert (batch.isolation_levels, batch.follower_reads, batch.partition_max_bytes) == ([2], [True], [64])
+    assert (batch.last_fetched_epochs, batch.throttled) == ([1], [True, False])
+    assert (batch.local_error_codes, batch.any_key, batch.from_now, batch.keys) == ([], [], [], [])
+
+
+@pytest.mark.parametrize("kind", [0, 5, 99])
+def test_columns_of_an_unknown_kind_cannot_be_read(kind: int) -> None:
+    """The message names the value."""
+    with pytest.raises(InvalidBatch, match=str(kind)) as raised:
+        runs_from_columns(operation_pb2.OperationColumns(kind=kind, operation_id=[1]))  # type: ignore[arg-type]
+    assert raised.value.field == "kind"
+
+
+def test_event_rows_become_full_columns() -> None:
+    """Every type of event arrives with its values, -1 where one is absent."""
+    rows = [
+        event_pb2.Event(
+            topic_partition=TOPIC_PARTITION, leader_append=event_pb2.LeaderAppend(log_end_offset=5, byte_position=50)
+        ),
+        event_pb2.Event(
+            topic_partition=TOPIC_PARTITION,
+            leader_epoch=4,
+            follower_progress=event_pb2.FollowerProgress(replica_id=2, log_end_offset=3),
+        ),
+        event_pb2.Event(topic_partition=TOPIC_PARTITION, last_stable_offset=event_pb2.LastStableOffset()),
+        event_pb2.Event(
+            topic_partition=TOPIC_PARTITION, replica_state=event_pb2.ReplicaState(replica_id=2, dead=True, fenced=True)
+        ),
+        event_pb2.Event(topic_partition=TOPIC_PARTITION, partition_removed=event_pb2.PartitionRemoved(moved=True)),
+        event_pb2.Event(key_signalled=event_pb2.KeySignalled(key="k", count=3)),
+        event_pb2.Event(topic_partition=TOPIC_PARTITION),
+    ]
+    batch = events_from_rows(rows).batch
+    assert batch.types == [
+        codes.LEADER_APPEND, codes.FOLLOWER_PROGRESS, codes.LAST_STABLE_OFFSET, codes.REPLICA_STATE,
+        codes.PARTITION_REMOVED, codes.KEY_SIGNALLED, 0,
+    ]  # fmt: skip
+    assert batch.partitions == [("orders", 3)]
+    assert batch.keys == ["k"]
+    assert batch.offsets == [5, 3, -1, 0, 0, 3, 0]
+    assert batch.leader_epochs == [-1, 4, -1, -1, -1, -1, -1]
+    assert batch.replica_ids == [-1, 2, -1, 2, -1, -1, -1]
+    assert batch.byte_positions == [50, -1, -1, -1, -1, -1, -1]
+    assert batch.segment_base_offsets == [-1] * 7
+    assert batch.flags == [0, 0, 0, 3, 1, 0, 0]
+
+
+def test_event_rows_carry_sets_of_replicas() -> None:
+    """In-sync replicas and leadership, absent values as -1."""
+    rows = [
+        event_pb2.Event(
+            topic_partition=TOPIC_PARTITION,
+            in_sync_replicas=event_pb2.InSyncReplicas(
+                replica_ids=[1, 2], proposed_replica_ids=[3], leader_id=1, min_in_sync_replicas=2
+            ),
+        ),
+        event_pb2.Event(
+            topic_partition=TOPIC_PARTITION,
+            leader_epoch=7,
+            leadership=event_pb2.Leadership(is_leader=True, replica_ids=[1, 2, 3], epoch_start_offset=11),
+        ),
+    ]
+    batch = events_from_rows(rows).batch
+    in_sync, leadership = batch.replica_sets
+    assert in_sync is not None
+    assert (in_sync.in_sync, in_sync.proposed, in_sync.leader_id, in_sync.min_in_sync_replicas) == ([1, 2], [3], 1, 2)
+    assert leadership is not None
+    assert (leadership.replicas, leadership.leader_id) == ([1, 2, 3], -1)
+    assert (batch.flags, batch.offsets, batch.leader_epochs) == ([0, 1], [0, 11], [-1, 7])
+
+
+def test_events_that_need_rows_are_refused_as_columns() -> None:
+    """They are neutralised in place, so that the others keep their index, and the answer says why."""
+    columns = event_pb2.EventColumns(
+        partitions=[TOPIC_PARTITION],
+        type=[event_pb2.EVENT_TYPE_HIGH_WATERMARK, event_pb2.EVENT_TYPE_LEADERSHIP],
+        offset=[5, 0],
+    )
+    events = events_from_columns(columns)
+    assert events.batch.types == [codes.HIGH_WATERMARK, 0]
+    explained = events.explain(Refusal(1, codes.INVALID_ARGUMENT, "event", "type 0 is not known"))
+    assert explained.message == "leadership events go as rows only"
+    other = Refusal(0, codes.INVALID_ARGUMENT, "offset", "-1")
+    assert events.explain(other) is other
+
+
+def mixed_completions() -> Completions:
+    """A produce over two partitions, a fetch, a signal and another fetch."""
+    completions = Completions(1)
+    for operation_id, kind, outcome, items in (
+        (1, codes.PRODUCE, codes.SATISFIED, [("a", 0), ("a", 1)]),
+        (2, codes.FETCH, codes.FAILED, [("a", 0)]),
+        (3, codes.SIGNAL, codes.EXPIRED, [("k", -1)]),
+        (4, codes.FETCH, codes.SATISFIED, [("b", 0)]),
+    ):
+        completions.operation_ids.append(operation_id)
+        completions.kinds.append(kind)
+        completions.outcomes.append(outcome)
+        completions.waited_ms.append(10 * operation_id)
+        completions.lateness_ms.append(0)
+        completions.item_counts.append(len(items))
+        for name in items:
+            completions.item_partitions.append(name)
+            completions.error_codes.append(0 if outcome != codes.EXPIRED else 7)
+            completions.required_offsets.append(operation_id)
+            completions.reached_offsets.append(operation_id + 1)
+            completions.log_start_offsets.append(0)
+            completions.estimated_remaining_ms.append(500 if outcome == codes.EXPIRED else -1)
+            completions.paces_per_second.append(2.5 if outcome == codes.EXPIRED else -1.0)
+        if kind == codes.FETCH:
+            diverging = operation_id if operation_id == 2 else -1
+            completions.fetched.append(FetchedPartition(operation_id * 100, 9, 8, diverging, diverging))
+    return completions
+
+
+def test_results_as_rows_say_everything() -> None:
+    """Runs of one kind, absent values absent, fetched parts with their own operation."""
+    slices = slices_of(mixed_completions())
+    assert [(part.kind, len(part)) for part in slices] == [
+        (codes.PRODUCE, 1), (codes.FETCH, 1), (codes.SIGNAL, 1), (codes.FETCH, 1),
+    ]  # fmt: skip
+    produced, fetched, signalled, last = [row for part in slices for row in result_rows(part)]
+    assert [item.topic_partition.partition for item in produced.partitions] == [0, 1]
+    assert not produced.partitions[0].HasField("estimated_remaining_ms")
+    assert not produced.partitions[0].HasField("fetched")
+    assert fetched.partitions[0].fetched.available_bytes == 200
+    assert fetched.partitions[0].fetched.diverging_epoch == 2
+    assert signalled.partitions[0].key == "k"
+    assert not signalled.partitions[0].HasField("topic_partition")
+    assert (signalled.partitions[0].estimated_remaining_ms, signalled.partitions[0].pace_per_second) == (500, 2.5)
+    assert last.partitions[0].fetched.available_bytes == 400
+    assert not last.partitions[0].fetched.HasField("diverging_epoch")
+
+
+def test_results_as_columns_say_the_same() -> None:
+    """Several slices of one kind share one dictionary; the item counts are left out where all are 1."""
+    slices = slices_of(mixed_completions())
+    fetches = result_columns([slices[1], slices[3]])
+    assert list(fetches.operation_id) == [2, 4]
+    assert [name.topic for name in fetches.partitions] == ["a", "b"]
+    assert list(fetches.item_index) == [0, 1]
+    assert list(fetches.item_count) == []
+    assert list(fetches.available_bytes) == [200, 400]
+    assert list(fetches.diverging_epoch) == [2, -1]
+    produces = result_columns([slices[0]])
+    assert list(produces.item_count) == [2]
+    assert list(produces.available_bytes) == []
+    signals = result_columns([slices[2]])
+    assert list(signals.keys) == ["k"]
+    assert list(signals.partitions) == []
+
+
+def test_refused_results_keep_their_reason_in_both_shapes() -> None:
+    """Outcome REFUSED with the refusal, in order."""
+    refused = [
+        (Refusal(3, codes.INVALID_ARGUMENT, "timeout_ms", "0 is not in 1..10"), 7, codes.PRODUCE),
+        (Refusal(4, codes.RESOURCE_EXHAUSTED, "operation_id", "full"), 8, codes.PRODUCE),
+    ]
+    [part] = slices_of(*refused_completions(1, refused))
+    _, tail = part.split(1)
+    [row] = result_rows(tail)
+    assert (row.outcome, row.operation_id, row.refusal.index, row.refusal.message) == (codes.REFUSED, 8, 4, "full")
+    columns = result_columns([part])
+    assert list(columns.outcome) == [codes.REFUSED, codes.REFUSED]
+    assert [(refusal.operation_id, refusal.field) for refusal in columns.refusals] == [
+        (7, "timeout_ms"),
+        (8, "operation_id"),
+    ]
+
+
+def test_a_batch_refused_from_end_to_end_has_a_small_receipt() -> None:
+    """The first refusals say everything, further ones only which and what code."""
+    refusals = [Refusal(index, codes.INVALID_ARGUMENT, "offset", "x" * 200) for index in range(50_000)]
+    answers = event_refusals(refusals)
+    assert answers[MESSAGES_MAX - 1].message
+    assert (answers[-1].index, answers[-1].code, answers[-1].message) == (49_999, codes.INVALID_ARGUMENT, "")
+    assert sum(answer.ByteSize() for answer in answers) < 1_000_000
