@@ -1,7 +1,7 @@
 """What goes into the engine: batches as columns, one list a field, and the receipts that answer them.
 
-A batch is checked item by item; what is refused changes nothing and the rest is served. Lists are plain lists of ints so
-that protobuf's packed columns need one copy and no object per operation.
+A batch is checked item by item; what is refused changes nothing and the rest is served. Lists are plain lists of ints
+so that protobuf's packed columns need one copy and no object per operation.
 
 Operation-level columns have one value for each operation; item-level columns one for each partition (or key) of each
 operation, in order. Optional columns may be empty (the default for all), or hold one value (that value for all).
@@ -61,7 +61,8 @@ class OperationBatch:
 
 
 class Refusal:
-    """Why one item of a batch was refused: its index, a google.rpc.Code, the field at fault and a message with its value.
+    """Why one item of a batch was refused: its index, a google.rpc.Code, the field at fault and a message with its
+    value.
 
     `error_code` is Kafka's where one fits (events only), else 0. `field` is a path in the row form of the wire.
     """
@@ -122,7 +123,9 @@ class EventBatch:
 
 
 class ReplicaSets:
-    """The lists of an IN_SYNC_REPLICAS or LEADERSHIP event. Empty or -1: unchanged (for `proposed`: nothing proposed)."""
+    """The lists of an IN_SYNC_REPLICAS or LEADERSHIP event. Empty or -1: unchanged (for `proposed`: nothing
+    proposed).
+    """
 
     def __init__(
         self,
@@ -141,7 +144,9 @@ class ReplicaSets:
 
 
 class EventsReceipt:
-    """What a slice of an `EventBatch` did. `next_index` is where the next slice starts; the batch is done at its length."""
+    """What a slice of an `EventBatch` did. `next_index` is where the next slice starts; the batch is done at its
+    length.
+    """
 
     def __init__(self) -> None:
         self.next_index = 0

@@ -1,33 +1,32 @@
-"""Reading the columns of a batch: their lengths are checked once, then each value is one look-up.
+"""Reading the columns of a batch: their lengths are checked once, then each value is one look-up and no object.
 
 A column holds one value for each row, or one value for all, or none for the default.
 """
 
 from __future__ import annotations
 
-from typing import Final
-
 from purgatory.engine.errors import InvalidBatch
 
-__all__ = ["Column", "flag_column"]
+__all__ = ["check_length", "flag_at", "value_at"]
 
 
-class Column:
-    """One column of ints over `rows` rows. Raises InvalidBatch naming `field` when its length fits neither rule."""
-
-    def __init__(self, field: str, values: list[int], rows: int, default: int) -> None:
-        length = len(values)
-        if length not in (0, 1, rows):
-            raise InvalidBatch(field, f"has {length} values; it takes {rows} (one for each row), 1 (for all) or none")
-        self.values: Final = values
-        self.is_full: Final = length == rows and length != 1
-        self.constant: Final = values[0] if length == 1 else default
-
-    def at(self, row: int) -> int:
-        """The value of a row."""
-        return self.values[row] if self.is_full else self.constant
+def check_length(field: str, length: int, rows: int) -> None:
+    """Raises InvalidBatch naming `field` when a column of `length` values fits neither rule for `rows` rows."""
+    if length > 1 and length != rows:
+        raise InvalidBatch(field, f"has {length} values; it takes {rows} (one for each row), 1 (for all) or none")
 
 
-def flag_column(field: str, values: list[bool], rows: int) -> Column:
-    """A column of booleans, False by default."""
-    return Column(field, [1 if value else 0 for value in values], rows, 0)
+def value_at(values: list[int], row: int, default: int) -> int:
+    """The value of a row."""
+    length = len(values)
+    if length > 1:
+        return values[row]
+    return values[0] if length == 1 else default
+
+
+def flag_at(values: list[bool], row: int) -> bool:
+    """The flag of a row, False by default."""
+    length = len(values)
+    if length > 1:
+        return values[row]
+    return length == 1 and values[0]

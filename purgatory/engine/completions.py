@@ -8,8 +8,8 @@ from typing import Final
 class Completions:
     """Ended operations of one owner, in the order they ended.
 
-    Operation-level columns have one value for each operation, item-level ones one for each partition (or key) of it, in the
-    order of the request. Times are milliseconds, offsets -1 where not known.
+    Operation-level columns have one value for each operation, item-level ones one for each partition (or key) of it, in
+    the order of the request. Times are milliseconds, offsets -1 where not known.
     """
 
     def __init__(self, owner_id: int) -> None:

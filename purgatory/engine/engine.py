@@ -69,7 +69,9 @@ class Engine:
         return owner
 
     def remove_owner(self, owner: Owner, now_ms: int) -> None:
-        """Cancels all its pending operations; nobody is told, they are only counted. The owner is of no use afterwards."""
+        """Cancels all its pending operations; nobody is told, they are only counted. The owner is of no use
+        afterwards.
+        """
         owner.closed = True
         owner.completions = None
         self.cancel_all(owner, now_ms)
@@ -81,8 +83,9 @@ class Engine:
     def register(self, owner: Owner, kind: int, batch: OperationBatch, now_ms: int) -> RegisterReceipt:
         """Registers a batch of operations of one kind, item by item.
 
-        An operation is accepted (and may have ended already), known already (its id is not above the highest of before), or
-        refused with a reason. Raises InvalidBatch when the columns as a whole cannot be read; nothing is applied then.
+        An operation is accepted (and may have ended already), known already (its id is not above the highest of
+        before), or refused with a reason. Raises InvalidBatch when the columns as a whole cannot be read; nothing is
+        applied then.
         """
         assert not owner.closed, f"owner {owner.owner_id} was removed"
         self._pass_time(now_ms)
@@ -97,7 +100,9 @@ class Engine:
         return self._events.apply(batch, now_ms, start, limit)
 
     def cancel(self, owner: Owner, operation_ids: list[int], now_ms: int) -> list[bool]:
-        """Cancels operations by id. For each: True when it was pending; False when it had ended or was never registered."""
+        """Cancels operations by id. For each: True when it was pending; False when it had ended or was never
+        registered.
+        """
         self._pass_time(now_ms)
         cancelled: list[bool] = []
         for operation_id in operation_ids:
@@ -116,7 +121,9 @@ class Engine:
         return len(slots)
 
     def cancel_partition(self, name: PartitionName, now_ms: int) -> int:
-        """Cancels, and answers, all that waits on a partition (Kafka's cancelForKey forgets to answer); returns how many."""
+        """Cancels, and answers, all that waits on a partition (Kafka's cancelForKey forgets to answer); returns how
+        many.
+        """
         self._pass_time(now_ms)
         before = self._pending.ended_total
         partition = self._partitions.get(name)
@@ -176,6 +183,7 @@ class Engine:
 
     def describe(self, owner: Owner, operation_id: int, now_ms: int) -> PendingView | None:
         """A pending operation; None when it is not pending."""
+        self._pass_time(now_ms)
         return self._look.describe(owner, operation_id)
 
     def list_pending(
@@ -192,10 +200,12 @@ class Engine:
 
         The filters go together. One call looks at a bounded number of slots, so a page may be short or empty.
         """
+        self._pass_time(now_ms)
         return self._look.list_pending(start, limit, owner_id, kind, partition, key)
 
     def partition_view(self, name: PartitionName, now_ms: int) -> PartitionView | None:
         """A known partition; None otherwise."""
+        self._pass_time(now_ms)
         return self._look.partition_view(name)
 
     def partition_names(self) -> list[PartitionName]:

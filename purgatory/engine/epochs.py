@@ -1,6 +1,7 @@
 """Leader epochs of one partition: where each began, and so where a reader's log may have diverged.
 
-Kafka's leader epoch cache (SEMANTICS of it: docs/semantics.md): sorted (epoch, start offset), the newest `ENTRIES_MAX` kept.
+Kafka's leader epoch cache (SEMANTICS of it: docs/semantics.md): sorted (epoch, start offset), the newest `ENTRIES_MAX`
+kept.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ class EpochCache:
         self.start_offsets: Final[list[int]] = []
 
     def assign(self, epoch: i64, start_offset: i64) -> None:
-        """Notes that `epoch` began at `start_offset`. Entries that it contradicts (newer epoch or offset) are dropped."""
+        """Notes that `epoch` began at `start_offset`. Entries that it contradicts (newer epoch or offset) are
+        dropped.
+        """
         while self.epochs and (self.epochs[-1] >= epoch or self.start_offsets[-1] > start_offset):
             if self.epochs[-1] == epoch and self.start_offsets[-1] <= start_offset:
                 return
@@ -41,7 +44,9 @@ class EpochCache:
             self.start_offsets.pop()
 
     def end_offset(self, epoch: i64, log_end_offset: i64) -> tuple[int, int]:
-        """The (epoch, end offset) that answers for `epoch`; (-1, -1): undefined (unknown, newer than all, or none known)."""
+        """The (epoch, end offset) that answers for `epoch`; (-1, -1): undefined (unknown, newer than all, or none
+        known).
+        """
         epochs = self.epochs
         if epoch < 0 or not epochs or epoch > epochs[-1]:
             return -1, -1

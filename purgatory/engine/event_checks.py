@@ -29,12 +29,12 @@ from purgatory.engine.codes import (
     TRUNCATION,
     UNKNOWN_TOPIC_OR_PARTITION,
 )
-from purgatory.engine.columns import Column
+from purgatory.engine.columns import check_length, value_at
 from purgatory.engine.errors import InvalidBatch
 from purgatory.engine.limits import EngineLimits
 from purgatory.engine.partition import Partition
 
-__all__ = ["Event", "EventChecks", "EventColumns", "Fault"]
+__all__ = ["Event", "EventChecks", "Fault", "check_columns", "event_at"]
 
 INT32_MAX: Final = 2**31 - 1
 POSITION_MAX: Final = OFFSET_MAX // 4
@@ -69,38 +69,35 @@ class Event:
         self.sets: Final = sets
 
 
-class EventColumns:
-    """The columns of an `EventBatch`, checked for length."""
+def check_columns(batch: EventBatch) -> None:
+    """Raises InvalidBatch when the columns of a batch cannot be read together."""
+    rows = len(batch.types)
+    check_length("item_index", len(batch.item_indexes), rows)
+    check_length("offset", len(batch.offsets), rows)
+    check_length("leader_epoch", len(batch.leader_epochs), rows)
+    check_length("replica_id", len(batch.replica_ids), rows)
+    check_length("byte_position", len(batch.byte_positions), rows)
+    check_length("segment_base_offset", len(batch.segment_base_offsets), rows)
+    check_length("log_start_offset", len(batch.log_start_offsets), rows)
+    check_length("flags", len(batch.flags), rows)
+    if len(batch.replica_sets) not in (0, rows):
+        raise InvalidBatch("replica_sets", f"has {len(batch.replica_sets)} values; it takes {rows} or none")
 
-    def __init__(self, batch: EventBatch) -> None:
-        rows = len(batch.types)
-        self.batch: Final = batch
-        self.item_index: Final = Column("item_index", batch.item_indexes, rows, 0)
-        self.offset: Final = Column("offset", batch.offsets, rows, -1)
-        self.leader_epoch: Final = Column("leader_epoch", batch.leader_epochs, rows, -1)
-        self.replica_id: Final = Column("replica_id", batch.replica_ids, rows, -1)
-        self.byte_position: Final = Column("byte_position", batch.byte_positions, rows, -1)
-        self.segment_base_offset: Final = Column("segment_base_offset", batch.segment_base_offsets, rows, -1)
-        self.log_start_offset: Final = Column("log_start_offset", batch.log_start_offsets, rows, -1)
-        self.flags: Final = Column("flags", batch.flags, rows, 0)
-        if len(batch.replica_sets) not in (0, rows):
-            raise InvalidBatch("replica_sets", f"has {len(batch.replica_sets)} values; it takes {rows} or none")
 
-    def event(self, row: int) -> Event:
-        """The event in a row."""
-        batch = self.batch
-        sets = batch.replica_sets[row] if batch.replica_sets else None
-        return Event(
-            batch.types[row],
-            self.leader_epoch.at(row),
-            self.offset.at(row),
-            self.replica_id.at(row),
-            self.byte_position.at(row),
-            self.segment_base_offset.at(row),
-            self.log_start_offset.at(row),
-            self.flags.at(row),
-            sets if sets is not None else NO_SETS,
-        )
+def event_at(batch: EventBatch, row: int) -> Event:
+    """The event in a row of a batch whose columns were checked."""
+    sets = batch.replica_sets[row] if batch.replica_sets else None
+    return Event(
+        batch.types[row],
+        value_at(batch.leader_epochs, row, -1),
+        value_at(batch.offsets, row, -1),
+        value_at(batch.replica_ids, row, -1),
+        value_at(batch.byte_positions, row, -1),
+        value_at(batch.segment_base_offsets, row, -1),
+        value_at(batch.log_start_offsets, row, -1),
+        value_at(batch.flags, row, 0),
+        sets if sets is not None else NO_SETS,
+    )
 
 
 class Fault:
@@ -120,7 +117,9 @@ class EventChecks:
         self.limits: Final = limits
         self.strict_partitions: Final = strict_partitions
 
-    def fault(self, name: PartitionName, partition: Partition | None, partition_count: int, event: Event) -> Fault | None:
+    def fault(
+        self, name: PartitionName, partition: Partition | None, partition_count: int, event: Event
+    ) -> Fault | None:
         """Why the event is refused, or None. `partition` is None where it is not known yet."""
         return self._shape_fault(event) or self._state_fault(name, partition, partition_count, event)
 
@@ -197,7 +196,9 @@ class EventChecks:
                 )
             if partition_count >= self.limits.partitions_max and kind != PARTITION_REMOVED:
                 return Fault(
-                    RESOURCE_EXHAUSTED, "topic_partition", f"{self.limits.partitions_max} partitions are known, the most allowed"
+                    RESOURCE_EXHAUSTED,
+                    "topic_partition",
+                    f"{self.limits.partitions_max} partitions are known, the most allowed",
                 )
         elif 0 <= event.leader_epoch < partition.leader_epoch:
             return Fault(

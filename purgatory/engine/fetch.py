@@ -1,9 +1,10 @@
 """DelayedFetch: when a long poll may answer, what it then answers, and which reach it waits for meanwhile.
 
-A fetch is a sum over partitions. Instead of adding it up at every append, each partition gets a share of the missing bytes
-as its threshold; only when one passes its share is the sum taken again and the rest shared out anew. If no partition has
-grown by its share (the missing bytes divided by the partitions that can still grow, rounded up), their sum is short of what is
-missing; so nothing is overlooked, and a fetch is examined O(partitions * log(min_bytes)) times, not once an append.
+A fetch is a sum over partitions. Instead of adding it up at every append, each partition gets a share of the missing
+bytes as its threshold; only when one passes its share is the sum taken again and the rest shared out anew. If no
+partition has grown by its share (the missing bytes divided by the partitions that can still grow, rounded up), their
+sum is short of what is missing; so nothing is overlooked, and a fetch is examined O(partitions * log(min_bytes)) times,
+not once an append.
 
 Fetches are few beside produce waits (a long poll for each reader, not for each write), so they are objects.
 Rules: Kafka's DelayedFetch, cases A to H (docs/semantics.md).
@@ -78,7 +79,9 @@ class Fetch:
         self.items: Final[list[FetchItem]] = []
 
     def end_offset(self, partition: Partition) -> i64:
-        """Up to where it may read: log end for followers, last stable offset or high watermark for consumers; -1 unknown."""
+        """Up to where it may read: log end for followers, last stable offset or high watermark for consumers; -1
+        unknown.
+        """
         if self.is_follower:
             return partition.log_end_offset
         return partition.last_stable_offset() if self.read_committed else partition.high_watermark
@@ -118,7 +121,9 @@ def read_error(fetch: Fetch, item: FetchItem) -> i64:
 
 
 def divergence(item: FetchItem) -> tuple[int, int]:
-    """(0, 0): the reader's log agrees; (-1, -1): its epoch is not known here; else the epoch and offset where it diverged."""
+    """(0, 0): the reader's log agrees; (-1, -1): its epoch is not known here; else the epoch and offset where it
+    diverged.
+    """
     partition = item.partition
     if item.last_fetched_epoch < 0 or partition.log_end_offset < 0:
         return 0, 0
@@ -157,7 +162,9 @@ def examine_item(fetch: Fetch, item: FetchItem) -> i64:
 
 
 def examine(fetch: Fetch) -> bool:
-    """Whether the fetch may answer now: a partition gives a reason to, or the bytes suffice. Notes each item's bytes."""
+    """Whether the fetch may answer now: a partition gives a reason to, or the bytes suffice. Notes each item's
+    bytes.
+    """
     total: i64 = 0
     for item in fetch.items:
         available = examine_item(fetch, item)
@@ -177,10 +184,7 @@ def share_out(fetch: Fetch) -> list[i64]:
         if item.available < item.max_bytes and not fetch.holds_back(item):
             growing += 1
     share = (missing + growing - 1) // growing if growing else missing
-    thresholds: list[i64] = []
-    for item in fetch.items:
-        thresholds.append(_threshold(fetch, item, share))
-    return thresholds
+    return [_threshold(fetch, item, share) for item in fetch.items]
 
 
 def _threshold(fetch: Fetch, item: FetchItem, share: i64) -> i64:

@@ -115,7 +115,11 @@ class Look:
         if kind == SIGNAL:
             key = self.keys.at(target)
             return ItemView(
-                key.name, REQUEST_TIMED_OUT if waits else error, items.required[item], key.count if waits else reached, -1
+                key.name,
+                REQUEST_TIMED_OUT if waits else error,
+                items.required[item],
+                key.count if waits else reached,
+                -1,
             )
         partition = self.partitions.at(target)
         if waits:

@@ -1,4 +1,6 @@
-"""The columns of a batch of operations, and what speaks against one operation of it. All checks pass before it is admitted."""
+"""The columns of a batch of operations, and what speaks against one operation of it. All checks pass before it is
+admitted.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from purgatory.engine.codes import (
     RESOURCE_EXHAUSTED,
     SIGNAL,
 )
-from purgatory.engine.columns import Column, flag_column
+from purgatory.engine.columns import check_length, value_at
 from purgatory.engine.errors import InvalidBatch
 from purgatory.engine.event_checks import INT32_MAX, Fault
 from purgatory.engine.limits import EngineLimits
@@ -48,26 +50,13 @@ class OperationColumns:
         self.kind: Final = kind
         self.rows: Final = rows
         self.operation_ids: Final = batch.operation_ids
-        self.timeout_ms: Final = Column("timeout_ms", batch.timeouts_ms, rows, timeout_ms_default)
-        self.item_count: Final = Column("item_count", batch.item_counts, rows, 1)
-        self.min_bytes: Final = Column("min_bytes", batch.min_bytes, rows, 1)
-        self.replica_id: Final = Column("replica_id", batch.replica_ids, rows, -1)
-        self.isolation_level: Final = Column("isolation_level", batch.isolation_levels, rows, 0)
-        self.follower_reads: Final = flag_column("follower_reads", batch.follower_reads, rows)
-        self.any_key: Final = flag_column("any", batch.any_key, rows)
-        self.from_now: Final = flag_column("from_now", batch.from_now, rows)
-
-        items = sum(batch.item_counts) if self.item_count.is_full else self.item_count.constant * rows
-        self.item_index: Final = Column("item_index", batch.item_indexes, items, 0)
-        self.offset: Final = Column("offset", batch.offsets, items, 1 if kind == SIGNAL else 0)
-        self.local_error_code: Final = Column("local_error_code", batch.local_error_codes, items, 0)
-        self.leader_epoch: Final = Column("leader_epoch", batch.leader_epochs, items, -1)
-        self.partition_max_bytes: Final = Column(
-            "partition_max_bytes", batch.partition_max_bytes, items, PARTITION_MAX_BYTES_DEFAULT
-        )
-        self.last_fetched_epoch: Final = Column("last_fetched_epoch", batch.last_fetched_epochs, items, -1)
-        self.throttled: Final = flag_column("throttled", batch.throttled, items)
-
+        self.timeout_ms_default: Final = timeout_ms_default
+        self.offset_default: Final = 1 if kind == SIGNAL else 0
+        self.batch: Final = batch
+        self.item_counts: Final = batch.item_counts
+        self.item_indexes: Final = batch.item_indexes
+        self.offsets: Final = batch.offsets
+        self._check_lengths(batch)
         self.partitions: Final = batch.partitions
         self.keys: Final = batch.keys
         self.name_faults: Final[list[str]] = []
@@ -77,6 +66,58 @@ class OperationColumns:
             self._enter_keys(name_length_max)
         else:
             self._enter_partitions(name_length_max)
+
+    def _check_lengths(self, batch: OperationBatch) -> None:
+        rows = self.rows
+        check_length("timeout_ms", len(batch.timeouts_ms), rows)
+        check_length("item_count", len(batch.item_counts), rows)
+        check_length("min_bytes", len(batch.min_bytes), rows)
+        check_length("replica_id", len(batch.replica_ids), rows)
+        check_length("isolation_level", len(batch.isolation_levels), rows)
+        check_length("follower_reads", len(batch.follower_reads), rows)
+        check_length("any", len(batch.any_key), rows)
+        check_length("from_now", len(batch.from_now), rows)
+        counts = batch.item_counts
+        items = rows if not counts else counts[0] * rows if len(counts) == 1 else sum(counts)
+        check_length("item_index", len(batch.item_indexes), items)
+        check_length("offset", len(batch.offsets), items)
+        check_length("local_error_code", len(batch.local_error_codes), items)
+        check_length("leader_epoch", len(batch.leader_epochs), items)
+        check_length("partition_max_bytes", len(batch.partition_max_bytes), items)
+        check_length("last_fetched_epoch", len(batch.last_fetched_epochs), items)
+        check_length("throttled", len(batch.throttled), items)
+
+    def item_count(self, row: int) -> int:
+        """How many items an operation has."""
+        return value_at(self.item_counts, row, 1)
+
+    def timeout_ms(self, row: int) -> int:
+        """How long an operation waits."""
+        return value_at(self.batch.timeouts_ms, row, self.timeout_ms_default)
+
+    def place(self, item: int) -> int:
+        """Where in the dictionary an item's partition or key is; items count through the batch."""
+        return value_at(self.item_indexes, item, 0)
+
+    def offset(self, item: int) -> int:
+        """What an item waits for."""
+        return value_at(self.offsets, item, self.offset_default)
+
+    def leader_epoch(self, item: int) -> int:
+        """The leader epoch an item was given; -1: none."""
+        return value_at(self.batch.leader_epochs, item, -1)
+
+    def local_error_code(self, item: int) -> int:
+        """The error an item came with; 0: none."""
+        return value_at(self.batch.local_error_codes, item, 0)
+
+    def partition_max_bytes(self, item: int) -> int:
+        """How many bytes of an item count at most."""
+        return value_at(self.batch.partition_max_bytes, item, PARTITION_MAX_BYTES_DEFAULT)
+
+    def last_fetched_epoch(self, item: int) -> int:
+        """Epoch of the last record the reader of an item has; -1: not given."""
+        return value_at(self.batch.last_fetched_epochs, item, -1)
 
     def _enter_partitions(self, length_max: int) -> None:
         seen: dict[PartitionName, int] = {}
@@ -119,10 +160,10 @@ class OperationChecks:
                 "operation_id",
                 f"{limits.pending_operations_max} operations are pending, the most allowed; try again later",
             )
-        timeout_ms = columns.timeout_ms.at(row)
+        timeout_ms = columns.timeout_ms(row)
         if not 1 <= timeout_ms <= limits.timeout_ms_max:
             return Fault(INVALID_ARGUMENT, "timeout_ms", f"{timeout_ms} is not in 1..{limits.timeout_ms_max}")
-        count = columns.item_count.at(row)
+        count = columns.item_count(row)
         if count < 1:
             return Fault(INVALID_ARGUMENT, columns.item_path(0, "").partition("[")[0], "is empty; give at least one")
         if count > limits.items_per_operation_max:
@@ -142,19 +183,19 @@ class OperationChecks:
         return self._room_fault(columns, first_item, count)
 
     def _fetch_fault(self, columns: OperationColumns, row: int) -> Fault | None:
-        min_bytes = columns.min_bytes.at(row)
+        min_bytes = value_at(columns.batch.min_bytes, row, 1)
         if not 1 <= min_bytes < OFFSET_MAX:
             return Fault(INVALID_ARGUMENT, "fetch.min_bytes", f"{min_bytes} is not in 1..{OFFSET_MAX - 1}")
-        replica_id = columns.replica_id.at(row)
+        replica_id = value_at(columns.batch.replica_ids, row, -1)
         if not -1 <= replica_id <= INT32_MAX:
             return Fault(INVALID_ARGUMENT, "fetch.replica_id", f"{replica_id} is not in 0..{INT32_MAX}")
-        isolation_level = columns.isolation_level.at(row)
+        isolation_level = value_at(columns.batch.isolation_levels, row, 0)
         if not 0 <= isolation_level <= READ_COMMITTED:
             return Fault(INVALID_ARGUMENT, "fetch.isolation_level", f"{isolation_level} is not known")
         return None
 
     def _item_fault(self, columns: OperationColumns, row: int, first_item: int, item: int) -> Fault | None:
-        place = columns.item_index.at(first_item + item)
+        place = columns.place(first_item + item)
         names = len(columns.first_place)
         if not 0 <= place < names:
             return Fault(INVALID_ARGUMENT, "item_index", f"{place} is outside the dictionary of {names}")
@@ -163,7 +204,9 @@ class OperationChecks:
             return Fault(INVALID_ARGUMENT, columns.item_path(item, holder), columns.name_faults[place])
         first = columns.first_place[place]
         if self._stamps[first] == row:
-            return Fault(INVALID_ARGUMENT, columns.item_path(item, holder), f"{self._named(columns, place)} is named twice")
+            return Fault(
+                INVALID_ARGUMENT, columns.item_path(item, holder), f"{self._named(columns, place)} is named twice"
+            )
         self._stamps[first] = row
         return self._value_fault(columns, first_item + item, item)
 
@@ -176,33 +219,39 @@ class OperationChecks:
     def _value_fault(self, columns: OperationColumns, place: int, item: int) -> Fault | None:
         kind = columns.kind
         lowest = 1 if kind == SIGNAL else -1 if kind == DELETE_RECORDS else 0
-        offset = columns.offset.at(place)
+        offset = columns.offset(place)
         if not lowest <= offset < OFFSET_MAX:
             return Fault(
                 INVALID_ARGUMENT,
                 columns.item_path(item, "." + OFFSET_FIELDS[kind]),
                 f"{offset} is not in {lowest}..{OFFSET_MAX - 1}",
             )
-        epoch = columns.leader_epoch.at(place)
+        epoch = columns.leader_epoch(place)
         if not -1 <= epoch <= INT32_MAX:
             field = ".current_leader_epoch" if kind == FETCH else ".leader_epoch"
             return Fault(INVALID_ARGUMENT, columns.item_path(item, field), f"{epoch} is not in 0..{INT32_MAX}")
-        error_code = columns.local_error_code.at(place)
+        error_code = columns.local_error_code(place)
         if not -1 <= error_code < 2**15:
             return Fault(
-                INVALID_ARGUMENT, columns.item_path(item, ".local_error_code"), f"{error_code} is not a Kafka error code"
+                INVALID_ARGUMENT,
+                columns.item_path(item, ".local_error_code"),
+                f"{error_code} is not a Kafka error code",
             )
         if kind != FETCH:
             return None
-        max_bytes = columns.partition_max_bytes.at(place)
+        max_bytes = columns.partition_max_bytes(place)
         if not 1 <= max_bytes < OFFSET_MAX:
             return Fault(
-                INVALID_ARGUMENT, columns.item_path(item, ".partition_max_bytes"), f"{max_bytes} is not in 1..{OFFSET_MAX - 1}"
+                INVALID_ARGUMENT,
+                columns.item_path(item, ".partition_max_bytes"),
+                f"{max_bytes} is not in 1..{OFFSET_MAX - 1}",
             )
-        last_epoch = columns.last_fetched_epoch.at(place)
+        last_epoch = columns.last_fetched_epoch(place)
         if not -1 <= last_epoch <= INT32_MAX:
             return Fault(
-                INVALID_ARGUMENT, columns.item_path(item, ".last_fetched_epoch"), f"{last_epoch} is not in 0..{INT32_MAX}"
+                INVALID_ARGUMENT,
+                columns.item_path(item, ".last_fetched_epoch"),
+                f"{last_epoch} is not in 0..{INT32_MAX}",
             )
         return None
 
@@ -211,7 +260,7 @@ class OperationChecks:
         made = 0
         idle = 0
         for item in range(first_item, first_item + count):
-            place = columns.item_index.at(item)
+            place = columns.place(item)
             if columns.kind == SIGNAL:
                 key = self.keys.get(columns.keys[place])
                 if key is None:
@@ -225,7 +274,9 @@ class OperationChecks:
         if columns.kind == SIGNAL:
             if made <= self.keys.room() - idle:
                 return None
-            return Fault(RESOURCE_EXHAUSTED, "signal.keys", f"{self.keys.keys_max} keys are waited for, the most allowed")
+            return Fault(
+                RESOURCE_EXHAUSTED, "signal.keys", f"{self.keys.keys_max} keys are waited for, the most allowed"
+            )
         if len(self.partitions.by_name) + made <= self.limits.partitions_max:
             return None
         return Fault(

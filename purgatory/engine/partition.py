@@ -1,8 +1,9 @@
-"""One partition as its leader (or a follower) sees it: marks, replicas, in-sync set, epochs; and the rules by which they move.
+"""One partition as its leader (or a follower) sees it: marks, replicas, in-sync set, epochs; and the rules by which
+they move.
 
-Rules are Kafka's (3.7 and later; docs/semantics.md lists where ours close a gap). Marks are guarded here, where they are stored:
-every method that may move one says whether it did. Nothing here knows of operations, but that each partition carries the
-watch lists of those that wait on it. -1 means not known, everywhere.
+Rules are Kafka's (3.7 and later; docs/semantics.md lists where ours close a gap). Marks are guarded here, where they
+are stored: every method that may move one says whether it did. Nothing here knows of operations, but that each
+partition carries the watch lists of those that wait on it. -1 means not known, everywhere.
 """
 
 from __future__ import annotations
@@ -105,7 +106,9 @@ class Partition:
         return unstable if unstable > self.log_start_offset else self.log_start_offset
 
     def low_watermark(self) -> i64:
-        """Lowest log start offset over the leader and all replicas that are not dead; -1: one has not fetched, or not leader."""
+        """Lowest log start offset over the leader and all replicas that are not dead; -1: one has not fetched, or not
+        leader.
+        """
         if not self.is_leader:
             return -1
         lowest = self.log_start_offset
@@ -134,7 +137,9 @@ class Partition:
     # Marks.
 
     def raise_high_watermark(self, offset: i64) -> bool:
-        """A high watermark was told. On a leader it only moves up; on a follower it is what the leader says, within the log."""
+        """A high watermark was told. On a leader it only moves up; on a follower it is what the leader says, within the
+        log.
+        """
         if offset < self.log_start_offset:
             offset = self.log_start_offset
         if self.is_leader:
@@ -268,7 +273,9 @@ class Partition:
         return int(self.leader_id), sorted(self.replicas), self.in_sync, self.proposed
 
     def recompute_high_watermark(self, now_ms: i64, lag_max_ms: i64) -> bool:
-        """Raises the high watermark to the lowest end of all replicas that count (KAFKA-15583: frozen under the minimum)."""
+        """Raises the high watermark to the lowest end of all replicas that count (KAFKA-15583: frozen under the
+        minimum).
+        """
         if not self.is_leader or not self.in_sync or self.log_end_offset < 0:
             return False
         committed: i64 = len(self.in_sync)
@@ -321,7 +328,11 @@ class Partition:
             total += self.produces.live
         if self.deletes is not None:
             total += self.deletes.live
-        for watch in (self.fetches_to_log_end, self.fetches_to_high_watermark, self.fetches_to_last_stable):
-            if watch is not None:
-                total += watch.entries.live
+        for watch in self.fetch_watches():
+            total += watch.entries.live
         return total
+
+    def fetch_watches(self) -> list[FetchWatch]:
+        """The lists of fetches that wait here, one for each mark."""
+        watches = (self.fetches_to_log_end, self.fetches_to_high_watermark, self.fetches_to_last_stable)
+        return [watch for watch in watches if watch is not None]

@@ -37,9 +37,7 @@ OUTCOMES_MAX: Final = 8
 class PendingOperations:
     """The pending operations of all kinds, on one timer."""
 
-    def __init__(
-        self, partitions: Partitions, keys: SignalKeys, tick_ms: i64, wheel_size: i64, now_ms: i64
-    ) -> None:
+    def __init__(self, partitions: Partitions, keys: SignalKeys, tick_ms: i64, wheel_size: i64, now_ms: i64) -> None:
         self.partitions: Final = partitions
         self.keys: Final = keys
         self.operations: Final = OperationTable()
@@ -95,7 +93,9 @@ class PendingOperations:
             self.end(slot, SATISFIED, now_ms)
 
     def end(self, slot: i64, outcome: i64, now_ms: i64) -> None:
-        """Ends a pending operation: unlinks it everywhere, and writes down how it ended. SATISFIED with errors is FAILED."""
+        """Ends a pending operation: unlinks it everywhere, and writes down how it ended. SATISFIED with errors is
+        FAILED.
+        """
         kind = i64(self.operations.kind[slot])
         owner = self.owners[i64(self.operations.owner_id[slot])]
         assert owner is not None, f"slot {slot} has no owner"
@@ -131,9 +131,7 @@ class PendingOperations:
         self.ended_total += 1
         self.ended[kind * OUTCOMES_MAX + outcome] += 1
 
-    def _end_countdown(
-        self, slot: i64, kind: i64, outcome: i64, waited_ms: i64, completions: Completions
-    ) -> bool:
+    def _end_countdown(self, slot: i64, kind: i64, outcome: i64, waited_ms: i64, completions: Completions) -> bool:
         """Items of a produce or delete-records that ends; whether one of them failed."""
         failed = False
         count = 0
@@ -213,7 +211,13 @@ class PendingOperations:
             said = answer(fetch, item)
             failed = failed or said.error_code != NONE
             completions.add_item(
-                item.partition.name, said.error_code, item.fetch_offset, said.reached_offset, said.log_start_offset, -1, -1.0
+                item.partition.name,
+                said.error_code,
+                item.fetch_offset,
+                said.reached_offset,
+                said.log_start_offset,
+                -1,
+                -1.0,
             )
             completions.fetched.append(said.fetched)
         completions.item_counts.append(len(fetch.items))
@@ -272,7 +276,9 @@ class PendingOperations:
 
 
 def remaining_ms(mark_before: i64, mark_now: i64, required: i64, waited_ms: i64) -> int:
-    """When `required` would be reached at the pace from `mark_before` to `mark_now` in `waited_ms`; -1: it stood still."""
+    """When `required` would be reached at the pace from `mark_before` to `mark_now` in `waited_ms`; -1: it stood
+    still.
+    """
     moved: int = mark_now - mark_before
     if moved <= 0 or mark_now >= required:
         return -1

@@ -1,12 +1,13 @@
 """Where offsets lie in bytes: what a fetch needs to know how much it could read.
 
-An index of (offset, segment base offset, byte position in the segment), one entry for each append that told its position.
-Segments come one after the other, so every offset also has a *reach*: a single number that rises with the offset through
-all segments and grows by the bytes in between. Fetches wait for a reach; within a segment a difference of reaches is a
-number of bytes.
+An index of (offset, segment base offset, byte position in the segment), one entry for each append that told its
+position. Segments come one after the other, so every offset also has a *reach*: a single number that rises with the
+offset through all segments and grows by the bytes in between. Fetches wait for a reach; within a segment a difference
+of reaches is a number of bytes.
 
-Between two entries, and above the last, each offset counts one byte, as every record has at least one: what is told late is
-counted late, never early. A partition that never told a position has no entries, and its reach is the offset itself.
+Between two entries, and above the last, each offset counts one byte, as every record has at least one: what is told
+late is counted late, never early. A partition that never told a position has no entries, and its reach is the offset
+itself.
 
 The index is bounded: when it is full every second entry of its older half goes. The oldest entry stays.
 """

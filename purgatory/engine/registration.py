@@ -26,6 +26,7 @@ from purgatory.engine.codes import (
     SIGNAL,
     UNKNOWN_TOPIC_OR_PARTITION,
 )
+from purgatory.engine.columns import flag_at, value_at
 from purgatory.engine.errors import InvalidBatch
 from purgatory.engine.event_checks import Fault
 from purgatory.engine.fetch import Fetch, FetchItem, examine
@@ -83,7 +84,7 @@ class Registration:
                     self._take(owner, columns, row, first_item, now_ms)
                 else:
                     receipt.refusals.append(Refusal(row, fault.code, fault.field, fault.message))
-            first_item += columns.item_count.at(row)
+            first_item += columns.item_count(row)
         receipt.highest_operation_id = owner.highest_operation_id
         return receipt
 
@@ -111,7 +112,9 @@ class Registration:
             self._take_signal(owner, columns, row, first_item, now_ms)
 
     def _partition(self, name: PartitionName) -> Partition:
-        """The partition of that name, held for one item; made on first mention, or a stand-in that answers 3 when strict."""
+        """The partition of that name, held for one item; made on first mention, or a stand-in that answers 3 when
+        strict.
+        """
         partition = self.partitions.get(name)
         if partition is None:
             if self.strict_partitions:
@@ -122,34 +125,34 @@ class Registration:
         return partition
 
     def _take_produce(self, owner: Owner, columns: OperationColumns, row: int, first_item: int, now_ms: i64) -> None:
-        count = columns.item_count.at(row)
+        count = columns.item_count(row)
         if count == 1 and self._take_single_produce(owner, columns, row, first_item, now_ms):
             return
         draft = Draft()
         for item in range(first_item, first_item + count):
-            partition = self._partition(columns.partitions[columns.item_index.at(item)])
-            required = columns.offset.at(item)
-            epoch = columns.leader_epoch.at(item)
-            error: i64 = columns.local_error_code.at(item)
+            partition = self._partition(columns.partitions[columns.place(item)])
+            required = columns.offset(item)
+            epoch = columns.leader_epoch(item)
+            error: i64 = columns.local_error_code(item)
             if error == NONE:
                 error = produce_state(partition, required, epoch)
             draft.add(partition, required, partition.high_watermark, epoch, error)
         self._admit(owner, columns, row, draft, now_ms)
 
-    def _take_single_produce(
-        self, owner: Owner, columns: OperationColumns, row: int, place: int, now_ms: i64
-    ) -> bool:
-        """The commonest registration, without a draft: one known partition that has to be waited for. False: it is another."""
-        partition = self.partitions.get(columns.partitions[columns.item_index.at(place)])
-        if partition is None or columns.local_error_code.at(place) != NONE:
+    def _take_single_produce(self, owner: Owner, columns: OperationColumns, row: int, place: int, now_ms: i64) -> bool:
+        """The commonest registration, without a draft: one known partition that has to be waited for. False: it is
+        another.
+        """
+        partition = self.partitions.get(columns.partitions[columns.place(place)])
+        if partition is None or columns.local_error_code(place) != NONE:
             return False
-        required: i64 = columns.offset.at(place)
-        epoch: i64 = columns.leader_epoch.at(place)
+        required: i64 = columns.offset(place)
+        epoch: i64 = columns.leader_epoch(place)
         if produce_state(partition, required, epoch) != UNRESOLVED:
             return False
         pending = self.pending
         self.partitions.hold(partition)
-        slot = pending.admit(owner, PRODUCE, columns.operation_ids[row], columns.timeout_ms.at(row), now_ms)
+        slot = pending.admit(owner, PRODUCE, columns.operation_ids[row], columns.timeout_ms(row), now_ms)
         pending.operations.items_left[slot] = i32(1)
         item = pending.add_item(slot, -1, partition.index, required, partition.high_watermark, epoch, UNRESOLVED)
         pending.watch(produces_of(partition), PRODUCE, item, required)
@@ -158,12 +161,12 @@ class Registration:
     def _take_delete_records(
         self, owner: Owner, columns: OperationColumns, row: int, first_item: int, now_ms: i64
     ) -> None:
-        count = columns.item_count.at(row)
+        count = columns.item_count(row)
         draft = Draft()
         for item in range(first_item, first_item + count):
-            partition = self._partition(columns.partitions[columns.item_index.at(item)])
-            offset: i64 = columns.offset.at(item)
-            error: i64 = columns.local_error_code.at(item)
+            partition = self._partition(columns.partitions[columns.place(item)])
+            offset: i64 = columns.offset(item)
+            error: i64 = columns.local_error_code(item)
             if error == NONE:
                 error = partition_fault(partition, -1)
             if error == NONE and offset < 0:
@@ -178,13 +181,15 @@ class Registration:
         self._admit(owner, columns, row, draft, now_ms)
 
     def _admit(self, owner: Owner, columns: OperationColumns, row: int, draft: Draft, now_ms: i64) -> None:
-        """A produce or delete-records whose items have been tried: completes it, or lets it wait for the unresolved ones."""
+        """A produce or delete-records whose items have been tried: completes it, or lets it wait for the unresolved
+        ones.
+        """
         kind = columns.kind
         if draft.left == 0:
             self._complete_at_once(owner, columns, row, draft)
             return
         pending = self.pending
-        slot = pending.admit(owner, kind, columns.operation_ids[row], columns.timeout_ms.at(row), now_ms)
+        slot = pending.admit(owner, kind, columns.operation_ids[row], columns.timeout_ms(row), now_ms)
         pending.operations.items_left[slot] = i32(draft.left)
         item: i64 = -1
         for place, partition in enumerate(draft.partitions):
@@ -194,7 +199,9 @@ class Registration:
                 slot, item, partition.index, required, draft.marks[place], draft.epochs[place], error
             )
             if error == UNRESOLVED:
-                pending.watch(produces_of(partition) if kind == PRODUCE else deletes_of(partition), kind, item, required)
+                pending.watch(
+                    produces_of(partition) if kind == PRODUCE else deletes_of(partition), kind, item, required
+                )
 
     def _complete_at_once(self, owner: Owner, columns: OperationColumns, row: int, draft: Draft) -> None:
         completions = self.pending.completions_of(owner)
@@ -220,21 +227,22 @@ class Registration:
         self.pending.note_end(columns.kind, outcome)
 
     def _take_fetch(self, owner: Owner, columns: OperationColumns, row: int, first_item: int, now_ms: i64) -> None:
+        batch = columns.batch
         fetch = Fetch(
-            columns.min_bytes.at(row),
-            columns.replica_id.at(row),
-            columns.isolation_level.at(row),
-            columns.follower_reads.at(row) != 0,
+            value_at(batch.min_bytes, row, 1),
+            value_at(batch.replica_ids, row, -1),
+            value_at(batch.isolation_levels, row, 0),
+            flag_at(batch.follower_reads, row),
         )
-        for item in range(first_item, first_item + columns.item_count.at(row)):
+        for item in range(first_item, first_item + columns.item_count(row)):
             fetch.items.append(
                 FetchItem(
-                    self._partition(columns.partitions[columns.item_index.at(item)]),
-                    columns.offset.at(item),
-                    columns.partition_max_bytes.at(item),
-                    columns.leader_epoch.at(item),
-                    columns.last_fetched_epoch.at(item),
-                    columns.throttled.at(item) != 0,
+                    self._partition(columns.partitions[columns.place(item)]),
+                    columns.offset(item),
+                    columns.partition_max_bytes(item),
+                    columns.leader_epoch(item),
+                    columns.last_fetched_epoch(item),
+                    flag_at(batch.throttled, item),
                 )
             )
         pending = self.pending
@@ -245,7 +253,7 @@ class Registration:
                 self.partitions.release(part.partition)
             self._note(owner, columns, row, FAILED if failed else SATISFIED)
             return
-        slot = pending.admit(owner, FETCH, columns.operation_ids[row], columns.timeout_ms.at(row), now_ms)
+        slot = pending.admit(owner, FETCH, columns.operation_ids[row], columns.timeout_ms(row), now_ms)
         last: i64 = -1
         for part in fetch.items:
             last = pending.add_item(slot, last, part.partition.index, part.fetch_offset, -1, -1, UNRESOLVED)
@@ -257,12 +265,12 @@ class Registration:
 
     def _take_signal(self, owner: Owner, columns: OperationColumns, row: int, first_item: int, now_ms: i64) -> None:
         held = self._hold_keys(columns, row, first_item)
-        from_now = columns.from_now.at(row) != 0
-        any_key = columns.any_key.at(row) != 0
+        from_now = flag_at(columns.batch.from_now, row)
+        any_key = flag_at(columns.batch.any_key, row)
         required: list[i64] = []
         left = 0
         for place, key in enumerate(held):
-            wanted: i64 = columns.offset.at(first_item + place)
+            wanted: i64 = columns.offset(first_item + place)
             if from_now:
                 wanted += key.count
             required.append(wanted)
@@ -278,7 +286,7 @@ class Registration:
             self._note(owner, columns, row, SATISFIED)
             return
         pending = self.pending
-        slot = pending.admit(owner, SIGNAL, columns.operation_ids[row], columns.timeout_ms.at(row), now_ms)
+        slot = pending.admit(owner, SIGNAL, columns.operation_ids[row], columns.timeout_ms(row), now_ms)
         pending.operations.items_left[slot] = i32(1 if any_key else left)
         item: i64 = -1
         for place, key in enumerate(held):
@@ -288,11 +296,10 @@ class Registration:
                 pending.watch(key.waits, SIGNAL, item, required[place])
 
     def _hold_keys(self, columns: OperationColumns, row: int, first_item: int) -> list[SignalKey]:
-        """The keys of an operation, each held. Known ones first, so that none is forgotten to make room for a new one."""
-        names = [
-            columns.keys[columns.item_index.at(item)]
-            for item in range(first_item, first_item + columns.item_count.at(row))
-        ]
+        """The keys of an operation, each held. Known ones first, so that none is forgotten to make room for a new
+        one.
+        """
+        names = [columns.keys[columns.place(item)] for item in range(first_item, first_item + columns.item_count(row))]
         for name in names:
             key = self.keys.get(name)
             if key is not None:

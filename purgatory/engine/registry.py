@@ -54,7 +54,9 @@ class Partitions:
         return partition
 
     def forget(self, partition: Partition, error_code: i64) -> None:
-        """Takes a held partition out of the names: a later mention makes a new one, this one only answers `error_code`."""
+        """Takes a held partition out of the names: a later mention makes a new one, this one only answers
+        `error_code`.
+        """
         assert partition.references > 0, f"partition {partition.name} is not held"
         partition.removed_error_code = error_code
         del self.by_name[partition.name]

@@ -1,8 +1,9 @@
-"""Pending operations as packed arrays: a table of operations by slot, a table of their items, and an index for each owner.
+"""Pending operations as packed arrays: a table of operations by slot, a table of their items, and an index for each
+owner.
 
 An *item* is one partition (or key) of one operation. Items of an operation are linked in the order of the request. Both
-tables re-use freed rows; an item's generation changes when it is freed or watched anew, so a stale watch entry can't touch
-its successor. No rules live here.
+tables re-use freed rows; an item's generation changes when it is freed or watched anew, so a stale watch entry can't
+touch its successor. No rules live here.
 
 Bytes a pending operation with one item takes, timer and watch included: about 130 (see `make bench`).
 """

@@ -1,8 +1,8 @@
 """Who is woken when a partition has changed.
 
-Two ways. `wake` follows the marks: each watch list is asked only for the entries whose threshold its mark has reached, so
-its cost follows completions. `recheck` looks at all that wait on a partition; it is for the rare events that can end a wait
-without moving a mark up: leadership, epochs, storage, removal, truncation, the in-sync set.
+Two ways. `wake` follows the marks: each watch list is asked only for the entries whose threshold its mark has reached,
+so its cost follows completions. `recheck` looks at all that wait on a partition; it is for the rare events that can end
+a wait without moving a mark up: leadership, epochs, storage, removal, truncation, the in-sync set.
 
 The conditions of produce and delete-records are here; those of fetch in `fetch`.
 """
@@ -37,7 +37,9 @@ __all__ = ["Wakeups", "delete_records_state", "produce_state"]
 
 
 def partition_fault(partition: Partition, leader_epoch: i64) -> i64:
-    """Why nothing can be waited for on a partition; 0 if nothing speaks against it. The epoch comes before leadership."""
+    """Why nothing can be waited for on a partition; 0 if nothing speaks against it. The epoch comes before
+    leadership.
+    """
     if partition.removed_error_code != NONE:
         return partition.removed_error_code
     if partition.storage_failed:
@@ -50,7 +52,9 @@ def partition_fault(partition: Partition, leader_epoch: i64) -> i64:
 
 
 def produce_state(partition: Partition, required_offset: i64, leader_epoch: i64) -> i64:
-    """Error code of one partition of a produce, UNRESOLVED while it has to wait (Kafka's DelayedProduce, cases A to C)."""
+    """Error code of one partition of a produce, UNRESOLVED while it has to wait (Kafka's DelayedProduce, cases A to
+    C).
+    """
     fault = partition_fault(partition, leader_epoch)
     if fault != NONE:
         return fault
@@ -74,7 +78,9 @@ class Wakeups:
         self.pending: Final = pending
 
     def wake(self, partition: Partition, now_ms: i64, fetches_first: bool) -> None:
-        """The partition's marks may have moved up. Kafka's order: P F D after an append, F P D after a follower's fetch."""
+        """The partition's marks may have moved up. Kafka's order: P F D after an append, F P D after a follower's
+        fetch.
+        """
         if fetches_first:
             self._wake_fetches(partition, now_ms)
         if partition.produces is not None:
@@ -113,23 +119,12 @@ class Wakeups:
     def recheck_fetches(self, partition: Partition, now_ms: i64) -> None:
         """Looks at all fetches that wait on the partition."""
         partition.lowest_fetch_offset = 2**62
-        for watch in (
-            partition.fetches_to_log_end,
-            partition.fetches_to_high_watermark,
-            partition.fetches_to_last_stable,
-        ):
-            if watch is not None:
-                self._recheck_watch(partition, watch, now_ms)
+        for watch in partition.fetch_watches():
+            self._recheck_watch(watch, now_ms)
 
     def anchor_fetches(self, partition: Partition, now_ms: i64) -> None:
         """The partition has told its first byte position: the starts of waiting fetches are taken anew."""
-        for watch in (
-            partition.fetches_to_log_end,
-            partition.fetches_to_high_watermark,
-            partition.fetches_to_last_stable,
-        ):
-            if watch is None:
-                continue
+        for watch in partition.fetch_watches():
             for ref in watch.entries.drain():
                 if ref_is_live(ref, self.pending.items.generation):
                     self._anchor_item(ref_item(ref))
@@ -184,7 +179,7 @@ class Wakeups:
         segment = partition.positions.segment(mark)
         if segment != watch.segment:
             watch.segment = segment
-            self._recheck_watch(partition, watch, now_ms)
+            self._recheck_watch(watch, now_ms)
             return
         reach = partition.positions.reach(mark)
         if reach < 0:
@@ -196,7 +191,7 @@ class Wakeups:
             if ref_is_live(ref, self.pending.items.generation):
                 self._try_fetch(ref_item(ref), watch, now_ms)
 
-    def _recheck_watch(self, partition: Partition, watch: FetchWatch, now_ms: i64) -> None:
+    def _recheck_watch(self, watch: FetchWatch, now_ms: i64) -> None:
         for ref in watch.entries.drain():
             if ref_is_live(ref, self.pending.items.generation):
                 self._try_fetch(ref_item(ref), watch, now_ms)
@@ -259,13 +254,7 @@ class Wakeups:
         lists: list[WatchList] = []
         if partition.produces is not None:
             lists.append(partition.produces)
-        for watch in (
-            partition.fetches_to_log_end,
-            partition.fetches_to_high_watermark,
-            partition.fetches_to_last_stable,
-        ):
-            if watch is not None:
-                lists.append(watch.entries)
+        lists.extend(watch.entries for watch in partition.fetch_watches())
         if partition.deletes is not None:
             lists.append(partition.deletes)
         for entries in lists:
