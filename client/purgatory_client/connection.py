@@ -271,9 +271,9 @@ class SessionConnection:
 
 
 def _settle(wait: Wait | WaitColumns, answer: Answer) -> None:
-    """Give a wait's future its answer, unless its caller has gone."""
+    """Give a wait's future its answer, unless its caller has gone. A second answer is a bug, and raises."""
     future: asyncio.Future[Answer] | None = wait.future  # type: ignore[assignment]
-    if future is None or future.done():
+    if future is None or future.cancelled():
         return
     if isinstance(answer, PurgatoryClientError):
         future.set_exception(answer)

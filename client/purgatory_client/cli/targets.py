@@ -67,10 +67,10 @@ def checked_partition(name: str) -> str:
 
 
 def operation_reference(text: str) -> tuple[str, int] | None:
-    """(session id, operation id) of "SESSION/17"; None when it is not written so. "-" stands for single waits."""
+    """(session id, operation id) of "SESSION/17"; None when it is not written so."""
     session_id, slash, number = text.rpartition("/")
     if slash and number.isascii() and number.isdigit():
-        return "" if session_id == "-" else session_id, int(number)
+        return session_id, int(number)
     return None
 
 

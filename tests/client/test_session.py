@@ -1,0 +1,422 @@
+"""The session without a daemon: scripted wire messages in, wire messages and ended waits out."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from purgatory_client import waits
+from purgatory_client.errors import InvalidRequest, LimitExceeded, ProtocolError
+from purgatory_client.many import WaitColumns, partition_columns
+from purgatory_client.results import OperationKind, Outcome, Result, ResultColumns
+from purgatory_client.session import WINDOW, SessionCore
+from purgatory_client.waits import Wait
+
+from purgatory.v1 import operation_pb2, purgatory_service_pb2
+from tests.client.wire_script import opened, receipt, registered, results, sent
+
+
+def produce(offset: int = 1, timeout: float | None = 5) -> Wait:
+    return waits.produce({"orders-3": offset}, timeout=timeout)
+
+
+def many(count: int, timeout_ms: int = 5_000) -> WaitColumns:
+    offsets = list(range(1, count + 1))
+    return partition_columns(OperationKind.PRODUCE, ["orders-3"], None, offsets, [timeout_ms], None)
+
+
+def open_core(pending_max: int = 1_000_000, now: float = 0.0) -> SessionCore:
+    core = SessionCore("s", pending_max)
+    core.receive(opened(), now)
+    return core
+
+
+def submit(core: SessionCore, count: int, now: float = 0.0) -> list[Wait]:
+    fresh = [produce(offset) for offset in range(1, count + 1)]
+    for wait in fresh:
+        core.submit(wait, now)
+    return fresh
+
+
+def test_nothing_is_sent_before_the_session_is_open() -> None:
+    """Waits gather until the daemon has opened the session, and then go out at once in one batch."""
+    core = SessionCore("s", 100)
+    submit(core, 3)
+    assert core.next_message(0.0) is None
+    assert core.wake_at() is None
+    opening = core.open_message().open
+    assert (opening.session_id, opening.last_sequence, opening.columns) == ("s", 0, True)
+    core.receive(opened(), 0.0)
+    assert registered(sent(core, 0.0)) == [[1, 2, 3]]
+
+
+def test_waits_of_one_kind_share_a_batch_and_kinds_do_not() -> None:
+    """What has gathered goes out as one batch for each kind, whatever the order; with and without timeout apart."""
+    core = open_core()
+    for wait in (
+        produce(1),
+        waits.signal(["k"], timeout=5),
+        produce(2),
+        produce(3, None),
+        waits.signal({"k": 2}, timeout=5),
+    ):
+        core.submit(wait, 0.0)
+    messages = sent(core, 0.0)
+    assert registered(messages) == [[1, 2], [3, 4], [5]]
+    first, second, third = (message.register.columns for message in messages)
+    assert list(first.timeout_ms) == [5_000]
+    assert list(third.timeout_ms) == []
+    assert list(second.keys) == ["k"]
+    assert list(second.offset) == [1, 2]
+
+
+def test_results_end_waits_and_are_acknowledged_later() -> None:
+    """A result ends its wait; the acknowledgement waits for more results, or half a second."""
+    core = open_core()
+    first, second = submit(core, 2)
+    sent(core, 0.0)
+    core.receive(receipt(1), 0.0)
+    ended = core.receive(results(1, [2, 1]), 1.0)
+    assert [wait for wait, _ in ended] == [second, first]
+    result = ended[0][1]
+    assert isinstance(result, Result)
+    assert result.satisfied
+    assert result.partitions["orders-3"].required_offset == 2
+    assert core.pending == 0
+    assert [message.WhichOneof("message") for message in sent(core, 1.1)] == ["heartbeat"]
+    assert core.wake_at() == pytest.approx(1.5)
+    (acknowledgement,) = sent(core, 1.5)
+    assert acknowledgement.acknowledge.sequence == 2
+
+
+def test_a_thousand_results_are_acknowledged_at_once() -> None:
+    """The daemon's memory is not held for long when results come fast."""
+    core = open_core()
+    submit(core, 1_000)
+    sent(core, 0.0)
+    core.receive(results(1, list(range(1, 1_001))), 0.1)
+    assert sent(core, 0.1)[0].acknowledge.sequence == 1_000
+
+
+def test_repeated_results_are_dropped() -> None:
+    """Results that come again, in part or all of them, end nothing a second time."""
+    core = open_core()
+    submit(core, 4)
+    sent(core, 0.0)
+    assert len(core.receive(results(1, [1, 2]), 0.0)) == 2
+    assert core.receive(results(1, [1, 2]), 0.0) == []
+    assert [wait.operation_id for wait, _ in core.receive(results(2, [2, 3, 4]), 0.0)] == [3, 4]
+
+
+def test_missing_results_are_an_error() -> None:
+    """A gap in the sequence numbers cannot be mended, so it is not passed over."""
+    core = open_core()
+    submit(core, 2)
+    sent(core, 0.0)
+    with pytest.raises(ProtocolError, match="results 1 to 4 never came"):
+        core.receive(results(5, [1]), 0.0)
+
+
+def test_what_is_above_the_highest_id_is_sent_again() -> None:
+    """After a reconnect the daemon says what it knows; only what is above goes out again, under the same ids."""
+    core = open_core()
+    submit(core, 5)
+    batch = many(4)
+    core.submit(batch, 0.0)
+    sent(core, 0.0)
+    core.connection_lost()
+    assert core.next_message(1.0) is None
+    late = produce(99)
+    core.submit(late, 1.0)
+    assert core.open_message().open.last_sequence == 0
+    core.receive(opened(resumed=True, highest=6), 2.0)
+    assert registered(sent(core, 2.0)) == [[7, 8, 9], [10]]
+
+
+def test_a_resent_wait_has_the_time_that_remains() -> None:
+    """Time without a connection counts against a wait's timeout; one that goes out at once keeps all of it."""
+    core = open_core()
+    core.submit(produce(1), 0.0)
+    core.submit(many(2, 3_000), 0.0)
+    batches = [message.register.columns for message in sent(core, 0.0)]
+    assert sorted(list(columns.timeout_ms) for columns in batches) == [[3_000], [5_000]]
+    core.connection_lost()
+    core.receive(opened(), 4.0)
+    batches = [message.register.columns for message in sent(core, 4.0)]
+    assert sorted(list(columns.timeout_ms) for columns in batches) == [[1], [1_000]]
+
+
+def test_a_daemon_that_forgot_the_session_gets_everything_anew() -> None:
+    """A session the daemon does not know any more: all that is pending is registered anew, and results count from 1."""
+    core = open_core()
+    submit(core, 3)
+    sent(core, 0.0)
+    core.receive(receipt(1), 0.0)
+    core.receive(results(1, [2]), 0.0)
+    core.connection_lost()
+    assert core.open_message().open.last_sequence == 1
+    core.receive(opened(), 1.0)
+    assert registered(sent(core, 1.0)) == [[1, 3]]
+    ended = core.receive(results(1, [1, 3]), 1.0)
+    assert [wait.operation_id for wait, _ in ended] == [1, 3]
+    assert core.pending == 0
+
+
+def test_a_known_session_with_nothing_lost_sends_nothing_again() -> None:
+    """When the daemon knows every id, a reconnect sends nothing."""
+    core = open_core()
+    submit(core, 3)
+    sent(core, 0.0)
+    core.connection_lost()
+    core.receive(opened(resumed=True, highest=3), 1.0)
+    assert sent(core, 1.0) == []
+    assert len(core.receive(results(1, [1, 2, 3]), 1.0)) == 3
+
+
+def test_ids_go_on_above_what_the_daemon_knows() -> None:
+    """A session that was used before does not give its old ids again: they would be taken for repeats."""
+    core = SessionCore("s", 10)
+    core.receive(opened(resumed=True, highest=41), 0.0)
+    submit(core, 1)
+    assert registered(sent(core, 0.0)) == [[42]]
+
+
+def test_refusals_end_their_waits_with_an_error() -> None:
+    """A refused registration ends with its error; the result that follows it ends nothing more."""
+    core = open_core()
+    refused, accepted = submit(core, 2)
+    sent(core, 0.0)
+    refusal = operation_pb2.OperationRefusal(operation_id=1, code=3, field="timeout_ms", message="-1 is too short")
+    ((wait, error),) = core.receive(receipt(1, [refusal]), 0.0)
+    assert wait is refused
+    assert isinstance(error, InvalidRequest)
+    assert (error.field, error.message) == ("timeout_ms", "-1 is too short")
+    assert core.receive(results(1, [1], Outcome.REFUSED), 0.0) == []
+    assert [wait for wait, _ in core.receive(results(2, [2]), 0.0)] == [accepted]
+
+
+def test_a_refusal_whose_receipt_was_lost_comes_as_a_result() -> None:
+    """The refused result of a lost receipt carries the error."""
+    core = open_core()
+    (refused,) = submit(core, 1)
+    sent(core, 0.0)
+    row = {"operation_id": 1, "kind": 1, "outcome": 6, "refusal": {"code": 8, "message": "too many"}}
+    message = purgatory_service_pb2.SessionResponse(results={"first_sequence": 1, "rows": {"results": [row]}})  # type: ignore[arg-type]
+    ((wait, error),) = core.receive(message, 0.0)
+    assert wait is refused
+    assert isinstance(error, LimitExceeded)
+
+
+def test_a_refused_batch_ends_all_of_it() -> None:
+    """A batch that could not be read has no results; the receipt ends every wait of it."""
+    core = open_core()
+    submit(core, 3)
+    sent(core, 0.0)
+    message = purgatory_service_pb2.SessionResponse(
+        receipt={"batch_id": 1, "batch_refusal": {"code": 3, "message": "unreadable"}}  # type: ignore[arg-type]
+    )
+    ended = core.receive(message, 0.0)
+    assert [type(error) for _, error in ended] == [InvalidRequest] * 3
+    assert core.pending == 0
+
+
+def test_a_batch_of_columns_is_answered_as_a_whole() -> None:
+    """Results of a `WaitColumns` are put at their places, whatever order they come in; it ends with the last."""
+    core = open_core()
+    batch = many(3)
+    core.submit(batch, 0.0)
+    assert registered(sent(core, 0.0)) == [[1, 2, 3]]
+    assert core.receive(results(1, [3, 1]), 0.0) == []
+    assert core.pending == 1
+    ((wait, answer),) = core.receive(results(3, [2], Outcome.EXPIRED), 0.0)
+    assert wait is batch
+    assert isinstance(answer, ResultColumns)
+    assert answer.outcomes == [1, 3, 1]
+    assert answer.required_offsets == [1, 2, 3]
+    assert [result.outcome for result in answer] == [Outcome.SATISFIED, Outcome.EXPIRED, Outcome.SATISFIED]
+
+
+def test_large_batches_are_cut_and_wait_for_receipts() -> None:
+    """No batch is larger than the daemon takes, and no more than a window of them is without receipt."""
+    core = SessionCore("s", 1_000_000)
+    core.receive(opened(batch_max=100), 0.0)
+    core.submit(many(2_000), 0.0)
+    first = sent(core, 0.0)
+    assert [len(ids) for ids in registered(first)] == [100] * WINDOW
+    core.receive(receipt(1), 0.0)
+    core.receive(receipt(2), 0.0)
+    assert registered(sent(core, 0.0)) == [list(range(801, 901)), list(range(901, 1_001))]
+
+
+def test_under_load_batches_grow() -> None:
+    """What gathers while the window is full goes out as one batch when a receipt comes."""
+    core = open_core()
+    for _ in range(WINDOW):
+        submit(core, 1)
+        assert len(registered(sent(core, 0.0))) == 1
+    for _ in range(50):
+        submit(core, 1)
+        assert sent(core, 0.0) == []
+    core.receive(receipt(1), 0.0)
+    assert [len(ids) for ids in registered(sent(core, 0.0))] == [50]
+
+
+def test_an_unsent_wait_is_cancelled_silently() -> None:
+    """The daemon never hears of a wait that was cancelled before it was sent."""
+    core = open_core()
+    first, second = submit(core, 2)
+    batch = many(3)
+    core.submit(batch, 0.0)
+    core.cancel(first)
+    core.cancel(batch)
+    assert registered(sent(core, 0.0)) == [[1]]
+    assert second.operation_id == 1
+
+
+def test_a_sent_wait_is_cancelled_at_the_daemon() -> None:
+    """The daemon is told to cancel; its result ends nothing, and the cancel counts until it is answered."""
+    core = open_core()
+    first, _ = submit(core, 2)
+    sent(core, 0.0)
+    core.receive(receipt(1), 0.0)
+    core.cancel(first)
+    (message,) = sent(core, 0.0)
+    assert list(message.cancel.operation_ids) == [1]
+    assert core.pending == 2
+    assert core.receive(results(1, [1], Outcome.CANCELLED), 0.0) == []
+    core.receive(purgatory_service_pb2.SessionResponse(cancelled={"cancelled_operation_ids": [1]}), 0.0)  # type: ignore[arg-type]
+    assert core.pending == 1
+
+
+def test_a_cancel_that_may_be_lost_is_sent_again() -> None:
+    """After a reconnect the unanswered cancels go out again, for those operations that the daemon knows."""
+    core = open_core()
+    waiting = submit(core, 3)
+    sent(core, 0.0)
+    core.cancel(waiting[0])
+    core.cancel(waiting[2])
+    sent(core, 0.0)
+    core.connection_lost()
+    core.receive(opened(resumed=True, highest=2), 1.0)
+    (message,) = sent(core, 1.0)
+    assert list(message.cancel.operation_ids) == [1]
+
+
+def test_a_batch_of_columns_is_cancelled_with_what_is_left_of_it() -> None:
+    """Only the operations that have not ended are cancelled, and slices that were not sent yet never are."""
+    core = SessionCore("s", 1_000)
+    core.receive(opened(batch_max=2), 0.0)
+    batch = many(40)
+    core.submit(batch, 0.0)
+    sent(core, 0.0)
+    core.receive(results(1, [1, 3]), 0.0)
+    core.cancel(batch)
+    messages = sent(core, 0.0)
+    assert registered(messages) == []
+    assert list(messages[0].cancel.operation_ids) == [2, *range(4, 41)]
+
+
+def test_the_limit_on_pending_operations_is_clear() -> None:
+    """More than `pending_max` are refused with the numbers; what is pending goes on."""
+    core = open_core(pending_max=3)
+    submit(core, 2)
+    with pytest.raises(LimitExceeded, match=r"2 operations are pending .* 2 more .* limit of 3 \(pending_max\)"):
+        core.submit(many(2), 0.0)
+    submit(core, 1)
+    assert core.pending == 3
+
+
+def test_heartbeats_are_sent_when_there_is_nothing_else() -> None:
+    """An idle session says so once in each interval."""
+    core = open_core(now=10.0)
+    assert core.wake_at() == 11.0
+    assert sent(core, 10.9) == []
+    (heartbeat,) = sent(core, 11.0)
+    assert heartbeat.HasField("heartbeat")
+    assert core.wake_at() == 12.0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_wait_ends_once_whatever_is_lost(seed: int) -> None:
+    """A model of the daemon behind a connection that loses messages both ways: each wait ends once, none is left."""
+    generator = random.Random(seed)
+    core = SessionCore("s", 10_000)
+    daemon = ModelDaemon(generator)
+    ends: Counter[Wait | WaitColumns] = Counter()
+    total = 0
+    for step in range(400):
+        now = step * 0.1
+        if step < 200:
+            fresh: list[Wait | WaitColumns] = [produce() for _ in range(generator.randrange(4))]
+            if generator.random() < 0.1:
+                fresh.append(many(generator.randrange(1, 6)))
+            for wait in fresh:
+                core.submit(wait, now)
+            total += len(fresh)
+        daemon.lossy = step < 300
+        if not core.opened or daemon.dead or generator.random() < (0.2 if step < 300 else 0.0):
+            core.connection_lost()
+            forget = step < 300 and generator.random() < 0.1
+            daemon.connect(core.open_message(), forget=forget)
+        for message in sent(core, now):
+            daemon.take(message)
+        for answer in daemon.answers():
+            for wait, _ in core.receive(answer, now):
+                ends[wait] += 1
+    assert core.pending == 0
+    assert set(ends.values()) == {1}
+    assert len(ends) == total
+
+
+class ModelDaemon:
+    """As little of a daemon as keeps the promises of the wire: ids, sequence numbers, resending until acknowledged."""
+
+    def __init__(self, generator: random.Random) -> None:
+        self.generator = generator
+        self.known = False
+        self.highest = 0
+        self.pending: list[int] = []
+        self.outbox: list[int] = []
+        self.acknowledged = 0
+        self.written = 0
+        self.replies: list[purgatory_service_pb2.SessionResponse] = []
+        self.dead = False
+        self.lossy = True
+
+    def connect(self, message: purgatory_service_pb2.SessionRequest, *, forget: bool) -> None:
+        if forget:
+            self.__init__(self.generator)  # type: ignore[misc]
+        self.acknowledged = max(self.acknowledged, message.open.last_sequence if self.known else 0)
+        self.written = self.acknowledged
+        self.replies = [opened(resumed=self.known, highest=self.highest)]
+        self.known = True
+        self.dead = False
+
+    def take(self, message: purgatory_service_pb2.SessionRequest) -> None:
+        self.dead = self.dead or (self.lossy and self.generator.random() < 0.1)
+        if self.dead:
+            return
+        if message.HasField("register"):
+            columns = message.register.columns
+            fresh = [one for one in columns.operation_id if one > self.highest]
+            self.highest = max([self.highest, *fresh])
+            self.pending.extend(fresh)
+            self.replies.append(receipt(message.register.batch_id))
+        elif message.HasField("acknowledge"):
+            assert message.acknowledge.sequence <= len(self.outbox)
+            self.acknowledged = message.acknowledge.sequence
+
+    def answers(self) -> list[purgatory_service_pb2.SessionResponse]:
+        ending = [one for one in self.pending if self.generator.random() < 0.3]
+        self.pending = [one for one in self.pending if one not in ending]
+        self.outbox.extend(ending)
+        if self.written < len(self.outbox):
+            self.replies.append(results(self.written + 1, self.outbox[self.written :]))
+            self.written = len(self.outbox)
+        replies, self.replies = self.replies, []
+        lost = (
+            self.generator.randrange(len(replies) + 1) if self.lossy and self.generator.random() < 0.1 else len(replies)
+        )
+        self.dead = self.dead or lost < len(replies)
+        return [] if not replies else replies[:lost]

@@ -1,0 +1,63 @@
+"""Wire messages as a daemon would send them, for tests that drive a session without one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from purgatory_client.session import SessionCore
+
+from purgatory.v1 import operation_pb2, purgatory_service_pb2, result_pb2
+
+Request = purgatory_service_pb2.SessionRequest
+Response = purgatory_service_pb2.SessionResponse
+
+
+def opened(*, resumed: bool = False, highest: int = 0, batch_max: int = 0) -> Response:
+    """The daemon has opened the session."""
+    return Response(
+        opened=purgatory_service_pb2.SessionOpened(
+            resumed=resumed,
+            highest_operation_id=highest,
+            heartbeat_interval_ms=1_000,
+            operations_per_batch_max=batch_max,
+        )
+    )
+
+
+def receipt(batch_id: int, refusals: Sequence[operation_pb2.OperationRefusal] = ()) -> Response:
+    """The daemon has taken a batch in."""
+    return Response(receipt=purgatory_service_pb2.Receipt(batch_id=batch_id, refusals=refusals))
+
+
+def results(first: int, operation_ids: Sequence[int], outcome: int = 1, kind: int = 1) -> Response:
+    """Operations of one partition each, "orders-3", have ended."""
+    count = len(operation_ids)
+    columns = result_pb2.ResultColumns(
+        kind=kind,  # type: ignore[arg-type]
+        partitions=[operation_pb2.TopicPartition(topic="orders", partition=3)],
+        operation_id=operation_ids,
+        outcome=[outcome] * count,  # type: ignore[list-item]
+        waited_ms=[5] * count,
+        lateness_ms=[0] * count,
+        item_index=[0] * count,
+        error_code=[0] * count,
+        required_offset=list(operation_ids),
+        reached_offset=[100] * count,
+        log_start_offset=[0] * count,
+        estimated_remaining_ms=[-1] * count,
+        pace_per_second=[-1.0] * count,
+    )
+    return Response(results=purgatory_service_pb2.ResultBatch(first_sequence=first, columns=columns))
+
+
+def sent(core: SessionCore, now: float) -> list[Request]:
+    """All that the session wants to send now."""
+    messages: list[Request] = []
+    while (message := core.next_message(now)) is not None:
+        messages.append(message)
+    return messages
+
+
+def registered(messages: Sequence[Request]) -> list[list[int]]:
+    """The operation ids of each batch among the messages."""
+    return [list(one.register.columns.operation_id) for one in messages if one.HasField("register")]
