@@ -35,6 +35,9 @@ MESSAGE_BYTES_MAX: Final = 3_500_000
 SILENT_INTERVALS_MAX: Final = 3
 """A peer that should send heartbeats and has said nothing for so many intervals is taken for gone."""
 
+SILENT_CHECKS_MIN: Final = 3
+"""And it must have been silent at so many checks: while the loop was busy with other things it could not be heard."""
+
 
 class Connection:
     """The state of one stream. Made when it attaches to a session; of use until `run_writer` returns."""
@@ -53,10 +56,14 @@ class Connection:
         self._reading = False
         self._drained_by_peer = False
         self._over: Response | Exception | None = None
+        self._over_since_ms = -1
+        self._writer: asyncio.Task[None] | None = None
+        self._given_up = False
         self.ended = False
         """Set once nothing more will be written."""
         self.last_read_ms = now_ms
         self.last_write_ms = now_ms
+        self._silent_checks = 0
 
     # What the reader of the stream tells.
 
@@ -67,6 +74,7 @@ class Connection:
     def heard(self, now_ms: int) -> None:
         """The peer has said something."""
         self._reading = False
+        self._silent_checks = 0
         self.last_read_ms = now_ms
 
     def half_closed(self) -> None:
@@ -119,35 +127,63 @@ class Connection:
         return self._over is not None or self.ended
 
     def check(self, now_ms: int, heartbeat_interval_ms: int) -> None:
-        """Looks after the stream: sends a heartbeat when it has been quiet, ends it when its peer has."""
-        silent_ms = now_ms - self.last_read_ms
-        if self._expects_heartbeats and self._reading and silent_ms > SILENT_INTERVALS_MAX * heartbeat_interval_ms:
+        """Looks after the stream: sends a heartbeat when it has been quiet, ends it when its peer has.
+
+        One that is to end has an interval to write its last message; a peer that does not read is not waited for.
+        """
+        if self._over is not None:
+            if self._over_since_ms < 0:
+                self._over_since_ms = now_ms
+            elif now_ms - self._over_since_ms >= heartbeat_interval_ms:
+                self._give_up()
+            return
+        if self._is_silent(now_ms, SILENT_INTERVALS_MAX * heartbeat_interval_ms):
+            silent_ms = now_ms - self.last_read_ms
             self.fail(unavailable(f"nothing was heard from the client for {silent_ms} ms; it should send heartbeats"))
         elif now_ms - self.last_write_ms >= heartbeat_interval_ms and not self._control:
             self.last_write_ms = now_ms
             self.send(self._response_type(heartbeat=purgatory_service_pb2.Heartbeat()))
 
+    def _is_silent(self, now_ms: int, silent_ms_max: int) -> bool:
+        if not (self._expects_heartbeats and self._reading):
+            return False
+        self._silent_checks += 1
+        return now_ms - self.last_read_ms > silent_ms_max and self._silent_checks >= SILENT_CHECKS_MIN
+
+    def _give_up(self) -> None:
+        if self._writer is not None and not self._given_up and not self.ended:
+            self._given_up = True
+            self._writer.cancel()
+
     # The writer.
 
     async def run_writer(self, write: Callable[[Response], Awaitable[None]], now_ms: Callable[[], int]) -> None:
-        """Writes until the stream is over. Raises what `fail` was given."""
+        """Writes until the stream is over. Raises what `fail` was given, and `CallRefused` for a peer that does not read."""
+        self._writer = asyncio.current_task()
         try:
-            while True:
-                message = self._next_message()
-                if message is None:
-                    if self._is_finished():
-                        break
-                    self._wake.clear()
-                    await self._wake.wait()
-                    continue
-                await write(message)
-                self.last_write_ms = now_ms()
-            if isinstance(self._over, Exception):
-                raise self._over
-            if self._over is not None:
-                await write(self._over)
+            await self._write_all(write, now_ms)
+        except asyncio.CancelledError:
+            if not self._given_up or self._writer is None or self._writer.uncancel() > 0:
+                raise
+            raise unavailable("the stream was to end, and its last messages were not read") from None
         finally:
             self.ended = True
+
+    async def _write_all(self, write: Callable[[Response], Awaitable[None]], now_ms: Callable[[], int]) -> None:
+        while True:
+            message = self._next_message()
+            if message is not None:
+                await write(message)
+                self.last_write_ms = now_ms()
+            elif self._is_finished():
+                break
+            else:
+                self._wake.clear()
+                await self._wake.wait()
+        if isinstance(self._over, Exception):
+            raise self._over
+        if self._over is not None:
+            await write(self._over)
 
     def _is_finished(self) -> bool:
         return self._over is not None or (self._drained_by_peer and not self.session.owner.pending)

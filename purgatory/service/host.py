@@ -260,9 +260,9 @@ class Host:
         assert self.engine.pending == 0, f"{self.engine.pending} operations were forgotten"
         LOGGER.info("%d pending operations ended as shutting down", ended)
         await self._until(self._is_flushed, deadline_s)
-        for connection in list(self.sessions.connections()):
+        for connection in self.sessions.connections():
             connection.shut_down()
-        await self._until(lambda: not self.sessions.connected, deadline_s)
+        await self._until(lambda: not self.sessions.connections(), deadline_s)
         kept = self.sessions.unacknowledged_results
         if kept:
             LOGGER.warning("%d results were not acknowledged before the end", kept)
@@ -306,7 +306,7 @@ class Host:
             await asyncio.sleep(turn_s)
             try:
                 now_ms = self.clock.now_ms()
-                for connection in list(self.sessions.connections()):
+                for connection in self.sessions.connections():
                     connection.check(now_ms, interval_ms)
                 self.sessions.drop_expired(now_ms)
                 self._deliver()

@@ -8,7 +8,6 @@ in the order in which they were last used, so that finding the ones whose time i
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
 from typing import Final
 
 from purgatory.engine.completions import Completions
@@ -63,6 +62,7 @@ class Sessions:
         self._by_owner_id: Final[dict[int, Session]] = {}
         self._disconnected: Final[OrderedDict[str, Session]] = OrderedDict()
         """In the order of last use."""
+        self._connections: Final[set[Connection]] = set()
 
     @property
     def count(self) -> int:
@@ -94,11 +94,9 @@ class Sessions:
         """The session whose operations belong to this owner."""
         return self._by_owner_id.get(owner_id)
 
-    def connections(self) -> Iterator[Connection]:
-        """The streams of all sessions."""
-        for session in self._by_id.values():
-            if session.connection is not None:
-                yield session.connection
+    def connections(self) -> list[Connection]:
+        """All streams, those that were taken over and have not ended yet included."""
+        return list(self._connections)
 
     def open(self, session_id: str, now_ms: int) -> tuple[Session, bool]:
         """The session of that id, made if need be, and whether it was known. Refuses bad ids and too many sessions."""
@@ -137,6 +135,7 @@ class Sessions:
             session, response_type, columns=columns, expects_heartbeats=expects_heartbeats, now_ms=now_ms
         )
         session.connection = connection
+        self._connections.add(connection)
         session.outbox.rewind()
         self._disconnected.pop(session.session_id, None)
         self._observer.stream_connected()
@@ -147,6 +146,7 @@ class Sessions:
     def detach(self, connection: Connection, now_ms: int) -> None:
         """A stream has ended. If it was still its session's, the session's time to live begins."""
         self._observer.stream_disconnected()
+        self._connections.discard(connection)
         session = connection.session
         if session.connection is connection:
             session.connection = None

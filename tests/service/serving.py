@@ -30,7 +30,8 @@ class Served:
         self.host = host
         self.server = server
         self.address = f"127.0.0.1:{port}"
-        self.channel = grpc.aio.insecure_channel(self.address)
+        # Without the bandwidth probe a stream that is not read is held back after some 64 KiB.
+        self.channel = grpc.aio.insecure_channel(self.address, options=[("grpc.http2.bdp_probe", 0)])
         self.stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(self.channel)
 
     async def high_watermark(self, topic: str, offset: int, partition: int = 0) -> wire.AdvanceReceipt:
@@ -143,7 +144,12 @@ class Peer:
         await self._call.done_writing()
 
     async def code(self) -> grpc.StatusCode:
-        """The status the stream ends with."""
+        """The status the stream ends with; what is still unread is passed over, for it comes before the status."""
+        try:
+            while await self.read_raw() is not grpc.aio.EOF:
+                pass
+        except grpc.aio.AioRpcError as error:
+            return error.code()
         code: grpc.StatusCode = await asyncio.wait_for(self._call.code(), PATIENCE_S)
         return code
 

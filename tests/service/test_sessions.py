@@ -1,0 +1,385 @@
+"""Sessions over real streams: exactly once seen from the caller, across reconnects, take-overs and slow readers."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import grpc
+import pytest
+
+from purgatory.engine.limits import EngineLimits
+from purgatory.service.limits import HostLimits
+from purgatory.testing import ManualClock
+from purgatory.v1 import operation_pb2, result_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.service.serving import Peer, Served, eventually, produce, serving, signal
+
+
+def ids_and_sequences(batch: wire.ResultBatch) -> list[tuple[int, int]]:
+    """(sequence, operation id) of each result, in either shape."""
+    ids = (
+        list(batch.columns.operation_id)
+        if batch.HasField("columns")
+        else [result.operation_id for result in batch.rows.results]
+    )
+    return list(zip(itertools.count(batch.first_sequence), ids))  # noqa: B905 - count is endless
+
+
+async def drained(served: Served, session_id: str) -> None:
+    """Waits until a session has no stream."""
+    session = served.host.sessions.get(session_id)
+    await eventually(lambda: session.connection is None, "the stream is detached")
+
+
+async def test_the_receipt_comes_before_any_result_of_its_batch() -> None:
+    """Also for operations that are satisfied when they are registered."""
+    async with serving() as served:
+        await served.high_watermark("orders", 42)
+        peer = await Peer(served, "s").open()
+        assert not peer.opened.resumed
+        await peer.register(*(produce(place, "orders", 42) for place in range(1, 101)), batch_id=9)
+        receipt = await peer.receipt()
+        assert (receipt.batch_id, receipt.accepted, receipt.highest_operation_id) == (9, 100, 100)
+        batch = await peer.results()
+        assert ids_and_sequences(batch) == [(place, place) for place in range(1, 101)]
+        assert {result.outcome for result in batch.rows.results} == {result_pb2.OUTCOME_SATISFIED}
+
+
+async def test_the_rest_of_a_batch_is_registered() -> None:
+    """Refused operations are named in the receipt and end once as results; sent again, all is known already."""
+    async with serving() as served:
+        peer = await Peer(served, "s").open()
+        rows = [
+            produce(1, "orders", 42),
+            produce(2, "orders", -1),
+            operation_pb2.Operation(operation_id=3),
+            signal(4, "k", 0),
+            signal(5, "k"),
+            produce(0, "orders", 1),
+        ]
+        await peer.register(*rows)
+        receipt = await peer.receipt()
+        assert (receipt.accepted, receipt.already_known, receipt.highest_operation_id) == (2, 0, 5)
+        assert [(refusal.index, refusal.operation_id, refusal.field) for refusal in receipt.refusals] == [
+            (1, 2, "produce.partitions[0].required_offset"),
+            (2, 3, "condition"),
+            (3, 4, "timeout_ms"),
+            (5, 0, "operation_id"),
+        ]
+        results: list[result_pb2.Result] = []
+        while len(results) < 4:
+            results += (await peer.results()).rows.results
+        assert [(result.operation_id, result.outcome) for result in results] == [
+            (place, result_pb2.OUTCOME_REFUSED) for place in (2, 3, 4, 0)
+        ]
+        assert results[1].refusal.message == receipt.refusals[1].message
+        await peer.register(*rows[:5], batch_id=2)
+        again = await peer.receipt()
+        assert (again.accepted, again.already_known, list(again.refusals)) == (0, 5, [])
+        assert served.host.engine.pending == 2
+        assert served.host.sessions.unacknowledged_results == 4
+
+
+async def test_an_id_has_one_result_however_often_it_is_in_a_batch() -> None:
+    """The repetition is refused in the receipt, but the one result of the id is that of the operation that waits."""
+    async with serving() as served:
+        peer = await Peer(served, "s").open()
+        await peer.register(produce(5, "orders", 42), produce(5, "orders", 43), signal(3, "k"))
+        receipt = await peer.receipt()
+        assert receipt.accepted == 1
+        assert [(refusal.index, refusal.field) for refusal in receipt.refusals] == [
+            (1, "operation_id"),
+            (2, "operation_id"),
+        ]
+        assert ids_and_sequences(await peer.results()) == [(1, 3)]
+        await served.high_watermark("orders", 42)
+        batch = await peer.results()
+        assert ids_and_sequences(batch) == [(2, 5)]
+        assert batch.rows.results[0].outcome == result_pb2.OUTCOME_SATISFIED
+
+
+@pytest.mark.parametrize(
+    ("batch", "field"),
+    [
+        (wire.RegisterBatch(), "shape"),
+        (wire.RegisterBatch(columns=operation_pb2.OperationColumns(operation_id=[1])), "kind"),
+        (wire.RegisterBatch(columns=operation_pb2.OperationColumns(kind=1, offset=[1])), "operation_id"),  # type: ignore[arg-type]
+        (
+            wire.RegisterBatch(
+                columns=operation_pb2.OperationColumns(kind=1, operation_id=[1, 2, 3], timeout_ms=[1, 2])  # type: ignore[arg-type]
+            ),
+            "timeout_ms",
+        ),
+        (
+            wire.RegisterBatch(columns=operation_pb2.OperationColumns(kind=1, operation_id=range(1, 102))),  # type: ignore[arg-type]
+            "columns.operation_id",
+        ),
+    ],
+)
+async def test_a_batch_that_cannot_be_read_is_refused_as_a_whole(batch: wire.RegisterBatch, field: str) -> None:
+    """Its receipt says why, nothing is registered, and the stream goes on; a unary call has the status."""
+    async with serving(HostLimits(operations_per_batch_max=100)) as served:
+        peer = await Peer(served, "s").open()
+        await peer.send(register=batch)
+        receipt = await peer.receipt()
+        assert (receipt.batch_refusal.code, receipt.batch_refusal.field) == (3, field)
+        assert receipt.highest_operation_id == 0
+        with pytest.raises(grpc.aio.AioRpcError, match="batch") as raised:
+            await served.stub.Register(wire.RegisterRequest(session_id="s", batch=batch))
+        assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        await peer.register(signal(1, "k"))
+        assert (await peer.receipt()).accepted == 1
+
+
+async def test_a_broken_stream_loses_nothing_and_repeats_nothing() -> None:
+    """What was not acknowledged comes again on the next stream, with the same sequence numbers; pending ones wait on."""
+    async with serving() as served:
+        peer = await Peer(served, "s").open()
+        await peer.register(*(produce(place, "orders", place) for place in range(1, 11)))
+        await peer.receipt()
+        await served.high_watermark("orders", 6)
+        received = dict(ids_and_sequences(await peer.results()))
+        await peer.acknowledge(2)
+        await eventually(lambda: served.host.sessions.unacknowledged_results == 4, "2 acknowledged")
+        peer.cancel()
+        await drained(served, "s")
+        await served.high_watermark("orders", 8)
+        again = await Peer(served, "s").open(last_sequence=4, columns=True)
+        assert again.opened.resumed
+        assert again.opened.highest_operation_id == 10
+        assert ids_and_sequences(await again.results()) == [(5, 5), (6, 6), (7, 7), (8, 8)]
+        await served.high_watermark("orders", 10)
+        assert ids_and_sequences(await again.results()) == [(9, 9), (10, 10)]
+        assert received == {place: place for place in range(1, 7)}
+        await again.acknowledge(10)
+        await eventually(lambda: served.host.sessions.unacknowledged_results == 0, "all acknowledged")
+
+
+async def test_a_second_stream_takes_the_session_over() -> None:
+    """The first one is told so and ends; results go to the second only."""
+    async with serving() as served:
+        first = await Peer(served, "s").open()
+        await first.register(produce(1, "orders", 1))
+        await first.receipt()
+        second = await Peer(served, "s").open()
+        message = await first.read()
+        assert message.going_away.reason == wire.GoingAway.REASON_TAKEN_OVER
+        assert await first.read_raw() is grpc.aio.EOF
+        assert await first.code() == grpc.StatusCode.OK
+        await served.high_watermark("orders", 1)
+        assert ids_and_sequences(await second.results()) == [(1, 1)]
+        assert (await served.status()).sessions_connected == 1
+
+
+async def test_register_and_stream_results_share_the_session() -> None:
+    """The same session through unary calls and a server stream, acknowledged by a unary call."""
+    async with serving() as served:
+        batch = wire.RegisterBatch(
+            batch_id=3,
+            columns=operation_pb2.OperationColumns(
+                kind=operation_pb2.OPERATION_KIND_SIGNAL, keys=["k"], operation_id=[1, 2], timeout_ms=[30]
+            ),
+        )
+        answer = await served.stub.Register(wire.RegisterRequest(session_id="s", batch=batch))
+        assert (answer.receipt.batch_id, answer.receipt.accepted) == (3, 2)
+        stream = served.stub.StreamResults(wire.StreamResultsRequest(session_id="s", columns=True))
+        message = await stream.read()
+        assert list(message.results.columns.outcome) == [result_pb2.OUTCOME_EXPIRED] * 2
+        await served.stub.Acknowledge(wire.AcknowledgeRequest(session_id="s", sequence=2))
+        assert (await served.status()).unacknowledged_results == 0
+        for bad in (wire.AcknowledgeRequest(session_id="s", sequence=3), wire.AcknowledgeRequest(session_id="x")):
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await served.stub.Acknowledge(bad)
+            assert raised.value.code() in {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND}
+        stream.cancel()
+
+
+async def test_cancels_are_answered_on_the_stream() -> None:
+    """Those cancelled now and those not pending; the results follow."""
+    async with serving() as served:
+        peer = await Peer(served, "s").open()
+        await peer.register(signal(1, "k"), signal(2, "k"))
+        await peer.receipt()
+        await peer.send(cancel=wire.CancelOperations(operation_ids=[2, 7]))
+        answer = (await peer.read()).cancelled
+        assert (list(answer.cancelled_operation_ids), list(answer.not_pending_operation_ids)) == ([2], [7])
+        batch = await peer.results()
+        assert ids_and_sequences(batch) == [(1, 2)]
+        assert batch.rows.results[0].outcome == result_pb2.OUTCOME_CANCELLED
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"heartbeat": wire.Heartbeat()}],
+        [{"open": wire.OpenSession(session_id="")}],
+        [{"open": wire.OpenSession(session_id="x" * 129)}],
+        [{"open": wire.OpenSession(session_id="s")}, {"open": wire.OpenSession(session_id="s")}],
+        [{"open": wire.OpenSession(session_id="s")}, {}],
+        [{"open": wire.OpenSession(session_id="s")}, {"acknowledge": wire.AcknowledgeResults(sequence=1)}],
+    ],
+)
+async def test_a_stream_that_breaks_the_rules_ends(messages: list[dict[str, object]]) -> None:
+    """INVALID_ARGUMENT, and the daemon goes on."""
+    async with serving() as served:
+        peer = Peer(served, "s")
+        for message in messages:
+            await peer.send(**message)
+        assert await peer.code() == grpc.StatusCode.INVALID_ARGUMENT
+        await served.status()
+
+
+async def test_a_session_ends_some_time_after_its_last_stream() -> None:
+    """Its waits are then cancelled, its results dropped; before that it can be resumed."""
+    clock = ManualClock(1_000)
+    limits = HostLimits(heartbeat_interval_ms=40, session_ttl_ms=5_000)
+    async with serving(limits, clock=clock) as served:
+        peer = await Peer(served, "s").open()
+        await peer.register(signal(1, "k"), signal(2, "j"))
+        await peer.receipt()
+        peer.cancel()
+        await drained(served, "s")
+        clock.jump(4_999)
+        await asyncio.sleep(0.05)
+        assert served.host.engine.pending == 2
+        clock.jump(1)
+        await eventually(lambda: served.host.engine.pending == 0, "the waits are freed")
+        status = await served.status()
+        assert (status.sessions, sum(kind.cancelled for kind in status.kinds)) == (0, 2)
+        anew = await Peer(served, "s").open(last_sequence=17)
+        assert not anew.opened.resumed
+        assert anew.opened.highest_operation_id == 0
+
+
+async def test_both_sides_hear_each_other() -> None:
+    """The daemon sends heartbeats when it has nothing to say, and ends a stream whose peer sends none."""
+    clock = ManualClock(1_000)
+    async with serving(HostLimits(heartbeat_interval_ms=40), clock=clock) as served:
+        peer = await Peer(served, "s").open()
+        clock.jump(40)
+        assert (await peer.read_raw()).HasField("heartbeat")
+        await peer.send(heartbeat=wire.Heartbeat())
+        session = served.host.sessions.get("s")
+        await eventually(lambda: session.connection is not None and session.connection.last_read_ms == 1_040, "heard")
+        clock.jump(121)
+        assert await peer.code() == grpc.StatusCode.UNAVAILABLE
+        assert "heartbeats" in await peer.details()
+        await drained(served, "s")
+
+
+async def test_a_half_closed_stream_ends_when_all_is_told() -> None:
+    """A caller that has said everything still gets every result of what it registered, then status OK."""
+    async with serving() as served:
+        peer = await Peer(served, "s").open()
+        await peer.register(produce(1, "orders", 1), signal(2, "k", 40))
+        await peer.half_close()
+        await peer.receipt()
+        await served.high_watermark("orders", 1)
+        assert ids_and_sequences(await peer.results()) == [(1, 1)]
+        assert ids_and_sequences(await peer.results()) == [(2, 2)]
+        assert await peer.read_raw() is grpc.aio.EOF
+        assert await peer.code() == grpc.StatusCode.OK
+
+
+async def test_sessions_are_limited() -> None:
+    """RESOURCE_EXHAUSTED for one more; those there go on."""
+    async with serving(HostLimits(sessions_max=2)) as served:
+        for name in ("a", "b", "a"):
+            await Peer(served, name).open()
+        peer = Peer(served, "c")
+        await peer.send(open=wire.OpenSession(session_id="c"))
+        assert await peer.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert (await served.status()).sessions == 2
+
+
+async def test_results_that_are_not_acknowledged_are_limited() -> None:
+    """Past the limit registrations are refused one by one, far past it batch by batch; acknowledging helps."""
+    limits = HostLimits(unacknowledged_results_max=3, operations_per_batch_max=4)
+    async with serving(limits) as served:
+        await served.high_watermark("orders", 1)
+        peer = await Peer(served, "s").open()
+        await peer.register(*(produce(place, "orders", 1) for place in (1, 2, 3)))
+        assert (await peer.receipt()).accepted == 3
+        await peer.results()
+        await peer.register(*(produce(place, "orders", 1) for place in (4, 5, 6, 7)))
+        receipt = await peer.receipt()
+        assert [refusal.code for refusal in receipt.refusals] == [8] * 4
+        await peer.results()
+        await peer.register(produce(8, "orders", 1))
+        receipt = await peer.receipt()
+        assert receipt.batch_refusal.code == 8
+        assert receipt.highest_operation_id == 7
+        assert served.host.sessions.unacknowledged_results == 7
+        await peer.acknowledge(7)
+        await peer.register(produce(8, "orders", 1))
+        assert (await peer.receipt()).accepted == 1
+        assert ids_and_sequences(await peer.results()) == [(8, 8)]
+
+
+async def test_a_full_purgatory_refuses_one_by_one() -> None:
+    """Those that still have room are admitted and served."""
+    async with serving(engine_limits=EngineLimits(pending_operations_max=2)) as served:
+        peer = await Peer(served, "s").open()
+        await peer.register(*(signal(place, "k") for place in (1, 2, 3)))
+        receipt = await peer.receipt()
+        assert receipt.accepted == 2
+        assert [(refusal.operation_id, refusal.code) for refusal in receipt.refusals] == [(3, 8)]
+
+
+LONG_TOPIC = "x" * 200
+MANY = 20_000
+"""With a long topic in each row this is several megabytes of results: more than a connection buffers unread."""
+
+
+async def register_many(peer: Peer) -> None:
+    """Registers many waits for offset 1 of one partition, as columns."""
+    columns = operation_pb2.OperationColumns(
+        kind=operation_pb2.OPERATION_KIND_PRODUCE,
+        partitions=[operation_pb2.TopicPartition(topic=LONG_TOPIC)],
+        operation_id=range(1, MANY + 1),
+        offset=[1],
+        timeout_ms=[600_000],
+    )
+    await peer.send(register=wire.RegisterBatch(batch_id=1, columns=columns))
+    assert (await peer.receipt()).accepted == MANY
+
+
+async def test_a_slow_reader_loses_nothing_and_slows_nobody() -> None:
+    """While one stream is not read, another session is served; read later, every result comes, in order."""
+    async with serving() as served:
+        slow = await Peer(served, "slow").open()
+        quick = await Peer(served, "quick").open()
+        await register_many(slow)
+        await served.high_watermark(LONG_TOPIC, 1)
+        outbox = served.host.sessions.get("slow").outbox
+        assert outbox.last_sequence == MANY
+        for place in range(1, 21):
+            await quick.register(produce(place, LONG_TOPIC, 1))
+            await quick.receipt()
+            assert ids_and_sequences(await quick.results()) == [(place, place)]
+        assert outbox.unwritten > 0
+        expected = 1
+        while expected <= MANY:
+            batch = await slow.results()
+            assert batch.first_sequence == expected
+            assert batch.rows.results[0].operation_id == expected
+            expected += len(batch.rows.results)
+        await slow.acknowledge(MANY)
+        await eventually(lambda: outbox.unacknowledged == 0, "all acknowledged")
+
+
+async def test_a_stream_that_is_not_read_can_be_taken_over() -> None:
+    """The second stream gets every result; the first one ends although its peer never reads."""
+    async with serving(HostLimits(heartbeat_interval_ms=200)) as served:
+        stuck = await Peer(served, "s").open()
+        await register_many(stuck)
+        connection = served.host.sessions.get("s").connection
+        assert connection is not None
+        await served.high_watermark(LONG_TOPIC, 1)
+        second = await Peer(served, "s").open(columns=True)
+        received = 0
+        while received < MANY:
+            received += len((await second.results()).columns.operation_id)
+        await eventually(lambda: connection.ended, "the first stream has ended")
+        assert (await served.status()).sessions_connected == 1
