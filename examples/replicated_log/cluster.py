@@ -44,21 +44,25 @@ class Child:
         return self._process.returncode
 
     async def hear(self, event: str, seconds: float) -> dict[str, Any]:
-        """Returns what it says next under `event`; what else it says keeps. ChildFailed: it ended, or time ran out."""
+        """Returns what it says next under `event`; what else it says keeps.
+
+        ChildFailed: it ended, or said nothing at all for so many seconds.
+        """
         for index, unheard in enumerate(self._unheard):
             if unheard["event"] == event:
                 return self._unheard.pop(index)
         assert self._process.stdout is not None, f"{self.name} was started without a pipe"
         try:
-            async with asyncio.timeout(seconds):
-                while line := await self._process.stdout.readline():
-                    said: dict[str, Any] = json.loads(line)
-                    self._listener(self.name, said)
-                    if said["event"] == event:
-                        return said
-                    self._unheard.append(said)
+            while line := await asyncio.wait_for(self._process.stdout.readline(), seconds):
+                said: dict[str, Any] = json.loads(line)
+                self._listener(self.name, said)
+                if said["event"] == event:
+                    return said
+                self._unheard.append(said)
         except TimeoutError:
-            raise ChildFailed(f"{self.name} (pid {self.pid}) did not say {event!r} within {seconds:.0f} s") from None
+            raise ChildFailed(
+                f"{self.name} (pid {self.pid}) did not say {event!r} and was silent for {seconds:.0f} s"
+            ) from None
         raise ChildFailed(
             f"{self.name} (pid {self.pid}) ended with {await self._process.wait()} before it said {event!r}"
         )

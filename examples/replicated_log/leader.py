@@ -26,13 +26,15 @@ from purgatory_client.errors import PurgatoryClientError
 from examples.replicated_log.child import Starter, run_child, say
 from examples.replicated_log.ledger import Ledger
 from examples.replicated_log.marks import Marks
-from examples.replicated_log.membership import Membership
+from examples.replicated_log.membership import Membership, UnknownReplica
 from examples.replicated_log.segments import OffsetOutOfRange, SegmentedLog
 from examples.replicated_log.waits import Waits
 from examples.replicated_log.wire import LOOPBACK, Frame, encode_frame, read_frame
 
 LEADER_EPOCH: Final = 1
 MIN_IN_SYNC: Final = 2
+CONSUMER: Final = -1
+"""In place of a replica id, as in Kafka."""
 
 # Kafka's error codes, as far as this leader gives them.
 NONE: Final = 0
@@ -56,6 +58,7 @@ class Leader:
         self._marks = Marks(client)
         self._membership = Membership(client, self._marks, partition, leader_id, followers, LEADER_EPOCH)
         self._high_watermark = log.log_start_offset
+        self._connections: dict[int, asyncio.StreamWriter] = {}
         self._calls: dict[str, Callable[[dict[str, Any], bytes], Answer]] = {
             "append": self._append,
             "follower_fetch": self._follower_fetch,
@@ -82,11 +85,12 @@ class Leader:
     # One connection: requests are begun in the order they come; answers go out as they are ready.
 
     async def _serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        replica_id: int | None = None
         answers: set[asyncio.Task[None]] = set()
         try:
             while (request := await read_frame(reader)) is not None:
-                replica_id = request.header.get("replica_id", replica_id)
+                asker = request.header.get("replica_id", CONSUMER)
+                if asker in self._membership.follower_ids:
+                    self._connections[asker] = writer
                 answer = self._calls[request.header["call"]](request.header, request.body)
                 task = asyncio.create_task(self._answer(writer, request.header["id"], answer))
                 answers.add(task)
@@ -94,7 +98,7 @@ class Leader:
         finally:
             for task in answers:
                 task.cancel()  # nobody is left to be answered: cancels the waits at the daemon too
-            if replica_id is not None:
+            for replica_id in [known for known, its_writer in self._connections.items() if its_writer is writer]:
                 self._membership.lost(replica_id)
             writer.close()
 
@@ -103,7 +107,7 @@ class Leader:
             frame = await answer
         except OffsetOutOfRange as error:
             frame = Frame(self._marks_of_now(OFFSET_OUT_OF_RANGE) | {"message": str(error)})
-        except PurgatoryClientError as error:
+        except (PurgatoryClientError, UnknownReplica) as error:
             frame = Frame(self._marks_of_now(UNKNOWN_SERVER_ERROR) | {"message": repr(error)})
         writer.write(encode_frame(Frame(frame.header | {"id": request_id}, frame.body)))
         with contextlib.suppress(ConnectionError):  # it has gone; its connection's reader sees that too
@@ -155,7 +159,8 @@ class Leader:
         return Frame(self._marks_of_now(deleted.error_code) | {"low_watermark": deleted.reached_offset})
 
     async def _report(self, _: dict[str, Any], __: bytes) -> Frame:
-        return Frame(self._marks_of_now(NONE) | {"in_sync": self._membership.in_sync}, self._ledger.to_json())
+        state = {"in_sync": self._membership.in_sync, "open": self._ledger.open_count}
+        return Frame(self._marks_of_now(NONE) | state, self._ledger.to_json())
 
     async def _refuse(self, error: int) -> Frame:
         return Frame(self._marks_of_now(error))

@@ -39,7 +39,7 @@ class Ledger:
         kind = self._open.pop(number, None)
         if kind is None:
             raise WaitEndedTwice(f"wait {number} has ended twice, now as {outcome}")
-        self.ended_ms.setdefault((kind, outcome), []).append(waited_ms)
+        self.ended_ms.setdefault((kind, outcome), []).append(round(waited_ms, 3))
 
     def ended(self, kind: str, outcome: str) -> int:
         """How many waits of this kind ended so."""

@@ -1,14 +1,16 @@
 """Who is in sync: the controller's part, here played by the leader.
 
-A follower leaves the set when its connection ends or it has not caught up for long. It joins again once it has all that
-is committed. That test must not race with the high watermark, so the grown set is first *proposed*: from then on the
-joiner holds the high watermark back, and what the daemon then says of it can be compared with the joiner's log end.
+A follower leaves the set when its connection ends or it has not caught up for long; it is then also reported as fenced,
+so that it no longer holds the high watermark back. It joins again once it has all that is committed. That test must not
+race with the high watermark, so the grown set is first *proposed*: from then on the joiner holds the high watermark
+back, and what the daemon then says of it can be compared with the joiner's log end.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Collection
 from typing import Final
 
 from purgatory_client import AsyncClient, events
@@ -16,6 +18,35 @@ from purgatory_client import AsyncClient, events
 from examples.replicated_log.marks import Marks
 
 LAG_SECONDS_MAX: Final = 10.0
+
+
+class UnknownReplica(Exception):
+    """A fetch says it comes from a replica that the partition does not have."""
+
+
+class Follower:
+    """What the leader knows of a follower."""
+
+    def __init__(self) -> None:
+        self.log_end = -1
+        self.gone = False
+        self._caught_up_at = self._fetched_at = time.monotonic()
+        self._leader_end_then = 0
+
+    def fetched(self, log_end: int, leader_log_end: int) -> None:
+        """It has caught up now if it has all there is now, or at its last fetch if it has all there was then."""
+        now = time.monotonic()
+        if log_end >= leader_log_end:
+            self._caught_up_at = now
+        elif log_end >= self._leader_end_then:
+            self._caught_up_at = max(self._caught_up_at, self._fetched_at)
+        self.log_end, self._fetched_at, self._leader_end_then = log_end, now, leader_log_end
+        self.gone = False
+
+    @property
+    def lag_seconds(self) -> float:
+        """How long ago it had all there was."""
+        return time.monotonic() - self._caught_up_at
 
 
 class Membership:
@@ -29,11 +60,14 @@ class Membership:
         self._partition = partition
         self._leader_id = leader_id
         self._epoch = epoch
-        self.in_sync = sorted([leader_id, *follower_ids])
-        self._log_end = dict.fromkeys(follower_ids, -1)
-        self._caught_up_at = dict.fromkeys(follower_ids, time.monotonic())
-        self._gone: set[int] = set()
+        self._followers = {replica_id: Follower() for replica_id in follower_ids}
         self._proposed: list[int] | None = None
+        self.in_sync = sorted([leader_id, *follower_ids])
+
+    @property
+    def follower_ids(self) -> Collection[int]:
+        """All followers, in sync or not."""
+        return self._followers.keys()
 
     def begin(self, min_in_sync: int) -> None:
         """Tells the daemon who leads, who follows, and how many must be in sync for a write to be acknowledged."""
@@ -60,16 +94,10 @@ class Membership:
         self, replica_id: int, log_end: int, log_start: int, leader_log_end: int, high_watermark: int
     ) -> None:
         """A follower has asked for `log_end`: it holds all below. Reports that, and lets it join if it may."""
-        if replica_id not in self._log_end:
-            raise ValueError(f"replica {replica_id} is not one of {sorted(self._log_end)}")
-        if replica_id in self._gone:
-            self._gone.discard(replica_id)
-            self._marks.push(
-                events.replica_state(self._partition, replica_id, dead=False, leader_epoch=self._epoch),
-            )
-        self._log_end[replica_id] = log_end
-        if log_end >= leader_log_end:
-            self._caught_up_at[replica_id] = time.monotonic()
+        follower = self._followers.get(replica_id)
+        if follower is None:
+            raise UnknownReplica(f"replica {replica_id} is not one of {sorted(self._followers)}")
+        follower.fetched(log_end, leader_log_end)
         self._marks.push(
             events.follower_progress(
                 self._partition, replica_id, log_end, log_start_offset=log_start, leader_epoch=self._epoch
@@ -80,44 +108,50 @@ class Membership:
 
     def lost(self, replica_id: int) -> None:
         """A follower's connection has ended: it leaves the in-sync set at once, and waits go on without it."""
-        self._gone.add(replica_id)
-        self._marks.push(events.replica_state(self._partition, replica_id, dead=True, leader_epoch=self._epoch))
+        self._followers[replica_id].gone = True
         self._leave(replica_id)
 
     async def watch_lag(self) -> None:
         """Removes followers that have not caught up for LAG_SECONDS_MAX, for ever."""
         while True:
             await asyncio.sleep(LAG_SECONDS_MAX / 2)
-            for replica_id, caught_up_at in self._caught_up_at.items():
-                if time.monotonic() - caught_up_at > LAG_SECONDS_MAX:
+            for replica_id, follower in self._followers.items():
+                if follower.lag_seconds > LAG_SECONDS_MAX and replica_id in self.in_sync:
                     self._leave(replica_id)
 
     def _leave(self, replica_id: int) -> None:
+        self._push_state(replica_id, fenced=True)
         if replica_id in self.in_sync:
             self._commit([other for other in self.in_sync if other != replica_id])
 
     async def _try_join(self, replica_id: int) -> None:
         if self._proposed is not None:
             return  # one change at a time
-        before = self.in_sync
+        before, follower = self.in_sync, self._followers[replica_id]
         self._proposed = sorted([*before, replica_id])
+        self._push_state(replica_id, fenced=False)
         self._push_set(before, self._proposed)
         try:
             await self._marks.told()
             high_watermark = (await self._client.partition(self._partition)).high_watermark
         finally:
             proposed, self._proposed = self._proposed, None
-        if self.in_sync is not before or replica_id in self._gone:
-            return  # a commit has ended the proposal, or will: this follower's next fetch tries again
-        if self._log_end[replica_id] >= high_watermark:
+        if self.in_sync is before and not follower.gone and follower.log_end >= high_watermark:
             self._commit(proposed)
         else:
-            self._push_set(before)
+            self._push_state(replica_id, fenced=True)
+            self._push_set(self.in_sync)
 
     def _commit(self, in_sync: list[int]) -> None:
         self.in_sync = in_sync
         self._push_set(in_sync)
         self._marks.push(events.signalled(in_sync_key(self._partition, in_sync)))
+
+    def _push_state(self, replica_id: int, *, fenced: bool) -> None:
+        dead = self._followers[replica_id].gone
+        self._marks.push(
+            events.replica_state(self._partition, replica_id, dead=dead, fenced=fenced, leader_epoch=self._epoch)
+        )
 
     def _push_set(self, in_sync: list[int], proposed: list[int] | None = None) -> None:
         self._marks.push(

@@ -17,6 +17,8 @@ from examples.replicated_log.wire import Connection, Frame
 IN_FLIGHT_MAX: Final = 64
 TIMEOUT_MS: Final = 20_000
 PROGRESS_STEPS: Final = 10
+PROGRESS_RECORDS_MAX: Final = 10_000
+"""It says how far it is this often at least, so that silence means trouble."""
 
 
 class NotAcknowledged(Exception):
@@ -37,6 +39,7 @@ class Producer:
         self._lines = lines
         self._room = asyncio.Semaphore(IN_FLIGHT_MAX)
         self._acknowledged = 0
+        self._step = min(max(1, len(lines) // PROGRESS_STEPS), PROGRESS_RECORDS_MAX)
 
     async def run(self, starter: Starter, pause_at: list[int]) -> None:
         """Sends everything and returns when all of it is acknowledged."""
@@ -56,7 +59,7 @@ class Producer:
         if header["error"] != 0 or header["offset"] != offset or header["high_watermark"] <= offset:
             raise NotAcknowledged(f"line {offset + 1}: {header}")
         self._acknowledged += 1
-        if self._acknowledged % max(1, len(self._lines) // PROGRESS_STEPS) == 0:
+        if self._acknowledged % self._step == 0:
             say("progress", acknowledged=self._acknowledged)
         self._room.release()
 

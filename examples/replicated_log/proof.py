@@ -92,9 +92,13 @@ def _check_agreement(kind: str, before: Counters, after: Counters, ledger: Ledge
 
 
 def read_counters(http_address: str) -> dict[str, Counters]:
-    """The daemon's counters of operations, by kind. OSError: the metrics cannot be fetched."""
-    with urllib.request.urlopen(f"http://{http_address}/metrics", timeout=HTTP_SECONDS_MAX) as response:
-        text = response.read().decode()
+    """The daemon's counters of operations, by kind. ConnectionError: they cannot be fetched."""
+    url = f"http://{http_address}/metrics"
+    try:
+        with urllib.request.urlopen(url, timeout=HTTP_SECONDS_MAX) as response:
+            text = response.read().decode()
+    except OSError as error:
+        raise ConnectionError(f"{url} cannot be read: {error}") from error
     samples: dict[tuple[str, ...], int] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -26,7 +27,7 @@ from examples.replicated_log.records import decode_all
 from examples.replicated_log.segments import records_on_disk
 from examples.replicated_log.table import check_lines, wait_table
 from examples.replicated_log.waits import Waits
-from examples.replicated_log.wire import Connection
+from examples.replicated_log.wire import Connection, Frame
 
 LEADER: Final = 1
 FOLLOWERS: Final = (2, 3)
@@ -120,6 +121,7 @@ class Story:
         self._note(f"all {count} records consumed")
         if self._options.kill_follower:
             await self._wait_in_sync(waits, EVERYBODY, 2)
+        await self._leader_report(lambda header: header["in_sync"] == EVERYBODY)
         consumed = list(decode_all(kept.read_bytes()))
         checks = [check_records("consumer", consumed, self._lines, 0), check_whole_input(consumed, self._options.input)]
         checks += self._check_logs(self._lines, 0)
@@ -156,18 +158,20 @@ class Story:
         """Ends the followers, then takes the leader's ledger when nothing in it is open, then ends the leader."""
         for child in self._followers.values():
             await child.end()
+        report = await self._leader_report(lambda header: header["open"] == 0)
+        self._ledger.add_json(report.body)
+        await self._leader.end()
+
+    async def _leader_report(self, until: Callable[[dict[str, Any]], bool]) -> Frame:
+        """What the leader reports once it is as `until` says. TimeoutError: it never was."""
         connection = await Connection.open(self._leader_port)
         async with asyncio.timeout(STEP_SECONDS_MAX):
-            while True:
-                report = await connection.call("report")
-                leaders = Ledger()
-                leaders.add_json(report.body)
-                if leaders.open_count == 0:
-                    break
+            report = await connection.call("report")
+            while not until(report.header):
                 await asyncio.sleep(0.02)
-        self._ledger.add_json(report.body)
+                report = await connection.call("report")
         await connection.close()
-        await self._leader.end()
+        return report
 
     async def _settled_counters(self, http: str) -> dict[str, Counters]:
         """The daemon's counters once nothing is pending. With a daemon that serves others too: as they are."""

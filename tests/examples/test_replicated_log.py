@@ -17,6 +17,7 @@ import pytest
 PROJECT = Path(__file__).resolve().parents[2]
 REAL_LOG = Path(os.environ.get("PURGATORY_REAL_DATA", "/nonexistent")) / "HDFS_2k.log"
 RUN_SECONDS_MAX = 180
+pytestmark = pytest.mark.slow
 MODES = pytest.mark.parametrize("mode", [[], ["--kill-follower"]], ids=["plain", "kill-follower"])
 
 
