@@ -23,12 +23,13 @@ class EpochCache:
         self.start_offsets: Final[list[int]] = []
 
     def assign(self, epoch: i64, start_offset: i64) -> None:
-        """Notes that `epoch` began at `start_offset`. Entries that it contradicts (newer epoch or offset) are
-        dropped.
+        """Notes that `epoch` began at `start_offset`, unless it is known already.
+
+        Entries that this contradicts (a newer epoch, or one that began no earlier and so has no records) are dropped.
         """
-        while self.epochs and (self.epochs[-1] >= epoch or self.start_offsets[-1] > start_offset):
-            if self.epochs[-1] == epoch and self.start_offsets[-1] <= start_offset:
-                return
+        if self.epochs and self.epochs[-1] == epoch and self.start_offsets[-1] <= start_offset:
+            return
+        while self.epochs and (self.epochs[-1] >= epoch or self.start_offsets[-1] >= start_offset):
             self.epochs.pop()
             self.start_offsets.pop()
         self.epochs.append(epoch)

@@ -262,10 +262,9 @@ class Events:
         before = partition.assignment()
         newer = event.leader_epoch > partition.leader_epoch
         turned = is_leader != partition.is_leader
-        if newer:
-            partition.leader_epoch = event.leader_epoch
-            if is_leader or event.offset >= 0:
-                partition.note_epoch_start(event.offset)
+        partition.leader_epoch = event.leader_epoch
+        if (newer and event.offset >= 0) or (is_leader and (newer or turned)):
+            partition.note_epoch_start(event.offset)
         partition.set_leader(is_leader)
         partition.assign(event.sets.replicas, event.sets.leader_id)
         if not newer and not turned and partition.assignment() == before:
@@ -275,10 +274,11 @@ class Events:
         return True
 
     def _replica_state(self, partition: Partition, event: Event, now_ms: i64) -> bool:
+        known = event.replica_id in partition.replicas
         replica = partition.replica(event.replica_id)
         dead = event.flags & DEAD != 0
         fenced = event.flags & FENCED != 0
-        if replica.dead == dead and replica.fenced == fenced:
+        if known and replica.dead == dead and replica.fenced == fenced:
             return False
         replica.dead = dead
         replica.fenced = fenced

@@ -35,6 +35,9 @@ NEVER: Final[i64] = 2**62
 
 ANSWER_NOW: Final[i64] = -1
 
+AGREES: Final = (-2, -2)
+UNDEFINED: Final = (-1, -1)
+
 
 class FetchItem:
     """One partition of a fetch. `threshold`: the reach it is watched for; -1 while it is not watched."""
@@ -121,18 +124,16 @@ def read_error(fetch: Fetch, item: FetchItem) -> i64:
 
 
 def divergence(item: FetchItem) -> tuple[int, int]:
-    """(0, 0): the reader's log agrees; (-1, -1): its epoch is not known here; else the epoch and offset where it
-    diverged.
-    """
+    """AGREES; UNDEFINED: the reader's epoch is not known here; else the epoch and the offset where its log diverged."""
     partition = item.partition
     if item.last_fetched_epoch < 0 or partition.log_end_offset < 0:
-        return 0, 0
+        return AGREES
     epoch, end_offset = partition.epochs.end_offset(item.last_fetched_epoch, partition.log_end_offset)
     if epoch < 0:
-        return -1, -1
+        return UNDEFINED
     if epoch < item.last_fetched_epoch or end_offset < item.fetch_offset:
         return epoch, end_offset
-    return 0, 0
+    return AGREES
 
 
 def examine_item(fetch: Fetch, item: FetchItem) -> i64:
@@ -155,10 +156,7 @@ def examine_item(fetch: Fetch, item: FetchItem) -> i64:
             available = reach - item.start_reach
             if available > item.max_bytes:
                 available = item.max_bytes
-    diverged_epoch, diverged_end = divergence(item)
-    if diverged_epoch != 0 or diverged_end != 0:
-        return ANSWER_NOW
-    return available
+    return available if divergence(item) == AGREES else ANSWER_NOW
 
 
 def examine(fetch: Fetch) -> bool:
@@ -191,10 +189,10 @@ def _threshold(fetch: Fetch, item: FetchItem, share: i64) -> i64:
     partition = item.partition
     end = fetch.end_offset(partition)
     reach = partition.positions.reach(end) if end >= 0 else -1
-    if fetch.holds_back(item):
-        return NEVER
     if reach < 0:
         return 0
+    if fetch.holds_back(item):
+        return NEVER
     if partition.positions.segment(end) > item.start_segment:
         return reach + 1
     if item.available >= item.max_bytes:
@@ -218,13 +216,12 @@ def answer(fetch: Fetch, item: FetchItem) -> FetchAnswer:
     """What a read of the partition would give now; Kafka's order of checks within one read."""
     partition = item.partition
     error = read_error(fetch, item)
-    diverged_epoch, diverged_end = 0, 0
+    said = AGREES
     if error == NONE:
-        diverged_epoch, diverged_end = divergence(item)
-        out_of_range = item.fetch_offset < partition.log_start_offset
-        if diverged_epoch < 0 or out_of_range:
+        said = divergence(item)
+        if said == UNDEFINED or item.fetch_offset < partition.log_start_offset:
             error = OFFSET_OUT_OF_RANGE
-    diverged = error == NONE and (diverged_epoch != 0 or diverged_end != 0)
+    diverged = error == NONE and said != AGREES
     if error == NONE and not diverged and 0 <= partition.log_end_offset < item.fetch_offset:
         error = OFFSET_OUT_OF_RANGE
     if error != NONE:
@@ -234,8 +231,8 @@ def answer(fetch: Fetch, item: FetchItem) -> FetchAnswer:
         0 if diverged else _readable_bytes(fetch, item, end),
         partition.high_watermark,
         partition.last_stable_offset(),
-        diverged_epoch if diverged else -1,
-        diverged_end if diverged else -1,
+        said[0] if diverged else -1,
+        said[1] if diverged else -1,
     )
     return FetchAnswer(NONE, end, partition.log_start_offset, fetched)
 

@@ -36,6 +36,7 @@ class Partitions:
         """A stand-in for a partition that is not known and shall not be made: it only answers `error_code`."""
         partition = self._place(name)
         partition.removed_error_code = error_code
+        partition.log_start_offset = -1
         return partition
 
     def _place(self, name: PartitionName) -> Partition:
