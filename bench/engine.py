@@ -110,10 +110,8 @@ def main() -> None:
     )
     apart = advance(fill(pending, 1), pending, 1, events_per_call=1)
     print(f"\n{pending:,} waits pending on one partition, completed by a rising high watermark")
-    print(f"  {pending:,} events of +1:     {single * 1e3:8.0f} ms, {single / pending * 1e9:6.0f} ns a wait")
-    print(
-        f"  {pending // step:,} events of +{step}:     {batched * 1e3:8.0f} ms, {batched / pending * 1e9:6.0f} ns a wait"
-    )
+    for events, by, seconds in ((pending, 1, single), (pending // step, step, batched)):
+        print(f"  {events:>9,} events of +{by}: {seconds * 1e3:8.0f} ms, {seconds / pending * 1e9:6.0f} ns a wait")
     print(f"  ratio {ratio:.2f} (cost follows completions, not watchers)")
     print(f"  {pending:,} calls with one event of +1 each: {apart * 1e3:.0f} ms, {apart / pending * 1e9:.0f} ns a wait")
 
