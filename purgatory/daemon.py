@@ -42,6 +42,9 @@ from purgatory.service.servicer import PurgatoryServicer
 from purgatory.service.settings import Settings, SettingsError, split_address, unknown_variables
 
 LOGGER: Final = logging.getLogger(__name__)
+CALLS_UNREAD_MAX: Final = 1_000_000
+"""Calls that have arrived and not been looked at."""
+
 STREAMS_GRACE_S: Final = 0.5
 """Once all results are delivered: time for what is left, streams that would never end by themselves."""
 
@@ -94,7 +97,7 @@ class Daemon:
         self._serving = False
         await self._health.enter_graceful_shutdown()
         await self._host.drain(grace_s)
-        await self._unary_calls.wait_none(max(0.0, deadline_s - time.monotonic()))
+        await self._unary_calls.wait_quiet(max(0.0, deadline_s - time.monotonic()))
         await self._server.stop(min(STREAMS_GRACE_S, max(0.0, deadline_s - time.monotonic())))
         await self._host.stop()
         await self._site.stop()
@@ -179,10 +182,16 @@ def make_host(settings: Settings, metrics: Metrics) -> Host:
 
 
 def server_options(settings: Settings) -> list[tuple[str, int]]:
-    """Channel arguments of gRPC. Without so_reuseport=0 a second daemon would silently share the port."""
+    """Channel arguments of gRPC. Without so_reuseport=0 a second daemon would silently share the port.
+
+    By default a server loses calls at random, with no answer at all, once 1,000 have arrived that nobody has looked at
+    yet: a burst of unary waits would in part hang until their deadlines. Hence max_pending_requests.
+    """
     server = settings.grpc
     options = [
         ("grpc.so_reuseport", 0),
+        ("grpc.server.max_pending_requests", CALLS_UNREAD_MAX),
+        ("grpc.server.max_pending_requests_hard_limit", CALLS_UNREAD_MAX),
         ("grpc.max_receive_message_length", server.message_bytes_max),
         ("grpc.max_send_message_length", server.message_bytes_max),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", server.ping_interval_min_ms),

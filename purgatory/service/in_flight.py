@@ -12,12 +12,15 @@ from typing import Any, Final
 
 import grpc
 
+QUIET_S: Final = 0.05
+
 
 class UnaryCalls(grpc.aio.ServerInterceptor):
     """Counts the unary calls that are being served."""
 
     def __init__(self) -> None:
         self.count = 0
+        self._served = 0
         self._none: Final = asyncio.Event()
         self._none.set()
 
@@ -41,11 +44,18 @@ class UnaryCalls(grpc.aio.ServerInterceptor):
 
         return grpc.unary_unary_rpc_method_handler(counted, handler.request_deserializer, handler.response_serializer)
 
-    async def wait_none(self, timeout_s: float) -> None:
-        """Returns when no unary call is being served, or after `timeout_s`."""
+    async def wait_quiet(self, timeout_s: float) -> None:
+        """Returns once no call has been served for `QUIET_S`, or after `timeout_s`.
+
+        Calls that have arrived but were not looked at yet would else be cut, rather than told UNAVAILABLE.
+        """
         try:
             async with asyncio.timeout(timeout_s):
-                await self._none.wait()
+                served = -1
+                while self.count or served != self._served:
+                    served = self._served
+                    await self._none.wait()
+                    await asyncio.sleep(QUIET_S)
         except TimeoutError:
             return
 
@@ -55,6 +65,7 @@ class UnaryCalls(grpc.aio.ServerInterceptor):
 
     def _left(self) -> None:
         self.count -= 1
+        self._served += 1
         assert self.count >= 0, f"{self.count} calls are being served"
         if self.count == 0:
             self._none.set()

@@ -45,6 +45,12 @@ def _checked_address(address: str) -> str:
     return address
 
 
+def _checked_folder(path: Path) -> Path:
+    if not path.parent.is_dir():
+        raise ValueError("should be a file in a folder that exists")
+    return path
+
+
 Address = Annotated[str, AfterValidator(_checked_address)]
 Count = Annotated[int, Field(ge=1)]
 DurationMs = Annotated[int, Field(ge=1, le=DURATION_MS_MAX)]
@@ -191,7 +197,7 @@ class Settings(BaseSettings):
     )
 
     config: Path | None = Field(default=None, description="Read settings from this TOML file too.")
-    ready_file: Path | None = Field(
+    ready_file: Annotated[Path, AfterValidator(_checked_folder)] | None = Field(
         default=None, description="Write a line of JSON with pid, grpc_address and http_address here once serving."
     )
     grpc: GrpcSettings = GrpcSettings()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import queue
 import re
@@ -210,6 +211,19 @@ def test_sigterm_answers_pending_waits_and_exits_0(daemon: DaemonProcess, channe
     assert "SIGTERM: shutting down, 20 operations pending" in daemon.log
     assert daemon.log.rstrip().endswith("stopped")
     assert "Traceback" not in daemon.log
+
+
+@pytest.mark.slow
+async def test_burst_of_unary_waits_loses_none(daemon: DaemonProcess) -> None:
+    """Of 4,000 calls that come at once each is registered, and each is answered when the daemon ends."""
+    request = wait_request("orders", 42, timeout_ms=600_000)
+    async with grpc.aio.insecure_channel(daemon.address) as channel:
+        stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
+        calls = [asyncio.ensure_future(stub.Wait(request)) for _ in range(4_000)]
+        await asyncio.to_thread(until, lambda: pending(daemon) == 4_000)
+        assert await asyncio.to_thread(daemon.stop) == 0
+        outcomes = {answer.result.outcome for answer in await asyncio.gather(*calls)}
+    assert outcomes == {result_pb2.OUTCOME_SHUTTING_DOWN}
 
 
 def test_sigint_ends_an_idle_daemon_at_once(daemon: DaemonProcess) -> None:

@@ -106,6 +106,7 @@ def test_print_config_is_a_file_that_loads_to_the_same(tmp_path: Path) -> None:
         (["--log-level", "loud"], ["log.level", "'debug'", "'loud'"]),
         (["--limits-timeout-ms-max", "5"], ["timeout_ms_default", "30000", "timeout_ms_max", "5"]),
         (["--config", "missing.toml"], ["config", "missing.toml"]),
+        (["--ready-file", "missing/ready.json"], ["ready_file", "folder", "missing/ready.json"]),
     ],
 )
 def test_bad_flag_is_named_with_its_value(arguments: list[str], fragments: list[str]) -> None:
