@@ -158,7 +158,7 @@ class Connection:
     # The writer.
 
     async def run_writer(self, write: Callable[[Response], Awaitable[None]], now_ms: Callable[[], int]) -> None:
-        """Writes until the stream is over. Raises what `fail` was given, and `CallRefused` for a peer that does not read."""
+        """Writes until the stream is over. Raises what `fail` was given; UNAVAILABLE if the peer does not read."""
         self._writer = asyncio.current_task()
         try:
             await self._write_all(write, now_ms)

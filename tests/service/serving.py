@@ -1,4 +1,4 @@
-"""A real host and a real gRPC server on a free port, and a caller's side of a session stream, for tests of the service."""
+"""A real host and a real gRPC server on a free port, and the caller's side of a session stream."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Peer:
         self.opened = answer.opened
         return self
 
-    async def send(self, **message: Any) -> None:
+    async def send(self, **message: Any) -> None:  # noqa: ANN401 - any field of SessionRequest
         """Sends one message."""
         await self._call.write(wire.SessionRequest(**message))
 
@@ -135,7 +135,7 @@ class Peer:
         assert message.HasField("results"), message
         return message.results
 
-    async def read_raw(self) -> Any:
+    async def read_raw(self) -> Any:  # noqa: ANN401 - a message or EOF, as gRPC's own
         """The next message of whatever sort, or EOF."""
         return await asyncio.wait_for(self._call.read(), PATIENCE_S)
 

@@ -1,4 +1,4 @@
-"""The outbox: sequence numbers without gaps, nothing lost and nothing twice, whatever is taken, put back or acknowledged."""
+"""The outbox: no gaps, nothing lost and nothing twice, whatever is taken, put back or acknowledged."""
 
 from __future__ import annotations
 

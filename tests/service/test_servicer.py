@@ -84,7 +84,7 @@ async def test_a_caller_that_goes_away_cancels_its_wait(served: Served) -> None:
 
 
 def bad_operations() -> dict[str, tuple[operation_pb2.Operation, str, str]]:
-    """name -> (operation, field at fault, value that the message must name)."""
+    """Name -> (operation, field at fault, value that the message must name)."""
     twice = produce(1, "orders", 1)
     twice.produce.partitions.append(twice.produce.partitions[0])
     many = produce(1, "orders", 1)
@@ -95,7 +95,7 @@ def bad_operations() -> dict[str, tuple[operation_pb2.Operation, str, str]]:
     negative = produce(1, "orders", 1)
     negative.produce.partitions[0].topic_partition.partition = -4
     unnamed = operation_pb2.Operation(produce=operation_pb2.Produce(partitions=[operation_pb2.ProducePartition()]))
-    isolation = operation_pb2.Operation(fetch=operation_pb2.Fetch(isolation_level=9))  # type: ignore[arg-type]
+    isolation = operation_pb2.Operation(fetch=operation_pb2.Fetch(isolation_level=9))
     isolation.fetch.partitions.add().topic_partition.topic = "orders"
     return {
         "no condition": (operation_pb2.Operation(), "operation.condition", "set one of"),
@@ -162,7 +162,8 @@ async def test_wrong_utf8_is_invalid(served: Served) -> None:
     with pytest.raises(grpc.aio.AioRpcError, match="UTF-8") as raised:
         await served.raw("Wait")(data)
     assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    stream = served.channel.stream_stream("/purgatory.v1.PurgatoryService/Session")()
+    call: grpc.aio.StreamStreamMultiCallable = served.channel.stream_stream("/purgatory.v1.PurgatoryService/Session")
+    stream = call()
     await stream.write(wire.SessionRequest(open=wire.OpenSession(session_id="a")).SerializeToString())
     await stream.read()
     await stream.write(b"\xff\xff")
@@ -210,7 +211,7 @@ async def test_columns_of_events_are_checked_one_by_one(served: Served) -> None:
     """Unknown types, row-only types and places outside the dictionary are refused, the others applied."""
     columns = event_pb2.EventColumns(
         partitions=[operation_pb2.TopicPartition(topic="orders")],
-        type=[3, 99, 7, 3],  # type: ignore[list-item]
+        type=[3, 99, 7, 3],
         item_index=[0, 0, 0, 4],
         offset=[5, 5, 5, 5],
     )

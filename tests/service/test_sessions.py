@@ -23,7 +23,7 @@ def ids_and_sequences(batch: wire.ResultBatch) -> list[tuple[int, int]]:
         if batch.HasField("columns")
         else [result.operation_id for result in batch.rows.results]
     )
-    return list(zip(itertools.count(batch.first_sequence), ids))  # noqa: B905 - count is endless
+    return list(zip(itertools.count(batch.first_sequence), ids))
 
 
 async def drained(served: Served, session_id: str) -> None:
@@ -104,15 +104,15 @@ async def test_an_id_has_one_result_however_often_it_is_in_a_batch() -> None:
     [
         (wire.RegisterBatch(), "shape"),
         (wire.RegisterBatch(columns=operation_pb2.OperationColumns(operation_id=[1])), "kind"),
-        (wire.RegisterBatch(columns=operation_pb2.OperationColumns(kind=1, offset=[1])), "operation_id"),  # type: ignore[arg-type]
+        (wire.RegisterBatch(columns=operation_pb2.OperationColumns(kind=1, offset=[1])), "operation_id"),
         (
             wire.RegisterBatch(
-                columns=operation_pb2.OperationColumns(kind=1, operation_id=[1, 2, 3], timeout_ms=[1, 2])  # type: ignore[arg-type]
+                columns=operation_pb2.OperationColumns(kind=1, operation_id=[1, 2, 3], timeout_ms=[1, 2])
             ),
             "timeout_ms",
         ),
         (
-            wire.RegisterBatch(columns=operation_pb2.OperationColumns(kind=1, operation_id=range(1, 102))),  # type: ignore[arg-type]
+            wire.RegisterBatch(columns=operation_pb2.OperationColumns(kind=1, operation_id=range(1, 102))),
             "columns.operation_id",
         ),
     ],
@@ -133,7 +133,7 @@ async def test_a_batch_that_cannot_be_read_is_refused_as_a_whole(batch: wire.Reg
 
 
 async def test_a_broken_stream_loses_nothing_and_repeats_nothing() -> None:
-    """What was not acknowledged comes again on the next stream, with the same sequence numbers; pending ones wait on."""
+    """What was not acknowledged comes again on the next stream, with its sequence numbers; pending ones wait on."""
     async with serving() as served:
         peer = await Peer(served, "s").open()
         await peer.register(*(produce(place, "orders", place) for place in range(1, 11)))

@@ -111,7 +111,7 @@ def test_operation_columns_are_copied() -> None:
 def test_columns_of_an_unknown_kind_cannot_be_read(kind: int) -> None:
     """The message names the value."""
     with pytest.raises(InvalidBatch, match=str(kind)) as raised:
-        runs_from_columns(operation_pb2.OperationColumns(kind=kind, operation_id=[1]))  # type: ignore[arg-type]
+        runs_from_columns(operation_pb2.OperationColumns(kind=kind, operation_id=[1]))
     assert raised.value.field == "kind"
 
 

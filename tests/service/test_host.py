@@ -1,0 +1,203 @@
+"""The host by itself and at its end: slices, the reaper, what observers hear, and the drain."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import grpc
+import pytest
+
+from purgatory.clock import SystemClock
+from purgatory.engine import codes
+from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch
+from purgatory.engine.completions import Completions
+from purgatory.engine.engine import Engine
+from purgatory.engine.limits import EngineLimits
+from purgatory.service import host as host_module
+from purgatory.service import reaper as reaper_module
+from purgatory.service.host import Host
+from purgatory.service.limits import HostLimits
+from purgatory.service.observer import SilentObserver
+from purgatory.service.translate_operations import OperationRun
+from purgatory.testing import ManualClock
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1 import result_pb2
+from tests.service.serving import Peer, eventually, produce, serving, signal
+
+
+class CountingObserver(SilentObserver):
+    """Counts what it hears of."""
+
+    def __init__(self) -> None:
+        self.outcomes: Counter[int] = Counter()
+        self.accepted = 0
+        self.refusals: Counter[int] = Counter()
+        self.event_slices: list[tuple[int, int]] = []
+        self.lags: list[float] = []
+        self.reaper_failures = 0
+
+    def registered(self, kind: int, accepted: int, already_known: int, refused: int) -> None:
+        self.accepted += accepted
+
+    def refused(self, code: int, count: int) -> None:
+        self.refusals[code] += count
+
+    def completed(self, completions: Completions) -> None:
+        self.outcomes.update(completions.outcomes)
+
+    def events(self, batch: EventBatch, receipt: EventsReceipt, start: int) -> None:
+        self.event_slices.append((start, receipt.next_index))
+
+    def loop_lag_ms(self, ms: float) -> None:
+        self.lags.append(ms)
+
+    def reaper_failed(self) -> None:
+        self.reaper_failures += 1
+
+
+def produces(count: int, topic: str, timeout_ms: int = 600_000, first_id: int = 1) -> OperationRun:
+    """Waits for offsets 1 to `count` of one partition."""
+    batch = OperationBatch(
+        list(range(first_id, first_id + count)),
+        partitions=[(topic, 0)],
+        offsets=list(range(1, count + 1)),
+        timeouts_ms=[timeout_ms],
+    )
+    return OperationRun(codes.PRODUCE, batch)
+
+
+async def test_a_batch_of_events_goes_in_slices_with_the_loop_free_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tasks run before it is done, and the joined receipt says the same as one call would."""
+    monkeypatch.setattr(host_module, "ENDED_PER_SLICE", 10)
+    observer = CountingObserver()
+    clock = ManualClock(1)
+    host = Host(Engine(EngineLimits(), 1), clock, HostLimits(), observer)
+    session, _ = host.sessions.open("s", 1)
+    host.register(session, [produces(100, "orders")], [])
+    offsets = list(range(1, 101))
+    batch = EventBatch([codes.HIGH_WATERMARK] * 101, partitions=[("orders", 0)], offsets=[*offsets, -7])
+    turns = 0
+    task = asyncio.create_task(host.apply(batch))
+    while not task.done():
+        turns += 1
+        await asyncio.sleep(0)
+    receipt = task.result()
+    assert turns >= 10
+    assert receipt.ended == [1] * 100 + [0]
+    assert [(refusal.index, refusal.code) for refusal in receipt.refusals] == [(100, codes.INVALID_ARGUMENT)]
+    assert [start for start, _ in observer.event_slices] == [*range(0, 101, 10)]
+    assert observer.outcomes == {codes.SATISFIED: 100}
+    assert observer.refusals == {codes.INVALID_ARGUMENT: 1}
+    assert session.outbox.last_sequence == 100
+
+
+async def test_a_herd_of_expiries_leaves_the_loop_free() -> None:
+    """20,000 waits that end together: each ends once, as expired, and another caller is served meanwhile."""
+    observer = CountingObserver()
+    async with serving(observer=observer) as served:
+        session, _ = served.host.sessions.open("s", served.host.clock.now_ms())
+        for place in range(10):
+            served.host.register(session, [produces(2_000, f"t{place}", 1_000, first_id=place * 2_000 + 1)], [])
+        assert served.host.engine.pending == 20_000
+        await eventually(lambda: served.host.engine.pending < 20_000, "expiry has begun")
+        receipt = await served.high_watermark("other", 1)
+        assert receipt.ended_total == 0
+        await eventually(lambda: served.host.engine.pending == 0, "all expired")
+        assert observer.outcomes == {codes.EXPIRED: 20_000}
+        assert session.outbox.unacknowledged == 20_000
+
+
+async def test_an_earlier_deadline_wakes_the_reaper() -> None:
+    """A wait of 20 ms ends in time although the reaper had gone to sleep for one of an hour."""
+    async with serving() as served:
+        session, _ = served.host.sessions.open("s", served.host.clock.now_ms())
+        served.host.register(session, [produces(1, "a", 3_600_000)], [])
+        await asyncio.sleep(0)
+        answer = await served.stub.Wait(wire.WaitRequest(operation=produce(1, "b", 1, 20)))
+        assert answer.result.outcome == result_pb2.OUTCOME_EXPIRED
+        assert answer.result.waited_ms < 900
+
+
+class FailingClock:
+    """A clock that fails when told to."""
+
+    def __init__(self) -> None:
+        self.failures = 0
+        self._clock = SystemClock()
+
+    def now_ms(self) -> int:
+        if self.failures:
+            self.failures -= 1
+            raise OSError("the clock is broken")
+        return self._clock.now_ms()
+
+
+async def test_the_reaper_survives_whatever_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is logged and counted, and waits still expire afterwards."""
+    monkeypatch.setattr(reaper_module, "AFTER_FAILURE_S", 0.01)
+    monkeypatch.setattr(reaper_module, "SLEEP_MAX_MS", 20)
+    observer = CountingObserver()
+    clock = FailingClock()
+    engine = Engine(EngineLimits(), clock.now_ms())
+    host = Host(engine, clock, HostLimits(), observer)
+    session, _ = host.sessions.open("s", clock.now_ms())
+    host.register(session, [produces(1, "a", 30)], [])
+    clock.failures = 2
+    host.start()
+    await eventually(lambda: observer.reaper_failures == 2, "two failures counted")
+    await eventually(lambda: engine.pending == 0, "the wait has expired")
+    await eventually(lambda: bool(observer.lags), "the lag of the loop is measured")
+    await host.stop()
+
+
+async def test_the_end_forgets_nobody() -> None:
+    """Every wait is answered as SHUTTING_DOWN, streams end with GoingAway, new work is refused, the counts add up."""
+    async with serving() as served:
+        unary = asyncio.create_task(_wait(served.stub.Wait, wire.WaitRequest(operation=produce(1, "a", 1))))
+        peer = await Peer(served, "s").open()
+        silent = served.stub.StreamResults(wire.StreamResultsRequest(session_id="other"))
+        await peer.register(*(signal(place, "k") for place in range(1, 101)))
+        await peer.receipt()
+        await eventually(lambda: served.host.engine.pending == 101, "101 pending")
+        await eventually(lambda: served.host.sessions.connected == 2, "both streams are there")
+        drain = asyncio.create_task(served.host.drain(5.0))
+        batch = await peer.results()
+        assert {result.outcome for result in batch.rows.results} == {result_pb2.OUTCOME_SHUTTING_DOWN}
+        assert len(batch.rows.results) == 100
+        await peer.register(signal(101, "k"))
+        refused = await peer.receipt()
+        assert [refusal.code for refusal in refused.refusals] == [codes.UNAVAILABLE]
+        assert (await peer.results()).first_sequence == 101
+        await peer.acknowledge(101)
+        assert (await peer.read()).going_away.reason == wire.GoingAway.REASON_SHUTTING_DOWN
+        assert await peer.code() == grpc.StatusCode.OK
+        assert (await silent.read()).going_away.reason == wire.GoingAway.REASON_SHUTTING_DOWN
+        assert (await unary).result.outcome == result_pb2.OUTCOME_SHUTTING_DOWN
+        await drain
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await served.stub.Wait(wire.WaitRequest(operation=produce(1, "a", 1)))
+        assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
+        late = Peer(served, "late")
+        await late.send(open=wire.OpenSession(session_id="late"))
+        assert await late.code() == grpc.StatusCode.UNAVAILABLE
+        status = await served.status()
+        assert status.draining
+        assert sum(kind.shutting_down for kind in status.kinds) == 101
+
+
+async def _wait(call: grpc.aio.UnaryUnaryMultiCallable, request: wire.WaitRequest) -> wire.WaitResponse:
+    answer: wire.WaitResponse = await call(request)
+    return answer
+
+
+async def test_the_end_does_not_wait_for_a_peer_that_acknowledges_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results that were written and not acknowledged for a while hold the end back no longer than that."""
+    monkeypatch.setattr(host_module, "UNANSWERED_AFTER_MS", 50)
+    async with serving() as served:
+        peer = await Peer(served, "s").open()
+        await peer.register(signal(1, "k"))
+        await peer.receipt()
+        await served.host.drain(30.0)
+        assert (await peer.results()).rows.results[0].outcome == result_pb2.OUTCOME_SHUTTING_DOWN
+        assert (await peer.read()).HasField("going_away")
