@@ -18,12 +18,13 @@ from purgatory.clock import Clock
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, EventsReceipt, PartitionName, Refusal
 from purgatory.engine.engine import Engine
+from purgatory.engine.errors import InvalidBatch
 from purgatory.engine.operation_checks import OPERATION_ID_MAX
 from purgatory.service.limits import HostLimits
 from purgatory.service.observer import Observer
 from purgatory.service.outbox import ResultSlice, refused_completions, slices_of
 from purgatory.service.reaper import Reaper
-from purgatory.service.refusals import from_refusal, unavailable
+from purgatory.service.refusals import BatchRefused, from_refusal, unavailable, unreadable_batch
 from purgatory.service.sessions import Session, Sessions
 from purgatory.service.translate_operations import OperationRun
 from purgatory.service.waits import Waits
@@ -37,14 +38,6 @@ SHUTTING_DOWN_MESSAGE: Final = "the daemon is shutting down; try another one, or
 POLL_WHILE_DRAINING_S: Final = 0.01
 UNANSWERED_AFTER_MS: Final = 1_000
 """While draining: results that were written so long ago and not acknowledged are not waited for any longer."""
-
-
-class BatchRefused(Exception):
-    """A batch is refused as a whole: nothing of it was registered, and there are no results of it."""
-
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(refusal.message)
-        self.refusal: Final = refusal
 
 
 class Registered:
@@ -94,7 +87,7 @@ class Host:
         """Registers a batch in a session. `refused` are those refused before, with their ids.
 
         Each operation is accepted, already known, or refused; a refused one also ends as a result. Raises
-        `InvalidBatch` when the columns cannot be read, `BatchRefused` when there is no room even for refusals.
+        `BatchRefused` when the columns cannot be read, or when there is no room even for refusals.
         """
         self._check_room_for_refusals(session)
         known = session.owner.highest_operation_id
@@ -139,7 +132,10 @@ class Host:
             raise BatchRefused(Refusal(0, codes.RESOURCE_EXHAUSTED, "", message))
 
     def _register_run(self, session: Session, run: OperationRun, answer: Registered) -> list[tuple[Refusal, int, int]]:
-        receipt = self.engine.register(session.owner, run.kind, run.batch, self.clock.now_ms())
+        try:
+            receipt = self.engine.register(session.owner, run.kind, run.batch, self.clock.now_ms())
+        except InvalidBatch as error:
+            raise unreadable_batch(f"columns.{error.field}", error.message) from None
         self._observer.registered(run.kind, receipt.accepted, receipt.already_known, len(receipt.refusals))
         self._deliver()
         self.reaper.deadline_may_be_earlier()
@@ -201,7 +197,7 @@ class Host:
     # Events.
 
     async def apply(self, batch: EventBatch) -> EventsReceipt:
-        """Applies a batch of events, in order, in slices. Raises `InvalidBatch` when its columns cannot be read.
+        """Applies a batch of events, in order, in slices. Raises `BatchRefused` when its columns cannot be read.
 
         Events of other calls may come between two slices; each caller's own keep their order. A call that is cancelled
         has applied the events up to some slice.
@@ -209,7 +205,10 @@ class Host:
         whole = EventsReceipt()
         while True:
             start = whole.next_index
-            part = self.engine.apply(batch, self.clock.now_ms(), start, ENDED_PER_SLICE)
+            try:
+                part = self.engine.apply(batch, self.clock.now_ms(), start, ENDED_PER_SLICE)
+            except InvalidBatch as error:
+                raise unreadable_batch(f"columns.{error.field}", error.message) from None
             self._observer.events(batch, part, start)
             self._count_refused(part.refusals)
             self._deliver()

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import heapq
 import time
+from collections.abc import Iterable
 from typing import Final
 
-from purgatory.engine import codes
-from purgatory.engine.batches import PartitionName
-from purgatory.engine.engine import Engine
 from purgatory.service.host import Host
 from purgatory.service.pages import make_token, page_size, read_token
 from purgatory.service.refusals import invalid_argument, not_found
-from purgatory.service.translate_views import WallTime, partition, pending_operation
-from purgatory.v1 import operation_pb2
+from purgatory.service.translate_views import WallTime, is_known_kind, partition, partition_name, pending_operation
 from purgatory.v1 import purgatory_service_pb2 as wire
 
 ANY_OWNER: Final = -1
@@ -25,18 +22,13 @@ def wall_time(host: Host) -> WallTime:
     return WallTime(host.clock.now_ms(), time.time())
 
 
-def named_partition(topic_partition: operation_pb2.TopicPartition) -> PartitionName:
-    """(topic, partition) of a message."""
-    return (topic_partition.topic, topic_partition.partition)
-
-
 def list_operations(host: Host, request: wire.ListOperationsRequest) -> wire.ListOperationsResponse:
     """A page of pending operations. Refuses unknown sessions and kinds, and page tokens that do not fit."""
     kind = int(request.kind)
-    if kind != ANY_KIND and kind not in codes.KINDS:
+    if kind != ANY_KIND and not is_known_kind(kind):
         raise invalid_argument("kind", f"is not a known kind of operation: {kind}")
     owner_id = host.sessions.get(request.session_id).owner.owner_id if request.session_id else ANY_OWNER
-    name = named_partition(request.topic_partition) if request.HasField("topic_partition") else None
+    name = partition_name(request.topic_partition) if request.HasField("topic_partition") else None
     filters = f"operations {request.session_id!r} {kind} {name} {request.key!r}"
     place = read_token(filters, request.page_token, (int,))
     start = int(place[0]) if place is not None else 0
@@ -66,7 +58,7 @@ def get_operation(host: Host, request: wire.GetOperationRequest) -> wire.GetOper
 
 def get_partition(host: Host, request: wire.GetPartitionRequest) -> wire.GetPartitionResponse:
     """One partition's marks, replicas and waits. Refuses unknown ones."""
-    name = named_partition(request.topic_partition)
+    name = partition_name(request.topic_partition)
     view = host.engine.partition_view(name, host.clock.now_ms())
     if view is None:
         raise not_found("partition", f"{name[0]}-{name[1]}")
@@ -79,7 +71,7 @@ def list_partitions(host: Host, request: wire.ListPartitionsRequest) -> wire.Lis
     place = read_token(filters, request.page_token, (str, int))
     after = (str(place[0]), int(place[1])) if place is not None else None
     size = page_size(request.page_size)
-    names = _names_after(host.engine, request.topic_prefix, after, size + 1)
+    names = _names_after(host.engine.partition_names(), request.topic_prefix, after, size + 1)
     now_ms = host.clock.now_ms()
     views = [host.engine.partition_view(name, now_ms) for name in names[:size]]
     more = len(names) > size
@@ -89,8 +81,8 @@ def list_partitions(host: Host, request: wire.ListPartitionsRequest) -> wire.Lis
     )
 
 
-def _names_after(engine: Engine, prefix: str, after: PartitionName | None, count: int) -> list[PartitionName]:
-    names = (
-        name for name in engine.partition_names() if name[0].startswith(prefix) and (after is None or name > after)
-    )
-    return heapq.nsmallest(count, names)
+def _names_after(
+    names: Iterable[tuple[str, int]], prefix: str, after: tuple[str, int] | None, count: int
+) -> list[tuple[str, int]]:
+    wanted = (name for name in names if name[0].startswith(prefix) and (after is None or name > after))
+    return heapq.nsmallest(count, wanted)

@@ -6,7 +6,8 @@
       resource_exhausted   QuotaFailure naming the limit, RetryInfo
       unavailable          RetryInfo
 
-An item of a batch that is refused is no `CallRefused`: it is an engine `Refusal`, answered beside the others.
+An item of a batch that is refused is none of these: it is an engine `Refusal`, answered beside the others. A batch that
+cannot be served at all is a `BatchRefused`: a status where the call is unary, a receipt where it is a stream.
 """
 
 from __future__ import annotations
@@ -53,6 +54,19 @@ class CallRefused(Exception):
         return status
 
 
+class BatchRefused(Exception):
+    """A batch is refused as a whole: nothing of it was applied, and there are no results of it."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal: Final = refusal
+
+
+def unreadable_batch(field: str, message: str) -> BatchRefused:
+    """A batch that cannot be read: `field` is a path in the batch."""
+    return BatchRefused(Refusal(0, codes.INVALID_ARGUMENT, field, message))
+
+
 def invalid_argument(field: str, description: str) -> CallRefused:
     """The caller's fault: `field` is a path in the request, `description` says what is wrong with which value."""
     violation = error_details_pb2.BadRequest.FieldViolation(field=field, description=description)
@@ -90,8 +104,8 @@ def unavailable(description: str) -> CallRefused:
 
 
 def from_refusal(refusal: Refusal, path: str) -> CallRefused:
-    """The refusal of the only operation of a call; `path` is where the operation lies in the request."""
-    field = f"{path}.{refusal.field}" if refusal.field else path
+    """A refusal of all that a call is about; `path` is where that lies in the request."""
+    field = ".".join(part for part in (path, refusal.field) if part)
     if refusal.code == codes.RESOURCE_EXHAUSTED:
         return resource_exhausted(field, refusal.message)
     if refusal.code == codes.UNAVAILABLE:

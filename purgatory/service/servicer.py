@@ -13,16 +13,15 @@ from typing import Any, Final
 import grpc
 
 from purgatory import __version__
-from purgatory.engine import COMPILED, codes
-from purgatory.engine.errors import InvalidBatch
+from purgatory.engine import COMPILED
 from purgatory.service import looking, sessions
 from purgatory.service.connection import Connection
-from purgatory.service.host import BatchRefused, Host
+from purgatory.service.host import Host
 from purgatory.service.intake import advance, cancel, register, register_or_refuse
-from purgatory.service.refusals import from_refusal, invalid_argument, unavailable
+from purgatory.service.refusals import BatchRefused, from_refusal, invalid_argument, unavailable
 from purgatory.service.translate_operations import runs_from_rows
 from purgatory.service.translate_results import result_rows
-from purgatory.service.translate_views import kind_status, timestamp
+from purgatory.service.translate_views import kind_statuses, partition_name, timestamp
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import purgatory_service_pb2_grpc
 
@@ -77,8 +76,6 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         session, _ = self._open_session(request.session_id)
         try:
             return wire.RegisterResponse(receipt=register(self._host, session, request.batch))
-        except InvalidBatch as error:
-            raise invalid_argument(f"batch.{error.field}", error.message) from None
         except BatchRefused as error:
             raise from_refusal(error.refusal, "batch") from None
 
@@ -127,7 +124,7 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         if request.operation_ids and not request.session_id:
             raise invalid_argument("operation_ids", "are ids of a session: set session_id")
         if request.HasField("topic_partition"):
-            name = looking.named_partition(request.topic_partition)
+            name = partition_name(request.topic_partition)
             return wire.CancelResponse(cancelled=self._host.cancel_partition(name))
         if request.key:
             return wire.CancelResponse(cancelled=self._host.cancel_key(request.key))
@@ -170,7 +167,7 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
             compiled=COMPILED,
             started_time=timestamp(host.started_time),
             draining=host.draining,
-            kinds=[kind_status(kind, host.engine.counts(kind)) for kind in codes.KINDS],
+            kinds=kind_statuses(host.engine.counts),
             partitions=host.engine.partition_count,
             signal_keys=host.engine.signal_key_count,
             sessions=host.sessions.count,

@@ -11,7 +11,7 @@ from typing import Final
 
 from purgatory.engine import codes
 from purgatory.engine.batches import OperationBatch, PartitionName, Refusal
-from purgatory.engine.errors import InvalidBatch
+from purgatory.service.refusals import unreadable_batch
 from purgatory.v1 import operation_pb2
 
 PARTITION_MAX_BYTES_DEFAULT: Final = 1_048_576
@@ -41,10 +41,12 @@ class OperationRun:
 
 
 def runs_from_columns(columns: operation_pb2.OperationColumns) -> list[OperationRun]:
-    """A batch of columns as one run. Raises `InvalidBatch` for an unknown kind."""
+    """A batch of columns as one run. Raises `BatchRefused` for an unknown kind."""
     kind = int(columns.kind)
     if kind not in codes.KINDS:
-        raise InvalidBatch("kind", f"must be 1 (produce), 2 (fetch), 3 (delete_records) or 4 (signal), not {kind}")
+        raise unreadable_batch(
+            "columns.kind", f"must be 1 (produce), 2 (fetch), 3 (delete_records) or 4 (signal), not {kind}"
+        )
     batch = OperationBatch(
         list(columns.operation_id),
         partitions=[(name.topic, name.partition) for name in columns.partitions],

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from google.protobuf import timestamp_pb2
 
 from purgatory.engine import codes
+from purgatory.engine.batches import PartitionName
 from purgatory.engine.views import ItemView, KindCounts, PartitionView, PendingView
 from purgatory.service.translate_results import topic_partition
-from purgatory.v1 import purgatory_service_pb2, result_pb2
+from purgatory.v1 import operation_pb2, purgatory_service_pb2, result_pb2
 
 
 class WallTime:
@@ -89,6 +91,21 @@ def partition(view: PartitionView) -> purgatory_service_pb2.Partition:
         unchanged_events=view.unchanged_events,
         stale_events=view.stale_events,
     )
+
+
+def partition_name(message: operation_pb2.TopicPartition) -> PartitionName:
+    """(topic, partition) of a message."""
+    return (message.topic, message.partition)
+
+
+def is_known_kind(kind: int) -> bool:
+    """Whether a kind on the wire is one of the engine's."""
+    return kind in codes.KINDS
+
+
+def kind_statuses(counts_of: Callable[[int], KindCounts]) -> list[purgatory_service_pb2.KindStatus]:
+    """The counters of all kinds."""
+    return [kind_status(kind, counts_of(kind)) for kind in codes.KINDS]
 
 
 def kind_status(kind: int, counts: KindCounts) -> purgatory_service_pb2.KindStatus:

@@ -103,13 +103,13 @@ async def test_an_id_has_one_result_however_often_it_is_in_a_batch() -> None:
     ("batch", "field"),
     [
         (wire.RegisterBatch(), "shape"),
-        (wire.RegisterBatch(columns=operation_pb2.OperationColumns(operation_id=[1])), "kind"),
-        (wire.RegisterBatch(columns=operation_pb2.OperationColumns(kind=1, offset=[1])), "operation_id"),
+        (wire.RegisterBatch(columns=operation_pb2.OperationColumns(operation_id=[1])), "columns.kind"),
+        (wire.RegisterBatch(columns=operation_pb2.OperationColumns(kind=1, offset=[1])), "columns.operation_id"),
         (
             wire.RegisterBatch(
                 columns=operation_pb2.OperationColumns(kind=1, operation_id=[1, 2, 3], timeout_ms=[1, 2])
             ),
-            "timeout_ms",
+            "columns.timeout_ms",
         ),
         (
             wire.RegisterBatch(columns=operation_pb2.OperationColumns(kind=1, operation_id=range(1, 102))),

@@ -7,8 +7,8 @@ import pytest
 from purgatory.engine import codes
 from purgatory.engine.batches import Refusal
 from purgatory.engine.completions import Completions, FetchedPartition
-from purgatory.engine.errors import InvalidBatch
 from purgatory.service.outbox import refused_completions, slices_of
+from purgatory.service.refusals import BatchRefused
 from purgatory.service.translate_events import events_from_columns, events_from_rows
 from purgatory.service.translate_operations import runs_from_columns, runs_from_rows
 from purgatory.service.translate_results import MESSAGES_MAX, event_refusals, result_columns, result_rows
@@ -110,9 +110,9 @@ def test_operation_columns_are_copied() -> None:
 @pytest.mark.parametrize("kind", [0, 5, 99])
 def test_columns_of_an_unknown_kind_cannot_be_read(kind: int) -> None:
     """The message names the value."""
-    with pytest.raises(InvalidBatch, match=str(kind)) as raised:
+    with pytest.raises(BatchRefused, match=str(kind)) as raised:
         runs_from_columns(operation_pb2.OperationColumns(kind=kind, operation_id=[1]))
-    assert raised.value.field == "kind"
+    assert raised.value.refusal.field == "columns.kind"
 
 
 def test_event_rows_become_full_columns() -> None:
