@@ -188,7 +188,7 @@ class SessionConnection:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             return await self._why(call, [task for task in tasks if task in done])
         finally:
-            self._core.connection_lost()
+            self._core.connection_lost(asyncio.get_running_loop().time())
             for task in tasks:
                 task.cancel()
             call.cancel()

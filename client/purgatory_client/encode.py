@@ -15,16 +15,16 @@ from purgatory_client.results import OperationKind
 from purgatory_client.waits import FetchOptions, Wait
 
 
-def columns_of_waits(waits: Sequence[Wait], opened_at: float, now: float) -> wire.OperationColumns:
+def columns_of_waits(waits: Sequence[Wait], lost_at: float, now: float) -> wire.OperationColumns:
     """Waits of one kind, all with a timeout or all without.
 
-    A wait submitted before the connection was opened (at `opened_at`, monotonic seconds like `now`) is sent with the
+    A wait submitted before a connection was last lost (at `lost_at`, monotonic seconds like `now`) is sent with the
     time that remains of it: the time without a connection counts.
     """
     first = waits[0]
     columns = wire.OperationColumns(kind=first.kind.value, operation_id=[wait.operation_id for wait in waits])
     if first.timeout_ms is not None:
-        columns.timeout_ms.extend(squeeze([_remaining_ms(wait, opened_at, now) for wait in waits]))
+        columns.timeout_ms.extend(squeeze([_remaining_ms(wait, lost_at, now) for wait in waits]))
     counts = squeeze([len(wait.names) for wait in waits])
     if counts != [1]:
         columns.item_count.extend(counts)
@@ -40,16 +40,14 @@ def columns_of_waits(waits: Sequence[Wait], opened_at: float, now: float) -> wir
     return columns
 
 
-def columns_of_many(
-    batch: WaitColumns, positions: Sequence[int], opened_at: float, now: float
-) -> wire.OperationColumns:
+def columns_of_many(batch: WaitColumns, positions: Sequence[int], lost_at: float, now: float) -> wire.OperationColumns:
     """The operations of the batch at `positions`, rising; their time is as in `columns_of_waits`."""
     items = batch.items_of(positions)
     first_id = batch.first_id
     columns = wire.OperationColumns(
         kind=batch.kind.value,
         operation_id=[first_id + position for position in positions],
-        timeout_ms=take(_remaining_column(batch, opened_at, now), positions),
+        timeout_ms=take(_remaining_column(batch, lost_at, now), positions),
         item_count=[batch.item_counts[position] for position in positions] if batch.item_counts else None,
         offset=take(batch.offsets, items),
         local_error_code=take(batch.local_error_codes, items),
@@ -101,15 +99,15 @@ def row_of_wait(wait: Wait) -> wire.Operation:
     return row
 
 
-def _remaining_ms(wait: Wait, opened_at: float, now: float) -> int:
+def _remaining_ms(wait: Wait, lost_at: float, now: float) -> int:
     assert wait.timeout_ms is not None, "a wait without a timeout among waits with one"
-    if wait.submitted_at >= opened_at:
+    if wait.submitted_at >= lost_at:
         return wait.timeout_ms
     return max(1, wait.timeout_ms - int((now - wait.submitted_at) * 1_000))
 
 
-def _remaining_column(batch: WaitColumns, opened_at: float, now: float) -> list[int]:
-    if batch.submitted_at >= opened_at:
+def _remaining_column(batch: WaitColumns, lost_at: float, now: float) -> list[int]:
+    if batch.submitted_at >= lost_at:
         return batch.timeouts_ms
     elapsed_ms = int((now - batch.submitted_at) * 1_000)
     return [max(1, timeout_ms - elapsed_ms) if timeout_ms > 0 else timeout_ms for timeout_ms in batch.timeouts_ms]

@@ -5,7 +5,8 @@ Time is an argument (monotonic seconds). The rules, all of them here and nowhere
 - An operation gets its id when it is first put into a batch; ids rise, and stay with it over reconnects.
 - What gathers while batches are under way goes out together, one batch for each kind. At most `WINDOW` batches wait for
   their receipt; so under load batches grow by themselves, and on an idle session nothing waits for anything.
-- After a reconnect the daemon says the highest id it knows; what is above is sent again.
+- After a reconnect the daemon says the highest id it knows; what is above is sent again. A wait that has seen a
+  connection lost, or an attempt to connect fail, goes out with the time that remains of it.
 - When the daemon does not know the session any more (it was started anew, or the session's time was over), everything
 pending is registered anew under the same ids, with the time that remains. A wait without a timeout of its own starts
 again with the daemon's default.
@@ -67,7 +68,7 @@ class SessionCore:
         self._cancelling: dict[int, None] = {}
         self._sequence = ResultSequence()
         self._known = False
-        self._opened_at = 0.0
+        self._lost_at = -1.0
         self._sent_at = 0.0
         self._ending = False
 
@@ -137,9 +138,10 @@ class SessionCore:
         opening = wire.OpenSession(session_id=self.session_id, last_sequence=self._sequence.last, columns=True)
         return wire.SessionRequest(open=opening)
 
-    def connection_lost(self) -> None:
-        """The connection is gone; what was under way on it is sorted out when the next one opens."""
+    def connection_lost(self, now: float) -> None:
+        """The connection is gone, or could not be made; what was under way is sorted out when the next one opens."""
         self.opened = False
+        self._lost_at = now
         self._unreceipted.clear()
         self._plan.clear()
 
@@ -188,7 +190,7 @@ class SessionCore:
             self._sequence.opened()
         self._known = self.opened = True
         self.going_away = None
-        self._opened_at = self._sent_at = now
+        self._sent_at = now
         self.heartbeat_interval = max(0.01, opened.heartbeat_interval_ms / 1_000)
         if opened.operations_per_batch_max > 0:
             self._chunk_max = min(OPERATIONS_PER_CHUNK_MAX, opened.operations_per_batch_max)
@@ -275,9 +277,9 @@ class SessionCore:
                 break
         batch = wire.RegisterBatch(batch_id=self._next_batch_id)
         if chunk.batch is None:
-            batch.columns.CopyFrom(columns_of_waits(chunk.waits, self._opened_at, now))
+            batch.columns.CopyFrom(columns_of_waits(chunk.waits, self._lost_at, now))
         else:
-            batch.columns.CopyFrom(columns_of_many(chunk.batch, chunk.positions, self._opened_at, now))
+            batch.columns.CopyFrom(columns_of_many(chunk.batch, chunk.positions, self._lost_at, now))
         self._unreceipted[self._next_batch_id] = chunk
         self._next_batch_id += 1
         return wire.SessionRequest(register=batch)

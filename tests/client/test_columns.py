@@ -49,7 +49,7 @@ def test_take_and_squeeze() -> None:
 
 def batch(**columns: list[int]) -> WaitColumns:
     given = {"indexes": None, "offsets": [1, 2, 3], "timeouts_ms": None, "item_counts": None, **columns}
-    return partition_columns(OperationKind.PRODUCE, ["a-0", "b-0"], **given)  # type: ignore[arg-type]
+    return partition_columns(OperationKind.PRODUCE, ["a-0", "b-0"], **given)
 
 
 @pytest.mark.parametrize(

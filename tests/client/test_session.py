@@ -106,7 +106,10 @@ def test_repeated_results_are_dropped() -> None:
     sent(core, 0.0)
     assert len(core.receive(results(1, [1, 2]), 0.0)) == 2
     assert core.receive(results(1, [1, 2]), 0.0) == []
-    assert [wait.operation_id for wait, _ in core.receive(results(2, [2, 3, 4]), 0.0)] == [3, 4]
+    assert [wait.operation_id for wait, _ in core.receive(results(2, [2, 3, 4]), 0.0) if isinstance(wait, Wait)] == [
+        3,
+        4,
+    ]
 
 
 def test_missing_results_are_an_error() -> None:
@@ -125,7 +128,7 @@ def test_what_is_above_the_highest_id_is_sent_again() -> None:
     batch = many(4)
     core.submit(batch, 0.0)
     sent(core, 0.0)
-    core.connection_lost()
+    core.connection_lost(0.5)
     assert core.next_message(1.0) is None
     late = produce(99)
     core.submit(late, 1.0)
@@ -141,10 +144,21 @@ def test_a_resent_wait_has_the_time_that_remains() -> None:
     core.submit(many(2, 3_000), 0.0)
     batches = [message.register.columns for message in sent(core, 0.0)]
     assert sorted(list(columns.timeout_ms) for columns in batches) == [[3_000], [5_000]]
-    core.connection_lost()
+    core.connection_lost(1.0)
     core.receive(opened(), 4.0)
     batches = [message.register.columns for message in sent(core, 4.0)]
     assert sorted(list(columns.timeout_ms) for columns in batches) == [[1], [1_000]]
+
+
+def test_the_first_connection_costs_a_wait_no_time() -> None:
+    """A wait keeps all of its time while the first attempt to connect is under way, and not after one has failed."""
+    core = SessionCore("s", 10)
+    core.submit(produce(), 0.0)
+    core.connection_lost(1.0)
+    core.submit(waits.signal(["k"], timeout=5), 2.0)
+    core.receive(opened(), 3.0)
+    batches = [message.register.columns for message in sent(core, 3.0)]
+    assert [list(columns.timeout_ms) for columns in batches] == [[2_000], [5_000]]
 
 
 def test_a_daemon_that_forgot_the_session_gets_everything_anew() -> None:
@@ -154,12 +168,12 @@ def test_a_daemon_that_forgot_the_session_gets_everything_anew() -> None:
     sent(core, 0.0)
     core.receive(receipt(1), 0.0)
     core.receive(results(1, [2]), 0.0)
-    core.connection_lost()
+    core.connection_lost(0.5)
     assert core.open_message().open.last_sequence == 1
     core.receive(opened(), 1.0)
     assert registered(sent(core, 1.0)) == [[1, 3]]
     ended = core.receive(results(1, [1, 3]), 1.0)
-    assert [wait.operation_id for wait, _ in ended] == [1, 3]
+    assert [wait.operation_id for wait, _ in ended if isinstance(wait, Wait)] == [1, 3]
     assert core.pending == 0
 
 
@@ -168,7 +182,7 @@ def test_a_known_session_with_nothing_lost_sends_nothing_again() -> None:
     core = open_core()
     submit(core, 3)
     sent(core, 0.0)
-    core.connection_lost()
+    core.connection_lost(0.5)
     core.receive(opened(resumed=True, highest=3), 1.0)
     assert sent(core, 1.0) == []
     assert len(core.receive(results(1, [1, 2, 3]), 1.0)) == 3
@@ -202,7 +216,7 @@ def test_a_refusal_whose_receipt_was_lost_comes_as_a_result() -> None:
     (refused,) = submit(core, 1)
     sent(core, 0.0)
     row = {"operation_id": 1, "kind": 1, "outcome": 6, "refusal": {"code": 8, "message": "too many"}}
-    message = purgatory_service_pb2.SessionResponse(results={"first_sequence": 1, "rows": {"results": [row]}})  # type: ignore[arg-type]
+    message = purgatory_service_pb2.SessionResponse(results={"first_sequence": 1, "rows": {"results": [row]}})
     ((wait, error),) = core.receive(message, 0.0)
     assert wait is refused
     assert isinstance(error, LimitExceeded)
@@ -214,7 +228,7 @@ def test_a_refused_batch_ends_all_of_it() -> None:
     submit(core, 3)
     sent(core, 0.0)
     message = purgatory_service_pb2.SessionResponse(
-        receipt={"batch_id": 1, "batch_refusal": {"code": 3, "message": "unreadable"}}  # type: ignore[arg-type]
+        receipt={"batch_id": 1, "batch_refusal": {"code": 3, "message": "unreadable"}}
     )
     ended = core.receive(message, 0.0)
     assert [type(error) for _, error in ended] == [InvalidRequest] * 3
@@ -285,7 +299,7 @@ def test_a_sent_wait_is_cancelled_at_the_daemon() -> None:
     assert list(message.cancel.operation_ids) == [1]
     assert core.pending == 2
     assert core.receive(results(1, [1], Outcome.CANCELLED), 0.0) == []
-    core.receive(purgatory_service_pb2.SessionResponse(cancelled={"cancelled_operation_ids": [1]}), 0.0)  # type: ignore[arg-type]
+    core.receive(purgatory_service_pb2.SessionResponse(cancelled={"cancelled_operation_ids": [1]}), 0.0)
     assert core.pending == 1
 
 
@@ -297,7 +311,7 @@ def test_a_cancel_that_may_be_lost_is_sent_again() -> None:
     core.cancel(waiting[0])
     core.cancel(waiting[2])
     sent(core, 0.0)
-    core.connection_lost()
+    core.connection_lost(0.5)
     core.receive(opened(resumed=True, highest=2), 1.0)
     (message,) = sent(core, 1.0)
     assert list(message.cancel.operation_ids) == [1]
@@ -356,7 +370,7 @@ def test_each_wait_ends_once_whatever_is_lost(seed: int) -> None:
             total += len(fresh)
         daemon.lossy = step < 300
         if not core.opened or daemon.dead or generator.random() < (0.2 if step < 300 else 0.0):
-            core.connection_lost()
+            core.connection_lost(now)
             forget = step < 300 and generator.random() < 0.1
             daemon.connect(core.open_message(), forget=forget)
         for message in sent(core, now):

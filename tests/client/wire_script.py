@@ -33,10 +33,10 @@ def results(first: int, operation_ids: Sequence[int], outcome: int = 1, kind: in
     """Operations of one partition each, "orders-3", have ended."""
     count = len(operation_ids)
     columns = result_pb2.ResultColumns(
-        kind=kind,  # type: ignore[arg-type]
+        kind=kind,
         partitions=[operation_pb2.TopicPartition(topic="orders", partition=3)],
         operation_id=operation_ids,
-        outcome=[outcome] * count,  # type: ignore[list-item]
+        outcome=[outcome] * count,
         waited_ms=[5] * count,
         lateness_ms=[0] * count,
         item_index=[0] * count,

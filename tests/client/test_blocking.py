@@ -1,0 +1,110 @@
+"""The blocking client against the real daemon: the same calls without an event loop, from threads, and at the end."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from purgatory_client import AsyncClient, Client, Outcome, errors, events
+
+from tests.daemon_process import DaemonProcess, daemon_environment
+
+
+def test_the_same_calls_without_await(shared_daemon: DaemonProcess) -> None:
+    """Waits, events, columns and looking work as in the asyncio client."""
+    with Client(shared_daemon.address) as client:
+        assert client.advance("blocking-1", high_watermark=10).ended_total == 0
+        assert client.produce({"blocking-1": 10}, timeout=5).satisfied
+        assert client.produce({"blocking-1": 11}, timeout=0.05).outcome is Outcome.EXPIRED
+        answer = client.produce_many(["blocking-1"], offsets=[1, 11], timeouts_ms=[50])
+        assert answer.outcomes == [Outcome.SATISFIED, Outcome.EXPIRED]
+        client.advance_many([events.high_watermark("blocking-2", 1)])
+        found = client.partitions(prefix="blocking", page_size=1)
+        assert [one.name for one in found] == ["blocking-1", "blocking-2"]
+        assert client.partition("blocking-1").high_watermark == 10
+        assert client.status().version
+        with pytest.raises(errors.InvalidRequest):
+            client.produce({"no partition": 1})
+    with pytest.raises(errors.ClientClosed):
+        client.produce({"blocking-1": 10})
+
+
+def test_one_client_serves_many_threads(shared_daemon: DaemonProcess) -> None:
+    """Threads that wait with one client each get their own result."""
+    with Client(shared_daemon.address) as client, ThreadPoolExecutor(20) as pool:
+        waits = [pool.submit(client.produce, {f"threads-{i}": 1}, timeout=30) for i in range(20)]
+        for i in range(20):
+            client.advance(f"threads-{i}", high_watermark=1)
+        assert all(wait.result(30).satisfied for wait in waits)
+
+
+def test_closing_ends_the_waits_of_other_threads(shared_daemon: DaemonProcess) -> None:
+    """A thread that waits gets ClientClosed when another one closes the client."""
+    client = Client(shared_daemon.address)
+    caught: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            client.signal(["never-signalled"], timeout=60)
+        except errors.ClientClosed as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    while not list(client.operations(key="never-signalled")):
+        pass
+    client.close()
+    thread.join(30)
+    assert len(caught) == 1
+
+
+def test_every_public_method_has_its_blocking_form() -> None:
+    """The blocking client has each public method of the asyncio client, with the same parameters."""
+    for name, method in inspect.getmembers(AsyncClient, inspect.isfunction):
+        if name.startswith("_"):
+            continue
+        assert inspect.signature(getattr(Client, name)) == inspect.signature(method), name
+
+
+def test_a_program_that_forgets_to_close_still_ends(shared_daemon: DaemonProcess) -> None:
+    """An interpreter that ends with an open client ends cleanly: exit code 0, nothing on stderr, its waits cancelled."""
+    program = (
+        "import sys, threading\n"
+        "from purgatory_client import Client\n"
+        "client = Client(sys.argv[1])\n"
+        "client.advance('forgets-1', high_watermark=1)\n"
+        "assert client.produce({'forgets-1': 1}, timeout=5).satisfied\n"
+        "threading.Thread(target=lambda: client.signal(['forgets'], timeout=60), daemon=True).start()\n"
+        "while not list(client.operations(key='forgets')): pass\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program, shared_daemon.address],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    with Client(shared_daemon.address) as client:
+        assert list(client.operations(key="forgets")) == []
+
+
+def test_a_client_from_before_a_fork_says_so(shared_daemon: DaemonProcess) -> None:
+    """A client that was carried over a fork raises instead of hanging."""
+    with Client(shared_daemon.address) as client:
+        client._pid += 1
+        with pytest.raises(errors.ClientClosed, match="fork"):
+            client.status()
+        client._pid -= 1
+
+
+def environment() -> dict[str, str]:
+    """The environment in which a subprocess finds the package under test."""
+    found = daemon_environment()
+    path = inspect.getfile(AsyncClient).rpartition("/purgatory_client/")[0]
+    return {**found, "PYTHONPATH": f"{found['PYTHONPATH']}:{path}"}

@@ -1,0 +1,356 @@
+"""The asyncio client against the real daemon: every outcome, every form, every way to look."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from purgatory_client import AsyncClient, OperationKind, Outcome, errors, events, waits
+
+from tests.client.until import until_pending
+from tests.conftest import StartDaemon
+from tests.daemon_process import DaemonProcess
+
+LONG = 60.0
+
+
+async def test_produce_is_satisfied_by_the_high_watermark(client: AsyncClient) -> None:
+    """A produce waits for its offset on every partition, and says what was reached."""
+    wanted: dict[str | tuple[str, int], int] = {"orders-3": 42, ("orders", 4): 7}
+    waiting = asyncio.create_task(client.produce(wanted, timeout=LONG))
+    await until_pending(client, 1)
+    assert (await client.advance("orders-4", high_watermark=7)).ended_total == 0
+    assert (await client.advance("orders-3", high_watermark=50)).ended == [1]
+    result = await waiting
+    assert result.outcome is Outcome.SATISFIED
+    assert result.satisfied
+    assert result.raise_for_outcome() is result
+    assert result.kind is OperationKind.PRODUCE
+    assert list(result.partitions) == ["orders-3", "orders-4"]
+    orders = result.partitions["orders-3"]
+    assert (orders.error_code, orders.required_offset, orders.reached_offset) == (0, 42, 50)
+    assert orders.fetched is None
+    assert result.waited >= 0
+    assert result.lateness == 0
+
+
+async def test_a_wait_expires_with_what_was_reached_and_an_estimate(client: AsyncClient) -> None:
+    """An expired wait says how far it came, how fast, and when it would have been there."""
+    await client.advance("orders-3", high_watermark=10)
+    waiting = asyncio.create_task(client.produce({"orders-3": 1_000}, timeout=0.3))
+    await until_pending(client, 1)
+    await client.advance("orders-3", high_watermark=20)
+    result = await waiting
+    assert result.outcome is Outcome.EXPIRED
+    assert result.waited >= 0.3
+    item = result.partitions["orders-3"]
+    assert (item.error_code, item.reached_offset) == (7, 20)
+    assert item.pace_per_second is not None
+    assert item.pace_per_second > 0
+    assert item.estimated_remaining is not None
+    assert item.estimated_remaining > result.waited
+    with pytest.raises(errors.WaitExpired, match=r"orders-3: 20 of 1000 \(error 7\)") as expired:
+        result.raise_for_outcome()
+    assert expired.value.result is result
+
+
+async def test_a_wait_fails_when_its_partition_goes(client: AsyncClient) -> None:
+    """A removed partition fails its waits with 3, a failed storage with 56, a lost leadership with 6."""
+    for marks, code in (
+        ({"removed": True}, 3),
+        ({"storage": "failed"}, 56),
+        ({"is_leader": False, "leader_epoch": 9}, 6),
+    ):
+        name = f"fails-{code}"
+        waiting = asyncio.create_task(client.produce({name: 42}, timeout=LONG))
+        await until_pending(client, 1)
+        await client.advance(name, **marks)
+        result = await waiting
+        assert result.outcome is Outcome.FAILED
+        assert result.partitions[name].error_code == code
+        with pytest.raises(errors.WaitFailed):
+            result.raise_for_outcome()
+
+
+async def test_a_fetch_gathers_bytes(client: AsyncClient) -> None:
+    """A fetch ends when enough bytes are readable over its partitions, and says what a read would give."""
+    waiting = asyncio.create_task(client.fetch({"logs-0": 0, "logs-1": 0}, min_bytes=150, timeout=LONG))
+    await until_pending(client, 1)
+    await client.advance("logs-0", log_end_offset=10, byte_position=100, high_watermark=10)
+    await client.advance("logs-1", log_end_offset=10, byte_position=60, high_watermark=10)
+    result = await waiting
+    assert result.satisfied
+    fetched = [item.fetched for item in result.partitions.values()]
+    assert [one.available_bytes for one in fetched if one is not None] == [100, 60]
+    assert all(one is not None and one.high_watermark == 10 and one.diverging_epoch is None for one in fetched)
+
+
+async def test_delete_records_waits_for_the_low_watermark(client: AsyncClient) -> None:
+    """A delete-records wait ends when every replica has deleted up to its offset."""
+    await client.advance(
+        "logs-0", log_end_offset=100, in_sync_replicas=[1, 2], leader_id=1, replica=(2, 100), high_watermark=100
+    )
+    waiting = asyncio.create_task(client.delete_records({"logs-0": 50}, timeout=LONG))
+    await until_pending(client, 1)
+    await client.advance("logs-0", log_start_offset=50)
+    await client.advance("logs-0", replica=(2, 100, 50))
+    result = await waiting
+    assert result.satisfied
+    assert result.partitions["logs-0"].reached_offset == 50
+
+
+async def test_signals_are_counted(client: AsyncClient) -> None:
+    """A signal wait ends when all keys (or any) have been signalled often enough; earlier signals count if wanted."""
+    await client.signal_key("early")
+    assert (await client.signal(["early"], timeout=LONG)).satisfied
+    both = asyncio.create_task(client.signal({"a": 2, "b": 1}, timeout=LONG))
+    either = asyncio.create_task(client.signal(["b", "c"], any=True, timeout=LONG))
+    fresh = asyncio.create_task(client.signal(["early"], from_now=True, timeout=0.2))
+    await until_pending(client, 3)
+    await client.signal_key("a", count=2)
+    assert not both.done()
+    await client.signal_key("b")
+    assert (await both).partitions["a"].reached_offset == 2
+    assert (await either).satisfied
+    assert (await fresh).outcome is Outcome.EXPIRED
+
+
+async def test_cancelling_the_task_cancels_at_the_daemon(client: AsyncClient) -> None:
+    """Nobody waits any more: the daemon is told at once, for one wait and for a batch of columns."""
+    before = (await client.status()).kinds[0]
+    one = asyncio.create_task(client.produce({"orders-3": 42}, timeout=LONG))
+    many = asyncio.create_task(client.produce_many(["orders-3"], offsets=range(1, 101), timeouts_ms=[60_000]))
+    await until_pending(client, 101)
+    one.cancel()
+    many.cancel()
+    await asyncio.gather(one, many, return_exceptions=True)
+    await until_pending(client, 0)
+    assert client.pending == 0
+    produce = (await client.status()).kinds[0]
+    assert produce.registered - before.registered == 101
+    assert produce.cancelled - before.cancelled == 101
+
+
+async def test_an_operator_cancels(client: AsyncClient) -> None:
+    """Operations are cancelled by id, by session, by partition and by key; each answers with its own outcome."""
+    first = asyncio.create_task(client.produce({"orders-3": 42}, timeout=LONG))
+    await until_pending(client, 1)
+    second = asyncio.create_task(client.produce({"orders-4": 42}, timeout=LONG))
+    third = asyncio.create_task(client.signal(["job"], timeout=LONG))
+    fourth = asyncio.create_task(client.signal(["other"], timeout=LONG))
+    await until_pending(client, 4)
+    assert await client.cancel([1, 999]) == 1
+    assert await client.cancel(partition="orders-4") == 1
+    assert await client.cancel(key="job") == 1
+    assert await client.cancel(session_id=client.session_id) == 1
+    for result in await asyncio.gather(first, second, third, fourth):
+        assert result.outcome is Outcome.CANCELLED
+        with pytest.raises(errors.WaitCancelled):
+            result.raise_for_outcome()
+    assert await client.cancel([]) == 0
+    with pytest.raises(errors.InvalidRequest, match="one of them"):
+        await client.cancel()
+
+
+async def test_a_daemon_that_shuts_down_says_so(daemon: DaemonProcess) -> None:
+    """SIGTERM ends what is pending with its own outcome."""
+    async with AsyncClient(daemon.address) as client:
+        waiting = [asyncio.create_task(client.produce({"orders-3": 42 + i}, timeout=LONG)) for i in range(100)]
+        await until_pending(client, 100)
+        stopped = asyncio.to_thread(daemon.stop)
+        exit_code, results = await asyncio.gather(stopped, asyncio.gather(*waiting))
+    assert exit_code == 0
+    assert {result.outcome for result in results} == {Outcome.SHUTTING_DOWN}
+    with pytest.raises(errors.WaitShutDown):
+        results[0].raise_for_outcome()
+
+
+async def test_columns_are_answered_in_operation_order(client: AsyncClient) -> None:
+    """The `_many` form takes columns and gives columns, in the order of the operations."""
+    await client.advance("orders-3", high_watermark=10)
+    answer = await client.produce_many(
+        partitions=["orders-3", "orders-4"], indexes=[0, 1, 0], offsets=[10, 7, 11], timeouts_ms=[50]
+    )
+    assert answer.outcomes == [Outcome.SATISFIED, Outcome.EXPIRED, Outcome.EXPIRED]
+    assert answer.error_codes == [0, 7, 7]
+    assert answer.reached_offsets == [10, -1, 10]
+    assert [answer.name_of(item) for item in range(3)] == ["orders-3", "orders-4", "orders-3"]
+    assert not answer.satisfied
+    assert answer.count(Outcome.EXPIRED) == 2
+    assert [result.satisfied for result in answer] == [True, False, False]
+
+
+async def test_columns_with_several_items_each(client: AsyncClient) -> None:
+    """Operations of several partitions keep their items together."""
+    await client.advance_many([events.high_watermark("a-0", 5), events.high_watermark("b-0", 3)])
+    answer = await client.produce_many(
+        ["a-0", "b-0"], indexes=[0, 1, 1, 0], offsets=[5, 3, 4, 5], item_counts=[2, 2], timeouts_ms=[50]
+    )
+    assert answer.outcomes == [Outcome.SATISFIED, Outcome.EXPIRED]
+    second = list(answer)[1]
+    assert {name: item.error_code for name, item in second.partitions.items()} == {"b-0": 7, "a-0": 0}
+
+
+async def test_columns_of_the_other_kinds(client: AsyncClient) -> None:
+    """Fetches, delete-records and signals have their columns too."""
+    await client.advance("logs-0", log_end_offset=100, high_watermark=100, log_start_offset=20)
+    await client.signal_key("k")
+    fetched = await client.fetch_many(["logs-0"], offsets=[30, 100], min_bytes=[1], timeouts_ms=[50])
+    assert fetched.outcomes == [Outcome.SATISFIED, Outcome.EXPIRED]
+    assert fetched.available_bytes == [70, 0]
+    deleted = await client.delete_records_many(["logs-0"], offsets=[20, 30], timeouts_ms=[50])
+    assert deleted.outcomes == [Outcome.SATISFIED, Outcome.EXPIRED]
+    signalled = await client.signal_many(["k", "never"], timeouts_ms=[50])
+    assert signalled.outcomes == [Outcome.SATISFIED, Outcome.EXPIRED]
+
+
+async def test_a_refused_wait_raises_with_its_field(client: AsyncClient) -> None:
+    """What the daemon refuses raises a typed error that names the field; its neighbours in the batch are served."""
+    await client.advance("orders-3", high_watermark=10)
+    good, bad = await asyncio.gather(
+        client.produce({"orders-3": 1}, timeout=5), client.produce({"orders-3": -5}, timeout=5), return_exceptions=True
+    )
+    assert not isinstance(good, BaseException)
+    assert good.satisfied
+    assert isinstance(bad, errors.InvalidRequest)
+    assert "required_offset" in bad.field
+    assert "-5" in bad.message
+    answer = await client.produce_many(["orders-3"], offsets=[1, -5, 2], timeouts_ms=[5_000])
+    assert answer.outcomes == [Outcome.SATISFIED, Outcome.REFUSED, Outcome.SATISFIED]
+    assert isinstance(answer.refusals[1], errors.InvalidRequest)
+    with pytest.raises(errors.InvalidRequest):
+        list(answer)[1].raise_for_outcome()
+
+
+async def test_the_unary_wait_answers_like_the_session(client: AsyncClient) -> None:
+    """`wait_once` is one call with no session: same results, same errors, and cancelling it cancels the operation."""
+    await client.advance("orders-3", high_watermark=10)
+    assert (await client.wait_once(waits.produce({"orders-3": 10}, timeout=5))).satisfied
+    expired = await client.wait_once(waits.fetch({"orders-3": 10}, min_bytes=5, timeout=0.05))
+    assert expired.outcome is Outcome.EXPIRED
+    assert expired.partitions["orders-3"].fetched is not None
+    assert (await client.wait_once(waits.delete_records({"orders-3": 0}, timeout=5))).satisfied
+    with pytest.raises(errors.InvalidRequest) as refused:
+        await client.wait_once(waits.produce({"orders-3": -5}, timeout=5))
+    assert "required_offset" in refused.value.field
+    waiting = asyncio.create_task(client.wait_once(waits.signal(["never"], timeout=LONG)))
+    await until_pending(client, 1)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await until_pending(client, 0)
+
+
+async def test_refused_events(client: AsyncClient) -> None:
+    """A stale epoch raises from `advance` and is listed by `advance_many`; what was right is applied."""
+    await client.advance("orders-3", high_watermark=5, leader_epoch=7)
+    with pytest.raises(errors.StaleEpoch, match="leader_epoch") as stale:
+        await client.advance("orders-3", high_watermark=6, leader_epoch=6)
+    assert stale.value.receipt.refusals[0].error_code == 74
+    receipt = await client.advance_many(
+        [
+            events.high_watermark("orders-3", 9, leader_epoch=1),
+            events.high_watermark("orders-3", 8),
+            events.high_watermark("orders-3", 8),
+        ]
+    )
+    assert [refusal.index for refusal in receipt.refusals] == [0]
+    assert receipt.unchanged == 1
+    assert (await client.partition("orders-3")).high_watermark == 8
+    with pytest.raises(errors.InvalidRequest, match="at least one mark"):
+        await client.advance("orders-3")
+
+
+async def test_events_of_many_callers_share_messages_in_order(client: AsyncClient) -> None:
+    """What gathers while a message is under way goes out together; each caller hears of its own events only."""
+    waiting = [asyncio.create_task(client.produce({f"p-{i}": 1}, timeout=LONG)) for i in range(200)]
+    await until_pending(client, 200)
+    receipts = await asyncio.gather(*(client.advance(f"p-{i}", high_watermark=1) for i in range(200)))
+    assert [receipt.ended for receipt in receipts] == [[1]] * 200
+    assert all(result.satisfied for result in await asyncio.gather(*waiting))
+    marks = await asyncio.gather(*(client.advance("q-0", high_watermark=i + 1) for i in range(100)))
+    assert all(receipt.unchanged in {0, None} for receipt in marks)
+    assert (await client.partition("q-0")).unchanged_events == 0
+
+
+async def test_more_events_than_a_message_takes(client: AsyncClient) -> None:
+    """A long list of events goes out as several messages and is answered as one."""
+    batch = [events.high_watermark(f"p-{i % 7}", i + 1) for i in range(25_000)]
+    receipt = await client.advance_many(batch)
+    assert len(receipt.ended) == 25_000
+    assert receipt.unchanged == 0
+    assert receipt.refusals == []
+
+
+async def test_looking(client: AsyncClient) -> None:
+    """Pending operations, partitions and the daemon's counts are shown as plain values, page by page."""
+    waiting = [asyncio.create_task(client.produce({f"p-{i}": 9}, timeout=LONG)) for i in range(5)]
+    waiting.append(asyncio.create_task(client.signal(["job"], timeout=LONG)))
+    await until_pending(client, 6)
+    found = [one async for one in client.operations(page_size=2)]
+    assert sorted(one.operation_id for one in found) == [1, 2, 3, 4, 5, 6]
+    assert {one.session_id for one in found} == {client.session_id}
+    assert client.session_id.startswith("test-")
+    assert len([one async for one in client.operations(kind=OperationKind.SIGNAL)]) == 1
+    (on_partition,) = [one async for one in client.operations(partition="p-3")]
+    one = await client.operation(client.session_id, on_partition.operation_id)
+    assert (one.kind, one.items[0].name, one.items[0].required_offset) == (OperationKind.PRODUCE, "p-3", 9)
+    assert 0 < one.remaining <= LONG
+    assert len([each async for each in client.partitions(prefix="p", page_size=2)]) == 5
+    with pytest.raises(errors.NotFound):
+        await client.operation(client.session_id, 999)
+    with pytest.raises(errors.NotFound):
+        await client.partition("nope-1")
+    status = await client.status()
+    assert [kind.pending for kind in status.kinds] == [5, 0, 0, 1]
+    for task in waiting:
+        task.cancel()
+
+
+async def test_closing_cancels_what_is_pending(shared_daemon: DaemonProcess, client: AsyncClient) -> None:
+    """Closing cancels at the daemon and raises ClientClosed where somebody waits; afterwards every call raises it."""
+    other = AsyncClient(shared_daemon.address)
+    waiting = asyncio.create_task(other.produce({"orders-3": 42}, timeout=LONG))
+    await until_pending(client, 1)
+    await other.close()
+    with pytest.raises(errors.ClientClosed):
+        await waiting
+    await until_pending(client, 0)
+    with pytest.raises(errors.ClientClosed):
+        await other.produce({"orders-3": 42})
+    with pytest.raises(errors.ClientClosed):
+        await other.status()
+    await other.close()
+
+
+async def test_closing_may_let_waits_finish(client: AsyncClient, shared_daemon: DaemonProcess) -> None:
+    """With `finish` a client closes when the last wait has ended."""
+    other = AsyncClient(shared_daemon.address)
+    waiting = asyncio.create_task(other.produce({"orders-3": 42}, timeout=LONG))
+    await until_pending(client, 1)
+    closing = asyncio.create_task(other.close(finish=True))
+    await client.advance("orders-3", high_watermark=42)
+    assert (await waiting).satisfied
+    await closing
+
+
+async def test_the_limit_of_this_client(client: AsyncClient, shared_daemon: DaemonProcess) -> None:
+    """More pending operations than the client may have are refused before they are sent."""
+    async with AsyncClient(shared_daemon.address, pending_max=2) as small:
+        waiting = [asyncio.create_task(small.produce({"orders-3": 42}, timeout=LONG)) for _ in range(2)]
+        await until_pending(client, 2)
+        with pytest.raises(errors.LimitExceeded, match="pending_max"):
+            await small.produce({"orders-3": 42}, timeout=LONG)
+        await client.advance("orders-3", high_watermark=42)
+        assert all(result.satisfied for result in await asyncio.gather(*waiting))
+
+
+async def test_the_limit_of_the_daemon(start_daemon: StartDaemon) -> None:
+    """A daemon that is full refuses with LimitExceeded, and those admitted go on."""
+    daemon = start_daemon("--limits-pending-operations-max", "2")
+    async with AsyncClient(daemon.address) as client:
+        waiting = [asyncio.create_task(client.produce({"orders-3": 42}, timeout=LONG)) for _ in range(2)]
+        await until_pending(client, 2)
+        with pytest.raises(errors.LimitExceeded):
+            await client.produce({"orders-3": 42}, timeout=LONG)
+        await client.advance("orders-3", high_watermark=42)
+        assert all(result.satisfied for result in await asyncio.gather(*waiting))

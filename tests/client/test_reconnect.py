@@ -1,0 +1,187 @@
+"""What happens to waits when the connection or the daemon does not stay: each ends exactly once, and none is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import grpc.aio
+import pytest
+from purgatory_client import AsyncClient, Outcome, Result, errors
+
+from purgatory.v1 import purgatory_service_pb2
+from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
+from tests.client.flaky_proxy import FlakyProxy
+from tests.client.until import until, until_pending
+from tests.conftest import StartDaemon
+from tests.daemon_process import DaemonProcess
+
+LONG = 120.0
+TOTAL = 10_000
+IN_COLUMNS = 4_000
+NEVER = 1_000
+"""Of the single waits so many wait for what never comes, and expire."""
+
+
+@pytest.mark.slow
+async def test_ten_thousand_waits_through_a_connection_that_breaks(daemon: DaemonProcess) -> None:
+    """Connections are dropped at random in the middle of 10,000 waits: each ends once, with the right outcome."""
+    generator = random.Random(8131)
+    singles = TOTAL - IN_COLUMNS
+    async with FlakyProxy(daemon.address) as proxy, AsyncClient(daemon.address) as direct:
+        async with AsyncClient(proxy.address) as client:
+            ends = [0] * singles
+
+            async def wait_for(place: int) -> Result:
+                offset, timeout = (10**9, 1.0) if place < NEVER else (place + 1, LONG)
+                result = await client.produce({"orders-3": offset}, timeout=timeout)
+                ends[place] += 1
+                return result
+
+            tasks: list[asyncio.Task[Result]] = []
+            offsets = list(range(1, IN_COLUMNS + 1))
+            many = asyncio.create_task(client.produce_many(["orders-4"], offsets=offsets, timeouts_ms=[120_000]))
+            drops = 0
+            for step in range(60):
+                chunk = range(len(tasks), min(singles, len(tasks) + 200))
+                tasks.extend(asyncio.create_task(wait_for(place)) for place in chunk)
+                await asyncio.sleep(generator.uniform(0, 0.05))
+                if generator.random() < 0.4:
+                    drops += proxy.drop_all()
+                await direct.advance("orders-3", high_watermark=min(singles, (step + 1) * singles // 60))
+                await direct.advance("orders-4", high_watermark=(step + 1) * IN_COLUMNS // 60)
+            await direct.advance("orders-4", high_watermark=IN_COLUMNS)
+            results = await asyncio.gather(*tasks)
+            answer = await many
+        assert drops >= 5, "the proxy has hardly dropped anything; this run shows nothing"
+        assert ends == [1] * singles
+        assert [result.outcome for result in results[:NEVER]] == [Outcome.EXPIRED] * NEVER
+        assert all(result.satisfied for result in results[NEVER:])
+        assert answer.count(Outcome.SATISFIED) == IN_COLUMNS
+        produce = (await direct.status()).kinds[0]
+        assert (produce.registered, produce.pending) == (TOTAL, 0)
+        assert (produce.satisfied, produce.expired) == (TOTAL - NEVER, NEVER)
+
+
+async def test_waits_outlive_a_daemon_that_forgets(tmp_path: Path) -> None:
+    """An in-memory daemon that crashes and comes back gets every pending wait anew, with the time that remains."""
+    first = DaemonProcess(tmp_path / "first")
+    async with FlakyProxy(first.address) as proxy, AsyncClient(proxy.address) as client:
+        waiting = [asyncio.create_task(client.produce({f"p-{i}": 1}, timeout=LONG)) for i in range(100)]
+        many = asyncio.create_task(client.produce_many(["p-0"], offsets=[1] * 100, timeouts_ms=[120_000]))
+        await until_pending(client, 200)
+        await client.advance("p-7", high_watermark=1)
+        assert (await waiting[7]).satisfied
+        first.kill()
+        second = DaemonProcess(tmp_path / "second")
+        try:
+            proxy.target = second.address
+            async with AsyncClient(second.address) as direct:
+                await until_pending(direct, 199)
+                longest = max([one.remaining async for one in direct.operations()])
+                assert longest < LONG
+                for i in range(100):
+                    await direct.advance(f"p-{i}", high_watermark=1)
+                assert all(result.satisfied for result in await asyncio.gather(*waiting))
+                assert (await many).satisfied
+        finally:
+            second.kill()
+
+
+async def test_a_silent_connection_is_given_up(start_daemon: StartDaemon) -> None:
+    """A connection on which nothing comes for three heartbeats is left for a new one, though it never broke."""
+    daemon = start_daemon("--session-heartbeat-interval-ms", "100")
+    async with (
+        FlakyProxy(daemon.address) as proxy,
+        AsyncClient(daemon.address) as direct,
+        AsyncClient(proxy.address) as client,
+    ):
+        waiting = asyncio.create_task(client.produce({"orders-3": 42}, timeout=LONG))
+        await until_pending(direct, 1)
+        accepted = proxy.accepted
+        proxy.silent = True
+        await direct.advance("orders-3", high_watermark=42)
+
+        async def came_back() -> bool:
+            return proxy.accepted > accepted
+
+        await until(came_back)
+        proxy.silent = False
+        proxy.drop_all()
+        assert (await waiting).satisfied
+
+
+async def test_an_idle_session_stays_connected(start_daemon: StartDaemon) -> None:
+    """Heartbeats keep an idle session: after many intervals the same connection still serves."""
+    daemon = start_daemon("--session-heartbeat-interval-ms", "50")
+    async with FlakyProxy(daemon.address) as proxy, AsyncClient(proxy.address) as client:
+        assert (await client.produce({"orders-3": 42}, timeout=1)).outcome is Outcome.EXPIRED
+        assert proxy.accepted == 1
+
+
+async def test_a_session_that_is_taken_over_says_so(daemon: DaemonProcess) -> None:
+    """When another stream opens the same session, waits end with SessionTakenOver and the client stays away."""
+    async with AsyncClient(daemon.address) as client, grpc.aio.insecure_channel(daemon.address) as channel:
+        waiting = asyncio.create_task(client.produce({"orders-3": 42}, timeout=LONG))
+        await until_pending(client, 1)
+        call = PurgatoryServiceStub(channel).Session()
+        await call.write(purgatory_service_pb2.SessionRequest(open={"session_id": client.session_id}))
+        assert (await call.read()).opened.resumed
+        with pytest.raises(errors.SessionTakenOver):
+            await waiting
+        with pytest.raises(errors.SessionTakenOver):
+            await client.produce({"orders-3": 42}, timeout=LONG)
+        call.cancel()
+
+
+async def test_no_daemon_is_given_up_after_a_while() -> None:
+    """With nobody there everything pending ends with Unavailable after `give_up_after`; a later try starts anew."""
+    async with FlakyProxy("127.0.0.1:1") as proxy, AsyncClient(proxy.address, give_up_after=0.3) as client:
+        first_session = client.session_id
+        one, many = await asyncio.gather(
+            client.produce({"orders-3": 42}, timeout=LONG),
+            client.produce_many(["orders-3"], offsets=[1, 2], timeouts_ms=[5_000]),
+            return_exceptions=True,
+        )
+        assert isinstance(one, errors.Unavailable)
+        assert isinstance(many, errors.Unavailable)
+        assert client.pending == 0
+        assert client.session_id != first_session
+        with pytest.raises(errors.Unavailable):
+            await client.advance("orders-3", high_watermark=1)
+
+
+async def test_a_daemon_that_comes_late_still_serves(daemon: DaemonProcess) -> None:
+    """A wait that was submitted before the daemon could be reached goes out when it can."""
+    async with FlakyProxy("127.0.0.1:1") as proxy, AsyncClient(proxy.address) as client:
+        waiting = asyncio.create_task(client.signal(["k"], timeout=LONG))
+
+        async def has_tried() -> bool:
+            return proxy.accepted >= 2
+
+        await until(has_tried)
+        proxy.target = daemon.address
+        async with AsyncClient(daemon.address) as direct:
+            await direct.signal_key("k")
+        assert (await waiting).satisfied
+
+
+async def test_cancels_are_not_lost_with_the_connection(daemon: DaemonProcess) -> None:
+    """A wait that is cancelled while there is no connection is cancelled at the daemon when there is one again."""
+    async with (
+        FlakyProxy(daemon.address) as proxy,
+        AsyncClient(daemon.address) as direct,
+        AsyncClient(proxy.address) as client,
+    ):
+        waiting = [asyncio.create_task(client.produce({"orders-3": 42}, timeout=LONG)) for _ in range(10)]
+        await until_pending(direct, 10)
+        proxy.target = "127.0.0.1:1"
+        proxy.drop_all()
+        for task in waiting[:5]:
+            task.cancel()
+        await asyncio.gather(*waiting[:5], return_exceptions=True)
+        proxy.target = daemon.address
+        await until_pending(direct, 5)
+        await direct.advance("orders-3", high_watermark=42)
+        assert all(result.satisfied for result in await asyncio.gather(*waiting[5:]))
