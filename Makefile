@@ -27,7 +27,8 @@ run: $(STAMPS)/engine ## Serve on the defaults (first use: sets up .venv, about 
 demo: $(STAMPS)/engine ## Run the replicated log on real processes (ARGS="--kill-follower --input FILE")
 	@$(BIN)/python -m examples.replicated_log $(ARGS)
 
-test: test-compiled test-pure ## Run the whole suite twice: on the compiled engine and uncompiled
+test: ## Run the whole suite twice: on the compiled engine and uncompiled (both, even if one fails)
+	@$(MAKE) --no-print-directory -k test-compiled test-pure
 
 test-compiled: $(STAMPS)/dev $(STAMPS)/engine ## Run the suite on the engine as it was built (ARGS="tests/test_x.py -k y")
 	@echo "== the suite on the compiled engine"
