@@ -31,7 +31,7 @@ from purgatory.service.waits import Waits
 
 LOGGER: Final = logging.getLogger(__name__)
 
-ENDED_PER_SLICE: Final = 5_000
+ENDED_PER_SLICE: Final = 2_000
 """Operations that one engine call may end before the loop is free again."""
 
 SHUTTING_DOWN_MESSAGE: Final = "the daemon is shutting down; try another one, or later"

@@ -17,7 +17,7 @@ from purgatory.service.observer import Observer
 
 LOGGER: Final = logging.getLogger(__name__)
 
-EXPIRED_PER_SLICE: Final = 5_000
+EXPIRED_PER_SLICE: Final = 2_000
 SLEEP_MAX_MS: Final = 1_000
 AFTER_FAILURE_S: Final = 0.1
 
