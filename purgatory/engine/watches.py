@@ -15,9 +15,9 @@ goes to an overflow heap, so that even a falling series costs O(log n) each.
 | compact                       | O(entries); amortised O(1) for each entry added          |
 | bytes for an entry            | 16 in the run, 24 in the overflow                        |
 
-Order is exact: by threshold, equal ones in order of insertion. An entry goes to the overflow only while the run's last
-threshold is greater, and that last one cannot leave before the entry does; so equal thresholds in the run are always
-older than those in the overflow, and `_overflow_high` keeps a newer equal one from being shifted in before them.
+Order is exact: by threshold, equal ones in order of insertion. An entry goes to the overflow only while more than
+SHIFT_MAX entries of the run have greater thresholds, and none of those can leave before it does. So a later equal
+threshold goes to the overflow too, behind it, and equal ones in the run are always older.
 """
 
 from __future__ import annotations
@@ -37,8 +37,6 @@ SHIFT_MAX: Final[i64] = 16
 
 SLACK: Final[i64] = 64
 """Dead entries, or popped ones at the head of the run, that are never worth a rebuild."""
-
-NO_THRESHOLD: Final[i64] = -(2**62)
 
 
 def make_ref(item: i64, generation: i64) -> i64:
@@ -70,7 +68,6 @@ class WatchList:
         self._head: i64 = 0
         self._overflow: PackedHeap = PackedHeap()
         self._overflow_refs: vec[i64] = vec[i64]()
-        self._overflow_high: i64 = NO_THRESHOLD
 
     def __len__(self) -> int:
         """Stored entries, stale ones included."""
@@ -83,7 +80,7 @@ class WatchList:
         if end == self._head or threshold >= self._thresholds[end - 1]:
             self._thresholds = append(self._thresholds, threshold)
             self._refs = append(self._refs, ref)
-        elif threshold > self._overflow_high and self._is_near_tail(threshold):
+        elif self._is_near_tail(threshold):
             self._shift_in(threshold, ref)
         else:
             self._overflow_add(threshold, ref)
@@ -203,8 +200,6 @@ class WatchList:
             self._renumber_overflow()
         self._overflow.push(threshold, i64(len(self._overflow_refs)))
         self._overflow_refs = append(self._overflow_refs, ref)
-        if threshold > self._overflow_high:
-            self._overflow_high = threshold
 
     def _overflow_pop(self) -> i64:
         overflow = self._overflow
@@ -212,7 +207,6 @@ class WatchList:
         overflow.pop()
         if overflow.size == 0:
             self._overflow_refs = vec[i64]()
-            self._overflow_high = NO_THRESHOLD
         return ref
 
     def _renumber_overflow(self) -> None:

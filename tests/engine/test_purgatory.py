@@ -377,6 +377,7 @@ def test_shut_down_by_on_error_while_registering() -> None:
     purgatory = DelayedOperationPurgatory(0, lambda operation, error: shut_down_all())
 
     def shut_down_all() -> None:
+        operation.when_evaluated = None
         while purgatory.shut_down(10):
             pass
 
