@@ -1,8 +1,9 @@
 """`advance("orders-3", high_watermark=42, ...)`: from the keywords of one call to its events, in the order that is
 safe.
 
-The order: what makes the partition able to take the rest (storage online, leadership, truncation), then who counts (in-
-sync set), then how far everybody is, then marks that follow from it, and last what ends the partition.
+The order: what makes the partition able to take the rest (storage online, leadership, truncation), then who counts
+(in-sync set), then how far everybody is (an open transaction first, so that no reader is let past it), then marks that
+follow from it, and last what ends the partition.
 """
 
 from __future__ import annotations
@@ -106,6 +107,9 @@ def _progress(name: Name, marks: Marks) -> list[Event]:
     """How far the logs are, and the marks."""
     epoch = marks.get("leader_epoch")
     found: list[Event] = []
+    unstable = marks.get("last_stable_offset")
+    if unstable is not None:
+        found.append(events.last_stable_offset(name, unstable, leader_epoch=epoch))
     if "log_end_offset" in marks:
         append = events.log_end_offset(
             name,
@@ -125,8 +129,8 @@ def _progress(name: Name, marks: Marks) -> list[Event]:
         )
     if "high_watermark" in marks:
         found.append(events.high_watermark(name, marks["high_watermark"], leader_epoch=epoch))
-    if "last_stable_offset" in marks:
-        found.append(events.last_stable_offset(name, marks["last_stable_offset"], leader_epoch=epoch))
+    if "last_stable_offset" in marks and unstable is None:
+        found.append(events.last_stable_offset(name, None, leader_epoch=epoch))
     if "log_start_offset" in marks:
         found.append(events.log_start_offset(name, marks["log_start_offset"], leader_epoch=epoch))
     return found

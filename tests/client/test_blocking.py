@@ -71,7 +71,7 @@ def test_every_public_method_has_its_blocking_form() -> None:
 
 
 def test_a_program_that_forgets_to_close_still_ends(shared_daemon: DaemonProcess) -> None:
-    """An interpreter that ends with an open client ends cleanly: exit code 0, nothing on stderr, its waits cancelled."""
+    """An interpreter that ends with an open client ends cleanly: exit code 0, and its waits are cancelled."""
     program = (
         "import sys, threading\n"
         "from purgatory_client import Client\n"

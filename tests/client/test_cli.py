@@ -1,0 +1,300 @@
+"""The command line as a user runs it: real processes, a real daemon, exit codes, stdout and stderr apart."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from purgatory_client import Client
+from purgatory_client.cli.exits import MEANINGS, Exit
+from purgatory_client.cli.targets import UsageError, follower, key_counts, partition_offsets, seconds
+
+from tests.client.test_blocking import environment
+from tests.conftest import StartDaemon
+from tests.daemon_process import DaemonProcess
+
+DEADLINE_S = 60.0
+PROGRAM = [sys.executable, "-c", "from purgatory_client.cli import main; main()"]
+Answer = subprocess.CompletedProcess[str]
+Run = Callable[..., Answer]
+
+
+class Background:
+    """A command that is under way."""
+
+    def __init__(self, address: str, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [*PROGRAM, *arguments, "--address", address],
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def end(self) -> tuple[int, str, str]:
+        """Its exit code, stdout and stderr, when it has ended."""
+        out, err = self.process.communicate(timeout=DEADLINE_S)
+        return self.process.returncode, out, err
+
+
+@pytest.fixture
+def run(shared_daemon: DaemonProcess) -> Run:
+    """Runs `purgatory` with these arguments against the shared daemon."""
+
+    def call(*arguments: str, address: str = shared_daemon.address) -> Answer:
+        return subprocess.run(
+            [*PROGRAM, *arguments],
+            env={**environment(), "PURGATORY_ADDRESS": address},
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+
+    return call
+
+
+@pytest.fixture
+def looking(shared_daemon: DaemonProcess) -> Iterator[Client]:
+    """A client to look at the shared daemon with."""
+    with Client(shared_daemon.address) as client:
+        yield client
+
+
+def until_waiting(client: Client, partition: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not list(client.operations(partition=partition)):
+        assert time.monotonic() < deadline, f"nothing waits on {partition}"
+        time.sleep(0.01)
+
+
+def test_the_first_wait_of_the_readme(shared_daemon: DaemonProcess, run: Run, looking: Client) -> None:
+    """`wait` blocks until somebody advances the partition; then both print what happened and exit 0."""
+    waiting = Background(shared_daemon.address, "wait", "orders-3@42", "--timeout", "30s")
+    until_waiting(looking, "orders-3")
+    listed = run("ls")
+    assert listed.returncode == 0
+    assert "orders-3@42" in listed.stdout
+    advanced = run("advance", "orders-3", "--high-watermark", "42")
+    assert advanced.returncode == 0
+    assert advanced.stdout == "1 event: 1 wait ended\n"
+    code, out, err = waiting.end()
+    assert (code, err) == (0, "")
+    assert re.fullmatch(r"satisfied after \d+\.\d{3} s\n  orders-3: reached 42 of 42\n", out)
+
+
+def test_an_expired_wait_says_how_far_it_came(shared_daemon: DaemonProcess, run: Run, looking: Client) -> None:
+    """Exit code 11 on time, with the offset reached and the estimate; as JSON too."""
+    looking.advance("expires-1", high_watermark=10)
+    waiting = Background(shared_daemon.address, "wait", "expires-1@1000", "--timeout", "700ms")
+    until_waiting(looking, "expires-1")
+    looking.advance("expires-1", high_watermark=20)
+    code, out, _ = waiting.end()
+    assert code == 11
+    assert "expires-1: reached 20 of 1000" in out
+    assert re.search(r"would have been reached in about \d+\.\d{3} s at \d+\.\d a second", out)
+    still = run("wait", "expires-1@1000", "--timeout", "50ms", "--json")
+    assert still.returncode == 11
+    document = json.loads(still.stdout)
+    assert document["outcome"] == "expired"
+    assert document["partitions"]["expires-1"]["reached_offset"] == 20
+    assert document["partitions"]["expires-1"]["estimated_remaining"] is None
+
+
+def test_a_failed_and_a_cancelled_wait(shared_daemon: DaemonProcess, run: Run, looking: Client) -> None:
+    """Exit code 10 when the partition goes away, 12 when an operator cancels."""
+    failing = Background(shared_daemon.address, "wait", "goes-1@5")
+    until_waiting(looking, "goes-1")
+    assert run("advance", "goes-1", "--removed").returncode == 0
+    code, out, _ = failing.end()
+    assert code == 10
+    assert "error 3 UNKNOWN_TOPIC_OR_PARTITION" in out
+    waiting = Background(shared_daemon.address, "wait", "stays-1@5")
+    until_waiting(looking, "stays-1")
+    cancelled = run("cancel", "--partition", "stays-1")
+    assert (cancelled.returncode, cancelled.stdout) == (0, "1 operation cancelled\n")
+    assert waiting.end()[0] == 12
+    assert run("cancel", "--partition", "stays-1").returncode == 16
+
+
+def test_an_interrupted_wait_is_cancelled_at_the_daemon(shared_daemon: DaemonProcess, looking: Client) -> None:
+    """Ctrl-C ends the wait at the daemon too; exit code 130 and a message on stderr."""
+    waiting = Background(shared_daemon.address, "wait", "ctrl-1@5", "--timeout", "10m")
+    until_waiting(looking, "ctrl-1")
+    waiting.process.send_signal(signal.SIGINT)
+    code, out, err = waiting.end()
+    assert (code, out) == (130, "")
+    assert "interrupted" in err
+    deadline = time.monotonic() + DEADLINE_S
+    while list(looking.operations(partition="ctrl-1")):
+        assert time.monotonic() < deadline, "the wait is still pending"
+        time.sleep(0.01)
+
+
+def test_a_daemon_that_shuts_down_or_is_not_there(start_daemon: StartDaemon, run: Run) -> None:
+    """Exit code 14 when the daemon shuts down under a wait, 13 when there is none."""
+    daemon = start_daemon()
+    waiting = Background(daemon.address, "wait", "orders-3@42")
+    with Client(daemon.address) as client:
+        until_waiting(client, "orders-3")
+    assert daemon.stop() == 0
+    code, out, _ = waiting.end()
+    assert code == 14
+    assert out.startswith("shutting down after")
+    absent = run("wait", "orders-3@42", address=daemon.address)
+    assert absent.returncode == 13
+    assert absent.stdout == ""
+    assert f"the daemon at {daemon.address} is not available" in absent.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["wait", "orders@42"], "'orders' is not a partition"),
+        (["wait", "orders-3"], "write partition@offset, like orders-3@42"),
+        (["wait", "orders-3@42", "--timeout", "soon"], "'soon' is not a duration"),
+        (["wait", "orders-3@1", "orders-3@2"], "orders-3 is given twice"),
+        (["wait", "a-1@1", "--fetch", "--signal"], "exclude each other"),
+        (["wait"], "TARGET"),
+        (["advance"], "a partition, or --signal KEY"),
+        (["advance", "orders-3"], "say what happened"),
+        (["advance", "orders-3", "--replica", "x"], "2:41"),
+        (["cancel"], "say what to cancel"),
+        (["cancel", "nonsense"], "SESSION/ID"),
+        (["ls", "--kind", "nonsense"], "is not a kind"),
+        (["show", "nonsense"], "is not a partition"),
+        (["--nonsense"], "nonsense"),
+        (["nonsense"], "nonsense"),
+    ],
+)
+def test_bad_usage(run: Run, arguments: list[str], says: str) -> None:
+    """Exit code 2 and, on stderr, what would be right."""
+    answer = run(*arguments)
+    assert answer.returncode == 2
+    assert answer.stdout == ""
+    assert says in answer.stderr
+
+
+def test_what_the_daemon_refuses(run: Run) -> None:
+    """Exit code 15 with the daemon's words for a bad value and for a stale epoch; 16 for what is not there."""
+    refused = run("wait", "orders-3@-5")
+    assert refused.returncode == 15
+    assert "required_offset" in refused.stderr
+    assert run("advance", "stale-1", "--high-watermark", "5", "--leader-epoch", "7").returncode == 0
+    stale = run("advance", "stale-1", "--high-watermark", "6", "--leader-epoch", "6")
+    assert stale.returncode == 15
+    assert stale.stdout == "1 event, 1 refused: 0 waits ended\n"
+    assert "leader_epoch" in stale.stderr
+    assert run("show", "never-heard-of-1").returncode == 16
+    assert run("show", "no-session/7").returncode == 16
+
+
+def test_waits_of_the_other_kinds(run: Run) -> None:
+    """Fetches, delete-records and signals are a flag away."""
+    assert run("advance", "kinds-1", "--log-end-offset", "10", "--high-watermark", "10").returncode == 0
+    fetched = run("wait", "kinds-1@4", "--fetch", "--min-bytes", "6")
+    assert fetched.returncode == 0
+    assert "6 bytes from 4" in fetched.stdout
+    assert run("wait", "kinds-1@4", "--fetch", "--min-bytes", "7", "-t", "50ms").returncode == 11
+    assert run("advance", "kinds-1", "--log-start-offset", "10").returncode == 0
+    assert run("wait", "kinds-1", "--delete-records").returncode == 0
+    assert run("advance", "--signal", "job-17", "--count", "2", "--json").returncode == 0
+    assert run("wait", "--signal", "job-17@2", "other", "--any").returncode == 0
+    assert run("wait", "--signal", "job-17", "--from-now", "-t", "50ms").returncode == 11
+
+
+def test_every_event_has_its_option(run: Run, looking: Client) -> None:
+    """The options of `advance` reach the partition's state."""
+    assert run(
+        "advance", "all-1", "--leader", "--leader-epoch", "3", "--leader-id", "1", "--replicas", "1,2,3",
+        "--in-sync-replicas", "1,2", "--min-in-sync-replicas", "2", "--log-end-offset", "50", "--byte-position", "5000",
+        "--replica", "2:40:0", "--fenced-replica", "3",
+    ).returncode == 0  # fmt: skip
+    partition = looking.partition("all-1")
+    assert (partition.leader_epoch, partition.leader_id, partition.in_sync_replica_ids) == (3, 1, [1, 2])
+    assert (partition.log_end_offset, partition.high_watermark, partition.min_in_sync_replicas) == (50, 40, 2)
+    assert [replica.fenced for replica in partition.replicas if replica.replica_id == 3] == [True]
+    grown = ["--log-end-offset", "60", "--replica", "2:60", "--last-stable-offset", "45"]
+    assert run("advance", "all-1", *grown).returncode == 0
+    partition = looking.partition("all-1")
+    assert (partition.high_watermark, partition.last_stable_offset) == (60, 45)
+    assert run("advance", "all-1", "--last-stable-offset", "-1", "--truncate-to", "55").returncode == 0
+    assert looking.partition("all-1").last_stable_offset == 55
+    assert run("advance", "all-1", "--storage-failed").returncode == 0
+    assert looking.partition("all-1").storage_failed
+    assert run("advance", "all-1", "--storage-online").returncode == 0
+    assert run("advance", "all-1", "--follower", "--leader-epoch", "4").returncode == 0
+    assert not looking.partition("all-1").is_leader
+    shown = run("show", "all-1")
+    assert "replica 2: log end 60, in sync" in shown.stdout
+    assert run("advance", "all-1", "--moved").returncode == 0
+
+
+def test_listings_are_plain_off_a_terminal(run: Run, looking: Client) -> None:
+    """No colour and nothing cut off in a pipe; with --json one object a line."""
+    name = "a-very-long-topic-name-" * 8 + "-1"
+    looking.advance(name, high_watermark=5)
+    listed = run("ls", "--partitions")
+    assert name in listed.stdout
+    assert "\x1b" not in listed.stdout
+    lines = run("ls", "--partitions", "--json").stdout.splitlines()
+    assert name in {json.loads(line)["name"] for line in lines}
+    status = run("status", "--json")
+    assert json.loads(status.stdout)["kinds"][0]["kind"] == "produce"
+    assert "registered" in run("status").stdout
+
+
+def test_serve_runs_the_daemon_and_passes_its_flags_on(run: Run) -> None:
+    """`serve --help` is the daemon's own help, and a bad setting is its own error."""
+    helped = run("serve", "--help")
+    assert helped.returncode == 0
+    assert "--grpc-address" in helped.stdout
+    assert run("serve", "--no-such-flag").returncode == 2
+
+
+def test_serve_without_the_server_packages_says_what_to_install(tmp_path: Path) -> None:
+    """Where the server extra is not installed, one line says so."""
+    (tmp_path / "uvloop.py").write_text("raise ModuleNotFoundError('No module named uvloop', name='uvloop')\n")
+    found = environment()
+    answer = subprocess.run(
+        [*PROGRAM, "serve"],
+        env={**found, "PYTHONPATH": f"{tmp_path}:{found['PYTHONPATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert answer.returncode == 1
+    assert answer.stderr == "purgatory: the daemon needs uvloop; install it with: pip install 'purgatory[server]'\n"
+
+
+def test_exit_codes_are_in_the_help_and_in_the_documentation(run: Run) -> None:
+    """Each exit code has one number and stands in --help and docs/cli.md with its meaning."""
+    helped = " ".join(run("wait", "--help").stdout.split())
+    documented = (Path(__file__).parents[2] / "docs" / "cli.md").read_text("utf-8")
+    for code, meaning in MEANINGS.items():
+        assert f"{code.value}: {meaning}" in helped
+        assert f"| {code.value} | {meaning} |" in documented
+    assert set(MEANINGS) == set(Exit)
+
+
+def test_parsing() -> None:
+    """What users write for durations, targets, keys and followers."""
+    assert [seconds(text) for text in ("500ms", "30s", "2m", "1h", "1d", "1.5", "0.5 s")] == [
+        0.5, 30, 120, 3_600, 86_400, 1.5, 0.5,
+    ]  # fmt: skip
+    assert partition_offsets(["a-1@5", "b-c-2@7"]) == {"a-1": 5, "b-c-2": 7}
+    assert partition_offsets(["a-1", "b-2@3"], -1) == {"a-1": -1, "b-2": 3}
+    assert key_counts(["job", "mail@example", "k@3"]) == {"job": 1, "mail@example": 1, "k": 3}
+    assert follower("2:41") == (2, 41, None)
+    assert follower("2:41:7") == (2, 41, 7)
+    for text in ("", "-5s", "0", "5 weeks"):
+        with pytest.raises(UsageError):
+            seconds(text)

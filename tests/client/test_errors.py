@@ -1,0 +1,82 @@
+"""The error tree: one file, and every status and refusal becomes one of it."""
+
+from __future__ import annotations
+
+import inspect
+
+import grpc
+import purgatory_client
+import pytest
+from purgatory_client import errors
+from purgatory_client.cli.exits import Exit, exit_of_error
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, errors.Unavailable),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, errors.Unavailable),
+        (grpc.StatusCode.CANCELLED, errors.Unavailable),
+        (grpc.StatusCode.INVALID_ARGUMENT, errors.InvalidRequest),
+        (grpc.StatusCode.OUT_OF_RANGE, errors.InvalidRequest),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, errors.LimitExceeded),
+        (grpc.StatusCode.NOT_FOUND, errors.NotFound),
+        (grpc.StatusCode.PERMISSION_DENIED, errors.PermissionDenied),
+        (grpc.StatusCode.UNAUTHENTICATED, errors.PermissionDenied),
+        (grpc.StatusCode.INTERNAL, errors.DaemonError),
+        (grpc.StatusCode.UNKNOWN, errors.DaemonError),
+        (grpc.StatusCode.UNIMPLEMENTED, errors.DaemonError),
+    ],
+)
+def test_codes_become_errors(code: grpc.StatusCode, kind: type[errors.PurgatoryClientError]) -> None:
+    """Each code of a status or refusal has its error, with field and message in its text."""
+    error = errors.from_code(code.value[0], "timeout_ms", "is wrong")
+    assert type(error) is kind
+    assert str(error) == "timeout_ms: is wrong"
+
+
+def test_the_drawn_tree_is_the_real_one() -> None:
+    """Every class of the file stands in the tree of its docstring, under its parent."""
+    assert errors.__doc__ is not None
+    drawn = [line for line in errors.__doc__.splitlines() if "─" in line or line.strip() == "PurgatoryClientError"]
+    found: dict[str, str] = {}
+    path: list[str] = []
+    for line in drawn:
+        word = line.replace("│", " ").replace("├── ", "    ").replace("└── ", "    ")
+        name, depth = word.split()[0], (len(word) - len(word.lstrip())) // 4 - 1
+        path[depth:] = [name]
+        found[name] = path[depth - 1] if depth else "Exception"
+    real = {
+        name: kind.__mro__[1].__name__
+        for name, kind in inspect.getmembers(errors, inspect.isclass)
+        if issubclass(kind, errors.PurgatoryClientError)
+    }
+    assert found == real
+
+
+def test_every_error_has_an_exit_code() -> None:
+    """No error of the client leaves the command line without a code of its own or the general one."""
+    assert exit_of_error(errors.Unavailable("x")) is Exit.UNAVAILABLE
+    assert exit_of_error(errors.LimitExceeded("x")) is Exit.REFUSED
+    assert exit_of_error(errors.NotFound("x")) is Exit.NOT_FOUND
+    assert exit_of_error(errors.ProtocolError("x")) is Exit.ERROR
+
+
+def test_the_public_names_are_pinned() -> None:
+    """A change here is a change of the public surface."""
+    assert purgatory_client.__all__ == [
+        "DEFAULT_ADDRESS",
+        "AdvanceReceipt",
+        "AsyncClient",
+        "Client",
+        "Event",
+        "OperationKind",
+        "Outcome",
+        "PartitionResult",
+        "Result",
+        "ResultColumns",
+        "errors",
+        "events",
+        "waits",
+    ]
+    assert all(hasattr(purgatory_client, name) for name in purgatory_client.__all__)
