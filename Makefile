@@ -68,7 +68,7 @@ bench: $(STAMPS)/engine ## Measure the engine
 
 clean: ## Remove what the build made; .venv goes too
 	rm -rf $(VENV) .build build dist purgatory.egg-info purgatory/v1 .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	rm -f purgatory/engine/*.so
+	rm -f purgatory/engine/*.so ./*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Set-up, one stamp a step, so that nothing is done twice.
@@ -96,6 +96,6 @@ $(STAMPS)/stubs: $(PROTOS) setup.py $(STAMPS)/serving
 
 $(STAMPS)/engine: $(ENGINE) $(STAMPS)/stubs
 	@echo "== compiling the engine"
-	@rm -f purgatory/engine/*.so
+	@rm -f purgatory/engine/*.so ./*.so
 	@$(BIN)/python setup.py -q build_ext --inplace
 	@touch $@

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from textwrap import shorten
 from typing import ClassVar
 
-from setuptools import Command, Distribution, setup
+from setuptools import Command, Distribution, Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import BaseError, CCompilerError, ExecError, PlatformError
 
@@ -25,6 +25,10 @@ ROOT = Path(__file__).resolve().parent
 PROTO = ROOT / "proto"
 STUBS = ROOT / "purgatory" / "v1"
 ENGINE = ROOT / "purgatory" / "engine"
+GROUP = "purgatory_engine"
+SHARED_LIBRARY = f"{GROUP}__mypyc"
+"""All compiled modules are in this one. mypyc derives their __file__ from its place, which must be the top level."""
+
 GENERATED_DOCSTRING = '"""The wire: generated from proto/purgatory/v1/ by the build, never edited, not committed."""\n'
 
 NOT_COMPILED = """\
@@ -108,6 +112,7 @@ class BuildEngine(build_ext):
     def run(self) -> None:
         build = os.environ.get("PURGATORY_BUILD", "")
         if build == "pure":
+            self.extensions = []
             return
         try:
             self.compile_engine()
@@ -123,19 +128,18 @@ class BuildEngine(build_ext):
         os.chdir(ROOT)  # mypy finds its settings in pyproject.toml here
         modules = sorted(str(path.relative_to(ROOT)) for path in ENGINE.glob("*.py") if path.name != "__init__.py")
         self.distribution.ext_modules = mypycify(
-            modules, opt_level="3", debug_level="0", group_name="purgatory.engine.native", target_dir=self.build_temp
+            modules, opt_level="3", debug_level="0", group_name=GROUP, target_dir=self.build_temp
         )
-        self.swig_opts = None  # finalised once already, for no module at all; a list there would not be read again
+        self.swig_opts = None  # a list since it was finalised before, which cannot be read again
         self.finalize_options()
         super().run()
 
     def remove_outputs(self) -> None:
         outputs = [Path(output) for output in self.get_outputs()]
         if self.inplace:
-            outputs += ENGINE.glob("*.so")
+            outputs += [*ENGINE.glob("*.so"), *ROOT.glob(f"{SHARED_LIBRARY}*.so")]
         for output in outputs:
             output.unlink(missing_ok=True)
-        self.distribution.ext_modules = []
         self.extensions = []
 
 
@@ -144,6 +148,11 @@ if __name__ == "__main__":
     if not stubs_are_current() and "stubs" not in sys.argv:
         generate_stubs()
     try:
-        setup(cmdclass={"build_ext": BuildEngine, "stubs": Stubs}, distclass=EngineDistribution)
+        setup(
+            cmdclass={"build_ext": BuildEngine, "stubs": Stubs},
+            distclass=EngineDistribution,
+            # Only a name, so that an editable install finds it later too; BuildEngine says what is in it.
+            ext_modules=[Extension(SHARED_LIBRARY, [])],
+        )
     except BaseError as problem:
         raise SystemExit(f"setup.py: {problem}") from problem

@@ -7,6 +7,7 @@ import os
 import pkgutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +27,12 @@ def test_engine_is_wholly_one_build() -> None:
     """All modules of the engine are compiled, or none is; COMPILED tells which."""
     suffixes = SUFFIXES["compiled" if purgatory.engine.COMPILED else "pure"]
     assert [file for file in engine_files().values() if not file.endswith(suffixes)] == []
+
+
+def test_modules_say_where_they_are() -> None:
+    """A module's __file__, compiled or not, is a file that is there, beside its source."""
+    folder = Path(purgatory.engine.__file__ or "").parent
+    assert [file for file in engine_files().values() if not Path(file).exists() or Path(file).parent != folder] == []
 
 
 def test_engine_is_the_build_asked_for() -> None:
