@@ -92,7 +92,7 @@ class Engine:
         return self._registration.register(owner, kind, batch, now_ms)
 
     def apply(self, batch: EventBatch, now_ms: int, start: int = 0, limit: int = 100_000) -> EventsReceipt:
-        """Applies events from `start` on, until `limit` operations have ended or the batch has; see `next_index`.
+        """Applies events from `start` on until events and ended operations together come to `limit`; see `next_index`.
 
         The effects of one event are never split. Raises InvalidBatch as `register` does.
         """

@@ -67,15 +67,16 @@ class Events:
         self.lag_max_ms: Final[i64] = lag_max_ms
 
     def apply(self, batch: EventBatch, now_ms: i64, start: int, limit: int) -> EventsReceipt:
-        """Applies events from `start` on, until `limit` operations have ended. Raises InvalidBatch before anything is
-        done.
+        """Applies events from `start` on until events and ended operations together come to `limit`.
+
+        Raises InvalidBatch before anything is done.
         """
         check_columns(batch)
         pending = self.wakeups.pending
         receipt = EventsReceipt()
         ended_at_start = pending.ended_total
         row = start
-        while row < len(batch.types) and pending.ended_total - ended_at_start < limit:
+        while row < len(batch.types) and row - start + pending.ended_total - ended_at_start < limit:
             before = pending.ended_total
             self._apply_row(batch, row, now_ms, receipt)
             receipt.ended.append(pending.ended_total - before)
@@ -213,16 +214,17 @@ class Events:
         if partition.high_watermark < before:
             self.wakeups.recheck_fetches(partition, now_ms)
         else:
-            self.wakeups.wake(partition, now_ms, False)
+            self.wakeups.wake(partition, now_ms, fetches_first=False)
         return True
 
     def _leader_append(self, partition: Partition, event: Event, now_ms: i64) -> bool:
         had_positions = len(partition.positions) > 0
         if not partition.append(event.offset, event.segment_base_offset, event.byte_position):
             return False
+        partition.recompute_high_watermark(now_ms, self.lag_max_ms)
         if not had_positions and len(partition.positions) > 0:
             self.wakeups.anchor_fetches(partition, now_ms)
-        self._settle(partition, now_ms, False)
+        self.wakeups.wake(partition, now_ms, fetches_first=False)
         return True
 
     def _follower_progress(self, partition: Partition, event: Event, now_ms: i64) -> bool:
@@ -234,7 +236,7 @@ class Events:
     def _last_stable_offset(self, partition: Partition, offset: i64, now_ms: i64) -> bool:
         if not partition.set_first_unstable(offset):
             return False
-        self.wakeups.wake(partition, now_ms, False)
+        self.wakeups.wake(partition, now_ms, fetches_first=False)
         return True
 
     def _log_start(self, partition: Partition, offset: i64, now_ms: i64) -> bool:
@@ -242,19 +244,27 @@ class Events:
             return False
         if partition.log_start_offset > partition.lowest_fetch_offset:
             self.wakeups.recheck_fetches(partition, now_ms)
-        self.wakeups.wake(partition, now_ms, False)
+        self.wakeups.wake(partition, now_ms, fetches_first=False)
         return True
 
     def _in_sync_replicas(self, partition: Partition, event: Event, now_ms: i64) -> bool:
-        before = (list(partition.in_sync), int(partition.min_in_sync_replicas))
-        had_proposal = bool(partition.proposed)
+        """A mere proposal moves nothing; a commit, a new minimum or leader, or the end of a proposal may."""
+        committed = partition.in_sync
+        proposed = partition.proposed
+        minimum = partition.min_in_sync_replicas
+        leader_id = partition.leader_id
         if not partition.set_in_sync(event.sets):
             return False
+        if (
+            committed != partition.in_sync
+            or minimum != partition.min_in_sync_replicas
+            or leader_id != partition.leader_id
+            or any(member not in partition.proposed for member in proposed)
+        ):
+            partition.recompute_high_watermark(now_ms, self.lag_max_ms)
         if partition.throttled_fetches > 0:
             self.wakeups.recheck_fetches(partition, now_ms)
-        committed = before != (partition.in_sync, int(partition.min_in_sync_replicas))
-        if committed or (had_proposal and not partition.proposed):
-            self._settle(partition, now_ms, True)
+        self.wakeups.wake(partition, now_ms, fetches_first=True)
         return True
 
     def _leadership(self, partition: Partition, event: Event, now_ms: i64) -> bool:
@@ -282,14 +292,14 @@ class Events:
             return False
         replica.dead = dead
         replica.fenced = fenced
-        self.wakeups.wake(partition, now_ms, False)
+        self.wakeups.wake(partition, now_ms, fetches_first=False)
         return True
 
     def _truncation(self, partition: Partition, offset: i64, now_ms: i64) -> bool:
         if not partition.truncate(offset):
             return False
         self.wakeups.recheck_fetches(partition, now_ms)
-        self.wakeups.wake(partition, now_ms, False)
+        self.wakeups.wake(partition, now_ms, fetches_first=False)
         return True
 
     def _removed(self, partition: Partition, moved: bool, now_ms: i64) -> bool:
