@@ -114,12 +114,13 @@ class BuildEngine(build_ext):
         if build == "pure":
             self.extensions = []
             return
+        inplace = bool(self.inplace)  # setuptools clears it while it builds, also when that fails
         try:
             self.compile_engine()
         except (CCompilerError, ExecError, PlatformError) as error:
             if build == "compiled":
                 raise
-            self.remove_outputs()
+            self.remove_outputs(inplace=inplace)
             print(NOT_COMPILED.format(error=shorten(str(error), 200)), file=sys.stderr)
 
     def compile_engine(self) -> None:
@@ -134,9 +135,9 @@ class BuildEngine(build_ext):
         self.finalize_options()
         super().run()
 
-    def remove_outputs(self) -> None:
+    def remove_outputs(self, *, inplace: bool) -> None:
         outputs = [Path(output) for output in self.get_outputs()]
-        if self.inplace:
+        if inplace:
             outputs += [*ENGINE.glob("*.so"), *ROOT.glob(f"{SHARED_LIBRARY}*.so")]
         for output in outputs:
             output.unlink(missing_ok=True)
