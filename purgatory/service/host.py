@@ -32,7 +32,7 @@ from purgatory.service.waits import Waits
 LOGGER: Final = logging.getLogger(__name__)
 
 ENDED_PER_SLICE: Final = 2_000
-"""Operations that one engine call may end before the loop is free again."""
+"""Events and ended operations that one engine call may come to before the loop is free again."""
 
 SHUTTING_DOWN_MESSAGE: Final = "the daemon is shutting down; try another one, or later"
 POLL_WHILE_DRAINING_S: Final = 0.01

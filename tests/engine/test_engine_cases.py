@@ -123,7 +123,7 @@ def test_sent_again_is_harmless() -> None:
 
 
 def test_events_are_applied_in_slices() -> None:
-    """A slice ends after the event that has ended enough; the rest goes on from there."""
+    """A slice ends when events and ended operations come to its limit; the rest goes on from there."""
     world = World()
     for name in ("orders-0", "orders-1", "orders-2"):
         world.produce({name: 5})
@@ -134,9 +134,9 @@ def test_events_are_applied_in_slices() -> None:
         item_indexes=[0, 1, 2],
         offsets=[5],
     )
-    first = world.engine.apply(batch, 0, 0, 3)
+    first = world.engine.apply(batch, 0, 0, 6)
     assert (first.next_index, list(first.ended)) == (2, [2, 2])
-    second = world.engine.apply(batch, 0, first.next_index, 3)
+    second = world.engine.apply(batch, 0, first.next_index, 6)
     assert (second.next_index, list(second.ended)) == (3, [2])
 
 

@@ -86,7 +86,7 @@ async def test_a_batch_of_events_goes_in_slices_with_the_loop_free_in_between(mo
     assert turns >= 10
     assert receipt.ended == [1] * 100 + [0]
     assert [(refusal.index, refusal.code) for refusal in receipt.refusals] == [(100, codes.INVALID_ARGUMENT)]
-    assert [start for start, _ in observer.event_slices] == [*range(0, 101, 10)]
+    assert [start for start, _ in observer.event_slices] == [*range(0, 101, 5)]
     assert observer.outcomes == {codes.SATISFIED: 100}
     assert observer.refusals == {codes.INVALID_ARGUMENT: 1}
     assert session.outbox.last_sequence == 100
