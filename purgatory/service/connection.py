@@ -173,8 +173,8 @@ class Connection:
         while True:
             message = self._next_message()
             if message is not None:
-                await write(message)
                 self.last_write_ms = now_ms()
+                await write(message)
             elif self._is_finished():
                 break
             else:
