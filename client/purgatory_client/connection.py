@@ -67,6 +67,7 @@ class SessionConnection:
         self._backoff: Final = Backoff()
         self._work: Final = asyncio.Event()
         self._changed: Final = asyncio.Event()
+        self._opened: Final = asyncio.Event()
         self._core = self._new_core()
         self._task: asyncio.Task[None] | None = None
         self._received_at = 0.0
@@ -179,6 +180,7 @@ class SessionConnection:
         channel = open_channel(self._address)
         call: Call = PurgatoryServiceStub(channel).Session()
         self._received_at = asyncio.get_running_loop().time()
+        self._opened.clear()
         tasks = [
             asyncio.create_task(self._read(call)),
             asyncio.create_task(self._write(call)),
@@ -224,6 +226,7 @@ class SessionConnection:
                 _settle(wait, answer)
             if self._core.opened and not was_open:
                 self.connections += 1
+                self._opened.set()
             self._work.set()
             self._changed.set()
 
@@ -253,8 +256,13 @@ class SessionConnection:
     async def _watch(self) -> str:
         """Returns when the daemon has been silent for too long."""
         loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(OPEN_TIMEOUT):
+                await self._opened.wait()
+        except TimeoutError:
+            return f"the daemon did not open the session within {OPEN_TIMEOUT:.0f} s"
+        silence_max = self._core.heartbeat_interval * SILENT_INTERVALS_MAX
         while True:
-            silence_max = self._core.heartbeat_interval * SILENT_INTERVALS_MAX if self._core.opened else OPEN_TIMEOUT
             left = self._received_at + silence_max - loop.time()
             if left > 0:
                 await asyncio.sleep(left)

@@ -80,21 +80,28 @@ def advance(
         "storage": "failed" if storage_failed else "online" if storage_online else None,
     }
 
+    written = {"replica": replica, "replicas": replicas, "in_sync": in_sync, "proposed": proposed}
+
     async def call(client: AsyncClient) -> Exit:
-        marks = cast("Marks", {name: value for name, value in given.items() if value is not None})
-        if replica is not None:
-            marks["replica"] = follower(replica)
-        if replicas is not None:
-            marks["replica_ids"] = ids(replicas)
-        if in_sync is not None:
-            marks["in_sync_replicas"] = ids(in_sync)
-        if proposed is not None:
-            marks["proposed_in_sync_replicas"] = ids(proposed)
-        if last_stable is not None:
-            marks["last_stable_offset"] = None if last_stable == -1 else last_stable
-        return await _tell(client, partition, marks, signal, count, as_json)
+        return await _tell(client, partition, _marks(given, written, last_stable), signal, count, as_json)
 
     raise typer.Exit(run(address, call))
+
+
+def _marks(given: dict[str, Any], written: dict[str, str | None], last_stable: int | None) -> Marks:
+    """The marks that were given, those that are written as text parsed."""
+    marks = cast("Marks", {name: value for name, value in given.items() if value is not None})
+    if (replica := written["replica"]) is not None:
+        marks["replica"] = follower(replica)
+    if (replicas := written["replicas"]) is not None:
+        marks["replica_ids"] = ids(replicas)
+    if (in_sync := written["in_sync"]) is not None:
+        marks["in_sync_replicas"] = ids(in_sync)
+    if (proposed := written["proposed"]) is not None:
+        marks["proposed_in_sync_replicas"] = ids(proposed)
+    if last_stable is not None:
+        marks["last_stable_offset"] = None if last_stable == -1 else last_stable
+    return marks
 
 
 async def _tell(
