@@ -12,6 +12,7 @@ from tests.engine import plain
 if TYPE_CHECKING:
     from purgatory.engine.batches import EventsReceipt, RegisterReceipt
     from purgatory.engine.completions import Completions
+    from purgatory.engine.tables import Owner
     from purgatory.engine.views import PartitionView, PendingView
 
 
@@ -172,7 +173,7 @@ class EngineUnderTest:
             strict_partitions=strict,
             replica_lag_time_max_ms=lag_max_ms,
         )
-        self.owners = {}
+        self.owners: dict[int, Owner] = {}
 
     def add_owner(self) -> int:
         """A new owner's id."""

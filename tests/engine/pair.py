@@ -16,7 +16,15 @@ class Difference(AssertionError):
 def demand(what: str, engine: object, oracle: object) -> None:
     """Both must say the same."""
     if engine != oracle:
-        raise Difference(f"{what}\n  engine: {engine}\n  oracle: {oracle}")
+        raise Difference(f"{what}\n  engine: {plain.brief(engine)}\n  oracle: {plain.brief(oracle)}")
+
+
+def compare_end(row: plain.Ended, wanted: plain.Ended) -> None:
+    """The end of one operation, narrowed down to the item that differs."""
+    what = f"the end of {(row.owner_id, row.operation_id)} of kind {row.kind}"
+    for item, wanted_item in zip(row.items, wanted.items, strict=False):
+        demand(what, item, wanted_item)
+    demand(what, row, wanted)
 
 
 class Pair:
@@ -133,7 +141,8 @@ class Pair:
         demand("nobody ends twice", len(ended), len(rows))
         demand("who ended", sorted(ended), sorted(wanted))
         for key, row in ended.items():
-            demand(f"the end of {key}", row, wanted[key])
+            if row != wanted[key]:
+                compare_end(row, wanted[key])
         demand("pending", self.engine.engine.pending, len(self.oracle.pending))
         earliest = self.oracle.earliest_deadline_ms()
         next_ms = self.engine.engine.next_expiration_ms()

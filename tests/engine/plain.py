@@ -1,6 +1,6 @@
-"""Calls on a purgatory and their answers as plain data: the one language that the oracle, the engine and the tests share.
+"""Calls on a purgatory and their answers as plain data: the one language of oracle, engine and tests.
 
-Nothing of the engine is imported here. Numbers are those of the wire (proto/purgatory/v1); -1 means not given or not known.
+Nothing of the engine is imported here. Numbers are those of the wire (proto/purgatory/v1); -1: not given or not known.
 """
 
 from __future__ import annotations
@@ -168,3 +168,18 @@ class Counts(NamedTuple):
     expired: int
     cancelled: int
     shutting_down: int
+
+
+def brief(value: object) -> str:
+    """A value with its default fields left out, as it would be typed."""
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        defaults: dict[str, object] = vars(type(value))["_field_defaults"]
+        said = [
+            f"{field}={brief(given)}"
+            for field, given in zip(value._fields, value, strict=True)
+            if field not in defaults or defaults[field] != given
+        ]
+        return f"{type(value).__name__}({', '.join(said)})"
+    if isinstance(value, tuple) and any(isinstance(member, tuple) and hasattr(member, "_fields") for member in value):
+        return f"({', '.join(brief(member) for member in value)},)"
+    return repr(value)

@@ -11,7 +11,9 @@ from tests.engine import plain
 from tests.engine.world import World, parse
 
 
-def produce_operation(operation_id: int, name: str = "orders-0", offset: int = 5, timeout_ms: int = 100) -> plain.Operation:
+def produce_operation(
+    operation_id: int, name: str = "orders-0", offset: int = 5, timeout_ms: int = 100
+) -> plain.Operation:
     """A produce wait as plain data."""
     return plain.Operation(plain.PRODUCE, operation_id, timeout_ms, (plain.Item(parse(name), offset),))
 
@@ -41,7 +43,7 @@ def test_mentioned_partition_goes_with_its_last_wait() -> None:
 
 
 def test_strict_engine_knows_only_what_it_was_told() -> None:
-    """A wait for an unknown partition ends at once with 3, an event is refused; leadership or an append make it known."""
+    """A wait for an unknown partition ends at once with 3, an event is refused; an append makes it known."""
     world = World(strict=True)
     handle = world.produce({"orders-0": 5})
     assert (world.outcome(handle), world.errors(handle)) == ("failed", [3])
@@ -224,7 +226,11 @@ def test_cancel_says_which_were_pending() -> None:
 def test_cancel_partition_answers_all_on_it() -> None:
     """Whoever waits on it, of whatever kind, is answered; nobody else."""
     world = World()
-    on = [world.produce({"orders-0": 5}), world.fetch({"orders-0": 0, "orders-1": 0}), world.delete_records({"orders-0": 5})]
+    on = [
+        world.produce({"orders-0": 5}),
+        world.fetch({"orders-0": 0, "orders-1": 0}),
+        world.delete_records({"orders-0": 5}),
+    ]
     off = world.produce({"orders-1": 5})
     assert world.engine.cancel_partition(("orders", 0), 0) == 3
     world.collect()

@@ -32,7 +32,9 @@ def append(offset: int, position: int = -1, segment: int = -1) -> plain.Event:
 
 def in_sync(*members: int, proposed: tuple[int, ...] = (), min_in_sync: int = -1) -> plain.Event:
     """An in-sync event on P, led by 1."""
-    return plain.Event(plain.IN_SYNC_REPLICAS, P, in_sync=members, proposed=proposed, leader_id=1, min_in_sync=min_in_sync)
+    return plain.Event(
+        plain.IN_SYNC_REPLICAS, P, in_sync=members, proposed=proposed, leader_id=1, min_in_sync=min_in_sync
+    )
 
 
 def progress(replica_id: int, offset: int, log_start: int = -1) -> plain.Event:

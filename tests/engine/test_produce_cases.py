@@ -9,7 +9,7 @@ from tests.engine.world import World
 
 
 def test_case_59_ends_when_all_followers_have_it() -> None:
-    """acks=all: one answer, error 0, before the timeout."""
+    """One answer, error 0, before the timeout."""
     world = World()
     world.in_sync("orders-0", 1, 2, 3)
     world.append("orders-0", 11)
@@ -112,7 +112,7 @@ def test_case_67_too_few_in_sync_freezes_and_expires() -> None:
 
 
 def test_case_68_all_appends_failed() -> None:
-    """Nothing to wait for: answered at once, never pending. (acks is the caller's business.)"""
+    """Nothing to wait for: answered at once, never pending; acks is the business of the caller."""
     world = World()
     handle = world.produce({"orders-0": 0, "orders-1": 0}, errors={"orders-0": 10, "orders-1": 87})
     assert (world.outcome(handle), world.errors(handle)) == ("failed", [10, 87])

@@ -1,4 +1,4 @@
-"""A small test kit: an engine with one owner, spoken to in partition names like "orders-0", whose answers are collected.
+"""A small test kit: an engine with one owner, spoken to in names like "orders-0", whose answers are collected.
 
 Every ending is noted exactly once; a second one fails the test at once.
 """
@@ -101,9 +101,7 @@ class World:
         start: int = -1,
     ) -> plain.EventAnswer:
         """We lead the partition from `epoch` on."""
-        return self.event(
-            plain.Event(7, parse(name), start, epoch, flag=1, leader_id=leader_id, replicas=replicas)
-        )
+        return self.event(plain.Event(7, parse(name), start, epoch, flag=1, leader_id=leader_id, replicas=replicas))
 
     def follow(self, name: str, epoch: int, *, leader_id: int = -1) -> plain.EventAnswer:
         """Somebody else leads the partition from `epoch` on."""
@@ -158,9 +156,7 @@ class World:
     ) -> int:
         """Wait until the high watermarks are there."""
         local = {} if errors is None else errors
-        items = tuple(
-            plain.Item(parse(name), offset, epoch, local.get(name, 0)) for name, offset in required.items()
-        )
+        items = tuple(plain.Item(parse(name), offset, epoch, local.get(name, 0)) for name, offset in required.items())
         return self.register(plain.Operation(plain.PRODUCE, self.next_id(), timeout_ms, items))
 
     def fetch(
@@ -179,9 +175,7 @@ class World:
     ) -> int:
         """Wait until that many bytes are readable."""
         items = tuple(
-            plain.Item(
-                parse(name), offset, epoch, max_bytes=max_bytes, last_epoch=last_epoch, throttled=throttled
-            )
+            plain.Item(parse(name), offset, epoch, max_bytes=max_bytes, last_epoch=last_epoch, throttled=throttled)
             for name, offset in offsets.items()
         )
         operation = plain.Operation(
@@ -211,9 +205,7 @@ class World:
     ) -> int:
         """Wait until keys were signalled so often."""
         items = tuple(plain.Item((key, -1), count) for key, count in counts.items())
-        operation = plain.Operation(
-            plain.SIGNAL, self.next_id(), timeout_ms, items, any_key=any_key, from_now=from_now
-        )
+        operation = plain.Operation(plain.SIGNAL, self.next_id(), timeout_ms, items, any_key=any_key, from_now=from_now)
         return self.register(operation)
 
     # Time.

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 
+from tests.engine import plain
 from tests.simulator import steps
 from tests.simulator.generator import Generator
 from tests.simulator.run import EngineRun, Failure, Simulation
@@ -16,6 +17,7 @@ from tests.simulator.shrink import shrink
 from tests.simulator.swarm import Swarm
 
 SHRINK_SECONDS = 10.0
+PRINTED_STEPS_MAX = 15
 
 
 def endless(generator: Generator) -> Iterator[steps.Step]:
@@ -34,7 +36,7 @@ def fails_likewise(swarm: Swarm, sequence: Sequence[steps.Step], cause: type[Bas
 
 
 def simulate(seed: int, steps_max: int, shrink_seconds: float) -> int:
-    """One seed, engine against oracle. Returns the trace hash; on a difference prints all that helps, and exits with 1."""
+    """One seed, engine against oracle. Returns the trace hash; a difference is printed, cut down, and exits with 1."""
     generator = Generator(seed)
     simulation = Simulation(generator.swarm)
     taken: list[steps.Step] = []
@@ -60,9 +62,9 @@ def print_prefix(swarm: Swarm, prefix: Sequence[steps.Step]) -> None:
     """The shortest failing steps found, and how they fail."""
     settings = ("tick_ms", "wheel_size", "start_ms", "lag_max_ms", "strict", "owners")
     print("settings: " + ", ".join(f"{name}={getattr(swarm, name)}" for name in settings))
-    print(f"{len(prefix)} steps are enough:")
-    for step in prefix:
-        print(f"  {step}")
+    print(f"{len(prefix)} steps are enough" + (", the last of them:" if len(prefix) > PRINTED_STEPS_MAX else ":"))
+    for step in prefix[-PRINTED_STEPS_MAX:]:
+        print(f"  {plain.brief(step)}")
     try:
         Simulation(swarm).run(prefix)
     except Failure as failure:
@@ -91,7 +93,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     trace = 0
     began = time.monotonic()
     for seed in range(first, first + given.seeds):
-        one = simulate_engine_only(seed, given.steps) if given.engine_only else simulate(seed, given.steps, given.shrink_seconds)
+        if given.engine_only:
+            one = simulate_engine_only(seed, given.steps)
+        else:
+            one = simulate(seed, given.steps, given.shrink_seconds)
         trace = one if given.seeds == 1 else (trace * 31 + one) & 0xFFFFFFFF
     seconds = time.monotonic() - began
     print(f"{given.seeds * given.steps} steps in {seconds:.1f} s, {given.seeds * given.steps / seconds:.0f} steps/s")

@@ -1,5 +1,7 @@
-"""Draws the steps of a run. It keeps a rough picture of each partition, so that most of what it draws is nearly sensible,
-and never looks at engine or oracle: a run's steps depend on its seed alone.
+"""Draws the steps of a run.
+
+It keeps a rough picture of each partition, so that most of what it draws is nearly sensible. It never looks at engine
+or oracle: a run's steps depend on its seed alone.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import random
 from tests.engine import plain
 from tests.simulator import steps
 from tests.simulator.swarm import EVENT_TYPES, STEP_NAMES, Swarm
+
 
 class Sketch:
     """What the generator thinks of a partition."""
@@ -142,7 +145,8 @@ class Generator:
     def signal_operation(self, operation_id: int, timeout_ms: int, count: int) -> plain.Operation:
         """A wait for keys."""
         chosen = self.rng.sample(self.keys, min(count, len(self.keys)))
-        items = tuple(plain.Item(key, 1 + self.below(5) + (self.below(50) if self.rng.random() < 0.5 else 0)) for key in chosen)
+        most = 5 if self.rng.random() < 0.5 else 50
+        items = tuple(plain.Item(key, 1 + self.below(most)) for key in chosen)
         from_now = self.rng.random() < 0.5
         any_key = self.rng.random() < 0.4
         return plain.Operation(plain.SIGNAL, operation_id, timeout_ms, items, any_key=any_key, from_now=from_now)

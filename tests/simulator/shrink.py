@@ -25,7 +25,9 @@ def shrink(sequence: Steps, fails: Callable[[Steps], bool], seconds: float) -> l
     return kept
 
 
-def drop_chunks(sequence: list[steps.Step], size: int, fails: Callable[[Steps], bool], deadline: float) -> list[steps.Step]:
+def drop_chunks(
+    sequence: list[steps.Step], size: int, fails: Callable[[Steps], bool], deadline: float
+) -> list[steps.Step]:
     """Try to leave out each chunk of one size, from the end."""
     kept = sequence
     start = len(kept) - size

@@ -1,4 +1,4 @@
-"""The mix and the sizes of one simulation, all drawn from its seed, so that each seed is a different kind of bad day."""
+"""The mix and the sizes of one simulation, all drawn from its seed: each seed is a different kind of bad day."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import random
 from tests.engine import plain
 
 EVENT_TYPES = tuple(range(plain.LEADER_APPEND, plain.KEY_SIGNALLED + 1))
+COMMON = {plain.LEADER_APPEND: 8.0, plain.FOLLOWER_PROGRESS: 8.0, plain.HIGH_WATERMARK: 3.0, plain.KEY_SIGNALLED: 3.0}
 STEP_NAMES = (
     "register",
     "apply",
@@ -64,8 +65,7 @@ class Swarm:
     @staticmethod
     def event_weight(rng: random.Random, event_type: int) -> float:
         """Some events are the daily bread, some are rare, and any may be absent from a run."""
-        common = {plain.LEADER_APPEND: 8.0, plain.FOLLOWER_PROGRESS: 8.0, plain.HIGH_WATERMARK: 3.0, plain.KEY_SIGNALLED: 3.0}
-        weight = common.get(event_type, 1.0)
+        weight = COMMON.get(event_type, 1.0)
         if event_type in {plain.PARTITION_REMOVED, plain.STORAGE_FAILED}:
             weight = 0.2
         if event_type == plain.LEADERSHIP:

@@ -36,8 +36,8 @@ class WaitingItem:
     def anchor(self) -> None:
         """Where a fetch starts, as a first read would find it."""
         if self.partition is not None:
-            self.start_segment = self.partition.segment(self.item.offset)
-            self.start_reach = self.partition.reach(self.item.offset)
+            self.start_segment = self.partition.index.segment(self.item.offset)
+            self.start_reach = self.partition.index.reach(self.item.offset)
 
 
 class Waiting:
@@ -131,8 +131,9 @@ def is_complete(waiting: Waiting, world: World) -> bool:
         if item.decided:
             continue
         if kind == plain.SIGNAL:
-            if world.signals.get(item.name, 0) >= item.required:
-                item.decide(0)
+            count = world.signals.get(item.name, 0)
+            if count >= item.required:
+                item.decide(0, count)
             continue
         assert item.partition is not None
         if kind == plain.PRODUCE:
@@ -205,9 +206,9 @@ def fetch_is_complete(waiting: Waiting) -> bool:
         if offset < partition.log_start or 0 <= end < offset:
             return True
         if can_count(operation, item, partition):
-            if partition.segment(end) > item.start_segment:
+            if partition.index.segment(end) > item.start_segment:
                 return True
-            total += min(partition.reach(end) - item.start_reach, item.item.max_bytes)
+            total += min(partition.index.reach(end) - item.start_reach, item.item.max_bytes)
         if divergence(item.item, partition) is not None:
             return True
     return total >= operation.min_bytes
@@ -217,7 +218,7 @@ def can_count(operation: plain.Operation, item: WaitingItem, partition: Partitio
     """True: there is something to read, and it is known how much, and this reader may have it."""
     end = fetch_end(operation, partition)
     throttled = is_throttled(operation, item.item, partition)
-    return item.item.offset < end and partition.reach(end) >= 0 and not throttled
+    return item.item.offset < end and partition.index.reach(end) >= 0 and not throttled
 
 
 def read(operation: plain.Operation, waiting_item: WaitingItem) -> plain.EndedItem:
@@ -245,6 +246,6 @@ def read(operation: plain.Operation, waiting_item: WaitingItem) -> plain.EndedIt
         return answer._replace(diverging_epoch=diverging[0], diverging_end=diverging[1])
     if not can_count(operation, waiting_item, partition):
         return answer
-    if partition.segment(end) > waiting_item.start_segment:
+    if partition.index.segment(end) > waiting_item.start_segment:
         return answer._replace(available_bytes=item.max_bytes)
-    return answer._replace(available_bytes=min(partition.reach(end) - waiting_item.start_reach, item.max_bytes))
+    return answer._replace(available_bytes=min(partition.index.reach(end) - waiting_item.start_reach, item.max_bytes))

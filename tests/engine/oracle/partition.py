@@ -1,24 +1,12 @@
 """One partition's marks and replicas, kept by rules that can be read off SEMANTICS section 3 one by one.
 
-Everything is computed afresh from lists whenever it is asked for. Nothing here is fast, and nothing is shared with the engine.
+Everything is computed afresh from lists whenever it is asked for; nothing is fast.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from tests.engine import plain
-
-INDEX_ENTRIES_MAX = 512
-
-
-class Entry(NamedTuple):
-    """Where an offset lies: its segment, its byte in it, and its reach (bytes counted through all segments)."""
-
-    offset: int
-    segment: int
-    position: int
-    reach: int
+from tests.engine.oracle.positions import Index
 
 
 class Replica:
@@ -63,8 +51,7 @@ class Partition:
         self.replicas: dict[int, Replica] = {}
         self.removed_code = 0
         """Other than 0: the partition is gone, and this is what those hear who waited on it."""
-        self.index: list[Entry] = []
-        """Byte positions, in order of offsets."""
+        self.index = Index()
         self.epochs: list[tuple[int, int]] = []
         """(leader epoch, its first offset), in order."""
         self.events = 0
@@ -103,29 +90,6 @@ class Partition:
             return True
         return replica.last_caught_up_ms >= 0 and now_ms - replica.last_caught_up_ms <= self.lag_max_ms
 
-    def entry_at(self, offset: int) -> Entry | None:
-        """The last entry at or below an offset."""
-        below = [entry for entry in self.index if entry.offset <= offset]
-        return below[-1] if below else None
-
-    def reach(self, offset: int) -> int:
-        """How far an offset reaches, in bytes; above an entry each offset counts one; -1: it lies below all entries."""
-        if not self.index or offset < 0:
-            return offset
-        entry = self.entry_at(offset)
-        return -1 if entry is None else entry.reach + offset - entry.offset
-
-    def segment(self, offset: int) -> int:
-        """Base offset of an offset's segment; 0 where no positions are known; -1: it lies below all entries."""
-        if not self.index:
-            return 0
-        entry = self.entry_at(offset)
-        return -1 if entry is None else entry.segment
-
-    def newest_segment(self) -> int:
-        """Base offset of the segment that is written to."""
-        return self.index[-1].segment if self.index else 0
-
     def end_of_epoch(self, epoch: int) -> tuple[int, int] | None:
         """(epoch, end offset) that answers a requested epoch; None: undefined."""
         if not self.epochs or epoch < 0 or epoch > self.epochs[-1][0]:
@@ -141,7 +105,14 @@ class Partition:
         """All that can be seen from outside."""
         in_sync = self.committed or set()
         replicas = tuple(
-            (replica.replica_id, replica.log_end, replica.log_start, replica_id in in_sync, replica.dead, replica.fenced)
+            (
+                replica.replica_id,
+                replica.log_end,
+                replica.log_start,
+                replica_id in in_sync,
+                replica.dead,
+                replica.fenced,
+            )
             for replica_id, replica in sorted(self.replicas.items())
         )
         return plain.Marks(
@@ -164,18 +135,22 @@ class Partition:
     def all_state(self) -> tuple[object, ...]:
         """All that an event can change; an event that changes none of it is `unchanged`."""
         proposed = tuple(sorted(self.proposed))
-        return (self.marks(), self.first_unstable, proposed, tuple(self.index), self.committed is None)
+        return (self.marks(), self.first_unstable, proposed, tuple(self.index.entries), self.committed is None)
 
     # Events. Each is known to be acceptable when it comes here; see refusals.py.
 
-    def apply(self, event: plain.Event, now_ms: int) -> bool:
-        """Apply one event. True: something has changed."""
-        before = self.all_state()
+    def take_epoch_and_role(self, event: plain.Event) -> None:
+        """An event's epoch (and role) come first: whom they fence hears the marks of before."""
+        if event.type == plain.LEADERSHIP:
+            self.lead(event)
+            return
+        self.epoch = event.epoch
+        if self.is_leader:
+            self.start_epoch(event.epoch, max(self.log_end, 0))
+
+    def apply(self, event: plain.Event, now_ms: int) -> None:
+        """Apply one event; its epoch has been taken over before."""
         self.events += 1
-        if event.epoch > self.epoch and event.type != plain.LEADERSHIP:
-            self.epoch = event.epoch
-            if self.is_leader:
-                self.start_epoch(event.epoch, max(self.log_end, 0))
         if event.type == plain.LEADER_APPEND:
             self.append(event, now_ms)
         elif event.type == plain.FOLLOWER_PROGRESS:
@@ -189,8 +164,6 @@ class Partition:
             self.raise_log_start(event.offset)
         elif event.type == plain.IN_SYNC_REPLICAS:
             self.set_in_sync(event, now_ms)
-        elif event.type == plain.LEADERSHIP:
-            self.lead(event, now_ms)
         elif event.type == plain.REPLICA_STATE:
             replica = self.replica(event.replica_id)
             replica.dead = event.flag & 1 != 0
@@ -201,43 +174,18 @@ class Partition:
             self.storage_failed = True
         elif event.type == plain.STORAGE_ONLINE:
             self.storage_failed = False
-        changed = self.all_state() != before
-        if not changed:
-            self.unchanged += 1
-        return changed
 
     def append(self, event: plain.Event, now_ms: int) -> None:
         """The leader's log has grown, or rolled to a new segment at the same offset."""
-        rolled = event.offset == self.log_end and event.segment > self.newest_segment()
+        rolled = event.offset == self.log_end and event.segment > self.index.newest_segment()
         if event.offset <= self.log_end and not rolled:
             return
         self.log_end = event.offset
         if event.position >= 0 or event.segment >= 0:
-            self.add_position(event.offset, event.segment, event.position)
+            self.index.add(event.offset, event.segment, event.position)
         if self.high_watermark < 0:
             self.high_watermark = self.log_start
         self.recompute_high_watermark(now_ms)
-
-    def add_position(self, offset: int, segment: int, position: int) -> None:
-        """Each segment begins at byte 0, and each record has at least one byte, whether or not somebody said so."""
-        if segment < 0:
-            segment = self.newest_segment()
-        if not self.index:
-            self.push(Entry(segment, segment, 0, segment))
-        elif segment > self.index[-1].segment:
-            self.push(Entry(segment, segment, 0, self.reach(segment)))
-        last = self.index[-1]
-        if offset > last.offset:
-            grown = max(position - last.position, offset - last.offset)
-            self.push(Entry(offset, segment, last.position + grown, last.reach + grown))
-
-    def push(self, entry: Entry) -> None:
-        """Add an entry; when there are too many, every second of the older half goes."""
-        below = [known for known in self.index if known.offset < entry.offset]
-        if len(below) == len(self.index) >= INDEX_ENTRIES_MAX:
-            half = len(below) // 2
-            below = [known for i, known in enumerate(below) if i >= half or i % 2 == 0]
-        self.index = [*below, entry]
 
     def progress(self, event: plain.Event, now_ms: int) -> None:
         """A follower has fetched."""
@@ -289,11 +237,8 @@ class Partition:
             self.min_in_sync = event.min_in_sync
         self.make_members()
         proposal_ended = bool(before[1] - self.proposed)
-        committed = bool(event.in_sync)
-        min_changed = self.min_in_sync != before[2]
-        if before != (self.committed, self.proposed, self.min_in_sync, self.leader_id):
-            if committed or proposal_ended or min_changed:
-                self.recompute_high_watermark(now_ms)
+        if proposal_ended or (before[0], *before[2:]) != (self.committed, self.min_in_sync, self.leader_id):
+            self.recompute_high_watermark(now_ms)
 
     def make_members(self) -> None:
         """In-sync members are replicas; the leader is no remote one."""
@@ -301,10 +246,11 @@ class Partition:
             self.replica(replica_id)
         self.replicas.pop(self.leader_id, None)
 
-    def lead(self, event: plain.Event, now_ms: int) -> None:
+    def lead(self, event: plain.Event) -> None:
         """A leader epoch begins, or this one's role or replicas become known."""
-        before = self.all_state()
         leads = event.flag == 1
+        newer = event.epoch > self.epoch
+        becomes_leader = leads and (newer or not self.is_leader)
         if leads and not self.is_leader:
             for replica in self.replicas.values():
                 replica.forget_progress()
@@ -315,16 +261,16 @@ class Partition:
             for replica_id in list(self.replicas):
                 if replica_id not in event.replicas:
                     del self.replicas[replica_id]
+            self.committed = (self.committed or set()) & set(event.replicas) or None
+            self.proposed &= set(event.replicas)
             for replica_id in event.replicas:
                 self.replica(replica_id)
             self.replicas.pop(self.leader_id, None)
         elif event.leader_id >= 0:
             self.make_members()
         self.epoch = event.epoch
-        if leads or event.offset >= 0:
+        if becomes_leader or (newer and event.offset >= 0):
             self.start_epoch(event.epoch, event.offset if event.offset >= 0 else max(self.log_end, 0))
-        if self.all_state() != before:
-            self.recompute_high_watermark(now_ms)
 
     def start_epoch(self, epoch: int, start: int) -> None:
         """Note an epoch's first offset; what contradicts it was never written."""
@@ -340,7 +286,7 @@ class Partition:
         self.log_end = offset
         self.log_start = min(self.log_start, offset)
         self.high_watermark = min(self.high_watermark, offset)
-        self.index = [entry for entry in self.index if entry.offset <= offset]
+        self.index.truncate(offset)
         self.epochs = [entry for entry in self.epochs if entry[1] < offset]
         if self.first_unstable >= offset:
             self.first_unstable = -1
@@ -352,7 +298,7 @@ class Partition:
         return self.replicas[replica_id]
 
     def recompute_high_watermark(self, now_ms: int) -> None:
-        """The high watermark is what every replica has that counts; it only moves up (SEMANTICS 3.3, the rule of 3.7+)."""
+        """It is what every replica has that counts, and only moves up (SEMANTICS 3.3, the rule of 3.7+)."""
         if not self.is_leader or self.committed is None or self.log_end < 0:
             return
         if len(self.committed) < self.effective_min_in_sync():

@@ -1,7 +1,7 @@
 """A naive purgatory: lists and loops. After every call each pending operation that could be concerned is tested again.
 
-It is told who expires (`expire`) and which it shuts down, because the order among those due at once is the engine's choice;
-it says who is due and checks that nobody is early.
+It is told who expires and who is shut down (`finish`), as the order among those due at once is the engine's choice; it
+says who is due and checks that nobody is early.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from tests.engine import plain
 from tests.engine.oracle import operations, refusals
 from tests.engine.oracle.operations import Waiting, WaitingItem, World
 from tests.engine.oracle.partition import Partition
-
 
 MAKES_KNOWN = (plain.LEADERSHIP, plain.LEADER_APPEND, plain.PARTITION_REMOVED)
 
@@ -114,15 +113,25 @@ class Oracle:
         self.world.partitions[event.name] = partition
         if event.type == plain.PARTITION_REMOVED:
             return plain.EventAnswer(self.remove_partition(event.name, 6 if event.flag == 1 else 3, now_ms))
-        had_index = bool(partition.index)
-        changed = partition.apply(event, now_ms)
+        before = partition.all_state()
+        ended = 0
+        if event.epoch > partition.epoch or event.type == plain.LEADERSHIP:
+            partition.take_epoch_and_role(event)
+            ended += self.check(self.waiting_on(event.name), now_ms)
+        lead_changed = event.type == plain.LEADERSHIP and partition.all_state() != before
+        had_index = bool(partition.index.entries)
+        partition.apply(event, now_ms)
+        if lead_changed:
+            partition.recompute_high_watermark(now_ms)
+        changed = partition.all_state() != before
+        partition.unchanged += not changed
         concerned = self.waiting_on(event.name)
-        if partition.index and not had_index:
+        if partition.index.entries and not had_index:
             for waiting in concerned:
                 for item in waiting.items:
                     if item.partition is partition:
                         item.anchor()
-        ended = self.check(concerned, now_ms)
+        ended += self.check(concerned, now_ms)
         assert changed or ended == 0, f"{event} changed nothing and ended {ended}"
         self.forget_mentioned_only()
         return plain.EventAnswer(ended, not changed)
@@ -188,7 +197,9 @@ class Oracle:
         """End these as expired or shutting down."""
         for key in keys:
             waiting = self.pending[key]
-            assert outcome != plain.EXPIRED or now_ms >= waiting.deadline_ms, f"{key} is early by {waiting.deadline_ms - now_ms} ms"
+            assert outcome != plain.EXPIRED or now_ms >= waiting.deadline_ms, (
+                f"{key} is early by {waiting.deadline_ms - now_ms} ms"
+            )
             self.end(waiting, outcome, now_ms)
         self.forget_mentioned_only()
 
@@ -255,8 +266,6 @@ class Oracle:
         mark = self.mark_of(operation.kind, item)
         if operation.kind == plain.DELETE_RECORDS:
             reached = item.reached_then
-        elif operation.kind == plain.SIGNAL:
-            reached = mark
         else:
             reached = item.reached_then if item.decided else mark
         log_start = -1 if item.partition is None else item.partition.log_start

@@ -45,9 +45,9 @@ def event_refusal(event: plain.Event, partition: Partition) -> tuple[int, int] |
 
 def position_fault(event: plain.Event, partition: Partition) -> bool:
     """True: the log cannot lie there, after what was said of it before. Late words are not looked at."""
-    if not partition.index or event.offset < partition.log_end:
+    if not partition.index.entries or event.offset < partition.log_end:
         return False
-    last = partition.index[-1]
+    last = partition.index.entries[-1]
     if 0 <= event.segment < last.segment or last.segment < event.segment < last.offset:
         return True
     return event.segment in {-1, last.segment} and 0 <= event.position < last.position
@@ -58,7 +58,11 @@ def operation_fault(operation: plain.Operation, timeout_ms_max: int, items_max: 
     names = [item.name for item in operation.items]
     if not 1 <= operation.timeout_ms <= timeout_ms_max or not 1 <= len(names) <= items_max:
         return True
-    if len(set(names)) < len(names) or operation.min_bytes < 1 or operation.replica_id < -1:
+    if len(set(names)) < len(names):
         return True
+    if operation.kind == plain.FETCH:
+        bad_maximum = any(item.max_bytes < 1 for item in operation.items)
+        if bad_maximum or operation.min_bytes < 1 or operation.replica_id < -1:
+            return True
     lowest = {plain.PRODUCE: 0, plain.FETCH: 0, plain.DELETE_RECORDS: -1, plain.SIGNAL: 1}[operation.kind]
-    return any(not lowest <= item.offset < OFFSET_MAX or item.max_bytes < 1 for item in operation.items)
+    return any(not lowest <= item.offset < OFFSET_MAX for item in operation.items)

@@ -1,0 +1,71 @@
+"""Where offsets lie in bytes, looked up by walking a list."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+INDEX_ENTRIES_MAX = 512
+
+
+class Entry(NamedTuple):
+    """Where an offset lies: its segment, its byte in it, and its reach (bytes counted through all segments)."""
+
+    offset: int
+    segment: int
+    position: int
+    reach: int
+
+
+class Index:
+    """Byte positions of one log, in order of offsets."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+
+    def entry_at(self, offset: int) -> Entry | None:
+        """The last entry at or below an offset."""
+        below = [entry for entry in self.entries if entry.offset <= offset]
+        return below[-1] if below else None
+
+    def reach(self, offset: int) -> int:
+        """How far an offset reaches, in bytes; above an entry each offset counts one; -1: it lies below all entries."""
+        if not self.entries or offset < 0:
+            return offset
+        entry = self.entry_at(offset)
+        return -1 if entry is None else entry.reach + offset - entry.offset
+
+    def segment(self, offset: int) -> int:
+        """Base offset of an offset's segment; 0 where no positions are known; -1: it lies below all entries."""
+        if not self.entries:
+            return 0
+        entry = self.entry_at(offset)
+        return -1 if entry is None else entry.segment
+
+    def newest_segment(self) -> int:
+        """Base offset of the segment that is written to."""
+        return self.entries[-1].segment if self.entries else 0
+
+    def add(self, offset: int, segment: int, position: int) -> None:
+        """Each segment begins at byte 0, and each record has at least one byte, whether or not somebody said so."""
+        if segment < 0:
+            segment = self.newest_segment()
+        if not self.entries:
+            self.push(Entry(segment, segment, 0, segment))
+        elif segment > self.entries[-1].segment:
+            self.push(Entry(segment, segment, 0, self.reach(segment)))
+        last = self.entries[-1]
+        if offset > last.offset:
+            grown = max(position - last.position, offset - last.offset)
+            self.push(Entry(offset, segment, last.position + grown, last.reach + grown))
+
+    def push(self, entry: Entry) -> None:
+        """Add an entry; when there are too many, every second of the older half goes."""
+        below = [known for known in self.entries if known.offset < entry.offset]
+        if len(below) == len(self.entries) >= INDEX_ENTRIES_MAX:
+            half = len(below) // 2
+            below = [known for i, known in enumerate(below) if i >= half or i % 2 == 0]
+        self.entries = [*below, entry]
+
+    def truncate(self, offset: int) -> None:
+        """The log was cut."""
+        self.entries = [entry for entry in self.entries if entry.offset <= offset]
