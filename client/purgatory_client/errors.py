@@ -140,7 +140,9 @@ def from_code(code: int, field: str, message: str) -> PurgatoryClientError:
 
 def from_rpc_error(error: grpc.aio.AioRpcError) -> PurgatoryClientError:
     """The error for a failed call; the field comes from the rich details (BadRequest) where the daemon gave them."""
-    return from_code(error.code().value[0], _field_violated(error), error.details() or error.code().name)
+    field = _field_violated(error)
+    message = error.details() or error.code().name
+    return from_code(error.code().value[0], field, message.removeprefix(f"{field}: "))
 
 
 def _field_violated(error: grpc.aio.AioRpcError) -> str:

@@ -41,7 +41,7 @@ class Look:
 
     def find(self, owner: Owner, operation_id: int) -> i64:
         """Slot of a pending operation; -1 when it is not pending (or cannot be an id)."""
-        if not 1 <= operation_id <= owner.highest_operation_id:
+        if not 1 <= operation_id <= int(owner.highest_operation_id):
             return -1
         return owner.find(operation_id, self.pending.operations)
 
