@@ -16,7 +16,7 @@ ENGINE := $(wildcard purgatory/engine/*.py)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run demo test test-compiled test-pure lint format proto docs wheel clean bench
+.PHONY: help run demo test test-compiled test-pure lint format proto docs wheel clean bench mutants
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ test-pure: $(STAMPS)/dev $(STAMPS)/stubs ## Run the suite uncompiled, on a copy 
 		--exclude='*.egg-info' --exclude=__pycache__ --exclude='.*_cache' . | tar -xf - -C $(PURE)
 	@cd $(PURE) && PURGATORY_BUILD=pure PYTHONPATH="$$PWD:$$PWD/client" \
 		"$(CURDIR)/$(BIN)/python" -m pytest -n $(WORKERS) $(ARGS)
+
+mutants: $(STAMPS)/dev ## Break the engine on purpose, in a copy, and see that the tests notice (ARGS="--module wheel")
+	@$(BIN)/python -m tests.mutants $(ARGS)
 
 lint: $(STAMPS)/dev $(STAMPS)/stubs ## Check style, types, the contract and the house rules
 	$(BIN)/ruff check .

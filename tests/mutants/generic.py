@@ -1,0 +1,93 @@
+"""Mutants of the generic purgatory and of a program's own operations."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+MUTANTS = (
+    Mutant(
+        "claimed twice",
+        "purgatory",
+        "        if operation.outcome != PENDING:\n            return False\n        operation.outcome = outcome\n",
+        "        operation.outcome = outcome\n",
+    ),
+    Mutant(
+        "a key outlives its last watcher",
+        "purgatory",
+        "                if not watchers:\n                    del self._watchers[key]\n",
+        "",
+    ),
+    Mutant("an ended operation keeps its timer", "purgatory", "            self._wheel.remove(slot)\n", ""),
+    Mutant("an ended operation that was due stays due", "purgatory", "            self._due.pop(slot, None)\n", ""),
+    Mutant("slots are not used again", "purgatory", "            self._free_slots.append(slot)\n", ""),
+    Mutant("an ended operation is kept in memory", "purgatory", "            self._operations[slot] = None\n", ""),
+    Mutant(
+        "watched counts operations instead of keys",
+        "purgatory",
+        "            self.watched -= len(operation.purgatory_keys)\n",
+        "            self.watched -= 1\n",
+    ),
+    Mutant("a key counts as often as it is named", "purgatory", "list(dict.fromkeys(keys))", "list(keys)"),
+    Mutant(
+        "a call from try_complete is let through",
+        "purgatory",
+        "        if self._is_evaluating:\n            raise ReentrantCall",
+        "        if self._is_evaluating and self.is_closed:\n            raise ReentrantCall",
+    ),
+    Mutant("shutdown still takes operations", "purgatory", "            self.is_closed = True\n", ""),
+    Mutant(
+        "a timeout in the past waits for ever",
+        "purgatory",
+        "            self._due[operation.purgatory_slot] = None\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "what is due at once does not count against the limit",
+        "purgatory",
+        "self._wheel.advance(now_ms, limit - len(slots), slots)",
+        "self._wheel.advance(now_ms, limit, slots)",
+    ),
+    Mutant(
+        "an expired operation counts as cancelled",
+        "purgatory",
+        "self._claim(operation, EXPIRED)",
+        "self._claim(operation, CANCELLED)",
+    ),
+    Mutant(
+        "no second look after watching",
+        "purgatory",
+        "self._watch(operation, keys)\n            if self._evaluate(operation):\n                return True\n",
+        "self._watch(operation, keys)\n",
+    ),
+    Mutant(
+        "timers run although they are disabled",
+        "purgatory",
+        "if not self._has_ended_meanwhile(operation) and self._timer_enabled:",
+        "if not self._has_ended_meanwhile(operation):",
+    ),
+    Mutant(
+        "effects of effects are left for the next call",
+        "purgatory",
+        "while self._runs_effects and len(self._actions) > 0:",
+        "if self._runs_effects and len(self._actions) > 0:",
+    ),
+    Mutant(
+        "on_expiration runs whatever the outcome",
+        "operation",
+        "        if operation.outcome == EXPIRED:\n            operation",
+        "        if operation.outcome != SATISFIED:\n            operation",
+    ),
+    Mutant(
+        "what an effect raises is swallowed",
+        "operation",
+        "        on_error(operation, error)\n",
+        "        del error\n",
+    ),
+    Mutant("newest effects run first", "operation", "self._operations.popleft()", "self._operations.pop()"),
+    Mutant(
+        "an operation forced from outside completes behind the purgatory's back",
+        "purgatory",
+        "            operation.purgatory_claim = self._claim_from_outside\n",
+        "",
+    ),
+)

@@ -1,0 +1,121 @@
+"""Mutants of the timer: the wheel's arithmetic and rings, and the heap under it."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+MUTANTS = (
+    Mutant(
+        "deadline rounded down to a tick",
+        "wheel",
+        "return (deadline_ms + tick_ms - 1) // tick_ms * tick_ms",
+        "return deadline_ms // tick_ms * tick_ms",
+    ),
+    Mutant(
+        "deadline on a tick rounded up to the next",
+        "wheel",
+        "return (deadline_ms + tick_ms - 1) // tick_ms * tick_ms",
+        "return (deadline_ms + tick_ms) // tick_ms * tick_ms",
+    ),
+    Mutant(
+        "linked one bucket too late",
+        "wheel",
+        "turn: i64 = rounded // tick\n",
+        "turn: i64 = rounded // tick + 1\n",
+    ),
+    Mutant(
+        "linked one bucket too early",
+        "wheel",
+        "turn: i64 = rounded // tick\n",
+        "turn: i64 = rounded // tick - 1\n",
+    ),
+    Mutant(
+        "the end of a level's interval belongs to it",
+        "wheel",
+        "rounded >= clocks[level] + ticks[level + 1]",
+        "rounded > clocks[level] + ticks[level + 1]",
+    ),
+    Mutant("the top level is never used", "wheel", "while level < self._top and", "while level < self._top - 1 and"),
+    Mutant("one level too few", "wheel", "    levels: i64 = 1\n", "    levels: i64 = 0\n"),
+    Mutant(
+        "due a tick too early when it is added",
+        "wheel",
+        "if rounded < clocks[0] + tick:",
+        "if rounded <= clocks[0] + tick:",
+    ),
+    Mutant(
+        "a cascade fires what is not due",
+        "wheel",
+        "if not self._link(node, self._deadlines[node - base]):",
+        "if not self._link(node, self._deadlines[node - base]) or self._deadlines[node - base] == self.now_ms + 1:",
+    ),
+    Mutant("fires a millisecond late", "wheel", "queue.top_key() <= now_ms and", "queue.top_key() < now_ms and"),
+    Mutant(
+        "unlink leaves the one after pointing back at it",
+        "wheel",
+        "        prevs[i64(after)] = before\n",
+        "",
+    ),
+    Mutant("unlink leaves the slot marked as linked", "wheel", "        nexts[node] = i32(UNLINKED)\n", ""),
+    Mutant("an unlinked slot is still counted", "wheel", "        self.count -= 1\n", ""),
+    Mutant(
+        "a second deadline does not unlink the first",
+        "wheel",
+        "            self._unlink(self._base + slot)\n        rounded",
+        "            self.count -= 1\n        rounded",
+    ),
+    Mutant(
+        "an emptied bucket is never queued again",
+        "wheel",
+        "                self._bucket_expirations[bucket] = NOT_QUEUED\n                queue.pop()\n        return",
+        "                queue.pop()\n        return",
+    ),
+    Mutant(
+        "only the finest level's clock moves",
+        "wheel",
+        "while level <= self._top and time_ms",
+        "while level < 1 and time_ms",
+    ),
+    Mutant(
+        "coarse clocks stand between their ticks",
+        "wheel",
+        "clocks[level] = floor_to_tick(time_ms, ticks[level])",
+        "clocks[level] = time_ms",
+    ),
+    Mutant(
+        "the limit of one call is ignored within a bucket",
+        "wheel",
+        "self._flush(bucket, room, moves_left, fired)",
+        "self._flush(bucket, MOVES_MAX, moves_left, fired)",
+    ),
+    Mutant(
+        "moves are not bounded",
+        "wheel",
+        "moves_left -= self._flush(bucket, room, moves_left, fired)",
+        "self._flush(bucket, room, 2**62, fired)",
+    ),
+    Mutant(
+        "wakes for buckets that were emptied",
+        "wheel",
+        "            if i64(self._next[bucket]) != bucket:\n                return queue.top_key()\n",
+        "            if self.count > 0:\n                return queue.top_key()\n",
+    ),
+    Mutant("ring order reversed", "wheel", "        tail = prevs[bucket]\n", "        tail = bucket\n"),
+    Mutant(
+        "far deadlines are not clamped",
+        "wheel",
+        "if deadline_ms > DEADLINE_MAX:",
+        "if deadline_ms > 2 * DEADLINE_MAX:",
+    ),
+    Mutant("the clock may go back", "wheel", 'assert now_ms >= self.now_ms, f"clock', 'assert True, f"clock'),
+    Mutant(
+        "equal keys come out in order of insertion",
+        "heap",
+        "(keys[parent] == key and values[parent] <= value)",
+        "keys[parent] == key",
+    ),
+    Mutant("sifting down misses the last right child", "heap", "if right < size and (", "if right + 1 < size and ("),
+    Mutant("sifting down stops a level too early", "heap", "while child < size:", "while child + 1 < size:"),
+    Mutant("sifting up compares with the wrong parent", "heap", "(hole - 1) >> 1", "hole >> 1"),
+    Mutant("an emptied heap keeps its memory", "heap", "> SHRINK_ABOVE:", "> 2**40:"),
+)
