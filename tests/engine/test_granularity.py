@@ -1,0 +1,146 @@
+"""How finely time passes makes no difference: one leap of the clock ends the same operations as many steps.
+
+Two engines live the same life, drawn by hypothesis over all kinds of operation and event. In one the reaper comes only
+when something is about to happen; in the other it comes at every few milliseconds and may only expire a few at a time.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.engine import plain
+from tests.engine.adapter import EngineUnderTest
+from tests.engine.test_against_oracle import EVENT, OPERATION
+from tests.engine.wheel_steps import GEOMETRIES
+
+FEW = st.integers(1, 3)
+TIMEOUTS = st.one_of(st.integers(1, 12), st.sampled_from([19, 20, 21, 26, 27, 28, 80, 399, 400, 401, 2_000]))
+GAPS = st.one_of(st.just(0), st.integers(1, 30), st.sampled_from([57, 400, 1_021]))
+UNLIMITED = 1_000_000
+
+
+class Happening(NamedTuple):
+    """Something that is told to the engine, so many milliseconds after what came before it.
+
+    With `snaps_to_ms` an operation's deadline goes up to the next multiple of it, so that many deadlines coincide.
+    """
+
+    after_ms: int
+    what: plain.Operation | plain.Event
+    snaps_to_ms: int = 1
+
+
+class Pace(NamedTuple):
+    """How the reaper comes: at least every so many milliseconds, and how much it may expire in one call."""
+
+    step_ms: int
+    limit: int
+
+
+LEAPS = Pace(UNLIMITED, UNLIMITED)
+OPERATIONS = st.builds(lambda one, timeout_ms: one._replace(timeout_ms=timeout_ms), OPERATION, TIMEOUTS)
+SNAPS = st.sampled_from([1, 10, 100])
+LIFE = st.lists(st.builds(Happening, GAPS, st.one_of(OPERATIONS, OPERATIONS, EVENT), SNAPS), max_size=25)
+PACES = st.builds(Pace, st.sampled_from([1, 1, 2, 7, 20, 100]), st.sampled_from([1, 2, 5, UNLIMITED]))
+
+
+class End(NamedTuple):
+    """The end of one operation, without what tells when the reaper came for it."""
+
+    operation_id: int
+    kind: int
+    outcome: int
+    deadline_ms: int
+    """Of an expired one; -1 elsewhere."""
+    items: tuple[plain.EndedItem, ...]
+
+
+class Life:
+    """One engine from its first call to the end of all waits."""
+
+    def __init__(self, pace: Pace, tick_ms: int, wheel_size: int) -> None:
+        self.pace = pace
+        self.under_test = EngineUnderTest(tick_ms=tick_ms, wheel_size=wheel_size)
+        self.owner_id = self.under_test.add_owner()
+        self.now_ms = 0
+        self.registered_ms: dict[int, int] = {}
+        self.ends: list[End] = []
+
+    def live(self, happenings: list[Happening]) -> None:
+        """All of it, and then time until nobody waits."""
+        for operation_id, happening in enumerate(happenings, 1):
+            self.pass_time(happening.after_ms)
+            if isinstance(happening.what, plain.Event):
+                self.under_test.apply([happening.what], self.now_ms)
+            else:
+                self.register(operation_id, happening.what, happening.snaps_to_ms)
+            self.collect()
+        self.pass_time(3_000)
+        assert self.under_test.engine.pending == 0
+
+    def register(self, operation_id: int, drawn: plain.Operation, snaps_to_ms: int) -> None:
+        """One operation, which must be accepted."""
+        deadline_ms = -(-(self.now_ms + drawn.timeout_ms) // snaps_to_ms) * snaps_to_ms
+        operation = drawn._replace(operation_id=operation_id, timeout_ms=deadline_ms - self.now_ms)
+        self.registered_ms[operation_id] = self.now_ms
+        assert self.under_test.register(self.owner_id, [operation], self.now_ms).accepted == 1
+
+    def pass_time(self, ms: int) -> None:
+        """The clock moves, step by step, and the reaper does all that is due at each."""
+        until_ms = self.now_ms + ms
+        while True:
+            self.now_ms = min(until_ms, self.now_ms + self.pace.step_ms)
+            while 0 <= self.under_test.engine.next_expiration_ms() <= self.now_ms:
+                assert self.under_test.engine.advance_clock(self.now_ms, self.pace.limit) <= self.pace.limit
+                self.collect()
+            if self.now_ms == until_ms:
+                return
+
+    def collect(self) -> None:
+        """Notes what has ended. What expired did so at its deadline or later."""
+        for row in self.under_test.take_ended():
+            deadline_ms = -1
+            if row.outcome == plain.EXPIRED:
+                deadline_ms = self.registered_ms[row.operation_id] + row.waited_ms - row.lateness_ms
+                assert row.lateness_ms >= 0, f"{row} ended {-row.lateness_ms} ms early"
+                assert deadline_ms <= self.now_ms
+            items = tuple(item._replace(remaining_ms=-1, pace=-1.0) for item in row.items)
+            self.ends.append(End(row.operation_id, row.kind, row.outcome, deadline_ms, items))
+
+    def seen(self) -> list[object]:
+        """Whatever else can be looked at."""
+        engine = self.under_test.engine
+        marks = [self.under_test.marks(name, self.now_ms) for name in engine.partition_names()]
+        return [*marks, *(self.under_test.counts(kind) for kind in plain.KINDS), engine.next_expiration_ms()]
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(LIFE, PACES, st.sampled_from(GEOMETRIES))
+def test_one_leap_equals_many_steps(happenings: list[Happening], pace: Pace, geometry: tuple[int, int]) -> None:
+    """The same operations end in the same order with the same answers, and the engines look the same afterwards."""
+    leaping, stepping = Life(LEAPS, *geometry), Life(pace, *geometry)
+    leaping.live(happenings)
+    stepping.live(happenings)
+    assert stepping.ends == leaping.ends
+    assert stepping.seen() == leaping.seen()
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(LIFE, PACES, st.sampled_from(GEOMETRIES))
+def test_expiries_come_in_order_of_deadline_then_registration(
+    happenings: list[Happening], pace: Pace, geometry: tuple[int, int]
+) -> None:
+    """The earlier deadline, in ticks, expires first; of equal ones that were registered together, the first of them."""
+    life = Life(pace, *geometry)
+    life.live(happenings)
+    tick_ms = geometry[0]
+    expired = [end for end in life.ends if end.outcome == plain.EXPIRED]
+    ticks = [-(-end.deadline_ms // tick_ms) for end in expired]
+    assert ticks == sorted(ticks)
+    together: dict[tuple[int, int], list[int]] = {}
+    for end, tick in zip(expired, ticks, strict=True):
+        together.setdefault((tick, life.registered_ms[end.operation_id]), []).append(end.operation_id)
+    assert all(ids == sorted(ids) for ids in together.values())
