@@ -40,6 +40,9 @@ INT32_MAX: Final = 2**31 - 1
 POSITION_MAX: Final = OFFSET_MAX // 4
 """Byte positions add up over segments."""
 
+REPLICAS_MAX: Final = 1_000
+"""Replicas of one partition."""
+
 NO_SETS: Final = ReplicaSets()
 
 
@@ -160,14 +163,15 @@ class EventChecks:
         """What is wrong with the replica ids of an event."""
         sets = event.sets
         name = EVENT_NAMES[event.kind]
-        most = self.limits.items_per_operation_max
         for field, ids in (
             ("replica_ids", sets.replicas),
             ("replica_ids", sets.in_sync),
             ("proposed_replica_ids", sets.proposed),
         ):
-            if len(ids) > most:
-                return Fault(INVALID_ARGUMENT, f"{name}.{field}", f"{len(ids)} ids are over the limit of {most}")
+            if len(ids) > REPLICAS_MAX:
+                return Fault(
+                    INVALID_ARGUMENT, f"{name}.{field}", f"{len(ids)} ids are over the limit of {REPLICAS_MAX}"
+                )
             for replica_id in ids:
                 if not 0 <= replica_id <= INT32_MAX:
                     return Fault(INVALID_ARGUMENT, f"{name}.{field}", f"{replica_id} is not in 0..{INT32_MAX}")
@@ -232,7 +236,25 @@ class EventChecks:
                 f"{EVENT_NAMES[kind]}.replica_id",
                 f"{event.replica_id} is the leader; its progress is a leader_append",
             )
-        return None
+        return None if partition is None else self._replica_room_fault(partition, event)
+
+    @staticmethod
+    def _replica_room_fault(partition: Partition, event: Event) -> Fault | None:
+        """Whether the replicas that the event would make have room: what an append costs grows with them."""
+        kind = event.kind
+        known = partition.replicas
+        made = 0
+        if kind in (FOLLOWER_PROGRESS, REPLICA_STATE):
+            made = 0 if event.replica_id in known else 1
+        elif kind == IN_SYNC_REPLICAS:
+            made = sum(replica_id not in known for replica_id in set(event.sets.in_sync) | set(event.sets.proposed))
+        if made == 0 or len(known) + made <= REPLICAS_MAX:
+            return None
+        return Fault(
+            RESOURCE_EXHAUSTED,
+            EVENT_NAMES[kind],
+            f"{len(known)} replicas are known, the most is {REPLICAS_MAX}; a leadership event says which are assigned",
+        )
 
     def _offset_fault(self, partition: Partition, event: Event) -> Fault | None:
         """What speaks against an event's offsets as the log is now."""

@@ -30,6 +30,9 @@ __all__ = ["Look"]
 SLOTS_PER_RESULT: Final = 50
 """A listing looks at no more slots than this for each result it may return, and a few thousand besides."""
 
+ITEMS_PER_PAGE: Final = 10_000
+"""A page ends with the operation at which it has walked so many items: looking must not hold up the waiting."""
+
 
 class Look:
     """Reads the state of the engine."""
@@ -38,6 +41,7 @@ class Look:
         self.partitions: Final = partitions
         self.keys: Final = keys
         self.pending: Final = pending
+        self._items_walked: i64 = 0
 
     def find(self, owner: Owner, operation_id: int) -> i64:
         """Slot of a pending operation; -1 when it is not pending (or cannot be an id)."""
@@ -58,7 +62,8 @@ class Look:
         found: list[PendingView] = []
         slot: i64 = start
         last: i64 = start + limit * SLOTS_PER_RESULT + 4_000
-        while slot < operations.size and slot < last and len(found) < limit:
+        self._items_walked = 0
+        while slot < operations.size and slot < last and len(found) < limit and self._items_walked < ITEMS_PER_PAGE:
             if (
                 operations.kind[slot] != FREE
                 and (owner_id < 0 or operations.owner_id[slot] == owner_id)
@@ -79,6 +84,7 @@ class Look:
         items = self.pending.items
         item = i64(self.pending.operations.first_item[slot])
         while item >= 0:
+            self._items_walked += 1
             target = i64(items.target[item])
             if is_signal:
                 if self.keys.at(target).key == key:
@@ -94,6 +100,7 @@ class Look:
         items: list[ItemView] = []
         item = i64(operations.first_item[slot])
         while item >= 0:
+            self._items_walked += 1
             items.append(self._item_view(slot, kind, item))
             item = i64(self.pending.items.next[item])
         return PendingView(
