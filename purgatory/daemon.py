@@ -20,8 +20,8 @@ from typing import Final
 
 import grpc
 import uvloop
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_health.v1 import health, health_pb2
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from purgatory import __version__
 from purgatory.clock import SystemClock
@@ -77,10 +77,11 @@ class Daemon:
     async def start(self) -> None:
         """Binds both addresses and serves. Raises `CannotBind`, with nothing left open."""
         add_to_server(PurgatoryServicer(self._host), self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        add_to_server(self._health, self._server, health_pb2.DESCRIPTOR.services_by_name["Health"])
         if self.settings.grpc.reflection:
             names = (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
-            reflection.enable_server_reflection(names, self._server)
+            service = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
+            add_to_server(reflection.aio.ReflectionServicer(names), self._server, service)
         self.grpc_address = self._bind_grpc()
         self.http_address = await self._bind_http()
         self._host.start()

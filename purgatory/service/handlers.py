@@ -2,20 +2,22 @@
 
 The generated code would answer a request that is no valid message (broken encoding, wrong UTF-8) with UNKNOWN
 and a traceback in the log. Here decoding never raises but gives an `Undecodable`: the call ends with INVALID_ARGUMENT.
+So the standard services (health, reflection) are put on the server here too.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final, NoReturn
 
 import grpc
-from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from purgatory.service.refusals import CallRefused, invalid_argument
-from purgatory.v1 import purgatory_service_pb2, purgatory_service_pb2_grpc
+from purgatory.v1 import purgatory_service_pb2
 
 SERVICE: Final = purgatory_service_pb2.DESCRIPTOR.services_by_name["PurgatoryService"]
 
@@ -34,10 +36,10 @@ class Undecodable:
         return invalid_argument("request", self.reason)
 
 
-def add_to_server(servicer: purgatory_service_pb2_grpc.PurgatoryServiceServicer, server: grpc.aio.Server) -> None:
-    """Registers all methods of the service."""
-    handlers = {method.name: _handler(method, getattr(servicer, method.name)) for method in SERVICE.methods}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE.full_name, handlers),))
+def add_to_server(servicer: object, server: grpc.aio.Server, service: ServiceDescriptor = SERVICE) -> None:
+    """Registers all methods of a service."""
+    handlers = {method.name: _handler(method, getattr(servicer, method.name)) for method in service.methods}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
 
 
 def _handler(descriptor: MethodDescriptor, method: Method) -> grpc.RpcMethodHandler[Any, Any]:
@@ -49,6 +51,8 @@ def _handler(descriptor: MethodDescriptor, method: Method) -> grpc.RpcMethodHand
         (False, True): grpc.unary_stream_rpc_method_handler,
         (True, True): grpc.stream_stream_rpc_method_handler,
     }[many_in, many_out]
+    if inspect.isasyncgenfunction(method):
+        method = _writing(method)
     return make(
         _stream_method(method) if many_in else _unary_method(method),
         request_deserializer=_decoder(request_type),
@@ -84,6 +88,16 @@ def _stream_method(method: Method) -> Method:
             await method(_decoded(requests), context)
         except CallRefused as refused:
             await _abort(context, refused)
+
+    return call
+
+
+def _writing(method: Callable[[Any, Context], AsyncIterator[Message]]) -> Method:
+    """A method that yields its answers, as one that writes them."""
+
+    async def call(requests: object, context: Context) -> None:
+        async for answer in method(requests, context):
+            await context.write(answer)
 
     return call
 

@@ -6,10 +6,12 @@ the daemon shuts down: it must not be restarted then, nor be sent more.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Final
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
@@ -31,6 +33,12 @@ PAGE: Final = f"""<!DOCTYPE html>
 """
 
 
+def is_our_fault(record: logging.LogRecord) -> bool:
+    """False for what aiohttp logs of bytes that are no request: they are answered 400, and a scanner sends many."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError)
+
+
 class HttpSite:
     """Serves the site from `start` to `stop`. `is_ready` is asked at each probe."""
 
@@ -42,7 +50,9 @@ class HttpSite:
         application.router.add_get("/metrics", self._metrics)
         application.router.add_get("/healthz", self._healthz)
         application.router.add_get("/readyz", self._readyz)
-        self._runner: Final = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
+        logger = logging.getLogger("aiohttp.server")
+        logger.addFilter(is_our_fault)
+        self._runner: Final = web.AppRunner(application, access_log=None, logger=logger, shutdown_timeout=1.0)
 
     async def start(self, host: str, port: int) -> int:
         """Binds and serves; gives the port bound (`port` 0: any free one). Raises OSError when it cannot bind."""

@@ -15,6 +15,8 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 
 ANY_OWNER: Final = -1
 ANY_KIND: Final = 0
+START_MAX: Final = 2**31 - 1
+"""Where a page of operations may begin at most: a token may be forged, and the engine's integers end."""
 
 
 def wall_time(host: Host) -> WallTime:
@@ -32,7 +34,7 @@ def list_operations(host: Host, request: wire.ListOperationsRequest) -> wire.Lis
     filters = f"operations {request.session_id!r} {kind} {name} {request.key!r}"
     place = read_token(filters, request.page_token, (int,))
     start = int(place[0]) if place is not None else 0
-    if start < 0:
+    if not 0 <= start <= START_MAX:
         raise invalid_argument("page_token", f"begins at {start}")
     now = wall_time(host)
     views, next_start = host.engine.list_pending(

@@ -1,0 +1,1 @@
+"""Fuzzing of everything that a peer can send: messages shaped by the contract's descriptors, and bytes of no shape."""

@@ -1,0 +1,131 @@
+"""Bytes of no shape at the two ports: what a scanner, a broken proxy or a cut connection sends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from typing import Final
+
+from tests.fuzz.tally import Tally
+
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+SETTINGS: Final = b"\0\0\0\4\0\0\0\0\0"
+METHODS: Final = ("Wait", "Session", "Register", "Advance", "AdvanceStream", "ListOperations", "NoSuchMethod")
+ANSWER_S: Final = 0.05
+"""How long an answer is waited for: most such bytes get none."""
+
+
+def frame(kind: int, flags: int, stream_id: int, payload: bytes, length: int | None = None) -> bytes:
+    """One HTTP/2 frame; `length` other than the payload's is a lie."""
+    said = len(payload) if length is None else length
+    return said.to_bytes(3, "big") + bytes((kind, flags)) + stream_id.to_bytes(4, "big") + payload
+
+
+def headers(path: str, content_type: str = "application/grpc", **extra: str) -> bytes:
+    """A header block, HPACK literals only."""
+    fields = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": path,
+        ":authority": "x",
+        "content-type": content_type,
+        "te": "trailers",
+        **{name.replace("_", "-"): value for name, value in extra.items()},
+    }
+    parts = [b"\0" + _text(name) + _text(value) for name, value in fields.items()]
+    return b"".join(parts)
+
+
+def _text(value: str) -> bytes:
+    data = value.encode()[:126]
+    return bytes((len(data),)) + data
+
+
+def grpc_garbage(rng: random.Random) -> bytes:
+    """Bytes for the gRPC port, from none that make sense to nearly a call."""
+    path = f"/purgatory.v1.PurgatoryService/{rng.choice(METHODS)}"
+    body = rng.randbytes(rng.choice((0, 1, 4, 5, 40, 300)))
+    drawn = rng.randrange(10)
+    if drawn == 0:
+        return rng.randbytes(rng.choice((1, 24, 500, 20_000)))
+    if drawn == 1:
+        return PREFACE[: rng.randrange(1, len(PREFACE))]
+    if drawn == 2:
+        return b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+    if drawn == 3:
+        return PREFACE + rng.randbytes(rng.choice((1, 9, 100, 5_000)))
+    if drawn == 4:
+        frames = [
+            frame(rng.randrange(12), rng.randrange(256), rng.choice((0, 1, 2, 3, 2**31 - 1)), rng.randbytes(8))
+            for _ in range(5)
+        ]
+        return PREFACE + SETTINGS + b"".join(frames)
+    opening = PREFACE + SETTINGS + frame(1, 4, 1, headers(path))
+    if drawn == 5:
+        return opening + frame(0, 1, 1, body, length=rng.choice((2**24 - 1, 16_384, len(body) + 1)))
+    if drawn == 6:
+        return opening + frame(0, 1, 1, bytes((rng.randrange(256),)) + rng.randbytes(4) + body)
+    if drawn == 7:
+        return opening + frame(0, 1, 1, b"\0" + len(body).to_bytes(4, "big") + body)
+    if drawn == 8:
+        odd = headers(path, rng.choice(("text/plain", "application/grpc+json", "")), grpc_timeout="99999999999999H")
+        return PREFACE + SETTINGS + frame(1, 5, 1, odd) + frame(3, 0, 1, b"\0\0\0\x08")
+    return opening[: rng.randrange(len(PREFACE), len(opening))]
+
+
+def http_garbage(rng: random.Random) -> bytes:
+    """Bytes for the HTTP port: requests that are odd, and what is no request."""
+    path = rng.choice(
+        ("/", "/metrics", "/healthz", "/readyz", "/no/such", "/%00", "/../../etc/passwd", "*", "//", "/?" + "q" * 9_000)
+    )
+    verb = rng.choice(("GET", "GET", "HEAD", "POST", "OPTIONS", "TRACE", "PRI", "G\0T", "get", "X" * 300))
+    accept = rng.choice(
+        ("", "*/*", "application/openmetrics-text", ";;;=", "\xff", "text/plain;version=" + "9" * 50, "a/b;q=x")
+    )
+    head = f"{verb} {path} HTTP/1.1\r\nHost: x\r\nAccept: {accept}\r\nConnection: close\r\n"
+    drawn = rng.randrange(7)
+    if drawn == 0:
+        return rng.randbytes(rng.choice((1, 30, 3_000)))
+    if drawn == 1:
+        return head.encode("latin-1")[: rng.randrange(1, len(head))]
+    if drawn == 2:
+        return (head + "Content-Length: -1\r\n\r\n").encode("latin-1")
+    if drawn == 3:
+        return (head + "Transfer-Encoding: chunked\r\n\r\nzz\r\nxx\r\n").encode("latin-1")
+    if drawn == 4:
+        return (head + "X: " + "y" * 20_000 + "\r\n\r\n").encode("latin-1")
+    return (head + "\r\n").encode("latin-1")
+
+
+async def send_grpc_garbage(address: str, rng: random.Random, tally: Tally, times: int) -> None:
+    """Sends bytes to the gRPC port, each on a connection of its own."""
+    for _ in range(times):
+        answer = await _send(address, grpc_garbage(rng))
+        tally.count("bytes at the gRPC port", "answered" if answer else "dropped")
+
+
+async def send_http_garbage(address: str, rng: random.Random, tally: Tally, times: int) -> None:
+    """Sends bytes to the HTTP port; an answer of 500 or above is a finding, unless it says what is not served."""
+    for _ in range(times):
+        data = http_garbage(rng)
+        answer = await _send(address, data)
+        status = answer[9:12].decode("latin-1") if answer.startswith(b"HTTP/1.") else "dropped"
+        if status >= "500" and status not in {"501", "505", "dropped"}:
+            tally.find(f"HTTP {status} for {data[:200]!r}")
+        tally.count("bytes at the HTTP port", status)
+
+
+async def _send(address: str, data: bytes) -> bytes:
+    """What is answered within a moment."""
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    answer = b""
+    with contextlib.suppress(ConnectionError, TimeoutError):
+        writer.write(data)
+        await writer.drain()
+        answer = await asyncio.wait_for(reader.read(1_000), ANSWER_S)
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
+    return answer

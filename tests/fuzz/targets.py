@@ -1,0 +1,167 @@
+"""What is fuzzed: the real servicer on a loopback channel in this process, and the real daemon as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+from google.protobuf.descriptor_pool import Default
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+
+from purgatory.engine.limits import EngineLimits
+from purgatory.service.limits import HostLimits
+from tests.daemon_process import DaemonProcess
+from tests.fuzz.callers import SERVICE, Caller
+from tests.fuzz.raw import send_grpc_garbage, send_http_garbage
+from tests.fuzz.tally import Tally
+from tests.fuzz.verdict import check_metrics, check_serves, faults_in, rss_bytes
+from tests.fuzz.world import World
+from tests.service.serving import serving
+
+LIMITS: Final = {
+    "pending_operations_max": 5_000,
+    "partitions_max": 1_000,
+    "signal_keys_max": 500,
+    "items_per_operation_max": 100,
+    "sessions_max": 60,
+    "unacknowledged_results_max": 2_000,
+    "operations_per_batch_max": 5_000,
+    "events_per_batch_max": 5_000,
+}
+"""Low, so that every limit is met."""
+
+ENGINE_LIMITS: Final = ("pending_operations_max", "partitions_max", "signal_keys_max", "items_per_operation_max")
+"""Those of them that are the engine's."""
+
+SESSION_TTL_MS: Final = 1_500
+HEARTBEAT_INTERVAL_MS: Final = 400
+GROWTH_MAX: Final = 0.05
+"""How much more memory the daemon may hold after the run than after its warm-up."""
+
+CHANNEL_OPTIONS: Final = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+
+
+class Records(logging.Handler):
+    """Notes as findings what is logged as an error in this process."""
+
+    def __init__(self, tally: Tally) -> None:
+        super().__init__(logging.ERROR)
+        self._tally: Final = tally
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One error."""
+        self._tally.find(f"logged: {logging.Formatter().format(record)}")
+
+
+@asynccontextmanager
+async def faults_noted(tally: Tally) -> AsyncIterator[None]:
+    """While the block runs, errors logged and exceptions that reach the event loop are findings."""
+    loop = asyncio.get_running_loop()
+
+    def note(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        tally.find(f"unhandled: {context.get('message')}: {context.get('exception')!r}")
+
+    handler = Records(tally)
+    logging.getLogger().addHandler(handler)
+    loop.set_exception_handler(note)
+    try:
+        yield
+    finally:
+        loop.set_exception_handler(None)
+        logging.getLogger().removeHandler(handler)
+
+
+async def fuzz_servicer(seed: int, requests: int) -> Tally:
+    """The real servicer and host in this process, over a loopback channel."""
+    tally = Tally()
+    engine_limits = {name: LIMITS[name] for name in ENGINE_LIMITS}
+    host_limits = {name: value for name, value in LIMITS.items() if name not in engine_limits}
+    limits = HostLimits(session_ttl_ms=SESSION_TTL_MS, heartbeat_interval_ms=HEARTBEAT_INTERVAL_MS, **host_limits)
+    async with (
+        faults_noted(tally),
+        serving(limits, EngineLimits(**engine_limits)) as served,
+        grpc.aio.insecure_channel(served.address, CHANNEL_OPTIONS) as channel,
+    ):
+        await Caller(channel, World(seed), tally).run(requests)
+        await check_serves(channel)
+    return tally
+
+
+class Memory:
+    """Resident memory of the daemon at three moments, bytes."""
+
+    def __init__(self, start: int, warm: int, end: int) -> None:
+        self.start: Final = start
+        self.warm: Final = warm
+        self.end: Final = end
+
+    @property
+    def growth(self) -> float:
+        """From warm to end, as a share of warm."""
+        return self.end / self.warm - 1
+
+    def __str__(self) -> str:
+        figures = [f"{figure / 2**20:.1f} MiB" for figure in (self.start, self.warm, self.end)]
+        return f"{figures[0]} at start, {figures[1]} warm, {figures[2]} at the end ({self.growth:+.1%})"
+
+
+async def fuzz_daemon(seed: int, requests: int, *, warm_up: int, check_memory: bool) -> tuple[Tally, Memory]:
+    """The real daemon: every service it has, and its ports. `requests` come on top of those of the warm-up."""
+    tally = Tally()
+    world = World(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        daemon = DaemonProcess(Path(folder), daemon_arguments())
+        try:
+            start = rss_bytes(daemon.process.pid)
+            await _fuzz_address(daemon, world, tally, warm_up)
+            warm = rss_bytes(daemon.process.pid)
+            await _fuzz_address(daemon, world, tally, requests)
+            memory = Memory(start, warm, rss_bytes(daemon.process.pid))
+            check_metrics(daemon.http_address)
+            if check_memory and abs(memory.growth) > GROWTH_MAX:
+                tally.find(f"memory: {memory}")
+            exit_code = daemon.stop()
+            if exit_code != 0:
+                tally.find(f"the daemon ended with {exit_code}")
+            for fault in faults_in(daemon.log):
+                tally.find(f"in the daemon's log: {fault}")
+        finally:
+            daemon.kill()
+    return tally, memory
+
+
+def daemon_arguments() -> list[str]:
+    """Flags of a daemon whose limits are met."""
+    limits = [flag for name, value in LIMITS.items() for flag in (f"--limits-{name.replace('_', '-')}", str(value))]
+    session = ["--session-ttl-ms", str(SESSION_TTL_MS), "--session-heartbeat-interval-ms", str(HEARTBEAT_INTERVAL_MS)]
+    return [*limits, *session, "--shutdown-grace-ms", "2000"]
+
+
+async def _fuzz_address(daemon: DaemonProcess, world: World, tally: Tally, requests: int) -> None:
+    """So many requests, bytes at both ports meanwhile, then proof that it still serves."""
+    services = [SERVICE, *(_service(file, name) for file, name in STANDARD_SERVICES)]
+    raw = max(20, min(2_000, requests // 200))
+    async with grpc.aio.insecure_channel(daemon.address, CHANNEL_OPTIONS) as channel:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(Caller(channel, world, tally, services).run(requests))
+            group.create_task(send_grpc_garbage(daemon.address, world.rng, tally, raw))
+            group.create_task(send_http_garbage(daemon.http_address, world.rng, tally, raw))
+        assert daemon.process.poll() is None, f"the daemon ended with {daemon.process.returncode}:\n{daemon.log}"
+        await check_serves(channel)
+
+
+STANDARD_SERVICES: Final = (
+    (health_pb2.DESCRIPTOR.name, "Health"),
+    (reflection_pb2.DESCRIPTOR.name, "ServerReflection"),
+)
+
+
+def _service(file: str, name: str) -> Any:  # noqa: ANN401 - descriptors of packages without types
+    return Default().FindFileByName(file).services_by_name[name]

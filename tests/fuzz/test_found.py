@@ -1,0 +1,172 @@
+"""What fuzzing has found, each as small as it could be made."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import json
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from purgatory.v1 import event_pb2, operation_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.daemon_process import DaemonProcess
+from tests.fuzz.verdict import faults_in
+from tests.service.serving import Peer, produce, serving
+
+WIDE_IDS = (2**63 - 1, 2**63, 2**64 - 1)
+NO_MESSAGE = b"\xff"
+
+
+async def code_of(call: Any) -> grpc.StatusCode:  # noqa: ANN401 - the stubs' calls have no common type
+    """The status a unary call ends with."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    code: grpc.StatusCode = caught.value.code()
+    return code
+
+
+def token(*parts: object) -> str:
+    """A page token of these parts."""
+    return base64.urlsafe_b64encode(json.dumps(parts).encode()).decode()
+
+
+@pytest.mark.parametrize("operation_id", WIDE_IDS)
+async def test_ids_wider_than_the_engines_are_not_pending(operation_id: int) -> None:
+    """An id that no operation can have is NOT_FOUND, or not pending where it is to be cancelled."""
+    async with serving() as served:
+        peer = await Peer(served, "s").open()
+        await peer.register(produce(1, "orders", 5))
+        await peer.receipt()
+        get = served.stub.GetOperation(wire.GetOperationRequest(session_id="s", operation_id=operation_id))
+        assert await code_of(get) is grpc.StatusCode.NOT_FOUND
+        cancelled = await served.stub.Cancel(wire.CancelRequest(session_id="s", operation_ids=[operation_id, 1]))
+        assert cancelled.cancelled == 1
+        assert list(cancelled.not_pending_operation_ids) == [operation_id]
+        await peer.send(cancel=wire.CancelOperations(operation_ids=[operation_id]))
+        results = await peer.results()
+        assert [result.operation_id for result in results.rows.results] == [1]
+        message = await peer.read()
+        assert list(message.cancelled.not_pending_operation_ids) == [operation_id]
+
+
+@pytest.mark.parametrize("page_token", [base64.urlsafe_b64encode(b"[" * 100_000).decode(), token(), token([[[[]]]])])
+async def test_page_tokens_of_brackets_are_refused(page_token: str) -> None:
+    """A token that nests deeper than a reader recurses is as wrong as any other."""
+    async with serving() as served:
+        operations = served.stub.ListOperations(wire.ListOperationsRequest(page_token=page_token))
+        assert await code_of(operations) is grpc.StatusCode.INVALID_ARGUMENT
+        partitions = served.stub.ListPartitions(wire.ListPartitionsRequest(page_token=page_token))
+        assert await code_of(partitions) is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("start", [-1, 2**31, 2**63, 10**300])
+async def test_forged_page_tokens_that_begin_nowhere_are_refused(start: int) -> None:
+    """A token with a right checksum and a place that no page begins at is refused."""
+    async with serving() as served:
+        digest = binascii.crc32(b"operations '' 0 None ''")
+        genuine = served.stub.ListOperations(wire.ListOperationsRequest(page_token=token(digest, 0)))
+        assert list((await genuine).operations) == []
+        forged = served.stub.ListOperations(wire.ListOperationsRequest(page_token=token(digest, start)))
+        assert await code_of(forged) is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_standard_services_refuse_what_does_not_decode(tmp_path: Path) -> None:
+    """Health and reflection answer undecodable requests with INVALID_ARGUMENT, serve others, and log nothing of it."""
+    daemon = DaemonProcess(tmp_path)
+    try:
+        async with grpc.aio.insecure_channel(daemon.address) as channel:
+            check: Any = channel.unary_unary("/grpc.health.v1.Health/Check")
+            assert await code_of(check(NO_MESSAGE)) is grpc.StatusCode.INVALID_ARGUMENT
+            watch: Any = channel.unary_stream("/grpc.health.v1.Health/Watch")
+            assert await code_of(watch(NO_MESSAGE).read()) is grpc.StatusCode.INVALID_ARGUMENT
+            reflect: Any = channel.stream_stream("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
+            assert await code_of(reflect(iter([NO_MESSAGE])).read()) is grpc.StatusCode.INVALID_ARGUMENT
+            health = health_pb2_grpc.HealthStub(channel)
+            assert (await health.Check(health_pb2.HealthCheckRequest())).status == 1
+            unknown = health.Check(health_pb2.HealthCheckRequest(service="x"))
+            assert await code_of(unknown) is grpc.StatusCode.NOT_FOUND
+            call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
+            await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+            names = {service.name for service in (await call.read()).list_services_response.service}
+            assert {"purgatory.v1.PurgatoryService", "grpc.health.v1.Health"} < names
+            call.cancel()
+        assert daemon.stop() == 0
+        assert faults_in(daemon.log) == []
+    finally:
+        daemon.kill()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"GET / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nX: " + b"x" * 10_000 + b"\r\n\r\n",
+        b"\0" * 100 + b"\r\n\r\n",
+    ],
+)
+async def test_malformed_http_is_refused_without_a_traceback(tmp_path: Path, data: bytes) -> None:
+    """What is no HTTP request is answered 400, and the log stays clean."""
+    daemon = DaemonProcess(tmp_path)
+    try:
+        host, _, port = daemon.http_address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(data)
+        answer = await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+        assert b" 400 " in answer[:20]
+        assert daemon.stop() == 0
+        assert faults_in(daemon.log) == []
+    finally:
+        daemon.kill()
+
+
+@pytest.mark.xfail(strict=True, reason="the engine ends a page by operations only")
+async def test_pages_of_huge_operations_end_early() -> None:
+    """A page of operations that name many partitions each holds few of them, and has a next one."""
+    names = [operation_pb2.TopicPartition(topic="t", partition=partition) for partition in range(1_000)]
+    columns = operation_pb2.OperationColumns(
+        kind=operation_pb2.OPERATION_KIND_PRODUCE,
+        partitions=names,
+        operation_id=range(1, 11),
+        item_count=[len(names)],
+        item_index=list(range(len(names))) * 10,
+        offset=[5],
+    )
+    async with serving() as served:
+        batch = wire.RegisterBatch(columns=columns)
+        answer = await served.stub.Register(wire.RegisterRequest(session_id="s", batch=batch))
+        assert answer.receipt.accepted == 10
+        seen: list[int] = []
+        page = await served.stub.ListOperations(wire.ListOperationsRequest(page_size=10))
+        while True:
+            assert sum(len(operation.partitions) for operation in page.operations) <= 3_000
+            seen.extend(operation.operation_id for operation in page.operations)
+            if not page.next_page_token:
+                break
+            request = wire.ListOperationsRequest(page_size=10, page_token=page.next_page_token)
+            page = await served.stub.ListOperations(request)
+        assert seen == list(range(1, 11))
+
+
+@pytest.mark.xfail(strict=True, reason="the engine bounds the replicas of one event only")
+async def test_replicas_of_a_partition_are_bounded() -> None:
+    """Followers that nobody assigned do not pile up without end."""
+    columns = event_pb2.EventColumns(
+        partitions=[operation_pb2.TopicPartition(topic="t")],
+        type=[event_pb2.EVENT_TYPE_FOLLOWER_PROGRESS] * 10_000,
+        item_index=[0],
+        offset=[1],
+        replica_id=range(10_000),
+    )
+    async with serving() as served:
+        answer = await served.stub.Advance(wire.AdvanceRequest(columns=columns))
+        assert len(answer.receipt.refusals) >= 5_000
+        assert {refusal.code for refusal in answer.receipt.refusals} == {grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]}

@@ -1,0 +1,138 @@
+"""What the fuzzer's callers know of the daemon: names in use, ids that rise, sequences and page tokens they were given.
+
+Values from here are plausible, so that requests get past the first check and into deep states.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+from collections import deque
+from typing import Final
+
+from google.protobuf.message import Message
+
+from purgatory.v1 import operation_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
+
+RENEWED_EACH: Final = 3_000
+"""Messages made before topics and sessions change their names, so that no run is stuck behind an extreme mark."""
+
+
+class World:
+    """Names and numbers for messages, and what the answers told. One for each run; all chance comes from its `rng`."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng: Final = random.Random(seed)
+        self.made = 0
+        self.last_id = 0
+        self.front = 10
+        self.sequences: Final[dict[str, int]] = {}
+        self.tokens: Final[deque[str]] = deque(maxlen=50)
+        self.partitions: Final[deque[tuple[str, int]]] = deque(maxlen=2_000)
+        self.pending: Final[deque[tuple[str, int]]] = deque(maxlen=200)
+        self.wildness = 0.05
+
+    @property
+    def era(self) -> int:
+        """Rises as messages are made."""
+        return self.made // RENEWED_EACH
+
+    def next_message(self) -> None:
+        """To be told of each message before it is made: draws how wild it shall be."""
+        self.made += 1
+        self.wildness = self.rng.choice((0.0, 0.0, 0.0, 0.01, 0.05, 0.3))
+        self.front += self.rng.random() < 0.05
+
+    def hostile(self) -> bool:
+        """Whether the next value shall be hostile."""
+        return self.wildness > 0 and self.rng.random() < self.wildness
+
+    # Plausible values, by the name of their field.
+
+    def topic(self) -> str:
+        """One of a few."""
+        return f"topic-{self.era}-{self.rng.randrange(4)}"
+
+    def partition(self) -> int:
+        """One of a few."""
+        return self.rng.choice((0, 0, 0, 1, 2))
+
+    def key(self) -> str:
+        """One of a few."""
+        return f"key-{self.era}-{self.rng.randrange(6)}"
+
+    def session_id(self) -> str:
+        """One of a few."""
+        return f"session-{self.era}-{self.rng.randrange(8)}"
+
+    def operation_id(self) -> int:
+        """Nearly always a new one; else one that was used."""
+        if self.rng.random() < 0.04:
+            return max(1, self.last_id - self.rng.randrange(200))
+        self.last_id += 1
+        return self.last_id
+
+    def used_operation_id(self) -> int:
+        """One that may be pending."""
+        return max(1, self.last_id - self.rng.randrange(60))
+
+    def timeout_ms(self) -> int:
+        """Mostly short."""
+        return self.rng.choice((1, 2, 5, 20, 50, 100, 300, 1_000, 5_000))
+
+    def offset(self) -> int:
+        """Around where the marks are."""
+        return max(0, self.front + self.rng.randrange(-8, 12))
+
+    def sequence(self) -> int:
+        """One that was given in some session, or a little off."""
+        known = self.sequences.get(self.session_id(), 0)
+        return max(0, known + self.rng.choice((0, 0, 0, 0, -1, -3, 1)))
+
+    def page_token(self) -> str:
+        """The first page; or a token that was given, as it came or with another place in it."""
+        drawn = self.rng.random()
+        if drawn < 0.4 or not self.tokens:
+            return ""
+        token = self.rng.choice(self.tokens)
+        return token if drawn < 0.8 else self.forged(token)
+
+    def forged(self, token: str) -> str:
+        """A token that fits its request but names another place."""
+        try:
+            parts = json.loads(base64.urlsafe_b64decode(token))
+        except ValueError:
+            return token[: len(token) // 2]
+        place = self.rng.randrange(len(parts))
+        parts[place] = self.rng.choice(
+            (-1, 0, 2**31, 2**61, 2**63, 2**64, 10**300, "x", "\ud800", None, True, 1.5, [], {}, [1], "1")
+        )
+        if self.rng.random() < 0.1:
+            text = "[" * self.rng.choice((100, 5_000, 100_000))
+        else:
+            text = json.dumps(parts[: self.rng.choice((1, 2, 3, 3))])
+        return base64.urlsafe_b64encode(text.encode()).decode()
+
+    # What the answers tell.
+
+    def heard(self, answer: Message, session_id: str = "") -> None:
+        """Keeps what later requests can use."""
+        if isinstance(answer, wire.ListOperationsResponse | wire.ListPartitionsResponse) and answer.next_page_token:
+            self.tokens.append(answer.next_page_token)
+        if isinstance(answer, wire.ListOperationsResponse):
+            self.pending.extend((found.session_id, found.operation_id) for found in answer.operations)
+        if isinstance(answer, wire.ListPartitionsResponse):
+            self.partitions.extend((p.topic_partition.topic, p.topic_partition.partition) for p in answer.partitions)
+        if isinstance(answer, wire.SessionResponse | wire.StreamResultsResponse) and answer.HasField("results"):
+            shape = answer.results.columns if answer.results.HasField("columns") else None
+            count = len(answer.results.rows.results) if shape is None else len(shape.operation_id)
+            if len(self.sequences) > 500:
+                self.sequences.clear()
+            self.sequences[session_id] = answer.results.first_sequence + count - 1
+
+    def old_partitions(self, count: int) -> list[operation_pb2.TopicPartition]:
+        """Partitions that the daemon listed: to be removed, so that their limit is not all that is met."""
+        names = [self.partitions.popleft() for _ in range(min(count, len(self.partitions)))]
+        return [operation_pb2.TopicPartition(topic=topic, partition=partition) for topic, partition in names]
