@@ -1,0 +1,272 @@
+"""A crowd of threads at one embedded purgatory: what each draws and does, what is counted, and a watchdog over them.
+
+What a thread draws depends on its seed alone; how the threads interleave does not. All demands hold however they do.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import itertools
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from purgatory.clock import Clock, SystemClock
+from purgatory.embedded import EmbeddedPurgatory
+from purgatory.engine.codes import CANCELLED, EXPIRED, PENDING, SATISFIED
+from purgatory.engine.errors import PurgatoryClosed
+from purgatory.engine.operation import DelayedOperation
+
+STUCK_AFTER_S = 60.0
+"""So long without a single operation done by anyone means that they wait for each other."""
+KEYS = tuple(f"key-{number}" for number in range(6))
+SHORT_TIMEOUTS_MS = (0, 1, 2, 3, 5)
+LONG_TIMEOUT_MS = 3_600_000
+
+
+class Marks:
+    """What operations wait for: a mark for each key, which only rises. Reading takes no lock."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.values = dict.fromkeys(KEYS, 0)
+
+    def raise_by(self, key: str, count: int) -> None:
+        with self._lock:
+            self.values[key] += count
+
+
+class MarkOperation(DelayedOperation):
+    """Waits until every one of its keys has reached its threshold. `then` is called by its on_complete."""
+
+    def __init__(
+        self, timeout_ms: int, marks: Marks, thresholds: dict[str, int], then: Callable[[MarkOperation], None]
+    ) -> None:
+        super().__init__(timeout_ms)
+        self.thresholds = thresholds
+        self.completions = itertools.count()
+        self.completed = 0
+        self.expired = 0
+        self.due_ms = 0
+        self.ended_ms = 0
+        self.raises_at = -1
+        self.evaluations = 0
+        self._marks = marks
+        self._then = then
+        self._is_being_asked = threading.Lock()
+
+    def is_met(self) -> bool:
+        return all(self._marks.values[key] >= threshold for key, threshold in self.thresholds.items())
+
+    def try_complete(self) -> bool:
+        assert self._is_being_asked.acquire(blocking=False), "two threads evaluate one operation at a time"
+        try:
+            self.evaluations += 1
+            if self.evaluations == self.raises_at:
+                raise ArithmeticError("planted")
+            return self.is_met() and self.force_complete()
+        finally:
+            self._is_being_asked.release()
+
+    def on_complete(self) -> None:
+        # next() on a count is one step under the interpreter's lock, which += is not.
+        self.completed = next(self.completions) + 1
+        self.ended_ms = SystemClock().now_ms()
+        self._then(self)
+
+    def on_expiration(self) -> None:
+        assert self.completed == 1, "on_expiration came before on_complete"
+        self.expired += 1
+
+
+class Member(threading.Thread):
+    """One thread of the crowd: draws what to do, does it, and counts what the purgatory answered."""
+
+    def __init__(self, crowd: Crowd, seed: int, operations_max: int) -> None:
+        super().__init__(name=f"member-{seed}", daemon=True)
+        self.crowd = crowd
+        self.rng = random.Random(seed)
+        self.operations_max = operations_max
+        self.done = 0
+        self.mine: list[MarkOperation] = []
+        self.answered: Counter[str] = Counter()
+        self.error: BaseException | None = None
+        self.actions = [
+            (self.register, 50),
+            (self.raise_and_check, 30),
+            (self.cancel, 10),
+            (self.force, 4),
+            (self.advance, 4),
+            (self.check_only, 3),
+            (self.cancel_key, 1),
+        ]
+
+    def run(self) -> None:
+        actions = [action for action, _ in self.actions]
+        weights = [weight for _, weight in self.actions]
+        try:
+            for _ in range(self.operations_max):
+                self.rng.choices(actions, weights)[0]()
+                self.done += 1
+        except BaseException as error:
+            self.error = error
+            raise
+
+    def register(self) -> None:
+        keys = self.rng.sample(KEYS, self.rng.choice([1, 1, 2, 3]))
+        marks = self.crowd.marks
+        thresholds = {key: marks.values[key] + self.rng.randint(-1, 6) for key in keys}
+        timeout_ms = self.rng.choice(SHORT_TIMEOUTS_MS) if self.rng.random() < 0.3 else LONG_TIMEOUT_MS
+        calls_back = self.rng.random() < 0.2
+        operation = MarkOperation(timeout_ms, marks, thresholds, self.check_another if calls_back else _nothing)
+        if self.rng.random() < 0.05:
+            operation.raises_at = self.rng.randint(1, 3)
+        operation.due_ms = SystemClock().now_ms() + timeout_ms
+        try:
+            if self.crowd.purgatory.try_complete_else_watch(operation, keys):
+                self.answered["satisfied"] += 1
+        except PurgatoryClosed:
+            self.answered["closed"] += 1
+            return
+        self.mine.append(operation)
+
+    def raise_and_check(self) -> None:
+        key = self.rng.choice(KEYS)
+        self.crowd.marks.raise_by(key, 1)
+        self.answered["satisfied"] += self.crowd.purgatory.check_and_complete(key)
+
+    def check_only(self) -> None:
+        self.answered["satisfied"] += self.crowd.purgatory.check_and_complete(self.rng.choice(KEYS))
+
+    def check_another(self, operation: MarkOperation) -> None:
+        """An effect that calls back in, on whatever thread ended the operation."""
+        key = KEYS[(KEYS.index(next(iter(operation.thresholds))) + 1) % len(KEYS)]
+        self.crowd.count_satisfied_in_effects(self.crowd.purgatory.check_and_complete(key))
+
+    def anyone(self) -> MarkOperation | None:
+        """An operation of any thread, ended or not."""
+        member = self.rng.choice(self.crowd.members)
+        return self.rng.choice(member.mine[-20:]) if member.mine else None
+
+    def cancel(self) -> None:
+        operation = self.anyone()
+        if operation is not None and self.crowd.purgatory.cancel(operation):
+            self.answered["cancelled"] += 1
+
+    def cancel_key(self) -> None:
+        self.answered["cancelled"] += len(self.crowd.purgatory.cancel_for_key(self.rng.choice(KEYS)))
+
+    def force(self) -> None:
+        operation = self.anyone()
+        if operation is not None and operation.force_complete():
+            self.answered["satisfied"] += 1
+
+    def advance(self) -> None:
+        self.crowd.purgatory.advance_clock(self.rng.choice([1, 3, 1_000]))
+
+
+def _nothing(operation: MarkOperation) -> None:
+    del operation
+
+
+class Crowd:
+    """Some threads and the purgatory between them."""
+
+    def __init__(self, seed: int, threads: int, operations_each: int, clock: Clock | None = None) -> None:
+        self.marks = Marks()
+        self.failures: list[tuple[DelayedOperation, Exception]] = []
+        self.purgatory = EmbeddedPurgatory("crowd", self._on_error, clock=clock)
+        self._effects_lock = threading.Lock()
+        self._satisfied_in_effects = 0
+        self.members = [Member(self, seed * 1_000 + number, operations_each) for number in range(threads)]
+
+    def _on_error(self, operation: DelayedOperation, error: Exception) -> None:
+        self.failures.append((operation, error))
+
+    def count_satisfied_in_effects(self, count: int) -> None:
+        with self._effects_lock:
+            self._satisfied_in_effects += count
+
+    @property
+    def operations(self) -> list[MarkOperation]:
+        """Every operation that was ever accepted."""
+        return [operation for member in self.members for operation in member.mine]
+
+    @property
+    def done(self) -> int:
+        """How much has been done so far, by all."""
+        return sum(member.done for member in self.members)
+
+    def start(self) -> None:
+        for member in self.members:
+            member.start()
+
+    def join(self) -> None:
+        """Returns when all have done all they had to; fails with every stack when nobody does anything any more."""
+        watch(self.members, lambda: self.done)
+        for member in self.members:
+            assert member.error is None, f"{member.name} failed: {member.error!r}"
+        planted = {id(operation) for operation in self.operations if 0 < operation.raises_at <= operation.evaluations}
+        # One that is told of and not accepted was ended by the closing purgatory; it is nobody's.
+        for operation, error in self.failures:
+            assert isinstance(error, ArithmeticError), f"on_error was told of {error!r} by {operation}"
+        assert {id(operation) for operation, _ in self.failures} >= planted
+
+    def outcomes(self) -> Counter[int]:
+        """How all have ended so far."""
+        return Counter(operation.outcome for operation in self.operations)
+
+    def demand_counts(self) -> None:
+        """What the calls answered is what has happened."""
+        outcomes = self.outcomes()
+        answered = sum((member.answered for member in self.members), Counter[str]())
+        assert answered["satisfied"] + self._satisfied_in_effects == outcomes[SATISFIED]
+        assert answered["cancelled"] == outcomes[CANCELLED]
+        assert self.purgatory.pending == outcomes[PENDING]
+
+    def demand_answers(self) -> None:
+        """Everyone who ended was told once, those that expired once more and never early, the others not at all."""
+        for operation in self.operations:
+            if operation.outcome == PENDING:
+                assert (operation.completed, operation.expired) == (0, 0)
+                continue
+            assert operation.completed == 1, f"on_complete ran {operation.completed} times"
+            assert operation.expired == (operation.outcome == EXPIRED)
+            if operation.outcome == EXPIRED:
+                assert operation.ended_ms >= operation.due_ms, "it expired early"
+
+
+def watch(threads: Sequence[threading.Thread], progress: Callable[[], int]) -> None:
+    """Joins threads as long as `progress` grows; fails with the stacks of all when it stands still for too long."""
+    seen, since = progress(), time.monotonic()
+    while any(thread.is_alive() for thread in threads):
+        for thread in threads:
+            thread.join(0.01)
+        now = progress()
+        if now != seen:
+            seen, since = now, time.monotonic()
+        elif time.monotonic() - since > STUCK_AFTER_S:
+            raise AssertionError(f"nothing moves any more after {seen} steps:\n{all_stacks()}")
+
+
+def all_stacks() -> str:
+    """The stacks of every thread, as faulthandler writes them."""
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        return file.read()
+
+
+class EagerSwitching:
+    """While it is entered the interpreter changes threads a hundred times as often as usual."""
+
+    def __enter__(self) -> None:
+        self._interval_s = sys.getswitchinterval()
+        sys.setswitchinterval(self._interval_s / 100)
+
+    def __exit__(self, *_: object) -> None:
+        sys.setswitchinterval(self._interval_s)

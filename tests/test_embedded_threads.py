@@ -1,0 +1,105 @@
+"""The embedded purgatory under a crowd of threads: each operation is answered once, no wake-up is lost, none is stuck.
+
+`CROWD_OPERATIONS=20000 make test ARGS=tests/test_embedded_threads.py` does as much in each of the 16 threads.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from purgatory.engine.codes import CANCELLED, EXPIRED, PENDING, SATISFIED, SHUTTING_DOWN
+from tests import embedded_crowd
+from tests.embedded_crowd import KEYS, Crowd, EagerSwitching, watch
+from tests.engine.recording_operation import wait_until
+
+THREADS = 16
+OPERATIONS_EACH = int(os.environ.get("CROWD_OPERATIONS", "700"))
+
+
+@pytest.fixture(autouse=True)
+def eager() -> Iterator[None]:
+    with EagerSwitching():
+        yield
+
+
+def demand_empty(crowd: Crowd) -> None:
+    purgatory = crowd.purgatory
+    left = (purgatory.pending, purgatory.watched, purgatory.num_delayed, purgatory.key_count)
+    assert left == (0, 0, 0, 0)
+
+
+def is_answered(crowd: Crowd) -> bool:
+    """Whether all effects of what has ended have run, the reaper's too."""
+    return all(
+        operation.completed and (operation.expired or operation.outcome != EXPIRED)
+        for operation in crowd.operations
+        if operation.outcome != PENDING
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_crowd_that_finishes(seed: int) -> None:
+    """16 threads register, check, cancel, force and expire: no wait whose condition holds is left, and all add up."""
+    crowd = Crowd(seed, THREADS, OPERATIONS_EACH)
+    crowd.start()
+    crowd.join()
+    wait_until(lambda: not any(o.outcome == PENDING and o.timeout_ms <= 5 for o in crowd.operations))
+    wait_until(lambda: is_answered(crowd))
+    # One that raised when it was asked is asked again at the next check only: that is its contract, not a lost wake-up.
+    waiting = [operation for operation in crowd.operations if operation.outcome == PENDING]
+    missed = [operation for operation in waiting if operation.is_met() and operation.raises_at != operation.evaluations]
+    assert missed == []
+    crowd.demand_counts()
+    crowd.demand_answers()
+    for key in KEYS:
+        crowd.marks.raise_by(key, 1_000)
+        crowd.members[0].check_only()
+    for key in KEYS:
+        crowd.members[0].answered["satisfied"] += crowd.purgatory.check_and_complete(key)
+    for key in KEYS:  # once more for those that raise when they are asked
+        crowd.members[0].answered["satisfied"] += crowd.purgatory.check_and_complete(key)
+    demand_empty(crowd)
+    crowd.demand_counts()
+    crowd.demand_answers()
+    assert crowd.purgatory.close() == 0
+    assert set(crowd.outcomes()) == {SATISFIED, EXPIRED, CANCELLED}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [4, 5])
+def test_a_crowd_that_is_closed_on(seed: int) -> None:
+    """Closed from two sides in the middle of it: what was accepted is answered once, what comes later is refused."""
+    crowd = Crowd(seed, THREADS, OPERATIONS_EACH)
+    crowd.start()
+    wait_until(lambda: crowd.done > THREADS * OPERATIONS_EACH // 2)
+    shut_down: list[int] = []
+    closers = [threading.Thread(target=lambda: shut_down.append(crowd.purgatory.close()), daemon=True) for _ in "ab"]
+    for closer in closers:
+        closer.start()
+    watch(closers, lambda: crowd.done)
+    crowd.join()
+    demand_empty(crowd)
+    wait_until(lambda: is_answered(crowd))
+    crowd.demand_counts()
+    crowd.demand_answers()
+    outcomes = crowd.outcomes()
+    assert outcomes[PENDING] == 0
+    assert outcomes[SHUTTING_DOWN] == sum(shut_down)
+    assert sum(member.answered["closed"] for member in crowd.members) > 0
+
+
+def test_the_watchdog_says_who_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that make no progress are reported with their stacks, not waited for."""
+    monkeypatch.setattr(embedded_crowd, "STUCK_AFTER_S", 0.05)
+    release = threading.Event()
+    stuck = threading.Thread(target=lambda: release.wait(60), daemon=True)
+    stuck.start()
+    with pytest.raises(AssertionError, match=r"nothing moves any more after 7 steps:\n(.|\n)*in wait"):
+        watch([stuck], lambda: 7)
+    release.set()
+    stuck.join()
