@@ -1,4 +1,4 @@
-"""Command line: `python -m tests.mutants [--only WORDS] [--module NAME] [--generated N --seed S] [--equivalent]`."""
+"""Command line: `python -m tests.mutants [--only WORDS] [--module NAMES] [--generated N --seed S] [--equivalent]`."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def main() -> None:
     """Run the mutation check."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("--only", default="", help="only mutants whose name holds these words")
-    parser.add_argument("--module", default="", help="only mutants of this module of the engine")
+    parser.add_argument("--module", nargs="*", default=[], help="only mutants of these modules of the engine")
     parser.add_argument(
         "--generated", type=int, default=0, help="this many drawn from the syntax trees, in place of the list"
     )
@@ -103,7 +103,7 @@ def main() -> None:
         mutant
         for mutant in listed
         if given.only in mutant.name
-        and given.module in ("", mutant.module)
+        and (not given.module or mutant.module in given.module)
         and bool(mutant.equivalent) == given.equivalent
     ]
     check_not_stale(mutants)
