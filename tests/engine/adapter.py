@@ -152,6 +152,12 @@ def marks_of(view: PartitionView) -> plain.Marks:
     )
 
 
+def pending_of(view: PendingView) -> plain.Pending:
+    """A pending operation's view as plain data."""
+    items = tuple((item.name, item.error_code, item.required_offset, item.reached_offset) for item in view.items)
+    return plain.Pending(view.kind, view.registered_ms, view.deadline_ms, view.min_bytes, items)
+
+
 class EngineUnderTest:
     """An engine that is spoken to in plain data."""
 

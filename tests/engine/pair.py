@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from tests.engine import plain
-from tests.engine.adapter import EngineUnderTest
+from tests.engine.adapter import EngineUnderTest, pending_of
 from tests.engine.oracle import Oracle
 
 
@@ -169,21 +169,19 @@ class Pair:
         for kind in plain.KINDS:
             demand(f"counts of kind {kind}", self.engine.counts(kind), self.oracle.counts(kind))
             demand(f"watched of kind {kind}", self.engine.engine.counts(kind).watched, watched[kind])
-        seen = {
-            (view.owner_id, view.operation_id): (view.kind, view.registered_ms, view.deadline_ms)
-            for view in self.engine.all_pending(self.now_ms)
-        }
-        wanted = {
-            key: (waiting.operation.kind, waiting.registered_ms, waiting.deadline_ms)
-            for key, waiting in self.oracle.pending.items()
-        }
-        demand("pending operations", seen, wanted)
+        seen = {(view.owner_id, view.operation_id): pending_of(view) for view in self.engine.all_pending(self.now_ms)}
+        demand("who is pending", sorted(seen), sorted(self.oracle.pending))
+        for key, waiting in self.oracle.pending.items():
+            demand(f"the view of {key}", seen[key], self.oracle.view(waiting))
 
     def heal(self) -> None:
         """Let all time pass, and find the engine empty."""
         while self.oracle.pending:
+            pending = len(self.oracle.pending)
             next_ms = self.engine.engine.next_expiration_ms()
             self.advance(max(next_ms - self.now_ms, 0))
+            if len(self.oracle.pending) == pending and self.engine.engine.next_expiration_ms() <= self.now_ms:
+                raise Difference(f"nothing expires at {self.now_ms}, and yet the reaper is to come again at once")
         self.compare_everything()
         demand("pending at the end", self.engine.engine.pending, 0)
         demand("next expiration at the end", self.engine.engine.next_expiration_ms(), -1)

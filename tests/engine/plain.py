@@ -138,6 +138,17 @@ class Ended(NamedTuple):
     items: tuple[EndedItem, ...]
 
 
+class Pending(NamedTuple):
+    """A pending operation as seen from outside."""
+
+    kind: int
+    registered_ms: int
+    deadline_ms: int
+    min_bytes: int
+    items: tuple[tuple[Name, int, int, int], ...]
+    """For each item: name, error code (7 while waited for), required and reached offset."""
+
+
 class Marks(NamedTuple):
     """One partition as seen from outside."""
 

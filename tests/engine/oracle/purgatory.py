@@ -220,6 +220,25 @@ class Oracle:
         """Pending operations that name a partition or key, oldest first."""
         return [waiting for waiting in self.pending.values() if any(item.name == name for item in waiting.items)]
 
+    def view(self, waiting: Waiting) -> plain.Pending:
+        """A pending operation as seen from outside."""
+        operation = waiting.operation
+        return plain.Pending(
+            operation.kind,
+            waiting.registered_ms,
+            waiting.deadline_ms,
+            operation.min_bytes if operation.kind == plain.FETCH else -1,
+            tuple(self.item_view(operation, item) for item in waiting.items),
+        )
+
+    def item_view(self, operation: plain.Operation, item: WaitingItem) -> tuple[plain.Name, int, int, int]:
+        """One item of it: name, code (7 while waited for), required and reached."""
+        if operation.kind == plain.FETCH:
+            assert item.partition is not None
+            return (item.name, 7, item.required, operations.fetch_end(operation, item.partition))
+        reached = item.reached_then if item.decided else self.mark_of(operation.kind, item)
+        return (item.name, item.code, item.required, reached)
+
     def check_everything(self, now_ms: int) -> int:
         """Test every pending operation; what it ends now should have ended before."""
         return self.check(list(self.pending.values()), now_ms)
@@ -296,6 +315,8 @@ class Oracle:
 
     def forget_mentioned_only(self) -> None:
         """A partition of which no event ever spoke lasts only as long as a pending operation names it."""
+        if all(partition.events for partition in self.world.partitions.values()):
+            return
         named = {id(item.partition) for waiting in self.pending.values() for item in waiting.items}
         for name, partition in list(self.world.partitions.items()):
             if partition.events == 0 and id(partition) not in named:
