@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 
@@ -84,10 +84,16 @@ async def serving(
         await host.stop()
 
 
+class Reachable(Protocol):
+    """Anything whose calls can be made: a `Served` host, or a daemon elsewhere."""
+
+    stub: purgatory_service_pb2_grpc.PurgatoryServiceStub
+
+
 class Peer:
     """The caller's side of a session stream."""
 
-    def __init__(self, served: Served, session_id: str) -> None:
+    def __init__(self, served: Reachable, session_id: str) -> None:
         self._call = served.stub.Session()
         self._session_id = session_id
         self.opened = wire.SessionOpened()
