@@ -16,7 +16,7 @@ ENGINE := $(wildcard purgatory/engine/*.py)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run demo test test-compiled test-pure lint format proto docs wheel clean bench mutants
+.PHONY: help run demo test test-compiled test-pure lint format proto docs wheel clean bench mutants fuzz
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,10 @@ test-pure: $(STAMPS)/dev $(STAMPS)/stubs ## Run the suite uncompiled, on a copy 
 
 mutants: $(STAMPS)/dev ## Break the engine on purpose, in a copy, and see that the tests notice (ARGS="--module wheel")
 	@$(BIN)/python -m tests.mutants $(ARGS)
+
+fuzz: $(STAMPS)/dev $(STAMPS)/engine ## A million fuzzed requests, and bytes at the ports (ARGS="--requests 50000 --seed 7")
+	@$(BIN)/python -m tests.fuzz --requests 1000000 $(ARGS)
+	@$(BIN)/python -m tests.fuzz.guided
 
 lint: $(STAMPS)/dev $(STAMPS)/stubs ## Check style, types, the contract and the house rules
 	$(BIN)/ruff check .
