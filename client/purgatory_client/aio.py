@@ -170,7 +170,7 @@ class AsyncClient:
         """
         request = purgatory_service_pb2.WaitRequest(operation=row_of_wait(wait))
         limit = None if wait.timeout_ms is None else wait.timeout_ms / 1_000 + WAIT_GRACE
-        response = await _answer(self._stub().Wait(request, timeout=limit))
+        response = await self._answer(self._stub().Wait(request, timeout=limit))
         arrived = arrived_row(response.result)
         if arrived.columns.refusals:
             raise arrived.columns.refusals[0]
@@ -314,13 +314,13 @@ class AsyncClient:
             True
         ) != 1:
             raise InvalidRequest("cancel", "say which: operation ids or a session, a partition, or a key; one of them")
-        response = await _answer(self._stub().Cancel(request, timeout=CALL_TIMEOUT))
+        response = await self._answer(self._stub().Cancel(request, timeout=CALL_TIMEOUT))
         return int(response.cancelled)
 
     async def operation(self, session_id: str, operation_id: int) -> views.PendingOperation:
         """One pending operation. Raises NotFound when it is not pending."""
         request = purgatory_service_pb2.GetOperationRequest(session_id=session_id, operation_id=operation_id)
-        response = await _answer(self._stub().GetOperation(request, timeout=CALL_TIMEOUT))
+        response = await self._answer(self._stub().GetOperation(request, timeout=CALL_TIMEOUT))
         return views.pending_operation(response.operation)
 
     async def operations(
@@ -341,7 +341,7 @@ class AsyncClient:
             page_size=page_size,
         )
         while True:
-            response = await _answer(self._stub().ListOperations(request, timeout=CALL_TIMEOUT))
+            response = await self._answer(self._stub().ListOperations(request, timeout=CALL_TIMEOUT))
             for operation in response.operations:
                 yield views.pending_operation(operation)
             request.page_token = response.next_page_token
@@ -351,14 +351,14 @@ class AsyncClient:
     async def partition(self, partition: Name) -> views.Partition:
         """One partition's marks, replicas and waits. Raises NotFound when the daemon has not heard of it."""
         request = purgatory_service_pb2.GetPartitionRequest(topic_partition=_topic_partition(partition))
-        response = await _answer(self._stub().GetPartition(request, timeout=CALL_TIMEOUT))
+        response = await self._answer(self._stub().GetPartition(request, timeout=CALL_TIMEOUT))
         return views.partition(response.partition)
 
     async def partitions(self, *, prefix: str = "", page_size: int = 1_000) -> AsyncIterator[views.Partition]:
         """The known partitions whose topic begins with `prefix`, fetched page by page."""
         request = purgatory_service_pb2.ListPartitionsRequest(topic_prefix=prefix, page_size=page_size)
         while True:
-            response = await _answer(self._stub().ListPartitions(request, timeout=CALL_TIMEOUT))
+            response = await self._answer(self._stub().ListPartitions(request, timeout=CALL_TIMEOUT))
             for partition in response.partitions:
                 yield views.partition(partition)
             request.page_token = response.next_page_token
@@ -368,7 +368,7 @@ class AsyncClient:
     async def status(self) -> views.Status:
         """The daemon's counts and version."""
         request = purgatory_service_pb2.GetStatusRequest()
-        return views.status(await _answer(self._stub().GetStatus(request, timeout=CALL_TIMEOUT)))
+        return views.status(await self._answer(self._stub().GetStatus(request, timeout=CALL_TIMEOUT)))
 
     # How it is done
 
@@ -391,7 +391,20 @@ class AsyncClient:
     async def _send_events(
         self, request: purgatory_service_pb2.AdvanceRequest
     ) -> purgatory_service_pb2.AdvanceResponse:
-        return await _answer(self._stub().Advance(request, timeout=CALL_TIMEOUT))
+        return await self._answer(self._stub().Advance(request, timeout=CALL_TIMEOUT))
+
+    async def _answer(self, call: Awaitable[T]) -> T:
+        """The answer of a unary call. Raises this package's errors instead of gRPC's."""
+        try:
+            return await call
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+        except asyncio.CancelledError:
+            # gRPC raises this also where the channel was closed under a call; nobody has cancelled this task then.
+            task = asyncio.current_task()
+            if not self._closed or task is None or task.cancelling():
+                raise
+            raise ClientClosed("the client was closed while this call was waiting") from None
 
     def _stub(self) -> PurgatoryServiceStub:
         if self._closed:
@@ -399,14 +412,6 @@ class AsyncClient:
         if self._channel is None:
             self._channel = open_channel(self.address)
         return PurgatoryServiceStub(self._channel)
-
-
-async def _answer(call: Awaitable[T]) -> T:
-    """The answer of a unary call. Raises this package's errors instead of gRPC's."""
-    try:
-        return await call
-    except grpc.aio.AioRpcError as error:
-        raise from_rpc_error(error) from error
 
 
 def _topic_partition(name: Name) -> operation_pb2.TopicPartition:

@@ -240,6 +240,21 @@ async def test_the_unary_wait_answers_like_the_session(client: AsyncClient) -> N
     await until_pending(client, 0)
 
 
+async def test_closing_ends_a_unary_wait_with_its_own_error(shared_daemon: DaemonProcess) -> None:
+    """A `wait_once` whose client is closed raises ClientClosed, as other waits do; its own cancelling stays that."""
+    async with AsyncClient(shared_daemon.address) as direct:
+        client = AsyncClient(shared_daemon.address)
+        waiting = [asyncio.create_task(client.wait_once(waits.signal(["never"], timeout=LONG))) for _ in range(2)]
+        await until_pending(direct, 2)
+        waiting[0].cancel()
+        await client.close()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting[0]
+        with pytest.raises(errors.ClientClosed):
+            await waiting[1]
+        await until_pending(direct, 0)
+
+
 async def test_refused_events(client: AsyncClient) -> None:
     """A stale epoch raises from `advance` and is listed by `advance_many`; what was right is applied."""
     await client.advance("orders-3", high_watermark=5, leader_epoch=7)
