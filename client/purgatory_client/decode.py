@@ -45,6 +45,9 @@ def arrived_columns(message: result_pb2.ResultColumns) -> ResultsArrived:
     columns.diverging_end_offsets = list(message.diverging_end_offset)
     operation_ids = list(message.operation_id)
     _check_lengths(operation_ids, columns)
+    if message.refusals:
+        errors = {refusal.operation_id: refusal_error(refusal) for refusal in message.refusals}
+        columns.refusals = {place: errors[one] for place, one in enumerate(operation_ids) if one in errors}
     return ResultsArrived(operation_ids, columns)
 
 

@@ -222,6 +222,25 @@ def test_a_refusal_whose_receipt_was_lost_comes_as_a_result() -> None:
     assert isinstance(error, LimitExceeded)
 
 
+def test_a_refusal_whose_receipt_was_lost_comes_in_columns_too() -> None:
+    """In a batch of columns each refused wait gets its own reason, also when results that are known come before it."""
+    core = open_core()
+    first, second, third = submit(core, 3)
+    sent(core, 0.0)
+    assert core.receive(results(1, [1]), 0.0)[0][0] is first
+    core.connection_lost(1.0)
+    core.receive(opened(resumed=True, highest=3), 2.0)
+    message = results(1, [1, 2, 3], Outcome.REFUSED)
+    message.results.columns.outcome[0] = Outcome.SATISFIED
+    message.results.columns.refusals.add(operation_id=2, code=3, field="offset", message="-5 is negative")
+    message.results.columns.refusals.add(operation_id=3, code=8, message="too many")
+    (wait, invalid), (other, limit) = core.receive(message, 2.0)
+    assert (wait, other) == (second, third)
+    assert isinstance(invalid, InvalidRequest)
+    assert invalid.field == "offset"
+    assert isinstance(limit, LimitExceeded)
+
+
 def test_a_refused_batch_ends_all_of_it() -> None:
     """A batch that could not be read has no results; the receipt ends every wait of it."""
     core = open_core()
