@@ -1,0 +1,231 @@
+"""Lessons 28 to 38, where not told of the engine alone: what grows, and what callers that vanish leave behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import os
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+from prometheus_client.parser import text_string_to_metric_families
+from purgatory_client import AsyncClient
+
+from purgatory.v1 import purgatory_service_pb2, result_pb2
+from tests.client.flaky_proxy import FlakyProxy
+from tests.client.until import until_pending
+from tests.conftest import StartDaemon
+from tests.daemon_process import daemon_environment
+from tests.lessons.daemon_calls import Calls, produce_columns
+from tests.service.serving import Peer, eventually, produce, signal
+from tests.service.test_daemon import fetch_page
+
+LONG = 3_600.0
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory of a process that is in RAM."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text("ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+async def read_results(peer: Peer, count: int) -> tuple[set[int], int]:
+    """Reads so many results as columns; their outcomes, and the last sequence number."""
+    outcomes: set[int] = set()
+    last = 0
+    while count > 0:
+        batch = await peer.results()
+        outcomes |= set(batch.columns.outcome)
+        count -= len(batch.columns.operation_id)
+        last = batch.first_sequence + len(batch.columns.operation_id) - 1
+    return outcomes, last
+
+
+async def test_lesson_33_a_full_purgatory_says_when_to_come_again(start_daemon: StartDaemon) -> None:
+    """Over the limit: RESOURCE_EXHAUSTED with RetryInfo at once; a cancel makes room at once, not at the timeout."""
+    daemon = start_daemon("--limits-pending-operations-max", "2")
+    async with Calls(daemon) as calls:
+        peer = await calls.session("s")
+        await peer.register(signal(1, "k"), signal(2, "k"))
+        await peer.receipt()
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await calls.stub.Wait(purgatory_service_pb2.WaitRequest(operation=produce(0, "orders", 1)))
+        assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        status = rpc_status.from_call(refused.value)
+        retry = error_details_pb2.RetryInfo()
+        assert [detail.Unpack(retry) for detail in status.details].count(True) == 1
+        assert retry.retry_delay.ToMilliseconds() > 0
+        await peer.send(cancel=purgatory_service_pb2.CancelOperations(operation_ids=[1]))
+        assert (await peer.read()).HasField("cancelled")
+        await peer.register(signal(3, "k"), batch_id=2)
+        messages = [await peer.read(), await peer.read()]
+        assert [message.receipt.accepted for message in messages if message.HasField("receipt")] == [1]
+        peer.cancel()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
+async def test_lesson_33_a_flood_of_registrations_does_not_grow_the_daemon(start_daemon: StartDaemon) -> None:
+    """Round after round half are refused and the others cancelled long before their time: memory settles."""
+    room, flood = 5_000, 10_000
+    daemon = start_daemon("--limits-pending-operations-max", str(room))
+    async with Calls(daemon) as calls:
+        peer = await calls.session("s", columns=True)
+        sizes: list[int] = []
+        for round_number in range(16):
+            first = round_number * flood + 1
+            await peer.send(register=produce_columns(range(first, first + flood), timeout_ms=2**31 - 1))
+            receipt = await peer.receipt()
+            assert (receipt.accepted, len(receipt.refusals)) == (room, flood - room)
+            assert {refusal.code for refusal in receipt.refusals} == {8}
+            assert (await read_results(peer, flood - room))[0] == {result_pb2.OUTCOME_REFUSED}
+            assert await calls.pending() == room
+            await calls.stub.Cancel(purgatory_service_pb2.CancelRequest(session_id="s"))
+            outcomes, last = await read_results(peer, room)
+            assert outcomes == {result_pb2.OUTCOME_CANCELLED}
+            await peer.acknowledge(last)
+            sizes.append(resident_bytes(daemon.process.pid))
+        assert await calls.pending() == 0
+        assert sizes[-1] < 1.25 * sizes[3], sizes
+        peer.cancel()
+
+
+def negative_gauges(text: str) -> Iterator[tuple[str, float]]:
+    """Gauges below zero."""
+    for family in text_string_to_metric_families(text):
+        if family.type == "gauge":
+            yield from ((sample.name, sample.value) for sample in family.samples if sample.value < 0)
+
+
+async def test_lesson_36_gauges_are_right_whoever_closes_first(start_daemon: StartDaemon) -> None:
+    """Streams break, are taken over and cancelled while waits end: no gauge is ever negative, and all come to zero."""
+    daemon = start_daemon("--session-ttl-ms", "100", "--session-heartbeat-interval-ms", "200")
+    rng = random.Random(36)
+
+    async def live(calls: Calls, number: int) -> None:
+        session_id = f"s-{number % 6}"
+        peer = Peer(calls, session_id)
+        try:
+            await peer.open()
+            highest = peer.opened.highest_operation_id
+            await peer.register(*(produce(highest + i, f"orders-{number % 3}", i) for i in range(1, 6)))
+            for _ in range(rng.randrange(3)):
+                await peer.read()
+            if rng.random() < 0.5:
+                await calls.stub.Cancel(purgatory_service_pb2.CancelRequest(session_id=session_id))
+        except (grpc.RpcError, AssertionError, asyncio.InvalidStateError):
+            pass  # another stream has taken the session over: that is the race
+        finally:
+            peer.cancel()
+
+    async with Calls(daemon) as calls, AsyncClient(daemon.address) as other:
+        for _ in range(12):
+            lives = [asyncio.create_task(live(calls, number)) for number in range(12)]
+            for topic in range(3):
+                await other.advance((f"orders-{topic}", 0), high_watermark=rng.randint(1, 6))
+                assert list(negative_gauges((await asyncio.to_thread(fetch_page, daemon, "/metrics"))[1])) == []
+            await asyncio.gather(*lives)
+
+        def all_gone() -> bool:
+            gauges = ("purgatory_pending_operations", "purgatory_watched_entries", "purgatory_result_backlog")
+            return all(calls.metric(name) == 0 for name in gauges) and calls.metric("purgatory_sessions") <= 1
+
+        async def are_all_gone() -> bool:
+            return await asyncio.to_thread(all_gone)
+
+        await eventually(are_all_gone, "everything that the vanished left is gone")
+        streams = [calls.metric(f"purgatory_streams_{what}_total") for what in ("connected", "disconnected")]
+        assert streams[0] - streams[1] == calls.metric("purgatory_sessions_connected")
+        kinds = (await calls.status()).kinds
+        assert kinds[0].registered > 100, "hardly anybody got as far as registering"
+        assert all(k.registered == k.satisfied + k.failed + k.expired + k.cancelled for k in kinds)
+
+
+WAIT_FOR_EVER = """
+import asyncio, sys
+from purgatory_client import AsyncClient, waits
+
+async def main():
+    async with AsyncClient(sys.argv[1]) as client:
+        once = [client.wait_once(waits.signal(["never"], timeout=3_600)) for _ in range(5)]
+        many = client.produce_many(["orders-0"], offsets=[1] * 500, timeouts_ms=[3_600_000])
+        await asyncio.gather(many, *once)
+
+asyncio.run(main())
+"""
+
+
+async def test_lesson_37_waits_of_a_killed_client_are_freed(start_daemon: StartDaemon) -> None:
+    """Kill -9: its calls are cancelled and its session is freed within the session's time, not after an hour."""
+    daemon = start_daemon("--session-ttl-ms", "200")
+    client_path = inspect.getfile(AsyncClient).rpartition("/purgatory_client/")[0]
+    environment = daemon_environment()
+    environment["PYTHONPATH"] = f"{environment['PYTHONPATH']}:{client_path}"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", WAIT_FOR_EVER, daemon.address, env=environment)
+    try:
+        async with AsyncClient(daemon.address) as client:
+            await until_pending(client, 505)
+            process.kill()
+            await until_pending(client, 0)
+            assert sum(kind.cancelled for kind in (await client.status()).kinds) == 505
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+        await process.wait()
+
+
+async def test_lesson_37_waits_of_a_client_that_fell_silent_are_freed(start_daemon: StartDaemon) -> None:
+    """A connection that stays open but says nothing is given up after three heartbeats, and then the session is."""
+    daemon = start_daemon("--session-ttl-ms", "200", "--session-heartbeat-interval-ms", "100")
+    async with FlakyProxy(daemon.address) as proxy, Calls(daemon) as calls, AsyncClient(proxy.address) as client:
+        waiting = asyncio.create_task(client.produce({"orders-0": 1}, timeout=LONG))
+
+        async def pending_is(count: int) -> bool:
+            return await calls.pending() == count
+
+        await eventually(lambda: pending_is(1), "it waits")
+        proxy.target = "127.0.0.1:1"
+        proxy.silent = True
+        await eventually(lambda: pending_is(0), "it was freed")
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def test_lesson_38_a_reader_that_stops_reading_is_bounded(start_daemon: StartDaemon) -> None:
+    """Past the limit its registrations are refused, others are served, and what it was owed it gets, with no gap."""
+    limit, size, batches = 1_000, 500, 20
+    daemon = start_daemon(
+        "--limits-unacknowledged-results-max", str(limit), "--limits-operations-per-batch-max", str(size)
+    )
+    async with Calls(daemon) as calls, AsyncClient(daemon.address) as other:
+        await other.advance("orders-0", high_watermark=1)
+        slow = await calls.session("slow", columns=True)
+        for number in range(batches):
+            first = number * size + 1
+            await slow.send(register=produce_columns(range(first, first + size)))
+        for offset in range(2, 52):
+            waiting = asyncio.create_task(other.produce({"orders-0": offset}, timeout=LONG))
+            assert (await other.advance("orders-0", high_watermark=offset)).refusals == []
+            assert (await waiting).satisfied
+            assert calls.metric("purgatory_result_backlog") < limit + 3 * size
+        receipts: list[purgatory_service_pb2.Receipt] = []
+        sequences: list[int] = []
+        while len(receipts) < batches or len(sequences) < sum(r.accepted + len(r.refusals) for r in receipts):
+            message = await slow.read()
+            if message.HasField("receipt"):
+                receipts.append(message.receipt)
+            else:
+                first = message.results.first_sequence
+                sequences += range(first, first + len(message.results.columns.operation_id))
+        assert sequences == list(range(1, len(sequences) + 1))
+        assert sum(receipt.accepted for receipt in receipts) == limit
+        assert {receipt.batch_refusal.code for receipt in receipts[-3:]} == {8}
+        slow.cancel()
