@@ -1,6 +1,6 @@
 """A user's own delayed operation, and the queue in which the effects of ended ones wait for their turn.
 
-This is Kafka's contract for any condition a program can test (docs/semantics.md, section 2): the operations of the
+This is Kafka's contract for any condition a program can test (docs/semantics.md): the operations of the
 daemon's wire are packed and live elsewhere. An operation ends exactly once. To end it is to *claim* it: set its outcome
 and unlink it from every key and from the timer, all before any of its effects run. The effects, `on_complete` and then
 perhaps `on_expiration`, are queued and run when the purgatory's state is settled, so they may call back in freely, and
@@ -35,6 +35,8 @@ class DelayedOperation:
     def __init__(self, timeout_ms: int) -> None:
         self.timeout_ms: Final = timeout_ms
         self.outcome = PENDING
+        self.purgatory_ticket: Final[list[None]] = [None]
+        """Whoever takes it ends the operation: taking the last element of a list is one step for all threads."""
         self.purgatory_slot = -1
         self.purgatory_keys: list[Hashable] = []
         self.purgatory_claim: Callable[[DelayedOperation], bool] | None = None
@@ -65,10 +67,21 @@ class DelayedOperation:
         claim = self.purgatory_claim
         if claim is not None:
             return claim(self)
-        if self.outcome != PENDING:
+        if not self.purgatory_take_ticket():
             return False
         self.outcome = SATISFIED
+        registered_meanwhile = self.purgatory_claim
+        if registered_meanwhile is not None:
+            registered_meanwhile(self)
         self.on_complete()
+        return True
+
+    def purgatory_take_ticket(self) -> bool:
+        """Whether the caller is the one who ends the operation."""
+        try:
+            self.purgatory_ticket.pop()
+        except IndexError:
+            return False
         return True
 
 

@@ -267,10 +267,20 @@ class DelayedOperationPurgatory:
             self._due[operation.purgatory_slot] = None
 
     def _claim(self, operation: DelayedOperation, outcome: int) -> bool:
-        """The one transition: out of PENDING, out of every list and the timer, effects queued. False: it had ended."""
-        if operation.outcome != PENDING:
-            return False
-        operation.outcome = outcome
+        """The one transition: out of PENDING, out of every list and the timer, effects queued. False: it had ended.
+
+        One that a thread ended just while it was being registered is still unlinked; its effects are that thread's.
+        """
+        is_winner = operation.purgatory_take_ticket()
+        if is_winner:
+            operation.outcome = outcome
+        self._unlink(operation)
+        if is_winner:
+            self._actions.add(operation)
+        return is_winner
+
+    def _unlink(self, operation: DelayedOperation) -> None:
+        """Take an operation that has ended out of its keys and the timer, if it is in them."""
         operation.purgatory_claim = None
         slot = operation.purgatory_slot
         if slot >= 0:
@@ -288,5 +298,3 @@ class DelayedOperationPurgatory:
             self._free_slots.append(slot)
             operation.purgatory_slot = -1
             operation.purgatory_keys = []
-        self._actions.add(operation)
-        return True
