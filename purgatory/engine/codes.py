@@ -1,6 +1,6 @@
 """The engine's small vocabularies as plain integers: they live in packed arrays and travel on the wire unchanged.
 
-Error codes are Kafka's (SEMANTICS of each: docs/semantics.md). The values of kinds, outcomes and event types equal
+Error codes are Kafka's (each explained in docs/semantics.md). The values of kinds, outcomes and event types equal
 those of the enums in proto/purgatory/v1; a test holds them together.
 """
 

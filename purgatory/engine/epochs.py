@@ -1,6 +1,6 @@
 """Leader epochs of one partition: where each began, and so where a reader's log may have diverged.
 
-Kafka's leader epoch cache (SEMANTICS of it: docs/semantics.md): sorted (epoch, start offset), the newest `ENTRIES_MAX`
+Kafka's leader epoch cache (docs/semantics.md): sorted (epoch, start offset), the newest `ENTRIES_MAX`
 kept.
 """
 

@@ -1,4 +1,4 @@
-"""SEMANTICS section 10, cases 86 to 92: waits for the low watermark."""
+"""Cases 86 to 92: waits for the low watermark."""
 
 from __future__ import annotations
 

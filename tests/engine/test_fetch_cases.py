@@ -1,4 +1,4 @@
-"""SEMANTICS section 10, cases 69 to 85: long polls of followers and consumers."""
+"""Cases 69 to 85: long polls of followers and consumers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The oracle against examples worked out by hand from SEMANTICS: whoever judges must be right first."""
+"""The oracle against examples worked out by hand: whoever judges must be right first."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_high_watermark_is_the_lowest_in_sync_end() -> None:
     [(7, (7, 120)), (8, None), (4, (4, 90)), (5, (4, 90)), (3, (2, 50)), (1, (1, 0)), (-1, None)],
 )
 def test_end_of_epoch(epoch: int, answer: tuple[int, int] | None) -> None:
-    """Case 57, the table of SEMANTICS 3.6."""
+    """Case 57."""
     partition = Partition(P, 30_000)
     partition.log_end = 120
     partition.epochs = [(2, 0), (4, 50), (7, 90)]

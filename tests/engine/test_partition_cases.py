@@ -1,4 +1,4 @@
-"""SEMANTICS section 10, cases 47 to 58: what the marks of a partition do, seen through the engine."""
+"""Cases 47 to 58: what the marks of a partition do, seen through the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SEMANTICS section 10, cases 59 to 68: waits for the high watermark."""
+"""Cases 59 to 68: waits for the high watermark."""
 
 from __future__ import annotations
 
