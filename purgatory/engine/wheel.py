@@ -232,8 +232,8 @@ class TimingWheel:
             tick = ticks[level]
         if level >= self.levels:
             self.levels = level + 1
-        turn: i64 = rounded // tick
-        bucket: i64 = level * self.wheel_size + turn % self.wheel_size
+        starts_ms: i64 = floor_to_tick(rounded, tick)
+        bucket: i64 = level * self.wheel_size + bucket_index(rounded, tick, self.wheel_size)
         nexts = self._next
         prevs = self._prev
         tail = prevs[bucket]
@@ -242,8 +242,8 @@ class TimingWheel:
         nexts[i64(tail)] = i32(node)
         prevs[bucket] = i32(node)
         if self._bucket_expirations[bucket] == NOT_QUEUED:
-            self._bucket_expirations[bucket] = turn * tick
-            self._queue.push(turn * tick, bucket)
+            self._bucket_expirations[bucket] = starts_ms
+            self._queue.push(starts_ms, bucket)
         self.count += 1
         return True
 
