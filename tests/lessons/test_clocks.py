@@ -1,0 +1,176 @@
+"""Lessons 45 to 56, where not told of the timer alone: clocks that move, herds, and time that starts anew."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import itertools
+import random
+import time
+from pathlib import Path
+
+import pytest
+from purgatory_client import waits
+from purgatory_client.session import SessionCore
+
+import purgatory
+from purgatory.engine import codes
+from purgatory.engine.batches import EventBatch, OperationBatch
+from purgatory.engine.engine import Engine
+from purgatory.engine.limits import EngineLimits
+from purgatory.service import reaper as reaper_module
+from purgatory.service.host import Host
+from purgatory.service.limits import HostLimits
+from purgatory.service.observer import SilentObserver
+from purgatory.service.translate_operations import OperationRun
+from purgatory.testing import ManualClock
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1 import result_pb2
+from tests.client.wire_script import opened, sent
+from tests.engine.world import World
+from tests.service.serving import Peer, eventually, produce, serving
+
+HOUR_S = 3_600.0
+
+
+def produces(count: int, timeout_ms: int, topic: str = "orders", first_id: int = 1) -> OperationRun:
+    """Equal waits that nothing will satisfy."""
+    ids = list(range(first_id, first_id + count))
+    return OperationRun(
+        codes.PRODUCE, OperationBatch(ids, partitions=[(topic, 0)], offsets=[10**6], timeouts_ms=[timeout_ms])
+    )
+
+
+async def test_lesson_45_a_wall_clock_that_jumps_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the wall clock an hour off in either direction at each look, waits last as long as they were asked to."""
+    true_time = time.time
+    rng = random.Random(45)
+    looks = 0
+
+    def jumping() -> float:
+        nonlocal looks
+        looks += 1
+        return true_time() + rng.choice([-HOUR_S, 0.0, HOUR_S])
+
+    monkeypatch.setattr(time, "time", jumping)
+    async with serving(HostLimits(session_ttl_ms=600_000, heartbeat_interval_ms=100)) as served:
+        peer = await Peer(served, "s").open()
+        timeouts = {number: number * 5 for number in range(1, 21)}
+        short = [produce(number, "orders", 1, timeout_ms) for number, timeout_ms in timeouts.items()]
+        long_ones = [produce(number, "orders", 1, 1_800_000) for number in range(21, 31)]
+        await peer.register(*short, *long_ones)
+        assert (await peer.receipt()).accepted == 30
+        ended: dict[int, result_pb2.Result] = {}
+        while len(ended) < len(timeouts):
+            await peer.send(heartbeat=wire.Heartbeat())
+            ended |= {result.operation_id: result for result in (await peer.results()).rows.results}
+            listed = await served.stub.ListOperations(wire.ListOperationsRequest())
+            remaining = [one.remaining_ms for one in listed.operations if one.operation_id > len(timeouts)]
+            assert len(remaining) == 10
+            assert all(0 < ms <= 1_800_000 for ms in remaining)
+        assert set(ended) == set(timeouts)
+        assert {result.outcome for result in ended.values()} == {result_pb2.OUTCOME_EXPIRED}
+        assert all(result.waited_ms >= timeouts[number] for number, result in ended.items())
+        assert all(result.lateness_ms < HOUR_S * 500 for result in ended.values())
+        assert (await served.high_watermark("orders", 1)).ended_total == 10
+        assert (await peer.results()).rows.results[0].outcome == result_pb2.OUTCOME_SATISFIED
+    assert looks > 0, "nobody looks at the wall clock: this test shows nothing"
+
+
+def test_lesson_45_the_wall_clock_is_read_where_it_is_shown_and_nowhere_else() -> None:
+    """Of all modules of the daemon and the client, two look at the wall clock, and both only to show it."""
+    daemon = Path(purgatory.__file__).parent
+    client = daemon.parent / "client" / "purgatory_client"
+    found: set[str] = set()
+    for path in itertools.chain(daemon.rglob("*.py"), client.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Attribute) and ast.unparse(node) in {
+                "time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "date.today",
+            }:  # fmt: skip
+                found.add(path.name)
+    assert found <= {"host.py", "looking.py"}
+
+
+def test_lesson_52_expiry_goes_by_the_deadline_whatever_idles() -> None:
+    """Beside 9,000 idle sessions, each with a long wait, and others that come and go, each short wait ends on time."""
+    clock = ManualClock(1)
+    host = Host(Engine(EngineLimits(), 1), clock, HostLimits(session_ttl_ms=50), SilentObserver())
+    idle = [host.sessions.open(f"idle-{number}", 1)[0] for number in range(9_000)]
+    for session in idle:
+        host.register(session, [produces(1, 3_600_000)], [])
+        host.sessions.touch(session, 3_600_000)  # used again later: their time to live is not this lesson's
+    short, _ = host.sessions.open("short", 1)
+    rng = random.Random(52)
+    for number in range(1, 201):
+        come_and_go, _ = host.sessions.open(f"churn-{number % 7}", clock.now_ms())
+        highest = come_and_go.owner.highest_operation_id
+        host.register(come_and_go, [produces(1, 3_600_000, "churn", highest + 1)], [])
+        host.register(short, [produces(1, rng.randint(1, 40), f"t-{number}", number)], [])
+        clock.jump(host.engine.next_expiration_ms() - clock.now_ms())
+        host.reaper._turn()
+    while short.owner.pending:
+        clock.jump(host.engine.next_expiration_ms() - clock.now_ms())
+        host.reaper._turn()
+    _, slices = short.outbox.take(1_000)
+    lateness = [ms for part in slices for ms in part.completions.lateness_ms[part.start : part.stop]]
+    assert lateness == [0] * 200
+    assert host.engine.pending >= 9_000
+
+
+@pytest.mark.slow
+async def test_lesson_53_a_herd_goes_in_slices_and_events_in_between() -> None:
+    """100,000 waits due at once: none of the loop's turns ends more than a slice, and events are served meanwhile."""
+    herd, clock = 100_000, ManualClock(1)
+    async with serving(clock=clock) as served:
+        host = served.host
+        session, _ = host.sessions.open("s", 1)
+        for place in range(10):
+            host.register(session, [produces(herd // 10, 1_000, f"t-{place}", place * herd // 10 + 1)], [])
+        assert host.engine.pending == herd
+        turns: list[int] = []
+
+        async def watch() -> None:
+            while host.engine.pending:
+                before = host.engine.pending
+                await asyncio.sleep(0)
+                turns.append(before - host.engine.pending)
+
+        watching = asyncio.create_task(watch())
+        clock.jump(1_000)
+        host.reaper.wake()
+        await eventually(lambda: host.engine.pending < herd, "expiry has begun")
+        served_between = 0
+        while host.engine.pending:
+            await host.apply(EventBatch([codes.HIGH_WATERMARK], partitions=[("other", 0)], offsets=[served_between]))
+            served_between += host.engine.pending > 0
+            await asyncio.sleep(0)
+        await watching
+        assert max(turns) <= reaper_module.EXPIRED_PER_SLICE
+        assert served_between >= herd // reaper_module.EXPIRED_PER_SLICE // 2
+        assert session.outbox.last_sequence == herd
+
+
+def test_lesson_54_a_restart_does_not_give_time_anew() -> None:
+    """Daemons that forget everything, one after the other, are each asked for the time that remains only."""
+    core = SessionCore("s", 10)
+    core.submit(waits.produce({"orders-0": 1}, timeout=10), 0.0)
+    asked: list[int] = []
+    for now in (0.0, 2.0, 5.0, 9.0, 30.0):
+        core.receive(opened(), now)
+        asked += [ms for message in sent(core, now) for ms in message.register.columns.timeout_ms]
+        core.connection_lost(now + 0.5)
+    assert asked == [10_000, 8_000, 5_000, 1_000, 1]
+
+
+def test_lesson_54_a_change_of_leader_does_not_give_time_anew() -> None:
+    """New epochs, truncation and storage that comes back leave deadlines where they are."""
+    world = World()
+    world.lead("orders-0", 1)
+    handle = world.produce({"orders-0": 5, "orders-1": 5}, timeout_ms=100)
+    for epoch in range(2, 12):
+        world.wait(9)
+        world.lead("orders-0", epoch)
+        world.truncate("orders-0", 0)
+    assert world.wait(9) == 0
+    assert world.wait(1) == 1
+    assert world.result(handle).waited_ms == 100
