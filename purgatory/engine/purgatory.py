@@ -109,7 +109,9 @@ class DelayedOperationPurgatory:
             self._watch(operation, keys)
             if self._evaluate(operation):
                 return True
-            if not self._has_ended_meanwhile(operation) and self._timer_enabled:
+            if self._has_ended_meanwhile(operation):
+                self._unlink(operation)
+            elif self._timer_enabled:
                 self._start_timer(operation)
             return False
         finally:

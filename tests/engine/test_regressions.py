@@ -1,0 +1,154 @@
+"""Bugs that the oracle and the simulator found while the engine was young, each as the few steps that showed it."""
+
+from __future__ import annotations
+
+from purgatory.engine.operation import DelayedOperation
+from purgatory.engine.purgatory import DelayedOperationPurgatory
+from tests.engine.world import World
+
+
+def test_a_replica_made_by_its_state_is_a_change() -> None:
+    """Told alive and free to join, an unknown replica is made: it has not fetched, and holds the low watermark back."""
+    world = World()
+    world.append("orders-0", 5)
+    answer = world.replica("orders-0", 2)
+    assert (answer.refused, answer.unchanged) == (None, False)
+    assert world.marks("orders-0").low_watermark == -1
+
+
+def test_an_epoch_without_records_leaves_no_entry() -> None:
+    """Epochs 2 and 4 both began at 0, so epoch 3 ended at 0, where the reader is: it has not diverged."""
+    world = World()
+    world.lead("orders-0", 2)
+    world.lead("orders-0", 4)
+    world.append("orders-0", 10)
+    world.high_watermark("orders-0", 10)
+    handle = world.fetch({"orders-0": 0}, last_epoch=3, min_bytes=100)
+    assert world.outcome(handle) == "pending"
+
+
+def test_a_follower_that_turns_leader_within_an_epoch_enters_it() -> None:
+    """A reader that has that epoch's records is served, not told that the epoch is unknown."""
+    world = World()
+    world.follow("orders-0", 5)
+    world.lead("orders-0", 5)
+    world.append("orders-0", 10)
+    handle = world.fetch({"orders-0": 0}, replica_id=2, last_epoch=5)
+    assert (world.outcome(handle), world.errors(handle)) == ("satisfied", [0])
+
+
+def test_an_unknown_partition_of_a_strict_engine_has_no_log_start() -> None:
+    """-1 is what is not known."""
+    world = World(strict=True)
+    handle = world.produce({"orders-0": 1})
+    assert (world.errors(handle), world.item(handle).log_start) == ([3], -1)
+
+
+def test_divergence_at_epoch_0_and_offset_0_is_divergence() -> None:
+    """The reader is told to cut its log to 0; (0, 0) once meant that it agrees."""
+    world = World()
+    world.lead("orders-0", 1, start=0)
+    world.append("orders-0", 5)
+    world.high_watermark("orders-0", 5)
+    handle = world.fetch({"orders-0": 5}, last_epoch=0, min_bytes=720)
+    item = world.item(handle)
+    assert (world.outcome(handle), item.diverging_epoch, item.diverging_end) == ("satisfied", 0, 0)
+
+
+def test_a_throttled_fetch_hears_the_first_append() -> None:
+    """It adds no bytes, but it must be told that its offset is beyond the log."""
+    world = World()
+    handle = world.fetch({"orders-0": 5}, replica_id=3, throttled=True)
+    world.append("orders-0", 3)
+    assert world.errors(handle) == [1]
+
+
+def test_a_replica_that_becomes_leader_frees_the_low_watermark() -> None:
+    """It no longer counts as a follower that has not fetched; delete-records that waited for it end."""
+    world = World()
+    world.replica("orders-0", 1)
+    world.append("orders-0", 26)
+    handle = world.delete_records({"orders-0": -1})
+    assert world.outcome(handle) == "pending"
+    world.in_sync("orders-0", leader_id=1)
+    assert world.outcome(handle) == "satisfied"
+
+
+def test_a_fetch_answers_with_the_marks_after_the_event() -> None:
+    """A follower that comes into the in-sync set is served with the high watermark that its coming made."""
+    world = World()
+    world.append("orders-0", 612)
+    handle = world.fetch({"orders-0": 612}, replica_id=2, min_bytes=34, throttled=True)
+    world.lead("orders-0", 3, replicas=(1, 2))
+    world.append("orders-0", 749)
+    world.follower("orders-0", 2, 749)
+    world.in_sync("orders-0", 1, 2)
+    assert world.item(handle).high_watermark == 749
+
+
+def test_a_proposal_that_leaves_a_member_out_frees_the_high_watermark() -> None:
+    """Replica 3 never fetched; proposed it held the high watermark, and with the next proposal it no longer does."""
+    world = World()
+    world.in_sync("orders-0", 1, 2, proposed=(1, 3))
+    world.append("orders-0", 10)
+    world.follower("orders-0", 2, 10)
+    assert world.marks("orders-0").high_watermark == 0
+    world.in_sync("orders-0", proposed=(1,))
+    assert world.marks("orders-0").high_watermark == 10
+
+
+def test_a_first_byte_position_is_settled_before_fetches_are_looked_at() -> None:
+    """The high watermark goes from unknown to 8 in one step: no fetch sees it at 0 in between."""
+    world = World()
+    world.in_sync("orders-0", 1)
+    handle = world.fetch({"orders-0": 2}, min_bytes=610, committed=True)
+    world.append("orders-0", 8, position=40, segment=0)
+    assert world.outcome(handle) == "pending"
+
+
+def test_a_follower_waits_for_less_and_sees_the_new_high_watermark() -> None:
+    """The append that gives the first byte position answers with the high watermark it made."""
+    world = World()
+    handle = world.fetch({"orders-0": 0}, replica_id=3, min_bytes=3)
+    world.in_sync("orders-0", 1)
+    world.append("orders-0", 9, position=72, segment=0)
+    assert world.item(handle).high_watermark == 9
+
+
+class _EndedWhileRegistered(DelayedOperation):
+    """Another thread forces it in the middle of its registration: here its own predicate plays that thread."""
+
+    def __init__(self, ends_at_look: int) -> None:
+        super().__init__(1_000)
+        self.looks = 0
+        self.completions = 0
+        self._ends_at_look = ends_at_look
+
+    def try_complete(self) -> bool:
+        """The other thread had read that the operation was not registered, and goes on now."""
+        self.looks += 1
+        if self.looks == self._ends_at_look:
+            claim, self.purgatory_claim = self.purgatory_claim, None
+            self.force_complete()
+            self.purgatory_claim = claim
+        return False
+
+    def on_complete(self) -> None:
+        """Counts."""
+        self.completions += 1
+
+
+def _no_error(operation: DelayedOperation, error: Exception) -> None:
+    raise AssertionError(f"{operation}: {error}")
+
+
+def test_an_operation_forced_while_it_is_registered_leaves_nothing() -> None:
+    """It completes once, whichever look the force falls into, and is neither watched nor timed afterwards."""
+    for look in (1, 2):
+        purgatory = DelayedOperationPurgatory(0, _no_error)
+        operation = _EndedWhileRegistered(look)
+        purgatory.try_complete_else_watch(operation, ["key"], 0)
+        purgatory.check_and_complete("key")
+        purgatory.advance_clock(5_000, 10)
+        assert operation.completions == 1
+        assert (purgatory.watched, purgatory.num_delayed, purgatory.next_expiration_ms()) == (0, 0, -1)
