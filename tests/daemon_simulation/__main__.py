@@ -1,0 +1,59 @@
+"""Command line: `python -m tests.daemon_simulation --seed 7 [--seeds 20]`."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from tests.daemon_simulation.plan import draw_plan
+from tests.daemon_simulation.run import Report, simulate
+
+PRINTED_MAX = 10
+
+
+def show(report: Report) -> None:
+    """What was wrong on a day, and how to try it again."""
+    print(f"seed {report.plan.seed} FAILED: {report.plan.describe()}")
+    for complaint in report.complaints[:PRINTED_MAX]:
+        print(f"  {complaint}")
+    if len(report.complaints) > PRINTED_MAX:
+        print(f"  and {len(report.complaints) - PRINTED_MAX} more")
+    print(f"replay with: python -m tests.daemon_simulation --seed {report.plan.seed}", flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the simulation; 1 if a seed failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.daemon_simulation", description=__doc__)
+    parser.add_argument("--seed", type=int, default=None, help="first seed (default: a random one)")
+    parser.add_argument("--seeds", type=int, default=1, help="how many seeds, one after the other (default 1)")
+    parser.add_argument("--verbose", action="store_true", help="a line for each seed")
+    given = parser.parse_args(arguments)
+    first = secrets.randbelow(1_000_000) if given.seed is None else given.seed
+    print(f"seed {first}", flush=True)
+    began = time.monotonic()
+    outcomes: Counter[str] = Counter()
+    waits = faults = lost = failed = 0
+    for seed in range(first, first + given.seeds):
+        plan = draw_plan(seed)
+        if given.verbose or given.seeds == 1:
+            print(f"seed {seed}: {plan.describe()}", flush=True)
+        report = simulate(plan)
+        outcomes.update(report.outcomes)
+        waits, faults, lost = waits + plan.operations, faults + report.faults, lost + report.sessions_lost
+        if report.complaints:
+            failed += 1
+            show(report)
+    print(
+        f"{given.seeds} seeds in {time.monotonic() - began:.0f} s, {failed} failed: {waits} waits, "
+        f"{faults} faults, {lost} waits lost their session"
+    )
+    print(", ".join(f"{count} {name}" for name, count in sorted(outcomes.items())))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,245 @@
+"""Who does what on a simulated day: clients that wait, advancers that push, an operator that cancels."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from typing import Final
+
+from purgatory_client import AsyncClient, Event, OperationKind, Result, ResultColumns, events, waits
+from purgatory_client.errors import ClientClosed, NotFound, PurgatoryClientError, Unavailable
+from purgatory_client.many import WaitColumns, key_columns, partition_columns
+from purgatory_client.waits import Wait
+
+from purgatory.engine import codes
+from tests.daemon_simulation.faulty_proxy import FaultyProxy
+from tests.daemon_simulation.ledger import Call, Ledger, now_ms
+from tests.daemon_simulation.plan import Batch, Close, EventPlan, Operation, OperatorCancel, Plan, Push, Step
+
+CALL: Final[ContextVar[Call]] = ContextVar("call")
+
+
+class NotingClient(AsyncClient):
+    """The real client; it only notes which wait belongs to which call, so that the checker knows the operation ids."""
+
+    async def _wait(self, wait: Wait) -> Result:
+        CALL.get().note(wait, self.session_id)
+        return await super()._wait(wait)
+
+    async def _wait_many(self, batch: WaitColumns) -> ResultColumns:
+        CALL.get().note(batch, self.session_id)
+        return await super()._wait_many(batch)
+
+
+class Day:
+    """When it is what time: milliseconds since the day began."""
+
+    def __init__(self) -> None:
+        self._began_s = asyncio.get_running_loop().time()
+
+    async def until(self, at_ms: int) -> None:
+        """Waits until that time of the day."""
+        await asyncio.sleep(max(0.0, self._began_s + at_ms / 1_000 - asyncio.get_running_loop().time()))
+
+
+class ClientActor:
+    """A program that waits, through a connection of its own."""
+
+    def __init__(self, number: int, plan: Plan, proxy: FaultyProxy, ledger: Ledger) -> None:
+        self.number: Final = number
+        self.proxy: Final = proxy
+        self.calls: Final[list[asyncio.Task[None]]] = []
+        self.clients: Final[list[NotingClient]] = []
+        self._plan = plan
+        self._ledger = ledger
+        self._new_client()
+
+    @property
+    def client(self) -> NotingClient:
+        """The client of now."""
+        return self.clients[-1]
+
+    def _new_client(self) -> None:
+        name = f"actor-{self.number}-{len(self.clients)}"
+        client = NotingClient(self.proxy.address, name=name, give_up_after=self._plan.give_up_after)
+        self.clients.append(client)
+
+    async def live(self, day: Day, steps: list[Step]) -> None:
+        """Makes all calls of the day, each in a task of its own."""
+        for step in steps:
+            await day.until(step.at_ms)
+            if isinstance(step.what, Close):
+                await self.close()
+                self._new_client()
+            else:
+                self._call(step.what)
+
+    async def close(self) -> None:
+        """Closes the client of now; its calls end with that."""
+        client = self.client
+        for call in self._ledger.calls:
+            if call.client == self.number and not call.ended:
+                call.closing = True
+        await client.close()
+
+    def _call(self, what: Operation | Batch) -> None:
+        call = Call(self.number, what, now_ms())
+        self._ledger.calls.append(call)
+        make = self._make(what)
+        inner = asyncio.create_task(self._await(call, make))
+        self.calls.append(inner)
+        if what.cancel_after_ms is not None:
+            self.calls.append(asyncio.create_task(self._cancel(inner, call, what.cancel_after_ms)))
+
+    @staticmethod
+    async def _cancel(task: asyncio.Task[None], call: Call, after_ms: int) -> None:
+        await asyncio.sleep(after_ms / 1_000)
+        if not task.done():
+            call.cancelled = True
+            task.cancel()
+
+    async def _await(self, call: Call, make: Callable[[], Awaitable[Result | ResultColumns]]) -> None:
+        CALL.set(call)
+        try:
+            call.result = await make()
+        except (PurgatoryClientError, asyncio.CancelledError) as error:
+            call.error = error
+        call.ended_ms = now_ms()
+        call.faults = self.proxy.faults
+
+    def _make(self, what: Operation | Batch) -> Callable[[], Awaitable[Result | ResultColumns]]:
+        client = self.client
+        if isinstance(what, Batch):
+            return lambda: _many(client, what)
+        if what.once:
+            return lambda: client.wait_once(wait_of(what))
+        return lambda: _one(client, what)
+
+
+def _one(client: AsyncClient, operation: Operation) -> Awaitable[Result]:
+    """The call for one operation, as a program would write it."""
+    timeout = None if operation.timeout_ms is None else operation.timeout_ms / 1_000
+    if operation.kind == codes.SIGNAL:
+        counts = {str(key): count for key, count in operation.items}
+        return client.signal(counts, timeout=timeout, any=operation.any_key, from_now=operation.from_now)
+    offsets = {name: offset for name, offset in operation.items if not isinstance(name, str)}
+    if operation.kind == codes.PRODUCE:
+        return client.produce(offsets, timeout=timeout, local_error_codes=operation.local_error_code)
+    if operation.kind == codes.DELETE_RECORDS:
+        return client.delete_records(offsets, timeout=timeout)
+    replica_id = None if operation.replica_id < 0 else operation.replica_id
+    return client.fetch(offsets, min_bytes=operation.min_bytes, timeout=timeout, replica_id=replica_id)
+
+
+def wait_of(operation: Operation) -> Wait:
+    """The same as a wait for `wait_once`."""
+    timeout = None if operation.timeout_ms is None else operation.timeout_ms / 1_000
+    if operation.kind == codes.SIGNAL:
+        counts = {str(key): count for key, count in operation.items}
+        return waits.signal(counts, timeout=timeout, any=operation.any_key, from_now=operation.from_now)
+    offsets = {name: offset for name, offset in operation.items if not isinstance(name, str)}
+    if operation.kind == codes.PRODUCE:
+        return waits.produce(offsets, timeout=timeout, local_error_codes=operation.local_error_code)
+    if operation.kind == codes.DELETE_RECORDS:
+        return waits.delete_records(offsets, timeout=timeout)
+    replica_id = None if operation.replica_id < 0 else operation.replica_id
+    return waits.fetch(offsets, min_bytes=operation.min_bytes, timeout=timeout, replica_id=replica_id)
+
+
+def _many(client: AsyncClient, batch: Batch) -> Awaitable[ResultColumns]:
+    """The call for many operations of one kind, in columns."""
+    all_of = batch.operations
+    kind = OperationKind(all_of[0].kind)
+    items = [item for operation in all_of for item in operation.items]
+    timeouts_ms = [operation.timeout_ms or 1 for operation in all_of]
+    counts = [len(operation.items) for operation in all_of]
+    offsets = [offset for _, offset in items]
+    if kind == OperationKind.SIGNAL:
+        keys = list(dict.fromkeys(str(key) for key, _ in items))
+        indexes = [keys.index(str(key)) for key, _ in items]
+        columns = key_columns(keys, indexes, offsets, timeouts_ms, counts)
+        columns.set_signal([one.any_key for one in all_of], [one.from_now for one in all_of])
+        return client._wait_many(columns)
+    names = list(dict.fromkeys(name for name, _ in items if not isinstance(name, str)))
+    indexes = [names.index(name) for name, _ in items if not isinstance(name, str)]
+    columns = partition_columns(kind, names, indexes, offsets, timeouts_ms, counts)
+    if kind == OperationKind.FETCH:
+        replica_ids = [one.replica_id for one in all_of]
+        columns.set_fetch([one.min_bytes for one in all_of], replica_ids, None, None, None, None, None)
+    elif kind == OperationKind.PRODUCE:
+        columns.set_local_error_codes([one.local_error_code for one in all_of for _ in one.items])
+    return client._wait_many(columns)
+
+
+class Advancer:
+    """A program that pushes events, through a connection of its own."""
+
+    def __init__(self, number: int, proxy: FaultyProxy, ledger: Ledger) -> None:
+        self._number = number
+        self._ledger = ledger
+        self.client: Final = AsyncClient(proxy.address, name=f"advancer-{number}")
+        ledger.attempted_pushes[number] = []
+        ledger.acknowledged_pushes[number] = []
+
+    async def live(self, day: Day, pushes: list[Push]) -> None:
+        """Makes all pushes of the day, each without waiting for the one before."""
+        tasks = []
+        for push in pushes:
+            await day.until(push.at_ms)
+            tasks.append(asyncio.create_task(self._push(push)))
+        await asyncio.gather(*tasks)
+
+    async def _push(self, push: Push) -> None:
+        batch = [event_of(event) for event in push.events]
+        batch.append(events.signalled(tally_key(self._number), push.number))
+        self._ledger.attempted_pushes[self._number].append(push.number)
+        try:
+            await self.client.advance_many(batch)
+        except (Unavailable, ClientClosed):
+            return  # it may have been applied or not
+        self._ledger.acknowledged_pushes[self._number].append(push.number)
+
+
+def tally_key(advancer: int) -> str:
+    """The key on which an advancer signals the numbers of its pushes."""
+    return f"tally-{advancer}"
+
+
+def event_of(event: EventPlan) -> Event:
+    """The client's event."""
+    name, kind = event.name, event.type
+    if isinstance(name, str):
+        return events.signalled(name, event.offset)
+    if kind == codes.LEADERSHIP:
+        return events.leadership(name, is_leader=event.flag, leader_epoch=event.epoch)
+    if kind == codes.PARTITION_REMOVED:
+        return events.removed(name, moved=event.flag)
+    if kind == codes.STORAGE_FAILED:
+        return events.storage_failed(name)
+    if kind == codes.STORAGE_ONLINE:
+        return events.storage_online(name)
+    make = {
+        codes.HIGH_WATERMARK: events.high_watermark,
+        codes.LEADER_APPEND: events.log_end_offset,
+        codes.LOG_START_OFFSET: events.log_start_offset,
+    }[kind]
+    return make(name, event.offset)
+
+
+async def operate(
+    day: Day, cancels: list[OperatorCancel], actors: list[ClientActor], address: Callable[[], str]
+) -> None:
+    """An operator with a good connection cancels things."""
+    for cancel in cancels:
+        await day.until(cancel.at_ms)
+        async with AsyncClient(address()) as client:
+            try:
+                if isinstance(cancel.target, int):
+                    await client.cancel(session_id=actors[cancel.target].client.session_id)
+                elif isinstance(cancel.target, str):
+                    await client.cancel(key=cancel.target)
+                else:
+                    await client.cancel(partition=cancel.target)
+            except (NotFound, Unavailable):
+                continue  # the session has not been opened, or the daemon is away

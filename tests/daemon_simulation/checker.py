@@ -1,0 +1,197 @@
+"""Judges a day: what callers saw against what must have been, from outside engine and client.
+
+Each operation has exactly one outcome at its caller, which is one that the daemon must have come to (the model says
+which, when and with what codes), at a time after that; expired never before its deadline; and nobody is forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from purgatory_client import Outcome, Result, ResultColumns
+from purgatory_client.errors import ClientClosed, InvalidRequest, LimitExceeded, Unavailable
+from purgatory_client.many import WaitColumns
+from purgatory_client.waits import Wait
+
+from purgatory.engine import codes
+from tests.daemon_simulation.actors import tally_key
+from tests.daemon_simulation.ledger import Call, Ledger
+from tests.daemon_simulation.model import End, Run
+from tests.daemon_simulation.plan import Batch, Operation, Plan
+
+CLOCK_MS = 1.0
+"""The daemon's clock counts whole milliseconds: a time it tells may be so much before the caller's."""
+
+
+class Seen:
+    """One operation as its caller saw it: one of a call, or one of a batch."""
+
+    def __init__(self, call: Call, operation: Operation, operation_id: int) -> None:
+        self.call = call
+        self.operation = operation
+        self.operation_id = operation_id
+        self.outcome: int | None = None
+        self.waited_ms = -1
+        self.codes: tuple[int, ...] = ()
+        self.error: BaseException | None = call.error
+
+    def take(self, result: Result) -> None:
+        """How it ended."""
+        self.outcome = result.outcome
+        self.waited_ms = round(result.waited * 1_000)
+        if self.outcome == Outcome.REFUSED:
+            return
+        self.codes = tuple(item.error_code for item in result.partitions.values())
+
+    def __repr__(self) -> str:
+        how = Outcome(self.outcome).name if self.outcome else repr(self.error)
+        return (
+            f"client {self.call.client} operation {self.operation_id} of {self.call.session_id} {self.operation}: "
+            f"{how} after {self.waited_ms} ms with {self.codes}, submitted {self.call.submitted_ms:.1f} "
+            f"ended {self.call.ended_ms:.1f}"
+        )
+
+
+def seen_of(call: Call) -> Iterator[Seen]:
+    """The operations of a call."""
+    if isinstance(call.what, Batch):
+        first_id = call.wait.first_id if isinstance(call.wait, WaitColumns) else 0
+        results = list(call.result) if isinstance(call.result, ResultColumns) else None
+        for place, operation in enumerate(call.what.operations):
+            seen = Seen(call, operation, first_id + place if first_id else 0)
+            if results is not None and isinstance(call.result, ResultColumns):
+                seen.take(results[place])
+                seen.error = call.result.refusals.get(place)
+            yield seen
+        return
+    seen = Seen(call, call.what, call.wait.operation_id if isinstance(call.wait, Wait) else 0)
+    if isinstance(call.result, Result):
+        seen.take(call.result)
+    yield seen
+
+
+class Checker:
+    """Judges one day. `complaints` is empty if all was well."""
+
+    def __init__(self, plan: Plan, ledger: Ledger, runs: list[Run]) -> None:
+        self._plan = plan
+        self._ledger = ledger
+        self._runs = runs
+        self._ends: dict[tuple[str | None, int], list[End]] = defaultdict(list)
+        self._unary: list[End] = []
+        for run in runs:
+            for end in run.ends:
+                if end.session_id is None:
+                    self._unary.append(end)
+                else:
+                    self._ends[end.session_id, end.operation_id].append(end)
+        self.complaints: list[str] = list(ledger.complaints)
+        self.outcomes: Counter[str] = Counter()
+        """How operations ended at their callers."""
+
+    def check(self) -> None:
+        """All rules but those on the daemon's own end state."""
+        for call in self._ledger.calls:
+            if not call.ended:
+                self._complain(f"never ended: {list(seen_of(call))}")
+                continue
+            for seen in seen_of(call):
+                self._check(seen)
+        self._check_drained()
+        self._check_pushes()
+
+    def _complain(self, what: str) -> None:
+        self.complaints.append(what)
+
+    def _check(self, seen: Seen) -> None:
+        if seen.outcome is not None and seen.outcome != Outcome.REFUSED:
+            self.outcomes[Outcome(seen.outcome).name.lower()] += 1
+            self._check_result(seen)
+            return
+        error = seen.error
+        self.outcomes[type(error).__name__] += 1
+        call = seen.call
+        if isinstance(error, asyncio.CancelledError):
+            allowed = call.cancelled
+        elif isinstance(error, ClientClosed):
+            allowed = call.closing
+        elif isinstance(error, InvalidRequest):
+            allowed = not seen.operation.valid
+        elif isinstance(error, LimitExceeded):
+            allowed = self._plan.unacknowledged_results_max < 1_000
+        elif isinstance(error, Unavailable):
+            allowed = self._may_be_unavailable(seen)
+        else:
+            allowed = False
+        if not allowed:
+            self._complain(f"an error without a reason: {seen!r}")
+
+    def _may_be_unavailable(self, seen: Seen) -> bool:
+        """A daemon that ends takes no new work; a client may give up; a unary call breaks with its connection."""
+        ends = self._plan.ends_with_drain or bool(self._plan.restarts)
+        return ends or self._plan.give_up_after is not None or (seen.operation.once and seen.call.faults > 0)
+
+    # Results.
+
+    def _check_result(self, seen: Seen) -> None:
+        if not seen.operation.valid:
+            self._complain(f"an invalid registration has an outcome: {seen!r}")
+        candidates = self._candidates(seen)
+        fitting = [end for end in candidates if self._fits(seen, end)]
+        if not fitting:
+            self._complain(f"this must not be: {seen!r}; the daemon's ends of it: {candidates}")
+        elif seen.outcome == Outcome.EXPIRED and seen.operation.timeout_ms is not None:
+            waited_ms = max(end.ended_ms for end in fitting) - seen.call.submitted_ms
+            if waited_ms < seen.operation.timeout_ms - CLOCK_MS:
+                self._complain(f"expired {waited_ms:.3f} ms after it was submitted: {seen!r}")
+
+    def _candidates(self, seen: Seen) -> list[End]:
+        """What the daemon came to. Several, where it forgot the session and the operation was registered anew."""
+        if not seen.operation.once:
+            return self._ends[seen.call.session_id, seen.operation_id]
+        names = tuple(name for name, _ in seen.operation.items)
+        return [
+            end
+            for end in self._unary
+            if end.kind == seen.operation.kind and end.names == names and self._is_within(seen.call, end)
+        ]
+
+    @staticmethod
+    def _is_within(call: Call, end: End) -> bool:
+        return call.submitted_ms - CLOCK_MS <= end.registered_ms and end.ended_ms <= call.ended_ms
+
+    def _fits(self, seen: Seen, end: End) -> bool:
+        return (
+            end.told
+            and end.outcome == seen.outcome
+            and end.ended_ms - end.registered_ms == seen.waited_ms
+            and (not end.codes or end.codes == seen.codes)
+            and self._is_within(seen.call, end)
+        )
+
+    # The rest.
+
+    def _check_drained(self) -> None:
+        """Who was waiting at a drain with a living connection has been told."""
+        for call in self._ledger.drained:
+            if isinstance(call.error, ClientClosed | Unavailable):
+                self._complain(f"drained, and not told so: {list(seen_of(call))}")
+
+    def _check_pushes(self) -> None:
+        """An acknowledged push has been applied once, any other at most once."""
+        for advancer, attempted in self._ledger.attempted_pushes.items():
+            applied = Counter(number for run in self._runs for number in run.signals.get(tally_key(advancer), []))
+            for number in attempted:
+                most, least = 1, int(number in self._ledger.acknowledged_pushes[advancer])
+                if not least <= applied[number] <= most:
+                    self._complain(f"push {number} of advancer {advancer} was applied {applied[number]} times")
+
+
+def wrong_counts(run: Run, kind: int, registered: int, pending: int, counts: dict[int, int]) -> str | None:
+    """What is wrong with a daemon's counters of a kind, if anything."""
+    expected = {outcome: run.outcomes[kind, outcome] for outcome in codes.OUTCOMES}
+    if counts != expected or registered != run.registered[kind] or registered != sum(counts.values()) + pending:
+        return f"{codes.KIND_NAMES[kind]}: {registered} registered, {pending} pending, {counts}; expected {expected}"
+    return None

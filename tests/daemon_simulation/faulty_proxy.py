@@ -1,0 +1,136 @@
+"""A TCP proxy that does to connections what networks do: drop, cut inside a message, hold back, swallow, half-close."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+NOBODY = "127.0.0.1:1"
+
+
+class _Pipe:
+    """One accepted connection and the one behind it."""
+
+    def __init__(self, near: asyncio.StreamWriter, far: asyncio.StreamWriter) -> None:
+        self.near = near
+        self.far = far
+
+    def abort(self) -> None:
+        self.near.transport.abort()
+        self.far.transport.abort()
+
+
+class FaultyProxy:
+    """Listens on a free port of 127.0.0.1 and passes bytes on to wherever `target` says the daemon is now."""
+
+    def __init__(self, target: Callable[[], str]) -> None:
+        self._target = target
+        self.address = ""
+        self.faults = 0
+        """Faults so far."""
+        self._refusing = False
+        self._swallowing = False
+        self._passing = asyncio.Event()
+        self._passing.set()
+        self._bytes_left = -1
+        self._pipes: set[_Pipe] = set()
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        host, port = self._server.sockets[0].getsockname()
+        self.address = f"{host}:{port}"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._server is not None
+        self._server.close()
+        self.heal()
+        self._drop()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def inflict(self, kind: str, amount: int) -> None:
+        """One fault, from its begin to its end. `amount`: bytes for "cut", else milliseconds."""
+        self.faults += 1
+        if kind == "drop":
+            self._drop()
+        elif kind == "cut":
+            self._bytes_left = amount
+        elif kind == "hold":
+            self._passing.clear()
+            await asyncio.sleep(amount / 1_000)
+            self._passing.set()
+        elif kind == "swallow":
+            self._swallowing = True
+            await asyncio.sleep(amount / 1_000)
+            # What was swallowed can't be given back: these connections are of no use any more.
+            self._swallowing = False
+            self._drop()
+        elif kind == "refuse":
+            self._refusing = True
+            self._drop()
+            await asyncio.sleep(amount / 1_000)
+            self._refusing = False
+        else:
+            self._half_close(far=kind == "half_close_up")
+
+    def heal(self) -> None:
+        """The end of all faults; what was held back is passed on."""
+        swallowed, self._swallowing = self._swallowing, False
+        self._refusing = False
+        self._bytes_left = -1
+        self._passing.set()
+        if swallowed:
+            self._drop()
+
+    def _drop(self) -> None:
+        pipes, self._pipes = self._pipes, set()
+        for pipe in pipes:
+            pipe.abort()
+
+    def _half_close(self, *, far: bool) -> None:
+        for pipe in self._pipes:
+            writer = pipe.far if far else pipe.near
+            if not writer.transport.is_closing():
+                writer.write_eof()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host, _, port = self._target().rpartition(":")
+        try:
+            if self._refusing:
+                raise ConnectionRefusedError("this proxy is refusing")
+            far_reader, far_writer = await asyncio.open_connection(host, int(port))
+        except OSError:
+            writer.transport.abort()
+            return
+        pipe = _Pipe(writer, far_writer)
+        self._pipes.add(pipe)
+        for source, sink in ((reader, far_writer), (far_reader, writer)):
+            task = asyncio.create_task(self._pump(source, sink, pipe))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, pipe: _Pipe) -> None:
+        try:
+            while data := await source.read(65_536):
+                await self._passing.wait()
+                if self._swallowing:
+                    continue
+                if 0 <= self._bytes_left < len(data):
+                    sink.write(data[: self._bytes_left])
+                    self._bytes_left = -1
+                    break
+                if self._bytes_left >= 0:
+                    self._bytes_left -= len(data)
+                sink.write(data)
+                await sink.drain()
+        except (OSError, RuntimeError):
+            pass  # dropped, or half-closed: that is what this proxy is for
+        finally:
+            pipe.abort()
+            self._pipes.discard(pipe)

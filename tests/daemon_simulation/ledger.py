@@ -1,0 +1,58 @@
+"""What callers saw: one `Call` for each operation that a client was asked to wait for."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from purgatory_client import Result, ResultColumns
+from purgatory_client.many import WaitColumns
+from purgatory_client.waits import Wait
+
+from tests.daemon_simulation.plan import Batch, Operation
+
+
+def now_ms() -> float:
+    """The clock of the daemon and of all callers, with its fractions."""
+    return time.monotonic_ns() / 1_000_000
+
+
+@dataclass
+class Call:
+    """One call of a client, for one operation or a batch. `wait` is the client's own note of it, if it came to that."""
+
+    client: int
+    what: Operation | Batch
+    submitted_ms: float
+    session_id: str = ""
+    wait: Wait | WaitColumns | None = None
+    ended_ms: float = -1.0
+    result: Result | ResultColumns | None = None
+    error: BaseException | None = None
+    closing: bool = False
+    """True: its client was closed while it waited."""
+    cancelled: bool = False
+    """True: its caller cancelled it."""
+    faults: int = 0
+    """How many faults its proxy had until it ended: a channel gets over one only after a while."""
+
+    def note(self, wait: Wait | WaitColumns, session_id: str) -> None:
+        """It goes into this session of its client."""
+        self.wait, self.session_id = wait, session_id
+
+    @property
+    def ended(self) -> bool:
+        """True: the caller has an answer."""
+        return self.ended_ms >= 0
+
+
+@dataclass
+class Ledger:
+    """Everything seen from outside, and what was wrong in itself."""
+
+    calls: list[Call] = field(default_factory=list)
+    acknowledged_pushes: dict[int, list[int]] = field(default_factory=dict)
+    attempted_pushes: dict[int, list[int]] = field(default_factory=dict)
+    drained: list[Call] = field(default_factory=list)
+    """Calls that the daemon knew of, over a living connection, when it was drained."""
+    complaints: list[str] = field(default_factory=list)

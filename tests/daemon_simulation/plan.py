@@ -1,0 +1,344 @@
+"""What one simulated day consists of, all of it drawn from the seed before anything runs.
+
+So the same seed always tries the same things at the same times. How they interleave to the microsecond is the
+machine's: sockets are real. Sizes and the mix differ from seed to seed (swarm), so that rare things are common in some.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from purgatory.engine import codes
+
+LOGS = tuple(("log", number) for number in range(4))
+"""Marks only rise; produce waits and fetches."""
+VOLATILE = tuple(("volatile", number) for number in range(2))
+"""Removed, moved, led elsewhere, storage lost: produce waits and fetches."""
+TRIMMED = tuple(("trimmed", number) for number in range(2))
+"""High watermark always at `TOP`, log start rises: delete-records waits."""
+KEYS = ("build", "deploy", "index", "report")
+
+TOP = 1_000_000
+"""Marks at the end of the day."""
+OFFSETS_A_DAY = 400
+NEVER = 10**9
+"""An offset or count that is never reached: such waits expire."""
+
+FAULTS = ("drop", "cut", "hold", "swallow", "refuse", "half_close_up", "half_close_down")
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One wait as a caller wants it. `items`: names with offsets (fetch offsets, counts)."""
+
+    kind: int
+    items: tuple[tuple[tuple[str, int] | str, int], ...]
+    timeout_ms: int | None
+    cancel_after_ms: int | None = None
+    once: bool = False
+    min_bytes: int = 1
+    replica_id: int = -1
+    any_key: bool = False
+    from_now: bool = False
+    local_error_code: int = 0
+    valid: bool = True
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Many waits of one kind in one call. All have a timeout."""
+
+    operations: tuple[Operation, ...]
+    cancel_after_ms: int | None = None
+
+
+@dataclass(frozen=True)
+class Close:
+    """The client is closed, and replaced by another."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What an actor does at some time of the day, milliseconds from its start."""
+
+    at_ms: int
+    what: Operation | Batch | Close
+
+
+@dataclass(frozen=True)
+class EventPlan:
+    """One event. `flag`: leads (leadership), moved (removal)."""
+
+    type: int
+    name: tuple[str, int] | str
+    offset: int = 0
+    epoch: int = -1
+    flag: bool = False
+
+
+@dataclass(frozen=True)
+class Push:
+    """A batch of events. Its number is signalled too, on the advancer's own key, so that it can be told apart."""
+
+    at_ms: int
+    number: int
+    events: tuple[EventPlan, ...]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something happens to an actor's connection. `amount`: milliseconds it lasts, or bytes still let through."""
+
+    at_ms: int
+    actor: int
+    kind: str
+    amount: int
+
+
+@dataclass(frozen=True)
+class OperatorCancel:
+    """An operator cancels: all on a partition, all on a key, or a client's whole session."""
+
+    at_ms: int
+    target: tuple[str, int] | str | int
+
+
+@dataclass(frozen=True)
+class Restart:
+    """The daemon ends (with a drain, or as if killed) and another one takes its place."""
+
+    at_ms: int
+    graceful: bool
+    away_ms: int
+
+
+@dataclass
+class Plan:
+    """One day. Actors 0 to `clients` - 1 are clients; advancers have the numbers after."""
+
+    seed: int
+    clients: int = 0
+    advancers: int = 0
+    day_ms: int = 0
+    uvloop: bool = False
+    ends_with_drain: bool = False
+    heartbeat_interval_ms: int = 200
+    session_ttl_ms: int = 60_000
+    unacknowledged_results_max: int = 1_000_000
+    operations_per_batch_max: int = 100_000
+    give_up_after: float | None = None
+    steps: list[list[Step]] = field(default_factory=list)
+    pushes: list[list[Push]] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    cancels: list[OperatorCancel] = field(default_factory=list)
+    restarts: list[Restart] = field(default_factory=list)
+
+    @property
+    def operations(self) -> int:
+        """How many waits the day has."""
+        return sum(
+            len(step.what.operations) if isinstance(step.what, Batch) else isinstance(step.what, Operation)
+            for steps in self.steps
+            for step in steps
+        )
+
+    def describe(self) -> str:
+        """One line: the settings, and how much there is of everything."""
+        return (
+            f"{self.clients} clients, {self.operations} waits, {self.advancers} advancers, "
+            f"{sum(map(len, self.pushes))} pushes, {len(self.faults)} faults, {len(self.cancels)} operator cancels, "
+            f"{len(self.restarts)} restarts; heartbeat {self.heartbeat_interval_ms} ms, ttl {self.session_ttl_ms} ms, "
+            f"unacknowledged max {self.unacknowledged_results_max}, batch max {self.operations_per_batch_max}, "
+            f"give up after {self.give_up_after} s, {'uvloop' if self.uvloop else 'asyncio'}, "
+            f"{'drained' if self.ends_with_drain else 'healed'} at the end"
+        )
+
+
+class Drawing:
+    """Draws a plan. One instance a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._plan = Plan(seed)
+
+    def draw(self) -> Plan:
+        """The plan of the seed."""
+        plan, rng = self._plan, self._random
+        plan.clients = rng.randint(1, 6)
+        plan.advancers = rng.randint(1, 3)
+        plan.day_ms = rng.choice((500, 900, 1_300))
+        plan.uvloop = rng.random() < 0.5
+        plan.ends_with_drain = rng.random() < 0.3
+        plan.heartbeat_interval_ms = rng.choice((80, 150, 250))
+        plan.session_ttl_ms = rng.choice((150, 400, 60_000, 60_000))
+        plan.unacknowledged_results_max = rng.choice((1_000_000, 1_000_000, 1_000_000, 30))
+        plan.operations_per_batch_max = rng.choice((100_000, 100_000, 7))
+        plan.give_up_after = rng.choice((None, None, None, 0.25))
+        kinds = rng.sample(codes.KINDS, rng.randint(1, 4))
+        volatile = rng.random() < 0.6
+        plan.steps = [self._client_steps(kinds, volatile) for _ in range(plan.clients)]
+        plan.pushes = [self._advancer_pushes(number, volatile) for number in range(plan.advancers)]
+        plan.faults = self._faults()
+        plan.cancels = self._operator_cancels(kinds) if rng.random() < 0.4 else []
+        if rng.random() < 0.3:
+            at_ms = rng.randint(plan.day_ms // 4, plan.day_ms)
+            plan.restarts = [Restart(at_ms, rng.random() < 0.5, rng.choice((0, 100, 500)))]
+        return plan
+
+    # What clients do.
+
+    def _client_steps(self, kinds: list[int], volatile: bool) -> list[Step]:
+        rng, day_ms = self._random, self._plan.day_ms
+        times = sorted(rng.randint(0, day_ms) for _ in range(rng.randint(10, 70)))
+        cancelled = rng.choice((0.0, 0.1, 0.5))
+        once = rng.choice((0.0, 0.1))
+        steps: list[Step] = []
+        for at_ms in times:
+            dice = rng.random()
+            if dice < 0.007:
+                steps.append(Step(at_ms, Close()))
+            elif dice < 0.12:
+                steps.append(Step(at_ms, self._batch(rng.choice(kinds), volatile, cancelled)))
+            else:
+                # Several at the same instant, so that the client has something to gather.
+                for _ in range(rng.choice((1, 1, 4))):
+                    operation = self._operation(rng.choice(kinds), volatile, cancelled, once)
+                    steps.append(Step(at_ms, operation))
+        return steps
+
+    def _batch(self, kind: int, volatile: bool, cancelled: float) -> Batch:
+        rng = self._random
+        count = rng.choice((1, 5, 40))
+        operations = tuple(self._operation(kind, volatile, 0.0, 0.0, in_batch=True) for _ in range(count))
+        return Batch(operations, self._cancel_after_ms(cancelled))
+
+    def _cancel_after_ms(self, share: float) -> int | None:
+        return self._random.choice((0, 1, 20, 300)) if self._random.random() < share else None
+
+    def _operation(
+        self, kind: int, volatile: bool, cancelled: float, once: float, *, in_batch: bool = False
+    ) -> Operation:
+        rng = self._random
+        invalid = rng.random() < 0.02
+        timeout_ms: int | None = rng.choice((1, 20, 150, 500, 1_200))
+        reachable = rng.random() < 0.85
+        if reachable and not in_batch and rng.random() < 0.1:
+            timeout_ms = None
+        return Operation(
+            kind,
+            self._items(kind, volatile, reachable, invalid),
+            timeout_ms,
+            self._cancel_after_ms(cancelled),
+            once=rng.random() < once,
+            min_bytes=(rng.choice((1, 5, 50)) if reachable else NEVER) if kind == codes.FETCH else 1,
+            replica_id=rng.choice((-1, 7)) if kind == codes.FETCH else -1,
+            any_key=kind == codes.SIGNAL and reachable and rng.random() < 0.3,
+            from_now=kind == codes.SIGNAL and rng.random() < 0.3,
+            local_error_code=5 if kind == codes.PRODUCE and rng.random() < 0.03 else 0,
+            valid=not invalid,
+        )
+
+    def _items(
+        self, kind: int, volatile: bool, reachable: bool, invalid: bool
+    ) -> tuple[tuple[tuple[str, int] | str, int], ...]:
+        rng = self._random
+        names: list[tuple[str, int] | str]
+        if kind == codes.SIGNAL:
+            names = list(KEYS)
+        elif kind == codes.DELETE_RECORDS:
+            names = list(TRIMMED)
+        else:
+            names = [*LOGS, *VOLATILE] if volatile else list(LOGS)
+        chosen = rng.sample(names, min(len(names), rng.choice((1, 1, 1, 2, 3))))
+        if invalid:
+            return tuple((name, -5) for name in chosen)
+        highest = {codes.SIGNAL: 60, codes.FETCH: rng.choice((0, OFFSETS_A_DAY))}.get(kind, OFFSETS_A_DAY)
+        items = [(name, rng.randint(0 if kind == codes.FETCH else 1, highest)) for name in chosen]
+        if not reachable and kind in {codes.PRODUCE, codes.SIGNAL}:
+            items[-1] = (items[-1][0], NEVER)
+        if kind == codes.DELETE_RECORDS and rng.random() < 0.1:
+            items[0] = (items[0][0], -1)
+        return tuple(items)
+
+    # What happens in the world.
+
+    def _advancer_pushes(self, number: int, volatile: bool) -> list[Push]:
+        rng, day_ms = self._random, self._plan.day_ms
+        times = sorted(rng.randint(0, day_ms) for _ in range(rng.randint(5, 60)))
+        return [
+            Push(at_ms, place, self._events(at_ms, place * 10 + number, volatile))
+            for place, at_ms in enumerate(times, start=1)
+        ]
+
+    def _events(self, at_ms: int, epoch: int, volatile: bool) -> tuple[EventPlan, ...]:
+        rng = self._random
+        events: list[EventPlan] = []
+        about = at_ms * OFFSETS_A_DAY // self._plan.day_ms
+        for _ in range(rng.choice((1, 3, 10))):
+            offset = max(0, about + rng.randint(-20, 20))
+            dice = rng.random()
+            if dice < 0.2:
+                events.append(EventPlan(codes.KEY_SIGNALLED, rng.choice(KEYS), rng.choice((1, 1, 3))))
+            elif dice < 0.35:
+                name = rng.choice(TRIMMED)
+                events.append(EventPlan(codes.HIGH_WATERMARK, name, TOP))
+                events.append(EventPlan(codes.LOG_START_OFFSET, name, offset))
+            elif dice < 0.5 and volatile:
+                events.append(self._upheaval(rng.choice(VOLATILE), epoch))
+            else:
+                name = rng.choice(LOGS + VOLATILE if volatile else LOGS)
+                kind = codes.LEADER_APPEND if rng.random() < 0.3 else codes.HIGH_WATERMARK
+                events.append(EventPlan(kind, name, offset))
+        return tuple(events)
+
+    def _upheaval(self, name: tuple[str, int], epoch: int) -> EventPlan:
+        rng = self._random
+        kind = rng.choice((codes.PARTITION_REMOVED, codes.STORAGE_FAILED, codes.STORAGE_ONLINE, codes.LEADERSHIP))
+        if kind == codes.LEADERSHIP:
+            return EventPlan(kind, name, epoch=epoch, flag=rng.random() < 0.7)
+        return EventPlan(kind, name, flag=kind == codes.PARTITION_REMOVED and rng.random() < 0.5)
+
+    def _faults(self) -> list[Fault]:
+        rng, plan = self._random, self._plan
+        kinds = rng.sample(FAULTS, rng.randint(1, len(FAULTS)))
+        count = rng.choice((0, 5, 15, 40))
+        actors = plan.clients + plan.advancers
+        faults = []
+        for _ in range(count):
+            kind = rng.choice(kinds)
+            amount = rng.randint(0, 2_000) if kind == "cut" else rng.choice((5, 50, 200, 700))
+            faults.append(Fault(rng.randint(0, plan.day_ms), rng.randrange(actors), kind, amount))
+        return sorted(faults, key=lambda fault: fault.at_ms)
+
+    def _operator_cancels(self, kinds: list[int]) -> list[OperatorCancel]:
+        rng, plan = self._random, self._plan
+        targets: list[tuple[str, int] | str | int] = [*range(plan.clients)]
+        if codes.SIGNAL in kinds:
+            targets.extend(KEYS)
+        if codes.DELETE_RECORDS in kinds:
+            targets.extend(TRIMMED)
+        targets.extend(LOGS)
+        times = sorted(rng.randint(0, plan.day_ms) for _ in range(rng.randint(1, 8)))
+        return [OperatorCancel(at_ms, rng.choice(targets)) for at_ms in times]
+
+
+def draw_plan(seed: int) -> Plan:
+    """The day of a seed."""
+    return Drawing(seed).draw()
+
+
+def waking_events() -> list[EventPlan]:
+    """The end of the day: everything that can be reached is reached."""
+    events = []
+    for name in VOLATILE:
+        events.append(EventPlan(codes.STORAGE_ONLINE, name))
+        events.append(EventPlan(codes.LEADERSHIP, name, epoch=100_000, flag=True))
+    for name in LOGS + VOLATILE:
+        events.append(EventPlan(codes.LEADER_APPEND, name, TOP))
+        events.append(EventPlan(codes.HIGH_WATERMARK, name, TOP))
+    for name in TRIMMED:
+        events.append(EventPlan(codes.HIGH_WATERMARK, name, TOP))
+        events.append(EventPlan(codes.LOG_START_OFFSET, name, TOP))
+    events.extend(EventPlan(codes.KEY_SIGNALLED, key, 1_000) for key in KEYS)
+    return events

@@ -1,0 +1,258 @@
+"""Carries out one day: everything real in one process and one event loop, over loopback and broken connections."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import uvloop
+from purgatory_client import AsyncClient
+from purgatory_client.many import WaitColumns
+from purgatory_client.waits import Wait
+
+from purgatory.engine import codes
+from tests.daemon_simulation.actors import Advancer, ClientActor, Day, event_of, operate
+from tests.daemon_simulation.checker import Checker, wrong_counts
+from tests.daemon_simulation.faulty_proxy import FaultyProxy
+from tests.daemon_simulation.ledger import Call, Ledger, now_ms
+from tests.daemon_simulation.model import run_of
+from tests.daemon_simulation.plan import Plan, waking_events
+from tests.daemon_simulation.served import Served
+
+PATIENCE_S = 60.0
+"""How long something may take that must come, on a machine that has much else to do."""
+POLL_S = 0.01
+WAKE_AGAIN_S = 0.2
+SETTLED_MS = 50
+"""A connection that has carried something so long after the last fault is a living one."""
+
+
+@dataclass
+class Report:
+    """What became of a day. No complaints: all was well."""
+
+    plan: Plan
+    complaints: list[str]
+    outcomes: Counter[str]
+    faults: int
+    sessions_lost: int
+    entries: int
+
+
+class LogWatch(logging.Handler):
+    """Whatever is logged as an error is a complaint: nothing here may fail inside."""
+
+    def __init__(self, complaints: list[str]) -> None:
+        super().__init__(logging.ERROR)
+        self._complaints = complaints
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._complaints.append(f"logged by {record.name}: {self.format(record)}")
+
+
+class Simulation:
+    """One day of one plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.ledger = Ledger()
+        self.served = Served(plan)
+        self.proxies: list[FaultyProxy] = []
+        self.actors: list[ClientActor] = []
+        self.advancers: list[Advancer] = []
+        self.healed_ms = 0.0
+        """When the last fault was over."""
+
+    async def run(self) -> Report:
+        """The day, its end, and the verdict."""
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._on_loop_exception)
+        watch = LogWatch(self.ledger.complaints)
+        logging.getLogger().addHandler(watch)
+        try:
+            async with AsyncExitStack() as stack:
+                await self.served.start()
+                for _ in range(self.plan.clients + self.plan.advancers):
+                    proxy = FaultyProxy(lambda: self.served.address)
+                    self.proxies.append(await stack.enter_async_context(proxy))
+                await self._live()
+                if self.plan.ends_with_drain:
+                    await self._end_with_drain()
+                else:
+                    await self._end_healed()
+                await self._close_all()
+        finally:
+            logging.getLogger().removeHandler(watch)
+        return self._judge()
+
+    def _on_loop_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        del loop
+        self.ledger.complaints.append(f"nobody caught: {context.get('message')} {context.get('exception')!r}")
+
+    # The day.
+
+    async def _live(self) -> None:
+        plan, day = self.plan, Day()
+        self.actors = [ClientActor(n, plan, self.proxies[n], self.ledger) for n in range(plan.clients)]
+        proxies = self.proxies[plan.clients :]
+        self.advancers = [Advancer(n, proxy, self.ledger) for n, proxy in enumerate(proxies)]
+        lives = [actor.live(day, plan.steps[actor.number]) for actor in self.actors]
+        lives += [advancer.live(day, plan.pushes[n]) for n, advancer in enumerate(self.advancers)]
+        lives += [operate(day, plan.cancels, self.actors, lambda: self.served.address)]
+        lives += [self._restart(day), self._inflict(day)]
+        await asyncio.gather(*lives)
+        for proxy in self.proxies:
+            proxy.heal()
+        self.healed_ms = now_ms()
+
+    async def _inflict(self, day: Day) -> None:
+        async with asyncio.TaskGroup() as faults:
+            for fault in self.plan.faults:
+                await day.until(fault.at_ms)
+                faults.create_task(self.proxies[fault.actor].inflict(fault.kind, fault.amount))
+
+    async def _restart(self, day: Day) -> None:
+        for restart in self.plan.restarts:
+            await day.until(restart.at_ms)
+            if restart.graceful:
+                await self.served.drain()
+            await self.served.stop()
+            await asyncio.sleep(restart.away_ms / 1_000)
+            await self.served.start()
+
+    # Its end.
+
+    def _pending_calls(self) -> list[asyncio.Task[None]]:
+        return [task for actor in self.actors for task in actor.calls if not task.done()]
+
+    async def _end_healed(self) -> None:
+        """All connections are good again, all that can be reached is reached: everybody ends, the daemon is empty."""
+        served = self.served
+        async with AsyncClient(served.address) as waker:
+            events = [event_of(event) for event in waking_events()]
+            async with asyncio.timeout(PATIENCE_S):
+                while pending := self._pending_calls():
+                    await waker.advance_many(events)
+                    await asyncio.wait(pending, timeout=WAKE_AGAIN_S)
+        engine = served.host.engine
+        await self._eventually(lambda: engine.pending == 0, lambda: f"{engine.pending} are pending at the end")
+        await self._eventually(self._all_acknowledged, lambda: "results stay unacknowledged")
+        for actor in self.actors:
+            if actor.client.pending:
+                self.ledger.complaints.append(f"client {actor.number} has {actor.client.pending} pending at the end")
+
+    def _all_acknowledged(self) -> bool:
+        sessions = [self.served.host.sessions.find(actor.client.session_id) for actor in self.actors]
+        return all(session is None or not session.outbox.unacknowledged for session in sessions)
+
+    async def _end_with_drain(self) -> None:
+        """The daemon is told to end while waits are pending: who has a living connection is told."""
+        await self._eventually(self._all_connected, lambda: "clients do not come back")
+        self.ledger.drained = [call for call in self.ledger.calls if self._is_known(call)]
+        await self.served.drain()
+        if self.served.host.engine.pending:
+            self.ledger.complaints.append(f"{self.served.host.engine.pending} are pending after a drain")
+        await self._eventually(
+            lambda: all(call.ended for call in self.ledger.drained), lambda: "drained calls have no answer"
+        )
+
+    def _all_connected(self) -> bool:
+        """Every client that waits for something has a stream, on which both sides have heard of each other lately."""
+        for actor in self.actors:
+            if actor.client.pending:
+                session = self.served.host.sessions.find(actor.client.session_id)
+                if session is None or session.connection is None:
+                    return False
+                heard_ms = min(session.connection.last_read_ms, actor.client._session._received_at * 1_000)
+                if heard_ms < self.healed_ms + SETTLED_MS:
+                    return False
+        return True
+
+    def _is_known(self, call: Call) -> bool:
+        """The daemon has operations of it pending, of a session with a stream."""
+        session = self.served.host.sessions.find(call.session_id) if call.session_id else None
+        if call.ended or call.cancelled or session is None or session.connection is None:
+            return False
+        ids: list[int] = []
+        if isinstance(call.wait, Wait):
+            ids = [call.wait.operation_id]
+        elif isinstance(call.wait, WaitColumns) and call.wait.first_id:
+            ids = [call.wait.first_id + place for place in call.wait.pending_positions()]
+        now = self.served.clock.now_ms()
+        return any(self.served.host.engine.describe(session.owner, one, now) is not None for one in ids)
+
+    async def _close_all(self) -> None:
+        """Everybody leaves; sessions end with their time to live, and nothing of them stays."""
+        for advancer in self.advancers:
+            await advancer.client.close()
+        for actor in self.actors:
+            await actor.close()
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.gather(*self._pending_calls())
+        served, sessions = self.served, self.served.host.sessions
+        if not self.plan.ends_with_drain:
+            await self._eventually(lambda: sessions.connected == 0, lambda: "streams stay open")
+            served.clock.ahead_ms += self.plan.session_ttl_ms + 1
+            await self._eventually(lambda: sessions.count == 0, lambda: f"{sessions.count} sessions stay")
+            self._check_empty()
+        await served.stop()
+
+    def _check_empty(self) -> None:
+        engine = self.served.host.engine
+        next_ms = engine.next_expiration_ms()
+        if next_ms >= 0:
+            engine.advance_clock(next_ms + 60_000_000, 1)
+        left = {
+            "pending": engine.pending,
+            "watched": sum(engine.counts(kind).watched for kind in codes.KINDS),
+            "unacknowledged": self.served.host.sessions.unacknowledged_results,
+            "timed": engine.next_expiration_ms() + 1,
+        }
+        if any(left.values()):
+            self.ledger.complaints.append(f"the daemon is not empty at the end: {left}")
+
+    async def _eventually(self, condition: Callable[[], bool], otherwise: Callable[[], str]) -> None:
+        deadline_s = asyncio.get_running_loop().time() + PATIENCE_S
+        while not condition():
+            if asyncio.get_running_loop().time() > deadline_s:
+                self.ledger.complaints.append(otherwise())
+                return
+            await asyncio.sleep(POLL_S)
+
+    # The verdict.
+
+    def _judge(self) -> Report:
+        runs = [run_of(tap.entries, tap.session_ids) for tap in self.served.taps]
+        checker = Checker(self.plan, self.ledger, runs)
+        checker.check()
+        for run, tap in zip(runs, self.served.taps, strict=True):
+            for kind in codes.KINDS:
+                counts = tap.counts(kind)
+                by_outcome = {
+                    codes.SATISFIED: counts.satisfied,
+                    codes.FAILED: counts.failed,
+                    codes.EXPIRED: counts.expired,
+                    codes.CANCELLED: counts.cancelled,
+                    codes.SHUTTING_DOWN: counts.shutting_down,
+                }
+                wrong = wrong_counts(run, kind, counts.registered, counts.pending, by_outcome)
+                if wrong is not None:
+                    checker.complaints.append(wrong)
+        if self.served.observer.reaper_failures:
+            checker.complaints.append(f"the reaper failed {self.served.observer.reaper_failures} times")
+        lost = sum(not end.told for run in runs for end in run.ends)
+        faults = sum(proxy.faults for proxy in self.proxies)
+        entries = sum(len(tap.entries) for tap in self.served.taps)
+        return Report(self.plan, checker.complaints, checker.outcomes, faults, lost, entries)
+
+
+def simulate(plan: Plan) -> Report:
+    """One day, on an event loop of its own."""
+    factory = uvloop.new_event_loop if plan.uvloop else None
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(Simulation(plan).run())

@@ -1,0 +1,99 @@
+"""The daemon of a simulated day: a real host and gRPC server on a free port; it can end and be replaced by another."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final, cast
+
+import grpc.aio
+
+from purgatory.clock import SystemClock
+from purgatory.engine.engine import Engine
+from purgatory.engine.limits import EngineLimits
+from purgatory.service.handlers import add_to_server
+from purgatory.service.host import Host
+from purgatory.service.limits import HostLimits
+from purgatory.service.observer import SilentObserver
+from purgatory.service.servicer import PurgatoryServicer
+from tests.daemon_simulation.faulty_proxy import NOBODY
+from tests.daemon_simulation.plan import Plan
+from tests.daemon_simulation.tap import EngineTap
+
+DRAIN_S: Final = 10.0
+
+
+class DayClock:
+    """The machine's clock, which can be moved on when the day is over, so that nobody waits for times to live."""
+
+    def __init__(self) -> None:
+        self._clock = SystemClock()
+        self.ahead_ms = 0
+
+    def now_ms(self) -> int:
+        """Milliseconds, as `ledger.now_ms` until the day is over."""
+        return self._clock.now_ms() + self.ahead_ms
+
+
+class CountingObserver(SilentObserver):
+    """Counts what should not happen, and what was heard of ends."""
+
+    def __init__(self) -> None:
+        self.reaper_failures = 0
+        self.refusals: Counter[int] = Counter()
+
+    def reaper_failed(self) -> None:
+        self.reaper_failures += 1
+
+    def refused(self, code: int, count: int) -> None:
+        self.refusals[code] += count
+
+
+class Served:
+    """One daemon after the other. `taps` has one for each, in order."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self.clock: Final = DayClock()
+        self.observer: Final = CountingObserver()
+        self.taps: Final[list[EngineTap]] = []
+        self.address = NOBODY
+        self._server: grpc.aio.Server | None = None
+        self._host: Host | None = None
+
+    @property
+    def host(self) -> Host:
+        """The host of now."""
+        assert self._host is not None, "no daemon has been started"
+        return self._host
+
+    async def start(self) -> None:
+        """A new daemon, which knows nothing of the ones before."""
+        plan = self._plan
+        tap = EngineTap(Engine(EngineLimits(), self.clock.now_ms()))
+        limits = HostLimits(
+            unacknowledged_results_max=plan.unacknowledged_results_max,
+            operations_per_batch_max=plan.operations_per_batch_max,
+            heartbeat_interval_ms=plan.heartbeat_interval_ms,
+            session_ttl_ms=plan.session_ttl_ms,
+        )
+        self._host = Host(cast(Engine, tap), self.clock, limits, self.observer)
+        tap.session_of = self._host.sessions.of_owner
+        self.taps.append(tap)
+        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        add_to_server(PurgatoryServicer(self._host), self._server)
+        port = self._server.add_insecure_port("127.0.0.1:0")
+        self._host.start()
+        await self._server.start()
+        self.address = f"127.0.0.1:{port}"
+
+    async def drain(self) -> None:
+        """The end of the daemon as SIGTERM begins it; `stop` has to follow."""
+        await self.host.drain(DRAIN_S)
+
+    async def stop(self) -> None:
+        """The daemon is gone, with all that it knew. Without `drain` first it is as if it was killed."""
+        self.address = NOBODY
+        assert self._server is not None
+        await self._server.stop(0)
+        assert not any(task.done() for task in self.host._tasks), "a task of the host has ended by itself"
+        await self.host.stop()

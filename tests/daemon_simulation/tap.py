@@ -1,0 +1,136 @@
+"""Writes down what the engine is told, in order: the one place where "before" and "after" have an exact meaning.
+
+`EngineTap` stands between the host and a real engine. It notes the arguments of each call that may change something,
+and none of the answers: whether those were right is what the checker works out by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, RegisterReceipt
+from purgatory.engine.engine import Engine
+from purgatory.engine.tables import Owner
+from purgatory.service.sessions import Session
+
+
+@dataclass(frozen=True)
+class OwnerAdded:
+    owner: int
+
+
+@dataclass(frozen=True)
+class OwnerRemoved:
+    owner: int
+    now_ms: int
+
+
+@dataclass(frozen=True)
+class Registered:
+    owner: int
+    kind: int
+    batch: OperationBatch
+    now_ms: int
+
+
+@dataclass(frozen=True)
+class Applied:
+    """The events of `batch` from `start` up to `stop`."""
+
+    batch: EventBatch
+    start: int
+    stop: int
+    now_ms: int
+
+
+@dataclass(frozen=True)
+class Cancelled:
+    """`what`: (owner, operation ids), owner number (all of it), partition name, or key."""
+
+    what: tuple[int, tuple[int, ...]] | int | tuple[str, int] | str
+    now_ms: int
+
+
+@dataclass(frozen=True)
+class ClockAdvanced:
+    now_ms: int
+    limit: int
+
+
+@dataclass(frozen=True)
+class ShutDown:
+    now_ms: int
+    limit: int
+
+
+Entry = OwnerAdded | OwnerRemoved | Registered | Applied | Cancelled | ClockAdvanced | ShutDown
+
+
+class EngineTap:
+    """An engine as far as its host can tell. Owners are numbered as they come, because the engine re-uses its ids."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._numbers: dict[int, int] = {}
+        self._owners: list[Owner] = []
+        self.entries: list[Entry] = []
+        self.session_ids: dict[int, str] = {}
+        """Of the owners that have registered something. The owner of unary waits has none."""
+        self.session_of: Callable[[int], Session | None] = lambda _: None
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the engine has
+        return getattr(self._engine, name)
+
+    def owner_number(self, owner: Owner) -> int:
+        """The number of an owner."""
+        return self._numbers[id(owner)]
+
+    def add_owner(self) -> Owner:
+        owner = self._engine.add_owner()
+        self._numbers[id(owner)] = len(self._owners)
+        self._owners.append(owner)
+        self.entries.append(OwnerAdded(self.owner_number(owner)))
+        return owner
+
+    def remove_owner(self, owner: Owner, now_ms: int) -> None:
+        self.entries.append(OwnerRemoved(self.owner_number(owner), now_ms))
+        self._engine.remove_owner(owner, now_ms)
+
+    def register(self, owner: Owner, kind: int, batch: OperationBatch, now_ms: int) -> RegisterReceipt:
+        number = self.owner_number(owner)
+        session = self.session_of(owner.owner_id)
+        if session is not None:
+            self.session_ids[number] = session.session_id
+        self.entries.append(Registered(number, kind, batch, now_ms))
+        return self._engine.register(owner, kind, batch, now_ms)
+
+    def apply(self, batch: EventBatch, now_ms: int, start: int = 0, limit: int = 100_000) -> EventsReceipt:
+        receipt = self._engine.apply(batch, now_ms, start, limit)
+        self.entries.append(Applied(batch, start, receipt.next_index, now_ms))
+        return receipt
+
+    def cancel(self, owner: Owner, operation_ids: list[int], now_ms: int) -> list[bool]:
+        self.entries.append(Cancelled((self.owner_number(owner), tuple(operation_ids)), now_ms))
+        return self._engine.cancel(owner, operation_ids, now_ms)
+
+    def cancel_all(self, owner: Owner, now_ms: int) -> int:
+        self.entries.append(Cancelled(self.owner_number(owner), now_ms))
+        return self._engine.cancel_all(owner, now_ms)
+
+    def cancel_partition(self, name: tuple[str, int], now_ms: int) -> int:
+        self.entries.append(Cancelled(name, now_ms))
+        return self._engine.cancel_partition(name, now_ms)
+
+    def cancel_key(self, key: str, now_ms: int) -> int:
+        self.entries.append(Cancelled(key, now_ms))
+        return self._engine.cancel_key(key, now_ms)
+
+    def advance_clock(self, now_ms: int, limit: int) -> int:
+        self.entries.append(ClockAdvanced(now_ms, limit))
+        return self._engine.advance_clock(now_ms, limit)
+
+    def shut_down(self, now_ms: int, limit: int) -> int:
+        self.entries.append(ShutDown(now_ms, limit))
+        return self._engine.shut_down(now_ms, limit)

@@ -1,0 +1,162 @@
+"""A share of the whole-daemon simulation for every run of the suite, and that the simulation itself can be trusted."""
+
+from __future__ import annotations
+
+import pytest
+from purgatory_client import Result, ResultColumns, waits
+
+from purgatory.engine import codes
+from purgatory.engine.batches import EventBatch, OperationBatch
+from tests.daemon_simulation import tap
+from tests.daemon_simulation.checker import Checker
+from tests.daemon_simulation.ledger import Call, Ledger
+from tests.daemon_simulation.model import Run, run_of
+from tests.daemon_simulation.plan import FAULTS, Batch, Operation, Plan, draw_plan
+from tests.daemon_simulation.run import simulate
+
+SEEDS = (3, 7, 20, 25)
+"""Between them: every kind of operation and fault, both event loops, a restart, lost sessions, a drain."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_simulated_day(seed: int) -> None:
+    """Each wait ends once, as it must, and the daemon is empty; replay with python -m tests.daemon_simulation."""
+    report = simulate(draw_plan(seed))
+    assert not report.complaints, "\n".join(
+        [f"replay with: python -m tests.daemon_simulation --seed {seed}", *report.complaints[:10]]
+    )
+
+
+def test_a_seed_draws_one_plan() -> None:
+    """The same seed gives the same plan to the last number, another one another."""
+    assert repr(draw_plan(8131)) == repr(draw_plan(8131))
+    assert repr(draw_plan(8131)) != repr(draw_plan(8132))
+
+
+def test_the_seeds_of_the_suite_try_everything() -> None:
+    """What the share of `make test` is said to try it does try."""
+    plans = [draw_plan(seed) for seed in SEEDS]
+    operations = [
+        one
+        for plan in plans
+        for steps in plan.steps
+        for step in steps
+        for one in (step.what.operations if isinstance(step.what, Batch) else [step.what])
+        if isinstance(one, Operation)
+    ]
+    assert {one.kind for one in operations} == set(codes.KINDS)
+    assert {fault.kind for plan in plans for fault in plan.faults} == set(FAULTS)
+    assert any(one.once for one in operations)
+    assert {plan.uvloop for plan in plans} == {True, False}
+    assert {plan.ends_with_drain for plan in plans} == {True, False}
+    assert any(plan.restarts for plan in plans)
+    assert any(plan.session_ttl_ms < 1_000 for plan in plans)
+
+
+# The model and the checker, by hand.
+
+ITEM = (("log", 0), 5)
+PRODUCE = OperationBatch([1], partitions=[("log", 0)], offsets=[5], timeouts_ms=[100])
+
+
+def mark(offset: int) -> EventBatch:
+    return EventBatch([codes.HIGH_WATERMARK], partitions=[("log", 0)], offsets=[offset])
+
+
+def run_with(*entries: tap.Entry) -> Run:
+    return run_of([tap.Registered(1, codes.PRODUCE, PRODUCE, 1_000), *entries], {1: "s"})
+
+
+@pytest.mark.parametrize(
+    ("entries", "outcome", "ended_ms"),
+    [
+        ([tap.Applied(mark(4), 0, 1, 1_010), tap.Applied(mark(5), 0, 1, 1_020)], codes.SATISFIED, 1_020),
+        ([tap.ClockAdvanced(1_099, 10), tap.ClockAdvanced(1_100, 10)], codes.EXPIRED, 1_100),
+        ([tap.Applied(mark(5), 0, 1, 1_100), tap.ClockAdvanced(1_100, 10)], codes.SATISFIED, 1_100),
+        ([tap.Cancelled((1, (1,)), 1_030), tap.Applied(mark(5), 0, 1, 1_040)], codes.CANCELLED, 1_030),
+        ([tap.ShutDown(1_050, 10)], codes.SHUTTING_DOWN, 1_050),
+    ],
+    ids=["event", "expiry", "event-first", "cancel-first", "shutdown"],
+)
+def test_the_model_ends_a_wait(entries: list[tap.Entry], outcome: int, ended_ms: int) -> None:
+    """One end, of the first cause, at its time."""
+    [end] = run_with(*entries).ends
+    assert (end.outcome, end.ended_ms, end.session_id, end.operation_id) == (outcome, ended_ms, "s", 1)
+
+
+def test_the_model_ends_a_wait_silently_with_its_session() -> None:
+    """An owner that is removed is told nothing, and its waits count as cancelled."""
+    run = run_with(tap.OwnerRemoved(1, 1_010))
+    assert [end.told for end in run.ends] == [False]
+    assert run.outcomes == {(codes.PRODUCE, codes.CANCELLED): 1}
+    assert not run.pending
+
+
+def judged(run: Run, seen: dict[str, int], *, submitted_ms: float = 1_000.2, ended_ms: float = 1_020.5) -> list[str]:
+    """The complaints about one produce wait of a caller that saw this, against what must have been."""
+    call = Call(0, Operation(codes.PRODUCE, (ITEM,), 100), submitted_ms)
+    wait = waits.produce({"log-0": 5}, timeout=0.1)
+    wait.operation_id = 1
+    call.note(wait, "s")
+    if seen:
+        columns = ResultColumns(codes.PRODUCE)
+        columns.names = [("log", 0)]
+        columns.outcomes, columns.waited_ms, columns.lateness_ms = [seen["outcome"]], [seen["waited_ms"]], [0]
+        columns.item_indexes, columns.error_codes = [0], [seen["code"]]
+        columns.required_offsets, columns.reached_offsets, columns.log_start_offsets = [5], [5], [0]
+        columns.estimated_remaining_ms, columns.paces_per_second = [-1], [-1.0]
+        call.result, call.ended_ms = Result(columns, 0, 0), ended_ms
+    ledger = Ledger(calls=[call])
+    checker = Checker(Plan(1), ledger, [run])
+    checker.check()
+    return checker.complaints
+
+
+SATISFIED = {"outcome": codes.SATISFIED, "waited_ms": 20, "code": 0}
+
+
+def test_the_checker_accepts_what_must_be() -> None:
+    """No complaint about a wait that was satisfied when its mark came."""
+    assert judged(run_with(tap.Applied(mark(5), 0, 1, 1_020)), SATISFIED) == []
+
+
+@pytest.mark.parametrize(
+    ("entries", "seen", "ended_ms"),
+    [
+        ([tap.Applied(mark(4), 0, 1, 1_020)], SATISFIED, 1_020.5),
+        ([tap.Applied(mark(5), 0, 1, 1_020)], SATISFIED | {"outcome": codes.EXPIRED, "code": 7}, 1_020.5),
+        ([tap.Applied(mark(5), 0, 1, 1_020)], SATISFIED | {"code": 7}, 1_020.5),
+        ([tap.Applied(mark(5), 0, 1, 1_020)], SATISFIED | {"waited_ms": 19}, 1_020.5),
+        ([tap.Applied(mark(5), 0, 1, 1_020)], SATISFIED, 1_010.0),
+        ([tap.OwnerRemoved(1, 1_020)], SATISFIED | {"outcome": codes.CANCELLED, "code": 7}, 1_020.5),
+        ([tap.Applied(mark(5), 0, 1, 1_020)], {}, 0.0),
+    ],
+    ids=["no mark", "not expired", "code", "time", "before it was", "told of a dropped session", "lost"],
+)
+def test_the_checker_finds_what_must_not_be(entries: list[tap.Entry], seen: dict[str, int], ended_ms: float) -> None:
+    """Each planted fault has its complaint."""
+    assert len(judged(run_with(*entries), seen, ended_ms=ended_ms)) == 1
+
+
+def test_the_checker_finds_an_early_expiry() -> None:
+    """A wait that went out with too little of its time expires too early, though the daemon kept what it was told."""
+    run = run_with(tap.ClockAdvanced(1_100, 10))
+    expired = {"outcome": codes.EXPIRED, "waited_ms": 100, "code": 7}
+    assert judged(run, expired, submitted_ms=1_000.2, ended_ms=1_100.5) == []
+    short = OperationBatch([1], partitions=[("log", 0)], offsets=[5], timeouts_ms=[60])
+    run = run_of([tap.Registered(1, codes.PRODUCE, short, 1_000), tap.ClockAdvanced(1_060, 10)], {1: "s"})
+    expired["waited_ms"] = 60
+    assert len(judged(run, expired, submitted_ms=1_000.2, ended_ms=1_060.5)) == 1
+
+
+def test_the_checker_counts_pushes() -> None:
+    """An acknowledged push that was not applied, and one applied twice, are found; an unanswered one may be lost."""
+    ledger = Ledger(attempted_pushes={0: [1, 2, 3, 4]}, acknowledged_pushes={0: [1, 2]})
+    run = Run(signals={"tally-0": [1, 3, 3]})
+    checker = Checker(Plan(1), ledger, [run])
+    checker.check()
+    assert checker.complaints == [
+        "push 2 of advancer 0 was applied 0 times",
+        "push 3 of advancer 0 was applied 2 times",
+    ]
