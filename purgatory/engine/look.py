@@ -30,7 +30,7 @@ __all__ = ["Look"]
 SLOTS_PER_RESULT: Final = 50
 """A listing looks at no more slots than this for each result it may return, and a few thousand besides."""
 
-ITEMS_PER_PAGE: Final = 10_000
+ITEMS_PER_PAGE: Final = 4_000
 """A page ends with the operation at which it has walked so many items: looking must not hold up the waiting."""
 
 

@@ -233,6 +233,8 @@ class DelayedOperationPurgatory:
         if is_met:
             self._claim(operation, SATISFIED)
         has_ended = operation.outcome != PENDING
+        if has_ended:
+            self._unlink(operation)
         if failure is not None:
             self._on_error(operation, failure)
         return has_ended
