@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.engine.world import World
 
-ROUNDS = 300
+ROUNDS = 150
 
 
 def test_rows_of_ended_waits_are_used_again() -> None:

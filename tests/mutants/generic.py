@@ -8,8 +8,14 @@ MUTANTS = (
     Mutant(
         "claimed twice",
         "purgatory",
-        "        if operation.outcome != PENDING:\n            return False\n        operation.outcome = outcome\n",
-        "        operation.outcome = outcome\n",
+        "        is_winner = operation.purgatory_take_ticket()\n",
+        "        operation.purgatory_take_ticket()\n        is_winner = True\n",
+    ),
+    Mutant(
+        "an operation that ends while it is being registered stays watched",
+        "purgatory",
+        "        if has_ended:\n            self._unlink(operation)\n",
+        "",
     ),
     Mutant(
         "a key outlives its last watcher",
@@ -62,8 +68,8 @@ MUTANTS = (
     Mutant(
         "timers run although they are disabled",
         "purgatory",
-        "if not self._has_ended_meanwhile(operation) and self._timer_enabled:",
-        "if not self._has_ended_meanwhile(operation):",
+        "            elif self._timer_enabled:\n",
+        "            else:\n",
     ),
     Mutant(
         "effects of effects are left for the next call",

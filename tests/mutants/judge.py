@@ -28,7 +28,7 @@ MEMORY_BYTES_MAX = 2 * 1024**3
 NAMED_FOR_IT = 0.02
 """A test named for the broken module goes where it would go if it cost this part of what it does."""
 
-COST_FACTOR = 8
+COST_FACTOR = 4
 COST_SLACK_S = 2.0
 """A test may take COST_FACTOR times its cost, and this much more: CPU seconds, so that a busy machine is no fault."""
 

@@ -20,14 +20,26 @@ MUTANTS = (
     Mutant(
         "linked one bucket too late",
         "wheel",
-        "turn: i64 = rounded // tick\n",
-        "turn: i64 = rounded // tick + 1\n",
+        "+ bucket_index(rounded, tick, self.wheel_size)",
+        "+ bucket_index(rounded + tick, tick, self.wheel_size)",
     ),
     Mutant(
-        "linked one bucket too early",
+        "a bucket is due a tick late",
         "wheel",
-        "turn: i64 = rounded // tick\n",
-        "turn: i64 = rounded // tick - 1\n",
+        "starts_ms: i64 = floor_to_tick(rounded, tick)",
+        "starts_ms: i64 = floor_to_tick(rounded, tick) + tick",
+    ),
+    Mutant(
+        "a bucket is due a tick early",
+        "wheel",
+        "starts_ms: i64 = floor_to_tick(rounded, tick)",
+        "starts_ms: i64 = floor_to_tick(rounded, tick) - tick",
+    ),
+    Mutant(
+        "the last bucket of a level is never used",
+        "wheel",
+        "return deadline_ms // tick_ms % wheel_size",
+        "return deadline_ms // tick_ms % (wheel_size - 1)",
     ),
     Mutant(
         "the end of a level's interval belongs to it",

@@ -1,0 +1,42 @@
+"""When a fetch is looked at: only when a partition has grown by its share, and never on behalf of one that ended."""
+
+from __future__ import annotations
+
+from tests.engine import plain
+from tests.engine.world import World
+
+
+def evaluations(world: World) -> int:
+    """How often any fetch was looked at."""
+    return world.engine.counts(plain.FETCH).evaluations
+
+
+def test_an_old_share_wakes_nobody() -> None:
+    """Shares 4, 4, 4; then a-0 is full and b-0 passes 3, so it waits for 5: its first share, 4, is void."""
+    world = World()
+    for name in ("a-0", "b-0", "c-0"):
+        world.append(name, 100)
+        world.high_watermark(name, 0)
+    handle = world.fetch({"a-0": 0, "b-0": 0, "c-0": 0}, min_bytes=12, max_bytes=6)
+    world.high_watermark("a-0", 6)
+    world.high_watermark("b-0", 3)
+    before = evaluations(world)
+    world.high_watermark("b-0", 4)
+    assert evaluations(world) == before
+    world.high_watermark("b-0", 5)
+    assert evaluations(world) == before + 1
+    assert world.outcome(handle) == "pending"
+    world.high_watermark("b-0", 6)
+    assert world.outcome(handle) == "satisfied"
+
+
+def test_a_throttled_fetch_that_ended_is_not_remembered() -> None:
+    """Changes of the in-sync set look at throttled fetches that wait, and at no others once those have ended."""
+    world = World()
+    world.append("a-0", 10)
+    world.fetch({"a-0": 5}, replica_id=7, throttled=True, timeout_ms=10)
+    world.wait(10)
+    world.fetch({"a-0": 10})
+    before = evaluations(world)
+    world.in_sync("a-0", 1, 2)
+    assert evaluations(world) == before

@@ -1,0 +1,55 @@
+"""Rules of the in-sync set and of lagging followers at their edges."""
+
+from __future__ import annotations
+
+from tests.engine.world import World
+
+P = "orders-0"
+
+
+def test_proposed_members_acknowledge() -> None:
+    """Who is proposed counts towards the minimum of a produce that has its offset (SEMANTICS: the maximal set)."""
+    world = World()
+    world.append(P, 10)
+    world.in_sync(P, 1, proposed=(1, 2), min_in_sync=2)
+    world.high_watermark(P, 5)
+    handle = world.produce({P: 5})
+    assert world.item(handle).error == 0
+
+
+def test_one_below_the_minimum_is_told() -> None:
+    """Without the proposal the same produce ends with 20."""
+    world = World()
+    world.append(P, 10)
+    world.in_sync(P, 1, 2, min_in_sync=2)
+    world.in_sync(P, 1)
+    world.high_watermark(P, 5)
+    handle = world.produce({P: 5})
+    assert world.item(handle).error == 20
+
+
+def test_the_dead_do_not_hold_the_high_watermark_back() -> None:
+    """A replica that had caught up, and died, is not waited for; alive it is."""
+    for dead in (True, False):
+        world = World()
+        world.in_sync(P, 1)
+        world.append(P, 10)
+        world.follower(P, 2, 10)
+        world.replica(P, 2, dead=dead)
+        world.append(P, 20)
+        assert world.marks(P).high_watermark == (20 if dead else 10)
+
+
+def test_caught_up_when_it_asked_not_when_it_arrived() -> None:
+    """A follower that reaches the end of its last fetch's time was caught up then: at 0, not at 90."""
+    world = World(lag_max_ms=100)
+    world.in_sync(P, 1)
+    world.append(P, 10)
+    world.follower(P, 2, 5)
+    world.now_ms = 50
+    world.append(P, 20)
+    world.now_ms = 90
+    world.follower(P, 2, 10)
+    world.now_ms = 150
+    world.append(P, 21)
+    assert world.marks(P).high_watermark == 21
