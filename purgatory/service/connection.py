@@ -168,6 +168,7 @@ class Connection:
             raise unavailable("the stream was to end, and its last messages were not read") from None
         finally:
             self.ended = True
+            self._writer = self._over = None  # they refer to this: nothing is left to the garbage collector
 
     async def _write_all(self, write: Callable[[Response], Awaitable[None]], now_ms: Callable[[], int]) -> None:
         while True:

@@ -8,8 +8,9 @@ So the standard services (health, reflection) are put on the server here too.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
@@ -19,6 +20,7 @@ from google.protobuf.message_factory import GetMessageClass
 from purgatory.service.refusals import CallRefused, invalid_argument
 from purgatory.v1 import purgatory_service_pb2
 
+GRPC_LOGGER: Final = logging.getLogger("grpc._cython.cygrpc")
 SERVICE: Final = purgatory_service_pb2.DESCRIPTOR.services_by_name["PurgatoryService"]
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -38,8 +40,15 @@ class Undecodable:
 
 def add_to_server(servicer: object, server: grpc.aio.Server, service: ServiceDescriptor = SERVICE) -> None:
     """Registers all methods of a service."""
+    GRPC_LOGGER.addFilter(is_no_broken_call)
     handlers = {method.name: _handler(method, getattr(servicer, method.name)) for method in service.methods}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
+
+
+def is_no_broken_call(record: logging.LogRecord) -> bool:
+    """False for what gRPC logs when a caller has gone at the very moment it is answered: nobody is at fault."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, grpc.aio.InternalError)
 
 
 def _handler(descriptor: MethodDescriptor, method: Method) -> grpc.RpcMethodHandler[Any, Any]:
@@ -77,7 +86,8 @@ def _unary_method(method: Method) -> Method:
                 raise request.refusal()
             return await method(request, context)
         except CallRefused as refused:
-            return await _abort(context, refused)
+            _refuse(context, refused)
+            return None
 
     return call
 
@@ -87,7 +97,7 @@ def _stream_method(method: Method) -> Method:
         try:
             await method(_decoded(requests), context)
         except CallRefused as refused:
-            await _abort(context, refused)
+            _refuse(context, refused)
 
     return call
 
@@ -109,6 +119,11 @@ async def _decoded(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
         yield request
 
 
-async def _abort(context: Context, refused: CallRefused) -> NoReturn:
+def _refuse(context: Context, refused: CallRefused) -> None:
+    """Sets the status of a call that now returns. Not `context.abort`: what that raises refers to the call that refers
+    to it, with the request and all, and waits for the garbage collector.
+    """
     status = refused.to_grpc()
-    await context.abort(status.code, status.details, status.trailing_metadata)
+    context.set_code(status.code)
+    context.set_details(status.details)
+    context.set_trailing_metadata(status.trailing_metadata)

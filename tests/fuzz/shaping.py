@@ -26,6 +26,8 @@ PER_OPERATION: Final = frozenset(
 REPEATS: Final = (1, 1, 1, 1, 1, 2, 2, 3, 8)
 BATCH_SIZES: Final = (1, 1, 2, 2, 3, 5, 20)
 MANY: Final = (100, 2_001, 9_000)
+REPEATED_BYTES_MAX: Final = 200_000
+"""Repetition stops here: what one message may hold is gRPC's to limit."""
 
 
 class Plan:
@@ -55,6 +57,7 @@ class Shaper:
     def __init__(self, world: World) -> None:
         self.world: Final = world
         self.rng: Final[random.Random] = world.rng
+        self._pick: Final = world.pick
         self._plans: Final[dict[str, Plan]] = {}
         self._plausible: Final[dict[str, Callable[[], object]]] = {
             "topic": world.topic,
@@ -76,8 +79,8 @@ class Shaper:
             "sequence": world.sequence,
             "last_sequence": world.sequence,
             "page_token": world.page_token,
-            "page_size": lambda: self.rng.choice((0, 1, 2, 7, 1_000)),
-            "topic_prefix": lambda: self.rng.choice(("", "topic-", "t")),
+            "page_size": lambda: self._pick((0, 1, 2, 7, 1_000)),
+            "topic_prefix": lambda: self._pick(("", "topic-", "t")),
         }
 
     def message(self, cls: type[M]) -> M:
@@ -97,7 +100,7 @@ class Shaper:
             plan = self._plans[descriptor.full_name] = Plan(descriptor)
         for fields in plan.oneofs:
             if not self.world.hostile():
-                self._set(message, self.rng.choice(fields), depth)
+                self._set(message, self._pick(fields), depth)
         for field in plan.single:
             self._maybe_set(message, field, depth)
         for field in plan.repeated:
@@ -136,44 +139,45 @@ class Shaper:
         if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
             return self.rng.random() < 0.3
         if field.enum_type is not None:
-            return self.rng.choice(field.enum_type.values).number
+            return self._pick(field.enum_type.values).number
         if name.endswith("error_code"):
-            return self.rng.choice((0, 0, 0, 0, 3, 7))
+            return self._pick((0, 0, 0, 0, 3, 7))
         if name.endswith("epoch"):
-            return self.rng.choice((0, 1, 1, 2, self.world.era))
+            return self._pick((0, 1, 1, 2, self.world.era))
         if name.endswith("bytes"):
-            return self.rng.choice((1, 2, 50, 10_000))
+            return self._pick((1, 2, 50, 10_000))
         if field.cpp_type in INTEGER_RANGES:
-            return self.rng.choice((1, 1, 2, 3, 4))
+            return self._pick((1, 1, 2, 3, 4))
         return hostile_value(self.rng, field)
 
     def _repeat(self, message: Message, field: FieldDescriptor, depth: int) -> None:
-        count = self.rng.choice(BATCH_SIZES if field.name in {"operations", "events"} else REPEATS)
+        count = self._pick(BATCH_SIZES if field.name in {"operations", "events"} else REPEATS)
         if message.DESCRIPTOR.name == "CancelRequest" and self.rng.random() < 0.7:
             count = 0
         if self.world.hostile():
-            count = self.rng.choice((0, 0, self.rng.choice(MANY)))
+            count = self._pick((0, 0, self._pick(MANY)))
         items = getattr(message, field.name)
         if field.cpp_type != FieldDescriptor.CPPTYPE_MESSAGE:
             many = count > max(REPEATS)
             values = [self._value(message, field, hostile=self.world.hostile()) for _ in range(1 if many else count)]
-            items.extend(values * count if many else values)
+            longest = max((len(value) for value in values if isinstance(value, str)), default=1)
+            items.extend(values * min(count, REPEATED_BYTES_MAX // max(1, longest)) if many else values)
             return
         for _ in range(min(count, 20)):
             self._fill(items.add(), depth + 1)
         if items and (count > 20 or self.world.hostile()):
             repeated = items[0]
-            items.extend([repeated] * min(count, 2_500))
+            items.extend([repeated] * min(count, 2_500, REPEATED_BYTES_MAX // (1 + repeated.ByteSize())))
 
     # Columns.
 
     def _fill_columns(self, message: Message) -> None:
         """Columns whose lengths fit together, but for a hostile one now and then."""
-        rows = self.rng.choice(BATCH_SIZES) * self.rng.choice((1, 1, 1, 10))
+        rows = self._pick(BATCH_SIZES) * self._pick((1, 1, 1, 1, 1, 1, 1, 10))
         if self.world.hostile():
-            rows = self.rng.choice((0, 1, *MANY))
-        names = self.rng.choice((1, 2, 4))
-        counts = [self.rng.choice((1, 1, 2, names)) for _ in range(rows)]
+            rows = self._pick((0, 1, *MANY))
+        names = self._pick((1, 2, 4))
+        counts = [self._pick((1, 1, 2, names)) for _ in range(rows)]
         is_operations = any(field.name == "item_count" for field in message.DESCRIPTOR.fields)
         with_counts = is_operations and self.rng.random() < 0.5
         items = sum(counts) if with_counts else rows
@@ -203,9 +207,9 @@ class Shaper:
     def _fill_column(self, message: Message, field: FieldDescriptor, length: int, names: int) -> None:
         name = field.name
         if self.world.hostile():
-            length = self.rng.choice((0, 1, length + 1, max(0, length - 1), length * 2, 2))
+            length = self._pick((0, 1, length + 1, max(0, length - 1), length * 2, 2))
         elif name not in {"operation_id", "type", "item_index", "offset"}:
-            length = self.rng.choice((0, 0, 1, length))
+            length = self._pick((0, 0, 1, length))
         distinct = min(length, 200)
         if name == "item_index" and not self.world.hostile():
             values: list[Any] = [place % names for place in range(length)]

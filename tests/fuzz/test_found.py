@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import gc
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,14 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from purgatory.service.connection import Connection
+from purgatory.service.handlers import is_no_broken_call
+from purgatory.service.refusals import CallRefused
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.daemon_process import DaemonProcess
 from tests.fuzz.verdict import faults_in
-from tests.service.serving import Peer, produce, serving
+from tests.service.serving import Peer, eventually, produce, serving
 
 WIDE_IDS = (2**63 - 1, 2**63, 2**64 - 1)
 NO_MESSAGE = b"\xff"
@@ -103,25 +108,25 @@ async def test_standard_services_refuse_what_does_not_decode(tmp_path: Path) -> 
         daemon.kill()
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-        b"GET / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
-        b"GET / HTTP/1.1\r\nX: " + b"x" * 10_000 + b"\r\n\r\n",
-        b"\0" * 100 + b"\r\n\r\n",
-    ],
+MALFORMED_HTTP = (
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    b"GET / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+    b"GET / HTTP/1.1\r\nX: " + b"x" * 10_000 + b"\r\n\r\n",
+    b"\0" * 100 + b"\r\n\r\n",
 )
-async def test_malformed_http_is_refused_without_a_traceback(tmp_path: Path, data: bytes) -> None:
+
+
+async def test_malformed_http_is_refused_without_a_traceback(tmp_path: Path) -> None:
     """What is no HTTP request is answered 400, and the log stays clean."""
     daemon = DaemonProcess(tmp_path)
     try:
         host, _, port = daemon.http_address.rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(data)
-        answer = await asyncio.wait_for(reader.read(), 10)
-        writer.close()
-        assert b" 400 " in answer[:20]
+        for data in MALFORMED_HTTP:
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(data)
+            answer = await asyncio.wait_for(reader.read(), 10)
+            writer.close()
+            assert b" 400 " in answer[:20], data
         assert daemon.stop() == 0
         assert faults_in(daemon.log) == []
     finally:
@@ -168,3 +173,35 @@ async def test_replicas_of_a_partition_are_bounded() -> None:
         answer = await served.stub.Advance(wire.AdvanceRequest(columns=columns))
         assert len(answer.receipt.refusals) >= 5_000
         assert {refusal.code for refusal in answer.receipt.refusals} == {grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]}
+
+
+def alive(kind: type) -> int:
+    """How many objects of a type there are that the garbage collector knows of."""
+    return sum(isinstance(one, kind) for one in gc.get_objects())
+
+
+async def test_refused_calls_leave_nothing_to_the_garbage_collector() -> None:
+    """A refused call or stream is gone when it has ended, its request with it: full collections are rare by design."""
+    gc.collect()
+    gc.disable()
+    try:
+        async with serving() as served:
+            for _ in range(3):
+                get = served.stub.GetPartition(wire.GetPartitionRequest())
+                assert await code_of(get) is grpc.StatusCode.NOT_FOUND
+                peer = await Peer(served, "s").open()
+                await peer.send(open=wire.OpenSession(session_id="again"))
+                assert await peer.code() is grpc.StatusCode.INVALID_ARGUMENT
+            await eventually(lambda: alive(CallRefused) == alive(Connection) == 0, "all of it is gone")
+    finally:
+        gc.enable()
+
+
+def test_callers_that_go_while_they_are_answered_are_no_fault() -> None:
+    """What gRPC logs when an answer has nobody to go to any more is dropped; other errors of it are kept."""
+
+    def record(error: Exception) -> logging.LogRecord:
+        return logging.LogRecord("x", logging.ERROR, "", 0, "", None, (type(error), error, None))
+
+    assert not is_no_broken_call(record(grpc.aio.InternalError()))
+    assert is_no_broken_call(record(ValueError()))

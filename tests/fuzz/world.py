@@ -9,12 +9,15 @@ import base64
 import json
 import random
 from collections import deque
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, TypeVar
 
 from google.protobuf.message import Message
 
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
+
+T = TypeVar("T")
 
 RENEWED_EACH: Final = 3_000
 """Messages made before topics and sessions change their names, so that no run is stuck behind an extreme mark."""
@@ -25,6 +28,7 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.rng: Final = random.Random(seed)
+        self._random: Final = self.rng.random
         self.made = 0
         self.last_id = 0
         self.front = 10
@@ -39,10 +43,14 @@ class World:
         """Rises as messages are made."""
         return self.made // RENEWED_EACH
 
+    def pick(self, some: Sequence[T]) -> T:
+        """One of some; three times as fast as `choice`, and most of what making messages costs."""
+        return some[int(self._random() * len(some))]
+
     def next_message(self) -> None:
         """To be told of each message before it is made: draws how wild it shall be."""
         self.made += 1
-        self.wildness = self.rng.choice((0.0, 0.0, 0.0, 0.01, 0.05, 0.3))
+        self.wildness = self.pick((0.0, 0.0, 0.0, 0.01, 0.05, 0.3))
         self.front += self.rng.random() < 0.05
 
     def hostile(self) -> bool:
@@ -57,7 +65,7 @@ class World:
 
     def partition(self) -> int:
         """One of a few."""
-        return self.rng.choice((0, 0, 0, 1, 2))
+        return self.pick((0, 0, 0, 1, 2))
 
     def key(self) -> str:
         """One of a few."""
@@ -80,7 +88,7 @@ class World:
 
     def timeout_ms(self) -> int:
         """Mostly short."""
-        return self.rng.choice((1, 2, 5, 20, 50, 100, 300, 1_000, 5_000))
+        return self.pick((1, 2, 5, 20, 50, 100, 300, 1_000, 5_000))
 
     def offset(self) -> int:
         """Around where the marks are."""
@@ -89,14 +97,14 @@ class World:
     def sequence(self) -> int:
         """One that was given in some session, or a little off."""
         known = self.sequences.get(self.session_id(), 0)
-        return max(0, known + self.rng.choice((0, 0, 0, 0, -1, -3, 1)))
+        return max(0, known + self.pick((0, 0, 0, 0, -1, -3, 1)))
 
     def page_token(self) -> str:
         """The first page; or a token that was given, as it came or with another place in it."""
         drawn = self.rng.random()
         if drawn < 0.4 or not self.tokens:
             return ""
-        token = self.rng.choice(self.tokens)
+        token = self.pick(self.tokens)
         return token if drawn < 0.8 else self.forged(token)
 
     def forged(self, token: str) -> str:
@@ -106,13 +114,13 @@ class World:
         except ValueError:
             return token[: len(token) // 2]
         place = self.rng.randrange(len(parts))
-        parts[place] = self.rng.choice(
+        parts[place] = self.pick(
             (-1, 0, 2**31, 2**61, 2**63, 2**64, 10**300, "x", "\ud800", None, True, 1.5, [], {}, [1], "1")
         )
         if self.rng.random() < 0.1:
-            text = "[" * self.rng.choice((100, 5_000, 100_000))
+            text = "[" * self.pick((100, 5_000, 100_000))
         else:
-            text = json.dumps(parts[: self.rng.choice((1, 2, 3, 3))])
+            text = json.dumps(parts[: self.pick((1, 2, 3, 3))])
         return base64.urlsafe_b64encode(text.encode()).decode()
 
     # What the answers tell.
