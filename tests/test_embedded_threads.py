@@ -11,10 +11,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from purgatory.embedded import EmbeddedPurgatory
 from purgatory.engine.codes import CANCELLED, EXPIRED, PENDING, SATISFIED, SHUTTING_DOWN
 from tests import embedded_crowd
-from tests.embedded_crowd import KEYS, Crowd, EagerSwitching, watch
-from tests.engine.recording_operation import wait_until
+from tests.embedded_crowd import KEYS, Crowd, EagerSwitching, all_stacks, watch
+from tests.engine.recording_operation import DEADLINE_S, SignallingOperation, never_told, run_all, wait_until
 
 THREADS = 16
 OPERATIONS_EACH = int(os.environ.get("CROWD_OPERATIONS", "700"))
@@ -91,6 +92,40 @@ def test_a_crowd_that_is_closed_on(seed: int) -> None:
     assert outcomes[PENDING] == 0
     assert outcomes[SHUTTING_DOWN] == sum(shut_down)
     assert sum(member.answered["closed"] for member in crowd.members) > 0
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_reaper_misses_no_registration(threads: int) -> None:
+    """Threads that register only when their last wait has expired: with nobody else about, the reaper hears of each."""
+    with EmbeddedPurgatory("quiet", never_told) as purgatory:
+
+        def register_one_after_the_other() -> None:
+            for _ in range(OPERATIONS_EACH):
+                operation = SignallingOperation(0)
+                purgatory.try_complete_else_watch(operation, ["k"])
+                assert operation.answered.wait(DEADLINE_S), f"the reaper sleeps:\n{all_stacks()}"
+
+        run_all(*[register_one_after_the_other] * threads)
+        assert purgatory.pending == purgatory.num_delayed == 0
+
+
+def test_a_registration_just_before_the_reaper_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is registered after the reaper has looked, and before it sleeps, wakes it: the window is hit on purpose."""
+    with EmbeddedPurgatory("window", never_told) as purgatory:
+        look = purgatory.wait_ms
+        late = [SignallingOperation(1) for _ in range(3)]
+        unregistered = list(late)
+
+        def look_and_let_someone_in() -> int:
+            wait_ms = look()
+            if wait_ms < 0 and unregistered:
+                purgatory.try_complete_else_watch(unregistered.pop(), ["k"])
+            return wait_ms
+
+        monkeypatch.setattr(purgatory, "wait_ms", look_and_let_someone_in)
+        purgatory.try_complete_else_watch(SignallingOperation(0), ["k"])
+        for operation in reversed(late):
+            assert operation.answered.wait(DEADLINE_S), f"the reaper sleeps:\n{all_stacks()}"
 
 
 def test_the_watchdog_says_who_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:

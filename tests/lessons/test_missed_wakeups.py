@@ -172,7 +172,7 @@ async def test_lesson_17_fetches_end_by_what_is_produced(daemon: DaemonProcess) 
 @pytest.mark.slow
 async def test_lesson_18_events_do_not_queue_behind_registrations(daemon: DaemonProcess) -> None:
     """While a caller pours in registrations, events of another are answered before these are through."""
-    batches, size = 200, 2_000
+    batches, size = 120, 1_000
     async with Calls(daemon) as calls, AsyncClient(daemon.address) as other:
         peer = await calls.session("flood", columns=True)
         receipts = 0

@@ -22,7 +22,7 @@ def rows() -> list[tuple[int, str, str]]:
 
 
 def lessons_of(name: str) -> set[int]:
-    """The lessons a test is named for: test_lesson_30_31_payloads for 30 and 31, test_lesson_49_and_51_x for 49 and 51."""
+    """The lessons a test is named for: 30 and 31 of test_lesson_30_31_x, 49 and 51 of test_lesson_49_and_51_x."""
     found = NUMBERS.match(name)
     assert found is not None, f"{name} has no number of two digits"
     return {int(number) for number in found.groups() if number is not None}
