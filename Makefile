@@ -5,18 +5,23 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 PURE := .build/pure
+SIMULATOR := .build/simulator
 ARGS ?=
 DIST ?= dist
 # Two workers; `make test WORKERS=0` runs in one process (for a debugger).
 WORKERS ?= 2
+# Of the simulations: how many seeds, and in how many processes. SEED, the first one, is drawn if it is not given.
+SEEDS ?= 20
+JOBS ?= 2
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 PROTOS := $(wildcard proto/purgatory/v1/*.proto)
 ENGINE := $(wildcard purgatory/engine/*.py)
+SIMULATED := $(ENGINE) $(wildcard tests/engine/*.py tests/engine/oracle/*.py tests/simulator/*.py)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run demo test test-compiled test-pure lint format proto docs wheel clean bench mutants fuzz
+.PHONY: help run demo test test-compiled test-pure lint format proto docs wheel clean bench mutants fuzz sim sim-long sim-daemon
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,7 +35,7 @@ demo: $(STAMPS)/engine ## Run the replicated log on real processes (ARGS="--kill
 test: ## Run the whole suite twice: on the compiled engine and uncompiled (both, even if one fails)
 	@$(MAKE) --no-print-directory -k test-compiled test-pure
 
-test-compiled: $(STAMPS)/dev $(STAMPS)/engine ## Run the suite on the engine as it was built (ARGS="tests/test_x.py -k y")
+test-compiled: $(STAMPS)/dev $(STAMPS)/engine $(STAMPS)/simulator ## Run the suite on the compiled engine (ARGS="tests/test_x.py -k y")
 	@echo "== the suite on the compiled engine"
 	@PURGATORY_BUILD=$$($(BIN)/python -c 'from purgatory.engine import COMPILED; print("compiled" if COMPILED else "pure")') \
 		$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
@@ -43,8 +48,18 @@ test-pure: $(STAMPS)/dev $(STAMPS)/stubs ## Run the suite uncompiled, on a copy 
 	@cd $(PURE) && PURGATORY_BUILD=pure PYTHONPATH="$$PWD:$$PWD/client" \
 		"$(CURDIR)/$(BIN)/python" -m pytest -n $(WORKERS) $(ARGS)
 
+sim-daemon: $(STAMPS)/dev $(STAMPS)/engine ## Simulate days of daemon and clients over broken connections (SEEDS=200 SEED=1 JOBS=2)
+	@GRPC_VERBOSITY=NONE $(BIN)/python -m tests.daemon_simulation --seeds $(SEEDS) --jobs $(JOBS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
 mutants: $(STAMPS)/dev ## Break the engine on purpose, in a copy, and see that the tests notice (ARGS="--module wheel")
 	@$(BIN)/python -m tests.mutants $(ARGS)
+
+sim: $(STAMPS)/simulator ## Run the engine against the oracle (SEED=7 for a certain life, ARGS="--steps 100000 --seeds 10")
+	@cd $(SIMULATOR) && "$(CURDIR)/$(BIN)/python" -m tests.simulator $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+sim-long: $(STAMPS)/simulator ## The same for 200 million steps, about an hour (to go on, ARGS="--seed 12001 --seeds 8000")
+	@cd $(SIMULATOR) && "$(CURDIR)/$(BIN)/python" -m tests.simulator --seed 1 --seeds 20000 --steps 10000 \
+		--processes $(JOBS) --progress 100 $(ARGS)
 
 fuzz: $(STAMPS)/dev $(STAMPS)/engine ## A million fuzzed requests, and bytes at the ports (ARGS="--requests 50000 --seed 7")
 	@$(BIN)/python -m tests.fuzz --requests 1000000 $(ARGS)
@@ -105,4 +120,9 @@ $(STAMPS)/engine: $(ENGINE) $(STAMPS)/stubs
 	@echo "== compiling the engine"
 	@rm -f purgatory/engine/*.so ./*.so
 	@$(BIN)/python setup.py -q build_ext --inplace
+	@touch $@
+
+# Building takes a minute, and most tests are no part of it: it looks by itself whether anything changed.
+$(STAMPS)/simulator: $(SIMULATED) $(STAMPS)/dev
+	@$(BIN)/python -m tests.simulator.build
 	@touch $@

@@ -9,7 +9,7 @@ from tests.engine.adapter import EngineUnderTest, pending_of
 from tests.engine.oracle import Oracle
 
 
-class Difference(AssertionError):
+class Difference(Exception):
     """Engine and oracle disagree."""
 
 

@@ -37,6 +37,7 @@ class Simulation:
         )
         self.owners = [self.pair.add_owner() for _ in range(swarm.owners)]
         self.steps_done = 0
+        self.weight_done = 0
         self.ended = 0
         self.trace = 0
 
@@ -50,6 +51,7 @@ class Simulation:
             except Exception as error:
                 raise Failure(self.steps_done, error) from error
             self.steps_done += 1
+            self.weight_done += steps.weight(step)
         try:
             self.pair.compare_everything()
             self.pair.heal()
@@ -104,6 +106,7 @@ class EngineRun:
         )
         self.owners = [self.engine.add_owner() for _ in range(swarm.owners)]
         self.steps_done = 0
+        self.weight_done = 0
         self.ended = 0
         self.trace = 0
 
@@ -112,6 +115,7 @@ class EngineRun:
         for step in sequence:
             self.take(step)
             self.steps_done += 1
+            self.weight_done += steps.weight(step)
         engine = self.engine.engine
         while engine.pending:
             self.now_ms = max(self.now_ms, engine.next_expiration_ms())

@@ -1,4 +1,8 @@
-"""What a simulation is made of: steps as plain data, so that a failing run can be cut down and told to others."""
+"""What a simulation is made of: steps as plain data, so that a failing run can be cut down and told to others.
+
+Counted is what is drawn, applied and compared one by one: a registration, an event, an id to cancel, a move of the
+clock, or one of the rare calls. A batch counts for each of its members (`weight`).
+"""
 
 from __future__ import annotations
 
@@ -66,3 +70,14 @@ class ShutDown(NamedTuple):
 
 
 Step = Register | Apply | Advance | Sleep | Cancel | CancelAll | CancelName | ReplaceOwner | ShutDown
+
+
+def weight(step: Step) -> int:
+    """How many steps a batch counts for: its registrations, events or ids. All else is one."""
+    if isinstance(step, Register):
+        return len(step.operations)
+    if isinstance(step, Apply):
+        return len(step.events)
+    if isinstance(step, Cancel):
+        return len(step.operation_ids)
+    return 1

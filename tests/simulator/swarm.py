@@ -62,6 +62,11 @@ class Swarm:
             rng.choice(rare),
         ]
 
+    def settings(self) -> str:
+        """What a replay by hand must be set to."""
+        names = ("tick_ms", "wheel_size", "start_ms", "lag_max_ms", "strict", "owners")
+        return ", ".join(f"{name}={getattr(self, name)}" for name in names)
+
     @staticmethod
     def event_weight(rng: random.Random, event_type: int) -> float:
         """Some events are the daily bread, some are rare, and any may be absent from a run."""

@@ -1,0 +1,98 @@
+"""Compiles the simulator: engine, oracle and all between them, copied to .build/simulator and built there by mypyc.
+
+`python -m tests.simulator.build`, then `python -m tests.simulator` in that folder: same steps, same traces, many times
+as many of them. Where there is no C compiler the copy stays uncompiled, which is only slower. `make sim` does both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sys
+from importlib import import_module
+from pathlib import Path
+from textwrap import shorten
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+BUILT = ROOT / ".build" / "simulator"
+SOURCES = (
+    "purgatory/__init__.py",
+    "purgatory/engine/*.py",
+    "tests/engine/adapter.py",
+    "tests/engine/pair.py",
+    "tests/engine/plain.py",
+    "tests/engine/oracle/*.py",
+    "tests/simulator/*.py",
+)
+NOT_COMPILED = ("__init__.py", "__main__.py", "build.py", "command.py")
+DIGEST = "sources.sha256"
+
+
+def sources() -> list[Path]:
+    """What the simulator is made of, relative to the root."""
+    return sorted(path.relative_to(ROOT) for pattern in SOURCES for path in ROOT.glob(pattern))
+
+
+def digest() -> str:
+    """One word for all sources as they are now."""
+    whole = hashlib.sha256()
+    for path in sources():
+        text = (ROOT / path).read_bytes()
+        whole.update(f"{path} {len(text)}\n".encode() + text)
+    return whole.hexdigest()
+
+
+def is_current() -> bool:
+    """True: what was built, compiled or not, was built from the sources of now."""
+    known = BUILT / DIGEST
+    return known.exists() and known.read_text(encoding="utf-8") == digest()
+
+
+def copy_sources() -> None:
+    """A fresh copy, without anything compiled."""
+    shutil.rmtree(BUILT, ignore_errors=True)
+    for path in sources():
+        target = BUILT / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / path, target)
+
+
+def compile_copy() -> None:
+    """Compile the copy in place, all of it in one group: calls between its modules are plain C calls."""
+    from mypyc.build import mypycify
+
+    os.chdir(BUILT)
+    modules = [str(path) for path in sources() if path.name not in NOT_COMPILED]
+    settings = f"--config-file={ROOT / 'pyproject.toml'}"
+    extensions = mypycify(
+        [settings, *modules], opt_level="3", debug_level="0", group_name="simulator", target_dir="build/c"
+    )
+    try:
+        import_module("setuptools").setup(
+            name="simulator",
+            packages=[],
+            ext_modules=extensions,
+            script_args=["-q", "build_ext", "--inplace", "--build-temp=build/o", "--build-lib=build/lib"],
+        )
+    except SystemExit as problem:
+        if os.environ.get("PURGATORY_BUILD") == "compiled":
+            raise
+        for library in BUILT.rglob("*.so"):
+            library.unlink()
+        print(f"The simulator stays uncompiled and is many times slower: {shorten(str(problem), 200)}", file=sys.stderr)
+
+
+def main() -> None:
+    """Build it, if it is not built yet."""
+    if is_current():
+        return
+    print("== compiling the simulator (a minute or two)", flush=True)
+    wanted = digest()
+    copy_sources()
+    compile_copy()
+    (BUILT / DIGEST).write_text(wanted, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

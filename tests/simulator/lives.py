@@ -1,0 +1,90 @@
+"""One seed's whole life, and what is said of it when it fails. Each gives a `Life`, which can cross processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from tests.engine import plain
+from tests.simulator import steps
+from tests.simulator.generator import Generator
+from tests.simulator.run import EngineRun, Failure, Simulation
+from tests.simulator.shrink import shrink
+from tests.simulator.swarm import Swarm
+
+PRINTED_STEPS_MAX = 15
+
+
+class Life(NamedTuple):
+    """What came of one seed. `trace` is a hash over all that ended; `report` is empty unless it failed."""
+
+    seed: int
+    steps: int
+    ended: int
+    trace: int
+    report: str
+
+
+def steps_of(generator: Generator, steps_max: int) -> Iterator[steps.Step]:
+    """A generator's steps, as batches, until that many have been drawn."""
+    left = steps_max
+    while left > 0:
+        step = generator.next_step()
+        left -= steps.weight(step)
+        yield step
+
+
+def fails_likewise(swarm: Swarm, sequence: Sequence[steps.Step], cause: type[BaseException]) -> bool:
+    """True: these steps fail too, and in the same manner."""
+    try:
+        Simulation(swarm).run(sequence)
+    except Failure as failure:
+        return type(failure.cause) is cause
+    return False
+
+
+def live(seed: int, steps_max: int, shrink_seconds: float) -> Life:
+    """One seed, engine against oracle. A difference is cut down to few steps, which the report shows."""
+    generator = Generator(seed)
+    simulation = Simulation(generator.swarm)
+    try:
+        simulation.run(steps_of(generator, steps_max))
+    except Failure as failure:
+        report = f"seed {seed}: {failure}\n" + shortest(seed, steps_max, failure, shrink_seconds)
+        return Life(seed, simulation.weight_done, simulation.ended, simulation.trace, report)
+    return Life(seed, simulation.weight_done, simulation.ended, simulation.trace, "")
+
+
+def live_without_oracle(seed: int, steps_max: int) -> Life:
+    """One seed on the engine alone."""
+    generator = Generator(seed)
+    run = EngineRun(generator.swarm)
+    run.run(steps_of(generator, steps_max))
+    return Life(seed, run.weight_done, run.ended, run.trace, "")
+
+
+def shortest(seed: int, steps_max: int, failure: Failure, seconds: float) -> str:
+    """Cut a failed life down and tell what is left of it."""
+    generator = Generator(seed)
+    swarm = generator.swarm
+    taken = list(steps_of(generator, steps_max))[: failure.step_index + 1]
+    cause = type(failure.cause)
+
+    def fails(some: Sequence[steps.Step]) -> bool:
+        return fails_likewise(swarm, some, cause)
+
+    prefix = shrink(taken, fails, seconds)
+    return f"{describe(swarm, prefix)}\nreplay with: python -m tests.simulator --seed {seed} --steps {steps_max}"
+
+
+def describe(swarm: Swarm, prefix: Sequence[steps.Step]) -> str:
+    """The shortest failing steps found, and how they fail."""
+    lines = [f"settings: {swarm.settings()}"]
+    number = sum(steps.weight(step) for step in prefix)
+    lines.append(f"{number} steps are enough" + (", the last of them:" if len(prefix) > PRINTED_STEPS_MAX else ":"))
+    lines += [f"  {plain.brief(step)}" for step in prefix[-PRINTED_STEPS_MAX:]]
+    try:
+        Simulation(swarm).run(prefix)
+    except Failure as failure:
+        lines.append(str(failure))
+    return "\n".join(lines)
