@@ -53,3 +53,17 @@ def test_caught_up_when_it_asked_not_when_it_arrived() -> None:
     world.now_ms = 150
     world.append(P, 21)
     assert world.marks(P).high_watermark == 21
+
+
+def test_a_mere_proposal_moves_nothing() -> None:
+    """Time has freed the high watermark of a follower that lags, but a proposal is no reason to look; its end is."""
+    world = World(lag_max_ms=100)
+    world.in_sync(P, 1)
+    world.append(P, 10)
+    world.follower(P, 2, 10)
+    world.append(P, 20)
+    world.now_ms = 200
+    world.in_sync(P, 1, proposed=(1, 2))
+    assert world.marks(P).high_watermark == 10
+    world.in_sync(P, 1)
+    assert world.marks(P).high_watermark == 20

@@ -178,6 +178,7 @@ REPLICAS = (
         "partition",
         "            known.in_sync = replica_id in self.in_sync\n",
         "",
+        equivalent="members are made when their set is told, so whoever is made later is in none",
     ),
     Mutant(
         "a proposal stays after the set was committed",

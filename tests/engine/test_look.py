@@ -1,0 +1,60 @@
+"""What a look at the pending operations shows, and what its filters leave out."""
+
+from __future__ import annotations
+
+from tests.engine import plain
+from tests.engine.world import World, parse
+
+
+def listed(world: World, *, owner_id: int = -1, kind: int = 0, partition: str = "", key: str = "") -> list[int]:
+    """Ids of the pending operations that pass the filters."""
+    name = parse(partition) if partition else None
+    views, after = world.engine.list_pending(0, 100, world.now_ms, owner_id, kind, name, key)
+    assert after == -1
+    return [view.operation_id for view in views]
+
+
+def test_filters_go_together() -> None:
+    """Each filter leaves out what it does not name."""
+    world = World()
+    produce = world.produce({"orders-0": 10, "orders-1": 10})
+    delete = world.delete_records({"orders-1": 10})
+    signal = world.wait_signal({"a": 1, "b": 1})
+    first = world.owner_id
+    world.owner_id = world.under_test.add_owner()
+    other = world.produce({"orders-1": 10})
+    owners = world.under_test.owners
+    mine, theirs = owners[first].owner_id, owners[world.owner_id].owner_id
+    assert listed(world) == [produce, delete, signal, other]
+    assert listed(world, owner_id=mine) == [produce, delete, signal]
+    assert listed(world, owner_id=theirs) == [other]
+    assert listed(world, kind=plain.PRODUCE) == [produce, other]
+    assert listed(world, partition="orders-0") == [produce]
+    assert listed(world, partition="orders-1") == [produce, delete, other]
+    assert listed(world, partition="orders-1", owner_id=mine, kind=plain.PRODUCE) == [produce]
+    assert listed(world, key="b") == [signal]
+    assert listed(world, key="b", partition="orders-1") == []
+
+
+def test_what_is_reached_is_what_is_reached_now() -> None:
+    """While it waits, each item shows the mark of now, not that of its registration."""
+    world = World()
+    world.append("orders-0", 30)
+    world.high_watermark("orders-0", 5)
+    world.log_start("orders-0", 1)
+    handles = [
+        world.produce({"orders-0": 20}),
+        world.delete_records({"orders-0": 4}),
+        world.fetch({"orders-0": 5}, min_bytes=100),
+        world.wait_signal({"a": 9}),
+    ]
+    world.high_watermark("orders-0", 8)
+    world.log_start("orders-0", 3)
+    world.signal("a", 2)
+    owner = world.under_test.owners[world.owner_id]
+    reached = []
+    for handle in handles:
+        view = world.engine.describe(owner, handle, world.now_ms)
+        assert view is not None
+        reached += [(item.reached_offset, item.error_code) for item in view.items]
+    assert reached == [(8, 7), (3, 7), (8, 7), (2, 7)]
