@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import queue
+import resource
 import sys
 import tempfile
 import threading
@@ -79,7 +80,12 @@ def report(done: Sequence[tuple[Mutant, Verdict]], seconds: float) -> bool:
     for mutant in survivors:
         print(f"survived: {mutant.module}.py: {mutant.name}\n  - {mutant.old.strip()}\n  + {mutant.new.strip()}")
     share = caught / len(done) if done else 1.0
-    print(f"{caught} of {len(done)} mutants caught ({share:.1%}) in {seconds:.0f} s, {len(survivors)} survived")
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = children.ru_utime + children.ru_stime
+    print(
+        f"{caught} of {len(done)} mutants caught ({share:.1%}), {len(survivors)} survived;"
+        f" {seconds:.0f} s, of the processor {cpu:.0f} s"
+    )
     return share >= CAUGHT_MIN
 
 

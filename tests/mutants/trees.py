@@ -14,7 +14,14 @@ from pathlib import Path
 from tests.mutants.mutant import Mutant
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PARTS = ("purgatory/__init__.py", "purgatory/engine", "tests/engine", "tests/simulator", "tests/mutants")
+PARTS = (
+    "purgatory/__init__.py",
+    "purgatory/clock.py",
+    "purgatory/engine",
+    "tests/engine",
+    "tests/simulator",
+    "tests/mutants",
+)
 SETTINGS = """[pytest]
 pythonpath = .
 addopts = --import-mode=importlib
