@@ -93,13 +93,15 @@ class Member(threading.Thread):
         self.operations_max = operations_max
         self.done = 0
         self.mine: list[MarkOperation] = []
+        self.arriving: MarkOperation | None = None
+        """The operation that is about to be registered, or was last."""
         self.answered: Counter[str] = Counter()
         self.error: BaseException | None = None
         self.actions = [
             (self.register, 50),
             (self.raise_and_check, 30),
             (self.cancel, 10),
-            (self.force, 4),
+            (self.force, 8),
             (self.advance, 4),
             (self.check_only, 3),
             (self.cancel_key, 1),
@@ -126,12 +128,14 @@ class Member(threading.Thread):
         if self.rng.random() < 0.05:
             operation.raises_at = self.rng.randint(1, 3)
         operation.due_ms = SystemClock().now_ms() + timeout_ms
+        self.arriving = operation
         try:
             if self.crowd.purgatory.try_complete_else_watch(operation, keys):
                 self.answered["satisfied"] += 1
         except PurgatoryClosed:
             self.answered["closed"] += 1
-            return
+            # Somebody may have forced it before that, or do so later: settled here, whoever is first.
+            self.answered["satisfied"] += operation.force_complete()
         self.mine.append(operation)
 
     def raise_and_check(self) -> None:
@@ -148,8 +152,10 @@ class Member(threading.Thread):
         self.crowd.count_satisfied_in_effects(self.crowd.purgatory.check_and_complete(key))
 
     def anyone(self) -> MarkOperation | None:
-        """An operation of any thread, ended or not."""
+        """An operation of any thread: ended, pending, or only about to be registered."""
         member = self.rng.choice(self.crowd.members)
+        if self.rng.random() < 0.5:
+            return member.arriving
         return self.rng.choice(member.mine[-20:]) if member.mine else None
 
     def cancel(self) -> None:
@@ -161,6 +167,7 @@ class Member(threading.Thread):
         self.answered["cancelled"] += len(self.crowd.purgatory.cancel_for_key(self.rng.choice(KEYS)))
 
     def force(self) -> None:
+        """Also what is not registered yet, as a future's callback may do."""
         operation = self.anyone()
         if operation is not None and operation.force_complete():
             self.answered["satisfied"] += 1

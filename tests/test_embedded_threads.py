@@ -5,17 +5,29 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
 
 import pytest
 
 from purgatory.embedded import EmbeddedPurgatory
+from purgatory.engine import COMPILED
 from purgatory.engine.codes import CANCELLED, EXPIRED, PENDING, SATISFIED, SHUTTING_DOWN
 from tests import embedded_crowd
 from tests.embedded_crowd import KEYS, Crowd, EagerSwitching, all_stacks, watch
-from tests.engine.recording_operation import DEADLINE_S, SignallingOperation, never_told, run_all, wait_until
+from tests.engine.recording_operation import (
+    DEADLINE_S,
+    RecordingOperation,
+    SignallingOperation,
+    never_told,
+    run_all,
+    wait_until,
+)
 
 THREADS = 16
 OPERATIONS_EACH = int(os.environ.get("CROWD_OPERATIONS", "700"))
@@ -107,6 +119,52 @@ def test_the_reaper_misses_no_registration(threads: int) -> None:
 
         run_all(*[register_one_after_the_other] * threads)
         assert purgatory.pending == purgatory.num_delayed == 0
+
+
+@pytest.mark.skipif(COMPILED, reason="compiled, force_complete runs in one step that no other thread gets into")
+@pytest.mark.parametrize("others_force_too", [False, True])
+def test_forced_while_another_thread_registers(others_force_too: bool) -> None:
+    """Between any two lines of force_complete another thread registers the operation: one end, and nothing is left."""
+    for step in itertools.count(1):
+        with EmbeddedPurgatory("forced", never_told, reaper_enabled=False) as purgatory:
+            operation = RecordingOperation()
+
+            def intrude(purgatory: EmbeddedPurgatory = purgatory, operation: RecordingOperation = operation) -> None:
+                purgatory.try_complete_else_watch(operation, ["k"])
+                if others_force_too:
+                    operation.force_complete()
+
+            was_reached = run_with_intruder(operation.force_complete, step, intrude)
+            assert operation.outcome == SATISFIED
+            assert operation.effects == ["complete"], f"step {step}"
+            assert purgatory.pending == purgatory.watched == purgatory.num_delayed == 0, f"step {step}"
+        if not was_reached:
+            assert step > 3, "force_complete was not stepped through"
+            return
+
+
+def run_with_intruder(call: Callable[[], object], step: int, intrude: Callable[[], None]) -> bool:
+    """Runs a call; when it comes to its `step`-th line, `intrude` runs on another thread. Whether it came so far."""
+    lines = itertools.count(1)
+    reached: list[int] = []
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:  # noqa: ANN401 - as the interpreter calls it
+        if frame.f_code.co_name != "force_complete" or not frame.f_code.co_filename.endswith("operation.py"):
+            return None
+        if event == "line" and next(lines) == step:
+            reached.append(step)
+            thread = threading.Thread(target=intrude)
+            thread.start()
+            thread.join(DEADLINE_S)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return bool(reached)
 
 
 def test_a_registration_just_before_the_reaper_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
