@@ -16,9 +16,14 @@ if TYPE_CHECKING:
     from purgatory.engine.views import PartitionView, PendingView
 
 
+NOTHING_READ = (-1, -1, -1, -1, -1)
+
+
 def operation_batch(operations: list[plain.Operation]) -> OperationBatch:
     """Operations of one kind as columns."""
-    signals = operations[0].kind == plain.SIGNAL
+    kind = operations[0].kind
+    signals = kind == plain.SIGNAL
+    fetches = kind == plain.FETCH
     dictionary: dict[plain.Name, int] = {}
     items = [item for operation in operations for item in operation.items]
     indexes = [dictionary.setdefault(item.name, len(dictionary)) for item in items]
@@ -32,15 +37,15 @@ def operation_batch(operations: list[plain.Operation]) -> OperationBatch:
         offsets=[item.offset for item in items],
         local_error_codes=[item.local_error for item in items],
         leader_epochs=[item.epoch for item in items],
-        min_bytes=[operation.min_bytes for operation in operations],
-        replica_ids=[operation.replica_id for operation in operations],
-        isolation_levels=[operation.isolation for operation in operations],
-        follower_reads=[operation.follower_reads for operation in operations],
-        partition_max_bytes=[item.max_bytes for item in items],
-        last_fetched_epochs=[item.last_epoch for item in items],
-        throttled=[item.throttled for item in items],
-        any_key=[operation.any_key for operation in operations],
-        from_now=[operation.from_now for operation in operations],
+        min_bytes=[operation.min_bytes for operation in operations] if fetches else None,
+        replica_ids=[operation.replica_id for operation in operations] if fetches else None,
+        isolation_levels=[operation.isolation for operation in operations] if fetches else None,
+        follower_reads=[operation.follower_reads for operation in operations] if fetches else None,
+        partition_max_bytes=[item.max_bytes for item in items] if fetches else None,
+        last_fetched_epochs=[item.last_epoch for item in items] if fetches else None,
+        throttled=[item.throttled for item in items] if fetches else None,
+        any_key=[operation.any_key for operation in operations] if signals else None,
+        from_now=[operation.from_now for operation in operations] if signals else None,
     )
 
 
@@ -91,7 +96,7 @@ def ended_of(completions: Completions) -> list[plain.Ended]:
     for i, operation_id in enumerate(completions.operation_ids):
         items = []
         for _ in range(completions.item_counts[i]):
-            row = plain.EndedItem(
+            values = (
                 completions.item_partitions[item],
                 completions.error_codes[item],
                 completions.required_offsets[item],
@@ -100,29 +105,29 @@ def ended_of(completions: Completions) -> list[plain.Ended]:
                 completions.estimated_remaining_ms[item],
                 completions.paces_per_second[item],
             )
+            found = NOTHING_READ
             if completions.kinds[i] == plain.FETCH:
                 read = completions.fetched[fetched]
                 fetched += 1
-                row = row._replace(
-                    available_bytes=read.available_bytes,
-                    high_watermark=read.high_watermark,
-                    last_stable=read.last_stable_offset,
-                    diverging_epoch=read.diverging_epoch,
-                    diverging_end=read.diverging_end_offset,
+                found = (
+                    read.available_bytes,
+                    read.high_watermark,
+                    read.last_stable_offset,
+                    read.diverging_epoch,
+                    read.diverging_end_offset,
                 )
-            items.append(row)
+            items.append(plain.made(plain.EndedItem, (*values, *found)))
             item += 1
-        rows.append(
-            plain.Ended(
-                completions.owner_id,
-                operation_id,
-                completions.kinds[i],
-                completions.outcomes[i],
-                completions.waited_ms[i],
-                completions.lateness_ms[i],
-                tuple(items),
-            )
+        ended = (
+            completions.owner_id,
+            operation_id,
+            completions.kinds[i],
+            completions.outcomes[i],
+            completions.waited_ms[i],
+            completions.lateness_ms[i],
+            tuple(items),
         )
+        rows.append(plain.made(plain.Ended, ended))
     assert item == len(completions.error_codes), f"{item} items said, {len(completions.error_codes)} given"
     assert fetched == len(completions.fetched), f"{fetched} fetched said, {len(completions.fetched)} given"
     return rows
@@ -254,7 +259,7 @@ def answers_of(receipt: EventsReceipt, start: int) -> list[plain.EventAnswer]:
     refused = {refusal.index: (refusal.code, refusal.error_code) for refusal in receipt.refusals}
     answers = []
     for i, ended in enumerate(receipt.ended):
-        answers.append(plain.EventAnswer(ended, refused=refused.get(start + i)))
+        answers.append(plain.EventAnswer(ended, False, refused.get(start + i)))
     assert receipt.next_index == start + len(answers), f"{receipt.next_index} after {start} + {len(answers)}"
     if len(answers) == 1:
         return [answers[0]._replace(unchanged=receipt.unchanged == 1)]

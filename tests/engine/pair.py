@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from tests.engine import plain
-from tests.engine.adapter import EngineUnderTest, pending_of
+from tests.engine.adapter import EngineUnderTest, answers_of, event_batch, pending_of
 from tests.engine.oracle import Oracle
+from tests.engine.oracle.partition import Partition
+
+if TYPE_CHECKING:
+    from purgatory.engine.batches import EventsReceipt
+    from purgatory.engine.views import PartitionView
 
 
 class Difference(Exception):
@@ -25,6 +31,66 @@ def compare_end(row: plain.Ended, wanted: plain.Ended) -> None:
     for item, wanted_item in zip(row.items, wanted.items, strict=False):
         demand(what, item, wanted_item)
     demand(what, row, wanted)
+
+
+def same_marks(view: PartitionView, partition: Partition) -> bool:
+    """True: the engine's view of a partition and the oracle's partition agree, told without making copies of either."""
+    in_sync = partition.committed
+    members = 0 if in_sync is None else len(in_sync)
+    if (
+        view.leader_epoch != partition.epoch
+        or view.is_leader != partition.is_leader
+        or view.leader_id != partition.leader_id
+        or view.storage_failed != partition.storage_failed
+        or view.log_start_offset != partition.log_start
+        or view.last_stable_offset != partition.last_stable()
+        or view.high_watermark != partition.high_watermark
+        or view.log_end_offset != partition.log_end
+        or view.low_watermark != partition.low_watermark()
+        or view.min_in_sync_replicas != partition.min_in_sync
+        or view.unchanged_events != partition.unchanged
+        or view.stale_events != partition.stale
+        or len(view.in_sync_replica_ids) != members
+        or len(view.replicas) != len(partition.replicas)
+    ):
+        return False
+    if in_sync is not None:
+        for replica_id in view.in_sync_replica_ids:
+            if replica_id not in in_sync:
+                return False
+    for seen in view.replicas:
+        replica = partition.replicas.get(seen.replica_id)
+        if (
+            replica is None
+            or seen.log_end_offset != replica.log_end
+            or seen.log_start_offset != replica.log_start
+            or seen.dead != replica.dead
+            or seen.fenced != replica.fenced
+            or seen.in_sync != (in_sync is not None and seen.replica_id in in_sync)
+        ):
+            return False
+    return True
+
+
+def same_answer(receipt: EventsReceipt, wanted: plain.EventAnswer) -> bool:
+    """True: a receipt for one event says what it should."""
+    if receipt.next_index != 1 or receipt.ended != [wanted.ended] or receipt.unchanged != int(wanted.unchanged):
+        return False
+    if wanted.refused is None:
+        return not receipt.refusals
+    return [(refusal.index, refusal.code, refusal.error_code) for refusal in receipt.refusals] == [(0, *wanted.refused)]
+
+
+def compare_ends(rows: list[plain.Ended], expected: list[plain.Ended]) -> None:
+    """Tell how the ends of operations differ, however they are ordered."""
+    ended = {(row.owner_id, row.operation_id): row for row in rows}
+    wanted = {(row.owner_id, row.operation_id): row for row in expected}
+    demand("nobody ends twice", len(ended), len(rows))
+    demand("who ended", sorted(ended), sorted(wanted))
+    for key, row in ended.items():
+        if row != wanted[key]:
+            compare_end(row, wanted[key])
+    demand("what ended", sorted(rows), sorted(expected))
 
 
 class Pair:
@@ -63,8 +129,9 @@ class Pair:
         receipt = self.engine.register(owner_id, operations, self.now_ms)
         answers = self.oracle.register(owner_id, operations, self.now_ms)
         refused = {i: answer.refused for i, answer in enumerate(answers) if answer.refused}
+        if refused or receipt.refusals:
+            demand("refused registrations", {r.index: r.code for r in receipt.refusals}, refused)
         accepted = sum(answer.accepted for answer in answers)
-        demand("refused registrations", {r.index: r.code for r in receipt.refusals}, refused)
         demand("accepted registrations", receipt.accepted, accepted)
         demand("known registrations", receipt.already_known, len(operations) - accepted - len(refused))
         highest = self.oracle.owners[owner_id].highest_operation_id
@@ -74,15 +141,25 @@ class Pair:
 
     def apply(self, events: list[plain.Event], limit: int = 100_000) -> None:
         """A batch of events."""
+        if len(events) == 1:
+            self.apply_one(events[0], limit)
+            return
         answers = self.engine.apply(events, self.now_ms, limit)
-        expected = [self.oracle.apply(event, self.now_ms) for event in events]
-        if len(events) > 1:
-            answers = [answer._replace(unchanged=False) for answer in answers]
-            expected = [answer._replace(unchanged=False) for answer in expected]
-        for event, answer, wanted in zip(events, answers, expected, strict=True):
-            demand(f"answer to {event}", answer, wanted)
+        for event, answer in zip(events, answers, strict=True):
+            wanted = self.oracle.apply(event, self.now_ms)
+            if answer.ended != wanted.ended or answer.refused != wanted.refused:
+                demand(f"answer to {event}", answer._replace(unchanged=False), wanted._replace(unchanged=False))
         self.compare_ended()
         self.compare_marks({event.name for event in events})
+
+    def apply_one(self, event: plain.Event, limit: int) -> None:
+        """One event."""
+        receipt = self.engine.engine.apply(event_batch([event]), self.now_ms, 0, limit)
+        wanted = self.oracle.apply(event, self.now_ms)
+        if not same_answer(receipt, wanted):
+            demand(f"answer to {event}", answers_of(receipt, 0), [wanted])
+        self.compare_ended()
+        self.compare_mark(event.name)
 
     def cancel(self, owner_id: int, operation_ids: list[int]) -> None:
         """Cancel by id."""
@@ -99,7 +176,7 @@ class Pair:
     def cancel_name(self, name: plain.Name) -> None:
         """Cancel all on a partition or key."""
         cancelled = self.engine.cancel_name(name, self.now_ms)
-        demand(f"cancelled on {name}", cancelled, self.oracle.cancel_name(name, self.now_ms))
+        demand("cancelled on a name", cancelled, self.oracle.cancel_name(name, self.now_ms))
         self.compare_ended()
         self.compare_marks({name})
 
@@ -136,13 +213,9 @@ class Pair:
     def compare_rows(self, rows: list[plain.Ended]) -> None:
         """What has ended, and how, in any order."""
         self.last_ended = rows
-        ended = {(row.owner_id, row.operation_id): row for row in rows}
-        wanted = {(row.owner_id, row.operation_id): row for row in self.oracle.take_ended()}
-        demand("nobody ends twice", len(ended), len(rows))
-        demand("who ended", sorted(ended), sorted(wanted))
-        for key, row in ended.items():
-            if row != wanted[key]:
-                compare_end(row, wanted[key])
+        expected = self.oracle.take_ended()
+        if (rows or expected) and sorted(rows) != sorted(expected):
+            compare_ends(rows, expected)
         demand("pending", self.engine.engine.pending, len(self.oracle.pending))
         earliest = self.oracle.earliest_deadline_ms()
         next_ms = self.engine.engine.next_expiration_ms()
@@ -152,27 +225,42 @@ class Pair:
     def compare_marks(self, names: set[plain.Name]) -> None:
         """Partitions as seen from outside."""
         for name in names:
-            if name[1] < 0:
-                continue
-            partition = self.oracle.world.partitions.get(name)
-            marks = self.engine.marks(name, self.now_ms)
+            self.compare_mark(name)
+
+    def compare_mark(self, name: plain.Name) -> None:
+        """A partition as seen from outside; a key has nothing to see."""
+        if name[1] < 0:
+            return
+        partition = self.oracle.world.partitions.get(name)
+        view = self.engine.engine.partition_view(name, self.now_ms)
+        if view is None or partition is None or not same_marks(view, partition):
+            self.compare_all_marks(name)
+
+    def compare_all_marks(self, name: plain.Name) -> None:
+        """The same from copies, which can be shown."""
+        partition = self.oracle.world.partitions.get(name)
+        marks = self.engine.marks(name, self.now_ms)
+        if marks is not None or partition is not None:
             demand(f"marks of {name}", marks, None if partition is None else partition.marks())
 
     def compare_everything(self) -> None:
         """All that can be seen, recounted from nothing."""
         demand("an operation is pending whose condition holds", self.oracle.check_everything(self.now_ms), 0)
-        self.compare_marks(set(self.oracle.world.partitions) | set(self.engine.engine.partition_names()))
+        for name in set(self.oracle.world.partitions) | set(self.engine.engine.partition_names()):
+            self.compare_all_marks(name)
         watched = Counter[int]()
         for waiting in self.oracle.pending.values():
             fetch = waiting.operation.kind == plain.FETCH
             watched[waiting.operation.kind] += sum(fetch or not item.decided for item in waiting.items)
         for kind in plain.KINDS:
-            demand(f"counts of kind {kind}", self.engine.counts(kind), self.oracle.counts(kind))
-            demand(f"watched of kind {kind}", self.engine.engine.counts(kind).watched, watched[kind])
+            demand("counts of a kind", self.engine.counts(kind), self.oracle.counts(kind))
+            demand("watched of a kind", self.engine.engine.counts(kind).watched, watched[kind])
         seen = {(view.owner_id, view.operation_id): pending_of(view) for view in self.engine.all_pending(self.now_ms)}
         demand("who is pending", sorted(seen), sorted(self.oracle.pending))
         for key, waiting in self.oracle.pending.items():
-            demand(f"the view of {key}", seen[key], self.oracle.view(waiting))
+            view = self.oracle.view(waiting)
+            if seen[key] != view:
+                demand(f"the view of {key}", seen[key], view)
 
     def heal(self) -> None:
         """Let all time pass, and find the engine empty."""

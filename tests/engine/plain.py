@@ -41,6 +41,11 @@ INVALID_ARGUMENT: Final = 3
 NOT_FOUND: Final = 5
 FAILED_PRECONDITION: Final = 9
 
+made: Final = tuple.__new__
+"""`made(Event, (...))` is `Event(...)` in a fraction of the time, for loops that run often. All fields must be
+given, in order: nothing is filled in, nothing is checked.
+"""
+
 Name = tuple[str, int]
 """(topic, partition), or (key, -1) for a signal's key."""
 

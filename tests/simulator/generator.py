@@ -108,6 +108,14 @@ class Generator:
         """Some partition."""
         return self.sketches[self.below(len(self.sketches))]
 
+    def different(self, count: int, limit: int) -> list[int]:
+        """So many different whole numbers from 0, below a limit; all of them if that is not enough."""
+        numbers = list(range(limit))
+        for i in range(min(count, limit)):
+            other = i + self.below(limit - i)
+            numbers[i], numbers[other] = numbers[other], numbers[i]
+        return numbers[:count]
+
     def near(self, mark: int, low: int, high: int) -> int:
         """An offset from `low` to `high` strides around a mark."""
         return max(0, mark + (low + self.below(high - low + 1)) * self.swarm.stride)
@@ -126,56 +134,56 @@ class Generator:
             timeout_ms = self.below(2) - 1
         if kind == plain.SIGNAL:
             return self.signal_operation(operation_id, timeout_ms, count)
-        chosen = self.rng.sample(self.sketches, min(count, len(self.sketches)))
+        chosen = [self.sketches[i] for i in self.different(count, len(self.sketches))]
         if self.is_nonsense():
             chosen.append(chosen[0])
         if kind == plain.FETCH:
             return self.fetch_operation(operation_id, timeout_ms, chosen)
-        items = tuple(self.plain_item(kind, sketch) for sketch in chosen)
+        items = tuple([self.plain_item(kind, sketch) for sketch in chosen])
         return plain.Operation(kind, operation_id, timeout_ms, items)
 
     def plain_item(self, kind: int, sketch: Sketch) -> plain.Item:
         """One partition of a produce or delete-records wait."""
         local_error = 10 if self.rng.random() < 0.02 else 0
         if kind == plain.PRODUCE:
-            return plain.Item(sketch.name, self.near(sketch.log_end, -2, 6), self.epoch_of(sketch), local_error)
+            return self.item(sketch.name, self.near(sketch.log_end, -2, 6), self.epoch_of(sketch), local_error)
         offset = -1 if self.rng.random() < 0.2 else self.near(sketch.log_end, -6, 0)
-        return plain.Item(sketch.name, -2 if self.is_nonsense() else offset, local_error=local_error)
+        return self.item(sketch.name, -2 if self.is_nonsense() else offset, -1, local_error)
 
     def signal_operation(self, operation_id: int, timeout_ms: int, count: int) -> plain.Operation:
         """A wait for keys."""
-        chosen = self.rng.sample(self.keys, min(count, len(self.keys)))
+        chosen = [self.keys[i] for i in self.different(count, len(self.keys))]
         most = 5 if self.rng.random() < 0.5 else 50
-        items = tuple(plain.Item(key, 1 + self.below(most)) for key in chosen)
+        items = tuple([self.item(key, 1 + self.below(most), -1, 0) for key in chosen])
         from_now = self.rng.random() < 0.5
         any_key = self.rng.random() < 0.4
-        return plain.Operation(plain.SIGNAL, operation_id, timeout_ms, items, any_key=any_key, from_now=from_now)
+        return plain.Operation(
+            plain.SIGNAL, operation_id, timeout_ms, items, 1, -1, plain.READ_UNCOMMITTED, False, any_key, from_now
+        )
 
     def fetch_operation(self, operation_id: int, timeout_ms: int, chosen: list[Sketch]) -> plain.Operation:
         """A wait for bytes."""
         replica_id = 1 + self.below(self.swarm.replica_ids) if self.rng.random() < 0.4 else -1
-        items = tuple(
-            plain.Item(
-                sketch.name,
-                sketch.log_end if self.rng.random() < 0.6 else self.near(sketch.log_end, -5, 1),
-                self.epoch_of(sketch),
-                max_bytes=self.rng.choice((1_048_576, 1_048_576, 1 + self.below(10 * self.swarm.bytes_per_offset))),
-                last_epoch=self.near_epoch(sketch) if self.rng.random() < self.swarm.epochs / 4 else -1,
-                throttled=self.rng.random() < 0.1,
-            )
-            for sketch in chosen
-        )
-        min_bytes = 1 + self.below(self.rng.choice((1, 10, 100)) * self.swarm.bytes_per_offset)
+        items = tuple([self.fetch_item(sketch) for sketch in chosen])
+        min_bytes = 1 + self.below((1, 10, 100)[self.below(3)] * self.swarm.bytes_per_offset)
+        isolation = 1 + self.below(2)
+        follower_reads = self.rng.random() < 0.3
         return plain.Operation(
-            plain.FETCH,
-            operation_id,
-            timeout_ms,
-            items,
-            min_bytes=min_bytes,
-            replica_id=replica_id,
-            isolation=1 + self.below(2),
-            follower_reads=self.rng.random() < 0.3,
+            plain.FETCH, operation_id, timeout_ms, items, min_bytes, replica_id, isolation, follower_reads
         )
+
+    def fetch_item(self, sketch: Sketch) -> plain.Item:
+        """One partition of a fetch."""
+        offset = sketch.log_end if self.rng.random() < 0.6 else self.near(sketch.log_end, -5, 1)
+        max_bytes = 1_048_576 if self.rng.random() < 0.67 else 1 + self.below(10 * self.swarm.bytes_per_offset)
+        last_epoch = self.near_epoch(sketch) if self.rng.random() < self.swarm.epochs / 4 else -1
+        throttled = self.rng.random() < 0.1
+        return plain.made(plain.Item, (sketch.name, offset, self.epoch_of(sketch), 0, max_bytes, last_epoch, throttled))
+
+    @staticmethod
+    def item(name: plain.Name, offset: int, epoch: int, local_error: int) -> plain.Item:
+        """One partition or key of anything but a fetch."""
+        return plain.made(plain.Item, (name, offset, epoch, local_error, 1_048_576, -1, False))
 
     def near_epoch(self, sketch: Sketch) -> int:
         """The epoch, or one beside it."""
@@ -192,7 +200,7 @@ class Generator:
         event_type = self.event_table[self.rng.getrandbits(10)]
         if event_type == plain.KEY_SIGNALLED:
             count = self.below(4) if self.is_nonsense() else 1 + self.below(2)
-            return plain.Event(event_type, self.keys[self.below(len(self.keys))], count)
+            return self.made_event(event_type, self.keys[self.below(len(self.keys))], count, -1)
         sketch = self.sketch()
         epoch = self.epoch_of(sketch)
         if event_type == plain.LEADER_APPEND:
@@ -210,15 +218,26 @@ class Generator:
             self.cut(sketch, offset)
         if self.is_nonsense():
             offset = -1
-        return plain.Event(
-            event_type,
-            sketch.name,
-            offset,
-            epoch,
-            replica_id=1 + self.below(self.swarm.replica_ids),
-            log_start=self.near(sketch.log_end, -8, 0) if self.rng.random() < 0.5 else -1,
-            flag=self.below(4) if event_type == plain.REPLICA_STATE else self.below(2),
-        )
+        replica_id = 1 + self.below(self.swarm.replica_ids)
+        log_start = self.near(sketch.log_end, -8, 0) if self.rng.random() < 0.5 else -1
+        flag = self.below(4) if event_type == plain.REPLICA_STATE else self.below(2)
+        return self.made_event(event_type, sketch.name, offset, epoch, replica_id, -1, -1, log_start, flag)
+
+    @staticmethod
+    def made_event(
+        event_type: int,
+        name: plain.Name,
+        offset: int,
+        epoch: int,
+        replica_id: int = -1,
+        position: int = -1,
+        segment: int = -1,
+        log_start: int = -1,
+        flag: int = 0,
+    ) -> plain.Event:
+        """An event that has no lists."""
+        marks = (offset, epoch, replica_id, position, segment, log_start, flag)
+        return plain.made(plain.Event, (event_type, name, *marks, (), (), (), -1, -1))
 
     @staticmethod
     def cut(sketch: Sketch, offset: int) -> None:
@@ -231,7 +250,7 @@ class Generator:
         """The log grows, rolls, or a late word of it arrives."""
         draw = self.rng.random()
         if draw < 0.05:
-            return plain.Event(plain.LEADER_APPEND, sketch.name, self.near(sketch.log_end, -3, 0), epoch)
+            return self.made_event(plain.LEADER_APPEND, sketch.name, self.near(sketch.log_end, -3, 0), epoch)
         if draw < 0.1 and sketch.says_positions:
             sketch.segment = sketch.log_end
             sketch.position = 0
@@ -240,15 +259,9 @@ class Generator:
             sketch.log_end += grown
             sketch.position += grown * (1 + self.below(self.swarm.bytes_per_offset))
         if not sketch.says_positions or draw > 0.9:
-            return plain.Event(plain.LEADER_APPEND, sketch.name, sketch.log_end, epoch)
-        return plain.Event(
-            plain.LEADER_APPEND,
-            sketch.name,
-            sketch.log_end,
-            epoch,
-            position=sketch.position,
-            segment=sketch.segment,
-        )
+            return self.made_event(plain.LEADER_APPEND, sketch.name, sketch.log_end, epoch)
+        position, segment = sketch.position, sketch.segment
+        return self.made_event(plain.LEADER_APPEND, sketch.name, sketch.log_end, epoch, -1, position, segment)
 
     def set_event(self, event_type: int, sketch: Sketch, epoch: int) -> plain.Event:
         """Who is in sync, or who leads."""

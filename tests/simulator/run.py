@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable
 
 from tests.engine import plain
@@ -12,7 +11,9 @@ from tests.simulator import steps
 from tests.simulator.swarm import Swarm
 
 RECOUNT_EVERY = 64
-"""Steps between two comparisons of all that can be seen; after the others only what the step touched is compared."""
+"""Batches between two comparisons of all that can be seen; more where more are pending. After the others
+what they touched is compared."""
+TRACE_MASK = 0xFFFFFFFF
 
 
 class Failure(Exception):
@@ -36,6 +37,7 @@ class Simulation:
             lag_max_ms=swarm.lag_max_ms,
         )
         self.owners = [self.pair.add_owner() for _ in range(swarm.owners)]
+        self.recount_at = RECOUNT_EVERY
         self.steps_done = 0
         self.weight_done = 0
         self.ended = 0
@@ -46,8 +48,9 @@ class Simulation:
         for step in sequence:
             try:
                 self.take(step)
-                if self.steps_done % RECOUNT_EVERY == 0:
+                if self.steps_done >= self.recount_at:
                     self.pair.compare_everything()
+                    self.recount_at = self.steps_done + max(RECOUNT_EVERY, len(self.pair.oracle.pending))
             except Exception as error:
                 raise Failure(self.steps_done, error) from error
             self.steps_done += 1
@@ -87,9 +90,11 @@ class Simulation:
     def note(self, ended: list[plain.Ended]) -> None:
         """The trace is a hash over all ends, in order."""
         self.ended += len(ended)
-        if ended:
-            rows = [(*row[:6], [item[1:] for item in row.items]) for row in ended]
-            self.trace = zlib.crc32(repr(rows).encode(), self.trace)
+        for row in ended:
+            number = hash(row[:6])
+            for item in row.items:
+                number = number * 31 + hash(item[1:]) & TRACE_MASK
+            self.trace = (self.trace * 31 + number) & TRACE_MASK
 
 
 class EngineRun:
@@ -154,4 +159,4 @@ class EngineRun:
         for completions in self.engine.engine.take_completions():
             self.ended += len(completions)
             number = hash((number, tuple(completions.operation_ids), tuple(completions.outcomes)))
-        self.trace = (self.trace * 31 + number) & 0xFFFFFFFF
+        self.trace = (self.trace * 31 + number) & TRACE_MASK

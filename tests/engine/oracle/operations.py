@@ -221,31 +221,30 @@ def can_count(operation: plain.Operation, item: WaitingItem, partition: Partitio
     return item.item.offset < end and partition.index.reach(end) >= 0 and not throttled
 
 
+def failed_read(item: plain.Item, error: int) -> plain.EndedItem:
+    """What a read gives that finds nothing it may tell."""
+    return plain.EndedItem(item.name, error, item.offset, -1, available_bytes=0)
+
+
 def read(operation: plain.Operation, waiting_item: WaitingItem) -> plain.EndedItem:
     """What a read of one partition gives (SEMANTICS 5.3)."""
     item = waiting_item.item
     partition = waiting_item.partition
-    failed = plain.EndedItem(item.name, 0, item.offset, -1, available_bytes=0)
     if partition is None:
-        return failed._replace(error=waiting_item.code)
+        return failed_read(item, waiting_item.code)
     error = lookup_error(partition, item.epoch, leader_only=is_leader_only(operation))
     if error:
-        return failed._replace(error=error)
+        return failed_read(item, error)
     diverging = divergence(item, partition)
     beyond = 0 <= partition.log_end < item.offset
     if diverging == (-1, -1) or item.offset < partition.log_start or (beyond and diverging is None):
-        return failed._replace(error=1)
+        return failed_read(item, 1)
     end = fetch_end(operation, partition)
-    answer = failed._replace(
-        reached=end,
-        log_start=partition.log_start,
-        high_watermark=partition.high_watermark,
-        last_stable=partition.last_stable(),
-    )
-    if diverging is not None:
-        return answer._replace(diverging_epoch=diverging[0], diverging_end=diverging[1])
-    if not can_count(operation, waiting_item, partition):
-        return answer
-    if partition.index.segment(end) > waiting_item.start_segment:
-        return answer._replace(available_bytes=item.max_bytes)
-    return answer._replace(available_bytes=min(partition.index.reach(end) - waiting_item.start_reach, item.max_bytes))
+    available_bytes = 0
+    if diverging is None and can_count(operation, waiting_item, partition):
+        available_bytes = item.max_bytes
+        if partition.index.segment(end) <= waiting_item.start_segment:
+            available_bytes = min(partition.index.reach(end) - waiting_item.start_reach, item.max_bytes)
+    marks = (partition.high_watermark, partition.last_stable())
+    values = (item.name, 0, item.offset, end, partition.log_start, -1, -1.0, available_bytes, *marks)
+    return plain.made(plain.EndedItem, (*values, *(diverging or (-1, -1))))

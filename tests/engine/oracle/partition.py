@@ -70,7 +70,11 @@ class Partition:
         """Lowest log start over the leader and its live replicas; -1: not known, or not the leader."""
         if not self.is_leader:
             return -1
-        return min([self.log_start] + [replica.log_start for replica in self.replicas.values() if not replica.dead])
+        lowest = self.log_start
+        for replica in self.replicas.values():
+            if not replica.dead and replica.log_start < lowest:
+                lowest = replica.log_start
+        return lowest
 
     def maximal_in_sync(self) -> set[int]:
         """Committed and proposed members together."""
@@ -134,8 +138,27 @@ class Partition:
 
     def all_state(self) -> tuple[object, ...]:
         """All that an event can change; an event that changes none of it is `unchanged`."""
-        proposed = tuple(sorted(self.proposed))
-        return (self.marks(), self.first_unstable, proposed, tuple(self.index.entries), self.committed is None)
+        replicas = [
+            (replica.replica_id, replica.log_end, replica.log_start, replica.dead, replica.fenced)
+            for replica in self.replicas.values()
+        ]
+        return (
+            self.epoch,
+            self.is_leader,
+            self.leader_id,
+            self.storage_failed,
+            self.log_start,
+            self.last_stable(),
+            self.high_watermark,
+            self.log_end,
+            self.low_watermark(),
+            self.min_in_sync,
+            None if self.committed is None else sorted(self.committed),
+            sorted(replicas),
+            self.first_unstable,
+            sorted(self.proposed),
+            list(self.index.entries),
+        )
 
     # Events. Each is known to be acceptable when it comes here; see refusals.py.
 

@@ -191,7 +191,11 @@ class Oracle:
 
     def earliest_deadline_ms(self) -> int:
         """The next deadline; -1: nothing is pending."""
-        return min((waiting.deadline_ms for waiting in self.pending.values()), default=-1)
+        earliest = -1
+        for waiting in self.pending.values():
+            if earliest < 0 or waiting.deadline_ms < earliest:
+                earliest = waiting.deadline_ms
+        return earliest
 
     def finish(self, keys: list[tuple[int, int]], outcome: int, now_ms: int) -> None:
         """End these as expired or shutting down."""
@@ -265,17 +269,18 @@ class Oracle:
             outcome = plain.FAILED if failed else plain.SATISFIED
         lateness_ms = now_ms - waiting.deadline_ms if outcome == plain.EXPIRED else 0
         self.tally[waiting.operation.kind][outcome] += 1
-        self.ended.append(
-            plain.Ended(
-                waiting.owner_id,
-                waiting.operation.operation_id,
-                waiting.operation.kind,
-                outcome,
-                now_ms - waiting.registered_ms,
-                lateness_ms,
-                items,
-            )
+        operation = waiting.operation
+        waited_ms = now_ms - waiting.registered_ms
+        values = (
+            waiting.owner_id,
+            operation.operation_id,
+            operation.kind,
+            outcome,
+            waited_ms,
+            lateness_ms,
+            items,
         )
+        self.ended.append(plain.made(plain.Ended, values))
 
     def answer(self, waiting: Waiting, item: WaitingItem, outcome: int, now_ms: int) -> plain.EndedItem:
         """What one item comes to."""
@@ -288,10 +293,11 @@ class Oracle:
         else:
             reached = item.reached_then if item.decided else mark
         log_start = -1 if item.partition is None else item.partition.log_start
-        answer = plain.EndedItem(item.name, item.code, item.required, reached, log_start)
+        remaining_ms, pace = -1, -1.0
         if outcome == plain.EXPIRED and not item.decided:
-            answer = self.estimate(answer, waiting, item, mark, now_ms)
-        return answer
+            remaining_ms, pace = self.estimate(waiting, item, mark, now_ms)
+        values = (item.name, item.code, item.required, reached, log_start, remaining_ms, pace, -1, -1, -1, -1, -1)
+        return plain.made(plain.EndedItem, values)
 
     def mark_of(self, kind: int, item: WaitingItem) -> int:
         """The mark that an item waits for, as it is now."""
@@ -302,16 +308,14 @@ class Oracle:
         return item.partition.high_watermark if kind == plain.PRODUCE else item.partition.low_watermark()
 
     @staticmethod
-    def estimate(
-        answer: plain.EndedItem, waiting: Waiting, item: WaitingItem, mark: int, now_ms: int
-    ) -> plain.EndedItem:
-        """How fast the mark was moving, and how long it would still take at that pace."""
+    def estimate(waiting: Waiting, item: WaitingItem, mark: int, now_ms: int) -> tuple[int, float]:
+        """How long it would still take at the pace at which the mark was moving, and this pace; -1: not known."""
         moved = mark - item.mark_at_start
         waited_ms = now_ms - waiting.registered_ms
         if item.mark_at_start < 0 or moved <= 0:
-            return answer
+            return (-1, -1.0)
         remaining_ms = min(-(-(item.required - mark) * waited_ms // moved), 2**62)
-        return answer._replace(remaining_ms=remaining_ms, pace=moved * 1000 / waited_ms)
+        return (remaining_ms, moved * 1000 / waited_ms)
 
     def forget_mentioned_only(self) -> None:
         """A partition of which no event ever spoke lasts only as long as a pending operation names it."""
