@@ -49,13 +49,11 @@ def is_current() -> bool:
     return known.exists() and known.read_text(encoding="utf-8") == digest()
 
 
-def copy_sources() -> None:
-    """A fresh copy, without anything compiled."""
-    shutil.rmtree(BUILT, ignore_errors=True)
+def copy_sources(target: Path) -> None:
+    """A copy, without anything compiled; what runs in it does not look at the tree."""
     for path in sources():
-        target = BUILT / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / path, target)
+        (target / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / path, target / path)
 
 
 def compile_copy() -> None:
@@ -89,7 +87,8 @@ def main() -> None:
         return
     print("== compiling the simulator (a minute or two)", flush=True)
     wanted = digest()
-    copy_sources()
+    shutil.rmtree(BUILT, ignore_errors=True)
+    copy_sources(BUILT)
     compile_copy()
     (BUILT / DIGEST).write_text(wanted, encoding="utf-8")
 

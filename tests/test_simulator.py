@@ -1,0 +1,98 @@
+"""The simulator's share of `make test`, and that its command keeps its word: repeatable traces, planted bugs found.
+
+The compiled run takes the whole share, in .build/simulator; without that build, or uncompiled, a small one is taken.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.simulator import build
+
+BLOCKS = 20
+SECONDS_MAX = 300
+
+
+def simulate(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the simulator of one tree or copy."""
+    command = [sys.executable, "-m", "tests.simulator", *arguments]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(
+        command, cwd=where, env=environment, capture_output=True, text=True, timeout=SECONDS_MAX, check=False
+    )
+
+
+def is_compiled() -> bool:
+    """True: the compiled simulator is there, of the sources of now, and this is no uncompiled run."""
+    return os.environ.get("PURGATORY_BUILD") != "pure" and build.is_current() and any(build.BUILT.glob("*.so"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_two_million_steps_equal_the_oracle(block: int) -> None:
+    """In lives of 200 seeds engine and oracle never differ; each block is ten of them, uncompiled one short one."""
+    where, seeds, steps = (build.BUILT, 10, 10_000) if is_compiled() else (build.ROOT, 1, 1_000)
+    first = 1 + block * seeds
+    run = simulate(where, "--seed", str(first), "--seeds", str(seeds), "--steps", str(steps))
+    assert run.returncode == 0, run.stdout + run.stderr
+    counted = re.search(r"^(\d+) steps, ", run.stdout, re.MULTILINE)
+    assert counted is not None, run.stdout
+    assert int(counted[1]) >= seeds * steps, run.stdout
+
+
+@pytest.mark.slow
+def test_trace_is_repeatable() -> None:
+    """The last line is a hex word, the same for the same seeds, in whatever processes they run; others give another."""
+    few = ("--seeds", "3", "--steps", "600")
+    runs = [simulate(build.ROOT, "--seed", seed, *few) for seed in ("7", "8")]
+    runs.append(simulate(build.ROOT, "--seed", "7", "--processes", "2", *few))
+    first, other, again = [run.stdout.splitlines()[-1] for run in runs]
+    assert re.fullmatch("[0-9a-f]{8}", first)
+    assert first == again != other
+
+
+@pytest.mark.slow
+def test_compiled_and_uncompiled_live_the_same_life() -> None:
+    """The compiled simulator's trace is that of the sources."""
+    if not is_compiled():
+        pytest.skip("the simulator is not compiled here; `make sim` does it")
+    few = ("--seed", "7", "--steps", "2000")
+    assert simulate(build.BUILT, *few).stdout.splitlines()[-1] == simulate(build.ROOT, *few).stdout.splitlines()[-1]
+
+
+PLANTED = {
+    "a mark equal to the required offset completes nothing": (
+        "purgatory/engine/watches.py",
+        "self._thresholds[head] > mark",
+        "self._thresholds[head] >= mark",
+    ),
+    "the oracle lets a high watermark be one short": (
+        "tests/engine/oracle/operations.py",
+        "elif partition.high_watermark >= item.required:",
+        "elif partition.high_watermark >= item.required - 1:",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", PLANTED)
+def test_planted_bug_is_found_and_cut_down(bug: str, tmp_path: Path) -> None:
+    """A wrong engine, or a wrong oracle, differs soon; the seed, the step and at most ten steps to repeat it are told."""
+    build.copy_sources(tmp_path)
+    path, right, wrong = PLANTED[bug]
+    text = (tmp_path / path).read_text(encoding="utf-8")
+    assert text.count(right) == 1, f"{right!r} is not in {path} once"
+    (tmp_path / path).write_text(text.replace(right, wrong), encoding="utf-8")
+    run = simulate(tmp_path, "--seed", "1", "--seeds", "50", "--steps", "1000")
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert re.search(r"^seed \d+: step \d+: Difference: ", run.stdout, re.MULTILINE), run.stdout
+    enough = re.search(r"^(\d+) steps are enough:$", run.stdout, re.MULTILINE)
+    assert enough is not None, run.stdout
+    assert int(enough[1]) <= 10, run.stdout
+    assert "replay with: python -m tests.simulator --seed" in run.stdout
