@@ -8,8 +8,12 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
+from hypothesis import settings
 
 from tests.daemon_process import DaemonProcess
+
+settings.register_profile("house", deadline=None)  # a test never asserts an absolute time
+settings.load_profile("house")
 
 
 class StartDaemon(Protocol):

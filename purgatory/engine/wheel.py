@@ -14,6 +14,10 @@ passes over empty buckets costs nothing.
 | a tick with nothing due    | nothing           | nothing          |
 | bytes for an entry         | 16                | 100 and more     |
 
+Entries of one deadline fire in the order in which they were added. Those in a coarser bucket were added earlier, so
+what cascades goes to the front of its finer bucket; and of buckets that come up together the finest cascading one goes
+first, level 1, which fires, last.
+
 A bucket is a ring of slots, linked both ways through two packed arrays; the rings' sentinels are the first nodes of the
 same arrays, so linking has no special case. Sentinels exist for every level that can ever be needed; a level's clock is
 set when its first entry comes.
@@ -176,7 +180,7 @@ class TimingWheel:
         """
         queue = self._queue
         while queue.size > 0:
-            bucket: i64 = queue.top_value()
+            bucket: i64 = queue.top_value() % self._base
             if i64(self._next[bucket]) != bucket:
                 return queue.top_key()
             self._bucket_expirations[bucket] = NOT_QUEUED
@@ -196,9 +200,12 @@ class TimingWheel:
         moves_left: i64 = MOVES_MAX
         room: i64 = limit
         while queue.size > 0 and queue.top_key() <= now_ms and room > 0 and moves_left > 0:
-            bucket: i64 = queue.top_value()
+            bucket: i64 = queue.top_value() % self._base
             self._set_clocks(queue.top_key())
-            moves_left -= self._flush(bucket, room, moves_left, fired)
+            if bucket < self.wheel_size:
+                moves_left -= self._fire(bucket, room if room < moves_left else moves_left, fired)
+            else:
+                moves_left -= self._cascade(bucket, moves_left)
             room = limit - (i64(len(fired)) - fired_before)
             if i64(self._next[bucket]) == bucket:
                 self._bucket_expirations[bucket] = NOT_QUEUED
@@ -220,20 +227,9 @@ class TimingWheel:
 
     def _link(self, node: i64, rounded: i64) -> bool:
         """Put a node at the tail of the bucket for its deadline; False when it is due by the wheel's clock."""
-        ticks = self._level_ticks
-        clocks = self._level_clocks
-        tick: i64 = ticks[0]
-        if rounded < clocks[0] + tick:
+        if rounded < self._level_clocks[0] + self.tick_ms:
             return False
-        level: i64 = 0
-        # The top level needs no test: nothing lies beyond it, and its interval would not fit in 64 bits.
-        while level < self._top and rounded >= clocks[level] + ticks[level + 1]:
-            level += 1
-            tick = ticks[level]
-        if level >= self.levels:
-            self.levels = level + 1
-        starts_ms: i64 = floor_to_tick(rounded, tick)
-        bucket: i64 = level * self.wheel_size + bucket_index(rounded, tick, self.wheel_size)
+        bucket = self._bucket_for(rounded)
         nexts = self._next
         prevs = self._prev
         tail = prevs[bucket]
@@ -241,11 +237,27 @@ class TimingWheel:
         prevs[node] = tail
         nexts[i64(tail)] = i32(node)
         prevs[bucket] = i32(node)
-        if self._bucket_expirations[bucket] == NOT_QUEUED:
-            self._bucket_expirations[bucket] = starts_ms
-            self._queue.push(starts_ms, bucket)
         self.count += 1
         return True
+
+    def _bucket_for(self, rounded: i64) -> i64:
+        """The bucket for a deadline that is not before the clock, queued from now on."""
+        ticks = self._level_ticks
+        clocks = self._level_clocks
+        level: i64 = 0
+        # The top level needs no test: nothing lies beyond it, and its interval would not fit in 64 bits.
+        while level < self._top and rounded >= clocks[level] + ticks[level + 1]:
+            level += 1
+        if level >= self.levels:
+            self.levels = level + 1
+        tick: i64 = ticks[level]
+        bucket: i64 = level * self.wheel_size + bucket_index(rounded, tick, self.wheel_size)
+        if self._bucket_expirations[bucket] == NOT_QUEUED:
+            starts_ms: i64 = floor_to_tick(rounded, tick)
+            self._bucket_expirations[bucket] = starts_ms
+            # Of equal times the heap takes the smaller value first: coarser levels in their order, then level 1.
+            self._queue.push(starts_ms, bucket + self._base if level == 0 else bucket)
+        return bucket
 
     def _unlink(self, node: i64) -> None:
         nexts = self._next
@@ -257,23 +269,39 @@ class TimingWheel:
         nexts[node] = i32(UNLINKED)
         self.count -= 1
 
-    def _flush(self, bucket: i64, room: i64, moves_max: i64, fired: list[int]) -> i64:
-        """Take entries from the head of a due bucket: fire or cascade each. Return how many were taken.
-
-        The clocks stand at the bucket's time, so whatever is linked meanwhile goes to a finer level or a later time,
-        never back into this bucket: the walk ends.
-        """
-        base: i64 = self._base
-        moves: i64 = 0
-        while room > 0 and moves < moves_max:
+    def _fire(self, bucket: i64, room: i64, fired: list[int]) -> i64:
+        """Take entries from the head of a due bucket of level 1, at most `room`. Return how many were taken."""
+        taken: i64 = 0
+        while taken < room:
             node: i64 = i64(self._next[bucket])
             if node == bucket:
                 break
             self._unlink(node)
+            fired.append(node - self._base)
+            taken += 1
+        return taken
+
+    def _cascade(self, bucket: i64, moves_max: i64) -> i64:
+        """Move entries from the tail of a due bucket to the heads of finer ones. Return how many were moved.
+
+        The clocks stand at the bucket's time, so all go to a finer level, never back into this bucket: the walk ends.
+        """
+        nexts = self._next
+        prevs = self._prev
+        moves: i64 = 0
+        while moves < moves_max:
+            node: i64 = i64(prevs[bucket])
+            if node == bucket:
+                break
+            self._unlink(node)
+            finer = self._bucket_for(self._deadlines[node - self._base])
+            head = nexts[finer]
+            nexts[node] = head
+            prevs[node] = i32(finer)
+            prevs[i64(head)] = i32(node)
+            nexts[finer] = i32(node)
+            self.count += 1
             moves += 1
-            if not self._link(node, self._deadlines[node - base]):
-                fired.append(node - base)
-                room -= 1
         return moves
 
     def _set_clocks(self, time_ms: i64) -> None:

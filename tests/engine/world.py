@@ -215,10 +215,9 @@ class World:
         self.now_ms += ms
         total = 0
         while True:
-            expired = self.engine.advance_clock(self.now_ms, limit)
-            total += expired
+            total += self.engine.advance_clock(self.now_ms, limit)
             self.collect()
-            if expired < limit:
+            if not 0 <= self.engine.next_expiration_ms() <= self.now_ms:
                 return total
 
     # Looking.

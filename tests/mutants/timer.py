@@ -52,14 +52,14 @@ MUTANTS = (
     Mutant(
         "due a tick too early when it is added",
         "wheel",
-        "if rounded < clocks[0] + tick:",
-        "if rounded <= clocks[0] + tick:",
+        "if rounded < self._level_clocks[0] + self.tick_ms:",
+        "if rounded <= self._level_clocks[0] + self.tick_ms:",
     ),
     Mutant(
-        "a cascade fires what is not due",
+        "a coarse bucket fires instead of cascading",
         "wheel",
-        "if not self._link(node, self._deadlines[node - base]):",
-        "if not self._link(node, self._deadlines[node - base]) or self._deadlines[node - base] == self.now_ms + 1:",
+        "if bucket < self.wheel_size:",
+        "if bucket < 2 * self.wheel_size:",
     ),
     Mutant("fires a millisecond late", "wheel", "queue.top_key() <= now_ms and", "queue.top_key() < now_ms and"),
     Mutant(
@@ -97,14 +97,26 @@ MUTANTS = (
     Mutant(
         "the limit of one call is ignored within a bucket",
         "wheel",
-        "self._flush(bucket, room, moves_left, fired)",
-        "self._flush(bucket, MOVES_MAX, moves_left, fired)",
+        "self._fire(bucket, room if room < moves_left else moves_left, fired)",
+        "self._fire(bucket, moves_left, fired)",
     ),
     Mutant(
         "moves are not bounded",
         "wheel",
-        "moves_left -= self._flush(bucket, room, moves_left, fired)",
-        "self._flush(bucket, room, 2**62, fired)",
+        "moves_left -= self._cascade(bucket, moves_left)",
+        "self._cascade(bucket, 2**62)",
+    ),
+    Mutant(
+        "what cascades goes behind what was added later",
+        "wheel",
+        "            node: i64 = i64(prevs[bucket])\n",
+        "            node: i64 = i64(nexts[bucket])\n",
+    ),
+    Mutant(
+        "level 1 fires before coarser buckets of the same time have cascaded",
+        "wheel",
+        "bucket + self._base if level == 0 else bucket)",
+        "bucket)",
     ),
     Mutant(
         "wakes for buckets that were emptied",
