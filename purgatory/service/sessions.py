@@ -33,6 +33,11 @@ class Session:
         self.last_used_ms = now_ms
         self.dropped = False
 
+    @property
+    def is_blank(self) -> bool:
+        """True: nothing was ever registered in it."""
+        return not self.owner.highest_operation_id and not self.outbox.last_sequence
+
     def deliver(self, completions: Completions) -> None:
         """Operations of this session have ended: their results get their sequence numbers."""
         self.outbox.append(slices_of(completions))
@@ -99,11 +104,16 @@ class Sessions:
         return list(self._connections)
 
     def open(self, session_id: str, now_ms: int) -> tuple[Session, bool]:
-        """The session of that id, made if need be, and whether it was known. Refuses bad ids and too many sessions."""
+        """The session of that id, made if need be, and whether there is something to resume. Refuses bad ids and too
+        many sessions.
+
+        A blank session counts as new: it may have been made by an opening of which the client never heard the answer,
+        and which still has to learn that what it knew before is forgotten.
+        """
         session = self._by_id.get(session_id)
         if session is not None:
             self.touch(session, now_ms)
-            return session, True
+            return session, not session.is_blank
         if not 0 < len(session_id) <= SESSION_ID_LENGTH_MAX:
             raise invalid_argument(
                 "session_id",

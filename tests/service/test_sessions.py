@@ -46,6 +46,24 @@ async def test_the_receipt_comes_before_any_result_of_its_batch() -> None:
         assert {result.outcome for result in batch.rows.results} == {result_pb2.OUTCOME_SATISFIED}
 
 
+async def test_an_opening_whose_answer_was_lost_can_be_repeated() -> None:
+    """A client that had results of a forgotten session is told that it begins anew, as often as it asks."""
+    async with serving() as served:
+        for _ in range(2):
+            peer = await Peer(served, "s").open(last_sequence=24)
+            assert not peer.opened.resumed
+            peer.cancel()
+            await drained(served, "s")
+        peer = await Peer(served, "s").open(last_sequence=24)
+        await peer.register(signal(7, "k", 1))
+        assert (await peer.receipt()).accepted == 1
+        assert ids_and_sequences(await peer.results()) == [(1, 7)]
+        peer.cancel()
+        await drained(served, "s")
+        again = await Peer(served, "s").open(last_sequence=1)
+        assert again.opened.resumed
+
+
 async def test_the_rest_of_a_batch_is_registered() -> None:
     """Refused operations are named in the receipt and end once as results; sent again, all is known already."""
     async with serving() as served:
