@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
@@ -97,7 +98,9 @@ class FaultyProxy:
         for pipe in self._pipes:
             writer = pipe.far if far else pipe.near
             if not writer.transport.is_closing():
-                writer.write_eof()
+                # The peer may have reset it already.
+                with contextlib.suppress(OSError):
+                    writer.write_eof()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         host, _, port = self._target().rpartition(":")
