@@ -83,7 +83,7 @@ PLANTED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", PLANTED)
 def test_planted_bug_is_found_and_cut_down(bug: str, tmp_path: Path) -> None:
-    """A wrong engine, or a wrong oracle, differs soon; the seed, the step and at most ten steps to repeat it are told."""
+    """A wrong engine, or a wrong oracle, differs soon; the seed, the step and at most ten steps are told."""
     build.copy_sources(tmp_path)
     path, right, wrong = PLANTED[bug]
     text = (tmp_path / path).read_text(encoding="utf-8")

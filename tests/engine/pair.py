@@ -131,7 +131,9 @@ class Pair:
         refused = {i: answer.refused for i, answer in enumerate(answers) if answer.refused}
         if refused or receipt.refusals:
             demand("refused registrations", {r.index: r.code for r in receipt.refusals}, refused)
-        accepted = sum(answer.accepted for answer in answers)
+        accepted = 0
+        for answer in answers:
+            accepted += answer.accepted
         demand("accepted registrations", receipt.accepted, accepted)
         demand("known registrations", receipt.already_known, len(operations) - accepted - len(refused))
         highest = self.oracle.owners[owner_id].highest_operation_id
@@ -148,7 +150,7 @@ class Pair:
         for event, answer in zip(events, answers, strict=True):
             wanted = self.oracle.apply(event, self.now_ms)
             if answer.ended != wanted.ended or answer.refused != wanted.refused:
-                demand(f"answer to {event}", answer._replace(unchanged=False), wanted._replace(unchanged=False))
+                demand(f"answer to {plain.brief(event)}", answer._replace(unchanged=False), wanted._replace(unchanged=False))
         self.compare_ended()
         self.compare_marks({event.name for event in events})
 
@@ -157,7 +159,7 @@ class Pair:
         receipt = self.engine.engine.apply(event_batch([event]), self.now_ms, 0, limit)
         wanted = self.oracle.apply(event, self.now_ms)
         if not same_answer(receipt, wanted):
-            demand(f"answer to {event}", answers_of(receipt, 0), [wanted])
+            demand(f"answer to {plain.brief(event)}", answers_of(receipt, 0), [wanted])
         self.compare_ended()
         self.compare_mark(event.name)
 

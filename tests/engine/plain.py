@@ -196,6 +196,8 @@ def brief(value: object) -> str:
             if field not in defaults or defaults[field] != given
         ]
         return f"{type(value).__name__}({', '.join(said)})"
+    if isinstance(value, list):
+        return f"[{', '.join(brief(member) for member in value)}]"
     if isinstance(value, tuple) and any(isinstance(member, tuple) and hasattr(member, "_fields") for member in value):
         return f"({', '.join(brief(member) for member in value)},)"
     return repr(value)

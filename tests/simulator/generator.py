@@ -60,12 +60,12 @@ class Generator:
         count = 1 + self.below(self.swarm.batch_max)
         if self.rng.random() < 0.02:
             self.next_ids[owner] = max(1, self.next_ids[owner] - self.below(20))
-        return steps.Register(owner, tuple(self.operation(owner, kind) for _ in range(count)))
+        return plain.made(steps.Register, (owner, tuple([self.operation(owner, kind) for _ in range(count)])))
 
     def apply(self) -> steps.Step:
         """Things happen."""
         count = 1 if self.rng.random() < 0.7 else 1 + self.below(self.swarm.batch_max)
-        return steps.Apply(tuple(self.event() for _ in range(count)), self.swarm.slice_limit)
+        return plain.made(steps.Apply, (tuple([self.event() for _ in range(count)]), self.swarm.slice_limit))
 
     def advance(self) -> steps.Step:
         """Time passes."""
@@ -140,7 +140,7 @@ class Generator:
         if kind == plain.FETCH:
             return self.fetch_operation(operation_id, timeout_ms, chosen)
         items = tuple([self.plain_item(kind, sketch) for sketch in chosen])
-        return plain.Operation(kind, operation_id, timeout_ms, items)
+        return self.made_operation(kind, operation_id, timeout_ms, items)
 
     def plain_item(self, kind: int, sketch: Sketch) -> plain.Item:
         """One partition of a produce or delete-records wait."""
@@ -157,7 +157,7 @@ class Generator:
         items = tuple([self.item(key, 1 + self.below(most), -1, 0) for key in chosen])
         from_now = self.rng.random() < 0.5
         any_key = self.rng.random() < 0.4
-        return plain.Operation(
+        return self.made_operation(
             plain.SIGNAL, operation_id, timeout_ms, items, 1, -1, plain.READ_UNCOMMITTED, False, any_key, from_now
         )
 
@@ -168,9 +168,26 @@ class Generator:
         min_bytes = 1 + self.below((1, 10, 100)[self.below(3)] * self.swarm.bytes_per_offset)
         isolation = 1 + self.below(2)
         follower_reads = self.rng.random() < 0.3
-        return plain.Operation(
+        return self.made_operation(
             plain.FETCH, operation_id, timeout_ms, items, min_bytes, replica_id, isolation, follower_reads
         )
+
+    @staticmethod
+    def made_operation(
+        kind: int,
+        operation_id: int,
+        timeout_ms: int,
+        items: tuple[plain.Item, ...],
+        min_bytes: int = 1,
+        replica_id: int = -1,
+        isolation: int = plain.READ_UNCOMMITTED,
+        follower_reads: bool = False,
+        any_key: bool = False,
+        from_now: bool = False,
+    ) -> plain.Operation:
+        """An operation; what is not given does not concern its kind."""
+        of_fetch = (min_bytes, replica_id, isolation, follower_reads)
+        return plain.made(plain.Operation, (kind, operation_id, timeout_ms, items, *of_fetch, any_key, from_now))
 
     def fetch_item(self, sketch: Sketch) -> plain.Item:
         """One partition of a fetch."""

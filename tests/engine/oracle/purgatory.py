@@ -11,6 +11,9 @@ from tests.engine.oracle import operations, refusals
 from tests.engine.oracle.operations import Waiting, WaitingItem, World
 from tests.engine.oracle.partition import Partition
 
+ACCEPTED = plain.RegisterAnswer(True)
+KNOWN = plain.RegisterAnswer(False)
+REFUSED = plain.RegisterAnswer(False, plain.INVALID_ARGUMENT)
 MAKES_KNOWN = (plain.LEADERSHIP, plain.LEADER_APPEND, plain.PARTITION_REMOVED)
 
 
@@ -70,26 +73,26 @@ class Oracle:
     def register_one(self, owner_id: int, operation: plain.Operation, known: int, now_ms: int) -> plain.RegisterAnswer:
         """Register one operation."""
         owner = self.owners[owner_id]
-        refused = plain.RegisterAnswer(False, plain.INVALID_ARGUMENT)
         if operation.operation_id < 1:
-            return refused
+            return REFUSED
         if operation.operation_id <= known:
-            return plain.RegisterAnswer(False)
+            return KNOWN
         if operation.operation_id <= owner.highest_operation_id:
-            return refused
+            return REFUSED
         owner.highest_operation_id = operation.operation_id
         if refusals.operation_fault(operation, self.timeout_ms_max, self.items_max):
-            return refused
+            return REFUSED
         deadline_ms = -(-(now_ms + operation.timeout_ms) // self.tick_ms) * self.tick_ms
         waiting = Waiting(owner_id, operation, now_ms, deadline_ms)
         if operation.kind != plain.SIGNAL and not self.strict:
             for item in waiting.items:
-                self.world.partitions.setdefault(item.name, Partition(item.name, self.lag_max_ms))
+                if item.name not in self.world.partitions:
+                    self.world.partitions[item.name] = Partition(item.name, self.lag_max_ms)
         self.tally[operation.kind][0] += 1
         operations.start(waiting, self.world)
         self.pending[waiting.key] = waiting
         self.check([waiting], now_ms)
-        return plain.RegisterAnswer(True)
+        return ACCEPTED
 
     # Events.
 
@@ -134,7 +137,7 @@ class Oracle:
         ended += self.check(concerned, now_ms)
         assert changed or ended == 0, f"{event} changed nothing and ended {ended}"
         self.forget_mentioned_only()
-        return plain.EventAnswer(ended, not changed)
+        return plain.made(plain.EventAnswer, (ended, not changed, None))
 
     def signal(self, event: plain.Event, now_ms: int) -> plain.EventAnswer:
         """A key was signalled."""
@@ -142,7 +145,7 @@ class Oracle:
         if count < 1:
             return plain.EventAnswer(refused=(plain.INVALID_ARGUMENT, 0))
         self.world.signals[event.name] = self.world.signals.get(event.name, 0) + count
-        return plain.EventAnswer(self.check(self.waiting_on(event.name), now_ms))
+        return plain.made(plain.EventAnswer, (self.check(self.waiting_on(event.name), now_ms), False, None))
 
     def remove_partition(self, name: plain.Name, code: int, now_ms: int) -> int:
         """Everything that waits on it hears so; then it is as if it had never been."""

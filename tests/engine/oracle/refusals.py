@@ -6,6 +6,7 @@ from tests.engine import plain
 from tests.engine.oracle.partition import Partition
 
 OFFSET_MAX = 2**62
+LOWEST_OFFSET = {plain.PRODUCE: 0, plain.FETCH: 0, plain.DELETE_RECORDS: -1, plain.SIGNAL: 1}
 NEEDS_OFFSET = (
     plain.LEADER_APPEND,
     plain.FOLLOWER_PROGRESS,
@@ -64,5 +65,5 @@ def operation_fault(operation: plain.Operation, timeout_ms_max: int, items_max: 
         bad_maximum = any(item.max_bytes < 1 for item in operation.items)
         if bad_maximum or operation.min_bytes < 1 or operation.replica_id < -1:
             return True
-    lowest = {plain.PRODUCE: 0, plain.FETCH: 0, plain.DELETE_RECORDS: -1, plain.SIGNAL: 1}[operation.kind]
+    lowest = LOWEST_OFFSET[operation.kind]
     return any(not lowest <= item.offset < OFFSET_MAX for item in operation.items)
