@@ -150,7 +150,8 @@ class Pair:
         for event, answer in zip(events, answers, strict=True):
             wanted = self.oracle.apply(event, self.now_ms)
             if answer.ended != wanted.ended or answer.refused != wanted.refused:
-                demand(f"answer to {plain.brief(event)}", answer._replace(unchanged=False), wanted._replace(unchanged=False))
+                what = f"answer to {plain.brief(event)}"
+                demand(what, answer._replace(unchanged=False), wanted._replace(unchanged=False))
         self.compare_ended()
         self.compare_marks({event.name for event in events})
 
@@ -190,10 +191,13 @@ class Pair:
         demand("how many expired", expired, min(limit, len(due)))
         rows = self.engine.take_ended()
         keys = [(row.owner_id, row.operation_id) for row in rows]
-        demand("expired ones that were not due", set(keys) - set(due), set())
-        first_left = min((deadline for key, deadline in due.items() if key not in set(keys)), default=None)
-        if first_left is not None and keys:
-            demand("an earlier deadline is left", max(due[key] for key in keys) <= first_left, True)
+        in_order = sorted(due, key=due.__getitem__)[:limit]
+        if keys != in_order:
+            # The engine gives them owner by owner.
+            demand("who expired", sorted(keys), sorted(in_order))
+            for owner_id in {key[0] for key in keys}:
+                of_owner = [key for key in in_order if key[0] == owner_id]
+                demand("the order of expirations", [key for key in keys if key[0] == owner_id], of_owner)
         self.oracle.finish(keys, plain.EXPIRED, self.now_ms)
         self.compare_rows(rows)
 
