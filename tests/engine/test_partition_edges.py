@@ -62,8 +62,9 @@ def test_a_mere_proposal_moves_nothing() -> None:
     world.append(P, 10)
     world.follower(P, 2, 10)
     world.append(P, 20)
+    world.follower(P, 3, 20)
     world.now_ms = 200
-    world.in_sync(P, 1, proposed=(1, 2))
+    world.in_sync(P, 1, proposed=(1, 3))
     assert world.marks(P).high_watermark == 10
     world.in_sync(P, 1)
     assert world.marks(P).high_watermark == 20
