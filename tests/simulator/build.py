@@ -34,10 +34,15 @@ def sources() -> list[Path]:
     return sorted(path.relative_to(ROOT) for pattern in SOURCES for path in ROOT.glob(pattern))
 
 
+def compiled_sources() -> list[Path]:
+    """Those of them that are compiled: all that runs more than once."""
+    return [path for path in sources() if path.name not in NOT_COMPILED]
+
+
 def digest() -> str:
-    """One word for all sources as they are now."""
+    """One word for all that is compiled, as it is now."""
     whole = hashlib.sha256()
-    for path in sources():
+    for path in compiled_sources():
         text = (ROOT / path).read_bytes()
         whole.update(f"{path} {len(text)}\n".encode() + text)
     return whole.hexdigest()
@@ -61,7 +66,7 @@ def compile_copy() -> None:
     from mypyc.build import mypycify
 
     os.chdir(BUILT)
-    modules = [str(path) for path in sources() if path.name not in NOT_COMPILED]
+    modules = [str(path) for path in compiled_sources()]
     settings = f"--config-file={ROOT / 'pyproject.toml'}"
     extensions = mypycify(
         [settings, *modules], opt_level="3", debug_level="0", group_name="simulator", target_dir="build/c"
@@ -84,6 +89,7 @@ def compile_copy() -> None:
 def main() -> None:
     """Build it, if it is not built yet."""
     if is_current():
+        copy_sources(BUILT)
         return
     print("== compiling the simulator (a minute or two)", flush=True)
     wanted = digest()

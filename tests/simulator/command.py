@@ -61,6 +61,11 @@ def stop(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
+def let_stop() -> None:
+    """One of several processes: when it is told to stop it has nothing to tidy up."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """What was asked for."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulator", description=EXAMPLE)
@@ -91,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         summary = live_all(map(live, seeds), first, given.progress)
     else:
         signal.signal(signal.SIGTERM, stop)
-        with multiprocessing.Pool(given.processes) as pool:
+        with multiprocessing.Pool(given.processes, let_stop) as pool:
             summary = live_all(pool.imap(live, seeds, chunksize=4), first, given.progress)
     print(summary)
     print(f"{summary.trace:08x}")
