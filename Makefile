@@ -35,7 +35,7 @@ demo: $(STAMPS)/engine ## Run the replicated log on real processes (ARGS="--kill
 test: ## Run the whole suite twice: on the compiled engine and uncompiled (both, even if one fails)
 	@$(MAKE) --no-print-directory -k test-compiled test-pure
 
-test-compiled: $(STAMPS)/dev $(STAMPS)/engine $(STAMPS)/simulator ## Run the suite on the compiled engine (ARGS="tests/test_x.py -k y")
+test-compiled: $(STAMPS)/dev $(STAMPS)/engine $(SIMULATOR)/stamp ## Run the suite on the compiled engine (ARGS="tests/test_x.py -k y")
 	@echo "== the suite on the compiled engine"
 	@PURGATORY_BUILD=$$($(BIN)/python -c 'from purgatory.engine import COMPILED; print("compiled" if COMPILED else "pure")') \
 		$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
@@ -54,10 +54,10 @@ sim-daemon: $(STAMPS)/dev $(STAMPS)/engine ## Simulate days of daemon and client
 mutants: $(STAMPS)/dev ## Break the engine on purpose, in a copy, and see that the tests notice (ARGS="--module wheel")
 	@$(BIN)/python -m tests.mutants $(ARGS)
 
-sim: $(STAMPS)/simulator ## Run the engine against the oracle (SEED=7 for a certain life, ARGS="--steps 100000 --seeds 10")
+sim: $(SIMULATOR)/stamp ## Run the engine against the oracle (SEED=7 for a certain life, ARGS="--steps 100000 --seeds 10")
 	@cd $(SIMULATOR) && "$(CURDIR)/$(BIN)/python" -m tests.simulator $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-sim-long: $(STAMPS)/simulator ## The same for 200 million steps, about an hour (to go on, ARGS="--seed 12001 --seeds 8000")
+sim-long: $(SIMULATOR)/stamp ## The same for 200 million steps, about an hour (to go on, ARGS="--seed 12001 --seeds 8000")
 	@cd $(SIMULATOR) && "$(CURDIR)/$(BIN)/python" -m tests.simulator --seed 1 --seeds 20000 --steps 10000 \
 		--processes $(JOBS) --progress 100 $(ARGS)
 
@@ -123,6 +123,6 @@ $(STAMPS)/engine: $(ENGINE) $(STAMPS)/stubs
 	@touch $@
 
 # Building takes a minute, and most tests are no part of it: it looks by itself whether anything changed.
-$(STAMPS)/simulator: $(SIMULATED) $(STAMPS)/dev
+$(SIMULATOR)/stamp: $(SIMULATED) $(STAMPS)/dev
 	@$(BIN)/python -m tests.simulator.build
 	@touch $@

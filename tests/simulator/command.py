@@ -58,7 +58,7 @@ def live_all(lived: Iterable[Life], first: int, progress_every: int) -> Summary:
 
 def stop(number: int, frame: FrameType | None) -> None:
     """Asked to stop: leave as if all were done, so that the other processes end too."""
-    sys.exit(128 + number)
+    sys.exit(f"stopped by {signal.Signals(number).name}")
 
 
 def let_stop() -> None:
