@@ -35,17 +35,17 @@ demo: $(STAMPS)/engine ## Run the replicated log on real processes (ARGS="--kill
 test: ## Run the whole suite twice: on the compiled engine and uncompiled (both, even if one fails)
 	@$(MAKE) --no-print-directory -k test-compiled test-pure
 
-test-compiled: $(STAMPS)/dev $(STAMPS)/engine $(SIMULATOR)/stamp ## Run the suite on the compiled engine (ARGS="tests/test_x.py -k y")
+test-compiled: $(STAMPS)/pipeline $(STAMPS)/engine $(SIMULATOR)/stamp ## Run the suite on the compiled engine (ARGS="tests/test_x.py -k y")
 	@echo "== the suite on the compiled engine"
 	@PURGATORY_BUILD=$$($(BIN)/python -c 'from purgatory.engine import COMPILED; print("compiled" if COMPILED else "pure")') \
 		$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
-test-pure: $(STAMPS)/dev $(STAMPS)/stubs ## Run the suite uncompiled, on a copy of the tree without the compiled modules
+test-pure: $(STAMPS)/pipeline $(STAMPS)/stubs ## Run the suite uncompiled, on a copy of the tree without the compiled modules
 	@echo "== the suite on the uncompiled engine"
 	@rm -rf $(PURE) && mkdir -p $(PURE)
 	@tar -cf - --exclude=./.venv --exclude=./.build --exclude=./build --exclude=./.git --exclude='*.so' \
 		--exclude='*.egg-info' --exclude=__pycache__ --exclude='.*_cache' . | tar -xf - -C $(PURE)
-	@cd $(PURE) && PURGATORY_BUILD=pure PYTHONPATH="$$PWD:$$PWD/client" \
+	@cd $(PURE) && PURGATORY_BUILD=pure PYTHONPATH="$$PWD:$$PWD/client:$$PWD/pipeline" \
 		"$(CURDIR)/$(BIN)/python" -m pytest -n $(WORKERS) $(ARGS)
 
 sim-daemon: $(STAMPS)/dev $(STAMPS)/engine ## Simulate days of daemon and clients over broken connections (SEEDS=200 SEED=1 JOBS=2)
@@ -65,7 +65,7 @@ fuzz: $(STAMPS)/dev $(STAMPS)/engine ## A million fuzzed requests, and bytes at 
 	@$(BIN)/python -m tests.fuzz --requests 1000000 $(ARGS)
 	@$(BIN)/python -m tests.fuzz.guided
 
-lint: $(STAMPS)/dev $(STAMPS)/stubs ## Check style, types, the contract and the house rules
+lint: $(STAMPS)/pipeline $(STAMPS)/stubs ## Check style, types, the contract and the house rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -109,6 +109,11 @@ $(STAMPS)/serving: pyproject.toml setup.py constraints.txt $(STAMPS)/venv
 $(STAMPS)/dev: $(STAMPS)/serving
 	@echo "== installing what tests and lint need"
 	@PURGATORY_BUILD=pure $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[server,dev]'
+	@touch $@
+
+$(STAMPS)/pipeline: $(STAMPS)/dev
+	@echo "== installing what the pipeline needs (Spark: about a gigabyte)"
+	@PURGATORY_BUILD=pure $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[server,dev,pipeline]'
 	@touch $@
 
 $(STAMPS)/stubs: $(PROTOS) setup.py $(STAMPS)/serving

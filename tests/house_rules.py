@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-FOLDERS = ("purgatory", "client", "tests", "examples", "bench")
+FOLDERS = ("purgatory", "client", "pipeline", "tests", "examples", "bench")
 FUNCTION_LINES_MAX = 70
 FILE_LINES_MAX = 500
 FILE_LINES_WARN = 300
@@ -30,11 +30,19 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "purgatory.clock": (),
     "purgatory.embedded": ("purgatory.engine", "purgatory.clock"),
     "purgatory.testing": ("purgatory.engine", "purgatory.clock", "purgatory.embedded"),
-    "purgatory.service": ("purgatory.service", "purgatory.engine", "purgatory.clock", "purgatory.v1"),
+    "purgatory.archive": ("purgatory.archive", "purgatory.engine"),
+    "purgatory.service": (
+        "purgatory.service",
+        "purgatory.archive",
+        "purgatory.engine",
+        "purgatory.clock",
+        "purgatory.v1",
+    ),
     "purgatory.daemon": ("purgatory.service", "purgatory.engine", "purgatory.clock", "purgatory.v1"),
     "purgatory.__main__": ("purgatory.daemon",),
     "server": ("purgatory.daemon",),
     "purgatory_client": ("purgatory_client", "purgatory.v1"),
+    "purgatory_pipeline": ("purgatory_pipeline", "purgatory_client", "purgatory.archive", "purgatory.engine"),
 }
 """What a part may import of ours; the longest name that fits decides. What is not named here may import anything."""
 
@@ -44,7 +52,7 @@ MAY_ALSO = {("purgatory_client.cli", "purgatory.daemon"): "`purgatory serve` sta
 WIRES_BOTH = {"purgatory.daemon"}
 """The composition root names engine and wire to put them together; it reads neither."""
 
-OURS = ("purgatory", "purgatory_client", "server", "tests", "examples", "bench")
+OURS = ("purgatory", "purgatory_client", "purgatory_pipeline", "server", "tests", "examples", "bench")
 
 
 @dataclass(frozen=True)
@@ -59,7 +67,7 @@ class Module:
     @classmethod
     def parse(cls, path: str, text: str) -> Module:
         parts = list(Path(path).with_suffix("").parts)
-        if parts[0] == "client":
+        if parts[0] in {"client", "pipeline"}:
             parts = parts[1:]
         if parts[-1] == "__init__":
             parts = parts[:-1]
@@ -113,7 +121,7 @@ def check_layers(modules: list[Module]) -> list[str]:
     for module in modules:
         allowed = rule_of(module.name)
         for line, name in imports_of(module, known):
-            if name.partition(".")[0] in {"proto", "client"}:
+            if name.partition(".")[0] in {"proto", "client", "pipeline"}:
                 complaints.append(f"{module.path}:{line}: `{name}` is not a name of ours at the top level")
             version_only = name == "purgatory" and not is_within(module.name, "purgatory.engine")
             if allowed is None or name.partition(".")[0] not in OURS or version_only:

@@ -1,0 +1,1 @@
+"""The archive's form, shared by the daemon that writes it and the pipeline that reads it."""

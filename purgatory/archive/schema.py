@@ -1,0 +1,176 @@
+"""What the archive holds: five tables, their columns, and the version of both. Daemon and pipeline share this module.
+
+An archive is the list of all calls that one or more engines were given, in order, and of all that came out. So the same
+engine, fed with it, ends every operation the same way. Rows are flat: a registration or an outcome has one row for each
+partition (or key) of its operation; what belongs to the operation as a whole is repeated in each, and `item` is 0 in
+the first, so counting operations is counting rows with `item = 0`.
+
+Columns that all tables have:
+
+- `run_id`: one life of one daemon. Numbers of calls and of sessions are counted within it.
+- `call_number`: the engine call, rising from 1 within a run; orders everything in it.
+- `time_ms`: the engine's clock at that call, monotonic milliseconds.
+- `at`: the same instant as wall-clock time (UTC). Anchored anew with every file, so it may jump between files.
+
+A value that was not given, and so takes the wire's default, is null; so is one that the kind does not have.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+
+from purgatory.engine import codes
+
+VERSION: Final = 1
+"""Of these schemas. A reader takes its own and older ones, and refuses newer ones by name."""
+
+REGISTRATIONS: Final = "registrations"
+OUTCOMES: Final = "outcomes"
+EVENTS: Final = "events"
+CALLS: Final = "calls"
+MARKERS: Final = "markers"
+
+NO_PARTITION: Final = -1
+"""`partition` of a signal: `topic` is then the key."""
+
+ACCEPTED: Final = 0
+"""`refusal_code` of what was not refused; otherwise a google.rpc.Code."""
+
+# Kinds of call, in `calls`: everything that changes an engine besides registrations, events and the clock.
+CANCEL: Final = "cancel"
+CANCEL_SESSION: Final = "cancel_session"
+CANCEL_PARTITION: Final = "cancel_partition"
+CANCEL_KEY: Final = "cancel_key"
+SHUT_DOWN: Final = "shut_down"
+CALL_NAMES: Final = (CANCEL, CANCEL_SESSION, CANCEL_PARTITION, CANCEL_KEY, SHUT_DOWN)
+
+# Kinds of marker, in `markers`.
+STARTED: Final = "started"
+"""A run begins; `detail` is a JSON object: purgatory's version and the engine's settings."""
+ENDED: Final = "ended"
+"""A run was shut down; everything that was not dropped is there."""
+DROPPED: Final = "dropped"
+"""The disk could not follow: `rows` rows of `table` between the calls `call_number` and `last_call_number` are lost."""
+CRASHED: Final = "crashed"
+"""Written by a later run: the run `run_id` has no end; its rows after `call_number` (the last one kept) are lost."""
+MARKER_NAMES: Final = (STARTED, ENDED, DROPPED, CRASHED)
+
+_WORD: Final = pa.dictionary(pa.int32(), pa.string())
+_INSTANT: Final = pa.timestamp("ms", tz="UTC")
+
+_COMMON: Final = [
+    ("run_id", _WORD),
+    ("call_number", pa.int64()),
+    ("time_ms", pa.int64()),
+    ("at", _INSTANT),
+]
+_OPERATION: Final = [
+    ("session_number", pa.int64()),  # rises with every new session of the run; 0: unary waits
+    ("session_id", _WORD),  # as the client chose it; empty: unary waits
+    ("principal", _WORD),  # who it belongs to; empty: nobody was asked
+    ("operation_id", pa.int64()),  # unique within a session number
+    ("kind", _WORD),  # codes.KIND_NAMES
+]
+_ITEM: Final = [
+    ("item", pa.int32()),  # place in the operation, from 0
+    ("item_count", pa.int32()),
+    ("topic", _WORD),  # or the key of a signal
+    ("partition", pa.int32()),  # NO_PARTITION: a signal
+]
+
+SCHEMAS: Final[dict[str, pa.Schema]] = {
+    REGISTRATIONS: pa.schema(
+        [
+            *_COMMON,
+            *_OPERATION,
+            ("timeout_ms", pa.int64()),  # never null: the default is filled in
+            ("refusal_code", pa.int32()),  # ACCEPTED, or why it never waited
+            *_ITEM,
+            ("offset", pa.int64()),  # required (produce, delete_records), fetched from (fetch), count (signal)
+            ("local_error_code", pa.int32()),
+            ("leader_epoch", pa.int32()),
+            ("min_bytes", pa.int64()),
+            ("replica_id", pa.int32()),
+            ("isolation_level", pa.int32()),
+            ("follower_reads", pa.bool_()),
+            ("partition_max_bytes", pa.int64()),
+            ("last_fetched_epoch", pa.int32()),
+            ("throttled", pa.bool_()),
+            ("any_key", pa.bool_()),
+            ("from_now", pa.bool_()),
+        ]
+    ),
+    OUTCOMES: pa.schema(
+        [
+            *_COMMON,
+            *_OPERATION,
+            ("outcome", _WORD),  # codes.OUTCOME_NAMES
+            ("waited_ms", pa.int64()),
+            ("lateness_ms", pa.int64()),  # of an expiry; 0 otherwise
+            *_ITEM,
+            ("error_code", pa.int32()),
+            ("required_offset", pa.int64()),
+            ("reached_offset", pa.int64()),
+            ("log_start_offset", pa.int64()),
+            ("estimated_remaining_ms", pa.int64()),
+            ("pace_per_second", pa.float64()),
+            ("available_bytes", pa.int64()),  # from here on: fetches only
+            ("high_watermark", pa.int64()),
+            ("last_stable_offset", pa.int64()),
+            ("diverging_epoch", pa.int32()),
+            ("diverging_end_offset", pa.int64()),
+        ]
+    ),
+    EVENTS: pa.schema(
+        [
+            *_COMMON,
+            ("row", pa.int32()),  # place in its call, from 0
+            ("type", _WORD),  # codes.EVENT_NAMES
+            ("topic", _WORD),  # or the key of a signal
+            ("partition", pa.int32()),
+            ("offset", pa.int64()),
+            ("leader_epoch", pa.int32()),
+            ("replica_id", pa.int32()),
+            ("byte_position", pa.int64()),
+            ("segment_base_offset", pa.int64()),
+            ("log_start_offset", pa.int64()),
+            ("flags", pa.int32()),
+            ("replicas", pa.list_(pa.int32())),
+            ("in_sync", pa.list_(pa.int32())),
+            ("proposed", pa.list_(pa.int32())),
+            ("leader_id", pa.int32()),
+            ("min_in_sync_replicas", pa.int32()),
+            ("refusal_code", pa.int32()),  # ACCEPTED, or why it changed nothing
+            ("ended", pa.int32()),  # operations that it ended
+        ]
+    ),
+    CALLS: pa.schema(
+        [
+            *_COMMON,
+            ("call", _WORD),  # CALL_NAMES
+            ("session_number", pa.int64()),  # cancel, cancel_session
+            ("operation_ids", pa.list_(pa.int64())),  # cancel: as they were asked for
+            ("topic", _WORD),  # cancel_partition; for cancel_key the key
+            ("partition", pa.int32()),
+            ("ended", pa.int32()),
+        ]
+    ),
+    MARKERS: pa.schema(
+        [
+            *_COMMON,
+            ("marker", _WORD),  # MARKER_NAMES
+            ("table", _WORD),
+            ("rows", pa.int64()),
+            ("last_call_number", pa.int64()),
+            ("detail", pa.string()),
+        ]
+    ),
+}
+
+TABLES: Final = tuple(SCHEMAS)
+KIND_WORDS: Final = ["", *(codes.KIND_NAMES[kind] for kind in sorted(codes.KIND_NAMES))]
+"""Dictionary of `kind`: index = code."""
+OUTCOME_WORDS: Final = ["", *(codes.OUTCOME_NAMES[outcome] for outcome in sorted(codes.OUTCOME_NAMES))]
+EVENT_WORDS: Final = ["", *(codes.EVENT_NAMES[event] for event in sorted(codes.EVENT_NAMES))]
