@@ -52,7 +52,7 @@ class Table:
 
 @dataclass(frozen=True)
 class ReportInfo:
-    """What the tables are about. `rows` has how many rows each table has, where a frame holds only the first of them."""
+    """What the tables are about. `rows`: how many rows a table has, where its frame holds only the first of them."""
 
     archive: str
     since: datetime | None
@@ -183,8 +183,8 @@ SLOW_PRODUCES: Final = Table(
             "cause",
             TEXT,
             "`follower`: a follower reached the offset last; `leader`: the leader's own append did; `left`: a replica "
-            "that had not reached it left the in-sync replicas; `told`: a high watermark was told from outside; `unknown`: "
-            "the archive does not show it (events were not there, or lost)",
+            "that had not reached it left the in-sync replicas; `told`: a high watermark was told from outside; "
+            "`unknown`: the archive does not show it (events were not there, or lost)",
         ),
         Column("operations", COUNT, "slow produces"),
         Column("share", SHARE, "of all slow produces"),
@@ -215,7 +215,7 @@ STRAGGLERS: Final = Table(
 ADVICE: Final = Table(
     "advice",
     "How long operations need, estimated from all of them: those that did not come to their condition (expired, "
-    "failed, cancelled, shut down, unfinished) count as waiting longer than they were seen to (Kaplan-Meier). Bounds: 95 %.",
+    "failed, cancelled, shut down, unfinished) count as waiting longer than was seen (Kaplan-Meier). Bounds: 95 %.",
     ("topic", "kind"),
     ("-operations", "topic", "kind"),
     (
