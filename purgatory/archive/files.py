@@ -1,0 +1,294 @@
+"""Writing an archive: record batches in, Parquet files out, each whole before it lies where readers look.
+
+A file is encoded in memory and written in one go when it is rolled: under `_writing/` first, then moved to its place.
+So what a broken disk refuses is still there to be tried again, and what is under a table is never half a file. Files
+roll by time, by size, and where the hour changes: no file spans two.
+
+    writer = ArchiveWriter(*open_archive("s3://bucket/archive"), new_run_id())
+    writer.write(OUTCOMES, outcome_rows(...))
+    writer.roll_if_due()          # after each write, and now and then
+    writer.close()
+
+Rolling raises OSError (or pyarrow's ArrowException) when a file cannot be written; what was not placed is kept, and the
+next roll tries again.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from purgatory.archive.layout import (
+    FILE_NUMBER_KEY,
+    RUN_KEY,
+    TABLE_KEY,
+    VERSION_KEY,
+    WRITING,
+    file_name,
+    folder,
+    unfinished_path,
+)
+from purgatory.archive.schema import SCHEMAS, VERSION
+
+__all__ = ["ArchiveUnusable", "ArchiveWriter", "Placed", "new_run_id", "open_archive"]
+
+ROLL_S: Final = 60.0
+ROLL_BYTES: Final = 64 * 1024 * 1024
+ROWS_PER_GROUP: Final = 128 * 1024
+HOUR_MS: Final = 3_600_000
+COMPRESSION_LEVEL: Final = 1
+
+WORD_LIKE: Final = frozenset({"refusal_code", "item", "item_count", "error_code", "lateness_ms", "partition", "ended"})
+"""Numbers of few values: dictionary-encoded, as words are."""
+
+RISING: Final = frozenset({"call_number", "time_ms", "at", "operation_id", "row"})
+"""Written as differences: a tenth of the bytes."""
+
+
+class ArchiveUnusable(Exception):
+    """A place that cannot hold an archive. The message is one line with the place and the reason."""
+
+
+class Placed(NamedTuple):
+    """A file that now lies at its place, below the archive."""
+
+    path: str
+    rows: int
+    size: int
+
+
+def new_run_id() -> str:
+    """A name for a run that no other has: begins with the time (UTC), so runs sort by it."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}"
+
+
+def open_archive(place: str) -> tuple[fs.FileSystem, str]:
+    """The filesystem and the folder that a path or a URI means (file, s3, gs, hdfs, ...); the folder is made.
+
+    Raises `ArchiveUnusable` when it cannot be reached or written to.
+    """
+    try:
+        if "://" in place:
+            filesystem, root = fs.FileSystem.from_uri(place)
+        else:
+            filesystem, root = fs.LocalFileSystem(), str(Path(place).absolute())
+        filesystem.create_dir(f"{root}/{WRITING}", recursive=True)
+        probe = f"{root}/{WRITING}/{secrets.token_hex(8)}.probe"
+        with filesystem.open_output_stream(probe) as stream:
+            stream.write(b"purgatory")
+        filesystem.delete_file(probe)
+    except (OSError, ValueError, TypeError, pa.ArrowException) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ArchiveUnusable(f"cannot write an archive to {place}: {reason}") from None
+    return filesystem, root
+
+
+class ArchiveWriter:
+    """Writes the files of one run. Counts what lies at its place: `files`, `rows`, `bytes`."""
+
+    def __init__(
+        self,
+        filesystem: fs.FileSystem,
+        root: str,
+        run_id: str,
+        *,
+        roll_s: float = ROLL_S,
+        roll_bytes: int = ROLL_BYTES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.run_id: Final = run_id
+        self.filesystem: Final = filesystem
+        self.root: Final = root
+        self.files = 0
+        self.rows = 0
+        self.bytes = 0
+        self._roll_s: Final = roll_s
+        self._roll_bytes: Final = roll_bytes
+        self._clock: Final = clock
+        self._open: Final[dict[str, _TableFile]] = {}
+        self._finished: Final[list[_FinishedFile]] = []
+        self._last_number: Final[dict[str, int]] = dict.fromkeys(SCHEMAS, 0)
+        self._opened_s = 0.0
+
+    @property
+    def unplaced_rows(self) -> int:
+        """Rows that were written here and lie in no file yet."""
+        return sum(file.rows for file in self._open.values()) + sum(file.rows for file in self._finished)
+
+    @property
+    def is_due(self) -> bool:
+        """True: it is time to roll."""
+        if self._finished or not self._open:
+            return bool(self._finished)
+        return self._clock() - self._opened_s >= self._roll_s or any(
+            file.size >= self._roll_bytes for file in self._open.values()
+        )
+
+    def write(self, table: str, rows: pa.RecordBatch) -> None:
+        """Appends rows, in memory: `roll_if_due` after it writes what has come together."""
+        for hour, part in by_hour(rows):
+            file = self._open.get(table)
+            if file is not None and file.hour != hour:
+                self._finished.append(self._open.pop(table).finish())
+                file = None
+            if file is None:
+                file = self._start(table, hour)
+            file.write(part)
+
+    def roll_if_due(self) -> list[Placed]:
+        """Rolls when the oldest open file is `roll_s` old, or one has grown to `roll_bytes`, or ends with its hour."""
+        return self.roll() if self.is_due else []
+
+    def roll(self) -> list[Placed]:
+        """Finishes all open files and puts them, and those kept from before, at their places: all or, on error, none
+        to some; the others are kept.
+        """
+        for table in list(self._open):
+            self._finished.append(self._open.pop(table).finish())
+        for file in self._finished:
+            if not file.is_written:
+                self._write_aside(file)
+        placed: list[Placed] = []
+        while self._finished:
+            placed.append(self._place(self._finished[0]))
+            del self._finished[0]
+        return placed
+
+    def close(self) -> list[Placed]:
+        """Rolls what is left."""
+        return self.roll()
+
+    def _start(self, table: str, hour: int) -> _TableFile:
+        if not self._open:
+            self._opened_s = self._clock()
+        self._last_number[table] += 1
+        file = self._open[table] = _TableFile(table, self.run_id, self._last_number[table], hour)
+        return file
+
+    def _write_aside(self, file: _FinishedFile) -> None:
+        path = f"{self.root}/{file.unfinished_path}"
+        try:
+            self.filesystem.create_dir(f"{self.root}/{WRITING}", recursive=True)
+            with self.filesystem.open_output_stream(path) as stream:
+                stream.write(file.content)
+            self._make_durable(path)
+        except (OSError, pa.ArrowException):
+            self._forget(path)
+            raise
+        file.is_written = True
+
+    def _make_durable(self, path: str) -> None:
+        """On a local disk, so that a loss of power leaves no file that is empty at its place."""
+        if self.filesystem.type_name == "local":
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def _forget(self, path: str) -> None:
+        """Removes a half-written file, as far as that is possible: it takes room that may be what is missing."""
+        try:
+            self.filesystem.delete_file(path)
+        except (OSError, pa.ArrowException):
+            return
+
+    def _place(self, file: _FinishedFile) -> Placed:
+        self.filesystem.create_dir(f"{self.root}/{file.folder}", recursive=True)
+        try:
+            self.filesystem.move(f"{self.root}/{file.unfinished_path}", f"{self.root}/{file.path}")
+        except (OSError, pa.ArrowException):
+            file.is_written = False
+            raise
+        self.files += 1
+        self.rows += file.rows
+        self.bytes += len(file.content)
+        return Placed(file.path, file.rows, len(file.content))
+
+
+class _TableFile:
+    """A file being encoded, of one table and one hour."""
+
+    def __init__(self, table: str, run_id: str, number: int, hour: int) -> None:
+        self.table: Final = table
+        self.run_id: Final = run_id
+        self.number: Final = number
+        self.hour: Final = hour
+        self.rows = 0
+        self._waiting: Final[list[pa.RecordBatch]] = []
+        self._waiting_rows = 0
+        self._sink: Final = pa.BufferOutputStream()
+        schema = SCHEMAS[table]
+        metadata = {
+            VERSION_KEY: str(VERSION).encode(),
+            TABLE_KEY: table.encode(),
+            RUN_KEY: run_id.encode(),
+            FILE_NUMBER_KEY: str(number).encode(),
+        }
+        words = [field.name for field in schema if pa.types.is_dictionary(field.type) or field.name in WORD_LIKE]
+        self._writer: Final = pq.ParquetWriter(
+            self._sink,
+            schema.with_metadata(metadata),
+            compression="zstd",
+            compression_level=COMPRESSION_LEVEL,
+            use_dictionary=words,
+            column_encoding={field.name: "DELTA_BINARY_PACKED" for field in schema if field.name in RISING},
+        )
+
+    @property
+    def size(self) -> int:
+        """Bytes encoded so far."""
+        return int(self._sink.tell())
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Appends rows; encodes a row group when there are enough."""
+        self.rows += rows.num_rows
+        self._waiting.append(rows)
+        self._waiting_rows += rows.num_rows
+        if self._waiting_rows >= ROWS_PER_GROUP:
+            self._encode()
+
+    def finish(self) -> _FinishedFile:
+        """The whole file."""
+        self._encode()
+        self._writer.close()
+        return _FinishedFile(self, self._sink.getvalue())
+
+    def _encode(self) -> None:
+        if self._waiting:
+            # Where two batches have different dictionaries, the file would hold words instead of places in one.
+            table = pa.Table.from_batches(self._waiting).unify_dictionaries()
+            self._writer.write_table(table, ROWS_PER_GROUP)
+            self._waiting.clear()
+            self._waiting_rows = 0
+
+
+class _FinishedFile:
+    """A whole file and where it belongs."""
+
+    def __init__(self, file: _TableFile, content: pa.Buffer) -> None:
+        self.rows: Final = file.rows
+        self.content: Final = content
+        self.folder: Final = folder(file.table, datetime.fromtimestamp(file.hour * HOUR_MS / 1_000, UTC))
+        self.path: Final = f"{self.folder}/{file_name(file.run_id, file.number)}"
+        self.unfinished_path: Final = unfinished_path(file.table, file.run_id, file.number)
+        self.is_written = False
+        """Whether all of it lies aside."""
+
+
+def by_hour(rows: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
+    """Rows cut where the hour (since 1970) of `at` changes, nearly always in one piece."""
+    hours = rows.column("at").cast(pa.int64()).to_numpy(zero_copy_only=False) // HOUR_MS
+    starts = [0, *(np.flatnonzero(np.diff(hours)) + 1).tolist(), len(hours)]
+    return [(int(hours[start]), rows.slice(start, stop - start)) for start, stop in pairwise(starts) if stop > start]

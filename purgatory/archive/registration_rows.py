@@ -1,0 +1,273 @@
+"""Rows of `registrations` from the batches that were given to the engine and the receipts that it gave for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from purgatory.archive.gathering import (
+    INT32_MAX,
+    INT64_MAX,
+    NAMELESS,
+    Calls,
+    CallStamp,
+    Column,
+    Names,
+    Registrant,
+    finish,
+)
+from purgatory.archive.schema import ACCEPTED, KIND_WORDS, REGISTRATIONS, SCHEMAS
+from purgatory.engine.batches import OperationBatch, RegisterReceipt
+from purgatory.engine.codes import DELETE_RECORDS, FETCH, PRODUCE, SIGNAL
+from purgatory.engine.columns import check_length, value_at
+from purgatory.engine.errors import InvalidBatch
+
+__all__ = ["RegistrationRows", "registration_rows_count"]
+
+OPERATION_COLUMNS: Final = (
+    ("operation_id", "operation_ids"),
+    ("timeout_ms", "timeouts_ms"),
+    ("min_bytes", "min_bytes"),
+    ("replica_id", "replica_ids"),
+    ("isolation_level", "isolation_levels"),
+    ("follower_reads", "follower_reads"),
+    ("any_key", "any_key"),
+    ("from_now", "from_now"),
+)
+ITEM_COLUMNS: Final = (
+    ("offset", "offsets"),
+    ("local_error_code", "local_error_codes"),
+    ("leader_epoch", "leader_epochs"),
+    ("partition_max_bytes", "partition_max_bytes"),
+    ("last_fetched_epoch", "last_fetched_epochs"),
+    ("throttled", "throttled"),
+)
+"""(column, field of `OperationBatch`)."""
+
+KIND_COLUMNS: Final[dict[int, frozenset[str]]] = {
+    PRODUCE: frozenset({"offset", "local_error_code", "leader_epoch"}),
+    FETCH: frozenset(
+        {
+            "min_bytes", "replica_id", "isolation_level", "follower_reads", "offset", "leader_epoch",
+            "partition_max_bytes", "last_fetched_epoch", "throttled",
+        }
+    ),
+    DELETE_RECORDS: frozenset({"offset", "local_error_code"}),
+    SIGNAL: frozenset({"offset", "any_key", "from_now"}),
+}  # fmt: skip
+"""What a kind has besides the columns of all kinds. What else is in its batch the engine does not look at."""
+
+NOT_GIVEN: Final[tuple[int, ...]] = ()
+
+
+class RegistrationRows:
+    """Gathers batches of registrations; `take` makes rows of them."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        """Gathered so far."""
+        self._calls: Final = Calls()
+        self._operation_counts: Final[list[int]] = []
+        self._row_counts: Final[list[int]] = []
+        self._kinds: Final[list[int]] = []
+        schema = SCHEMAS[REGISTRATIONS]
+        self._of_operations: Final = {name: Column(schema.field(name).type) for name, _ in OPERATION_COLUMNS}
+        self._of_items: Final = {name: Column(schema.field(name).type) for name, _ in ITEM_COLUMNS}
+        self._refusal_codes: Final = Column(pa.int32())
+        self._item_counts: Final = Column(pa.int32())
+        self._items: Final = Column(pa.int64())
+        """Rows of each operation: its items, but one where they cannot be read."""
+        self._names: Final = Names()
+
+    def add(
+        self,
+        stamp: CallStamp,
+        registrant: Registrant,
+        kind: int,
+        batch: OperationBatch,
+        receipt: RegisterReceipt,
+        timeout_ms_default: int,
+    ) -> None:
+        """A batch and what became of it. Operations that were known already make no rows."""
+        calls = (stamp, registrant, kind, timeout_ms_default)
+        if not receipt.refusals and not receipt.already_known:
+            self._add(calls, batch, (), _items_in(batch))
+            return
+        sifted = _Sifted(kind, batch, receipt)
+        if sifted.whole:
+            part, codes = sifted.batch_of(sifted.whole)
+            self._add(calls, part, codes, _items_in(part))
+        if sifted.bare:
+            part, codes = sifted.heads_of(sifted.bare)
+            self._add(calls, part, codes, len(sifted.bare), bare=True)
+
+    def _add(
+        self,
+        calls: tuple[CallStamp, Registrant, int, int],
+        batch: OperationBatch,
+        codes: Sequence[int],
+        rows: int,
+        *,
+        bare: bool = False,
+    ) -> None:
+        """Operations of one batch, all of which make rows; `bare` ones a single row without a name each."""
+        stamp, registrant, kind, timeout_ms_default = calls
+        self.rows += rows
+        self._calls.add(stamp, registrant)
+        self._operation_counts.append(len(batch.operation_ids))
+        self._row_counts.append(rows)
+        self._kinds.append(kind)
+        had = KIND_COLUMNS[kind]
+        self._of_operations["operation_id"].add(batch.operation_ids)
+        self._of_operations["timeout_ms"].add(batch.timeouts_ms or (timeout_ms_default,))
+        for name, field in OPERATION_COLUMNS[2:]:
+            self._of_operations[name].add(getattr(batch, field) if name in had else NOT_GIVEN)
+        for name, field in ITEM_COLUMNS:
+            self._of_items[name].add(getattr(batch, field) if name in had and not bare else NOT_GIVEN)
+        self._refusal_codes.add(codes or (ACCEPTED,))
+        self._item_counts.add(batch.item_counts or (1,))
+        self._items.add((1,) if bare else batch.item_counts or (1,))
+        if bare:
+            self._names.add((), (NAMELESS,))
+        elif kind == SIGNAL:
+            self._names.add_keys(batch.keys, batch.item_indexes)
+        else:
+            self._names.add(batch.partitions, batch.item_indexes)
+
+    def take(self) -> pa.RecordBatch:
+        """All that was gathered, as rows. There must be some."""
+        operations, rows = sum(self._operation_counts), self.rows
+        columns = self._calls.take(self._row_counts)
+        kinds = pa.array(np.repeat(np.array(self._kinds, dtype=np.int32), self._row_counts))
+        columns["kind"] = pa.DictionaryArray.from_arrays(kinds, pa.array(KIND_WORDS))
+        of_operations = {
+            name: column.take(self._operation_counts, operations) for name, column in self._of_operations.items()
+        }
+        of_operations["refusal_code"] = self._refusal_codes.take(self._operation_counts, operations)
+        of_operations["item_count"] = self._item_counts.take(self._operation_counts, operations)
+        items = self._items.take(self._operation_counts, operations)
+        columns["item"], operation_of = spread(items, rows)
+        for name, column in of_operations.items():
+            columns[name] = column if operation_of is None else column.take(operation_of)
+        for name, item_column in self._of_items.items():
+            columns[name] = item_column.take(self._row_counts, rows)
+        columns["topic"], columns["partition"] = self._names.take(self._row_counts, rows)
+        self._operation_counts.clear()
+        self._row_counts.clear()
+        self._kinds.clear()
+        self.rows = 0
+        return finish(REGISTRATIONS, columns)
+
+
+def spread(items: pa.Array, rows: int) -> tuple[pa.Array, pa.Array | None]:
+    """From rows for each operation: the column `item`, and the operation of each row (None: one row each)."""
+    if len(items) == rows:
+        return pa.repeat(pa.scalar(0, pa.int32()), rows), None
+    counts = items.to_numpy(zero_copy_only=False)
+    operation_of = np.repeat(np.arange(len(counts)), counts)
+    first_row = np.cumsum(counts) - counts
+    return pa.array((np.arange(rows) - first_row[operation_of]).astype(np.int32)), pa.array(operation_of)
+
+
+def registration_rows_count(kind: int, batch: OperationBatch, receipt: RegisterReceipt) -> int:
+    """How many rows a batch makes; at once, unless some of it was refused or known already."""
+    if not receipt.refusals and not receipt.already_known:
+        return _items_in(batch)
+    sifted = _Sifted(kind, batch, receipt)
+    counts = batch.item_counts
+    return len(sifted.bare) + sum(value_at(counts, row, 1) for row in sifted.whole)
+
+
+def _items_in(batch: OperationBatch) -> int:
+    """Items of a batch of which all was accepted: several items of an operation differ, so each has its index."""
+    return max(len(batch.operation_ids), len(batch.item_indexes))
+
+
+class _Sifted:
+    """The operations of a batch that make rows, by their places: `whole` with their items, `bare` ones without.
+
+    Bare are those refused whose items are none, or point outside the dictionary, or did not arrive.
+    """
+
+    def __init__(self, kind: int, batch: OperationBatch, receipt: RegisterReceipt) -> None:
+        self._batch: Final = batch
+        self._codes: Final = {refusal.index: refusal.code for refusal in receipt.refusals}
+        self.whole: Final[list[int]] = []
+        self.bare: Final[list[int]] = []
+        ids = batch.operation_ids
+        known_up_to = 0
+        if receipt.already_known:
+            # Known are the ids from 1 up to some id, so they are the lowest ones.
+            known_up_to = sorted(value for value in ids if value > 0)[receipt.already_known - 1]
+        self._readable: Final = _is_readable(batch)
+        counts = [value_at(batch.item_counts, row, 1) if self._readable else 0 for row in range(len(ids))]
+        self._first_items: Final = [0, *accumulate(counts)]
+        names = len(batch.keys) if kind == SIGNAL else len(batch.partitions)
+        for row, operation_id in enumerate(ids):
+            if 0 < operation_id <= known_up_to:
+                continue
+            is_whole = row not in self._codes or self._has_names(row, counts[row], names)
+            (self.whole if is_whole else self.bare).append(row)
+
+    def _has_names(self, row: int, count: int, names: int) -> bool:
+        indexes = self._batch.item_indexes
+        if count > 1 and len(indexes) <= 1:
+            return False
+        first = self._first_items[row]
+        return count > 0 and all(value_at(indexes, first + item, 0) < names for item in range(count))
+
+    def batch_of(self, rows: list[int]) -> tuple[OperationBatch, list[int]]:
+        """These operations as a batch of their own, and the refusal code of each."""
+        batch = self._batch
+        counts = [value_at(batch.item_counts, row, 1) for row in rows]
+        items = [
+            self._first_items[row] + item for row, count in zip(rows, counts, strict=True) for item in range(count)
+        ]
+        ids, codes = self._ids_and_codes(rows)
+        columns = {field: _chosen(getattr(batch, field), rows) for _, field in OPERATION_COLUMNS[1:]}
+        columns |= {field: _chosen(getattr(batch, field), items) for _, field in ITEM_COLUMNS}
+        indexes = _chosen(batch.item_indexes, items)
+        part = OperationBatch(
+            ids, partitions=batch.partitions, keys=batch.keys, item_counts=counts, item_indexes=indexes, **columns
+        )
+        return part, codes
+
+    def heads_of(self, rows: list[int]) -> tuple[OperationBatch, list[int]]:
+        """These operations without their items, and the refusal code of each."""
+        batch = self._batch
+        ids, codes = self._ids_and_codes(rows)
+        if not self._readable:
+            return OperationBatch(ids, item_counts=[0]), codes
+        counts = [min(value_at(batch.item_counts, row, 1), INT32_MAX) for row in rows]
+        columns = {field: _chosen(getattr(batch, field), rows) for _, field in OPERATION_COLUMNS[1:]}
+        return OperationBatch(ids, item_counts=counts, **columns), codes
+
+    def _ids_and_codes(self, rows: list[int]) -> tuple[list[int], list[int]]:
+        ids = self._batch.operation_ids
+        return [min(ids[row], INT64_MAX) for row in rows], [self._codes.get(row, ACCEPTED) for row in rows]
+
+
+def _chosen(values: list[Any], places: list[int]) -> list[Any]:
+    """The values at these places of a column, which may also have one for all, or none."""
+    return [values[place] for place in places] if len(values) > 1 else values
+
+
+def _is_readable(batch: OperationBatch) -> bool:
+    """Whether the columns fit together. The engine looked before it took the batch, but some never got there."""
+    operations = len(batch.operation_ids)
+    counts = batch.item_counts
+    items = operations if not counts else counts[0] * operations if len(counts) == 1 else sum(counts)
+    try:
+        check_length("item_count", len(counts), operations)
+        check_length("item_index", len(batch.item_indexes), items)
+        for _, field in OPERATION_COLUMNS:
+            check_length(field, len(getattr(batch, field)), operations)
+        for _, field in ITEM_COLUMNS:
+            check_length(field, len(getattr(batch, field)), items)
+    except InvalidBatch:
+        return False
+    return True
