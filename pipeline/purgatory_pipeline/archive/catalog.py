@@ -1,0 +1,207 @@
+"""An archive as the commands see it: its usable files by table, what was set aside, and its tables as DataFrames."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from purgatory.archive import layout, schema
+from purgatory_pipeline.archive import footer
+from purgatory_pipeline.archive.footer import ArchiveFile, SetAside
+from purgatory_pipeline.archive.place import Place, open_place
+from purgatory_pipeline.errors import ArchiveUnusable
+
+_THREADS: Final = 32
+"""Footers read at once: they wait for the disk or the network, not for the processor."""
+
+_ROW_KEYS: Final = {
+    schema.REGISTRATIONS: ["run_id", "call_number", "session_number", "operation_id", "item"],
+    schema.OUTCOMES: ["run_id", "call_number", "session_number", "operation_id", "item"],
+    schema.EVENTS: ["run_id", "call_number", "row"],
+    schema.CALLS: ["run_id", "call_number"],
+    schema.MARKERS: ["run_id", "call_number", "marker", "table"],
+}
+"""What tells a row of a table from all others."""
+
+
+@dataclass(frozen=True)
+class Archive:
+    """The files of an archive that can be used, and those that cannot. `uri` is as it was given."""
+
+    uri: str
+    used: tuple[ArchiveFile, ...]
+    set_aside: tuple[SetAside, ...]
+    leftovers: int
+    """Files under `_writing/` and other hidden ones: no file is whole before it has left there."""
+
+    def files(self, table: str, *, since: datetime | None = None, until: datetime | None = None) -> list[ArchiveFile]:
+        """The files of a table, by run and number; of a window, those that may have rows in it."""
+        start, end = _utc(since), _utc(until)
+        return [
+            file
+            for file in self.used
+            if file.table == table
+            and not (start is not None and file.last_at is not None and file.last_at < start)
+            and not (end is not None and file.first_at is not None and file.first_at >= end)
+        ]
+
+    def rows(self, table: str) -> int:
+        """Rows in all usable files of a table."""
+        return sum(file.rows for file in self.files(table))
+
+    def run_ids(self) -> list[str]:
+        """The runs that wrote it, sorted."""
+        return sorted({file.run_id for file in self.used})
+
+    def overlapping(self, table: str) -> list[ArchiveFile]:
+        """Files of one run whose ranges of calls overlap: rows may be there twice. Usually none."""
+        found: dict[str, ArchiveFile] = {}
+        widest: ArchiveFile | None = None
+        known = [file for file in self.files(table) if file.first_call is not None]
+        for file in sorted(known, key=lambda file: (file.run_id, file.first_call, file.last_call)):
+            if widest is not None and widest.run_id == file.run_id and _overlap(widest, file):
+                found[widest.path], found[file.path] = widest, file
+            if widest is None or widest.run_id != file.run_id or (file.last_call or 0) > (widest.last_call or 0):
+                widest = file
+        return list(found.values())
+
+    def read(
+        self,
+        spark: SparkSession,
+        table: str,
+        columns: Sequence[str] | None = None,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        topics: Iterable[str] | None = None,
+    ) -> DataFrame:
+        """A table's rows with `since <= at < until`, of these topics (a signal's key counts as its topic).
+
+        Rows that are no partition's, as a cancelled session, stay whatever the topics. Each row comes once, also where
+        files overlap. Instants without a time zone are UTC.
+        """
+        files = self.files(table, since=since, until=until)
+        if table == schema.MARKERS:
+            files = self.files(table)
+        twice = {file.path for file in self.overlapping(table)}
+        frame = _read_files(spark, table, [file for file in files if file.path not in twice])
+        overlapping = [file for file in files if file.path in twice]
+        if overlapping:
+            frame = frame.unionAll(_read_files(spark, table, overlapping).dropDuplicates(_ROW_KEYS[table]))
+        if table != schema.MARKERS:
+            frame = _within(frame, since, until, topics)
+        return frame if columns is None else frame.select(*columns)
+
+
+def spark_schema(table: str) -> StructType:
+    """A table's columns in Spark's types: words are strings."""
+    return from_arrow_schema(schema.SCHEMAS[table], prefer_timestamp_ntz=False)
+
+
+def find_archive(uri: str) -> Archive:
+    """Lists an archive and reads the footer of each file. Raises `ArchiveUnusable` when nothing can be used of it."""
+    place = open_place(uri)
+    found = place.list_files()
+    candidates, set_aside, leftovers = _sort_paths(place, found)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        judged = list(pool.map(lambda candidate: footer.read_footer(place, *candidate), candidates))
+    usable = [file for file in judged if isinstance(file, ArchiveFile)]
+    set_aside += [file for file in judged if isinstance(file, SetAside)]
+    used, copies = _leave_out_copies(usable)
+    set_aside += copies
+    if not used:
+        raise ArchiveUnusable(_nothing_usable(uri, set_aside, leftovers))
+    return Archive(uri, tuple(used), tuple(sorted(set_aside, key=lambda file: file.path)), leftovers)
+
+
+def _sort_paths(place: Place, paths: list[str]) -> tuple[list[tuple[str, str]], list[SetAside], int]:
+    """(path, table) of what may be an archive's file, what lies where none should, and the number of hidden ones."""
+    candidates: list[tuple[str, str]] = []
+    strays: list[SetAside] = []
+    leftovers = 0
+    for path in paths:
+        parts = path[len(place.root) :].lstrip("/").split("/")
+        if any(part.startswith(("_", ".")) for part in parts):
+            leftovers += 1
+        elif len(parts) > 1 and parts[0] in schema.TABLES and path.endswith(".parquet"):
+            candidates.append((path, parts[0]))
+        else:
+            strays.append(SetAside(path, "", footer.STRAY, "an archive's files lie under its tables, as .parquet"))
+    return candidates, strays, leftovers
+
+
+def _leave_out_copies(files: list[ArchiveFile]) -> tuple[list[ArchiveFile], list[SetAside]]:
+    """One file for each run, table and number, and one for each content: the fullest, then the properly named one."""
+    ranked = sorted(
+        files,
+        key=lambda file: (
+            -file.rows,
+            not file.path.endswith("/" + layout.file_name(file.run_id, file.file_number)),
+            file.path,
+        ),
+    )
+    by_number: dict[tuple[str, str, int], ArchiveFile] = {}
+    by_content: dict[tuple[str, str, str], ArchiveFile] = {}
+    copies: list[SetAside] = []
+    for file in ranked:
+        number, content = (file.table, file.run_id, file.file_number), (file.table, file.run_id, file.content)
+        original = by_number.get(number) or (by_content.get(content) if file.rows else None)
+        if original is not None:
+            copies.append(SetAside(file.path, file.table, footer.COPY, f"of {original.path}", file.rows))
+            continue
+        by_number[number] = by_content[content] = file
+    used = sorted(by_number.values(), key=lambda file: (file.table, file.run_id, file.file_number))
+    return used, copies
+
+
+def _nothing_usable(uri: str, set_aside: list[SetAside], leftovers: int) -> str:
+    if not set_aside:
+        unfinished = f" ({leftovers} unfinished in {layout.WRITING}/)" if leftovers else ""
+        return f"the archive {uri} is empty: no file has been rolled yet{unfinished}"
+    counts: defaultdict[str, int] = defaultdict(int)
+    for file in set_aside:
+        counts[file.reason] += 1
+    said = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items()))
+    example = set_aside[0]
+    return f"{uri} has no usable file: {said}; for example {example.path}: {example.detail}"
+
+
+def _read_files(spark: SparkSession, table: str, files: list[ArchiveFile]) -> DataFrame:
+    if not files:
+        return spark.createDataFrame([], spark_schema(table))
+    return spark.read.schema(spark_schema(table)).parquet(*(file.spark_path for file in files))
+
+
+def _within(
+    frame: DataFrame, since: datetime | None, until: datetime | None, topics: Iterable[str] | None
+) -> DataFrame:
+    start, end = _utc(since), _utc(until)
+    if start is not None:
+        frame = frame.where(F.col("at") >= F.lit(start))
+    if end is not None:
+        frame = frame.where(F.col("at") < F.lit(end))
+    if topics is not None:
+        frame = frame.where(F.col("topic").isNull() | F.col("topic").isin(*topics))
+    return frame
+
+
+def _overlap(earlier: ArchiveFile, later: ArchiveFile) -> bool:
+    """A file may begin with the call that the one before ended with, in the middle of its rows."""
+    assert earlier.last_call is not None, earlier.path
+    assert later.first_call is not None, later.path
+    same_range = (earlier.first_call, earlier.last_call) == (later.first_call, later.last_call)
+    one_call = earlier.first_call == earlier.last_call
+    return later.first_call < earlier.last_call or (same_range and not one_call)
+
+
+def _utc(instant: datetime | None) -> datetime | None:
+    return instant if instant is None or instant.tzinfo is not None else instant.replace(tzinfo=UTC)

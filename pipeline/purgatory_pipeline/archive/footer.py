@@ -1,0 +1,152 @@
+"""One file of an archive, judged by its footer: whose it is, which rows it holds, or why it is set aside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import blake2b
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from purgatory.archive import layout, schema
+from purgatory_pipeline.archive.place import Place, first_line
+from purgatory_pipeline.errors import ArchiveUnusable
+
+# Why a file is set aside.
+UNREADABLE: Final = "unreadable"
+"""Truncated, damaged, gone, or not Parquet at all."""
+FOREIGN: Final = "not a purgatory's"
+"""Parquet without a purgatory's metadata, or with columns that are not those of its table."""
+MISPLACED: Final = "in another table's folder"
+STRAY: Final = "in no table's folder"
+COPY: Final = "copy of another file"
+
+
+@dataclass(frozen=True)
+class ArchiveFile:
+    """A file that is used. Calls and instants are its first and last, if its statistics tell them."""
+
+    path: str
+    spark_path: str
+    table: str
+    run_id: str
+    file_number: int
+    version: int
+    rows: int
+    first_call: int | None
+    last_call: int | None
+    first_at: datetime | None
+    last_at: datetime | None
+    content: str
+    """Equal for equal contents: counts, sizes and bounds of all columns."""
+
+
+@dataclass(frozen=True)
+class SetAside:
+    """A file that is not used: `reason` is one of the few above, `detail` is what was seen. Rows: None if unknown."""
+
+    path: str
+    table: str
+    reason: str
+    detail: str
+    rows: int | None = None
+
+
+def read_footer(place: Place, path: str, table: str) -> ArchiveFile | SetAside:
+    """Reads the end of one file and nothing else. Raises `ArchiveUnusable` for a version that is too new."""
+    try:
+        metadata = pq.read_metadata(path, filesystem=place.filesystem)
+        return judge(metadata, path, place.spark_path(path), table)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        return SetAside(path, table, UNREADABLE, first_line(error))
+
+
+def judge(
+    metadata: pq.FileMetaData, path: str, spark_path: str, table: str, newest: int = schema.VERSION
+) -> ArchiveFile | SetAside:
+    """What a footer that could be read says about its file, to a reader of schemas up to version `newest`."""
+    keys = metadata.metadata or {}
+    rows = int(metadata.num_rows)
+    try:
+        version = int(keys[layout.VERSION_KEY])
+        own_table, run_id = keys[layout.TABLE_KEY].decode(), keys[layout.RUN_KEY].decode()
+        file_number = int(keys[layout.FILE_NUMBER_KEY])
+    except (KeyError, ValueError):
+        return SetAside(path, table, FOREIGN, "its metadata names no table, run, number and version", rows)
+    if version > newest:
+        raise ArchiveUnusable(
+            f"{path} is of schema version {version}, and this purgatory-pipeline reads up to {newest}: "
+            "upgrade it to the version of the daemon that wrote the archive"
+        )
+    if own_table != table:
+        return SetAside(path, table, MISPLACED, f"it is of the table {own_table!r}", rows)
+    complaint = _compare_columns(metadata.schema.to_arrow_schema(), schema.SCHEMAS[table], older=version < newest)
+    if complaint:
+        return SetAside(path, table, FOREIGN, complaint, rows)
+    bounds = _bounds(metadata)
+    first_call, last_call = bounds.get("call_number", (None, None))
+    first_at, last_at = bounds.get("at", (None, None))
+    return ArchiveFile(
+        path, spark_path, table, run_id, file_number, version, rows, first_call, last_call,
+        _instant(first_at), _instant(last_at), _content(metadata, bounds),
+    )  # fmt: skip
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """A column's type without how it is encoded: dictionaries are their values, lists do not name their items."""
+    if pa.types.is_dictionary(kind):
+        return plain_type(kind.value_type)
+    if pa.types.is_large_string(kind):
+        return pa.string()
+    if pa.types.is_list(kind):
+        return pa.list_(plain_type(kind.value_type))
+    return kind
+
+
+def _compare_columns(found: pa.Schema, wanted: pa.Schema, *, older: bool) -> str:
+    """What is wrong with a file's columns; empty if nothing. An older version may lack some: they read as null."""
+    have = {field.name: plain_type(field.type) for field in found}
+    want = {field.name: plain_type(field.type) for field in wanted}
+    missing = [] if older else [name for name in want if name not in have]
+    unknown = [name for name in have if name not in want]
+    other = [
+        f"{name} is {kind}, not {want[name]}" for name, kind in have.items() if name in want and kind != want[name]
+    ]
+    said = [("it lacks", missing), ("it has unknown", unknown), ("", other)]
+    return "; ".join(f"{words} {', '.join(names)}".strip() for words, names in said if names)
+
+
+def _bounds(metadata: pq.FileMetaData) -> dict[str, tuple[Any, Any]]:
+    """Smallest and largest value of each column, where every row group has statistics."""
+    bounds: dict[str, tuple[Any, Any]] = {}
+    unknown: set[str] = set()
+    for group in range(metadata.num_row_groups):
+        row_group = metadata.row_group(group)
+        for index in range(row_group.num_columns):
+            column = row_group.column(index)
+            statistics = column.statistics
+            name = column.path_in_schema
+            if statistics is None or not statistics.has_min_max:
+                unknown.add(name)
+                continue
+            low, high = bounds.get(name, (statistics.min, statistics.max))
+            bounds[name] = (min(low, statistics.min), max(high, statistics.max))
+    return {name: pair for name, pair in bounds.items() if name not in unknown}
+
+
+def _content(metadata: pq.FileMetaData, bounds: dict[str, tuple[Any, Any]]) -> str:
+    """Two files with the same content have the same; two with other content can hardly."""
+    sizes = tuple(
+        metadata.row_group(group).column(index).total_uncompressed_size
+        for group in range(metadata.num_row_groups)
+        for index in range(metadata.row_group(group).num_columns)
+    )
+    said = repr((metadata.num_rows, sizes, sorted((name, repr(pair)) for name, pair in bounds.items())))
+    return blake2b(said.encode(), digest_size=16).hexdigest()
+
+
+def _instant(value: datetime | None) -> datetime | None:
+    """Statistics carry UTC, with or without saying so."""
+    return value if value is None or value.tzinfo is not None else value.replace(tzinfo=UTC)

@@ -1,0 +1,65 @@
+"""Spark for the tests of the pipeline: one local session for the whole run, in one worker, where there is a Java."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from purgatory_pipeline.errors import JavaMissing
+from purgatory_pipeline.session import java_version
+from pyspark.sql import SparkSession
+
+HERE = Path(__file__).parent
+ONE_BUILD = "Spark without the engine: runs with the compiled engine only (what is marked both_builds runs twice)"
+
+SETTINGS = {
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.memory": "1g",
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.default.parallelism": "2",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+}
+"""Small and quick to start: tests have few rows, and the processors belong to others too."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything on Spark goes to one worker, so that one JVM is started; of the two builds, once."""
+    pure = os.environ.get("PURGATORY_BUILD") == "pure"
+    for item in items:
+        if HERE not in item.path.parents or "spark" not in getattr(item, "fixturenames", ()):
+            continue
+        item.add_marker(pytest.mark.xdist_group("spark"))
+        if pure and item.get_closest_marker("both_builds") is None:
+            item.add_marker(pytest.mark.skip(reason=ONE_BUILD))
+
+
+@pytest.fixture(scope="session")
+def java() -> int:
+    """The version of the Java that is there. Without one the test is skipped, or fails where Java is required."""
+    try:
+        return java_version()
+    except JavaMissing as missing:
+        if os.environ.get("PURGATORY_REQUIRE_JAVA") == "1":
+            pytest.fail(f"PURGATORY_REQUIRE_JAVA=1: {missing}")
+        pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="session")
+def spark(java: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session on local[2], shared by all tests: change no setting of it that you do not put back."""
+    folder = tmp_path_factory.mktemp("spark")
+    builder = SparkSession.builder.master("local[2]").appName("tests")
+    for key, value in {**SETTINGS, "spark.local.dir": str(folder), "spark.sql.warehouse.dir": str(folder)}.items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    yield session
+    session.stop()

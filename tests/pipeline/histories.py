@@ -1,0 +1,122 @@
+"""Small archives written by hand, row by row, through pyarrow alone: right ones, and wrong ones of every kind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from purgatory.archive import layout, schema
+
+START = datetime(2026, 11, 21, 18, 0, tzinfo=UTC)
+"""Wall-clock time at the engine's 0 ms."""
+
+Row = Mapping[str, object]
+
+_ZEROS = {
+    "session_number": 1, "session_id": "session-1", "principal": "", "refusal_code": schema.ACCEPTED, "item": 0,
+    "item_count": 1, "partition": 0, "lateness_ms": 0, "row": 0, "ended": 0, "error_code": 0,
+}  # fmt: skip
+"""What a row has where a test does not care; other columns are null."""
+
+
+@dataclass
+class History:
+    """The rows of one run. Calls number themselves; `at_ms` is the engine's clock."""
+
+    run_id: str = "run-a"
+    start: datetime = START
+    rows: dict[str, list[dict[str, object]]] = field(default_factory=lambda: {table: [] for table in schema.TABLES})
+    calls: int = 0
+
+    def add(self, table: str, at_ms: int, **values: object) -> dict[str, object]:
+        """One row of any table, in a call of its own unless `call_number` is given."""
+        self.calls += 0 if "call_number" in values else 1
+        own = {name: _ZEROS[name] for name in schema.SCHEMAS[table].names if name in _ZEROS}
+        common = {
+            "run_id": self.run_id,
+            "call_number": self.calls,
+            "time_ms": at_ms,
+            "at": self.start + timedelta(milliseconds=at_ms),
+        }
+        row = {**own, **common, **values}
+        self.rows[table].append(row)
+        return row
+
+    def register(self, operation_id: int, at_ms: int = 0, *, timeout_ms: int = 500, **values: object) -> None:
+        """A produce on `orders` that waits for offset 10, unless `values` say otherwise."""
+        own = {"kind": "produce", "topic": "orders", "offset": 10, "timeout_ms": timeout_ms}
+        self.add(schema.REGISTRATIONS, at_ms, operation_id=operation_id, **{**own, **values})
+
+    def end(self, operation_id: int, at_ms: int, *, waited_ms: int = 0, **values: object) -> None:
+        """It was satisfied, unless `values` say otherwise."""
+        own = {"kind": "produce", "topic": "orders", "outcome": "satisfied", "waited_ms": waited_ms}
+        self.add(schema.OUTCOMES, at_ms, operation_id=operation_id, **{**own, **values})
+
+    def event(self, type: str, at_ms: int, **values: object) -> None:  # noqa: A002
+        """One event, on partition 0 of `orders` unless `values` say otherwise."""
+        self.add(schema.EVENTS, at_ms, type=type, **{"topic": "orders", **values})
+
+    def mark(self, marker: str, at_ms: int = 0, **values: object) -> None:
+        """A marker; of `started`, the settings are empty unless given."""
+        values.setdefault("detail", json.dumps({"version": "1", "settings": {}}) if marker == schema.STARTED else "")
+        self.add(schema.MARKERS, at_ms, marker=marker, **values)
+
+    def write(self, root: Path, *, rows_per_file: int = 1_000_000) -> list[Path]:
+        """All tables, rolled by size. Gives the files."""
+        return [
+            write_file(root, table, rows[first : first + rows_per_file], self.run_id, number)
+            for table, rows in self.rows.items()
+            for number, first in enumerate(range(0, len(rows), rows_per_file), 1)
+        ]
+
+
+def write_file(root: Path, table: str, rows: Iterable[Row], run_id: str = "run-a", number: int = 1) -> Path:
+    """One whole file at its place: folder and name are those of its first row."""
+    rows = list(rows)
+    at = rows[0]["at"] if rows else START
+    assert isinstance(at, datetime)
+    path = root / layout.folder(table, at.astimezone(UTC)) / layout.file_name(run_id, number)
+    return write_table(path, table_of(table, rows), metadata_of(table, run_id, number))
+
+
+def write_table(path: Path, table: pa.Table, metadata: Mapping[bytes, bytes] | None) -> Path:
+    """Any Arrow table with any metadata, anywhere."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table.replace_schema_metadata(metadata), path)
+    return path
+
+
+def table_of(table: str, rows: Iterable[Row]) -> pa.Table:
+    """Rows as an Arrow table in the archive's schema; columns that a row lacks are null."""
+    return pa.Table.from_pylist([dict(row) for row in rows], schema=schema.SCHEMAS[table])
+
+
+def metadata_of(table: str, run_id: str, number: int, version: int = schema.VERSION) -> dict[bytes, bytes]:
+    """What the footer of a file says of itself."""
+    return {
+        layout.VERSION_KEY: str(version).encode(),
+        layout.TABLE_KEY: table.encode(),
+        layout.RUN_KEY: run_id.encode(),
+        layout.FILE_NUMBER_KEY: str(number).encode(),
+    }
+
+
+def small_history(run_id: str = "run-a", operations: int = 20, *, ended: bool = True) -> History:
+    """One run: each operation is registered at 10 ms steps and ends 5 ms later, every fifth one by expiry."""
+    history = History(run_id)
+    history.mark(schema.STARTED)
+    for number in range(1, operations + 1):
+        at_ms = 10 * number
+        history.register(number, at_ms, timeout_ms=5 if number % 5 == 0 else 500)
+        history.event("high_watermark", at_ms + 1, offset=number)
+        outcome = "expired" if number % 5 == 0 else "satisfied"
+        history.end(number, at_ms + 5, waited_ms=5, outcome=outcome)
+    if ended:
+        history.mark(schema.ENDED, 10 * operations + 10)
+    return history
