@@ -1,19 +1,29 @@
-"""The command line `purgatory-pipeline`; also what spark-submit runs. Each command is a module of `commands`."""
+"""The command line `purgatory-pipeline`; also the script that spark-submit runs. Each command lives in its package.
+
+Exit codes: 0 done; 1 Spark failed in the middle; 2 the command line or the input cannot be used; 130 interrupted.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import Annotated, Final
 
 import typer
 
 from purgatory_pipeline.errors import PipelineError
+from purgatory_pipeline.failures import in_one_line, is_sparks
 
+NAME: Final = "purgatory-pipeline"
+EXIT_FAILED: Final = 1
 EXIT_UNUSABLE: Final = 2
+EXIT_INTERRUPTED: Final = 130
+TRACEBACK: Final = "PURGATORY_TRACEBACK"
+"""Set to 1, failures of Spark are shown in full."""
 
 app = typer.Typer(
-    name="purgatory-pipeline",
+    name=NAME,
     help="Reports, what-if replays and generated histories over the archive of a purgatory, on Spark.",
     no_args_is_help=True,
     add_completion=False,
@@ -21,14 +31,70 @@ app = typer.Typer(
 )
 
 
+@app.callback()
+def settings(
+    master: Annotated[
+        str, typer.Option(metavar="URL", help="Where Spark runs, as spark-submit takes it; local[*] if not given.")
+    ] = "",
+    conf: Annotated[
+        list[str] | None, typer.Option(metavar="spark.NAME=VALUE", help="A setting of Spark; may be repeated.")
+    ] = None,
+) -> None:
+    """Settings of Spark, for all commands. They may also stand behind the command."""
+    if master or conf:
+        from purgatory_pipeline.session import pass_settings  # noqa: PLC0415 -- Spark is slow to import
+
+        pass_settings(master, conf or [])
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; gives the exit code. What is wrong with the input is one line on stderr."""
+    """Runs one command; gives the exit code. What is wrong is one line on stderr."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        app(args=None if arguments is None else list(arguments), standalone_mode=True)
+        app(args=settings_first(given), prog_name=NAME)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else EXIT_FAILED
     except PipelineError as error:
-        print(f"purgatory-pipeline: {error}", file=sys.stderr)
-        return EXIT_UNUSABLE
+        return _complain(str(error), EXIT_UNUSABLE)
+    except KeyboardInterrupt:
+        return _complain("interrupted", EXIT_INTERRUPTED)
+    except Exception as error:
+        if not is_sparks(error) or os.environ.get(TRACEBACK) == "1":
+            raise
+        return _complain(f"Spark failed: {in_one_line(error)} (in full: {TRACEBACK}=1)", EXIT_FAILED)
+    finally:
+        _stop()
     return 0
+
+
+def settings_first(arguments: Sequence[str]) -> list[str]:
+    """The arguments with `--master` and `--conf` and their values moved before the command, wherever they stood."""
+    hoisted: list[str] = []
+    rest: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        if word == "--":
+            rest += [word, *words]
+        elif word in {"--master", "--conf"}:
+            hoisted += [word, *[value for value in [next(words, None)] if value is not None]]
+        elif word.startswith(("--master=", "--conf=")):
+            hoisted.append(word)
+        else:
+            rest.append(word)
+    return [*hoisted, *rest]
+
+
+def _complain(message: str, code: int) -> int:
+    print(f"{NAME}: {message}", file=sys.stderr)
+    return code
+
+
+def _stop() -> None:
+    """Ends Spark, if a command began it."""
+    if "purgatory_pipeline.session" in sys.modules:
+        from purgatory_pipeline.session import stop_session  # noqa: PLC0415 -- see settings
+
+        stop_session()
 
 
 if __name__ == "__main__":

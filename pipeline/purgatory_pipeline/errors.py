@@ -11,6 +11,10 @@ class JavaMissing(PipelineError):
     """Spark runs on Java, and none that is new enough was found."""
 
 
+class SettingInvalid(PipelineError):
+    """A Spark setting that is none, or that was given in the wrong place."""
+
+
 class ArchiveUnusable(PipelineError):
     """The archive is missing, empty, of a newer version, or not an archive."""
 

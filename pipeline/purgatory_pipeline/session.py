@@ -4,21 +4,44 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from pyspark.sql import SparkSession
 
-from purgatory_pipeline.errors import JavaMissing
+from purgatory_pipeline import progress
+from purgatory_pipeline.errors import JavaMissing, SettingInvalid
 
 JAVA_MIN: Final = 17
 INSTALL_JAVA: Final = (
     f"Spark needs Java {JAVA_MIN} or newer: install it (Debian, Ubuntu: apt install openjdk-17-jre-headless; "
     "macOS: brew install openjdk@17) or set JAVA_HOME"
 )
+
+_SUBMIT_ARGS: Final = "PYSPARK_SUBMIT_ARGS"
+_SHELL: Final = "pyspark-shell"
+"""The last word of Spark's arguments when Python starts the JVM."""
+_PYTHON_SETTING: Final = "spark.pyspark.python"
+_LOGGING: Final = Path(__file__).with_name("log4j2.properties")
+
+_JVM_DEFAULTS: Final = {
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.defaultJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
+}
+_DEFAULTS: Final = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # Archives have many small files. Listing them again is a job of that many tasks, by default up to 10,000.
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "32",
+}
+
+_started = False
+"""Whether the running session is ours to end."""
 
 
 def java_version() -> int:
@@ -27,28 +50,73 @@ def java_version() -> int:
     java = str(Path(home) / "bin" / "java") if home else "java"
     if shutil.which(java) is None:
         raise JavaMissing(f"no Java found ({java}). {INSTALL_JAVA}")
-    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr  # noqa: S603
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr.strip()  # noqa: S603
     version = re.search(r'version "(?:1\.)?(\d+)', said)
-    if version is None or int(version[1]) < JAVA_MIN:
-        raise JavaMissing(f"{java} is too old or not a Java: {said.strip().splitlines()[:1]}. {INSTALL_JAVA}")
+    if version is None:
+        raise JavaMissing(f"{java} is no Java that works ({said.partition(chr(10))[0]}). {INSTALL_JAVA}")
+    if int(version[1]) < JAVA_MIN:
+        raise JavaMissing(f"{java} is Java {version[1]}. {INSTALL_JAVA}")
     return int(version[1])
+
+
+def pass_settings(master: str | None, settings: Sequence[str]) -> None:
+    """Hands `--master` and `--conf NAME=VALUE` to the session that will be started, before it is.
+
+    Raises `SettingInvalid` for what is no setting, and under spark-submit, which takes them itself.
+    """
+    if not master and not settings:
+        return
+    if started_by_spark():
+        raise SettingInvalid("spark-submit takes --master and --conf: put them before the script")
+    words = ["--master", master] if master else []
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not name.startswith("spark.") or not equals:
+            raise SettingInvalid(f"--conf {setting}: a Spark setting is written spark.NAME=VALUE")
+        if name == _PYTHON_SETTING:  # Spark itself looks at it in spark-submit only
+            os.environ["PYSPARK_PYTHON"] = value
+        words += ["--conf", setting]
+    os.environ[_SUBMIT_ARGS] = shlex.join([*_submit_words(), *words, _SHELL])
+
+
+def started_by_spark() -> bool:
+    """True under spark-submit: the JVM is there already, with all its settings."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def spark_session(name: str) -> SparkSession:
     """The running session, or a new one. Settings given to Spark (spark-submit --conf, spark-defaults) win over ours.
 
-    Raises `JavaMissing`.
+    Long work shows its progress on stderr from then on. Raises `JavaMissing`.
     """
-    java_version()
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.appName(name)
+    global _started  # noqa: PLW0603 -- a program has one session
+    running = SparkSession.getActiveSession()
+    if running is None and not started_by_spark():
+        java_version()
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        ours = [word for key, value in _JVM_DEFAULTS.items() for word in ("--conf", f"{key}={value}")]
+        os.environ[_SUBMIT_ARGS] = shlex.join([*ours, *_submit_words(), _SHELL])
+    session = running or SparkSession.builder.appName(name).getOrCreate()
+    _started = _started or running is None
+    given = session.sparkContext.getConf()
     for key, value in _DEFAULTS.items():
-        builder = builder.config(key, value)
-    return builder.getOrCreate()
+        if not given.contains(key):
+            session.conf.set(key, value)
+    progress.show(session.sparkContext, name)
+    return session
 
 
-_DEFAULTS: Final = {
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.execution.arrow.pyspark.enabled": "true",
-    "spark.ui.showConsoleProgress": "false",
-}
+def stop_session() -> None:
+    """Ends the session that `spark_session` has made; one that was there before goes on."""
+    global _started  # noqa: PLW0603 -- see spark_session
+    progress.stop()
+    session = SparkSession.getActiveSession()
+    if _started and session is not None:
+        session.stop()
+    _started = False
+
+
+def _submit_words() -> list[str]:
+    """What the environment gives to Spark's start, without its last word."""
+    words = shlex.split(os.environ.get(_SUBMIT_ARGS, ""))
+    return words[:-1] if words[-1:] == [_SHELL] else words

@@ -1,0 +1,31 @@
+"""Failures of Spark in one line: what happened, without the stacks of two languages around it."""
+
+from __future__ import annotations
+
+import re
+
+_CAUSE = re.compile(r"^Caused by: (.*)$", re.MULTILINE)
+_JAVA_CLASS = re.compile(r"^:? ?(?:[a-z]\w*\.)+[A-Z]\w*(?:Exception|Error): ")
+
+
+def is_sparks(error: BaseException) -> bool:
+    """True for what PySpark and its bridge to Java raise."""
+    return type(error).__module__.partition(".")[0] in {"pyspark", "py4j"}
+
+
+def in_one_line(error: BaseException) -> str:
+    """The innermost cause that the error tells of: of Python code on an executor, its last line; of Java, its cause."""
+    said = str(error).strip()
+    if "Traceback (most recent call last)" in said:
+        return _raised(said[said.rindex("Traceback (most recent call last)") :])
+    causes = _CAUSE.findall(said)
+    lines = said.splitlines() or [type(error).__name__]
+    java = [line for line in lines if _JAVA_CLASS.match(line)]
+    line = causes[-1] if causes else (java or lines)[0]
+    return _JAVA_CLASS.sub("", line).strip()
+
+
+def _raised(stack: str) -> str:
+    """The line of a Python stack that names the exception: the first that is not indented, after its head."""
+    lines = stack.splitlines()[1:]
+    return next((line.strip() for line in lines if line.strip() and not line[0].isspace()), lines[-1].strip())

@@ -1,0 +1,124 @@
+"""How far Spark is, on stderr: nothing for short work, then a line that is renewed (a terminal) or now and then."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from typing import Final, TextIO
+
+from pyspark import SparkContext
+
+QUIET_S: Final = 4.0
+"""Work that takes less says nothing."""
+TERMINAL_S: Final = 0.5
+LOG_S: Final = 15.0
+"""Between two lines where they stay, as in a log."""
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What is done of the jobs that are running: stages and tasks."""
+
+    stages: int
+    stages_done: int
+    tasks: int
+    tasks_done: int
+
+    def words(self, name: str, elapsed_s: float) -> str:
+        """One line for people."""
+        return (
+            f"{name}: stage {min(self.stages_done + 1, self.stages)} of {self.stages}, "
+            f"{self.tasks_done} of {self.tasks} tasks, {elapsed_s:.0f} s"
+        )
+
+
+def reached(context: SparkContext) -> Reached | None:
+    """What Spark is at now; None while it idles."""
+    tracker = context.statusTracker()
+    active = set(tracker.getActiveStageIds())
+    stages, done, tasks, tasks_done = 0, 0, 0, 0
+    for job in tracker.getActiveJobsIds():
+        info = tracker.getJobInfo(job)
+        for stage in info.stageIds if info is not None else ():
+            stage_info = tracker.getStageInfo(stage)
+            stages += 1
+            if stage_info is None:
+                continue
+            tasks += stage_info.numTasks
+            tasks_done += stage_info.numCompletedTasks
+            done += stage not in active and stage_info.numCompletedTasks == stage_info.numTasks > 0
+    return Reached(stages, done, tasks, tasks_done) if stages else None
+
+
+class ProgressLine:
+    """Looks at a Spark context from a thread of its own, and writes what it sees."""
+
+    def __init__(self, context: SparkContext, name: str, stream: TextIO, quiet_s: float = QUIET_S) -> None:
+        self._context = context
+        self._name = name
+        self._stream = stream
+        self._quiet_s = quiet_s
+        self._terminal = stream.isatty()
+        self._width = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops looking and leaves no half a line behind."""
+        self._ended.set()
+        self._thread.join(timeout=5)
+
+    def _watch(self) -> None:
+        started = time.monotonic()
+        said = started + self._quiet_s - LOG_S
+        while not self._ended.wait(TERMINAL_S):
+            now = time.monotonic()
+            if now - started < self._quiet_s or (not self._terminal and now - said < LOG_S):
+                continue
+            try:
+                seen = reached(self._context)
+            except Exception:  # noqa: BLE001 -- whatever a context raises that is being stopped: nothing to see there
+                break
+            if seen is not None:
+                self._write(seen.words(self._name, now - started))
+                said = now
+            else:
+                self._clear()
+        self._clear()
+
+    def _write(self, line: str) -> None:
+        if self._terminal:
+            self._stream.write(f"\r{line:<{self._width}}")
+            self._width = len(line)
+        else:
+            self._stream.write(line + "\n")
+        self._stream.flush()
+
+    def _clear(self) -> None:
+        if self._terminal and self._width:
+            self._stream.write(f"\r{'':<{self._width}}\r")
+            self._stream.flush()
+            self._width = 0
+
+
+_shown: ProgressLine | None = None
+
+
+def show(context: SparkContext, name: str) -> None:
+    """From now on shows how far the context is; once for a program, whatever the context."""
+    global _shown  # noqa: PLW0603 -- a program has one terminal
+    if _shown is None:
+        _shown = ProgressLine(context, name, sys.stderr)
+        atexit.register(stop)
+
+
+def stop() -> None:
+    """Ends what `show` began."""
+    global _shown  # noqa: PLW0603 -- see show
+    if _shown is not None:
+        _shown.close()
+        _shown = None
