@@ -87,15 +87,17 @@ def _unary_method(method: Method) -> Method:
             return await method(request, context)
         except CallRefused as refused:
             _refuse(context, refused)
-            return None
+        except grpc.aio.AbortError as aborted:
+            aborted.__traceback__ = None  # gRPC keeps the error in the call: see `_refuse`
+        return None
 
     return call
 
 
 def _stream_method(method: Method) -> Method:
-    async def call(requests: AsyncIterator[Any], context: Context) -> None:
+    async def call(_requests: object, context: Context) -> None:
         try:
-            await method(_decoded(requests), context)
+            await method(Requests(context), context)
         except CallRefused as refused:
             _refuse(context, refused)
 
@@ -112,11 +114,24 @@ def _writing(method: Callable[[Any, Context], AsyncIterator[Message]]) -> Method
     return call
 
 
-async def _decoded(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    async for request in requests:
+class Requests:
+    """The messages of a stream, to be iterated once. What gRPC gives for that refers to itself: where it is left before
+    its end, as by a refusal, the last message with it would wait for the garbage collector.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context: Final = context
+
+    def __aiter__(self) -> Requests:
+        return self
+
+    async def __anext__(self) -> Any:  # noqa: ANN401 - of the stream's own type
+        request = await self._context.read()
+        if request is grpc.aio.EOF:
+            raise StopAsyncIteration
         if isinstance(request, Undecodable):
             raise request.refusal()
-        yield request
+        return request
 
 
 def _refuse(context: Context, refused: CallRefused) -> None:

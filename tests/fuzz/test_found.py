@@ -13,11 +13,11 @@ from typing import Any
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from purgatory.service.connection import Connection
-from purgatory.service.handlers import is_no_broken_call
+from purgatory.service.handlers import add_to_server, is_no_broken_call
 from purgatory.service.refusals import CallRefused
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -195,6 +195,44 @@ async def test_refused_calls_leave_nothing_to_the_garbage_collector() -> None:
             await eventually(lambda: alive(CallRefused) == alive(Connection) == 0, "all of it is gone")
     finally:
         gc.enable()
+
+
+async def test_refused_streams_leave_no_message_behind() -> None:
+    """A stream that is refused in its midst is gone, its last message too, without a garbage collection."""
+    unreadable = event_pb2.EventColumns(type=[event_pb2.EVENT_TYPE_HIGH_WATERMARK] * 3, offset=[1, 2])
+    gc.collect()
+    gc.disable()
+    try:
+        async with serving() as served:
+            for _ in range(3):
+                call = served.stub.AdvanceStream()
+                await call.write(wire.AdvanceStreamRequest(columns=unreadable))
+                assert await asyncio.wait_for(call.code(), 10) is grpc.StatusCode.INVALID_ARGUMENT
+                del call
+            await eventually(lambda: alive(wire.AdvanceStreamRequest) == 0, "all messages are gone")
+    finally:
+        gc.enable()
+
+
+async def test_aborted_health_checks_leave_no_request_behind() -> None:
+    """What gRPC's own servicer aborts is gone too, its request with it."""
+    server = grpc.aio.server()
+    add_to_server(health.aio.HealthServicer(), server, health_pb2.DESCRIPTOR.services_by_name["Health"])
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    gc.collect()
+    gc.disable()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            for _ in range(3):
+                check = stub.Check(health_pb2.HealthCheckRequest(service="nobody"))
+                assert await check.code() is grpc.StatusCode.NOT_FOUND
+                del check
+            await eventually(lambda: alive(health_pb2.HealthCheckRequest) == 0, "all requests are gone")
+    finally:
+        gc.enable()
+        await server.stop(0)
 
 
 def test_callers_that_go_while_they_are_answered_are_no_fault() -> None:
