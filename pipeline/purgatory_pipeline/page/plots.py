@@ -1,0 +1,233 @@
+"""How plots look: a shared Vega-Lite configuration, colours, axes and the data that goes into a plot.
+
+Colours are CSS variables (page.css): Vega's SVG renderer hands them through, so a plot follows light, dark and print
+without being drawn anew. Legends are part of the page, not of the drawing, so that they wrap and can be read aloud.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, TypeVar
+
+import altair as alt
+import pandas as pd
+
+from purgatory_pipeline.page import wording
+from purgatory_pipeline.page.parts import LegendEntry, Plot
+
+Channel = TypeVar("Channel", alt.X, alt.Y)
+Values = list[dict[str, Any]]
+Span = tuple[datetime, datetime]
+"""From when to when a plot along time reaches: the same for all of a page, so that they can be compared."""
+
+OUTCOME_COLOURS: Final = {
+    "satisfied": "var(--satisfied)",
+    "expired": "var(--expired)",
+    "failed": "var(--failed)",
+    "cancelled": "var(--cancelled)",
+    "shutting_down": "var(--shutting-down)",
+    "refused": "var(--refused)",
+}
+KIND_COLOURS: Final = {
+    "produce": "var(--produce)",
+    "fetch": "var(--fetch)",
+    "delete_records": "var(--delete-records)",
+    "signal": "var(--signal)",
+}
+OTHER_COLOUR: Final = "var(--quiet)"
+
+ROW_HEIGHT: Final = 24
+LABEL_LIMIT: Final = 150
+_FONT: Final = (
+    'Inter, system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Liberation Sans", Arial, sans-serif'
+)
+_AXIS: Final = {
+    "labelFont": _FONT,
+    "labelFontSize": 11.5,
+    "labelColor": "var(--quiet)",
+    "labelLimit": LABEL_LIMIT,
+    "labelPadding": 6,
+    "titleFont": _FONT,
+    "titleFontSize": 11.5,
+    "titleFontWeight": 400,
+    "titleColor": "var(--quiet)",
+    "titlePadding": 10,
+    "gridColor": "var(--grid)",
+    "domainColor": "var(--line)",
+    "ticks": False,
+}
+CONFIG: Final[dict[str, Any]] = {
+    "background": "transparent",
+    "font": _FONT,
+    "padding": {"left": 2, "right": 8, "top": 4, "bottom": 2},
+    "view": {"stroke": None},
+    "axis": _AXIS,
+    "axisX": {"grid": False, "labelFlush": True, "labelOverlap": "greedy", "labelSeparation": 12},
+    "axisY": {
+        "domain": False,
+        "minExtent": 40,
+        "titleAngle": 0,
+        "titleAlign": "left",
+        "titleAnchor": "end",
+        "titleBaseline": "bottom",
+        "titleX": 0,
+        "titleY": -9,
+    },
+    "text": {"font": _FONT, "fontSize": 11.5},
+    "mark": {"aria": False},
+}
+
+SHORTEST_MS: Final = 1.0
+"""The daemon counts in milliseconds: logarithmic scales begin here, and a wait of 0 ms is drawn at 1 ms."""
+
+TIME_TICKS_MAX: Final = 9
+_TIME_STEPS_MS: Final = (
+    *(seconds * 1_000 for seconds in (1, 5, 15, 30, 60, 300, 900, 1_800, 3_600, 10_800, 21_600, 43_200)),
+    *(days * 86_400_000 for days in (1, 2, 7, 14, 28, 91, 182, 364)),
+)
+_TIME_LABEL: Final = (
+    "utcFormat(datum.value, utcseconds(datum.value) ? '%H:%M:%S' : "
+    "utchours(datum.value) + utcminutes(datum.value) ? '%H:%M' : '%-d %b')"
+)
+SHARE_LABEL: Final = "format(datum.value * 100, '.6~r') + '\u00a0%'"
+_MS_LABEL: Final = (
+    "datum.value >= 3600000 ? datum.value / 3600000 + ' h' : datum.value >= 60000 ? datum.value / 60000 + ' min' : "
+    "datum.value >= 1000 ? datum.value / 1000 + ' s' : datum.value + ' ms'"
+)
+_STEPS_MS: Final = (
+    *(factor * 10**power for power in range(4) for factor in (1, 2, 5)),
+    *(10_000, 20_000, 30_000, 60_000, 120_000, 300_000, 600_000, 1_800_000, 3_600_000, 7_200_000, 36_000_000),
+    *(86_400_000, 864_000_000),
+)
+_BIG_STEPS_MS: Final = {1, 10, 100, 1_000, 10_000, 60_000, 600_000, 3_600_000, 36_000_000, 864_000_000}
+
+
+def plot(
+    chart: alt.Chart | alt.LayerChart,
+    *,
+    title: str,
+    description: str,
+    height: int,
+    note: str = "",
+    legend: Sequence[LegendEntry] = (),
+) -> Plot:
+    """A chart as wide as its place on the page, with the configuration that all share."""
+    spec = chart.properties(
+        width="container", height=height, autosize=alt.AutoSizeParams(type="fit-x", contains="padding")
+    )
+    return Plot(title, {**spec.to_dict(), "config": CONFIG}, description, note, tuple(legend))
+
+
+def layered(*charts: alt.Chart) -> alt.LayerChart:
+    """One chart over the other, on the same scales."""
+    return alt.LayerChart(layer=list(charts))
+
+
+def data(values: Iterable[Mapping[Any, object]]) -> alt.InlineData:
+    """Rows for a chart as plain JSON: texts fit to be shown, instants as milliseconds, what is missing as null."""
+    return alt.InlineData(values=[{str(key): _plain(value) for key, value in row.items()} for row in values])
+
+
+def time_axis(span: Span) -> alt.X:
+    """`at` along the time of the archive, in UTC wherever it is read; midnight is written as the day.
+
+    Instants are plain numbers here: Vega-Lite's own scales of time do not take the same domain in several layers.
+    """
+    start, end = (_instant_ms(one) for one in span)
+    end = max(end, start + 1_000)
+    step = next((step for step in _TIME_STEPS_MS if (end - start) / step <= TIME_TICKS_MAX), _TIME_STEPS_MS[-1])
+    return alt.X(
+        "at:Q",
+        title="time (UTC)",
+        scale=alt.Scale(domain=[start, end], nice=False),
+        axis=alt.Axis(values=list(range(-(-start // step) * step, end + 1, step)), labelExpr=_TIME_LABEL),
+    )
+
+
+def milliseconds_axis(
+    channel: type[Channel], key: str, title: str, low: float, high: float, *, grid: bool = True
+) -> Channel:
+    """Durations from `low` to `high` on a logarithmic scale, with labels such as 20 ms and 5 s."""
+    low, high = max(low, SHORTEST_MS), max(high, low * 2, SHORTEST_MS * 10)
+    bottom = max((step for step in _STEPS_MS if step <= low), default=low)
+    top = min((step for step in _STEPS_MS if step >= high), default=high)
+    steps = [step for step in _STEPS_MS if bottom <= step <= top]
+    if len(steps) > 8:
+        steps = [step for step in steps if step in _BIG_STEPS_MS] or steps
+    return channel(
+        f"{key}:Q",
+        title=title,
+        scale=alt.Scale(type="log", domain=[bottom, top], nice=False),
+        axis=alt.Axis(values=steps, labelExpr=_MS_LABEL, grid=grid),
+    )
+
+
+def drawn_ms(value: object) -> float | None:
+    """A duration for a logarithmic scale: what is below the shortest that it shows is drawn there; None if missing."""
+    number = wording.number_of(value)
+    return None if math.isnan(number) else max(number, SHORTEST_MS)
+
+
+def rows_axis(title: str | None = None) -> alt.Y:
+    """One line of a plot for each row, in the order of `place`; labels come from `label`, which must be unique."""
+    return alt.Y(
+        "label:N",
+        title=title,
+        sort=alt.EncodingSortField(field="place", op="min", order="ascending"),
+        scale=alt.Scale(paddingInner=0.35, paddingOuter=0.2),
+        axis=alt.Axis(labelColor="var(--ink)", labelPadding=10),
+    )
+
+
+def rows_height(rows: int) -> int:
+    """The height of a plot with so many lines."""
+    return ROW_HEIGHT * max(rows, 1) + 10
+
+
+def unique_labels(labels: Iterable[str], length_max: int = 60) -> list[str]:
+    """Labels fit to be shown; the ones that would then look alike are numbered."""
+    seen: dict[str, int] = {}
+    unique = []
+    for label in labels:
+        shown = wording.text(label, length_max)
+        seen[shown] = seen.get(shown, 0) + 1
+        unique.append(shown if seen[shown] == 1 else f"{shown} ({seen[shown]})")
+    return unique
+
+
+def swatches(colours: Mapping[str, str], shown: Iterable[str], *, line: bool = False) -> tuple[LegendEntry, ...]:
+    """The legend for those of `colours` that are `shown`, in the order of `colours`."""
+    wanted = set(shown)
+    return tuple(
+        LegendEntry(word.replace("_", " "), colour, line) for word, colour in colours.items() if word in wanted
+    )
+
+
+def colour_scale(colours: Mapping[str, str]) -> alt.Scale:
+    """Words to colours; the legend stands on the page."""
+    return alt.Scale(domain=list(colours), range=list(colours.values()))
+
+
+def share_axis(channel: type[Channel], key: str, title: str, high: float = math.nan) -> Channel:
+    """Shares from nothing to `high`, written as everywhere on the page: 2 %."""
+    scale = alt.Scale(zero=True) if math.isnan(high) else alt.Scale(domain=[0, high], nice=False)
+    return channel(f"{key}:Q", title=title, scale=scale, axis=alt.Axis(tickCount=4, grid=True, labelExpr=SHARE_LABEL))
+
+
+def _instant_ms(value: object) -> int:
+    return round(wording.to_utc(value).timestamp() * 1_000)
+
+
+def _plain(value: object) -> object:
+    if wording.is_missing(value):
+        return None
+    if isinstance(value, bool | str):
+        return wording.text(value) if isinstance(value, str) else value
+    if isinstance(value, pd.Timestamp):
+        return _instant_ms(value)
+    number = float(value)  # type: ignore[arg-type]
+    if not math.isfinite(number):
+        return None
+    return int(number) if number == int(number) else float(f"{number:.6g}")

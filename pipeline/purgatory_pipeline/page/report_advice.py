@@ -1,0 +1,249 @@
+"""The section on timeouts: how long operations need, what the timeout in use cuts off, and what others would."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Final, Literal
+
+import altair as alt
+import pandas as pd
+from markupsafe import Markup
+
+from purgatory_pipeline.page import plots, wording
+from purgatory_pipeline.page.parts import Column, Finding, Grid, LegendEntry, Plot, Section, Table
+
+CURVES: Final = 6
+FINDINGS: Final = 3
+POINTS_MAX: Final = 150
+SMALLEST_SHARE: Final = 1e-5
+NOTABLE_SHARE: Final = 0.005
+"""Timeouts that cut off less than this are not among the findings."""
+
+
+def advice_section(advice: pd.DataFrame, timeouts: pd.DataFrame, survival: pd.DataFrame) -> Section:
+    """Curves of the busiest topics, and the figures read off them."""
+    title = "Timeouts"
+    if advice.empty:
+        return Section("timeouts", title, ("Nothing waited in this time.",))
+    drawn = _drawn(advice)
+    curves = [_curve(row, survival) for _, row in drawn.iterrows()]
+    lead = (
+        "How long operations need, estimated from all of them. One that expired was not done by then, so it counts as "
+        "needing longer than its timeout (Kaplan-Meier), rather than as needing just that. Bounds are 95 %."
+    )
+    return Section(
+        "timeouts",
+        title,
+        (lead,),
+        (
+            Grid(tuple(curve for curve in curves if curve is not None), _LEGEND, narrow=True),
+            _advice_table(advice),
+            _timeouts_table(timeouts, drawn),
+        ),
+    )
+
+
+def advice_findings(advice: pd.DataFrame) -> list[Finding]:
+    """The timeouts that cut off most, in the words of the advice."""
+    own = advice[advice["topic"].notna()]
+    share = pd.to_numeric(own["timeout_expires"]).fillna(pd.to_numeric(own["expired_share"]))
+    rated = own.assign(share=share, cut=share * pd.to_numeric(own["operations"]))
+    notable = rated[rated["share"] >= NOTABLE_SHARE]
+    first = notable.sort_values("cut", ascending=False, kind="stable").head(FINDINGS)
+    return [Finding(Markup("{}").format(wording.text(sentence, 400)), "timeouts") for sentence in first["sentence"]]
+
+
+def _drawn(advice: pd.DataFrame) -> pd.DataFrame:
+    """Topics if there are some, busiest first; otherwise all together."""
+    own = advice[advice["topic"].notna()]
+    return (own if not own.empty else advice).head(CURVES)
+
+
+def _of(frame: pd.DataFrame, row: pd.Series[Any]) -> pd.DataFrame:
+    same_topic = frame["topic"].isna() if wording.is_missing(row["topic"]) else frame["topic"] == row["topic"]
+    return frame[same_topic & (frame["kind"] == row["kind"])]
+
+
+def _title(topic: object, kind: object) -> str:
+    return f"{'All topics' if wording.is_missing(topic) else wording.text(topic, 60)} · {kind}"
+
+
+def _thinned(curve: pd.DataFrame) -> pd.DataFrame:
+    """At most so many steps, down to the first that is too small to be drawn."""
+    shares = pd.to_numeric(curve["waiting"])
+    drawn = curve[shares.shift(fill_value=1.0) >= SMALLEST_SHARE]
+    every = -(-len(drawn) // POINTS_MAX)
+    keep = [place for place in range(len(drawn)) if place % every == 0 or place == len(drawn) - 1]
+    return drawn.iloc[keep]
+
+
+def _curve(row: pd.Series[Any], survival: pd.DataFrame) -> Plot | None:
+    curve = _thinned(_of(survival, row).sort_values("waited_ms"))
+    if curve.empty:
+        return None
+    points = [_point(*values) for values in curve[["waited_ms", "waiting", "waiting_low", "waiting_high"]].to_numpy()]
+    bottom = 10.0 ** math.floor(math.log10(min(0.1, *(point["drawn"] for point in points))))
+    up = alt.Y(
+        "drawn:Q",
+        title="share that needs longer (logarithmic)",
+        scale=alt.Scale(type="log", domain=[bottom, 1], nice=False, clamp=True),
+        axis=alt.Axis(values=[step for step in _DECADES if step >= bottom * 0.99], labelExpr=plots.SHARE_LABEL),
+    )
+    waits = [point["at"] for point in points]
+    timeout = plots.drawn_ms(row["timeout_ms"])
+    across = plots.milliseconds_axis(alt.X, "at", "time waited (logarithmic)", min(waits), max([*waits, timeout or 0]))
+    base = alt.Chart(plots.data(points)).encode(x=across)
+    layers = [
+        base.mark_area(opacity=0.22, color="var(--band)", interpolate="step-after").encode(
+            y=alt.Y("low:Q"), y2="high:Q"
+        ),
+        base.mark_line(strokeWidth=1.75, color="var(--band)", interpolate="step-after").encode(y=up),
+        base.mark_circle(size=90, opacity=0).encode(y=up, tooltip=_TOOLTIP),
+    ]
+    if timeout is not None:
+        is_far = math.log(timeout / min(waits)) > 0.4 * math.log(max([*waits, timeout]) / min(waits))
+        layers += _timeout_mark(row, timeout, is_far=is_far)
+    return plots.plot(
+        plots.layered(*layers), title=_title(row["topic"], row["kind"]), description=_description(row), height=200
+    )
+
+
+def _point(waited: object, waiting: object, low: object, high: object) -> dict[str, Any]:
+    """One step of the curve; for the logarithmic scale a share of 0 is drawn as the smallest."""
+    return {
+        "at": plots.drawn_ms(waited),
+        "value": waited,
+        "drawn": max(wording.number_of(waiting), SMALLEST_SHARE),
+        "low": None if wording.is_missing(low) else max(wording.number_of(low), SMALLEST_SHARE),
+        "high": None if wording.is_missing(high) else max(wording.number_of(high), SMALLEST_SHARE),
+        "written": wording.share(waiting),
+        "bounds": _range(wording.share(low), wording.share(high)),
+    }
+
+
+def _timeout_mark(row: pd.Series[Any], timeout: float, *, is_far: bool) -> list[alt.Chart]:
+    """The timeout as an upright line, what it cuts off as a dot on the curve, and both in words below the curve."""
+    share = wording.number_of(row["timeout_expires"])
+    words = [wording.milliseconds(timeout)]
+    if not math.isnan(share):
+        words.append(f"{wording.share_said(share)} need longer")
+    drawn = None if math.isnan(share) else max(share, SMALLEST_SHARE)
+    mark = alt.Chart(plots.data([{"at": timeout, "drawn": drawn, "written": _LINE_BREAK.join(words)}])).encode(
+        x=alt.X("at:Q")
+    )
+    side: Literal["left", "right"] = "right" if is_far else "left"
+    layers = [
+        mark.mark_rule(strokeWidth=1.75, color="var(--expired)"),
+        mark.mark_text(
+            align=side,
+            baseline="bottom",
+            dx=-6 if is_far else 6,
+            dy=-18,
+            lineBreak=_LINE_BREAK,
+            lineHeight=14,
+            color="var(--ink)",
+        ).encode(y=alt.value("height"), text="written:N"),
+    ]
+    if drawn is not None:
+        layers.append(mark.mark_circle(size=70, opacity=1, color="var(--expired)").encode(y=alt.Y("drawn:Q")))
+    return layers
+
+
+def _description(row: pd.Series[Any]) -> str:
+    """The curve in words: also what a reader who cannot see it gets."""
+    need = (
+        f"99 % need {wording.milliseconds(row['need_p99_ms'])} or less"
+        if not wording.is_missing(row["need_p99_ms"])
+        else "not enough was seen to say what 99 % need"
+    )
+    if wording.is_missing(row["timeout_ms"]):
+        return f"A falling curve: the share that needs longer than a given wait. {need}."
+    return (
+        f"A falling curve: the share that needs longer than a given wait. {need}; the timeout most in use, "
+        f"{wording.milliseconds(row['timeout_ms'])}, cuts off {wording.share(row['timeout_expires'])}."
+    )
+
+
+def _range(low: str, high: str) -> str:
+    unit = wording.NBSP + high.rpartition(wording.NBSP)[2]
+    return f"{low.removesuffix(unit)} to {high}" if low.endswith(unit) else f"{low} to {high}"
+
+
+def _bounded(shown: Callable[[object], str], value: object, low: object, high: object) -> str | Markup:
+    """A figure, and small beside it its bounds."""
+    if wording.is_missing(value):
+        return wording.MISSING
+    figure = shown(value)
+    if wording.is_missing(low) or wording.is_missing(high):
+        return figure
+    unit = wording.NBSP + figure.rpartition(wording.NBSP)[2]
+    bounds = _range(shown(low), shown(high)).removesuffix(unit)
+    return Markup("{} <small>({})</small>").format(figure, bounds)
+
+
+def _with_bounds(
+    frame: pd.DataFrame, key: str, low: str, high: str, shown: Callable[[object], str]
+) -> list[str | Markup]:
+    return [_bounded(shown, *values) for values in zip(frame[key], frame[low], frame[high], strict=True)]
+
+
+def _all_or(topic: object) -> str | Markup:
+    return "all topics" if wording.is_missing(topic) else wording.name(topic)
+
+
+def _advice_table(advice: pd.DataFrame) -> Table:
+    needs = {
+        f"need_{name}": _with_bounds(
+            advice, f"need_{name}_ms", f"need_{name}_low_ms", f"need_{name}_high_ms", wording.milliseconds
+        )
+        for name in ("p99", "p999")
+    }
+    cut = _with_bounds(advice, "timeout_expires", "timeout_expires_low", "timeout_expires_high", wording.share)
+    return Table(
+        "How long operations need, and what the timeout in use cuts off",
+        advice.assign(cut=cut, **needs),
+        (
+            Column("topic", "topic", _all_or),
+            Column("kind", "kind"),
+            Column("operations", "operations", wording.count),
+            Column("need_p50_ms", "half need", wording.milliseconds),
+            Column("need_p99", "99 % need", wording.as_it_is),
+            Column("need_p999", "99.9 % need", wording.as_it_is),
+            Column("timeout_ms", "timeout in use", wording.milliseconds),
+            Column("expired_share", "expired", wording.share),
+            Column("cut", "need longer", wording.as_it_is),
+        ),
+        rest="advice.csv",
+    )
+
+
+def _timeouts_table(timeouts: pd.DataFrame, drawn: pd.DataFrame) -> Table:
+    frame = pd.concat([_of(timeouts, row) for _, row in drawn.iterrows()])
+    expires = _with_bounds(frame, "expires", "expires_low", "expires_high", wording.share)
+    return Table(
+        "What other timeouts would do",
+        frame.assign(cut=expires, used=["in use" if used else "" for used in frame["in_use"]]),
+        (
+            Column("topic", "topic", _all_or),
+            Column("kind", "kind"),
+            Column("timeout_ms", "timeout", wording.milliseconds),
+            Column("cut", "would expire", wording.as_it_is),
+            Column("used", "", wording.as_it_is),
+        ),
+        rest="timeouts.csv",
+        rows_max=CURVES * 5,
+    )
+
+
+_DECADES: Final = tuple(10.0**-power for power in range(6))
+_LINE_BREAK: Final = "; "
+_LEGEND: Final = (
+    LegendEntry("share that needs longer, with its bounds", "var(--band)", line=True),
+    LegendEntry("timeout most in use", "var(--expired)", line=True),
+)
+_TOOLTIP: Final = [
+    alt.Tooltip("value:Q", title="waited (ms)", format=",.4~r"),
+    alt.Tooltip("written:N", title="need longer"),
+    alt.Tooltip("bounds:N", title="bounds"),
+]

@@ -1,0 +1,116 @@
+"""The report as one HTML page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import pandas as pd
+from markupsafe import Markup
+
+from purgatory_pipeline.page import document, plots, report_account, wording
+from purgatory_pipeline.page.parts import Column, Finding, Page, Section, Table
+from purgatory_pipeline.page.report_advice import advice_findings, advice_section
+from purgatory_pipeline.page.report_anomalies import anomalies_section, anomaly_findings
+from purgatory_pipeline.page.report_keys import backlog_section, hot_keys_section
+from purgatory_pipeline.page.report_load import load_section
+from purgatory_pipeline.page.report_stragglers import straggler_finding, stragglers_section
+from purgatory_pipeline.page.report_waits import lateness_section, waits_section
+from purgatory_pipeline.page.timeline import Timeline, timeline
+from purgatory_pipeline.report.tables import TABLES, ReportInfo
+
+
+def write_page(frames: Mapping[str, pd.DataFrame], info: ReportInfo, path: Path) -> None:
+    """Writes the page of a report: `frames` has one for each table in `report.tables`, bounded as said there."""
+    document.write(report_page(frames, info), path)
+
+
+def report_page(frames: Mapping[str, pd.DataFrame], info: ReportInfo) -> Page:
+    """The page as parts."""
+    lines = timeline(frames["windows"], info.window_ms)
+    span = _span(lines, info)
+    return Page(
+        title="Purgatory report",
+        subtitle=_subtitle(info),
+        facts=report_account.facts(frames["intake"], info),
+        account=report_account.account_section(frames["intake"], info),
+        findings=_findings(frames),
+        sections=(
+            load_section(lines),
+            waits_section(frames["topics"], lines, approximate=info.approximate),
+            advice_section(frames["advice"], frames["timeouts"], frames["survival"]),
+            stragglers_section(frames["stragglers"], frames["slow_produces"], info),
+            lateness_section(frames["topics"], lines),
+            backlog_section(frames["backlog"], span),
+            hot_keys_section(frames["hot_keys"]),
+            anomalies_section(frames["anomalies"], info.window_ms, span),
+            _tables_section(frames, info),
+        ),
+        footer=_footer(info),
+    )
+
+
+def _span(lines: Timeline, info: ReportInfo) -> plots.Span:
+    """All plots along time reach over all windows."""
+    if not lines.frame.empty:
+        return lines.span
+    nothing = datetime(1970, 1, 1, tzinfo=UTC)
+    return info.first_at or nothing, info.last_at or nothing
+
+
+def _subtitle(info: ReportInfo) -> Markup:
+    return Markup("{} · {} to {} UTC · {} operations").format(
+        wording.name(info.archive),
+        wording.instant(info.first_at),
+        wording.instant(info.last_at),
+        wording.count(info.totals.get("registered", 0)),
+    )
+
+
+def _findings(frames: Mapping[str, pd.DataFrame]) -> tuple[Finding, ...]:
+    found = [
+        *straggler_finding(frames["stragglers"]),
+        *advice_findings(frames["advice"]),
+        *anomaly_findings(frames["anomalies"]),
+    ]
+    return tuple(found)
+
+
+def _tables_section(frames: Mapping[str, pd.DataFrame], info: ReportInfo) -> Section:
+    rows = pd.DataFrame(
+        [
+            {"name": table.name, "meaning": table.meaning, "rows": info.rows.get(table.name, len(frames[table.name]))}
+            for table in TABLES.values()
+        ]
+    )
+    return Section(
+        "tables",
+        "All tables",
+        (_BESIDE,),
+        (
+            Table(
+                "Tables of this report",
+                rows,
+                (
+                    Column("name", "table", wording.name),
+                    Column("meaning", "what it holds", lambda meaning: wording.text(meaning, 400)),
+                    Column("rows", "rows", wording.count),
+                ),
+                rows_max=len(rows),
+            ),
+        ),
+    )
+
+
+_BESIDE: Final = "Above is the top of each. Beside this page each is there whole as Parquet, and its first rows as CSV."
+
+
+def _footer(info: ReportInfo) -> Markup:
+    options = " ".join(f"{key}={value}" for key, value in info.options.items())
+    versions = ", ".join(f"{name} {version}" for name, version in info.versions.items())
+    return Markup("<p>{}</p>\n<p>{}</p>").format(
+        wording.text(f"Options: {options}" if options else "No options: the whole archive.", 400),
+        wording.text(versions, 200),
+    )

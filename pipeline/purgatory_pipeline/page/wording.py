@@ -1,0 +1,172 @@
+"""How numbers, instants and other people's texts are written on a page. Text comes out as `Markup`, already escaped.
+
+Numbers that are missing are a dash; a share is only "0 %" or "100 %" if it is exactly that.
+"""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from datetime import UTC, datetime
+from typing import Final
+
+import pandas as pd
+from markupsafe import Markup, escape
+
+MISSING: Final = "\u2013"
+NBSP: Final = "\u00a0"
+SHOWN_LENGTH_MAX: Final = 120
+
+
+def is_missing(value: object) -> bool:
+    """Whether there is nothing to show: None, NaN, or pandas' NaT and NA."""
+    return bool(pd.isna(value))
+
+
+def number_of(value: object) -> float:
+    """The value as a float; NaN if it is missing or not a number."""
+    if is_missing(value):
+        return math.nan
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def count(value: object) -> str:
+    """12,345."""
+    number = number_of(value)
+    return MISSING if math.isnan(number) else f"{number:,.0f}"
+
+
+def rough_count(value: object) -> str:
+    """12.3 million: for headlines; below a hundred thousand it is exact."""
+    number = number_of(value)
+    if math.isnan(number) or abs(number) < 100_000:
+        return count(value)
+    for limit, word in ((1e9, "billion"), (1e6, "million")):
+        if abs(number) >= limit:
+            return f"{number / limit:.3g}{NBSP}{word}"
+    return f"{number / 1e3:.0f},000"
+
+
+def decimal(value: object) -> str:
+    """A plain number with as many places as it deserves: 1,234, 12.3, 0.12."""
+    number = number_of(value)
+    if math.isnan(number):
+        return MISSING
+    size = abs(number)
+    places = 0 if size >= 100 or number == int(number) else 1 if size >= 10 else 2
+    return f"{number:,.{places}f}"
+
+
+def share(value: object) -> str:
+    """A fraction as per cent: 3.1 %; never rounded to none or all of it."""
+    number = number_of(value)
+    if math.isnan(number):
+        return MISSING
+    percent = number * 100
+    if percent in {0, 100}:
+        return f"{percent:.0f}{NBSP}%"
+    if 0 < percent < 0.01:
+        return f"<{NBSP}0.01{NBSP}%"
+    if 99.99 < percent < 100:
+        return f">{NBSP}99.99{NBSP}%"
+    places = 2 if percent < 1 or percent >= 99.9 else 1
+    return f"{percent:.{places}f}{NBSP}%"
+
+
+def share_said(value: object) -> str:
+    """The same inside a sentence, where it need not line up with others: 63 %, not 63.0 %."""
+    return share(value).replace(".0" + NBSP, NBSP)
+
+
+def milliseconds(value: object) -> str:
+    """The length of one wait: 0.4 ms, 740 ms, 1,240 ms, 12.4 s, 3.5 min, 2.1 h."""
+    number = number_of(value)
+    if math.isnan(number):
+        return MISSING
+    if math.isinf(number):
+        return "∞"
+    size = abs(number)
+    if size < 10_000:
+        places = 1 if size < 10 and number != int(number) else 0
+        return f"{number:,.{places}f}{NBSP}ms"
+    if size < 120_000:
+        return f"{number / 1_000:.1f}{NBSP}s"
+    if size < 7_200_000:
+        return f"{number / 60_000:.1f}{NBSP}min"
+    return f"{number / 3_600_000:.1f}{NBSP}h"
+
+
+def time_in_all(value: object) -> str:
+    """Times added up: 740 ms, 7.4 s, 105 min, 14.2 h, 12.5 days."""
+    number = number_of(value)
+    if math.isnan(number):
+        return MISSING
+    for size, unit in ((172_800_000, "days"), (7_200_000, "h"), (120_000, "min"), (1_000, "s")):
+        if number >= size:
+            per = 86_400_000 if unit == "days" else size if unit == "s" else size // 2
+            amount = number / per
+            return f"{amount:,.{0 if amount >= 100 else 1}f}{NBSP}{unit}"
+    return milliseconds(number)
+
+
+def as_it_is(value: object) -> str:
+    """For figures that were put into words before."""
+    return value if isinstance(value, str) else text(value)
+
+
+def instant(value: object) -> str:
+    """2026-07-01 14:00, in UTC; the seconds only where there are some."""
+    if is_missing(value):
+        return MISSING
+    moment = to_utc(value)
+    return moment.strftime("%Y-%m-%d %H:%M" if moment.second == 0 else "%Y-%m-%d %H:%M:%S")
+
+
+def to_utc(value: object) -> datetime:
+    """A datetime, pandas' or Python's, with or without a zone (then it is UTC already)."""
+    moment = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+
+
+def plural(number: object, one: str, many: str = "") -> str:
+    """1 operation; 2 operations."""
+    return f"{count(number)}{NBSP}{one if number_of(number) == 1 else many or one + 's'}"
+
+
+def text(value: object, length_max: int = SHOWN_LENGTH_MAX) -> str:
+    """Somebody's text, fit to be shown, not yet escaped: what is invisible or turns the direction is spelled out."""
+    if is_missing(value):
+        return MISSING
+    visible = "".join(_visible(character) for character in str(value)[: length_max + 1])
+    if len(visible) > length_max:
+        return visible[: length_max - 1] + "…"
+    return visible or "(empty)"
+
+
+def name(value: object) -> Markup:
+    """A topic, key or principal inside a sentence, set apart from it."""
+    return Markup("<code><bdi>{}</bdi></code>").format(text(value))
+
+
+def strong(value: object) -> Markup:
+    """The figure that a sentence is about."""
+    return Markup("<strong>{}</strong>").format(value)
+
+
+def listed(parts: list[Markup] | list[str]) -> Markup:
+    """a, b and c."""
+    if len(parts) <= 1:
+        return escape(parts[0]) if parts else Markup()
+    return Markup(", ").join(parts[:-1]) + " and " + escape(parts[-1])
+
+
+def _visible(character: str) -> str:
+    category = unicodedata.category(character)
+    return f"\\u{ord(character):04x}" if category.startswith("C") or category in {"Zl", "Zp"} else character
+
+
+FIGURES: Final = (count, rough_count, decimal, share, milliseconds, time_in_all, as_it_is)
+"""What stands on the right in a table."""
