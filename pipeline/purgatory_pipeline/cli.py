@@ -14,6 +14,7 @@ import typer
 
 from purgatory_pipeline.errors import PipelineError
 from purgatory_pipeline.failures import in_one_line, is_sparks
+from purgatory_pipeline.generate.command import generate
 
 NAME: Final = "purgatory-pipeline"
 EXIT_FAILED: Final = 1
@@ -45,6 +46,9 @@ def settings(
         from purgatory_pipeline.session import pass_settings  # noqa: PLC0415 -- Spark is slow to import
 
         pass_settings(master, conf or [])
+
+
+app.command("generate")(generate)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

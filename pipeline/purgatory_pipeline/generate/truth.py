@@ -1,0 +1,166 @@
+"""What is true of a run, known without the engine: how long each produce would have waited with no timeout at all, and
+which replica was last. And what was counted while it was played. Kept beside the archive, for checking what is found.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from purgatory.engine.codes import PRODUCE, SIGNAL
+from purgatory_pipeline.generate.cluster import Ints
+from purgatory_pipeline.generate.run import Run
+from purgatory_pipeline.generate.steps import NEVER
+
+BOTH: Final = -1
+"""Instead of a replica's id: both followers told of the offset in the same millisecond."""
+
+
+@dataclass(frozen=True)
+class Waits:
+    """Produce operations by topic, by how long they needed, and by the replica that was last."""
+
+    topic: list[str] = field(default_factory=list)
+    wait_ms: list[int] = field(default_factory=list)
+    last_replica_id: list[int] = field(default_factory=list)
+    operations: list[int] = field(default_factory=list)
+    held_back_ms: list[int] = field(default_factory=list)
+    """By how much that replica was later than the other, at most since the registration; added up."""
+
+
+@dataclass(frozen=True)
+class RunTruth:
+    """One run's truth; goes into a file of its own as JSON."""
+
+    run_id: str
+    started_at_ms: int
+    life_ms: int
+    load: float
+    delay_factor: float
+    operations: int
+    rows: dict[str, int]
+    files: int
+    bytes: int
+    seconds: float
+    outcomes: dict[str, dict[str, int]]
+    """By kind, then outcome."""
+    produce_outcomes: dict[str, dict[str, int]]
+    """By topic, then outcome."""
+    waits: Waits
+    without_wait: int
+    """Produces that no replica could ever satisfy: their leader had resigned."""
+    leader_changes: list[dict[str, Any]]
+    partitions: dict[str, int]
+    """Waits on each: an operation counts once for each partition it names."""
+    keys: dict[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is written."""
+        return asdict(self)
+
+
+def needed_ms(run: Run) -> tuple[Ints, Ints, Ints, Ints]:
+    """For each produce: its operation, how long it needed (NEVER: for ever), who was last, and by how much.
+
+    With several partitions, the one that was last decides.
+    """
+    arrivals, marks = run.arrivals, run.marks
+    operations = np.flatnonzero(arrivals.kind == PRODUCE)
+    first = arrivals.first_item[operations]
+    counts = arrivals.first_item[operations + 1] - first
+    starts = np.cumsum(counts) - counts
+    items = np.repeat(first - starts, counts) + np.arange(int(counts.sum()))
+    log, offset = arrivals.item_log[items], run.requests.offset[items]
+    reached_ms = np.where(arrivals.item_too_late[items], NEVER, marks.high_watermarks.reached(log, offset))
+    one, other = (marks.progress.reached(2 * log + place, offset) for place in (0, 1))
+    followers = np.array([entry.followers for entry in run.logs])[log]
+    last = np.where(one > other, followers[:, 0], np.where(one < other, followers[:, 1], BOTH))
+    decides = _last_of_each(reached_ms, starts, counts)
+    registered_ms = arrivals.time_ms[operations]
+    wait_ms = np.where(reached_ms[decides] == NEVER, NEVER, np.maximum(0, reached_ms[decides] - registered_ms))
+    held_ms = np.minimum(np.abs(one - other)[decides], wait_ms)
+    return operations, wait_ms, np.where(wait_ms == 0, BOTH, last[decides]), held_ms
+
+
+def _last_of_each(values: Ints, starts: Ints, counts: Ints) -> Ints:
+    """The row of the highest value of each group; the first one of equals."""
+    group = np.repeat(np.arange(len(starts)), counts)
+    order = np.lexsort((-np.arange(len(values)), values, group))
+    return np.asarray(order[starts + counts - 1])
+
+
+def tell_truth(
+    run: Run, tally: Counter[tuple[str, str, str]], rows: Counter[str], files: int, size: int, seconds: float
+) -> RunTruth:
+    """All that is true of a run that has been played."""
+    operations, wait_ms, last, held_ms = needed_ms(run)
+    reached = wait_ms < NEVER
+    place = run.arrivals.item_place[run.arrivals.first_item[operations]]
+    topic = run.cluster.topic_of[place]
+    topics = [entry.name for entry in run.cluster.topics]
+    outcomes: dict[str, dict[str, int]] = {}
+    produces: dict[str, dict[str, int]] = {}
+    for (name, kind, outcome), count in sorted(tally.items()):
+        by_outcome = outcomes.setdefault(kind, {})
+        by_outcome[outcome] = by_outcome.get(outcome, 0) + count
+        if kind == "produce":
+            produces.setdefault(name, {})[outcome] = count
+    is_key = run.arrivals.kind[run.arrivals.item_operation] == SIGNAL
+    return RunTruth(
+        run_id=run.plan.run_id,
+        started_at_ms=run.plan.start_ms,
+        life_ms=run.plan.life_ms,
+        load=run.plan.load,
+        delay_factor=run.plan.delay_factor,
+        operations=run.plan.operations,
+        rows=dict(sorted(rows.items())),
+        files=files,
+        bytes=size,
+        seconds=round(seconds, 3),
+        outcomes=outcomes,
+        produce_outcomes=produces,
+        waits=_add_up(topics, topic[reached], wait_ms[reached], last[reached], held_ms[reached]),
+        without_wait=int(len(wait_ms) - reached.sum()),
+        leader_changes=[_change(run, index) for index in range(len(run.changes))],
+        partitions=_counted(
+            [f"{name}-{number}" for name, number in run.cluster.names], run.arrivals.item_place[~is_key]
+        ),
+        keys=_counted(run.keys, run.arrivals.item_place[is_key]),
+    )
+
+
+def _add_up(topics: list[str], topic: Ints, wait_ms: Ints, last: Ints, held_ms: Ints) -> Waits:
+    """Operations that agree in topic, wait and last replica become one row."""
+    key = (topic * NEVER + wait_ms) * 64 + last + 1
+    distinct, first, inverse, counts = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
+    held = np.zeros(len(distinct), dtype=np.int64)
+    np.add.at(held, inverse, np.where(last == BOTH, 0, held_ms))
+    return Waits(
+        topic=[topics[place] for place in topic[first].tolist()],
+        wait_ms=wait_ms[first].tolist(),
+        last_replica_id=last[first].tolist(),
+        operations=counts.tolist(),
+        held_back_ms=held.tolist(),
+    )
+
+
+def _change(run: Run, index: int) -> dict[str, Any]:
+    change = run.changes[index]
+    old, new = run.logs[change.old_log], run.logs[change.new_log]
+    name, partition = run.cluster.names[change.partition]
+    return {
+        "topic": name,
+        "partition": partition,
+        "from_replica_id": old.leader,
+        "to_replica_id": new.leader,
+        "resigned_at_ms": run.plan.start_ms + change.resigned_ms,
+        "elected_at_ms": run.plan.start_ms + change.elected_ms,
+    }
+
+
+def _counted(names: list[str], places: Ints) -> dict[str, int]:
+    counts = np.bincount(places, minlength=len(names)).tolist()
+    return dict(zip(names, counts, strict=True))
