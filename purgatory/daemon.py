@@ -2,7 +2,7 @@
 
 End of the daemon, in this order: health says NOT_SERVING and readiness fails, new work is refused, every pending
 operation ends as SHUTTING_DOWN and its result is delivered (as far as the grace period goes), streams and listeners
-close, exit 0. A second signal ends the process at once.
+close, the archive is completed, exit 0. A second signal ends the process at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import grpc
 import uvloop
@@ -24,11 +24,12 @@ from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from purgatory import __version__
-from purgatory.clock import SystemClock
+from purgatory.clock import Clock, SystemClock
 from purgatory.engine import COMPILED
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service import garbage
+from purgatory.service.archive import CannotArchive
 from purgatory.service.exposition import make_registry
 from purgatory.service.flags import config_lines, read_command_line
 from purgatory.service.handlers import SERVICE, add_to_server
@@ -41,12 +42,18 @@ from purgatory.service.metrics import Metrics
 from purgatory.service.servicer import PurgatoryServicer
 from purgatory.service.settings import Settings, SettingsError, split_address, unknown_variables
 
+if TYPE_CHECKING:
+    from purgatory.service.archive_opening import OpenArchive
+
 LOGGER: Final = logging.getLogger(__name__)
 CALLS_UNREAD_MAX: Final = 1_000_000
 """Calls that have arrived and not been looked at."""
 
 STREAMS_GRACE_S: Final = 0.5
 """Once all results are delivered: time for what is left, streams that would never end by themselves."""
+
+ARCHIVE_CLOSE_S_MIN: Final = 5.0
+"""Time for the archive's last files, even where clients have used the grace period up."""
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
@@ -68,14 +75,17 @@ class Daemon:
         self._metrics: Final = Metrics()
         self._pauses: Final = garbage.PauseWatch()
         self._health: Final = health.aio.HealthServicer()
-        self._host: Final = make_host(settings, self._metrics)
+        clock = SystemClock()
+        self._engine_started_ms: Final = clock.now_ms()
+        self._host: Final = make_host(settings, self._metrics, clock, self._engine_started_ms)
+        self._archive: OpenArchive | None = None
         self._site: Final = HttpSite(make_registry(self._host, self._metrics, self._pauses), self._is_ready)
         self._unary_calls: Final = UnaryCalls()
         self._server: Final = grpc.aio.server(interceptors=[self._unary_calls], options=server_options(settings))
         self._serving = False
 
     async def start(self) -> None:
-        """Binds both addresses and serves. Raises `CannotBind`, with nothing left open."""
+        """Binds both addresses and serves. Raises `CannotBind` or `CannotArchive`, with nothing left open."""
         add_to_server(PurgatoryServicer(self._host), self._server)
         add_to_server(self._health, self._server, health_pb2.DESCRIPTOR.services_by_name["Health"])
         if self.settings.grpc.reflection:
@@ -84,6 +94,7 @@ class Daemon:
             add_to_server(reflection.aio.ReflectionServicer(names), self._server, service)
         self.grpc_address = self._bind_grpc()
         self.http_address = await self._bind_http()
+        await self._open_archive()
         self._host.start()
         await self._server.start()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
@@ -101,6 +112,9 @@ class Daemon:
         await self._unary_calls.wait_quiet(max(0.0, deadline_s - time.monotonic()))
         await self._server.stop(min(STREAMS_GRACE_S, max(0.0, deadline_s - time.monotonic())))
         await self._host.stop()
+        if self._archive is not None:
+            close_s = max(ARCHIVE_CLOSE_S_MIN, deadline_s - time.monotonic())
+            await asyncio.to_thread(self._archive.close, self._host.clock.now_ms(), close_s)
         await self._site.stop()
         self._pauses.stop()
 
@@ -136,6 +150,19 @@ class Daemon:
             raise CannotBind(f"cannot listen on {address} (http.address): {error.strerror or error}") from None
         return f"{address.rpartition(':')[0]}:{bound}"
 
+    async def _open_archive(self) -> None:
+        if self.settings.archive.uri is None:
+            return
+        from purgatory.service.archive_opening import open_recorder  # noqa: PLC0415 - pyarrow is slow to import
+
+        limits = self._host.engine.limits
+        try:
+            self._archive = open_recorder(self.settings.archive, self.settings.engine, limits, self._engine_started_ms)
+        except CannotArchive:
+            await self._site.stop()
+            raise
+        self._host.archive = self._archive.recorder
+
 
 def why_not_bindable(address: str) -> str | None:
     """Tries a plain socket: gRPC itself gives no reason, only lines in the log. None: it can be bound."""
@@ -151,9 +178,9 @@ def why_not_bindable(address: str) -> str | None:
     return None
 
 
-def make_host(settings: Settings, metrics: Metrics) -> Host:
-    """The engine and its host, with the numbers each needs."""
-    limits, clock = settings.limits, SystemClock()
+def make_host(settings: Settings, metrics: Metrics, clock: Clock, started_ms: int) -> Host:
+    """The engine, which starts at `started_ms`, and its host, with the numbers each needs."""
+    limits = settings.limits
     engine_limits = EngineLimits(
         pending_operations_max=limits.pending_operations_max,
         partitions_max=limits.partitions_max,
@@ -165,7 +192,7 @@ def make_host(settings: Settings, metrics: Metrics) -> Host:
     )
     engine = Engine(
         engine_limits,
-        clock.now_ms(),
+        started_ms,
         tick_ms=settings.engine.tick_ms,
         wheel_size=settings.engine.wheel_size,
         strict_partitions=settings.engine.strict_partitions,
@@ -207,7 +234,7 @@ def server_options(settings: Settings) -> list[tuple[str, int]]:
 
 
 async def serve(settings: Settings) -> None:
-    """Runs a daemon until the first SIGTERM or SIGINT, and ends it. Raises `CannotBind`."""
+    """Runs a daemon until the first SIGTERM or SIGINT, and ends it. Raises `CannotBind` or `CannotArchive`."""
     loop = asyncio.get_running_loop()
     asked_to_stop: asyncio.Future[signal.Signals] = loop.create_future()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -237,7 +264,7 @@ def main(arguments: Sequence[str] | None = None, *, program: str = "server.py") 
         LOGGER.warning("%s is set, but there is no such setting; see --help", name)
     try:
         uvloop.run(serve(settings))
-    except CannotBind as error:
+    except (CannotBind, CannotArchive) as error:
         LOGGER.critical("%s", error)
         return EXIT_FAILED
     return 0

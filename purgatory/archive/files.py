@@ -40,6 +40,7 @@ from purgatory.archive.layout import (
     unfinished_path,
 )
 from purgatory.archive.schema import SCHEMAS, VERSION
+from purgatory.archive.wall_clock import wall_ms
 
 __all__ = ["ArchiveUnusable", "ArchiveWriter", "Placed", "new_run_id", "open_archive"]
 
@@ -63,6 +64,7 @@ class ArchiveUnusable(Exception):
 class Placed(NamedTuple):
     """A file that now lies at its place, below the archive."""
 
+    table: str
     path: str
     rows: int
     size: int
@@ -70,7 +72,8 @@ class Placed(NamedTuple):
 
 def new_run_id() -> str:
     """A name for a run that no other has: begins with the time (UTC), so runs sort by it."""
-    return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}"
+    now = datetime.fromtimestamp(wall_ms() / 1_000, UTC)
+    return f"{now:%Y%m%dT%H%M%S}-{secrets.token_hex(4)}"
 
 
 def open_archive(place: str) -> tuple[fs.FileSystem, str]:
@@ -95,7 +98,7 @@ def open_archive(place: str) -> tuple[fs.FileSystem, str]:
 
 
 class ArchiveWriter:
-    """Writes the files of one run. Counts what lies at its place: `files`, `rows`, `bytes`."""
+    """Writes the files of one run. Counts what lies at its place: `files`, `bytes`, and `rows` by table."""
 
     def __init__(
         self,
@@ -111,8 +114,8 @@ class ArchiveWriter:
         self.filesystem: Final = filesystem
         self.root: Final = root
         self.files = 0
-        self.rows = 0
         self.bytes = 0
+        self.rows: Final = dict.fromkeys(SCHEMAS, 0)
         self._roll_s: Final = roll_s
         self._roll_bytes: Final = roll_bytes
         self._clock: Final = clock
@@ -212,9 +215,9 @@ class ArchiveWriter:
             file.is_written = False
             raise
         self.files += 1
-        self.rows += file.rows
+        self.rows[file.table] += file.rows
         self.bytes += len(file.content)
-        return Placed(file.path, file.rows, len(file.content))
+        return Placed(file.table, file.path, file.rows, len(file.content))
 
 
 class _TableFile:
@@ -278,6 +281,7 @@ class _FinishedFile:
     """A whole file and where it belongs."""
 
     def __init__(self, file: _TableFile, content: pa.Buffer) -> None:
+        self.table: Final = file.table
         self.rows: Final = file.rows
         self.content: Final = content
         self.folder: Final = folder(file.table, datetime.fromtimestamp(file.hour * HOUR_MS / 1_000, UTC))

@@ -12,6 +12,9 @@ from typing import Final
 WRITING: Final = "_writing"
 """Folder of files that are not whole yet."""
 
+RUNNING: Final = ".running"
+"""Ending of the files there that say which runs are alive."""
+
 # Keys of a file's own metadata (Parquet key-value), all values as text.
 VERSION_KEY: Final = b"purgatory.schema_version"
 TABLE_KEY: Final = b"purgatory.table"
@@ -33,3 +36,13 @@ def folder(table: str, at: datetime) -> str:
 def unfinished_path(table: str, run_id: str, file_number: int) -> str:
     """Where a file lies, below the archive, while it is written."""
     return f"{WRITING}/{table}-{file_name(run_id, file_number)}"
+
+
+def running_path(run_id: str) -> str:
+    """Where a daemon's run says, below the archive, that it is alive and what it has kept; gone when it has ended."""
+    return f"{WRITING}/{run_id}{RUNNING}"
+
+
+def is_unfinished_of(name: str, run_id: str) -> bool:
+    """Whether a file under `_writing/` is one of that run's."""
+    return f"-{run_id}-" in name and name.endswith(".parquet")

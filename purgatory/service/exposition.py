@@ -62,6 +62,7 @@ class HostCollector(Collector):
         yield from self._times()
         yield from self._events_and_refusals()
         yield from self._sessions()
+        yield from self._archive()
 
     def _operations(self) -> Iterable[Metric]:
         registered = CounterMetricFamily(
@@ -161,6 +162,24 @@ class HostCollector(Collector):
             "purgatory_streams_disconnected", "Result streams ended.", metrics.streams_disconnected
         )
         yield _gauge("purgatory_draining", "1 while the daemon shuts down.", int(host.draining))
+
+    def _archive(self) -> Iterator[Metric]:
+        """Only where there is one."""
+        statistics = self._host.archive.statistics()
+        if statistics is None:
+            return
+        for name, documentation, by_table in (
+            ("purgatory_archive_rows", "Rows of history that lie in files.", statistics.rows_kept),
+            ("purgatory_archive_dropped_rows", "Rows of history that are lost.", statistics.rows_dropped),
+        ):
+            rows = CounterMetricFamily(name, documentation, labels=["table"])
+            for table, count in by_table.items():
+                rows.add_metric([table], count)
+            yield rows
+        yield _gauge("purgatory_archive_queue_rows", "Rows of history that wait in memory.", statistics.rows_waiting)
+        yield CounterMetricFamily("purgatory_archive_files", "Files of history written.", statistics.files)
+        yield CounterMetricFamily("purgatory_archive_bytes", "Bytes of history written.", statistics.bytes)
+        yield CounterMetricFamily("purgatory_archive_errors", "Times history could not be written.", statistics.errors)
 
 
 def _build_info() -> Metric:

@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 
 from purgatory import __version__
 from purgatory.service.settings import (
+    SHORT_FLAGS,
     Settings,
     Values,
     environment_name,
@@ -66,6 +67,8 @@ def config_lines(command_line: CommandLine) -> list[str]:
     for part in parts():
         lines.append(f"[{part}]")
         for field, value in getattr(settings, part):
+            if value is None:  # TOML has no word for it
+                continue
             lines.append(f"{field} = {json.dumps(value)}  # {source_of(f'{part}.{field}', flags, settings)}")
         lines.append("")
     return lines[:-1]
@@ -99,4 +102,5 @@ def _add_flag(parser: argparse._ActionsContainer, name: str, field: FieldInfo) -
         details["action"] = argparse.BooleanOptionalAction
     else:
         details["metavar"] = name.rpartition(".")[2].rpartition("_")[2].upper()
-    parser.add_argument(flag_name(name), **details)
+    names = [SHORT_FLAGS[name]] if name in SHORT_FLAGS else []
+    parser.add_argument(*names, flag_name(name), **details)

@@ -16,14 +16,15 @@ from typing import Final
 
 from purgatory.clock import Clock
 from purgatory.engine import codes
-from purgatory.engine.batches import EventBatch, EventsReceipt, PartitionName, Refusal
+from purgatory.engine.batches import EventBatch, EventsReceipt, PartitionName, Refusal, RegisterReceipt
 from purgatory.engine.engine import Engine
 from purgatory.engine.errors import InvalidBatch
 from purgatory.engine.operation_checks import OPERATION_ID_MAX
+from purgatory.service.archive import Archive, NoArchive
 from purgatory.service.limits import HostLimits
 from purgatory.service.observer import Observer
 from purgatory.service.outbox import ResultSlice, refused_completions, slices_of
-from purgatory.service.reaper import Reaper
+from purgatory.service.reaper import EXPIRED_PER_SLICE, Reaper
 from purgatory.service.refusals import BatchRefused, from_refusal, unavailable, unreadable_batch
 from purgatory.service.sessions import Session, Sessions
 from purgatory.service.translate_operations import OperationRun
@@ -57,12 +58,14 @@ class Host:
         self.engine: Final = engine
         self.clock: Final = clock
         self.limits: Final = limits
-        self.sessions: Final = Sessions(engine, limits, observer)
+        self.archive: Archive = NoArchive()
+        """Where history goes; to be set before anything happens."""
+        self.sessions: Final = Sessions(engine, limits, observer, self._before_drop)
         self.waits: Final = Waits(engine.add_owner())
         self.draining = False
         self.started_time: Final = time.time()
         """Wall clock, seconds: to be shown, never to be counted with."""
-        self.reaper: Final = Reaper(engine, clock, observer, self._deliver)
+        self.reaper: Final = Reaper(engine, clock, observer, self._advance_clock)
         self._observer: Final = observer
         self._tasks: Final[list[asyncio.Task[None]]] = []
 
@@ -97,6 +100,7 @@ class Host:
         for run in runs:
             if reason is not None:
                 news.extend(_all_refused(run, reason))
+                self._record_refused(session, run, reason, known)
             else:
                 news.extend(self._register_run(session, run, answer))
         news = self._only_new(news, known, answer)
@@ -112,6 +116,9 @@ class Host:
         """Why nothing can be registered in this session at present, if so. The refusal's index means nothing."""
         if self.draining:
             return Refusal(0, codes.UNAVAILABLE, "", SHUTTING_DOWN_MESSAGE)
+        closed = self.archive.why_closed()
+        if closed:
+            return Refusal(0, codes.UNAVAILABLE, "", closed)
         limit = self.limits.unacknowledged_results_max
         unacknowledged = session.outbox.unacknowledged
         if unacknowledged >= limit:
@@ -132,10 +139,12 @@ class Host:
             raise BatchRefused(Refusal(0, codes.RESOURCE_EXHAUSTED, "", message))
 
     def _register_run(self, session: Session, run: OperationRun, answer: Registered) -> list[tuple[Refusal, int, int]]:
+        now_ms = self.clock.now_ms()
         try:
-            receipt = self.engine.register(session.owner, run.kind, run.batch, self.clock.now_ms())
+            receipt = self.engine.register(session.owner, run.kind, run.batch, now_ms)
         except InvalidBatch as error:
             raise unreadable_batch(f"columns.{error.field}", error.message) from None
+        self.archive.registered(session, run.kind, run.batch, receipt, now_ms)
         self._observer.registered(run.kind, receipt.accepted, receipt.already_known, len(receipt.refusals))
         self._deliver()
         self.reaper.deadline_may_be_earlier()
@@ -175,18 +184,25 @@ class Host:
         """A unary wait: its operation id and the future of its result. Leaving cancels what is still pending."""
         if self.draining:
             raise unavailable(SHUTTING_DOWN_MESSAGE)
+        closed = self.archive.why_closed()
+        if closed:
+            raise unavailable(closed)
         operation_id, future = self.waits.add()
         try:
             yield operation_id, future
         finally:
             self.waits.remove(operation_id)
             if not future.done() or future.cancelled():
-                self.engine.cancel(self.waits.owner, [operation_id], self.clock.now_ms())
+                now_ms = self.clock.now_ms()
+                if any(self.engine.cancel(self.waits.owner, [operation_id], now_ms)):
+                    self.archive.cancelled(None, [operation_id], 1, now_ms)
                 self._deliver()
 
     def register_wait(self, run: OperationRun) -> None:
         """Registers the one operation of a unary wait. Refuses the call if the operation is refused."""
-        receipt = self.engine.register(self.waits.owner, run.kind, run.batch, self.clock.now_ms())
+        now_ms = self.clock.now_ms()
+        receipt = self.engine.register(self.waits.owner, run.kind, run.batch, now_ms)
+        self.archive.registered(None, run.kind, run.batch, receipt, now_ms)
         self._observer.registered(run.kind, receipt.accepted, receipt.already_known, len(receipt.refusals))
         self._count_refused(receipt.refusals)
         self._deliver()
@@ -197,18 +213,23 @@ class Host:
     # Events.
 
     async def apply(self, batch: EventBatch) -> EventsReceipt:
-        """Applies a batch of events, in order, in slices. Raises `BatchRefused` when its columns cannot be read.
+        """Applies a batch of events, in order, in slices. Raises `BatchRefused` when its columns cannot be read, or
+        nothing may be admitted.
 
         Events of other calls may come between two slices; each caller's own keep their order. A call that is cancelled
         has applied the events up to some slice.
         """
+        closed = self.archive.why_closed()
+        if closed:
+            raise BatchRefused(Refusal(0, codes.UNAVAILABLE, "", closed))
         whole = EventsReceipt()
         while True:
-            start = whole.next_index
+            start, now_ms = whole.next_index, self.clock.now_ms()
             try:
-                part = self.engine.apply(batch, self.clock.now_ms(), start, ENDED_PER_SLICE)
+                part = self.engine.apply(batch, now_ms, start, ENDED_PER_SLICE)
             except InvalidBatch as error:
                 raise unreadable_batch(f"columns.{error.field}", error.message) from None
+            self.archive.applied(batch, start, part, now_ms)
             self._observer.events(batch, part, start)
             self._count_refused(part.refusals)
             self._deliver()
@@ -222,25 +243,33 @@ class Host:
 
     def cancel(self, session: Session, operation_ids: list[int]) -> list[bool]:
         """Cancels operations of a session. True: cancelled now; False: it was not pending."""
-        cancelled = self.engine.cancel(session.owner, operation_ids, self.clock.now_ms())
+        now_ms = self.clock.now_ms()
+        cancelled = self.engine.cancel(session.owner, operation_ids, now_ms)
+        self.archive.cancelled(session, operation_ids, sum(cancelled), now_ms)
         self._deliver()
         return cancelled
 
     def cancel_session(self, session: Session) -> int:
         """Cancels all that is pending in a session; returns how many."""
-        cancelled = self.engine.cancel_all(session.owner, self.clock.now_ms())
+        now_ms = self.clock.now_ms()
+        cancelled = self.engine.cancel_all(session.owner, now_ms)
+        self.archive.cancelled_session(session, cancelled, now_ms)
         self._deliver()
         return cancelled
 
     def cancel_partition(self, name: PartitionName) -> int:
         """Cancels all that waits on a partition; returns how many."""
-        cancelled = self.engine.cancel_partition(name, self.clock.now_ms())
+        now_ms = self.clock.now_ms()
+        cancelled = self.engine.cancel_partition(name, now_ms)
+        self.archive.cancelled_partition(name, cancelled, now_ms)
         self._deliver()
         return cancelled
 
     def cancel_key(self, key: str) -> int:
         """Cancels all that waits on a key; returns how many."""
-        cancelled = self.engine.cancel_key(key, self.clock.now_ms())
+        now_ms = self.clock.now_ms()
+        cancelled = self.engine.cancel_key(key, now_ms)
+        self.archive.cancelled_key(key, cancelled, now_ms)
         self._deliver()
         return cancelled
 
@@ -252,8 +281,9 @@ class Host:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + grace_s
         ended = 0
-        while count := self.engine.shut_down(self.clock.now_ms(), ENDED_PER_SLICE):
+        while count := self.engine.shut_down(now_ms := self.clock.now_ms(), ENDED_PER_SLICE):
             ended += count
+            self.archive.shut_down(count, now_ms)
             self._deliver()
             await asyncio.sleep(0)
         assert self.engine.pending == 0, f"{self.engine.pending} operations were forgotten"
@@ -291,11 +321,46 @@ class Host:
         for completions in self.engine.take_completions():
             self._observer.completed(completions)
             if completions.owner_id == self.waits.owner.owner_id:
+                self.archive.ended(None, completions)
                 self.waits.deliver(completions)
                 continue
             session = self.sessions.of_owner(completions.owner_id)
             assert session is not None, f"completions of owner {completions.owner_id}, which is no session"
+            self.archive.ended(session, completions)
             session.deliver(completions)
+        self.archive.finish()
+
+    def _advance_clock(self) -> None:
+        """Expires a slice of what is due."""
+        now_ms = self.clock.now_ms()
+        if self.engine.advance_clock(now_ms, EXPIRED_PER_SLICE):
+            self.archive.expired(now_ms)
+        self._deliver()
+
+    def _before_drop(self, session: Session, now_ms: int) -> None:
+        """The engine tells nobody how the operations of an owner that is removed end; history has to say it."""
+        if not self.archive.keeps:
+            return
+        cancelled = self.engine.cancel_all(session.owner, now_ms)
+        if cancelled:
+            self.archive.cancelled_session(session, cancelled, now_ms)
+            for completions in self.engine.take_completions():
+                assert completions.owner_id == session.owner.owner_id, f"completions of owner {completions.owner_id}"
+                self.archive.ended(session, completions)
+            self.archive.finish()
+
+    def _record_refused(self, session: Session, run: OperationRun, reason: Refusal, known: int) -> None:
+        """A whole run that the engine never saw: history has it as refused, except what was known before."""
+        if not self.archive.keeps or self.archive.why_closed():
+            return
+        receipt = RegisterReceipt()
+        for place, operation_id in enumerate(run.batch.operation_ids):
+            if 0 < operation_id <= known:
+                receipt.already_known += 1
+            else:
+                receipt.refusals.append(Refusal(place, reason.code, reason.field, reason.message))
+        self.archive.registered(session, run.kind, run.batch, receipt, self.clock.now_ms())
+        self.archive.finish()
 
     async def _keep_sessions(self) -> None:
         """Heartbeats, silent peers, and the ends of sessions. Survives whatever a turn raises."""

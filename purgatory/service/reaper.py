@@ -23,13 +23,13 @@ AFTER_FAILURE_S: Final = 0.1
 
 
 class Reaper:
-    """Calls `engine.advance_clock` when it must be called, and `deliver` after each."""
+    """Calls `advance`, which advances the engine's clock by a slice, when that must be done."""
 
-    def __init__(self, engine: Engine, clock: Clock, observer: Observer, deliver: Callable[[], None]) -> None:
+    def __init__(self, engine: Engine, clock: Clock, observer: Observer, advance: Callable[[], None]) -> None:
         self._engine: Final = engine
         self._clock: Final = clock
         self._observer: Final = observer
-        self._deliver: Final = deliver
+        self._advance: Final = advance
         self._woken: Final = asyncio.Event()
         self._sleeping_until_ms = -1
         """-1: not asleep."""
@@ -49,16 +49,12 @@ class Reaper:
         """Runs until it is cancelled."""
         while True:
             try:
-                self._turn()
+                self._advance()
                 await self._sleep()
             except Exception:
                 LOGGER.exception("a turn of the reaper failed; it goes on")
                 self._observer.reaper_failed()
                 await asyncio.sleep(AFTER_FAILURE_S)
-
-    def _turn(self) -> None:
-        self._engine.advance_clock(self._clock.now_ms(), EXPIRED_PER_SLICE)
-        self._deliver()
 
     async def _sleep(self) -> None:
         """Until the next expiration; when that is due already, only until the other tasks have had their turn."""

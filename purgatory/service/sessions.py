@@ -8,6 +8,7 @@ in the order in which they were last used, so that finding the ones whose time i
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Final
 
 from purgatory.engine.completions import Completions
@@ -23,10 +24,11 @@ SESSION_ID_LENGTH_MAX: Final = 128
 
 
 class Session:
-    """One session. `highest_operation_id` is the highest id it knows, of accepted and of refused registrations."""
+    """One session. `number` is its own for the daemon's life: ids, and the engine's owners, are used again."""
 
-    def __init__(self, session_id: str, owner: Owner, now_ms: int) -> None:
+    def __init__(self, session_id: str, number: int, owner: Owner, now_ms: int) -> None:
         self.session_id: Final = session_id
+        self.number: Final = number
         self.owner: Final = owner
         self.outbox: Final = Outbox()
         self.connection: Connection | None = None
@@ -57,12 +59,23 @@ class Session:
 
 
 class Sessions:
-    """The table of sessions. It makes and drops engine owners and knows no other thing of the engine."""
+    """The table of sessions. It makes and drops engine owners and knows no other thing of the engine.
 
-    def __init__(self, engine: Engine, limits: HostLimits, observer: Observer) -> None:
+    `before_drop` is called with a session whose time is over and the time, while its operations are still pending.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        limits: HostLimits,
+        observer: Observer,
+        before_drop: Callable[[Session, int], None] = lambda _session, _now_ms: None,
+    ) -> None:
         self._engine: Final = engine
         self._limits: Final = limits
         self._observer: Final = observer
+        self._before_drop: Final = before_drop
+        self._opened = 0
         self._by_id: Final[dict[str, Session]] = {}
         self._by_owner_id: Final[dict[int, Session]] = {}
         self._disconnected: Final[OrderedDict[str, Session]] = OrderedDict()
@@ -121,7 +134,8 @@ class Sessions:
             )
         if len(self._by_id) >= self._limits.sessions_max:
             raise resource_exhausted("sessions", f"the daemon keeps at most {self._limits.sessions_max} sessions")
-        session = Session(session_id, self._engine.add_owner(), now_ms)
+        self._opened += 1
+        session = Session(session_id, self._opened, self._engine.add_owner(), now_ms)
         self._by_id[session_id] = session
         self._by_owner_id[session.owner.owner_id] = session
         self._disconnected[session_id] = session
@@ -179,6 +193,7 @@ class Sessions:
             self._disconnected.move_to_end(session.session_id)
 
     def _drop(self, session: Session, now_ms: int) -> None:
+        self._before_drop(session, now_ms)
         session.dropped = True
         del self._by_id[session.session_id]
         del self._by_owner_id[session.owner.owner_id]

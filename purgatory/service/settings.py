@@ -22,6 +22,9 @@ ENVIRONMENT_PREFIX: Final = "PURGATORY_"
 DURATION_MS_MAX: Final = 2**31 - 1
 PORT_MAX: Final = 65_535
 
+SHORT_FLAGS: Final = {"archive.uri": "--archive"}
+"""Second names of flags."""
+
 Values = dict[str, Any]
 """Nested values as they come from a source: {"engine": {"tick_ms": 1}}."""
 
@@ -152,6 +155,26 @@ class SessionSettings(Part):
     ttl_ms: DurationMs = Field(default=600_000, description="A session lives so long after its last connection ended.")
 
 
+class ArchiveSettings(Part):
+    """Archive: the history of all calls and outcomes, as Parquet (docs/archive.md)."""
+
+    uri: str | None = Field(
+        default=None,
+        description="Keep history here: a folder, or a URI (file, s3, gs, hdfs). --archive is short for it.",
+    )
+    strict: bool = Field(
+        default=False,
+        description="When history cannot be kept fast enough, refuse registrations and events rather than drop it.",
+    )
+    roll_ms: DurationMs = Field(
+        default=60_000, description="Finish files this often: at most so much is missing after a crash."
+    )
+    roll_bytes: Count = Field(default=64 * 1024 * 1024, description="Finish a file that has grown to so many bytes.")
+    queue_rows_max: Count = Field(
+        default=1_000_000, description="Rows that may wait in memory for the disk (some 300 bytes each)."
+    )
+
+
 class ShutdownSettings(Part):
     """Shutdown (SIGTERM, SIGINT)."""
 
@@ -205,6 +228,7 @@ class Settings(BaseSettings):
     engine: EngineSettings = EngineSettings()
     limits: LimitsSettings = LimitsSettings()
     session: SessionSettings = SessionSettings()
+    archive: ArchiveSettings = ArchiveSettings()
     shutdown: ShutdownSettings = ShutdownSettings()
     log: LogSettings = LogSettings()
     gc: GcSettings = GcSettings()

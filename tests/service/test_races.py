@@ -98,7 +98,7 @@ class Race:
         if cause == "cancel":
             return sum(host.cancel(self.session, [1])) if host.sessions.find("s") is not None else 0
         if cause == "expiry":
-            host.reaper._turn()
+            host._advance_clock()
         elif cause == "disconnect":
             host.sessions.drop_expired(self.clock.now_ms())
         else:

@@ -1,0 +1,74 @@
+"""What a run says of itself in its STARTED marker: enough to make an engine that answers as its own did."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import asdict, dataclass, field
+from typing import Final
+
+from purgatory.engine.engine import Engine
+from purgatory.engine.limits import EngineLimits
+
+__all__ = ["LIMIT_NAMES", "RunDetails"]
+
+LIMIT_NAMES: Final = (
+    "pending_operations_max",
+    "partitions_max",
+    "signal_keys_max",
+    "items_per_operation_max",
+    "timeout_ms_max",
+    "timeout_ms_default",
+    "topic_length_max",
+)
+"""Of `EngineLimits`."""
+
+
+@dataclass(frozen=True)
+class RunDetails:
+    """Purgatory's version, where it ran, and what its engine was made with.
+
+    `limits` holds the `EngineLimits` that are not by default, by name. `expired_per_slice` is the limit that
+    `advance_clock` was called with, and `shut_down`. The marker's `time_ms` is what the engine was made with.
+    """
+
+    version: str
+    tick_ms: int = 1
+    wheel_size: int = 20
+    strict_partitions: bool = False
+    replica_lag_time_max_ms: int = 30_000
+    expired_per_slice: int = 2_000
+    limits: dict[str, int] = field(default_factory=dict)
+    host: str = field(default_factory=socket.gethostname)
+    pid: int = field(default_factory=os.getpid)
+
+    def to_json(self) -> str:
+        """The marker's `detail`."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, detail: str) -> RunDetails:
+        """From a marker's `detail`; what a newer version added is passed over. Raises ValueError when it is none."""
+        values = json.loads(detail)
+        if not isinstance(values, dict) or "version" not in values:
+            raise ValueError(f"no details of a run: {detail[:80]!r}")
+        known = {name: value for name, value in values.items() if name in cls.__dataclass_fields__}
+        known["limits"] = {name: known.get("limits", {}).get(name) for name in LIMIT_NAMES}
+        known["limits"] = {name: value for name, value in known["limits"].items() if value is not None}
+        return cls(**known)
+
+    def engine_limits(self) -> EngineLimits:
+        """The engine's limits."""
+        return EngineLimits(**self.limits)
+
+    def make_engine(self, now_ms: int) -> Engine:
+        """An engine like the run's; `now_ms` is the STARTED marker's `time_ms`."""
+        return Engine(
+            self.engine_limits(),
+            now_ms,
+            tick_ms=self.tick_ms,
+            wheel_size=self.wheel_size,
+            strict_partitions=self.strict_partitions,
+            replica_lag_time_max_ms=self.replica_lag_time_max_ms,
+        )

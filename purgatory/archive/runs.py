@@ -1,0 +1,161 @@
+"""Which runs are alive, and which ended without saying so.
+
+A run keeps a small file under `_writing/` while it lives, with what it has kept so far, and takes it away when it
+ends. On a local disk it also holds a lock on it, which dies with its process: a file that can be locked is a dead
+run's. Where there are no such locks (object stores), a file that was not renewed for `SILENT_S` is.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+from pyarrow import fs
+
+from purgatory.archive.layout import RUNNING, WRITING, is_unfinished_of, running_path
+from purgatory.archive.wall_clock import wall_ms
+
+__all__ = ["RENEW_S", "SILENT_S", "DeadRun", "RunFile", "RunState", "claim_dead_runs"]
+
+RENEW_S: Final = 30.0
+"""How often the file should be renewed."""
+
+SILENT_S: Final = 300.0
+"""Without locks: a run that was silent for so long is dead. Its clock and ours may differ by less than that."""
+
+
+@dataclass
+class RunState:
+    """What a run's file says. Times as in the archive's tables; `renewed_ms` is wall-clock time."""
+
+    run_id: str
+    host: str
+    pid: int
+    call_number: int = 0
+    """The last call of which everything is in its place."""
+    time_ms: int = 0
+    at_ms: int = 0
+    renewed_ms: int = 0
+
+    def encoded(self) -> bytes:
+        """As it stands in the file: padded, so that it can be written over in place."""
+        return json.dumps(asdict(self)).encode().ljust(512) + b"\n"
+
+    @classmethod
+    def decoded(cls, content: bytes) -> RunState:
+        """From a file's content. Raises ValueError or TypeError when it is none."""
+        return cls(**json.loads(content))
+
+
+class RunFile:
+    """The file of a run that lives. Methods raise OSError (or pyarrow's ArrowException) as files do."""
+
+    def __init__(
+        self, filesystem: fs.FileSystem, root: str, state: RunState, now_ms: Callable[[], int] = wall_ms
+    ) -> None:
+        self.state: Final = state
+        self._filesystem: Final = filesystem
+        self._path: Final = f"{root}/{running_path(state.run_id)}"
+        self._now_ms: Final = now_ms
+        self._descriptor = -1
+        if filesystem.type_name == "local":
+            # Locked before it has the name that others look for.
+            unnamed = f"{self._path}.new"
+            self._descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            self.renew()
+            Path(unnamed).rename(self._path)
+        else:
+            self.renew()
+
+    def renew(self) -> None:
+        """Writes the state down."""
+        self.state.renewed_ms = self._now_ms()
+        if self._descriptor >= 0:
+            os.pwrite(self._descriptor, self.state.encoded(), 0)
+            return
+        with self._filesystem.open_output_stream(self._path) as stream:
+            stream.write(self.state.encoded())
+
+    def remove(self) -> None:
+        """The run has ended, and has said so."""
+        self._filesystem.delete_file(self._path)
+        self.release()
+
+    def release(self) -> None:
+        """Lets go of the file as the end of the process would."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class DeadRun:
+    """A run that is no more, claimed by this process: nobody else will look after what it left."""
+
+    def __init__(self, filesystem: fs.FileSystem, root: str, state: RunState, descriptor: int) -> None:
+        self.state: Final = state
+        self._filesystem: Final = filesystem
+        self._root: Final = root
+        self._descriptor = descriptor
+
+    def remove_leftovers(self) -> int:
+        """Deletes its files that are not whole, and says how many they were."""
+        count = 0
+        for info in self._filesystem.get_file_info(fs.FileSelector(f"{self._root}/{WRITING}", allow_not_found=True)):
+            if is_unfinished_of(info.base_name, self.state.run_id):
+                self._filesystem.delete_file(info.path)
+                count += 1
+        return count
+
+    def forget(self) -> None:
+        """Removes its file, once the archive says that it crashed."""
+        self._filesystem.delete_file(f"{self._root}/{running_path(self.state.run_id)}")
+        self.release()
+
+    def release(self) -> None:
+        """Leaves it to others, if there is anything left of it."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def claim_dead_runs(
+    filesystem: fs.FileSystem, root: str, own_run_id: str, now_ms: Callable[[], int] = wall_ms
+) -> list[DeadRun]:
+    """The runs that left a file and live no more. Looks at one folder, whatever the archive holds."""
+    found: list[DeadRun] = []
+    for info in filesystem.get_file_info(fs.FileSelector(f"{root}/{WRITING}", allow_not_found=True)):
+        run_id = info.base_name.removesuffix(RUNNING)
+        if run_id in (info.base_name, own_run_id):
+            continue
+        try:
+            dead = _claim(filesystem, root, run_id, now_ms)
+        except (OSError, pa.ArrowException, ValueError, TypeError):
+            continue  # it lives, is gone meanwhile, or is no file of ours
+        if dead is not None:
+            found.append(dead)
+    return found
+
+
+def _claim(filesystem: fs.FileSystem, root: str, run_id: str, now_ms: Callable[[], int]) -> DeadRun | None:
+    path = f"{root}/{running_path(run_id)}"
+    if filesystem.type_name != "local":
+        with filesystem.open_input_stream(path) as stream:
+            state = RunState.decoded(stream.read())
+        silent_ms = now_ms() - state.renewed_ms
+        return DeadRun(filesystem, root, state, -1) if silent_ms >= SILENT_S * 1_000 else None
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        state = RunState.decoded(os.pread(descriptor, 4_096, 0))
+        Path(path).stat()  # fails when another process has seen to it since we opened it
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return DeadRun(filesystem, root, state, descriptor)

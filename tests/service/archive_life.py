@@ -1,0 +1,208 @@
+"""A host's life drawn from a seed, with its archive on: sessions come and go, waits of all kinds, events of all types.
+
+Some of what is asked is nonsense or comes twice, the clock jumps, the reaper is late: whatever a daemon lives through,
+but with no network and no clock of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any, Final
+
+from purgatory.engine import codes
+from purgatory.engine.batches import EventBatch, OperationBatch, ReplicaSets
+from purgatory.engine.engine import Engine
+from purgatory.engine.limits import EngineLimits
+from purgatory.service.archive_opening import open_recorder
+from purgatory.service.host import Host
+from purgatory.service.limits import HostLimits
+from purgatory.service.observer import SilentObserver
+from purgatory.service.refusals import BatchRefused, CallRefused
+from purgatory.service.sessions import Session
+from purgatory.service.settings import ArchiveSettings, EngineSettings
+from purgatory.service.translate_operations import OperationRun
+from purgatory.testing import ManualClock
+
+PARTITIONS: Final = [(topic, partition) for topic in ("orders", "clicks") for partition in range(3)]
+KEYS: Final = ["paid", "shipped", "closed"]
+CLOSE_S: Final = 30.0
+SESSION_TTL_MS: Final = 200
+
+
+class Life:
+    """Lives through random steps. `end` shuts the host down and completes the archive."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self._random: Final = random.Random(seed)
+        self._clock: Final = ManualClock(self._random.randrange(1_000))
+        settings = EngineSettings(
+            tick_ms=self._random.choice((1, 1, 7)),
+            wheel_size=self._random.choice((2, 5, 20)),
+            strict_partitions=self._random.random() < 0.2,
+            replica_lag_time_max_ms=100,
+        )
+        limits = EngineLimits(
+            pending_operations_max=self._random.choice((20, 1_000)), partitions_max=5, signal_keys_max=2
+        )
+        started_ms = self._clock.now_ms()
+        engine = Engine(
+            limits,
+            started_ms,
+            tick_ms=settings.tick_ms,
+            wheel_size=settings.wheel_size,
+            strict_partitions=settings.strict_partitions,
+            replica_lag_time_max_ms=settings.replica_lag_time_max_ms,
+        )
+        self._archive: Final = open_recorder(ArchiveSettings(uri=str(folder)), settings, limits, started_ms)
+        host_limits = HostLimits(session_ttl_ms=SESSION_TTL_MS, unacknowledged_results_max=200)
+        self.host: Final = Host(engine, self._clock, host_limits, SilentObserver())
+        self.host.archive = self._archive.recorder
+        self._last_id = 0
+        self._marks: Final = dict.fromkeys(PARTITIONS, 0)
+        self._epochs: Final = dict.fromkeys(PARTITIONS, 0)
+
+    async def live(self, steps: int) -> None:
+        """Random steps."""
+        deeds = [self._register] * 6 + [self._advance] * 5 + [self._pass_time] * 3
+        for _ in range(steps):
+            deed = self._random.choice([*deeds, self._cancel, self._wait_unary, self._drop_sessions])
+            try:
+                await deed()
+            except (BatchRefused, CallRefused):
+                continue
+
+    async def end(self) -> None:
+        """Shuts down, and completes the archive."""
+        await self.host.drain(0.0)
+        self._register_some(self._session())  # refused, and recorded as such
+        self._archive.close(self._clock.now_ms(), CLOSE_S)
+
+    # Deeds.
+
+    def _session(self) -> Session:
+        session, _ = self.host.sessions.open(self._random.choice("abc"), self._clock.now_ms())
+        if self._random.random() < 0.8:
+            session.acknowledge(session.outbox.last_sequence)
+        return session
+
+    async def _register(self) -> None:
+        self._register_some(self._session())
+
+    def _register_some(self, session: Session) -> None:
+        self.host.register(
+            session, [self._run(self._random.randint(1, 5)) for _ in range(self._random.choice((1, 2)))], []
+        )
+
+    def _run(self, operations: int) -> OperationRun:
+        kind = self._random.choice(codes.KINDS)
+        ids = list(range(self._last_id + 1, self._last_id + operations + 1))
+        if self._random.random() < 0.1:  # sent again, or nonsense
+            ids = [max(0, operation_id - 4) for operation_id in ids]
+        self._last_id = max(self._last_id, *ids)
+        names = KEYS if kind == codes.SIGNAL else PARTITIONS
+        counts = [self._random.choice((1, 1, 1, 2, 3)) for _ in ids]
+        if self._random.random() < 0.1:
+            counts[0] = 0
+        places = [place for count in counts for place in self._random.sample(range(len(names)), count)]
+        if places and self._random.random() < 0.1:
+            places[0] = 99
+        offsets = [self._offset(kind, place) for place in places]
+        batch = OperationBatch(
+            ids,
+            partitions=[] if kind == codes.SIGNAL else PARTITIONS,
+            keys=KEYS if kind == codes.SIGNAL else [],
+            timeouts_ms=self._random.choice(([], [40], [self._random.randint(0, 300) for _ in ids])),
+            item_counts=counts,
+            item_indexes=places,
+            offsets=offsets,
+            **self._details(kind, len(ids), len(places)),
+        )
+        return OperationRun(kind, batch)
+
+    def _offset(self, kind: int, place: int) -> int:
+        if kind == codes.SIGNAL:
+            return self._random.randint(0, 4)
+        return self._marks[PARTITIONS[place % len(PARTITIONS)]] + self._random.randint(-5, 20)
+
+    def _details(self, kind: int, operations: int, items: int) -> dict[str, Any]:
+        def some(choices: tuple[int, ...], count: int) -> list[int]:
+            return self._random.choice(([], [choices[0]], [self._random.choice(choices) for _ in range(count)]))
+
+        if kind == codes.SIGNAL:
+            return {"any_key": some((False, True), operations), "from_now": some((False, True), operations)}
+        details = {"leader_epochs": some((-1, 0, 1, 2), items), "local_error_codes": some((0, 0, 0, 6), items)}
+        if kind == codes.FETCH:
+            details |= {
+                "min_bytes": some((1, 50, 500), operations),
+                "replica_ids": some((-1, 2, 3), operations),
+                "isolation_levels": some((0, 1, 2), operations),
+                "follower_reads": some((False, True), operations),
+                "partition_max_bytes": some((1_000, 20), items),
+                "last_fetched_epochs": some((-1, 0, 1), items),
+                "throttled": some((False, True), items),
+            }
+        return details
+
+    async def _advance(self) -> None:
+        batch = EventBatch([], partitions=PARTITIONS, keys=KEYS)
+        for _ in range(self._random.randint(0, 6)):
+            self._add_event(batch)
+        await self.host.apply(batch)
+
+    def _add_event(self, batch: EventBatch) -> None:
+        event_type = self._random.choice((*codes.EVENT_NAMES, *(codes.HIGH_WATERMARK, codes.LEADER_APPEND) * 4, 99))
+        is_key = event_type == codes.KEY_SIGNALLED
+        place = self._random.randrange(len(KEYS) if is_key else len(PARTITIONS))
+        name = PARTITIONS[place]
+        if event_type == codes.LEADERSHIP:
+            self._epochs[name] += 1
+        self._marks[name] += self._random.randint(0, 6)
+        offset = self._random.randint(1, 3) if is_key else self._marks[name] - self._random.choice((0, 0, 0, 3))
+        batch.types.append(event_type)
+        batch.item_indexes.append(99 if self._random.random() < 0.02 else place)
+        batch.offsets.append(offset)
+        batch.leader_epochs.append(self._random.choice((-1, self._epochs[name], self._epochs[name] - 1)))
+        if event_type == codes.LEADERSHIP:
+            batch.leader_epochs[-1] = self._epochs[name]
+        batch.replica_ids.append(self._random.choice((2, 3)))
+        batch.byte_positions.append(self._marks[name] * 10)
+        batch.segment_base_offsets.append(0)
+        batch.log_start_offsets.append(self._random.choice((-1, 0)))
+        batch.flags.append(self._random.choice((0, 1)))
+        has_sets = event_type in (codes.LEADERSHIP, codes.IN_SYNC_REPLICAS)
+        in_sync = self._random.choice(([1, 2, 3], [1, 2], [1]))
+        sets = ReplicaSets(replicas=[1, 2, 3], in_sync=in_sync, leader_id=1, min_in_sync_replicas=2)
+        batch.replica_sets.append(sets if has_sets else None)
+
+    async def _pass_time(self) -> None:
+        self._clock.jump(self._random.choice((0, 1, 10, 100)))
+        if self._random.random() < 0.8:
+            self.host._advance_clock()
+
+    async def _cancel(self) -> None:
+        session = self._session()
+        how = self._random.randrange(4)
+        if how == 0:
+            ids = [self._last_id - self._random.randrange(10) for _ in range(3)]
+            self.host.cancel(session, [*ids, 2**64 - 1])
+        elif how == 1:
+            self.host.cancel_session(session)
+        elif how == 2:
+            self.host.cancel_partition(self._random.choice(PARTITIONS))
+        else:
+            self.host.cancel_key(self._random.choice(KEYS))
+
+    async def _wait_unary(self) -> None:
+        """A unary wait whose caller goes away, at once or with the next turn of the loop."""
+        with self.host.waiting() as (operation_id, _future):
+            run = self._run(1)
+            run.batch.operation_ids[0] = operation_id
+            self.host.register_wait(run)
+            await asyncio.sleep(0)
+
+    async def _drop_sessions(self) -> None:
+        self._clock.jump(self._random.choice((1, SESSION_TTL_MS)))
+        self.host.sessions.drop_expired(self._clock.now_ms())
+        self.host._deliver()

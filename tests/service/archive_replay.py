@@ -1,0 +1,181 @@
+"""Feeds an archive's calls to a fresh engine, in order and at their times, and gives the outcomes that come of it.
+
+Written from the archive's own description (purgatory.archive.schema), with lists and loops, one row at a time.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from purgatory.archive import schema
+from purgatory.archive.rows import CallStamp, Registrant, outcome_rows
+from purgatory.archive.run_details import RunDetails
+from purgatory.engine import codes
+from purgatory.engine.batches import EventBatch, OperationBatch, PartitionName, ReplicaSets
+from purgatory.engine.engine import Engine
+from purgatory.engine.tables import Owner
+
+Row = dict[str, Any]
+
+KIND_OF = {name: kind for kind, name in codes.KIND_NAMES.items()}
+EVENT_OF = {name: event_type for event_type, name in codes.EVENT_NAMES.items()}
+
+
+def read_table(folder: Path, table: str) -> pa.Table:
+    """All rows of a table, in the order of its calls."""
+    paths = sorted((folder / table).rglob("*.parquet"))
+    tables = [pq.ParquetFile(path).read() for path in paths]
+    whole = pa.concat_tables(tables) if tables else schema.SCHEMAS[table].empty_table()
+    assert whole.schema.equals(schema.SCHEMAS[table]), f"{table}: {whole.schema}"
+    return whole
+
+
+def rows_of(folder: Path, table: str) -> list[Row]:
+    """The same as dictionaries. Calls are in order within a file, and files in the order of their names."""
+    rows: list[Row] = read_table(folder, table).to_pylist()
+    return sorted(rows, key=lambda row: (row["run_id"], row["call_number"]))
+
+
+def without(rows: Iterable[Row], *names: str) -> list[Row]:
+    """Rows without some columns."""
+    return [{name: value for name, value in row.items() if name not in names} for row in rows]
+
+
+class Replay:
+    """One run fed to a fresh engine; `outcomes` are the rows of what ended."""
+
+    def __init__(self, folder: Path) -> None:
+        self.outcomes: list[Row] = []
+        started = next(row for row in rows_of(folder, schema.MARKERS) if row["marker"] == schema.STARTED)
+        self._details = RunDetails.from_json(started["detail"])
+        self._engine: Engine = self._details.make_engine(started["time_ms"])
+        self._owners: dict[int, Owner] = {}
+        self._registrants: dict[int, Registrant] = {}
+        # The clock's calls have no row of their own: what they ended is there, and comes last among its equals.
+        tables = (schema.REGISTRATIONS, schema.EVENTS, schema.CALLS, schema.OUTCOMES)
+        rows = [row | {"table": table} for table in tables for row in rows_of(folder, table)]
+        rows.sort(key=lambda row: row["call_number"])
+        for _, call in itertools.groupby(rows, key=lambda row: row["call_number"]):
+            self._replay(list(call))
+
+    def _replay(self, rows: list[Row]) -> None:
+        first = rows[0]
+        now_ms = first["time_ms"]
+        cause = [row for row in rows if row["table"] == first["table"]]
+        if first["table"] == schema.REGISTRATIONS:
+            self._register(cause, now_ms)
+        elif first["table"] == schema.EVENTS:
+            self._engine.apply(events_of(cause), now_ms, 0, 10**9)
+        elif first["table"] == schema.CALLS:
+            self._call(first, now_ms)
+        else:
+            self._engine.advance_clock(now_ms, self._details.expired_per_slice)
+        stamp = CallStamp(first["run_id"], first["call_number"], now_ms, 0)
+        for completions in self._engine.take_completions():
+            number = next(n for n, owner in self._owners.items() if owner.owner_id == completions.owner_id)
+            self.outcomes += outcome_rows(stamp, self._registrants[number], completions).to_pylist()
+
+    def _register(self, rows: list[Row], now_ms: int) -> None:
+        first = rows[0]
+        number = first["session_number"]
+        self._registrants[number] = Registrant(number, first["session_id"], first["principal"])
+        owner = self._owner(first)
+        accepted = [row for row in rows if row["refusal_code"] == schema.ACCEPTED]
+        if accepted:
+            batch = operations_of(accepted)
+            receipt = self._engine.register(owner, KIND_OF[first["kind"]], batch, now_ms)
+            assert receipt.accepted == len(batch.operation_ids), [refusal.message for refusal in receipt.refusals]
+
+    def _call(self, row: Row, now_ms: int) -> None:
+        call = row["call"]
+        if call == schema.CANCEL:
+            ended = sum(self._engine.cancel(self._owner(row), row["operation_ids"], now_ms))
+        elif call == schema.CANCEL_SESSION:
+            ended = self._engine.cancel_all(self._owner(row), now_ms)
+        elif call == schema.CANCEL_PARTITION:
+            ended = self._engine.cancel_partition((row["topic"], row["partition"]), now_ms)
+        elif call == schema.CANCEL_KEY:
+            ended = self._engine.cancel_key(row["topic"], now_ms)
+        else:
+            assert call == schema.SHUT_DOWN, call
+            ended = self._engine.shut_down(now_ms, row["ended"])
+        assert ended == row["ended"], f"{row}: {ended} ended"
+
+    def _owner(self, row: Row) -> Owner:
+        number = row["session_number"]
+        if number not in self._owners:
+            self._owners[number] = self._engine.add_owner()
+        return self._owners[number]
+
+
+def operations_of(rows: list[Row]) -> OperationBatch:
+    """A batch of the rows of its operations, each value written out."""
+    heads = [row for row in rows if row["item"] == 0]
+    names: dict[PartitionName, int] = {}
+    places = [names.setdefault((row["topic"], row["partition"]), len(names)) for row in rows]
+    is_signal = rows[0]["kind"] == "signal"
+
+    def column(of: list[Row], name: str, default: Any) -> list[Any]:  # noqa: ANN401 - any column
+        return [default if row[name] is None else row[name] for row in of]
+
+    return OperationBatch(
+        column(heads, "operation_id", None),
+        partitions=[] if is_signal else list(names),
+        keys=[key for key, _ in names] if is_signal else [],
+        timeouts_ms=column(heads, "timeout_ms", None),
+        item_counts=column(heads, "item_count", None),
+        item_indexes=places,
+        offsets=column(rows, "offset", 1 if is_signal else 0),
+        local_error_codes=column(rows, "local_error_code", 0),
+        leader_epochs=column(rows, "leader_epoch", -1),
+        min_bytes=column(heads, "min_bytes", 1),
+        replica_ids=column(heads, "replica_id", -1),
+        isolation_levels=column(heads, "isolation_level", 0),
+        follower_reads=column(heads, "follower_reads", False),
+        partition_max_bytes=column(rows, "partition_max_bytes", 1_048_576),
+        last_fetched_epochs=column(rows, "last_fetched_epoch", -1),
+        throttled=column(rows, "throttled", False),
+        any_key=column(heads, "any_key", False),
+        from_now=column(heads, "from_now", False),
+    )
+
+
+def events_of(rows: list[Row]) -> EventBatch:
+    """A batch of the rows of its events that were accepted."""
+    rows = [row for row in rows if row["refusal_code"] == schema.ACCEPTED]
+    names = [(row["topic"], row["partition"]) for row in rows]
+
+    def column(name: str, default: int) -> list[int]:
+        return [default if row[name] is None else row[name] for row in rows]
+
+    return EventBatch(
+        [EVENT_OF[row["type"]] for row in rows],
+        partitions=names,
+        keys=[topic for topic, _ in names],
+        item_indexes=list(range(len(rows))),
+        offsets=column("offset", -1),
+        leader_epochs=column("leader_epoch", -1),
+        replica_ids=column("replica_id", -1),
+        byte_positions=column("byte_position", -1),
+        segment_base_offsets=column("segment_base_offset", -1),
+        log_start_offsets=column("log_start_offset", -1),
+        flags=column("flags", 0),
+        replica_sets=[
+            None
+            if row["leader_id"] is None
+            else ReplicaSets(
+                replicas=row["replicas"],
+                in_sync=row["in_sync"],
+                proposed=row["proposed"],
+                leader_id=row["leader_id"],
+                min_in_sync_replicas=row["min_in_sync_replicas"],
+            )
+            for row in rows
+        ],
+    )
