@@ -1,127 +1,201 @@
-"""Measures the engine alone: does the cost of events follow what they complete, and how does it grow with what waits?
+"""The subject of the engine benchmarks: the engine alone, driven by plain Python from columns to completions.
 
-    make bench                       # compiled, if the engine was compiled
-    make bench ARGS="--pending 20000"
+    python -m bench.engine        # then lines such as: run register-complete keys=100 hot=100 pending=10 ...
 
-Everything is a ratio of two measurements of this one run: the machine drifts, the ratio stays. Nothing is asserted.
+What the caller pays is measured too: batches are built, and completions taken, inside the measured time.
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
+import gc
 import time
-from collections.abc import Callable
+from typing import Final
 
-from purgatory.engine import COMPILED
-from purgatory.engine.batches import EventBatch, OperationBatch
-from purgatory.engine.codes import HIGH_WATERMARK, PRODUCE
+from bench.memory import resident_bytes
+from bench.worker import Numbers, Parameters, measured, serve
+from purgatory.engine.batches import EventBatch, OperationBatch, PartitionName
+from purgatory.engine.codes import FETCH, HIGH_WATERMARK, LEADER_APPEND, PRODUCE
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
+from purgatory.engine.tables import Owner
 
-TIMEOUT_MS = 600_000
-BATCH = 500
+TIMEOUT_MS: Final = 600_000
+BATCH: Final = 500
+EXPIRED_PER_CALL: Final = 2_000
+MIB: Final = 1 << 20
 
 
-def fill(pending: int, keys: int) -> Engine:
-    """An engine with `pending` produce waits spread over `keys` partitions, offsets rising from 1 on each."""
-    engine = Engine(EngineLimits(pending_operations_max=pending + 1), 0)
-    owner = engine.add_owner()
-    partitions = [("bench", partition) for partition in range(keys)]
-    for first in range(0, pending, BATCH):
-        numbers = range(first, min(first + BATCH, pending))
+class Filled:
+    """An engine with `pending` produce waits on each of `keys` partitions, offsets rising from 1 on each."""
+
+    def __init__(self, keys: int, pending: int, timeout_ms: int = TIMEOUT_MS) -> None:
+        self.start_ms: Final = now_ms()
+        self.engine: Final = Engine(EngineLimits(pending_operations_max=2 * keys * pending + 10_000), self.start_ms)
+        self.owner: Final[Owner] = self.engine.add_owner()
+        self.partitions: Final[list[PartitionName]] = [("bench", partition) for partition in range(keys)]
+        self.next_id = 1
+        total = keys * pending
+        for first in range(0, total, BATCH):
+            numbers = range(first, min(first + BATCH, total))
+            places = [number % keys for number in numbers]
+            near = sorted(set(places))
+            narrow = {place: at for at, place in enumerate(near)}
+            self.register(
+                [self.partitions[place] for place in near],
+                [narrow[place] for place in places],
+                [number // keys + 1 for number in numbers],
+                timeout_ms,
+                self.start_ms,
+            )
+
+    def register(
+        self, partitions: list[PartitionName], indexes: list[int], offsets: list[int], timeout_ms: int, at_ms: int
+    ) -> None:
+        """Registers a batch of produce waits."""
+        first = self.next_id
+        self.next_id = first + len(indexes)
         batch = OperationBatch(
-            [number + 1 for number in numbers],
+            list(range(first, self.next_id)),
             partitions=partitions,
-            item_indexes=[number % keys for number in numbers],
-            offsets=[number // keys + 1 for number in numbers],
-            timeouts_ms=[TIMEOUT_MS],
+            item_indexes=indexes,
+            offsets=offsets,
+            timeouts_ms=[timeout_ms],
         )
-        engine.register(owner, PRODUCE, batch, 0)
-    return engine
+        receipt = self.engine.register(self.owner, PRODUCE, batch, at_ms)
+        assert receipt.accepted == len(indexes), f"{len(receipt.refusals)} refused"
+
+    def take(self) -> int:
+        """How many have ended since the last call."""
+        return sum(len(completions) for completions in self.engine.take_completions())
 
 
-def advance(engine: Engine, last_offset: int, step: int, events_per_call: int = BATCH) -> float:
-    """Raises the high watermark of one partition by `step` an event up to `last_offset`; seconds of processor time."""
-    partitions = [("bench", 0)]
-    offsets = list(range(step, last_offset + 1, step))
-    calls = [offsets[first : first + events_per_call] for first in range(0, len(offsets), events_per_call)]
+def now_ms() -> int:
+    """The clock of the daemon."""
+    return time.monotonic_ns() // 1_000_000
+
+
+def each_repeated(values: range, times: int) -> list[int]:
+    """Each value so many times, at the least cost to the caller."""
+    if times == 1:
+        return list(values)
+    column: list[int] = []
+    for value in values:
+        column += [value] * times
+    return column
+
+
+def register_complete(parameters: Parameters) -> Numbers:
+    """Keeps `pending` waits on each of `keys`; `events` marks of +`step` on the `hot` ones, then as many registered.
+
+    For `seconds`, or until `operations` have ended where that is given.
+    """
+    keys, hot = parameters.integer("keys"), parameters.integer("hot")
+    pending, step, events = parameters.integer("pending"), parameters.integer("step"), parameters.integer("events")
+    budget, wanted = parameters.number("seconds", 1e9), parameters.integer("operations", 1 << 60)
+    filled = Filled(keys, pending)
+    engine, partitions = filled.engine, filled.partitions[:hot]
+    rounds_each = events // hot
+    assert events == rounds_each * hot, f"{events} events do not go round {hot} keys"
+    types = [HIGH_WATERMARK] * events
+    event_indexes = list(range(hot)) * rounds_each
+    indexes = list(range(hot)) * (rounds_each * step)
+    mark, done, seconds = 0, 0, 0.0
+    gc.collect()
+    gc.freeze()
+    started = time.perf_counter()
+    while seconds < budget and done < wanted:
+        reached = mark + step * rounds_each
+        marks = each_repeated(range(mark + step, reached + 1, step), hot)
+        offsets = each_repeated(range(pending + mark + 1, pending + reached + 1), hot)
+        mark = reached
+        at_ms = now_ms()
+        engine.apply(EventBatch(types, partitions=partitions, item_indexes=event_indexes, offsets=marks), at_ms)
+        done += filled.take()
+        filled.register(partitions, indexes, offsets, TIMEOUT_MS, at_ms)
+        engine.advance_clock(at_ms, EXPIRED_PER_CALL)
+        seconds = time.perf_counter() - started
+    gc.unfreeze()
+    assert engine.pending == keys * pending, f"{engine.pending} are pending"
+    return measured(seconds, done)
+
+
+def expire_all(parameters: Parameters) -> Numbers:
+    """`count` waits on `keys` with one same deadline: the time to end them all, in slices, once they are due."""
+    count, keys = parameters.integer("count"), parameters.integer("keys")
+    filled = Filled(keys, count // keys, 1_000)
+    engine = filled.engine
+    gc.collect()
+    due_ms = filled.start_ms + 1_000
     ended = 0
-    started = time.process_time()
-    for part in calls:
-        batch = EventBatch([HIGH_WATERMARK] * len(part), partitions=partitions, offsets=part)
-        ended += sum(engine.apply(batch, 0).ended)
-        engine.take_completions()
-    seconds = time.process_time() - started
-    assert ended == last_offset, f"{ended} operations ended instead of {last_offset}"
-    return seconds
+    started = time.perf_counter()
+    while 0 <= engine.next_expiration_ms() <= due_ms:
+        engine.advance_clock(due_ms, EXPIRED_PER_CALL)
+        ended += filled.take()
+    seconds = time.perf_counter() - started
+    assert ended == count // keys * keys, f"{ended} of {count} expired"
+    return measured(seconds, ended)
 
 
-def turn_over(pending_per_key: int, keys: int, operations: int) -> float:
-    """Keeps `pending_per_key` waits pending on each key, completes and registers as many; nanoseconds an operation."""
-    engine = fill(pending_per_key * keys, keys)
+def cancel_all(parameters: Parameters) -> Numbers:
+    """`count` waits on `keys`: the time to cancel all of them, key by key."""
+    count, keys = parameters.integer("count"), parameters.integer("keys")
+    filled = Filled(keys, count // keys)
+    gc.collect()
+    ended = 0
+    started = time.perf_counter()
+    for partition in filled.partitions:
+        filled.engine.cancel_partition(partition, filled.start_ms)
+        ended += filled.take()
+    return measured(time.perf_counter() - started, ended)
+
+
+def fetch_evaluations(parameters: Parameters) -> Numbers:
+    """`fetches` long polls of 1 MiB on one partition fed by `appends` of equal size: how often is each evaluated?"""
+    fetches, appends = parameters.integer("fetches"), parameters.integer("appends")
+    engine = Engine(EngineLimits(), 0)
     owner = engine.add_owner()
-    partitions = [("bench", partition) for partition in range(keys)]
-    step = max(1, BATCH // keys)
-    indexes = list(range(keys))
-    next_id = 1
-    offset = 0
-    done = 0
-    started = time.process_time()
-    while done < operations:
-        offset += step
-        events = EventBatch([HIGH_WATERMARK] * keys, partitions=partitions, item_indexes=indexes, offsets=[offset])
-        done += sum(engine.apply(events, 0).ended)
-        engine.take_completions()
-        count = keys * step
+    partitions = [("bench", 0)]
+    log = EventBatch([LEADER_APPEND], partitions=partitions, offsets=[0], byte_positions=[0], segment_base_offsets=[0])
+    engine.apply(log, 0)
+    for first in range(0, fetches, BATCH):
+        ids = list(range(first + 1, min(first + BATCH, fetches) + 1))
         batch = OperationBatch(
-            list(range(next_id, next_id + count)),
-            partitions=partitions,
-            item_indexes=indexes * step,
-            offsets=[pending_per_key + offset - step + 1 + number // keys for number in range(count)],
-            timeouts_ms=[TIMEOUT_MS],
+            ids, partitions=partitions, offsets=[0], min_bytes=[MIB], partition_max_bytes=[MIB], timeouts_ms=[TIMEOUT_MS]
         )
-        engine.register(owner, PRODUCE, batch, 0)
-        next_id += count
-    return (time.process_time() - started) / done * 1e9
+        assert engine.register(owner, FETCH, batch, 0).accepted == len(ids)
+    ended = 0
+    started = time.perf_counter()
+    for append in range(1, appends + 1):
+        position = append * (MIB // appends)
+        events = EventBatch(
+            [LEADER_APPEND, HIGH_WATERMARK], partitions=partitions, offsets=[append, append], byte_positions=[position, -1]
+        )
+        engine.apply(events, append)
+        ended += sum(len(completions) for completions in engine.take_completions())
+    seconds = time.perf_counter() - started
+    assert ended == fetches, f"{ended} of {fetches} fetches ended"
+    return {**measured(seconds, ended), "evaluations": engine.counts(FETCH).evaluations / fetches}
 
 
-def paired(first: Callable[[], float], second: Callable[[], float], runs: int) -> tuple[float, float, float]:
-    """Medians of both and the median of their ratios, measured in turn: A B A B ..."""
-    pairs = [(first(), second()) for _ in range(runs)]
-    ratios = [one / other for one, other in pairs]
-    return statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs), statistics.median(ratios)
-
-
-def main() -> None:
-    """Prints the figures."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--pending", type=int, default=100_000, help="operations pending on one partition")
-    parser.add_argument("--runs", type=int, default=3, help="pairs of runs; the median is printed")
-    arguments = parser.parse_args()
-    pending = arguments.pending
-    print(f"engine: {'compiled' if COMPILED else 'UNCOMPILED'}; medians of {arguments.runs} pairs of runs")
-
-    step = max(1, pending // 1_000)
-    single, batched, ratio = paired(
-        lambda: advance(fill(pending, 1), pending, 1),
-        lambda: advance(fill(pending, 1), pending // step * step, step),
-        arguments.runs,
-    )
-    apart = advance(fill(pending, 1), pending, 1, events_per_call=1)
-    print(f"\n{pending:,} waits pending on one partition, completed by a rising high watermark")
-    for events, by, seconds in ((pending, 1, single), (pending // step, step, batched)):
-        print(f"  {events:>9,} events of +{by}: {seconds * 1e3:8.0f} ms, {seconds / pending * 1e9:6.0f} ns a wait")
-    print(f"  ratio {ratio:.2f} (cost follows completions, not watchers)")
-    print(f"  {pending:,} calls with one event of +1 each: {apart * 1e3:.0f} ms, {apart / pending * 1e9:.0f} ns a wait")
-
-    operations = 200_000 if COMPILED else 20_000
-    print("\nregister and complete, nanoseconds an operation")
-    base = turn_over(10, 100, operations)
-    for per_key, keys in ((10, 100), (100, 100), (10_000, 1), (50_000, 1)):
-        figure = turn_over(per_key, keys, operations)
-        print(f"  {per_key:>6,} pending on each of {keys:>3} keys: {figure:6.0f} ns, {figure / base:4.2f} x the first")
+def memory(parameters: Parameters) -> Numbers:
+    """What a pending wait takes of the process: to be run once in a fresh one."""
+    count, keys = parameters.integer("count"), parameters.integer("keys")
+    Filled(1, 1)
+    gc.collect()
+    before = resident_bytes()
+    filled = Filled(keys, count // keys)
+    gc.collect()
+    pending = filled.engine.pending
+    return {"bytes": (resident_bytes() - before) / pending, "operations": float(pending)}
 
 
 if __name__ == "__main__":
-    main()
+    serve(
+        {
+            "register-complete": register_complete,
+            "expire-all": expire_all,
+            "cancel-all": cancel_all,
+            "fetch-evaluations": fetch_evaluations,
+            "memory": memory,
+        }
+    )

@@ -1,0 +1,115 @@
+"""Loads a Redis that is used as a purgatory (bench/peers/redis.py): the same lanes, and one same deadline for many."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Final
+
+import uvloop
+
+from bench.drivers.client import TIMEOUT_MS, new_topic
+from bench.peers.redis import RedisConnection, command
+from bench.worker import Numbers, Parameters, measured, serve
+
+EXPIRED_PER_CALL: Final = b"2000"
+
+
+class Results:
+    """Counts the results that are published, and lets others wait until there are so many."""
+
+    def __init__(self) -> None:
+        self._ended = 0
+        self._wanted = 0
+        self._reached = asyncio.Event()
+
+    async def listen(self, connection: RedisConnection) -> None:
+        """Counts until cancelled."""
+        while True:
+            self._ended += len(await connection.messages())
+            if self._ended >= self._wanted:
+                self._reached.set()
+
+    async def at_least(self, count: int) -> None:
+        """Returns when so many results have come."""
+        self._wanted = count
+        self._reached.clear()
+        if self._ended < count:
+            await self._reached.wait()
+
+
+def register(script: bytes, key: bytes, ids: range, offsets: range, deadline_ms: bytes, together: int) -> bytes:
+    """Registrations, so many in one call of the script."""
+    parts = []
+    for first in range(0, len(ids), together):
+        pairs = zip(ids[first : first + together], offsets[first : first + together], strict=True)
+        words = [word for one, offset in pairs for word in (b"%d" % one, b"%d" % offset, deadline_ms)]
+        parts.append(command(b"EVALSHA", script, b"1", key, *words))
+    return b"".join(parts)
+
+
+def columns(parameters: Parameters) -> Numbers:
+    """Waits in batches of `batch` on one key after the other; `together` in one call, the calls of a batch pipelined."""
+    return uvloop.run(_columns(parameters))
+
+
+async def _columns(parameters: Parameters) -> Numbers:
+    batch, lanes, together = parameters.integer("batch"), parameters.integer("lanes"), parameters.integer("together")
+    budget = parameters.number("seconds")
+    address = parameters.text("address")
+    async with await RedisConnection.open(address) as redis, await RedisConnection.open(address) as listener:
+        await redis.load_scripts()
+        await listener.subscribe()
+        results = Results()
+        listening = asyncio.create_task(results.listen(listener))
+        topic = new_topic()
+        keys = [f"{topic}-{lane}".encode() for lane in range(lanes)]
+        advance = redis.scripts["advance"]
+        calls = -(-batch // together)
+        deadline_ms = b"%d" % (int(time.time() * 1_000) + TIMEOUT_MS)
+        next_id, offset, ended, seconds = 1, 0, 0, 0.0
+        started = time.perf_counter()
+        while seconds < budget:
+            for key in keys:
+                ids, offsets = range(next_id, next_id + batch), range(offset + 1, offset + batch + 1)
+                next_id += batch
+                await redis.ask(register(redis.scripts["register"], key, ids, offsets, deadline_ms, together), calls)
+            offset += batch
+            marks = [command(b"EVALSHA", advance, b"1", key, b"%d" % offset) for key in keys]
+            await redis.ask(b"".join(marks), lanes)
+            ended += batch * lanes
+            await results.at_least(ended)
+            seconds = time.perf_counter() - started
+        listening.cancel()
+        return measured(seconds, ended)
+
+
+def herd(parameters: Parameters) -> Numbers:
+    """`count` waits with one same deadline: the time from it to the last result."""
+    return uvloop.run(_herd(parameters))
+
+
+async def _herd(parameters: Parameters) -> Numbers:
+    count = parameters.integer("count")
+    address = parameters.text("address")
+    async with await RedisConnection.open(address) as redis, await RedisConnection.open(address) as listener:
+        await redis.load_scripts()
+        await listener.subscribe()
+        results = Results()
+        listening = asyncio.create_task(results.listen(listener))
+        key = new_topic().encode()
+        for first in range(1, count + 1, 500):
+            numbers = range(first, min(first + 500, count + 1))
+            await redis.ask(register(redis.scripts["register"], key, numbers, numbers, b"1000", len(numbers)), 1)
+        expire = command(b"EVALSHA", redis.scripts["expire"], b"0", b"1000", EXPIRED_PER_CALL)
+        started = time.perf_counter()
+        while await redis.ask(expire, 1) != [b":0"]:
+            pass
+        await results.at_least(count)
+        seconds = time.perf_counter() - started
+        listening.cancel()
+        return measured(seconds, count)
+
+
+if __name__ == "__main__":
+    serve({"columns": columns, "herd": herd})

@@ -1,0 +1,1 @@
+"""The peers that are measured beside this house, each a process that speaks the protocol of bench/worker.py."""

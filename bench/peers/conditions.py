@@ -1,0 +1,94 @@
+"""The purgatory most people write: an `asyncio.Condition` for each key, a task for each wait, `wait_for` in between."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from typing import Final
+
+from bench.worker import Numbers, Parameters, measured, serve
+
+TIMEOUT_S: Final = 600.0
+
+
+class Conditions:
+    """Waits for marks of keys."""
+
+    def __init__(self, keys: int) -> None:
+        self._conditions: Final = [asyncio.Condition() for _ in range(keys)]
+        self._marks: Final = [0] * keys
+        self._tasks: Final[set[asyncio.Task[None]]] = set()
+        self.ended = 0
+
+    async def _wait(self, key: int, required: int) -> None:
+        condition, marks = self._conditions[key], self._marks
+        async with asyncio.timeout(TIMEOUT_S), condition:
+            await condition.wait_for(lambda: marks[key] >= required)
+        self.ended += 1
+
+    def register(self, key: int, required: int) -> None:
+        """One more wait."""
+        task = asyncio.create_task(self._wait(key, required))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def raise_mark(self, key: int, mark: int) -> None:
+        """Moves a mark and wakes whoever waits for that key."""
+        self._marks[key] = mark
+        async with self._conditions[key]:
+            self._conditions[key].notify_all()
+
+    async def ended_at_least(self, count: int) -> None:
+        """Returns when so many waits have ended."""
+        while self.ended < count:
+            await asyncio.sleep(0)
+
+    async def cancel_all(self) -> None:
+        """Cancels every task."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def register_complete(parameters: Parameters) -> Numbers:
+    """The workload of bench/engine.py; each event is awaited until it has ended what it ends."""
+    return asyncio.run(_register_complete(parameters))
+
+
+async def _register_complete(parameters: Parameters) -> Numbers:
+    keys, hot = parameters.integer("keys"), parameters.integer("hot")
+    pending, step, events = parameters.integer("pending"), parameters.integer("step"), parameters.integer("events")
+    budget = parameters.number("seconds")
+    conditions = Conditions(keys)
+    marks = [0] * hot
+    for key in range(keys):
+        for required in range(1, pending + 1):
+            conditions.register(key, required)
+    await asyncio.sleep(0)
+    gc.collect()
+    seconds, registered = 0.0, 0
+    started = time.perf_counter()
+    while seconds < budget:
+        first_mark = marks[:]
+        for event in range(events):
+            key = event % hot
+            marks[key] += step
+            await conditions.raise_mark(key, marks[key])
+            registered += step
+            await conditions.ended_at_least(registered)
+            seconds = time.perf_counter() - started
+            if seconds >= budget:
+                break
+        for key in range(hot):
+            for required in range(first_mark[key] + 1, marks[key] + 1):
+                conditions.register(key, pending + required)
+        await asyncio.sleep(0)
+        seconds = time.perf_counter() - started
+    numbers = measured(seconds, conditions.ended)
+    await conditions.cancel_all()
+    return numbers
+
+
+if __name__ == "__main__":
+    serve({"register-complete": register_complete})

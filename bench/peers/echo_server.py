@@ -1,0 +1,85 @@
+"""A server of the same messages with no purgatory in it: what gRPC, protobuf and the client cost by themselves.
+
+Each registration is answered at once with a receipt and with results as large as ours, each batch of events with a
+receipt, a heartbeat with a heartbeat, and unary calls with empty messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc.aio
+
+from bench.peers.grpc_server import serve_until_signal
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1 import result_pb2
+from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceServicer
+
+# ruff: noqa: N802, ARG002, PLR6301 - methods have the names and arguments of the calls
+
+Context = grpc.aio.ServicerContext[Any, Any]
+BATCH_MAX = 100_000
+
+
+class EchoServicer(PurgatoryServiceServicer):
+    """Answers everything and remembers nothing."""
+
+    async def Session(self, requests: AsyncIterator[wire.SessionRequest], context: Context) -> None:
+        """One answer or two for each message."""
+        sequence = 1
+        async for request in requests:
+            message = request.WhichOneof("message")
+            if message == "register":
+                batch = request.register
+                count = len(batch.columns.operation_id)
+                highest = batch.columns.operation_id[-1]
+                receipt = wire.Receipt(batch_id=batch.batch_id, highest_operation_id=highest, accepted=count)
+                await context.write(wire.SessionResponse(receipt=receipt))
+                results = wire.ResultBatch(first_sequence=sequence, columns=echoed(batch))
+                await context.write(wire.SessionResponse(results=results))
+                sequence += count
+            elif message == "heartbeat":
+                await context.write(wire.SessionResponse(heartbeat=request.heartbeat))
+            elif message == "open":
+                opened = wire.SessionOpened(
+                    heartbeat_interval_ms=10_000,
+                    session_ttl_ms=600_000,
+                    operations_per_batch_max=BATCH_MAX,
+                    unacknowledged_results_max=1_000_000,
+                )
+                await context.write(wire.SessionResponse(opened=opened))
+
+    async def Advance(self, request: wire.AdvanceRequest, context: Context) -> wire.AdvanceResponse:
+        """A receipt for every event."""
+        count = len(request.columns.type) or len(request.rows.events)
+        return wire.AdvanceResponse(receipt=wire.AdvanceReceipt(ended=[0] * count))
+
+    async def Acknowledge(self, request: wire.AcknowledgeRequest, context: Context) -> wire.AcknowledgeResponse:
+        """The empty unary call."""
+        return wire.AcknowledgeResponse()
+
+
+def echoed(batch: wire.RegisterBatch) -> result_pb2.ResultColumns:
+    """Results of the size of ours for single-partition operations."""
+    columns = batch.columns
+    count = len(columns.operation_id)
+    answer = result_pb2.ResultColumns(kind=columns.kind, partitions=columns.partitions)
+    answer.operation_id.extend(columns.operation_id)
+    answer.outcome.extend([result_pb2.OUTCOME_SATISFIED] * count)
+    zeros, none = [0] * count, [-1] * count
+    offsets = columns.offset if len(columns.offset) == count else [columns.offset[0]] * count
+    answer.waited_ms.extend(zeros)
+    answer.lateness_ms.extend(zeros)
+    answer.item_index.extend(columns.item_index if len(columns.item_index) == count else zeros)
+    answer.error_code.extend(zeros)
+    answer.required_offset.extend(offsets)
+    answer.reached_offset.extend(offsets)
+    answer.log_start_offset.extend(zeros)
+    answer.estimated_remaining_ms.extend(none)
+    answer.pace_per_second.extend([-1.0] * count)
+    return answer
+
+
+if __name__ == "__main__":
+    serve_until_signal(EchoServicer())

@@ -1,0 +1,35 @@
+"""Serves a peer's servicer exactly as the daemon serves its own: grpc.aio on uvloop, the same options and collector."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+
+import grpc.aio
+import uvloop
+
+from purgatory.daemon import server_options
+from purgatory.service import garbage
+from purgatory.service.settings import GcSettings, Settings
+from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceServicer, add_PurgatoryServiceServicer_to_server
+
+__all__ = ["serve_until_signal"]
+
+
+def serve_until_signal(servicer: PurgatoryServiceServicer) -> None:
+    """Serves on a free port of 127.0.0.1, says so on stdout, and ends on SIGTERM."""
+    uvloop.run(_serve(servicer))
+
+
+async def _serve(servicer: PurgatoryServiceServicer) -> None:
+    asked_to_stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked_to_stop.set)
+    server = grpc.aio.server(options=server_options(Settings()))
+    add_PurgatoryServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    garbage.tune(GcSettings())
+    print(json.dumps({"address": f"127.0.0.1:{port}"}), flush=True)
+    await asked_to_stop.wait()
+    await server.stop(0)

@@ -1,0 +1,70 @@
+"""The peers on the JVM: built with Maven into .build/peers when their sources have changed, then started with java.
+
+Maven fetches Kafka's and Netty's published jars by name, the first time over the network and from its own store later.
+Without Maven or a JDK there is a line that says so, and the other peers go on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from bench.processes import ROOT, Worker
+
+__all__ = ["JvmMissing", "jvm_worker"]
+
+SOURCES: Final = ROOT / "bench" / "peers" / "kafka"
+BUILT: Final = ROOT / ".build" / "peers" / "jvm"
+STAMP: Final = BUILT / "sources.sha256"
+HEAP: Final = "-Xmx4g"
+
+
+class JvmMissing(Exception):
+    """The peers on the JVM cannot be had here; the message is the line to show."""
+
+
+def jvm_worker(peer: str) -> Worker:
+    """A worker with the workloads of "kafka" or "netty". Raises JvmMissing."""
+    build()
+    return Worker(["java", HEAP, "-cp", f"{BUILT / 'classes'}:{BUILT / 'lib'}/*", "bench.Main", peer])
+
+
+@cache
+def build() -> None:
+    """Builds the peers unless they are built already. Raises JvmMissing."""
+    for program in ("java", "javac", "mvn"):
+        if shutil.which(program) is None:
+            raise JvmMissing(f"kafka and netty are skipped: {program} is not installed (a JDK from 17 on, and Maven)")
+    digest = sources_digest()
+    if STAMP.exists() and STAMP.read_text("utf-8") == digest:
+        return
+    command = ["mvn", "-q", "-B", "-f", str(SOURCES / "pom.xml"), "compile"]
+    if subprocess.run([*command, "-o"], cwd=ROOT, capture_output=True, check=False).returncode != 0:
+        built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        if built.returncode != 0:
+            lines = [line for line in built.stdout.splitlines() if "ERROR" in line]
+            raise JvmMissing(f"kafka and netty are skipped: Maven failed: {lines[0] if lines else built.stderr[-300:]}")
+    STAMP.write_text(digest, "utf-8")
+
+
+def sources_digest() -> str:
+    """What tells whether the sources are those that were built."""
+    digest = hashlib.sha256()
+    for path in sorted(p for p in SOURCES.rglob("*") if p.is_file()):
+        digest.update(str(path.relative_to(SOURCES)).encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def java_version() -> str:
+    """Such as "openjdk 17.0.15"; empty without java."""
+    if shutil.which("java") is None:
+        return ""
+    said = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False).stderr
+    return " ".join(said.split("\n", 1)[0].replace('"', "").replace(" version", "").split(" ")[:2])
+
+

@@ -1,0 +1,173 @@
+"""Redis as a purgatory: waiters in sorted sets by what they require and by deadline, moved by Lua, told by pub/sub.
+
+Three scripts. `register` puts one waiter into the set of its key and the set of deadlines, or publishes at once;
+`advance` raises a mark and publishes whoever it passes; `expire` publishes whoever is due. A server of Debian's package
+runs on a free port of 127.0.0.1, with nothing written to disk, and is ended by its id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import subprocess
+from types import TracebackType
+from typing import Final, Self
+
+from bench.processes import ROOT, Process
+
+__all__ = ["CHANNEL", "RedisConnection", "RedisMissing", "RedisServer", "command"]
+
+CHANNEL: Final = b"results"
+START_ATTEMPTS: Final = 200
+
+REGISTER: Final = b"""
+local mark = tonumber(redis.call('GET', 'mark:' .. KEYS[1]) or '0')
+for place = 1, #ARGV, 3 do
+  if tonumber(ARGV[place + 1]) <= mark then
+    redis.call('PUBLISH', 'results', ARGV[place])
+  else
+    redis.call('ZADD', 'waits:' .. KEYS[1], ARGV[place + 1], ARGV[place])
+    redis.call('ZADD', 'deadlines', ARGV[place + 2], ARGV[place] .. '|' .. KEYS[1])
+  end
+end
+return 1
+"""
+ADVANCE: Final = b"""
+redis.call('SET', 'mark:' .. KEYS[1], ARGV[1])
+local waits = 'waits:' .. KEYS[1]
+local passed = redis.call('ZRANGEBYSCORE', waits, '-inf', ARGV[1])
+for _, id in ipairs(passed) do
+  redis.call('ZREM', 'deadlines', id .. '|' .. KEYS[1])
+  redis.call('PUBLISH', 'results', id)
+end
+redis.call('ZREMRANGEBYSCORE', waits, '-inf', ARGV[1])
+return #passed
+"""
+EXPIRE: Final = b"""
+local due = redis.call('ZRANGEBYSCORE', 'deadlines', '-inf', ARGV[1], 'LIMIT', 0, ARGV[2])
+for _, entry in ipairs(due) do
+  local id, key = entry:match('^(.-)|(.*)$')
+  redis.call('ZREM', 'waits:' .. key, id)
+  redis.call('ZREM', 'deadlines', entry)
+  redis.call('PUBLISH', 'results', id)
+end
+return #due
+"""
+
+
+class RedisMissing(Exception):
+    """There is no Redis here; the message is the line to show."""
+
+
+class RedisServer(Process):
+    """A Redis of our own. Raises RedisMissing when there is none and it cannot be installed."""
+
+    def __init__(self) -> None:
+        self.port: Final = free_port()
+        super().__init__(
+            [
+                program(), "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no",
+                "--loglevel", "warning", "--client-output-buffer-limit", "pubsub 0 0 0",
+            ],
+            wants_input=False,
+        )  # fmt: skip
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return f"127.0.0.1:{self.port}"
+
+
+def program() -> str:
+    """redis-server; installed with apt-get where that is allowed. Raises RedisMissing."""
+    found = shutil.which("redis-server")
+    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
+        command_line = ["apt-get", "install", "-y", "-q", "--no-install-recommends", "redis-server"]
+        subprocess.run(command_line, cwd=ROOT, capture_output=True, check=False)
+        found = shutil.which("redis-server")
+    if found is None:
+        raise RedisMissing("redis is skipped: redis-server is not installed (Debian's package: apt-get install redis-server)")
+    return found
+
+
+def free_port() -> int:
+    """A port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def command(*words: bytes) -> bytes:
+    """A command as Redis reads it."""
+    return b"".join([b"*%d\r\n" % len(words), *[b"$%d\r\n%s\r\n" % (len(word), word) for word in words]])
+
+
+class RedisConnection:
+    """A connection that pipelines: commands go out together, answers come back in order and are single lines."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader: Final = reader
+        self._writer: Final = writer
+        self.scripts: Final[dict[str, bytes]] = {}
+
+    @classmethod
+    async def open(cls, address: str) -> Self:
+        """Connects, and waits for a server that is only starting."""
+        host, _, port = address.rpartition(":")
+        for _ in range(START_ATTEMPTS):
+            try:
+                return cls(*await asyncio.open_connection(host, int(port), limit=1 << 24))
+            except OSError:
+                await asyncio.sleep(0.05)
+        raise ConnectionError(f"no Redis at {address}")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._writer.close()
+        await self._writer.wait_closed()
+
+    async def load_scripts(self) -> None:
+        """Gives the server the scripts; their digests are in `scripts` afterwards."""
+        for name, text in (("register", REGISTER), ("advance", ADVANCE), ("expire", EXPIRE)):
+            self.scripts[name] = (await self.ask(command(b"SCRIPT", b"LOAD", text), 2))[1]
+
+    async def ask(self, commands: bytes, answers: int) -> list[bytes]:
+        """Sends commands that are answered by so many lines, and gives the lines. Raises RuntimeError on an error."""
+        self._writer.write(commands)
+        data = b""
+        while data.count(b"\r\n") < answers:
+            data += await self._read()
+        lines = data.split(b"\r\n")[:-1]
+        errors = [line for line in lines if line.startswith(b"-")]
+        if errors:
+            raise RuntimeError(errors[0].decode())
+        return lines
+
+    async def subscribe(self) -> None:
+        """Listens to the results; `messages` gives them from now on."""
+        await self.ask(command(b"SUBSCRIBE", CHANNEL), 6)
+
+    async def messages(self) -> list[bytes]:
+        """The results that have come, at least one."""
+        data = await self._read()
+        while not is_whole(data):
+            data += await self._read()
+        return data.split(b"\r\n")[6::7]
+
+    async def _read(self) -> bytes:
+        data = await self._reader.read(1 << 20)
+        if not data:
+            raise ConnectionError("Redis has gone")
+        return data
+
+
+def is_whole(data: bytes) -> bool:
+    """Whether the data ends with a message: each is seven lines."""
+    return data.endswith(b"\r\n") and data.count(b"\r\n") % 7 == 0

@@ -1,0 +1,171 @@
+"""The processes of a run: workers that answer lines, and servers that say where they listen. Each ends with the run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from bench.worker import Numbers
+
+__all__ = ["ROOT", "Server", "Worker", "WorkerFailed", "daemon", "python_worker"]
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+ANSWER_TIMEOUT_S: Final = 600.0
+START_TIMEOUT_S: Final = 60.0
+STOP_TIMEOUT_S: Final = 30.0
+
+
+class WorkerFailed(Exception):
+    """A worker answered with an error, or ended instead of answering."""
+
+
+class Process:
+    """A process of ours: ended, by its id, when the block is left."""
+
+    def __init__(self, command: Sequence[str], *, wants_input: bool) -> None:
+        self.command: Final = list(command)
+        self._process: Final = subprocess.Popen(
+            self.command,
+            cwd=ROOT,
+            env=environment(),
+            stdin=subprocess.PIPE if wants_input else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    @property
+    def process_id(self) -> int:
+        """Its id."""
+        return self._process.pid
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Asks it to end, and sees that it does."""
+        if self._process.poll() is None:
+            if self._process.stdin is not None:
+                with contextlib.suppress(OSError):
+                    self._process.stdin.close()
+            self._process.terminate()
+            try:
+                self._process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+    def read_line(self, timeout_s: float) -> str:
+        """The next line it writes. Raises WorkerFailed when it ends, or takes too long."""
+        output = self._process.stdout
+        assert output is not None
+        if not select.select([output], [], [], timeout_s)[0]:
+            raise WorkerFailed(f"{self.name} has not answered for {timeout_s:.0f} s")
+        line = output.readline()
+        if not line:
+            raise WorkerFailed(f"{self.name} ended with {self._process.wait(STOP_TIMEOUT_S)} instead of answering")
+        return line
+
+    @property
+    def name(self) -> str:
+        """What it is, in messages."""
+        return " ".join(Path(word).name if "/" in word else word for word in self.command[:3])
+
+
+class Worker(Process):
+    """A process that answers the lines of bench/worker.py."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        super().__init__(command, wants_input=True)
+
+    def run(self, workload: str, **parameters: str | float) -> Numbers:
+        """Runs a workload and waits for its numbers. Raises WorkerFailed."""
+        self.begin(workload, **parameters)
+        return self.result()
+
+    def begin(self, workload: str, **parameters: str | float) -> None:
+        """Starts a workload; `result` must follow."""
+        words = " ".join(f"{name}={value}" for name, value in parameters.items())
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"run {workload} {words}\n")
+        self._process.stdin.flush()
+
+    def result(self) -> Numbers:
+        """Waits for the numbers of the workload begun last."""
+        answered = json.loads(self.read_line(ANSWER_TIMEOUT_S))
+        if "error" in answered:
+            raise WorkerFailed(f"{self.name}: {answered['error']}")
+        numbers: Numbers = answered
+        return numbers
+
+
+class Server(Process):
+    """A process that serves at an address, which it writes as one line of JSON once it does."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        super().__init__(command, wants_input=False)
+        try:
+            self.address: Final[str] = json.loads(self.read_line(START_TIMEOUT_S))["address"]
+        except BaseException:
+            self.stop()
+            raise
+
+
+class Daemon(Process):
+    """The daemon of this house, which writes its address into a ready file."""
+
+    def __init__(self, folder: Path, arguments: Sequence[str]) -> None:
+        ready = folder / "ready.json"
+        ready.unlink(missing_ok=True)
+        addresses = ["--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0"]
+        command = [sys.executable, "-m", "purgatory", *addresses, "--ready-file", str(ready), "--log-level", "warning"]
+        super().__init__([*command, *arguments], wants_input=False)
+        try:
+            deadline_s = time.monotonic() + START_TIMEOUT_S
+            while not ready.exists():
+                if self._process.poll() is not None or time.monotonic() > deadline_s:
+                    raise WorkerFailed(f"the daemon does not serve; it ended with {self._process.poll()}")
+                time.sleep(0.01)
+            self.address: Final[str] = json.loads(ready.read_text("utf-8"))["grpc_address"]
+        except BaseException:
+            self.stop()
+            raise
+
+
+@contextlib.contextmanager
+def daemon(*arguments: str) -> Iterator[Daemon]:
+    """A daemon on free ports."""
+    with tempfile.TemporaryDirectory(prefix="purgatory-bench-") as folder, Daemon(Path(folder), arguments) as process:
+        yield process
+
+
+def python_worker(module: str) -> Worker:
+    """A worker in Python, by its module."""
+    return Worker([sys.executable, "-m", module])
+
+
+def python_server(module: str) -> Server:
+    """A server in Python, by its module."""
+    return Server([sys.executable, "-m", module])
+
+
+def environment() -> dict[str, str]:
+    """The environment of all processes: this tree first on the path, and a hash seed, so that runs are alike."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "client"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    return {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0", "GRPC_VERBOSITY": "NONE"}

@@ -1,0 +1,73 @@
+"""What is to be reached, by name and peer: shown beside the results and asserted nowhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["Reach", "reach_of"]
+
+
+@dataclass(frozen=True)
+class Reach:
+    """A ratio to reach at least, or a value to reach at least (rates) or at most (costs)."""
+
+    ratio_min: float | None = None
+    value_min: float | None = None
+    value_max: float | None = None
+
+    def is_met(self, value: float, ratio: float | None) -> bool:
+        """Whether these figures reach it."""
+        if self.ratio_min is not None and (ratio is None or ratio < self.ratio_min):
+            return False
+        if self.value_min is not None and value < self.value_min:
+            return False
+        return self.value_max is None or value <= self.value_max
+
+    def __str__(self) -> str:
+        said = []
+        if self.ratio_min is not None:
+            said.append(f"≥ {self.ratio_min:.3g} ×")
+        if self.value_min is not None:
+            said.append(f"≥ {self.value_min:,.0f}")
+        if self.value_max is not None:
+            said.append(f"≤ {self.value_max:,.0f}")
+        return ", ".join(said)
+
+
+REACH: Final[dict[tuple[str, str | None], Reach]] = {
+    ("engine/register-complete/pending=10", "kafka"): Reach(2),
+    ("engine/register-complete/pending=100", "kafka"): Reach(8),
+    ("engine/register-complete/pending=10000", "kafka"): Reach(50),
+    ("engine/register-complete/pending=50000", "kafka"): Reach(200),
+    ("engine/register-complete/total=1000000", "self"): Reach(1 / 2.5),
+    ("engine/fetch-evaluations", "kafka"): Reach(value_max=20),
+    ("timer/add-cancel", "kafka"): Reach(1),
+    ("timer/add-cancel", "netty"): Reach(1),
+    ("timer/add-cancel", "asyncio"): Reach(5),
+    ("timer/add-cancel", "heapq"): Reach(3),
+    ("timer/add-expire", "kafka"): Reach(1),
+    ("timer/add-expire", "netty"): Reach(1),
+    ("timer/add-expire", "asyncio"): Reach(5),
+    ("timer/add-expire", "heapq"): Reach(3),
+    ("memory/engine", None): Reach(value_max=120),
+    ("memory/daemon", None): Reach(value_max=200),
+    ("huge/memory", None): Reach(value_max=2.5e9),
+    ("service/columns/batch=500", "echo"): Reach(0.5, value_min=500_000),
+    ("service/columns/batch=500", "redis"): Reach(10),
+    ("service/columns/batch=500", "asyncio"): Reach(10),
+    ("service/individual/in-flight=10000", "echo"): Reach(value_min=40_000),
+    ("service/wait-satisfied", "echo"): Reach(0.8),
+    ("service/event-to-result/p50", "echo"): Reach(1 / 1.6),
+    ("service/event-to-result/p99", "echo"): Reach(1 / 3),
+    ("service/event-to-result-half-load/p99", "echo"): Reach(1 / 10),
+    ("service/expiry-lateness/p50", "asyncio"): Reach(1 / 1.5),
+    ("service/expiry-lateness/p99", "asyncio"): Reach(1 / 2),
+    ("service/herd/drain", "kafka"): Reach(1),
+    ("service/herd/advance-p99", "self"): Reach(1 / 10),
+}
+
+
+def reach_of(name: str, peer: str | None) -> Reach | None:
+    """What a row is to reach; None: nothing was asked of it."""
+    return REACH.get((name, peer))
