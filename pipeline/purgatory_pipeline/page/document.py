@@ -88,6 +88,11 @@ def render(page: Page) -> str:
     )
 
 
+def part(one: Plot | Table | Grid) -> Markup:
+    """One part alone, as it stands in a page."""
+    return _part(one, itertools.count(1))
+
+
 def to_json(value: object) -> Markup:
     """JSON that can stand inside a script element whatever text is in it; a NaN in it is a mistake of ours."""
     plain = json.dumps(value, allow_nan=False, separators=(",", ":"))

@@ -117,7 +117,8 @@ def plot(
     spec = chart.properties(
         width="container", height=height, autosize=alt.AutoSizeParams(type="fit-x", contains="padding")
     )
-    return Plot(title, {**spec.to_dict(), "config": CONFIG}, description, note, tuple(legend))
+    whole = {**spec.to_dict(), "config": CONFIG, "description": description}
+    return Plot(title, whole, description, note, tuple(legend))
 
 
 def layered(*charts: alt.Chart) -> alt.LayerChart:

@@ -40,14 +40,12 @@ def count(value: object) -> str:
 
 
 def rough_count(value: object) -> str:
-    """12.3 million: for headlines; below a hundred thousand it is exact."""
+    """12.3 million: for headlines; below a million it is exact."""
     number = number_of(value)
-    if math.isnan(number) or abs(number) < 100_000:
-        return count(value)
     for limit, word in ((1e9, "billion"), (1e6, "million")):
         if abs(number) >= limit:
             return f"{number / limit:.3g}{NBSP}{word}"
-    return f"{number / 1e3:.0f},000"
+    return count(value)
 
 
 def decimal(value: object) -> str:

@@ -1,0 +1,143 @@
+"""A real browser for tests of pages: opens a file, and tells all that went wrong and what was drawn.
+
+It is Debian's Chromium, or what PURGATORY_CHROMIUM names. Where there is none the tests are skipped and say so; with
+PURGATORY_REQUIRE_BROWSER=1 they fail instead.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from playwright.sync_api import Browser, Dialog, Page, ViewportSize, sync_playwright
+
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--force-color-profile=srgb",
+    "--hide-scrollbars",
+)
+WIDE: ViewportSize = {"width": 1280, "height": 900}
+PHONE: ViewportSize = {"width": 390, "height": 844}
+
+_ALL_TRIED = "() => !document.querySelector('figure.plot:not([data-drawn])')"
+_PLOTS = """() => [...document.querySelectorAll("figure.plot")].map((figure) => {
+  const svg = figure.querySelector(".drawing svg");
+  const shapes = svg ? [...svg.querySelectorAll("g.role-mark path, g.role-mark line, g.role-mark text")] : [];
+  const seen = shapes.filter((shape) => {
+    const box = shape.getBBox();
+    return box.width > 0 || box.height > 0;
+  });
+  return {
+    title: figure.querySelector("h3").textContent,
+    drawn: figure.dataset.drawn === "yes",
+    marks: seen.length,
+    nonsense: svg ? /NaN|undefined|Infinity/.test(svg.outerHTML) : true,
+    texts: svg ? [...svg.querySelectorAll("text")].map((text) => text.textContent) : [],
+  };
+})"""
+_STICKING_OUT = """() => {
+  const wide = document.documentElement.clientWidth;
+  const out = document.documentElement.scrollWidth > wide ? ["the page itself"] : [];
+  for (const element of document.querySelectorAll("body *")) {
+    if (element.closest(".scroll table") || element.closest("#vg-tooltip-element")) continue;
+    const box = element.getBoundingClientRect();
+    if (box.width && (box.right > wide + 1 || box.left < -1)) {
+      out.push(element.tagName + " " + element.textContent.slice(0, 40));
+    }
+  }
+  return out;
+}"""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One plot as the browser shows it."""
+
+    title: str
+    drawn: bool
+    marks: int
+    nonsense: bool
+    texts: list[str]
+
+
+@dataclass
+class Opened:
+    """A page in the browser, and what it said and asked for."""
+
+    page: Page
+    complaints: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+    def refuse(self, dialog: Dialog) -> None:
+        """No dialog may open."""
+        self.complaints.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
+
+    def plots(self) -> list[Drawn]:
+        """All plots, in their order."""
+        return [Drawn(**plot) for plot in self.page.evaluate(_PLOTS)]
+
+    def sticking_out(self) -> list[str]:
+        """What reaches over the left or right edge of the window; tables scroll within their own box."""
+        out: list[str] = self.page.evaluate(_STICKING_OUT)
+        return out
+
+
+def chromium_path() -> str:
+    """Where the browser is. Without one the test is skipped, or fails where a browser is required."""
+    path = os.environ.get("PURGATORY_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    if path is not None:
+        return path
+    missing = "no Chromium found: the page is not looked at (Debian, Ubuntu: apt install chromium)"
+    if os.environ.get("PURGATORY_REQUIRE_BROWSER") == "1":
+        pytest.fail(f"PURGATORY_REQUIRE_BROWSER=1: {missing}")
+    pytest.skip(missing)
+
+
+@contextmanager
+def running_browser(path: str) -> Iterator[Browser]:
+    """A browser that is ended again."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@contextmanager
+def opened(
+    browser: Browser,
+    file: Path,
+    viewport: ViewportSize = WIDE,
+    scheme: Literal["light", "dark"] = "light",
+    scale: float = 1,
+) -> Iterator[Opened]:
+    """The file in a window of its own without a network, as soon as every plot is drawn or has failed."""
+    context = browser.new_context(viewport=viewport, color_scheme=scheme, offline=True, device_scale_factor=scale)
+    try:
+        page = context.new_page()
+        seen = Opened(page)
+        page.on("console", lambda message: seen.complaints.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: seen.complaints.append(f"error: {error}"))
+        page.on("dialog", seen.refuse)
+        page.on("request", lambda request: seen.requests.append(request.url))
+        page.on("requestfailed", lambda request: seen.complaints.append(f"failed: {request.url}"))
+        page.goto(file.as_uri())
+        page.wait_for_function(_ALL_TRIED)
+        yield seen
+    finally:
+        context.close()

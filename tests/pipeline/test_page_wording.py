@@ -1,0 +1,173 @@
+"""Numbers and other people's texts as a page writes them."""
+
+from __future__ import annotations
+
+import unicodedata
+from datetime import UTC, datetime, timedelta, timezone
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markupsafe import Markup
+from purgatory_pipeline.page import wording
+
+NBSP = "\u00a0"
+DASH = "\u2013"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0, "0"), (12_345, "12,345"), (12_345.0, "12,345"), (None, DASH), (float("nan"), DASH), (pd.NA, DASH)],
+)
+def test_counts(value: object, shown: str) -> None:
+    """Counts have commas; what is missing is a dash."""
+    assert wording.count(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (999_999, "999,999"),
+        (12_345_678, "12.3 million"),
+        (4e9, "4 billion"),
+    ],
+)
+def test_rough_counts(value: float, shown: str) -> None:
+    """Large counts are rounded for headlines, small ones are exact."""
+    assert wording.rough_count(value) == shown.replace(" ", NBSP)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0, "0 %"),
+        (1, "100 %"),
+        (0.031, "3.1 %"),
+        (0.00373, "0.37 %"),
+        (0.63, "63.0 %"),
+        (0.985, "98.5 %"),
+        (0.99951, "99.95 %"),
+        (1e-7, "< 0.01 %"),
+        (1 - 1e-7, "> 99.99 %"),
+        (0.99996, "> 99.99 %"),
+        (0.00004, "< 0.01 %"),
+        (0.9988, "99.9 %"),
+    ],
+)
+def test_shares(value: float, shown: str) -> None:
+    """Shares are per cent, with more places at the ends, and never rounded to nothing or all."""
+    assert wording.share(value) == shown.replace(" ", NBSP)
+
+
+@given(st.floats(min_value=0, max_value=1))
+def test_a_share_is_all_or_nothing_only_if_it_is(value: float) -> None:
+    """0 % and 100 % are said of exactly that."""
+    shown = wording.share(value)
+    assert (shown in {f"0{NBSP}%", f"100{NBSP}%"}) == (value in {0, 1})
+    assert not shown.startswith(("0.00", "100.0"))
+
+
+def test_a_share_inside_a_sentence_drops_the_empty_place() -> None:
+    """63 %, not 63.0 %; other figures stay as they are."""
+    assert wording.share_said(0.63) == f"63{NBSP}%"
+    assert wording.share_said(0.631) == f"63.1{NBSP}%"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0, "0 ms"),
+        (0.4, "0.4 ms"),
+        (740, "740 ms"),
+        (1_240, "1,240 ms"),
+        (12_400, "12.4 s"),
+        (210_000, "3.5 min"),
+        (7_560_000, "2.1 h"),
+        (float("inf"), "\u221e"),
+    ],
+)
+def test_waits(value: float, shown: str) -> None:
+    """One wait: in the unit that fits."""
+    assert wording.milliseconds(value) == shown.replace(" ", NBSP)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (740, "740 ms"),
+        (7_379, "7.4 s"),
+        (144_000, "2.4 min"),
+        (6_300_000, "105 min"),
+        (51_120_000, "14.2 h"),
+        (1_080_000_000, "12.5 days"),
+    ],
+)
+def test_times_added_up(value: float, shown: str) -> None:
+    """Time in all: coarser than one wait."""
+    assert wording.time_in_all(value) == shown.replace(" ", NBSP)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        datetime(2026, 7, 1, 14, 0, tzinfo=UTC),
+        datetime(2026, 7, 1, 16, 0, tzinfo=timezone(timedelta(hours=2))),
+        datetime(2026, 7, 1, 14, 0),
+        pd.Timestamp("2026-07-01T14:00:00Z"),
+        "2026-07-01T14:00:00+00:00",
+    ],
+)
+def test_instants_are_utc(value: object) -> None:
+    """However an instant comes, it is written in UTC."""
+    assert wording.instant(value) == "2026-07-01 14:00"
+
+
+def test_missing_instants_are_a_dash() -> None:
+    """NaT and None are no instants."""
+    assert {wording.instant(value) for value in (pd.NaT, None)} == {DASH}
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("orders", "orders"),
+        ("\u00fcber-\u6ce8\u6587", "\u00fcber-\u6ce8\u6587"),
+        ("", "(empty)"),
+        ("a\u202eb", "a\\u202eb"),
+        ("a\nb\x00", "a\\u000ab\\u0000"),
+        ("\ud800", "\\ud800"),
+        ("x" * 120, "x" * 120),
+        ("x" * 121, "x" * 119 + "\u2026"),
+    ],
+)
+def test_texts_are_fit_to_be_shown(value: str, shown: str) -> None:
+    """What is invisible, turns the direction or cannot be encoded is spelled out, and length is bounded."""
+    assert wording.text(value) == shown
+
+
+@given(st.text(st.characters()), st.integers(2, 50))
+def test_any_text_is_bounded_visible_and_encodable(value: str, length_max: int) -> None:
+    """Whatever the text: no control characters, at most so long, and UTF-8 can hold it."""
+    shown = wording.text(value, length_max)
+    assert 0 < len(shown) <= max(length_max, len("(empty)"))
+    assert not [character for character in shown if unicodedata.category(character).startswith("C")]
+    shown.encode()
+
+
+@given(st.text())
+def test_names_escape_markup(value: str) -> None:
+    """A topic inside a sentence brings no element of its own."""
+    marked = wording.name(value)
+    assert isinstance(marked, Markup)
+    assert marked.count("<") == 4
+    assert marked.striptags().split() == wording.text(value).split()
+
+
+def test_lists_and_plurals() -> None:
+    """a, b and c; 1 file, 2 files."""
+    assert wording.listed(["a", "<b>", "c"]) == "a, &lt;b&gt; and c"
+    assert wording.listed(["a"]) == "a"
+    assert wording.listed([]) == ""
+    assert wording.plural(1, "file") == f"1{NBSP}file"
+    assert wording.plural(2, "file") == f"2{NBSP}files"
