@@ -45,7 +45,7 @@ class Archive:
 
     def files(self, table: str, *, since: datetime | None = None, until: datetime | None = None) -> list[ArchiveFile]:
         """The files of a table, by run and number; of a window, those that may have rows in it."""
-        start, end = _utc(since), _utc(until)
+        start, end = to_utc(since), to_utc(until)
         return [
             file
             for file in self.used
@@ -86,20 +86,36 @@ class Archive:
     ) -> DataFrame:
         """A table's rows with `since <= at < until`, of these topics (a signal's key counts as its topic).
 
-        Rows that are no partition's, as a cancelled session, stay whatever the topics. Each row comes once, also where
-        files overlap. Instants without a time zone are UTC.
+        Rows that are no partition's, as a cancelled session, stay whatever the topics, and markers whatever the window.
+        Each row comes once, also where files overlap. Instants without a time zone are UTC.
         """
-        files = self.files(table, since=since, until=until)
-        if table == schema.MARKERS:
-            files = self.files(table)
-        twice = {file.path for file in self.overlapping(table)}
-        frame = _read_files(spark, table, [file for file in files if file.path not in twice])
-        overlapping = [file for file in files if file.path in twice]
-        if overlapping:
-            frame = frame.unionAll(_read_files(spark, table, overlapping).dropDuplicates(_ROW_KEYS[table]))
-        if table != schema.MARKERS:
-            frame = _within(frame, since, until, topics)
+        marked = table == schema.MARKERS
+        files = self.files(table) if marked else self.files(table, since=since, until=until)
+        overlapping = self.overlapping(table)
+        frame = _read_files(spark, table, [file for file in files if file not in overlapping])
+        repeated = [file for file in files if file in overlapping]
+        if repeated:
+            frame = frame.unionAll(_read_files(spark, table, repeated).dropDuplicates(_ROW_KEYS[table]))
+        frame = frame if marked else _within(frame, since, until, topics)
         return frame if columns is None else frame.select(*columns)
+
+    def rows_there_twice(
+        self,
+        spark: SparkSession,
+        table: str,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        topics: Iterable[str] | None = None,
+    ) -> int:
+        """How many rows `read` leaves out because they come again in another file. Only files that overlap are read."""
+        overlapping = self.overlapping(table)
+        if not overlapping:
+            return 0
+        rows = _read_files(spark, table, overlapping)
+        rows = rows if table == schema.MARKERS else _within(rows, since, until, topics)
+        once = rows.groupBy(*_ROW_KEYS[table]).count()
+        return int(once.agg(F.coalesce(F.sum(F.col("count") - 1), F.lit(0))).collect()[0][0])
 
 
 def spark_schema(table: str) -> StructType:
@@ -184,7 +200,7 @@ def _read_files(spark: SparkSession, table: str, files: list[ArchiveFile]) -> Da
 def _within(
     frame: DataFrame, since: datetime | None, until: datetime | None, topics: Iterable[str] | None
 ) -> DataFrame:
-    start, end = _utc(since), _utc(until)
+    start, end = to_utc(since), to_utc(until)
     if start is not None:
         frame = frame.where(F.col("at") >= F.lit(start))
     if end is not None:
@@ -203,5 +219,6 @@ def _overlap(earlier: ArchiveFile, later: ArchiveFile) -> bool:
     return later.first_call < earlier.last_call or (same_range and not one_call)
 
 
-def _utc(instant: datetime | None) -> datetime | None:
+def to_utc(instant: datetime | None) -> datetime | None:
+    """An instant with its time zone, which is UTC if it says none."""
     return instant if instant is None or instant.tzinfo is not None else instant.replace(tzinfo=UTC)

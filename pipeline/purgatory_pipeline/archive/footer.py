@@ -39,6 +39,8 @@ class ArchiveFile:
     last_call: int | None
     first_at: datetime | None
     last_at: datetime | None
+    timeout_ms_max: int | None
+    """Of registrations."""
     content: str
     """Equal for equal contents: counts, sizes and bounds of all columns."""
 
@@ -52,6 +54,11 @@ class SetAside:
     reason: str
     detail: str
     rows: int | None = None
+
+    @property
+    def is_copy(self) -> bool:
+        """True: its rows are there in another file."""
+        return self.reason == COPY
 
 
 def read_footer(place: Place, path: str, table: str) -> ArchiveFile | SetAside:
@@ -90,7 +97,8 @@ def judge(
     first_at, last_at = bounds.get("at", (None, None))
     return ArchiveFile(
         path, spark_path, table, run_id, file_number, version, rows, first_call, last_call,
-        _instant(first_at), _instant(last_at), _content(metadata, bounds),
+        _instant(first_at), _instant(last_at), bounds.get("timeout_ms", (None, None))[1],
+        _content(metadata, bounds),
     )  # fmt: skip
 
 

@@ -1,0 +1,140 @@
+"""From an archive and its survey to the account of the intake."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+from purgatory.archive import schema
+from purgatory_pipeline.archive import intake as names
+from purgatory_pipeline.archive.catalog import Archive
+from purgatory_pipeline.archive.clocks import Flags
+from purgatory_pipeline.archive.findings import clock_findings, loss_findings, unmatched_findings
+from purgatory_pipeline.archive.footer import ArchiveFile
+from purgatory_pipeline.archive.intake import IntakeAccount, Line
+from purgatory_pipeline.archive.matching import MARGIN_MS, Reading, Unmatched, find_unmatched
+from purgatory_pipeline.archive.runs import read_runs
+from purgatory_pipeline.archive.survey import SIDES, Survey, Window, survey_files
+
+ROWS_PER_TASK: Final = 2_000_000
+SURVEYS_MAX: Final = 64
+"""Each gives the driver less than a megabyte."""
+LATE: Final = timedelta(hours=1)
+"""How long after its timeout an outcome is still looked for."""
+_MARGIN: Final = timedelta(milliseconds=MARGIN_MS)
+
+
+def account(
+    spark: SparkSession,
+    archive: Archive,
+    *,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    topics: Iterable[str] | None = None,
+) -> IntakeAccount:
+    """Reads a few columns of everything once and tells what is there; `read` with the same arguments gives these rows.
+
+    Operations are those registered in the window; their outcomes may lie behind it.
+    """
+    window = Window.of(since, until, None if topics is None else list(topics))
+    runs = read_runs(archive)
+    files = _files_to_read(archive, since, until)
+    survey = _survey(spark, archive.uri, files, window)
+    unmatched = _unmatched(spark, archive, [file for file in files if file.table in SIDES], window, survey.differing())
+    findings = [
+        *clock_findings(survey.clocks),
+        *unmatched_findings(unmatched, runs, archive),
+        *loss_findings(runs, archive, survey.earlier),
+    ]
+    twice = {
+        table: archive.rows_there_twice(spark, table, since=since, until=until, topics=topics)
+        for table in schema.TABLES
+    }
+    return IntakeAccount(archive.uri, tuple(_lines(archive, survey, files, twice)), tuple(findings), tuple(runs))
+
+
+def chunked(files: Sequence[ArchiveFile], tasks_min: int, tasks_max: int) -> list[list[ArchiveFile]]:
+    """Files in heaps of about as many rows, one for each task; what was written at the same time lies together."""
+    rows = sum(file.rows for file in files)
+    tasks = min(max(tasks_min, rows // ROWS_PER_TASK, 1), tasks_max)
+    heaps: list[list[ArchiveFile]] = [[]]
+    passed = 0
+    for file in sorted(files, key=lambda file: (file.run_id, file.first_call or 0, file.path)):
+        if passed * tasks >= rows * len(heaps):
+            heaps.append([])
+        heaps[-1].append(file)
+        passed += file.rows
+    return heaps
+
+
+def _files_to_read(archive: Archive, since: datetime | None, until: datetime | None) -> list[ArchiveFile]:
+    """Those with rows in the window, or with outcomes of what was registered in it."""
+    early = None if since is None else since - _MARGIN
+    late = None if until is None else until + _MARGIN
+    registrations = archive.files(schema.REGISTRATIONS, since=early, until=late)
+    last = late
+    if until is not None:
+        timeouts = [file.timeout_ms_max for file in registrations]
+        known = [timeout for timeout in timeouts if timeout is not None]
+        last = until + timedelta(milliseconds=max(known, default=0)) + LATE if len(known) == len(timeouts) else None
+    return [
+        *registrations,
+        *archive.files(schema.OUTCOMES, since=since, until=last),
+        *archive.files(schema.EVENTS, since=since, until=until),
+        *archive.files(schema.CALLS, since=since, until=until),
+        *archive.files(schema.MARKERS),
+    ]
+
+
+def _survey(spark: SparkSession, uri: str, files: list[ArchiveFile], window: Window) -> Survey:
+    chunks = chunked(files, spark.sparkContext.defaultParallelism, SURVEYS_MAX)
+    tasks = spark.sparkContext.parallelize(chunks, len(chunks))
+    return tasks.map(lambda chunk: survey_files(uri, chunk, window)).reduce(Survey.add)
+
+
+def _unmatched(
+    spark: SparkSession, archive: Archive, files: list[ArchiveFile], window: Window, differing: Flags
+) -> list[Unmatched]:
+    if not differing.any():
+        return []
+    chunks = chunked(files, spark.sparkContext.defaultParallelism, len(files))
+    together = not any(archive.overlapping(table) for table in SIDES)
+    reading = Reading(archive.uri, chunks, window, differing, together)
+    return find_unmatched(spark, reading, _first_registered_ms(archive))
+
+
+def _first_registered_ms(archive: Archive) -> dict[str, int]:
+    """By run: when its first registration that is there was made, as far as the files tell."""
+    firsts: dict[str, int] = {}
+    for file in archive.files(schema.REGISTRATIONS):
+        if file.first_at is not None:
+            at_ms = round(file.first_at.timestamp() * 1_000)
+            firsts[file.run_id] = min(at_ms, firsts.get(file.run_id, at_ms))
+    return firsts
+
+
+def _lines(archive: Archive, survey: Survey, read: Sequence[ArchiveFile], twice: dict[str, int]) -> list[Line]:
+    seen = {file.path for file in read}
+    lines: list[Line] = []
+    for table in schema.TABLES:
+        files = archive.files(table)
+        unread = sum(file.rows for file in files if file.path not in seen)
+        of_rows = {
+            names.OUTSIDE: survey.outside.get(table, 0) + unread,
+            names.OTHER_TOPIC: survey.other_topics.get(table, 0),
+            names.TWICE: twice[table],
+        }
+        lines.append(Line(table, names.USED, len(files), survey.used.get(table, 0) - twice[table]))
+        lines += [Line(table, reason, 0, rows) for reason, rows in of_rows.items() if rows]
+    aside: defaultdict[tuple[str, str], list[int | None]] = defaultdict(list)
+    for file in archive.set_aside:
+        aside[file.table, file.reason].append(file.rows)
+    for (table, reason), rows in aside.items():
+        known = [count for count in rows if count is not None]
+        lines.append(Line(table, reason, len(rows), sum(known) if len(known) == len(rows) else None))
+    order = [*schema.TABLES, ""]
+    return sorted(lines, key=lambda line: (order.index(line.table), line.reason != names.USED, line.reason))

@@ -1,0 +1,105 @@
+"""What does not fit together in an archive, in words: clocks that went back, ends that are missing, and why."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from purgatory.archive import schema
+from purgatory_pipeline.archive import intake as names
+from purgatory_pipeline.archive.catalog import Archive
+from purgatory_pipeline.archive.clocks import FileClock
+from purgatory_pipeline.archive.intake import MEANINGS, Finding
+from purgatory_pipeline.archive.matching import NO_OUTCOME, NO_REGISTRATION, Unmatched
+from purgatory_pipeline.archive.runs import OPEN, Run
+
+_SHOWN: int = 3
+
+
+def clock_findings(clocks: Iterable[FileClock]) -> list[Finding]:
+    """Steps back within files and from one file of a run's table to its next."""
+    by_table: defaultdict[tuple[str, str], list[FileClock]] = defaultdict(list)
+    for clock in clocks:
+        by_table[clock.run_id, clock.table].append(clock)
+    counts = {names.TIME_FELL: 0, names.WALL_FELL: 0}
+    deepest = dict.fromkeys(counts, 0)
+    runs: dict[str, set[str]] = {name: set() for name in counts}
+    for (run_id, _), files in by_table.items():
+        files.sort(key=lambda file: (file.first, file.last))
+        falls = [(names.TIME_FELL, file.time_falls, file.time_fall_ms) for file in files]
+        falls += [(names.WALL_FELL, file.at_falls, file.at_fall_ms) for file in files]
+        for earlier, later in pairwise(files):
+            if earlier.last[0] <= later.first[0]:
+                for index, name in enumerate(counts, 1):
+                    fall_ms = earlier.last[index] - later.first[index]
+                    falls.append((name, int(fall_ms > 0), max(fall_ms, 0)))
+        for name, count, fall_ms in falls:
+            if count:
+                counts[name] += count
+                deepest[name] = max(deepest[name], fall_ms)
+                runs[name].add(run_id)
+    return [
+        Finding(name, count, f"by up to {deepest[name]:,} ms, in {some(runs[name])}; calls keep their order")
+        for name, count in counts.items()
+        if count
+    ]
+
+
+def unmatched_findings(unmatched: Sequence[Unmatched], runs: Sequence[Run], archive: Archive) -> list[Finding]:
+    """Operations with one end only, by what the markers and the files that were set aside say of their run."""
+    by_id = {run.run_id: run for run in runs}
+    counts: Counter[str] = Counter()
+    whose: defaultdict[str, set[str]] = defaultdict(set)
+    for one in unmatched:
+        name = _reason(one, by_id.get(one.run_id, Run(one.run_id)), archive)
+        counts[name] += one.operations
+        whose[name].add(one.run_id)
+    return [Finding(name, counts[name], f"{MEANINGS[name]} ({some(whose[name])})") for name in MEANINGS if counts[name]]
+
+
+def loss_findings(runs: Sequence[Run], archive: Archive, earlier: int) -> list[Finding]:
+    """What markers say is lost, what is not finished, and what the window cuts off."""
+    dropped: Counter[str] = Counter()
+    for run in runs:
+        dropped.update(run.dropped_rows)
+    crashed = [run.run_id for run in runs if run.state == schema.CRASHED]
+    tables = ", ".join(f"{rows:,} of {table}" for table, rows in sorted(dropped.items()))
+    findings = [
+        Finding(names.DROPPED, dropped.total(), f"{tables}; lost, and counted by the daemon that wrote the archive"),
+        Finding(names.CRASHES, len(crashed), f"{some(crashed)}; what they had not rolled is lost"),
+        Finding(names.EARLIER, earlier, MEANINGS[names.EARLIER]),
+        Finding(names.UNFINISHED, archive.leftovers, MEANINGS[names.UNFINISHED]),
+    ]
+    return [finding for finding in findings if finding.count]
+
+
+def some(run_ids: Iterable[str]) -> str:
+    """A few runs by name, and how many more there are."""
+    known = sorted(run_ids)
+    more = f" and {len(known) - _SHOWN:,} more" if len(known) > _SHOWN else ""
+    return ", ".join(known[:_SHOWN]) + more
+
+
+def _reason(one: Unmatched, run: Run, archive: Archive) -> str:
+    if one.what == NO_OUTCOME:
+        if _is_set_aside(archive, schema.OUTCOMES, run.run_id):
+            return names.OUTCOME_SET_ASIDE
+        if run.state == schema.ENDED:
+            return names.OUTCOME_DROPPED if run.dropped_rows.get(schema.OUTCOMES) else names.OUTCOME_MISSING
+        return names.PENDING if run.state == OPEN else names.CRASHED
+    if one.what == NO_REGISTRATION:
+        if _is_set_aside(archive, schema.REGISTRATIONS, run.run_id):
+            return names.REGISTRATION_SET_ASIDE
+        if one.early:
+            return names.ROLLED_AWAY
+        return names.REGISTRATION_DROPPED if run.dropped_rows.get(schema.REGISTRATIONS) else names.REGISTRATION_MISSING
+    return names.REPEATED
+
+
+def _is_set_aside(archive: Archive, table: str, run_id: str) -> bool:
+    """Whether a file of that run, by its name, was set aside and was no copy."""
+    return any(
+        file.table == table and run_id in file.path.rsplit("/", 1)[-1] and not file.is_copy
+        for file in archive.set_aside
+    )

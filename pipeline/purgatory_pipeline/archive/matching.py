@@ -1,0 +1,139 @@
+"""Which operations have only one of their two ends in an archive: those whose sums differ in the survey, one by one.
+
+The two ends of an operation are mostly written at about the same time. So each task first puts together what it finds
+in its own files, and only what is left over travels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as F
+
+from purgatory.archive import schema
+from purgatory_pipeline.archive.clocks import Flags
+from purgatory_pipeline.archive.footer import ArchiveFile
+from purgatory_pipeline.archive.survey import Window, columns_of, operations_of, parts_of
+
+NO_OUTCOME: Final = "no outcome"
+NO_REGISTRATION: Final = "no registration"
+REPEATED: Final = "repeated"
+
+MARGIN_MS: Final = 60_000
+"""Around a window: the wall clock may have jumped between an operation's two ends."""
+
+_KEY: Final = ["run_id", "session_number", "operation_id"]
+_NUMBERS: Final = ("session_number", "operation_id", "call_number", "registered_at_ms")
+_ROWS: Final = (
+    "run_id string, session_number bigint, operation_id bigint, call_number bigint, registered_at_ms bigint, "
+    "ended boolean, inside boolean"
+)
+_NEVER: Final = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Unmatched:
+    """How many operations of a run have not exactly a registration and an outcome.
+
+    `early`: they were registered before the first registration of the run that is in the archive.
+    """
+
+    run_id: str
+    what: str
+    early: bool
+    operations: int
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the tasks do: each reads one chunk of files and gives rows of the buckets that differ.
+
+    `together`: what has both ends within a chunk is left out. Not where rows may be there twice.
+    """
+
+    uri: str
+    chunks: Sequence[Sequence[ArchiveFile]]
+    window: Window
+    differing: Flags
+    together: bool
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Takes the numbers of chunks."""
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                parts = [part for file in self.chunks[number] for part in self._candidates(file)]
+                if parts:
+                    rows = pa.concat_tables(parts)
+                    kept = rows.filter(_left_over(rows)) if self.together else rows
+                    yield from kept.drop_columns("hash").to_batches()
+
+    def _candidates(self, file: ArchiveFile) -> Iterator[pa.Table]:
+        ended = file.table == schema.OUTCOMES
+        near = self.window.widened(MARGIN_MS)
+        for part in parts_of(self.uri, file, columns_of(file.table, self.window)):
+            operations = operations_of(file, part, self.window)
+            kept = self.differing[operations.buckets]
+            if not ended:
+                kept &= near.holds(operations.at_ms)
+            numbers = operations.session, operations.operation, operations.call, operations.registered_at_ms
+            columns = {name: values[kept] for name, values in zip(_NUMBERS, numbers, strict=True)}
+            count = int(np.count_nonzero(kept))
+            yield pa.table(
+                {
+                    "run_id": pa.repeat(pa.scalar(file.run_id), count),
+                    **columns,
+                    "ended": np.full(count, ended),
+                    "inside": operations.inside[kept],
+                    "hash": operations.hashes[kept],
+                }
+            )
+
+
+def find_unmatched(spark: SparkSession, reading: Reading, first_registered_ms: dict[str, int]) -> list[Unmatched]:
+    """Counts by run what does not fit: a handful of rows for each."""
+    ended = F.col("ended")
+    operations = (
+        spark.range(0, len(reading.chunks), 1, len(reading.chunks))
+        .mapInArrow(reading, _ROWS)
+        .groupBy(*_KEY)
+        .agg(
+            F.count_distinct(F.when(~ended, F.col("call_number"))).alias("registrations"),
+            F.count_distinct(F.when(ended, F.col("call_number"))).alias("outcomes"),
+            F.max(F.col("inside") & ~ended).alias("registered_inside"),
+            F.max(F.col("inside") & ended).alias("ended_inside"),
+            F.min("registered_at_ms").alias("registered_at_ms"),
+        )
+    )
+    firsts = spark.createDataFrame(list(first_registered_ms.items()), "run_id string, first_ms bigint")
+    early = F.col("registered_at_ms") < F.coalesce("first_ms", F.lit(_NEVER))
+    counted = (
+        operations.withColumn("what", _what())
+        .where("what is not null")
+        .join(F.broadcast(firsts), "run_id", "left")
+        .groupBy("run_id", "what", early.alias("early"))
+        .count()
+    )
+    found = [Unmatched(row["run_id"], row["what"], row["early"], row["count"]) for row in counted.collect()]
+    return sorted(found, key=lambda one: (one.run_id, one.what, one.early))
+
+
+def _what() -> Column:
+    registered, ended = F.col("registered_inside"), F.col("ended_inside")
+    repeated = (F.col("outcomes") > 1) | (F.col("registrations") > 1)
+    return (
+        F.when((F.col("outcomes") == 0) & registered, NO_OUTCOME)
+        .when((F.col("registrations") == 0) & ended, NO_REGISTRATION)
+        .when(repeated & (registered | ended), REPEATED)
+    )
+
+
+def _left_over(rows: pa.Table) -> pa.Array:
+    """Which rows are not one of exactly a registration and an outcome."""
+    _, place, counts = np.unique(rows.column("hash").to_numpy(), return_inverse=True, return_counts=True)
+    ends = np.bincount(place, weights=rows.column("ended").to_numpy(), minlength=len(counts))
+    return pa.array(~((counts == 2) & (ends == 1))[place])

@@ -1,0 +1,231 @@
+"""One pass over an archive's files, on the executors: rows inside and outside the window, clocks, who has which end.
+
+Each task reads the few columns that it needs with pyarrow, in the order in which they were written, and gives sums. To
+see whether every registration has its outcome without bringing them together, the operations of either side are
+spread over BUCKETS, in blocks of neighbours, and summed up: their number, and two parts of a hash of each. Where the
+sums of a bucket agree, so do its operations (but for a chance of one in 2**48); only others are looked at one by one, in
+`matching`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from hashlib import blake2b
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from purgatory.archive import schema
+from purgatory_pipeline.archive.catalog import to_utc
+from purgatory_pipeline.archive.clocks import ClockReader, FileClock, Flags, Integers, instants_of, numbers_of
+from purgatory_pipeline.archive.footer import ArchiveFile
+from purgatory_pipeline.archive.place import first_line, open_place
+from purgatory_pipeline.errors import ArchiveUnusable
+
+BUCKETS: Final = 1 << 14
+SIDES: Final = (schema.REGISTRATIONS, schema.OUTCOMES)
+
+_CLOCKS: Final = ("call_number", "time_ms", "at")
+_KEY: Final = ("session_number", "operation_id", "item")
+_BLOCK_BITS: Final = np.uint64(10)
+_PART_BITS: Final = 24
+_PART: Final = np.uint64((1 << _PART_BITS) - 1)
+"""A part of a hash: floating-point sums of 2**29 of them are exact."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """Rows with since_ms <= at < until_ms (Unix time), of these topics; None: all."""
+
+    since_ms: int | None = None
+    until_ms: int | None = None
+    topics: frozenset[str] | None = None
+
+    @classmethod
+    def of(cls, since: datetime | None, until: datetime | None, topics: Sequence[str] | None) -> Window:
+        """From what a command was given; instants without a time zone are UTC."""
+        start, end = (None if at is None else round(at.timestamp() * 1_000) for at in (to_utc(since), to_utc(until)))
+        return cls(start, end, None if topics is None else frozenset(topics))
+
+    def widened(self, margin_ms: int) -> Window:
+        """With a margin on either side."""
+        start = None if self.since_ms is None else self.since_ms - margin_ms
+        end = None if self.until_ms is None else self.until_ms + margin_ms
+        return replace(self, since_ms=start, until_ms=end)
+
+    def holds(self, at_ms: Integers) -> Flags:
+        """Which instants lie in it."""
+        held: Flags = np.ones(len(at_ms), bool)
+        if self.since_ms is not None:
+            held &= at_ms >= self.since_ms
+        if self.until_ms is not None:
+            held &= at_ms < self.until_ms
+        return held
+
+
+@dataclass
+class Survey:
+    """What was seen of some files; `add` brings two together."""
+
+    used: dict[str, int] = field(default_factory=dict)
+    """Rows by table: inside the window and of its topics."""
+    outside: dict[str, int] = field(default_factory=dict)
+    other_topics: dict[str, int] = field(default_factory=dict)
+    earlier: int = 0
+    """Operations that ended in the window and were registered before it."""
+    clocks: list[FileClock] = field(default_factory=list)
+    sums: Integers = field(default_factory=lambda: np.zeros((len(SIDES), 3, BUCKETS), np.int64))
+
+    def add(self, other: Survey) -> Survey:
+        """Both in one; this one is changed."""
+        for name in ("used", "outside", "other_topics"):
+            mine = getattr(self, name)
+            for table, rows in getattr(other, name).items():
+                mine[table] = mine.get(table, 0) + rows
+        self.earlier += other.earlier
+        self.clocks += other.clocks
+        self.sums += other.sums
+        return self
+
+    def differing(self) -> Flags:
+        """The buckets whose two sides are not the same operations."""
+        differs: Flags = np.any(self.sums[0] != self.sums[1], axis=0)
+        return differs
+
+
+@dataclass(frozen=True)
+class Operations:
+    """Operations (their first items) of one part of a file."""
+
+    session: Integers
+    operation: Integers
+    call: Integers
+    at_ms: Integers
+    registered_at_ms: Integers
+    hashes: npt.NDArray[np.uint64]
+    inside: Flags
+    """Registered in the window."""
+
+    @property
+    def buckets(self) -> Integers:
+        """Of each, from 0. Neighbours share one, so that a stretch that is lost differs in few."""
+        blocks = _mix(_mix(self.session.view(np.uint64)) ^ (self.operation.view(np.uint64) >> _BLOCK_BITS))
+        return (blocks & np.uint64(BUCKETS - 1)).astype(np.int64)
+
+
+def survey_files(uri: str, files: Sequence[ArchiveFile], window: Window) -> Survey:
+    """Reads some files whole, one part after the other."""
+    survey = Survey()
+    for file in files:
+        clock = ClockReader(file)
+        for part in parts_of(uri, file, columns_of(file.table, window)):
+            _count(survey, file.table, part, window)
+            clock.read(part)
+            if file.table in SIDES:
+                operations = operations_of(file, part, window)
+                side = SIDES.index(file.table)
+                survey.sums[side] += _bucket_sums(operations)
+                if side:
+                    survey.earlier += int(np.count_nonzero(_before(operations, window)))
+        survey.clocks += clock.seen()
+    return survey
+
+
+def parts_of(uri: str, file: ArchiveFile, columns: Sequence[str]) -> Iterator[pa.Table]:
+    """A file's row groups, one by one. Raises `ArchiveUnusable` where one cannot be read."""
+    place = open_place(uri)
+    try:
+        parquet = pq.ParquetFile(file.path, filesystem=place.filesystem, read_dictionary=["topic"])
+        for group in range(parquet.num_row_groups):
+            yield parquet.read_row_group(group, columns=list(columns), use_threads=False)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise ArchiveUnusable(
+            f"cannot read {file.path}, whose footer is right: {first_line(error)}; move it out of the archive"
+        ) from error
+
+
+def operations_of(file: ArchiveFile, part: pa.Table, window: Window) -> Operations:
+    """The operations of a part that count: first items, not refused, of the window's topics, ended since it began."""
+    at_ms = instants_of(part, "at")
+    chosen = numbers_of(part, "item") == 0
+    registered_at_ms = at_ms
+    if file.table == schema.REGISTRATIONS:
+        chosen &= numbers_of(part, "refusal_code") == schema.ACCEPTED
+    else:
+        registered_at_ms = at_ms - numbers_of(part, "waited_ms")
+        if window.since_ms is not None:
+            chosen &= at_ms >= window.since_ms
+    if window.topics is not None:
+        chosen &= _has_topic(part, window.topics)
+    session, operation = numbers_of(part, "session_number")[chosen], numbers_of(part, "operation_id")[chosen]
+    registered_at_ms = registered_at_ms[chosen]
+    hashes = hash_operations(file.run_id, session, operation)
+    calls = numbers_of(part, "call_number")[chosen]
+    inside = window.holds(registered_at_ms)
+    return Operations(session, operation, calls, at_ms[chosen], registered_at_ms, hashes, inside)
+
+
+def hash_operations(run_id: str, session: Integers, operation: Integers) -> npt.NDArray[np.uint64]:
+    """64 bits of each operation, mixed well (the finalizer of SplitMix64, twice)."""
+    seed = np.uint64(int.from_bytes(blake2b(run_id.encode(), digest_size=8).digest(), "little"))
+    return _mix(_mix(session.view(np.uint64) + seed) ^ operation.view(np.uint64))
+
+
+def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def columns_of(table: str, window: Window) -> list[str]:
+    """What the survey needs of a table."""
+    own = {schema.REGISTRATIONS: [*_KEY, "refusal_code"], schema.OUTCOMES: [*_KEY, "waited_ms"]}.get(table, [])
+    topic = ["topic"] if window.topics is not None and "topic" in schema.SCHEMAS[table].names else []
+    return [*_CLOCKS, *own, *topic]
+
+
+def _count(survey: Survey, table: str, part: pa.Table, window: Window) -> None:
+    if table == schema.MARKERS:  # they count whatever the window
+        survey.used[table] = survey.used.get(table, 0) + part.num_rows
+        return
+    inside = window.holds(instants_of(part, "at"))
+    wanted = inside
+    if window.topics is not None:
+        wanted = inside & _has_topic(part, window.topics)
+    rows = {"used": np.count_nonzero(wanted), "outside": np.count_nonzero(~inside)}
+    rows["other_topics"] = part.num_rows - rows["used"] - rows["outside"]
+    for name, number in rows.items():
+        counts = getattr(survey, name)
+        counts[table] = counts.get(table, 0) + int(number)
+
+
+def _has_topic(part: pa.Table, topics: frozenset[str]) -> Flags:
+    """Rows of these topics, and those that have none."""
+    wanted = np.zeros(part.num_rows, bool)
+    start = 0
+    for chunk in part.column("topic").chunks:
+        words = np.array([word in topics for word in chunk.dictionary.to_pylist()] + [True])
+        places = chunk.indices.fill_null(len(words) - 1).to_numpy(zero_copy_only=False)
+        wanted[start : start + len(chunk)] = words[places]
+        start += len(chunk)
+    return wanted
+
+
+def _bucket_sums(operations: Operations) -> Integers:
+    """Count and summed parts of the hashes, of the operations registered in the window, by bucket."""
+    hashes, buckets = operations.hashes[operations.inside], operations.buckets[operations.inside]
+    parts = hashes & _PART, (hashes >> np.uint64(_PART_BITS)) & _PART
+    sums = [np.bincount(buckets, weights=part.astype(np.float64), minlength=BUCKETS) for part in parts]
+    return np.stack([np.bincount(buckets, minlength=BUCKETS), *sums]).astype(np.int64)
+
+
+def _before(operations: Operations, window: Window) -> Flags:
+    """Ended in the window, registered before it."""
+    if window.since_ms is None:
+        return np.zeros(len(operations.at_ms), bool)
+    return window.holds(operations.at_ms) & (operations.registered_at_ms < window.since_ms)
