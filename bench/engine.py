@@ -160,7 +160,12 @@ def fetch_evaluations(parameters: Parameters) -> Numbers:
     for first in range(0, fetches, BATCH):
         ids = list(range(first + 1, min(first + BATCH, fetches) + 1))
         batch = OperationBatch(
-            ids, partitions=partitions, offsets=[0], min_bytes=[MIB], partition_max_bytes=[MIB], timeouts_ms=[TIMEOUT_MS]
+            ids,
+            partitions=partitions,
+            offsets=[0],
+            min_bytes=[MIB],
+            partition_max_bytes=[MIB],
+            timeouts_ms=[TIMEOUT_MS],
         )
         assert engine.register(owner, FETCH, batch, 0).accepted == len(ids)
     ended = 0
@@ -168,7 +173,10 @@ def fetch_evaluations(parameters: Parameters) -> Numbers:
     for append in range(1, appends + 1):
         position = append * (MIB // appends)
         events = EventBatch(
-            [LEADER_APPEND, HIGH_WATERMARK], partitions=partitions, offsets=[append, append], byte_positions=[position, -1]
+            [LEADER_APPEND, HIGH_WATERMARK],
+            partitions=partitions,
+            offsets=[append, append],
+            byte_positions=[position, -1],
         )
         engine.apply(events, append)
         ended += sum(len(completions) for completions in engine.take_completions())

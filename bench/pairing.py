@@ -1,7 +1,7 @@
 """Subject and peers in turn, A B A B ..., and what is said of it: the median of the ratios of each pair.
 
-A machine drifts and is shared; two measurements that follow each other share what it does just then. So no ratio is ever
-taken of figures from different rounds.
+A machine drifts and is shared; two measurements that follow each other share what it does just then. So no ratio is
+ever taken of figures from different rounds.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ Measure = Callable[[], Numbers]
 class Figure:
     """A row that comes of a measurement: which of its numbers, and with which of the peer's it is compared.
 
-    `metric` "rate" is operations divided by seconds where the measurement does not name it.
+    `metric` "rate" is operations divided by seconds where the measurement does not name it. `peers` are those that
+    are compared with it; none named: all.
     """
 
     name: str
     unit: str
     metric: str = "rate"
     peer_metric: str = ""
+    peers: tuple[str, ...] = ()
 
 
 def in_turn(
@@ -56,7 +58,9 @@ def in_turn(
         ours = [metric(numbers, figure.metric) for numbers, _ in rounds]
         if not peers:
             rows.append(_row(figure, name, None, ours, [], machine))
-        for peer in peers:
+        for peer in figure.peers or peers:
+            if peer not in peers:
+                continue
             theirs = [metric(numbers[peer], figure.peer_metric or figure.metric) for _, numbers in rounds]
             rows.append(_row(figure, name, peer, ours, theirs, machine))
     return rows
@@ -75,9 +79,7 @@ def ratio(ours: float, theirs: float, unit: str) -> float:
     return max(better, LEAST) / max(worse, LEAST)
 
 
-def _row(
-    figure: Figure, subject: str, peer: str | None, ours: list[float], theirs: list[float], machine: str
-) -> Row:
+def _row(figure: Figure, subject: str, peer: str | None, ours: list[float], theirs: list[float], machine: str) -> Row:
     ratios = [ratio(a, b, figure.unit) for a, b in zip(ours, theirs, strict=True)] if peer is not None else []
     spread = ratios or ours
     return Row(

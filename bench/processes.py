@@ -134,18 +134,21 @@ class Daemon(Process):
         ready = folder / "ready.json"
         ready.unlink(missing_ok=True)
         addresses = ["--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0"]
-        command = [sys.executable, "-m", "purgatory", *addresses, "--ready-file", str(ready), "--log-level", "warning"]
+        command = [sys.executable, "-m", "purgatory", *addresses, "--ready-file", str(ready), "--log-level", "error"]
         super().__init__([*command, *arguments], wants_input=False)
         try:
-            deadline_s = time.monotonic() + START_TIMEOUT_S
-            while not ready.exists():
-                if self._process.poll() is not None or time.monotonic() > deadline_s:
-                    raise WorkerFailed(f"the daemon does not serve; it ended with {self._process.poll()}")
-                time.sleep(0.01)
+            self._wait_for(ready)
             self.address: Final[str] = json.loads(ready.read_text("utf-8"))["grpc_address"]
         except BaseException:
             self.stop()
             raise
+
+    def _wait_for(self, ready: Path) -> None:
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while not ready.exists():
+            if self._process.poll() is not None or time.monotonic() > deadline_s:
+                raise WorkerFailed(f"the daemon does not serve; it ended with {self._process.poll()}")
+            time.sleep(0.01)
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ class Reach:
     def __str__(self) -> str:
         said = []
         if self.ratio_min is not None:
-            said.append(f"≥ {self.ratio_min:.3g} ×")
+            said.append(f"≥ {self.ratio_min:.3g} x")
         if self.value_min is not None:
             said.append(f"≥ {self.value_min:,.0f}")
         if self.value_max is not None:
@@ -69,5 +69,5 @@ REACH: Final[dict[tuple[str, str | None], Reach]] = {
 
 
 def reach_of(name: str, peer: str | None) -> Reach | None:
-    """What a row is to reach; None: nothing was asked of it."""
-    return REACH.get((name, peer))
+    """What a row is to reach, beside this peer or whatever the peer; None: nothing was asked of it."""
+    return REACH.get((name, peer)) or REACH.get((name, None))

@@ -75,12 +75,13 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def _line(row: Row) -> str:
-    ratio = "" if row.ratio is None else f"{row.ratio:,.3g} ×"
+    ratio = "" if row.ratio is None else f"{row.ratio:,.3g} x"
     spread = f"{row.min:,.3g} to {row.max:,.3g}" if row.runs > 1 else "one run"
     reach = reach_of(row.name, row.peer)
     wanted = "" if reach is None else str(reach)
     verdict = "" if reach is None else "yes" if reach.is_met(row.value, row.ratio) else "**no**"
-    return f"| {row.name} | {row.peer or ''} | {figure(row.value, row.unit)} | {ratio} | {spread} | {wanted} | {verdict} |"
+    cells = (row.name, row.peer or "", figure(row.value, row.unit), ratio, spread, wanted, verdict)
+    return f"| {' | '.join(cells)} |"
 
 
 def figure(value: float, unit: str) -> str:

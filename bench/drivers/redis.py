@@ -49,7 +49,7 @@ def register(script: bytes, key: bytes, ids: range, offsets: range, deadline_ms:
 
 
 def columns(parameters: Parameters) -> Numbers:
-    """Waits in batches of `batch` on one key after the other; `together` in one call, the calls of a batch pipelined."""
+    """Waits in batches of `batch` on one key after the other; `together` in one call, calls of a batch pipelined."""
     return uvloop.run(_columns(parameters))
 
 

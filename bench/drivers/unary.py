@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 import uvloop
+from purgatory_client.channel import open_channel
 
 from bench.drivers.client import TIMEOUT_MS, new_topic
 from bench.worker import Numbers, Parameters, measured, serve
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
-from purgatory_client.channel import open_channel
 
 Call = Callable[[], Awaitable[object]]
 

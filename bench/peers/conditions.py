@@ -41,7 +41,7 @@ class Conditions:
 
     async def ended_at_least(self, count: int) -> None:
         """Returns when so many waits have ended."""
-        while self.ended < count:
+        while self.ended < count:  # noqa: ASYNC110 - a turn of the loop each
             await asyncio.sleep(0)
 
     async def cancel_all(self) -> None:

@@ -16,7 +16,7 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import result_pb2
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceServicer
 
-# ruff: noqa: N802, ARG002, PLR6301 - methods have the names and arguments of the calls
+# ruff: noqa: N802, ARG002 - methods have the names and arguments of the calls
 
 Context = grpc.aio.ServicerContext[Any, Any]
 BATCH_MAX = 100_000

@@ -10,7 +10,6 @@ import hashlib
 import shutil
 import subprocess
 from functools import cache
-from pathlib import Path
 from typing import Final
 
 from bench.processes import ROOT, Worker
@@ -66,5 +65,3 @@ def java_version() -> str:
         return ""
     said = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False).stderr
     return " ".join(said.split("\n", 1)[0].replace('"', "").replace(" version", "").split(" ")[:2])
-
-

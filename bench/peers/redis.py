@@ -88,7 +88,7 @@ def program() -> str:
         subprocess.run(command_line, cwd=ROOT, capture_output=True, check=False)
         found = shutil.which("redis-server")
     if found is None:
-        raise RedisMissing("redis is skipped: redis-server is not installed (Debian's package: apt-get install redis-server)")
+        raise RedisMissing("redis is skipped: redis-server is not installed (Debian: apt-get install redis-server)")
     return found
 
 

@@ -261,6 +261,6 @@ final class KafkaRuns {
         }
         double draining = Parameters.secondsSince(drained);
         timer.close();
-        return Map.of("seconds", adding + draining, "operations", (double) count, "drain_seconds", draining);
+        return Map.of("seconds", adding + draining, "operations", (double) count, "drain_rate", count / draining);
     }
 }

@@ -81,6 +81,6 @@ final class NettyRuns {
         }
         double draining = (lastNanos[0] - firstNanos[0]) / 1e9;
         timer.stop();
-        return Map.of("seconds", adding + draining, "operations", (double) count, "drain_seconds", draining);
+        return Map.of("seconds", adding + draining, "operations", (double) count, "drain_rate", count / draining);
     }
 }

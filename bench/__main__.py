@@ -1,0 +1,100 @@
+"""The harness: one run, one table, one JSON, plots.
+
+    make bench                                    # everything; ARGS="--huge" adds ten million pending
+    make bench-quick                              # less of it, in under a minute
+    python -m bench --only 'timer/*' --runs 3     # some of it; results are shown and not written
+
+Subject and peers take turns in one run. Nothing is asserted; peers that cannot be had are named and left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import fnmatch
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from bench import suite_engine, suite_service
+from bench.lab import Lab
+from bench.processes import ROOT, WorkerFailed
+from bench.rows import Row, table, write_rows
+from bench.scale import FULL, QUICK, Scale
+
+RESULTS: Final = ROOT / "bench" / "results"
+SUITES: Final[dict[str, Callable[[Lab], None]]] = {
+    "engine/": suite_engine.engine,
+    "timer/": suite_engine.timers,
+    "memory/": suite_engine.memory,
+    "service/throughput": suite_service.throughput,
+    "service/latency": suite_service.latency,
+    "service/lateness": suite_service.lateness,
+    "service/herd": suite_service.herd,
+    "huge/": suite_service.huge,
+}
+
+
+def main() -> None:
+    """Measures, prints the table, and writes results and plots."""
+    arguments = parsed()
+    scale = QUICK if arguments.quick else FULL
+    if arguments.runs:
+        scale = dataclasses.replace(scale, runs=arguments.runs)
+    rows, skipped = measure(scale, arguments.only, huge=arguments.huge)
+    print(table(rows))
+    for line in skipped:
+        print(f"\n{line}")
+    output: Path | None = arguments.output or (None if arguments.only or arguments.quick else RESULTS / "latest.json")
+    if output is not None:
+        write_rows(rows, output)
+        print(f"\nwritten: {output}")
+        print(plotted(rows, output.parent))
+
+
+def parsed() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="bench", description="Measures this house beside its peers.")
+    parser.add_argument("--quick", action="store_true", help="small sizes, one pair each; nothing is written")
+    parser.add_argument("--only", default="", help="suites whose name fits, such as 'timer/*'; nothing is written")
+    parser.add_argument("--runs", type=int, default=0, help="pairs of each benchmark")
+    parser.add_argument("--huge", action="store_true", help="ten million pending operations too (2.5 GB)")
+    parser.add_argument("--output", type=Path, default=None, help="where to write the JSON; plots go beside it")
+    return parser.parse_args()
+
+
+def measure(scale: Scale, only: str, *, huge: bool) -> tuple[list[Row], list[str]]:
+    """The rows of the suites that are wanted, and the lines on what was left out."""
+    rows: list[Row] = []
+    skipped: list[str] = []
+    for name, suite in SUITES.items():
+        if only and not fnmatch.fnmatch(name, only) and not name.startswith(only):
+            continue
+        if name == "huge/" and not huge:
+            continue
+        started = time.monotonic()
+        lab = Lab(scale, skipped)
+        try:
+            suite(lab)
+        except WorkerFailed as failure:
+            lab.skip(f"{name} broke off: {failure}")
+        finally:
+            lab.close()
+        rows.extend(lab.rows)
+        print(f"== {name} took {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+    return rows, skipped
+
+
+def plotted(rows: list[Row], folder: Path) -> str:
+    """Writes the plots; what to say of it."""
+    try:
+        from bench.plots import write_plots  # noqa: PLC0415 - the figures do not need it
+    except ImportError as missing:
+        return f"plots are skipped: {missing.name} is not installed (pip install altair vl-convert-python)"
+    return "\n".join(f"written: {path}" for path in write_plots(rows, folder))
+
+
+if __name__ == "__main__":
+    main()

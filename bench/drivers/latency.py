@@ -1,0 +1,114 @@
+"""How long one takes: from an event to the result at its caller, beside a ping on a two-way stream; one at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import uvloop
+from purgatory_client import AsyncClient, errors, events
+from purgatory_client.channel import open_channel
+
+from bench.drivers.client import TIMEOUT_S, new_topic
+from bench.drivers.unary import mark_request
+from bench.worker import Numbers, Parameters, serve
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
+
+WARM_UP: Final = 50
+POLL_S: Final = 0.000_2
+
+
+def percentiles(seconds: Sequence[float]) -> Numbers:
+    """Median and 99th percentile in microseconds, and how many were measured."""
+    ordered = sorted(seconds)
+    return {
+        "p50_us": ordered[len(ordered) // 2] * 1e6,
+        "p99_us": ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)] * 1e6,
+        "operations": float(len(ordered)),
+    }
+
+
+def event_to_result(parameters: Parameters) -> Numbers:
+    """`count` times: a wait is pending, an event is told, the result arrives; measured from telling to arrival."""
+    return uvloop.run(_event_to_result(parameters.text("address"), parameters.integer("count")))
+
+
+async def _event_to_result(address: str, count: int) -> Numbers:
+    partition = (new_topic(), 0)
+    taken: list[float] = []
+    async with AsyncClient(address) as client:
+        for offset in range(1, WARM_UP + count + 1):
+            waiting = asyncio.create_task(client.produce({partition: offset}, timeout=TIMEOUT_S))
+            await until_watched(client, partition)
+            started = time.perf_counter()
+            telling = asyncio.create_task(client.advance_many([events.high_watermark(partition, offset)]))
+            await waiting
+            taken.append(time.perf_counter() - started)
+            await telling
+    return percentiles(taken[WARM_UP:])
+
+
+async def until_watched(client: AsyncClient, partition: tuple[str, int]) -> None:
+    """Returns when the daemon has the wait."""
+    while True:
+        try:
+            if (await client.partition(partition)).watched:
+                return
+        except errors.NotFound:
+            pass  # nobody has mentioned the partition yet
+        await asyncio.sleep(POLL_S)
+
+
+def ping(parameters: Parameters) -> Numbers:
+    """`count` times: an empty message on a two-way stream, and the answer."""
+    return uvloop.run(_ping(parameters.text("address"), parameters.integer("count")))
+
+
+async def _ping(address: str, count: int) -> Numbers:
+    taken: list[float] = []
+    message = wire.SessionRequest(heartbeat=wire.Heartbeat())
+    async with open_channel(address) as channel:
+        call = PurgatoryServiceStub(channel).Session()
+        for _ in range(WARM_UP + count):
+            started = time.perf_counter()
+            await call.write(message)
+            await call.read()
+            taken.append(time.perf_counter() - started)
+        await call.done_writing()
+    return percentiles(taken[WARM_UP:])
+
+
+def advances(parameters: Parameters) -> Numbers:
+    """An `Advance` of one mark every `interval_ms` for `seconds`: how long each takes to be answered.
+
+    From `start_s` on, a time of the machine's monotonic clock.
+    """
+    interval_s, start_s = parameters.integer("interval_ms") / 1_000, parameters.number("start_s")
+    return uvloop.run(_advances(parameters.text("address"), interval_s, start_s, parameters.number("seconds")))
+
+
+async def _advances(address: str, interval_s: float, start_s: float, seconds: float) -> Numbers:
+    topic = new_topic()
+    taken: list[float] = []
+    async with open_channel(address) as channel:
+        stub = PurgatoryServiceStub(channel)
+        await stub.Advance(mark_request(topic, 0, 1))
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(max(0.0, start_s - time.monotonic()))
+        next_s = loop.time()
+        end_s = next_s + seconds
+        while next_s < end_s:
+            request = mark_request(topic, 0, len(taken) + 2)
+            started = time.perf_counter()
+            await stub.Advance(request)
+            taken.append(time.perf_counter() - started)
+            next_s += interval_s
+            await asyncio.sleep(max(0.0, next_s - loop.time()))
+    return percentiles(taken)
+
+
+if __name__ == "__main__":
+    serve({"event-to-result": event_to_result, "ping": ping, "advances": advances})

@@ -1,0 +1,132 @@
+"""How late a wait expires: the daemon's own host and reaper on a real clock, beside bare `call_later` timers.
+
+Both run on uvloop, as the daemon does, and are told of timers at the same rate; neither has a network. Lateness is
+measured with a finer clock than the daemon's, from the very moment of registration: below zero would be too early.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Final
+
+import uvloop
+
+from bench.worker import Numbers, Parameters, serve
+from purgatory.clock import SystemClock
+from purgatory.engine.batches import OperationBatch
+from purgatory.engine.codes import EXPIRED, PRODUCE
+from purgatory.engine.completions import Completions
+from purgatory.engine.engine import Engine
+from purgatory.engine.limits import EngineLimits
+from purgatory.service import garbage
+from purgatory.service.host import Host
+from purgatory.service.limits import HostLimits
+from purgatory.service.observer import SilentObserver
+from purgatory.service.settings import GcSettings
+from purgatory.service.translate_operations import OperationRun
+
+TURN_S: Final = 0.005
+"""Timers are set in batches, one every so long."""
+
+TIMEOUT_MS: Final = 100
+HOUR_MS: Final = 3_600_000
+PARK_BATCH: Final = 10_000
+
+
+class Watch(SilentObserver):
+    """Notes how late each wait of the measured ones expires."""
+
+    def __init__(self) -> None:
+        self.due_s: Final[dict[int, float]] = {}
+        self.late_s: Final[list[float]] = []
+
+    def completed(self, completions: Completions) -> None:
+        """Some have ended: now, by the finest clock."""
+        now_s = time.monotonic()
+        for operation_id, outcome in zip(completions.operation_ids, completions.outcomes, strict=True):
+            assert outcome == EXPIRED, f"operation {operation_id} ended with outcome {outcome}"
+            self.late_s.append(now_s - self.due_s.pop(operation_id))
+
+
+def summary(late_s: list[float]) -> Numbers:
+    """Percentiles in milliseconds, and the earliest of all."""
+    ordered = sorted(late_s)
+    return {
+        "p50_ms": ordered[len(ordered) // 2] * 1e3,
+        "p99_ms": ordered[len(ordered) * 99 // 100] * 1e3,
+        "earliest_ms": ordered[0] * 1e3,
+        "operations": float(len(ordered)),
+    }
+
+
+def waits(parameters: Parameters) -> Numbers:
+    """`rate` waits a second that all expire, beside `pending` that do not, for `seconds`."""
+    return uvloop.run(_waits(parameters.integer("rate"), parameters.integer("pending"), parameters.number("seconds")))
+
+
+async def _waits(rate: int, pending: int, seconds: float) -> Numbers:
+    clock, watch = SystemClock(), Watch()
+    engine = Engine(EngineLimits(pending_operations_max=2 * pending + rate), clock.now_ms())
+    host = Host(engine, clock, HostLimits(), watch)
+    session, _ = host.sessions.open("bench", clock.now_ms())
+    partitions = [("bench", partition) for partition in range(100)]
+    next_id = 1
+    for first in range(0, pending, PARK_BATCH):
+        ids = range(next_id, next_id + min(PARK_BATCH, pending - first))
+        next_id = ids.stop
+        indexes = [number % len(partitions) for number in ids]
+        batch = OperationBatch(
+            list(ids), partitions=partitions, item_indexes=indexes, offsets=[1], timeouts_ms=[HOUR_MS]
+        )
+        host.register(session, [OperationRun(PRODUCE, batch)], [])
+    host.start()
+    garbage.tune(GcSettings())
+    each = round(rate * TURN_S)
+    loop = asyncio.get_running_loop()
+    next_s, end_s = loop.time(), loop.time() + seconds
+    while next_s < end_s:
+        ids = range(next_id, next_id + each)
+        next_id = ids.stop
+        batch = OperationBatch(list(ids), partitions=partitions[:1], offsets=[1], timeouts_ms=[TIMEOUT_MS])
+        due_s = time.monotonic() + TIMEOUT_MS / 1_000
+        watch.due_s.update(dict.fromkeys(ids, due_s))
+        host.register(session, [OperationRun(PRODUCE, batch)], [])
+        session.acknowledge(session.outbox.last_sequence)
+        next_s += TURN_S
+        await asyncio.sleep(max(0.0, next_s - loop.time()))
+    while watch.due_s:  # noqa: ASYNC110 - once, at the end
+        await asyncio.sleep(TURN_S)
+    await host.stop()
+    return summary(watch.late_s)
+
+
+def timers(parameters: Parameters) -> Numbers:
+    """The same with one `call_later` for each, and nothing else on the loop."""
+    return uvloop.run(_timers(parameters.integer("rate"), parameters.number("seconds")))
+
+
+async def _timers(rate: int, seconds: float) -> Numbers:
+    loop = asyncio.get_running_loop()
+    late_s: list[float] = []
+    set_count = 0
+
+    def fire(due_s: float) -> None:
+        late_s.append(time.monotonic() - due_s)
+
+    garbage.tune(GcSettings())
+    each = round(rate * TURN_S)
+    next_s, end_s = loop.time(), loop.time() + seconds
+    while next_s < end_s:
+        for _ in range(each):
+            loop.call_later(TIMEOUT_MS / 1_000, fire, time.monotonic() + TIMEOUT_MS / 1_000)
+        set_count += each
+        next_s += TURN_S
+        await asyncio.sleep(max(0.0, next_s - loop.time()))
+    while len(late_s) < set_count:  # noqa: ASYNC110 - once, at the end
+        await asyncio.sleep(TURN_S)
+    return summary(late_s)
+
+
+if __name__ == "__main__":
+    serve({"waits": waits, "timers": timers})

@@ -1,0 +1,131 @@
+"""What the engine and its timer do in one process, beside Kafka's, Netty's and those that Python has."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from bench.lab import Lab
+from bench.pairing import Figure, Measure
+from bench.processes import Worker
+
+__all__ = ["engine", "memory", "timers"]
+
+ENGINE: Final = "bench.engine"
+CONDITIONS: Final = "bench.peers.conditions"
+DAEMON_SLOPE_KEYS: Final = 1_000
+
+
+def run_of(worker: Worker, workload: str, **parameters: float) -> Measure:
+    """A measurement that runs a workload."""
+    return lambda: worker.run(workload, **parameters)
+
+
+def running(worker: Worker | None, workload: str, **parameters: float) -> Measure | None:
+    """The same; None without the worker."""
+    return None if worker is None else run_of(worker, workload, **parameters)
+
+
+def shape(pending: int) -> dict[str, float]:
+    """Keys and step for so many pending on each: many keys with few, or one with many, batches of some hundred."""
+    if pending <= 1_000:
+        return {"keys": 100, "hot": 100, "pending": pending, "step": 1, "events": 100}
+    return {"keys": 1, "hot": 1, "pending": pending, "step": 10, "events": 50}
+
+
+def engine(lab: Lab) -> None:
+    """Throughput: register and complete, hot keys, a million pending, expire all, cancel all; and fetch evaluations."""
+    scale = lab.scale
+    ours, kafka, conditions = lab.worker(ENGINE), lab.jvm("kafka"), lab.worker(CONDITIONS)
+    for pending in scale.register_complete:
+        work = {**shape(pending), "seconds": scale.seconds}
+        lab.measure(
+            [Figure(f"engine/register-complete/pending={pending}", "ops/s")],
+            ("engine", run_of(ours, "register-complete", **work)),
+            {
+                "kafka": running(kafka, "register-complete", **work),
+                "asyncio": running(conditions, "register-complete", **work),
+            },
+        )
+    hot = {"keys": 10_000, "hot": 100, "pending": scale.hot_pending, "step": 1, "events": 100, "seconds": scale.seconds}
+    lab.measure(
+        [Figure("engine/register-complete/hot-keys=1%", "ops/s")],
+        ("engine", lambda: ours.run("register-complete", **hot)),
+        {
+            "kafka": running(kafka, "register-complete", **hot),
+            "asyncio": running(conditions, "register-complete", **hot) if scale.slow_peers else None,
+        },
+    )
+    many = {"keys": 1_000, "hot": 1_000, "step": 1, "events": 1_000, "seconds": scale.seconds}
+    lab.measure(
+        [Figure("engine/register-complete/total=1000000", "ops/s")],
+        ("engine", lambda: ours.run("register-complete", **many, pending=scale.total_pending // 1_000)),
+        {"self": lambda: ours.run("register-complete", **many, pending=1)},
+    )
+    for workload in ("expire-all", "cancel-all"):
+        work = {"count": scale.herd // 5, "keys": 100, "delay_ms": scale.delay_ms // 2}
+        lab.measure(
+            [Figure(f"engine/{workload}", "ops/s")],
+            ("engine", run_of(ours, workload, **work)),
+            {"kafka": running(kafka, workload, **work)},
+        )
+    work = {"fetches": scale.fetches, "appends": 1_024}
+    lab.measure(
+        [
+            Figure("engine/fetch-evaluations", "evaluations/fetch", "evaluations"),
+            Figure("engine/fetch-appends", "ops/s"),
+        ],
+        ("engine", lambda: ours.run("fetch-evaluations", **work)),
+        {"kafka": running(kafka, "fetch-evaluations", **work)},
+        runs=1,
+    )
+
+
+def timers(lab: Lab) -> None:
+    """Add and cancel, add and expire, and the drain of one deadline: the wheel beside four other timers."""
+    scale = lab.scale
+    wheel = lab.worker("bench.wheel")
+    peers = {
+        "kafka": lab.jvm("kafka"),
+        "netty": lab.jvm("netty"),
+        "asyncio": lab.worker("bench.peers.asyncio_timers"),
+        "heapq": lab.worker("bench.peers.heap_timers"),
+    }
+    cancel = {"pending": scale.timers, "seconds": scale.seconds}
+    expire = {"count": scale.herd, "delay_ms": scale.delay_ms}
+    lab.measure(
+        [Figure("timer/add-cancel", "ops/s")],
+        ("wheel", lambda: wheel.run("timer-add-cancel", **cancel)),
+        {name: running(peer, "timer-add-cancel", **cancel) for name, peer in peers.items()},
+    )
+    lab.measure(
+        [Figure("timer/add-expire", "ops/s"), Figure("timer/drain", "ops/s", "drain_rate")],
+        ("wheel", lambda: wheel.run("timer-add-expire", **expire)),
+        {name: running(peer, "timer-add-expire", **expire) for name, peer in peers.items()},
+    )
+
+
+def memory(lab: Lab) -> None:
+    """What a pending single-partition produce takes: of the engine's process, of Kafka's heap, of the whole daemon."""
+    scale = lab.scale
+    work = {"count": scale.memory, "keys": DAEMON_SLOPE_KEYS}
+
+    def of_engine() -> dict[str, float]:
+        with lab.fresh_worker(ENGINE) as worker:
+            return worker.run("memory", **work)
+
+    lab.measure(
+        [Figure("memory/engine", "B", "bytes")],
+        ("engine", of_engine),
+        {"kafka": running(lab.jvm("kafka"), "memory", **work)},
+        runs=1,
+        warm_up=False,
+    )
+    process = lab.daemon()
+    driver = lab.worker("bench.drivers.parked")
+    lab.measure(
+        [Figure("memory/daemon", "B", "bytes")],
+        ("daemon", lambda: driver.run("park", address=process.address, process_id=process.process_id, **work)),
+        {},
+        runs=1,
+        warm_up=False,
+    )

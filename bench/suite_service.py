@@ -1,0 +1,201 @@
+"""What callers see of the daemon over loopback, beside an echo server, Redis, and the service most people write."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from bench.lab import Lab
+from bench.pairing import Figure, Measure
+from bench.processes import WorkerFailed
+from bench.worker import Numbers
+
+__all__ = ["herd", "huge", "latency", "lateness", "throughput"]
+
+CLIENT: Final = "bench.drivers.client"
+UNARY: Final = "bench.drivers.unary"
+LATENCY: Final = "bench.drivers.latency"
+PARKED: Final = "bench.drivers.parked"
+ECHO: Final = "bench.peers.echo_server"
+LANES: Final = 8
+CALLERS: Final = 32
+INTERVAL_MS: Final = 10
+ATTEMPTS: Final = 4
+HUGE: Final = 10_000_000
+CALIBRATION: Final = 4
+"""How many times as long the load runs as the probes may take beside it."""
+
+
+def throughput(lab: Lab) -> None:
+    """Operations a second: columns, waits awaited one by one, and unary calls."""
+    scale = lab.scale
+    seconds = max(1.0, 2 * scale.seconds) if scale.slow_peers else 0.5
+    ours, echo = lab.daemon().address, lab.server(ECHO).address
+    client, unary = lab.worker(CLIENT), lab.worker(UNARY)
+    batches = {"batch": 500, "lanes": LANES, "seconds": seconds}
+    conditions = lab.server("bench.peers.conditions_server").address
+    lab.measure(
+        [Figure("service/columns/batch=500", "ops/s")],
+        ("daemon", lambda: client.run("columns", address=ours, **batches)),
+        {
+            "echo": lambda: client.run("columns", address=echo, **batches),
+            "redis": _redis_columns(lab, seconds, together=1),
+            "asyncio": lambda: unary.run("conditions", address=conditions, batch=100, lanes=LANES, seconds=seconds),
+        },
+    )
+    lab.measure(
+        [Figure("service/columns/batch=500/one-script-call", "ops/s")],
+        ("daemon", lambda: client.run("columns", address=ours, **batches)),
+        {"redis": _redis_columns(lab, seconds, together=500)},
+    )
+    single = {"in_flight": scale.in_flight, "seconds": seconds}
+    lab.measure(
+        [Figure("service/individual/in-flight=10000", "ops/s")],
+        ("daemon", lambda: client.run("individual", address=ours, **single)),
+        {"echo": lambda: client.run("individual", address=echo, **single)},
+    )
+    calls = {"callers": CALLERS, "seconds": seconds}
+    lab.measure(
+        [Figure("service/wait-satisfied", "calls/s")],
+        ("daemon", lambda: unary.run("wait-satisfied", address=ours, **calls)),
+        {"echo": lambda: unary.run("empty", address=echo, **calls)},
+    )
+
+
+def _redis_columns(lab: Lab, seconds: float, together: int) -> Measure | None:
+    server = lab.redis()
+    if server is None:
+        return None
+    driver, work = lab.worker("bench.drivers.redis"), {"batch": 500, "lanes": LANES, "seconds": seconds}
+    return lambda: driver.run("columns", address=server.address, together=together, **work)
+
+
+def latency(lab: Lab) -> None:
+    """From an event to its result, idle and at half of the throughput with a million pending."""
+    scale = lab.scale
+    process, echo = lab.daemon(), lab.server(ECHO).address
+    probe, ping, client = lab.worker(LATENCY), lab.worker(LATENCY, "ping"), lab.worker(CLIENT)
+    pinging: Measure = lambda: ping.run("ping", address=echo, count=scale.probes)  # noqa: E731 - one of two
+    probing: Measure = lambda: probe.run(  # noqa: E731 - the other
+        "event-to-result", address=process.address, count=scale.probes
+    )
+    lab.measure(
+        [
+            Figure("service/event-to-result/p50", "us", "p50_us", "p50_us"),
+            Figure("service/event-to-result/p99", "us", "p99_us", "p50_us"),
+        ],
+        ("daemon", probing),
+        {"echo": pinging},
+    )
+    work: dict[str, str | float] = {"address": process.address, "batch": 500, "lanes": LANES}
+    lab.worker(PARKED).run("park", address=process.address, count=scale.total_pending, keys=1_000)
+    best = client.run("columns", **work, seconds=max(1.0, scale.seconds))
+    rate = best["operations"] / best["seconds"] / 2
+    begun = time.monotonic()
+    probing()
+    load_s = CALIBRATION * (time.monotonic() - begun)
+
+    def loaded() -> Numbers:
+        client.begin("columns", **work, seconds=load_s, rate=rate)
+        time.sleep(min(1.0, load_s / 10))  # the load is there before the first probe
+        until = time.monotonic() + load_s * 9 / 10
+        numbers = probing()
+        ended = time.monotonic()
+        client.result()
+        if ended > until:
+            lab.skip(f"the half-load probes took {ended - until:.1f} s longer than the load: read that row with care")
+        return numbers
+
+    lab.measure(
+        [
+            Figure("service/event-to-result-half-load/p50", "us", "p50_us", "p50_us"),
+            Figure("service/event-to-result-half-load/p99", "us", "p99_us", "p50_us"),
+        ],
+        ("daemon", loaded),
+        {"echo": pinging},
+        runs=min(3, scale.runs),
+        warm_up=False,
+    )
+
+
+def lateness(lab: Lab) -> None:
+    """How late waits expire beside a million that do not, and bare timers at the same rate."""
+    scale = lab.scale
+    ours, bare = lab.worker("bench.lateness"), lab.worker("bench.lateness", "bare")
+    rate = scale.expire_rate
+    seconds = max(1.0, 3 * scale.seconds)
+    lab.measure(
+        [
+            Figure("service/expiry-lateness/p50", "ms", "p50_ms"),
+            Figure("service/expiry-lateness/p99", "ms", "p99_ms"),
+        ],
+        ("daemon", lambda: ours.run("waits", rate=rate, pending=scale.total_pending, seconds=seconds)),
+        {"asyncio": lambda: bare.run("timers", rate=rate, seconds=seconds)},
+        runs=min(3, scale.runs),
+        warm_up=False,
+    )
+
+
+def herd(lab: Lab) -> None:
+    """Many operations with one same deadline: how fast they drain, and what an `Advance` takes meanwhile."""
+    scale = lab.scale
+    address = lab.daemon().address
+    driver, teller = lab.worker(PARKED), lab.worker(LATENCY)
+    kafka, redis = lab.jvm("kafka"), lab.redis()
+    drain_s, filling_s = 1.0, scale.delay_ms / 1_000
+
+    def advances(start_s: float, seconds: float) -> Numbers:
+        teller.begin("advances", address=address, interval_ms=INTERVAL_MS, start_s=start_s, seconds=seconds)
+        return teller.result()
+
+    def stampede() -> Numbers:
+        nonlocal drain_s, filling_s
+        for attempt in range(ATTEMPTS):
+            deadline_s = time.monotonic() + filling_s
+            driver.begin("herd", address=address, count=scale.herd, keys=100, deadline_s=deadline_s)
+            told = advances(deadline_s, 0.9 * drain_s)
+            try:
+                numbers = driver.result()
+            except WorkerFailed:
+                if attempt + 1 == ATTEMPTS:
+                    raise
+                filling_s *= 2  # not all could be registered before the deadline
+                continue
+            drain_s = numbers["seconds"]
+            break
+        return {**numbers, "p99_us": told["p99_us"]}
+
+    expire = {"count": scale.herd, "delay_ms": scale.delay_ms}
+    lab.measure(
+        [
+            Figure("service/herd/drain", "ops/s", "rate", "drain_rate", ("kafka",)),
+            Figure("service/herd/drain", "ops/s", peers=("redis",)),
+            Figure("service/herd/advance-p99", "us", "p99_us", peers=("self",)),
+        ],
+        ("daemon", stampede),
+        {
+            "kafka": None if kafka is None else lambda: kafka.run("timer-add-expire", **expire),
+            "redis": None
+            if redis is None
+            else lambda: lab.worker("bench.drivers.redis").run("herd", address=redis.address, count=scale.herd),
+            "self": lambda: advances(time.monotonic(), max(1.0, drain_s)),
+        },
+        runs=min(3, scale.runs),
+    )
+
+
+def huge(lab: Lab) -> None:
+    """Ten million operations pending in one daemon: its memory, and whether it still completes others."""
+    from bench.processes import daemon  # noqa: PLC0415 - this one needs another limit
+
+    driver = lab.worker(PARKED)
+    with daemon("--limits-pending-operations-max", str(HUGE + 100_000)) as process:
+        before = driver.run("complete", address=process.address, count=100_000)
+        parked = driver.run("park", address=process.address, process_id=process.process_id, count=HUGE, keys=10_000)
+        lab.measure([Figure("huge/memory", "B", "resident")], ("daemon", lambda: parked), {}, runs=1, warm_up=False)
+        lab.measure(
+            [Figure("huge/complete", "ops/s")],
+            ("daemon", lambda: driver.run("complete", address=process.address, count=100_000)),
+            {"self": lambda: before},
+            runs=1,
+        )
