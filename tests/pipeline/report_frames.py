@@ -269,14 +269,14 @@ def advice(topic: str | None, kind: str, scale: float) -> Row:
     cut = {f"timeout_expires{bound}": share * factor for bound, factor in (("", 1), ("_low", 0.96), ("_high", 1.04))}
     row |= {**cut, "seen_until_ms": timeout_ms * 4}
     row["sentence"] = (
-        f"{topic or 'all topics'} ({kind}): {timeout_ms} ms expires {share:.1%}; {timeout_ms * 2} ms would expire "
-        f"{expires(kind, timeout_ms * 2, scale):.1%}."
+        f"1 % of these need more than {need_ms(kind, 0.99, scale)} ms; the {timeout_ms} ms in use expire "
+        f"{share * 100:.1f} %, {timeout_ms * 2} ms would expire {expires(kind, timeout_ms * 2, scale) * 100:.2f} %."
     )
     return row
 
 
 def timeouts(topic: str | None, kind: str, scale: float) -> list[Row]:
-    """Half, once, twice and four times the timeout in use."""
+    """The timeout in use, and some around it."""
     in_use = KINDS[kind][2]
     return [
         {
@@ -288,7 +288,7 @@ def timeouts(topic: str | None, kind: str, scale: float) -> list[Row]:
             "expires_low": expires(kind, timeout_ms, scale) * 0.95,
             "expires_high": expires(kind, timeout_ms, scale) * 1.05,
         }
-        for timeout_ms in (in_use // 2, in_use, in_use * 2, in_use * 4)
+        for timeout_ms in (in_use // 2, in_use * 3 // 4, in_use, in_use * 3 // 2, in_use * 2, in_use * 3, in_use * 4)
     ]
 
 

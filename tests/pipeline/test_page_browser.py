@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, ViewportSize
 from purgatory_pipeline.page import wording
+from purgatory_pipeline.page.replay_page import write_replay_page
 from purgatory_pipeline.page.report_page import write_page
 
-from tests.pipeline import report_frames
+from tests.pipeline import replay_frames, report_frames
 from tests.pipeline.browser import PHONE, WIDE, Opened, chromium_path, opened, running_browser
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
@@ -108,6 +109,21 @@ def test_hostile_text_is_only_text(browser: Browser, hostile_page: Path) -> None
         assert report_frames.HOSTILE in seen.page.locator(".notice").all_text_contents()
         assert seen.page.locator("img").count() == 0
         assert seen.page.locator("script:not([type])").count() == 2
+
+
+def test_a_replay_is_drawn(browser: Browser, tmp_path: Path) -> None:
+    """All plots of a replay are drawn too, offline and within the window, with hostile topics and policies."""
+    path = tmp_path / "replay.html"
+    policies = (*replay_frames.SWEEP, f"{report_frames.HOSTILE}:timeout_ms=5")
+    frames = replay_frames.replay_frames(policies, HOSTILE_TOPICS)
+    write_replay_page(frames, replay_frames.replay_info(policies=policies), path)
+    for viewport in (WIDE, PHONE):
+        with opened(browser, path, viewport) as seen:
+            check_quiet(seen, path)
+            check_drawn(seen)
+            assert len(seen.plots()) == 5
+            assert seen.sticking_out() == []
+            assert wording.text(HOSTILE_TOPICS[0]) in seen.page.locator("td").all_text_contents()
 
 
 def test_dark_and_light_differ(browser: Browser, plain_page: Path) -> None:

@@ -55,6 +55,7 @@ _PAGE: Final = Markup("""<!DOCTYPE html>
 LONG_CELL: Final = 26
 """Texts in tables that are longer than this may be broken; the others stay on one line."""
 NOTICE_LENGTH_MAX: Final = 600
+FOOTER_LENGTH_MAX: Final = 400
 _ESCAPES: Final = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
 
 
@@ -85,6 +86,15 @@ def render(page: Page) -> str:
         footer=page.footer,
         libraries=Markup(libraries),  # noqa: S704 -- Vega's own bundle
         program=Markup(program),  # noqa: S704 -- our own file
+    )
+
+
+def footer(options: Mapping[str, str], versions: Mapping[str, str]) -> Markup:
+    """The last lines of a page: how it was asked for, and by what it was made."""
+    asked = " ".join(f"{key}={value}" for key, value in options.items())
+    return Markup("<p>{}</p>\n<p>{}</p>").format(
+        wording.text(f"Options: {asked}" if asked else "No options: the whole archive.", FOOTER_LENGTH_MAX),
+        wording.text(", ".join(f"{name} {version}" for name, version in versions.items()), FOOTER_LENGTH_MAX),
     )
 
 
@@ -187,8 +197,8 @@ def _legend(entries: tuple[LegendEntry, ...]) -> Markup:
 
 
 def _legend_entry(entry: LegendEntry) -> Markup:
-    return Markup('<li><i class="{}" style="background:{}"></i><bdi>{}</bdi></li>').format(
-        "line" if entry.line else "area", entry.colour, wording.text(entry.label)
+    return Markup('<li><i class="{}" style="color:{}"></i><bdi>{}</bdi></li>').format(
+        entry.shape, entry.colour, wording.text(entry.label)
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import pandas as pd
 from markupsafe import Markup
@@ -43,11 +43,11 @@ class Table:
 
 @dataclass(frozen=True)
 class LegendEntry:
-    """A colour of a plot (a CSS value) and what it stands for; `line` is drawn as a stroke, otherwise a square."""
+    """A colour of a plot (a CSS value) and what it stands for, drawn as an `area`, a `line` or `dashes`."""
 
     label: str
     colour: str
-    line: bool = False
+    shape: Literal["area", "line", "dashes"] = "area"
 
 
 @dataclass(frozen=True)

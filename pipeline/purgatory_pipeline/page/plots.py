@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import altair as alt
 import pandas as pd
@@ -198,11 +198,13 @@ def unique_labels(labels: Iterable[str], length_max: int = 60) -> list[str]:
     return unique
 
 
-def swatches(colours: Mapping[str, str], shown: Iterable[str], *, line: bool = False) -> tuple[LegendEntry, ...]:
+def swatches(
+    colours: Mapping[str, str], shown: Iterable[str], shape: Literal["area", "line", "dashes"] = "area"
+) -> tuple[LegendEntry, ...]:
     """The legend for those of `colours` that are `shown`, in the order of `colours`."""
     wanted = set(shown)
     return tuple(
-        LegendEntry(word.replace("_", " "), colour, line) for word, colour in colours.items() if word in wanted
+        LegendEntry(word.replace("_", " "), colour, shape) for word, colour in colours.items() if word in wanted
     )
 
 

@@ -15,6 +15,7 @@ from purgatory_pipeline.page.parts import Column, Finding, Grid, LegendEntry, Pl
 
 CURVES: Final = 6
 FINDINGS: Final = 3
+SENTENCE_LENGTH_MAX: Final = 400
 POINTS_MAX: Final = 150
 SMALLEST_SHARE: Final = 1e-5
 NOTABLE_SHARE: Final = 0.005
@@ -51,7 +52,17 @@ def advice_findings(advice: pd.DataFrame) -> list[Finding]:
     rated = own.assign(share=share, cut=share * pd.to_numeric(own["operations"]))
     notable = rated[rated["share"] >= NOTABLE_SHARE]
     first = notable.sort_values("cut", ascending=False, kind="stable").head(FINDINGS)
-    return [Finding(Markup("{}").format(wording.text(sentence, 400)), "timeouts") for sentence in first["sentence"]]
+    return [
+        Finding(
+            Markup("{} ({}): {}").format(
+                wording.name(row["topic"]),
+                wording.text(row["kind"]),
+                wording.text(row["sentence"], SENTENCE_LENGTH_MAX),
+            ),
+            "timeouts",
+        )
+        for _, row in first.iterrows()
+    ]
 
 
 def _drawn(advice: pd.DataFrame) -> pd.DataFrame:
@@ -177,6 +188,8 @@ def _bounded(shown: Callable[[object], str], value: object, low: object, high: o
     figure = shown(value)
     if wording.is_missing(low) or wording.is_missing(high):
         return figure
+    if shown(low) == figure == shown(high):
+        return figure
     unit = wording.NBSP + figure.rpartition(wording.NBSP)[2]
     bounds = _range(shown(low), shown(high)).removesuffix(unit)
     return Markup("{} <small>({})</small>").format(figure, bounds)
@@ -219,28 +232,42 @@ def _advice_table(advice: pd.DataFrame) -> Table:
 
 
 def _timeouts_table(timeouts: pd.DataFrame, drawn: pd.DataFrame) -> Table:
-    frame = pd.concat([_of(timeouts, row) for _, row in drawn.iterrows()])
-    expires = _with_bounds(frame, "expires", "expires_low", "expires_high", wording.share)
+    """A row for each curve that is drawn: the timeout in use, and those next to it."""
+    rows = []
+    for _, curve in drawn.iterrows():
+        ladder = _of(timeouts, curve).sort_values("timeout_ms").reset_index(drop=True)
+        places = ladder.index[ladder["in_use"].astype(bool)]
+        middle = int(places[0]) if len(places) else len(ladder) // 2
+        cells = {
+            str(step): _timeout_cell(ladder.iloc[middle + step])
+            if 0 <= middle + step < len(ladder)
+            else wording.MISSING
+            for step in _STEPS
+        }
+        rows.append({"topic": curve["topic"], "kind": curve["kind"], **cells})
     return Table(
-        "What other timeouts would do",
-        frame.assign(cut=expires, used=["in use" if used else "" for used in frame["in_use"]]),
+        "What other timeouts would do: share that would expire, with bounds",
+        pd.DataFrame(rows, columns=["topic", "kind", *map(str, _STEPS)]),
         (
             Column("topic", "topic", _all_or),
             Column("kind", "kind"),
-            Column("timeout_ms", "timeout", wording.milliseconds),
-            Column("cut", "would expire", wording.as_it_is),
-            Column("used", "", wording.as_it_is),
+            *(Column(str(step), title, wording.as_it_is) for step, title in _STEPS.items()),
         ),
         rest="timeouts.csv",
-        rows_max=CURVES * 5,
     )
 
 
+def _timeout_cell(row: pd.Series[Any]) -> Markup:
+    share = _bounded(wording.share, row["expires"], row["expires_low"], row["expires_high"])
+    return Markup("<small>{}</small><br>{}").format(wording.milliseconds(row["timeout_ms"]), share)
+
+
 _DECADES: Final = tuple(10.0**-power for power in range(6))
+_STEPS: Final = {-2: "shorter", -1: "a step shorter", 0: "in use", 1: "a step longer", 2: "longer"}
 _LINE_BREAK: Final = "; "
 _LEGEND: Final = (
-    LegendEntry("share that needs longer, with its bounds", "var(--band)", line=True),
-    LegendEntry("timeout most in use", "var(--expired)", line=True),
+    LegendEntry("share that needs longer, with its bounds", "var(--band)", shape="line"),
+    LegendEntry("timeout most in use", "var(--expired)", shape="line"),
 )
 _TOOLTIP: Final = [
     alt.Tooltip("value:Q", title="waited (ms)", format=",.4~r"),

@@ -65,7 +65,7 @@ def _rates(total: pd.DataFrame, lines: timeline.Timeline) -> Plot:
         height=230,
         legend=(
             *plots.swatches(plots.OUTCOME_COLOURS, shown),
-            LegendEntry("registered", "var(--ink)", line=True),
+            LegendEntry("registered", "var(--ink)", shape="line"),
         ),
     )
 

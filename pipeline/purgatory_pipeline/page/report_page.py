@@ -48,7 +48,7 @@ def report_page(frames: Mapping[str, pd.DataFrame], info: ReportInfo) -> Page:
             anomalies_section(frames["anomalies"], info.window_ms, span),
             _tables_section(frames, info),
         ),
-        footer=_footer(info),
+        footer=document.footer(info.options, info.versions),
     )
 
 
@@ -105,12 +105,3 @@ def _tables_section(frames: Mapping[str, pd.DataFrame], info: ReportInfo) -> Sec
 
 
 _BESIDE: Final = "Above is the top of each. Beside this page each is there whole as Parquet, and its first rows as CSV."
-
-
-def _footer(info: ReportInfo) -> Markup:
-    options = " ".join(f"{key}={value}" for key, value in info.options.items())
-    versions = ", ".join(f"{name} {version}" for name, version in info.versions.items())
-    return Markup("<p>{}</p>\n<p>{}</p>").format(
-        wording.text(f"Options: {options}" if options else "No options: the whole archive.", 400),
-        wording.text(versions, 200),
-    )

@@ -32,7 +32,7 @@ def waits_section(topics: pd.DataFrame, lines: timeline.Timeline, approximate: b
         "waits",
         title,
         (lead,),
-        parts=(Grid(panels, plots.swatches(_COLOURS, _COLOURS, line=True)), _by_topic(topics), _table(topics)),
+        parts=(Grid(panels, plots.swatches(_COLOURS, _COLOURS, shape="line")), _by_topic(topics), _table(topics)),
     )
 
 
@@ -116,7 +116,7 @@ def _lateness_over_time(lines: timeline.Timeline) -> Plot:
         f"{lines.per_window}.",
         height=210,
         note=lines.caveat,
-        legend=plots.swatches(colours, seen, line=True),
+        legend=plots.swatches(colours, seen, shape="line"),
     )
 
 

@@ -1,0 +1,248 @@
+"""A replay as one HTML page: how outcomes and waits would have been under other policies.
+
+The frames, by name:
+
+- `outcomes`: policy, topic (missing: all), kind, outcome, operations, share (of the operations of that policy, topic
+  and kind)
+- `waits`: policy, topic (missing: all), kind, wait_p50_ms, wait_p90_ms, wait_p99_ms
+- `changes`: policy, kind, recorded, replayed, operations: outcomes that are others than the recorded ones
+
+A `policy` is named as it was asked for, "timeout_ms=500"; the empty name is the unchanged one, so what was recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+import pandas as pd
+from markupsafe import Markup
+
+from purgatory_pipeline.page import document, replay_plots, wording
+from purgatory_pipeline.page.parts import Column, Fact, Finding, Grid, Page, Section, Table
+from purgatory_pipeline.page.replay_plots import UNCHANGED, Policies
+
+POLICIES_SIDE_BY_SIDE: Final = 8
+NOTABLE: Final = 0.0005
+"""Shares that move by less than this are not among the findings."""
+
+
+@dataclass(frozen=True)
+class ReplayInfo:
+    """What the frames are about. `compared` operations were replayed unchanged first; `equal` of them ended alike."""
+
+    archive: str
+    first_at: datetime | None
+    last_at: datetime | None
+    policies: tuple[str, ...]
+    """In the order in which they were asked for, without the unchanged one."""
+    compared: int
+    equal: int
+    notes: tuple[str, ...] = ()
+    """What a reader must know before the figures: what could not be replayed, and how much. Sentences."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+def write_replay_page(frames: Mapping[str, pd.DataFrame], info: ReplayInfo, path: Path) -> None:
+    """Writes the page of a replay."""
+    document.write(replay_page(frames, info), path)
+
+
+def replay_page(frames: Mapping[str, pd.DataFrame], info: ReplayInfo) -> Page:
+    """The page as parts."""
+    policies = Policies.of(info.policies)
+    return Page(
+        title="Purgatory replay",
+        subtitle=Markup("{} · {} to {} UTC · {} operations").format(
+            wording.name(info.archive),
+            wording.instant(info.first_at),
+            wording.instant(info.last_at),
+            wording.count(info.compared),
+        ),
+        facts=_facts(info),
+        account=_account(info),
+        findings=_findings(frames["outcomes"], policies),
+        sections=(
+            _outcomes_section(frames["outcomes"], policies),
+            _waits_section(frames["waits"], policies),
+            _changes_section(frames["changes"], policies),
+        ),
+        footer=document.footer(info.options, info.versions),
+    )
+
+
+def _facts(info: ReplayInfo) -> tuple[Fact, ...]:
+    differing = info.compared - info.equal
+    return (
+        Fact("replayed", wording.rough_count(info.compared), "operations"),
+        Fact(
+            "equal when unchanged",
+            wording.share(info.equal / info.compared if info.compared else None),
+            "every outcome" if not differing else f"{wording.count(differing)} differ",
+            alarming=differing > 0,
+        ),
+        Fact("policies tried", wording.count(len(info.policies))),
+    )
+
+
+def _account(info: ReplayInfo) -> Section:
+    differing = info.compared - info.equal
+    share = wording.share(info.equal / info.compared if info.compared else None)
+    lead = Markup("Unchanged policy: {} of {} outcomes equal.").format(
+        wording.strong(share), wording.strong(wording.count(info.compared))
+    )
+    notices = info.notes
+    if differing:
+        told = f"{wording.plural(differing, 'operation')} ended otherwise in the unchanged replay than it was recorded."
+        notices = (told, *notices)
+    return Section("account", "Is the replay true to what happened?", (lead,), notices=notices)
+
+
+def _findings(outcomes: pd.DataFrame, policies: Policies) -> tuple[Finding, ...]:
+    """For each kind, how the share that expires moves; what moves most comes first."""
+    expired = outcomes[outcomes["topic"].isna() & (outcomes["outcome"] == "expired")]
+    found: list[tuple[float, Finding]] = []
+    for kind in _kinds(outcomes):
+        shares = {
+            str(policy): wording.number_of(share)
+            for policy, share in zip(
+                expired[expired["kind"] == kind]["policy"], expired[expired["kind"] == kind]["share"], strict=True
+            )
+        }
+        recorded = shares.pop(UNCHANGED, 0.0)
+        tried = {policy: shares.get(policy, 0.0) for policy in policies.names}
+        if not tried or max(abs(share - recorded) for share in tried.values()) < NOTABLE:
+            continue
+        least, most = min(tried, key=lambda name: tried[name]), max(tried, key=lambda name: tried[name])
+        moved = max(abs(tried[most] - recorded), abs(tried[least] - recorded))
+        found.append((moved, Finding(_moved(kind, recorded, tried, least, most), "outcomes")))
+    return tuple(finding for _, finding in sorted(found, key=lambda pair: -pair[0]))
+
+
+def _moved(kind: str, recorded: float, tried: Mapping[str, float], least: str, most: str) -> Markup:
+    sentence = Markup("Of {} operations {} expired as recorded").format(
+        wording.text(kind), wording.strong(wording.share_said(recorded))
+    )
+    for policy in dict.fromkeys((most, least)):
+        sentence += Markup(", {} with {}").format(
+            wording.strong(wording.share_said(tried[policy])), wording.name(policy)
+        )
+    return sentence + Markup(".")
+
+
+def _outcomes_section(outcomes: pd.DataFrame, policies: Policies) -> Section:
+    title = "Outcomes"
+    overall = outcomes[outcomes["topic"].isna()]
+    if overall.empty:
+        return Section("outcomes", title, ("Nothing was replayed.",))
+    panels = tuple(replay_plots.outcomes_plot(overall, kind, policies) for kind in _kinds(outcomes))
+    parts: list[Grid | Table] = [
+        Grid(panels, replay_plots.outcomes_legend(overall)),
+        _outcomes_table(overall, policies),
+    ]
+    by_topic = outcomes[outcomes["topic"].notna()]
+    if not by_topic.empty:
+        parts.append(_expired_table(by_topic, policies))
+    lead = "The part that was not satisfied under each policy, and what was recorded. The rest was satisfied."
+    return Section("outcomes", title, (lead,), tuple(parts))
+
+
+def _outcomes_table(outcomes: pd.DataFrame, policies: Policies) -> Table:
+    """A row for each kind and policy, a column for each outcome that there is."""
+    key = ["kind", "policy"]
+    wide = outcomes.pivot_table(index=key, columns="outcome", values="share", aggfunc="sum", fill_value=0.0)
+    words = [word for word in replay_plots.OUTCOMES if word in wide.columns]
+    frame = wide.assign(operations=outcomes.groupby(key)["operations"].sum()).reset_index()
+    frame["place"] = frame["policy"].map(policies.place)
+    return Table(
+        "Outcomes by policy, over all topics",
+        frame.sort_values(["kind", "place"], kind="stable"),
+        (
+            Column("kind", "kind"),
+            Column("policy", "policy", policy_name),
+            Column("operations", "operations", wording.count),
+            *(Column(word, word.replace("_", " "), wording.share) for word in words),
+        ),
+        rest="outcomes.csv",
+        rows_max=24,
+    )
+
+
+def _expired_table(outcomes: pd.DataFrame, policies: Policies) -> Table:
+    """A row for each topic and kind, a column for each policy: the share that expired."""
+    key = ["topic", "kind"]
+    expired = outcomes.assign(share=outcomes["share"].where(outcomes["outcome"] == "expired", 0.0))
+    wide = expired.pivot_table(index=key, columns="policy", values="share", aggfunc="sum")
+    operations = outcomes[outcomes["policy"] == UNCHANGED].groupby(key)["operations"].sum()
+    frame = wide.assign(operations=operations).reset_index()
+    frame = frame.sort_values(["operations", *key], ascending=[False, True, True], kind="stable")
+    shown = [name for name in policies.names[:POLICIES_SIDE_BY_SIDE] if name in wide.columns]
+    titles = [policies.label(name) for name in shown]
+    return Table(
+        f"Share that expired, by topic and {policies.title}",
+        frame,
+        (
+            Column("topic", "topic", wording.name),
+            Column("kind", "kind"),
+            Column("operations", "operations", wording.count),
+            *((Column(UNCHANGED, "as recorded", wording.share),) if UNCHANGED in wide.columns else ()),
+            *(Column(name, title, wording.share) for name, title in zip(shown, titles, strict=True)),
+        ),
+        rest="outcomes.csv",
+    )
+
+
+def _waits_section(waits: pd.DataFrame, policies: Policies) -> Section:
+    title = "Waits"
+    overall = waits[waits["topic"].isna()]
+    if overall.empty:
+        return Section("waits", title, ("Nothing was replayed.",))
+    panels = tuple(replay_plots.waits_plot(overall, kind, policies) for kind in _kinds(overall))
+    frame = overall.assign(place=overall["policy"].map(policies.place)).sort_values(["kind", "place"], kind="stable")
+    columns = (
+        Column("kind", "kind"),
+        Column("policy", "policy", policy_name),
+        Column("wait_p50_ms", "half", wording.milliseconds),
+        Column("wait_p90_ms", "90 %", wording.milliseconds),
+        Column("wait_p99_ms", "99 %", wording.milliseconds),
+    )
+    lead = "How long operations would have waited, however they would have ended."
+    table = Table("Waits by policy, over all topics", frame, columns, rest="waits.csv", rows_max=24)
+    return Section("waits", title, (lead,), (Grid(panels, replay_plots.WAITS_LEGEND), table))
+
+
+def _changes_section(changes: pd.DataFrame, policies: Policies) -> Section:
+    title = "What would have ended otherwise"
+    changed = changes[changes["policy"].isin(policies.names)]
+    if changed.empty:
+        return Section("changes", title, ("Every operation would have ended as it was recorded.",))
+    frame = changed.assign(place=changed["policy"].map(policies.place))
+    frame = frame.sort_values(["place", "operations"], ascending=[True, False], kind="stable")
+    columns = (
+        Column("policy", "policy", policy_name),
+        Column("kind", "kind"),
+        Column("recorded", "was recorded as", _outcome),
+        Column("replayed", "would have been", _outcome),
+        Column("operations", "operations", wording.count),
+    )
+    table = Table("Outcomes that differ from the recorded ones", frame, columns, rest="changes.csv", rows_max=24)
+    plot = replay_plots.changes_plot(changed, policies)
+    return Section("changes", title, ("Operations by the outcome that would have been another.",), (plot, table))
+
+
+def policy_name(policy: object) -> str | Markup:
+    """A policy in a table; the unchanged one in words."""
+    return "as recorded" if policy == UNCHANGED else wording.name(policy)
+
+
+def _outcome(outcome: object) -> str:
+    return wording.text(outcome).replace("_", " ")
+
+
+def _kinds(frame: pd.DataFrame) -> list[str]:
+    """In a fixed order: the same kind has the same place in every section."""
+    return sorted({str(kind) for kind in frame["kind"]})
