@@ -36,7 +36,21 @@ def test_a_throttled_fetch_that_ended_is_not_remembered() -> None:
     world.append("a-0", 10)
     world.fetch({"a-0": 5}, replica_id=7, throttled=True, timeout_ms=10)
     world.wait(10)
-    world.fetch({"a-0": 10})
+    handle = world.fetch({"a-0": 0})
     before = evaluations(world)
     world.in_sync("a-0", 1, 2)
+    assert world.outcome(handle) == "pending"
     assert evaluations(world) == before
+
+
+def test_a_follower_whose_high_watermark_goes_down_answers_who_reads_beyond_it() -> None:
+    """What the new leader says holds: a reader at an offset that is not readable any more is told at once."""
+    world = World()
+    world.append("a-0", 10)
+    world.high_watermark("a-0", 8)
+    world.follow("a-0", 1)
+    beyond = world.fetch({"a-0": 8}, follower_reads=True)
+    within = world.fetch({"a-0": 5}, follower_reads=True, min_bytes=100)
+    assert (world.outcome(beyond), world.outcome(within)) == ("pending", "pending")
+    world.high_watermark("a-0", 5)
+    assert (world.outcome(beyond), world.outcome(within)) == ("satisfied", "pending")

@@ -1,8 +1,9 @@
 """Runs the engine's tests once, within a copy of the tree, until the first one fails; says which, in a JSON file.
 
-`python -m tests.mutants.judge RESULT [COSTS MODULE]`, in the copy. Without COSTS it measures what each test costs on
-the whole engine; with it the cheap tests go first, those named for the broken MODULE somewhat earlier, and a test that
-takes far longer than it did then has failed.
+`python -m tests.mutants.judge RESULT [KNOWN]`, in the copy. Without KNOWN, a JSON file, it measures what each test
+costs on the whole engine. With it that test goes first which caught the same mutant the last time; then those that are
+cheap for how many mutants they have caught, and those named for the broken module; and a test that takes far longer
+than it did on the whole engine has failed.
 """
 
 from __future__ import annotations
@@ -22,11 +23,15 @@ import pytest
 
 import purgatory.engine
 from tests.mutants import simulated_days
+from tests.mutants.known import Known
 
 TESTS = ("tests/engine", simulated_days.__file__)
 MEMORY_BYTES_MAX = 2 * 1024**3
 NAMED_FOR_IT = 0.02
 """A test named for the broken module goes where it would go if it cost this part of what it does."""
+
+CAUGHT_BEFORE = 10
+"""A test goes where it would go if it cost the less the more mutants it has caught: so much for each."""
 
 COST_FACTOR = 4
 COST_SLACK_S = 2.0
@@ -40,9 +45,9 @@ class TooLong(BaseException):
 class Judge:
     """The pytest plugin: order, time box and verdict."""
 
-    def __init__(self, costs: dict[str, float], module: str) -> None:
-        self.before = costs
-        self.file_prefix = f"test_{module}"
+    def __init__(self, known: Known) -> None:
+        self.known = known
+        self.file_prefix = f"test_{known.module}"
         self.costs: dict[str, float] = {}
         self.caught_by = ""
         self.says = ""
@@ -51,12 +56,14 @@ class Judge:
         items.sort(key=self.place)
 
     def place(self, item: pytest.Item) -> float:
-        cost = self.before.get(item.nodeid, 0.0)
+        if item.nodeid == self.known.last:
+            return -1.0
+        cost = self.known.costs.get(item.nodeid, 0.0) / (1 + CAUGHT_BEFORE * self.known.caught.get(item.nodeid, 0))
         return cost * NAMED_FOR_IT if item.path.name.startswith(self.file_prefix) else cost
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
-        before = self.before.get(item.nodeid)
+        before = self.known.costs.get(item.nodeid)
         began = time.process_time()
         if before is not None:
             signal.setitimer(signal.ITIMER_PROF, COST_SLACK_S + COST_FACTOR * before)
@@ -87,11 +94,7 @@ def stop(_number: int, _frame: FrameType | None) -> None:
 def main() -> None:
     """Judge the engine of the current directory."""
     result = Path(sys.argv[1])
-    costs = {}
-    module = "whole"
-    if len(sys.argv) > 2:
-        costs = json.loads(Path(sys.argv[2]).read_text(encoding="utf-8"))
-        module = sys.argv[3]
+    known = Known(**json.loads(Path(sys.argv[2]).read_text(encoding="utf-8"))) if len(sys.argv) > 2 else Known()
     engine = Path(str(purgatory.engine.__file__))
     assert engine.is_relative_to(Path.cwd()), f"{engine} is not the copy under {Path.cwd()}"
     assert not purgatory.engine.COMPILED, "mutants need the uncompiled engine"
@@ -105,7 +108,7 @@ def main() -> None:
         phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate),
     )
     hypothesis.settings.load_profile("mutants")
-    judge = Judge(costs, module)
+    judge = Judge(known)
     code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", *TESTS], plugins=[judge])
     verdict = {"code": int(code), "caught_by": judge.caught_by, "says": judge.says, "costs": judge.costs}
     result.write_text(json.dumps(verdict), encoding="utf-8")

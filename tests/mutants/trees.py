@@ -8,9 +8,10 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tests.mutants.known import Known
 from tests.mutants.mutant import Mutant
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -72,22 +73,25 @@ class Tree:
         shutil.copytree(self.path, path)
         return Tree(path)
 
-    def judge(self, costs: Path | None = None, module: str = "") -> Verdict:
-        """Run the tests on this tree's engine. Without `costs` they are measured, and bytecode is written."""
+    def judge(self, known: Known | None = None) -> Verdict:
+        """Run the tests on this tree's engine. Without what is known they are measured, and bytecode is written."""
+        arguments = []
+        if known is not None:
+            arguments = [str(self.path / "known.json")]
+            Path(arguments[0]).write_text(json.dumps(asdict(known)), encoding="utf-8")
         result = self.path / "verdict.json"
         result.unlink(missing_ok=True)
         environment = {
             **os.environ,
             "PYTHONPATH": str(self.path),
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-            "PYTHONDONTWRITEBYTECODE": "" if costs is None else "1",
+            "PYTHONDONTWRITEBYTECODE": "" if known is None else "1",
             "PYTHONHASHSEED": "0",
         }
-        arguments = [str(result)] if costs is None else [str(result), str(costs), module]
         began = time.monotonic()
         try:
             process = subprocess.run(
-                [sys.executable, "-m", "tests.mutants.judge", *arguments],
+                [sys.executable, "-m", "tests.mutants.judge", str(result), *arguments],
                 cwd=self.path,
                 env=environment,
                 capture_output=True,
@@ -107,7 +111,7 @@ class Tree:
             caught_by = f"(pytest ended with {said['code']})"
         return Verdict(caught_by, said["says"], seconds, said["costs"])
 
-    def judge_mutant(self, mutant: Mutant, costs: Path) -> Verdict:
+    def judge_mutant(self, mutant: Mutant, known: Known) -> Verdict:
         """Break the engine, run the tests, mend it."""
         module = self.engine / f"{mutant.module}.py"
         text = module.read_text(encoding="utf-8")
@@ -115,7 +119,7 @@ class Tree:
         module.write_text(mutant.applied_to(text), encoding="utf-8")
         os.utime(module, (stamp.st_atime + 1_000, stamp.st_mtime + 1_000))
         try:
-            return self.judge(costs, mutant.module)
+            return self.judge(known)
         finally:
             module.write_text(text, encoding="utf-8")
             os.utime(module, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
