@@ -3,9 +3,26 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from purgatory_pipeline import errors
 
 _CAUSE = re.compile(r"^Caused by: (.*)$", re.MULTILINE)
 _JAVA_CLASS = re.compile(r"^:? ?(?:[a-z]\w*\.)+[A-Z]\w*(?:Exception|Error): ")
+
+
+@contextmanager
+def own_errors() -> Iterator[None]:
+    """An error of ours that was raised on an executor is raised here as itself, not as Spark's."""
+    try:
+        yield
+    except Exception as error:
+        name, _, message = in_one_line(error).partition(": ")
+        kind = getattr(errors, name.removeprefix(f"{errors.__name__}."), None) if is_sparks(error) else None
+        if not (isinstance(kind, type) and issubclass(kind, errors.PipelineError)):
+            raise
+        raise kind(message) from error
 
 
 def is_sparks(error: BaseException) -> bool:

@@ -27,11 +27,12 @@ _SUBMIT_ARGS: Final = "PYSPARK_SUBMIT_ARGS"
 _SHELL: Final = "pyspark-shell"
 """The last word of Spark's arguments when Python starts the JVM."""
 _PYTHON_SETTING: Final = "spark.pyspark.python"
-_LOGGING: Final = Path(__file__).with_name("log4j2.properties")
+LOGGING: Final = Path(__file__).with_name("log4j2.properties")
+"""Keeps Spark quiet: for `-Dlog4j2.configurationFile`."""
 
 _JVM_DEFAULTS: Final = {
     "spark.ui.showConsoleProgress": "false",
-    "spark.driver.defaultJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
+    "spark.driver.defaultJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
 }
 _DEFAULTS: Final = {
     "spark.sql.session.timeZone": "UTC",

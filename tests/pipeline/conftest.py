@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from purgatory_pipeline.errors import JavaMissing
-from purgatory_pipeline.session import java_version
+from purgatory_pipeline.session import LOGGING, java_version
 from pyspark.sql import SparkSession
 
 HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
 ONE_BUILD = "Spark without the engine: runs with the compiled engine only (what is marked both_builds runs twice)"
 
 SETTINGS = {
@@ -21,7 +23,7 @@ SETTINGS = {
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    "spark.log.level": "ERROR",
+    "spark.driver.defaultJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
     "spark.sql.shuffle.partitions": "2",
     "spark.default.parallelism": "2",
     "spark.sql.session.timeZone": "UTC",
@@ -60,6 +62,19 @@ def spark(java: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spark
     builder = SparkSession.builder.master("local[2]").appName("tests")
     for key, value in {**SETTINGS, "spark.local.dir": str(folder), "spark.sql.warehouse.dir": str(folder)}.items():
         builder = builder.config(key, value)
-    session = builder.getOrCreate()
+    with pytest.MonkeyPatch.context() as patch:  # what executors inherit from us
+        for key, value in worker_environment().items():
+            patch.setenv(key, value)
+        session = builder.getOrCreate()
     yield session
     session.stop()
+
+
+def worker_environment() -> dict[str, str]:
+    """Executors run this interpreter on this tree, whatever is installed."""
+    paths = [str(ROOT), str(ROOT / "client"), str(ROOT / "pipeline"), os.environ.get("PYTHONPATH", "")]
+    return {
+        "PYSPARK_PYTHON": sys.executable,
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }

@@ -34,7 +34,7 @@ class History:
     rows: dict[str, list[dict[str, object]]] = field(default_factory=lambda: {table: [] for table in schema.TABLES})
     calls: int = 0
 
-    def add(self, table: str, at_ms: int, **values: object) -> dict[str, object]:
+    def add(self, table: str, at_ms: int, /, **values: object) -> dict[str, object]:
         """One row of any table, in a call of its own unless `call_number` is given."""
         self.calls += 0 if "call_number" in values else 1
         own = {name: _ZEROS[name] for name in schema.SCHEMAS[table].names if name in _ZEROS}
@@ -62,7 +62,7 @@ class History:
         """One event, on partition 0 of `orders` unless `values` say otherwise."""
         self.add(schema.EVENTS, at_ms, type=type, **{"topic": "orders", **values})
 
-    def mark(self, marker: str, at_ms: int = 0, **values: object) -> None:
+    def mark(self, marker: str, at_ms: int = 0, /, **values: object) -> None:
         """A marker; of `started`, the settings are empty unless given."""
         values.setdefault("detail", json.dumps({"version": "1", "settings": {}}) if marker == schema.STARTED else "")
         self.add(schema.MARKERS, at_ms, marker=marker, **values)

@@ -19,6 +19,7 @@ from purgatory_pipeline.archive.intake import IntakeAccount, Line
 from purgatory_pipeline.archive.matching import MARGIN_MS, Reading, Unmatched, find_unmatched
 from purgatory_pipeline.archive.runs import read_runs
 from purgatory_pipeline.archive.survey import SIDES, Survey, Window, survey_files
+from purgatory_pipeline.failures import own_errors
 
 ROWS_PER_TASK: Final = 2_000_000
 SURVEYS_MAX: Final = 64
@@ -43,8 +44,10 @@ def account(
     window = Window.of(since, until, None if topics is None else list(topics))
     runs = read_runs(archive)
     files = _files_to_read(archive, since, until)
-    survey = _survey(spark, archive.uri, files, window)
-    unmatched = _unmatched(spark, archive, [file for file in files if file.table in SIDES], window, survey.differing())
+    with own_errors():
+        survey = _survey(spark, archive.uri, files, window)
+        sides = [file for file in files if file.table in SIDES]
+        unmatched = _unmatched(spark, archive, sides, window, survey.differing())
     findings = [
         *clock_findings(survey.clocks),
         *unmatched_findings(unmatched, runs, archive),

@@ -41,7 +41,7 @@ class Archive:
     used: tuple[ArchiveFile, ...]
     set_aside: tuple[SetAside, ...]
     leftovers: int
-    """Files under `_writing/` and other hidden ones: no file is whole before it has left there."""
+    """Unfinished files under `_writing/`: no file is whole before it has left there."""
 
     def files(self, table: str, *, since: datetime | None = None, until: datetime | None = None) -> list[ArchiveFile]:
         """The files of a table, by run and number; of a window, those that may have rows in it."""
@@ -140,14 +140,14 @@ def find_archive(uri: str) -> Archive:
 
 
 def _sort_paths(place: Place, paths: list[str]) -> tuple[list[tuple[str, str]], list[SetAside], int]:
-    """(path, table) of what may be an archive's file, what lies where none should, and the number of hidden ones."""
+    """(path, table) of what may be an archive's file, what lies where none should, and how many are unfinished."""
     candidates: list[tuple[str, str]] = []
     strays: list[SetAside] = []
     leftovers = 0
     for path in paths:
         parts = path[len(place.root) :].lstrip("/").split("/")
-        if any(part.startswith(("_", ".")) for part in parts):
-            leftovers += 1
+        if any(part.startswith(("_", ".")) for part in parts):  # as Spark does, it passes over hidden ones
+            leftovers += parts[0] == layout.WRITING and path.endswith(".parquet")
         elif len(parts) > 1 and parts[0] in schema.TABLES and path.endswith(".parquet"):
             candidates.append((path, parts[0]))
         else:

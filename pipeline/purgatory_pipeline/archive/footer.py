@@ -24,6 +24,12 @@ STRAY: Final = "in no table's folder"
 COPY: Final = "copy of another file"
 
 
+ALWAYS: Final = frozenset(
+    {"run_id", "call_number", "time_ms", "at", "session_number", "operation_id", "item", "row", "topic", "partition"}
+)
+"""Columns that every version has, where its table has them: they tell rows apart and order them."""
+
+
 @dataclass(frozen=True)
 class ArchiveFile:
     """A file that is used. Calls and instants are its first and last, if its statistics tell them."""
@@ -117,7 +123,7 @@ def _compare_columns(found: pa.Schema, wanted: pa.Schema, *, older: bool) -> str
     """What is wrong with a file's columns; empty if nothing. An older version may lack some: they read as null."""
     have = {field.name: plain_type(field.type) for field in found}
     want = {field.name: plain_type(field.type) for field in wanted}
-    missing = [] if older else [name for name in want if name not in have]
+    missing = [name for name in want if name not in have and (not older or name in ALWAYS)]
     unknown = [name for name in have if name not in want]
     other = [
         f"{name} is {kind}, not {want[name]}" for name, kind in have.items() if name in want and kind != want[name]

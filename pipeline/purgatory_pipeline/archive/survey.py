@@ -3,8 +3,8 @@
 Each task reads the few columns that it needs with pyarrow, in the order in which they were written, and gives sums. To
 see whether every registration has its outcome without bringing them together, the operations of either side are
 spread over BUCKETS, in blocks of neighbours, and summed up: their number, and two parts of a hash of each. Where the
-sums of a bucket agree, so do its operations (but for a chance of one in 2**48); only others are looked at one by one, in
-`matching`.
+sums of a bucket agree, so do its operations (but for a chance of one in 2**48); only others are looked at one by one,
+in `matching`.
 """
 
 from __future__ import annotations
@@ -140,7 +140,8 @@ def parts_of(uri: str, file: ArchiveFile, columns: Sequence[str]) -> Iterator[pa
     """A file's row groups, one by one. Raises `ArchiveUnusable` where one cannot be read."""
     place = open_place(uri)
     try:
-        parquet = pq.ParquetFile(file.path, filesystem=place.filesystem, read_dictionary=["topic"])
+        words = [name for name in columns if name == "topic"]
+        parquet = pq.ParquetFile(file.path, filesystem=place.filesystem, read_dictionary=words)
         for group in range(parquet.num_row_groups):
             yield parquet.read_row_group(group, columns=list(columns), use_threads=False)
     except (OSError, ValueError, pa.ArrowException) as error:
