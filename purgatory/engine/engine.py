@@ -20,6 +20,7 @@ from purgatory.engine.pending import PendingOperations
 from purgatory.engine.registration import Registration
 from purgatory.engine.registry import Partitions, SignalKeys
 from purgatory.engine.tables import FREE, Owner
+from purgatory.engine.tape import Played, Tape, TapePlayer
 from purgatory.engine.views import KindCounts, PartitionView, PendingView
 from purgatory.engine.wakeups import Wakeups
 
@@ -152,6 +153,17 @@ class Engine:
                 self._pending.end(slot, SHUTTING_DOWN, now_ms)
                 ended += 1
         return ended
+
+    def play(self, owner: Owner, tape: Tape, prompt: bool) -> Played:
+        """Does all calls of a tape, in order (see `tape`). With `prompt` what is due expires at its own millisecond.
+
+        Raises InvalidBatch as `register` and `apply` do; nothing is applied then.
+        """
+        assert not owner.closed, f"owner {owner.owner_id} was removed"
+        player = TapePlayer(self._registration, self._events, self._look, owner, self._now_ms, prompt)
+        played = player.play(tape)
+        self._pass_time(player.now_ms)
+        return played
 
     # Time.
 

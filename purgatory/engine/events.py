@@ -78,13 +78,14 @@ class Events:
         row = start
         while row < len(batch.types) and row - start + pending.ended_total - ended_at_start < limit:
             before = pending.ended_total
-            self._apply_row(batch, row, now_ms, receipt)
+            self.apply_row(batch, row, now_ms, receipt)
             receipt.ended.append(pending.ended_total - before)
             row += 1
         receipt.next_index = row
         return receipt
 
-    def _apply_row(self, batch: EventBatch, row: int, now_ms: i64, receipt: EventsReceipt) -> None:
+    def apply_row(self, batch: EventBatch, row: int, now_ms: i64, receipt: EventsReceipt) -> None:
+        """Applies one event of a batch whose columns were checked, or says in the receipt why not."""
         kind = batch.types[row]
         place = value_at(batch.item_indexes, row, 0)
         names = len(batch.keys) if kind == KEY_SIGNALLED else len(batch.partitions)

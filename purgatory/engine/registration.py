@@ -81,7 +81,7 @@ class Registration:
                     owner.highest_operation_id = operation_id
                 if fault is None:
                     receipt.accepted += 1
-                    self._take(owner, columns, row, first_item, now_ms)
+                    self.take(owner, columns, row, first_item, now_ms)
                 else:
                     receipt.refusals.append(Refusal(row, fault.code, fault.field, fault.message))
             first_item += columns.item_count(row)
@@ -100,7 +100,8 @@ class Registration:
             )
         return self.checks.fault(columns, row, first_item, self.pending.count)
 
-    def _take(self, owner: Owner, columns: OperationColumns, row: int, first_item: int, now_ms: i64) -> None:
+    def take(self, owner: Owner, columns: OperationColumns, row: int, first_item: int, now_ms: i64) -> None:
+        """Tries one operation, which was checked, and lets it wait if it has to."""
         kind = columns.kind
         if kind == PRODUCE:
             self._take_produce(owner, columns, row, first_item, now_ms)

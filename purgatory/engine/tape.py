@@ -1,0 +1,229 @@
+"""Many calls in one: a tape of steps that an engine plays in order, without the way in and out between them.
+
+What a tape does is exactly what the same calls would do one by one; it is for those who have a whole history at hand,
+where most calls hold a single operation and the way to each costs more than the operation. Results gather as always,
+for `take_completions` after the tape.
+
+A step is a code, an instant and a count: so many of the next operations of a kind, of the next events, expirations, ids
+to end, or names to cancel. Each column is walked once, from its beginning to its end.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mypy_extensions import i64
+
+from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, PartitionName
+from purgatory.engine.codes import CANCELLED, EXPIRED, KINDS, SHUTTING_DOWN
+from purgatory.engine.event_checks import check_columns
+from purgatory.engine.events import Events
+from purgatory.engine.look import Look
+from purgatory.engine.operation_checks import OperationChecks, OperationColumns
+from purgatory.engine.registration import Registration
+from purgatory.engine.tables import Owner
+
+__all__ = [
+    "APPLY",
+    "CANCEL",
+    "CANCEL_ALL_ON",
+    "EXPIRE",
+    "PASS",
+    "REGISTER",
+    "SHUT_DOWN",
+    "Played",
+    "Tape",
+    "TapePlayer",
+]
+
+# Codes of steps. REGISTER + kind: the next `count` operations of that kind.
+REGISTER: Final = 0
+APPLY: Final = 5
+"""The next `count` events."""
+EXPIRE: Final = 6
+"""Up to `count` operations that are due."""
+CANCEL: Final = 7
+"""The next `count` ids, as far as they are pending."""
+SHUT_DOWN: Final = 8
+"""The same, but they end as SHUTTING_DOWN."""
+CANCEL_ALL_ON: Final = 9
+"""All that waits on the next `count` names."""
+PASS: Final = 10
+"""Nothing but time."""
+
+ALL: Final = 1_000_000_000
+
+
+class Tape:
+    """Steps in order, and the columns they take from. `operations` has the batch of each kind at its code, or None.
+
+    Operation ids rise over the whole tape, whatever the kind. A name whose partition is -1 is a signal's key.
+    """
+
+    def __init__(
+        self,
+        steps: list[int],
+        times_ms: list[int],
+        counts: list[int],
+        *,
+        operations: list[OperationBatch | None],
+        events: EventBatch | None = None,
+        operation_ids: list[int] | None = None,
+        names: list[PartitionName] | None = None,
+    ) -> None:
+        self.steps: Final = steps
+        self.times_ms: Final = times_ms
+        self.counts: Final = counts
+        self.operations: Final = operations
+        self.events: Final = events
+        self.operation_ids: Final[list[int]] = [] if operation_ids is None else operation_ids
+        self.names: Final[list[PartitionName]] = [] if names is None else names
+
+
+class Played:
+    """What a tape did, besides its completions: what was refused, and expirations it asked for that were not due."""
+
+    def __init__(self) -> None:
+        self.refused_ids: Final[list[int]] = []
+        self.events: Final = EventsReceipt()
+        self.not_due = 0
+
+
+class TapePlayer:
+    """Plays tapes for one owner on an engine's parts; `now_ms` is the engine's clock.
+
+    Where `prompt`, everything due expires before each step, each at its own millisecond: a reaper that is never late.
+    """
+
+    def __init__(
+        self, registration: Registration, events: Events, look: Look, owner: Owner, now_ms: i64, prompt: bool
+    ) -> None:
+        self.now_ms: i64 = now_ms
+        self._registration: Final = registration
+        self._pending: Final = registration.pending
+        self._wakeups: Final = registration.wakeups
+        self._events: Final = events
+        self._look: Final = look
+        self._owner: Final = owner
+        self._prompt: Final = prompt
+        self._next_event = 0
+        self._next_id = 0
+        self._next_name = 0
+
+    def play(self, tape: Tape) -> Played:
+        """Takes all steps. Raises InvalidBatch before the first one."""
+        played = Played()
+        kinds = [self._kind_columns(tape, kind) for kind in range(len(KINDS) + 1)]
+        if tape.events is not None:
+            check_columns(tape.events)
+        for place, step in enumerate(tape.steps):
+            now_ms: i64 = tape.times_ms[place]
+            count = tape.counts[place]
+            if self._prompt:
+                self._expire_due(now_ms)
+            assert now_ms >= self.now_ms, f"clock went back: now_ms={now_ms} engine={self.now_ms}"
+            self.now_ms = now_ms
+            if step < APPLY:
+                columns = kinds[step]
+                assert columns is not None, f"step {place} registers operations of kind {step}, the tape has none"
+                self._register(columns, count, now_ms, played)
+            elif step == APPLY:
+                assert tape.events is not None, f"step {place} applies events, the tape has none"
+                self._apply(tape.events, count, now_ms, played)
+            elif step == EXPIRE:
+                played.not_due += self._expire(count, now_ms)
+            elif step in (CANCEL, SHUT_DOWN):
+                self._end(tape.operation_ids, count, CANCELLED if step == CANCEL else SHUTTING_DOWN, now_ms)
+            elif step == CANCEL_ALL_ON:
+                self._cancel_all_on(tape.names, count, now_ms)
+            else:
+                assert step == PASS, f"step {place} has the code {step}"
+        return played
+
+    def _kind_columns(self, tape: Tape, kind: int) -> KindColumns | None:
+        batch = tape.operations[kind] if kind < len(tape.operations) else None
+        return None if batch is None else KindColumns(kind, batch, self._registration)
+
+    def _register(self, kind: KindColumns, count: int, now_ms: i64, played: Played) -> None:
+        owner = self._owner
+        columns = kind.columns
+        registration = self._registration
+        stop = kind.next_row + count
+        while kind.next_row < stop:
+            row = kind.next_row
+            operation_id = columns.operation_ids[row]
+            assert operation_id > owner.highest_operation_id, f"id {operation_id} after {owner.highest_operation_id}"
+            owner.highest_operation_id = operation_id
+            if kind.checks.fault(columns, row, kind.next_item, self._pending.count) is None:
+                registration.take(owner, columns, row, kind.next_item, now_ms)
+            else:
+                played.refused_ids.append(operation_id)
+            kind.next_item += columns.item_count(row)
+            kind.next_row = row + 1
+
+    def _apply(self, batch: EventBatch, count: int, now_ms: i64, played: Played) -> None:
+        stop = self._next_event + count
+        while self._next_event < stop:
+            self._events.apply_row(batch, self._next_event, now_ms, played.events)
+            self._next_event += 1
+
+    def _expire_due(self, until_ms: i64) -> None:
+        while True:
+            due_ms: i64 = self._pending.wheel.next_expiration_ms()
+            if due_ms < 0 or due_ms > until_ms:
+                return
+            if due_ms > self.now_ms:
+                self.now_ms = due_ms
+            self._advance(ALL)
+
+    def _expire(self, count: int, now_ms: i64) -> int:
+        """Expires so many; how many were not due."""
+        while count > 0:
+            due_ms: i64 = self._pending.wheel.next_expiration_ms()
+            if due_ms < 0 or due_ms > now_ms:
+                break
+            count -= self._advance(count)
+        return count
+
+    def _advance(self, limit: int) -> int:
+        fired: list[int] = []
+        self._pending.wheel.advance(self.now_ms, limit, fired)
+        for slot in fired:
+            self._pending.end(slot, EXPIRED, self.now_ms)
+        return len(fired)
+
+    def _end(self, operation_ids: list[int], count: int, outcome: i64, now_ms: i64) -> None:
+        stop = self._next_id + count
+        while self._next_id < stop:
+            slot = self._look.find(self._owner, operation_ids[self._next_id])
+            if slot >= 0:
+                self._pending.end(slot, outcome, now_ms)
+            self._next_id += 1
+
+    def _cancel_all_on(self, names: list[PartitionName], count: int, now_ms: i64) -> None:
+        stop = self._next_name + count
+        while self._next_name < stop:
+            name = names[self._next_name]
+            if name[1] >= 0:
+                partition = self._registration.partitions.get(name)
+                if partition is not None:
+                    self._wakeups.cancel_waiting(partition, CANCELLED, now_ms)
+            else:
+                key = self._registration.keys.get(name[0])
+                if key is not None:
+                    self._wakeups.cancel_entries(key.waits, CANCELLED, now_ms)
+            self._next_name += 1
+
+
+class KindColumns:
+    """The operations of one kind on a tape, and how far they have been taken."""
+
+    def __init__(self, kind: int, batch: OperationBatch, registration: Registration) -> None:
+        limits = registration.limits
+        self.columns: Final = OperationColumns(kind, batch, limits.timeout_ms_default, limits.topic_length_max)
+        self.checks: Final = OperationChecks(
+            limits, registration.partitions, registration.keys, not registration.strict_partitions
+        )
+        self.checks.start(self.columns)
+        self.next_row = 0
+        self.next_item = 0

@@ -1,0 +1,198 @@
+"""A tape does what its calls would do one by one: lives of the simulator, played both ways."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from purgatory.engine import tape as tapes
+from purgatory.engine.batches import EventBatch, OperationBatch
+from purgatory.engine.codes import CANCELLED, EXPIRED, HIGH_WATERMARK, PRODUCE, SHUTTING_DOWN, SIGNAL
+from purgatory.engine.engine import Engine
+from purgatory.engine.errors import InvalidBatch
+from purgatory.engine.limits import EngineLimits
+from purgatory.engine.tape import Tape
+from tests.engine import plain
+from tests.engine.adapter import ended_of, event_batch, operation_batch
+from tests.simulator import steps
+from tests.simulator.generator import Generator
+
+BATCHES = 400
+ORDERS = ("orders", 0)
+
+
+class Calls:
+    """The calls of a life, for one owner whose ids rise: made on an engine, and noted for a tape."""
+
+    def __init__(self, seed: int, prompt: bool) -> None:
+        self.generator = Generator(seed)
+        self.prompt = prompt
+        swarm = self.generator.swarm
+        self.engines = [
+            Engine(
+                EngineLimits(),
+                swarm.start_ms,
+                tick_ms=swarm.tick_ms,
+                wheel_size=swarm.wheel_size,
+                strict_partitions=swarm.strict,
+                replica_lag_time_max_ms=swarm.lag_max_ms,
+            )
+            for _ in range(2)
+        ]
+        self.owners = [engine.add_owner() for engine in self.engines]
+        self.now_ms = self.expired_ms = swarm.start_ms
+        self.next_id = 1
+        self.refused: list[int] = []
+        self.begin_tape()
+
+    def begin_tape(self) -> None:
+        """A new tape."""
+        self.noted: list[tuple[int, int, int]] = []
+        self.operations: dict[int, list[plain.Operation]] = {kind: [] for kind in plain.KINDS}
+        self.events: list[plain.Event] = []
+        self.ids: list[int] = []
+        self.names: list[plain.Name] = []
+
+    def take(self, step: steps.Step) -> None:
+        """One step: done on the first engine, noted for the second."""
+        engine, owner = self.engines[0], self.owners[0]
+        if isinstance(step, steps.Advance | steps.Sleep):
+            self.now_ms += step.ms
+        if self.prompt:
+            while 0 <= (due_ms := engine.next_expiration_ms()) <= self.now_ms:
+                self.expired_ms = max(self.expired_ms, due_ms)
+                engine.advance_clock(self.expired_ms, 3)
+            self.expired_ms = self.now_ms
+        match step:
+            case steps.Register(_, operations):
+                operations = tuple(
+                    operation._replace(operation_id=self.next_id + i) for i, operation in enumerate(operations)
+                )
+                self.next_id += len(operations)
+                batch = operation_batch(list(operations))
+                receipt = engine.register(owner, operations[0].kind, batch, self.now_ms)
+                self.refused += [batch.operation_ids[refusal.index] for refusal in receipt.refusals]
+                self.operations[operations[0].kind] += operations
+                self.note(tapes.REGISTER + operations[0].kind, len(operations))
+            case steps.Apply(events, _):
+                engine.apply(event_batch(list(events)), self.now_ms)
+                self.events += events
+                self.note(tapes.APPLY, len(events))
+            case steps.Advance(_, limit) if not self.prompt:
+                self.note(tapes.EXPIRE, engine.advance_clock(self.now_ms, limit))
+            case steps.Cancel(_, back):
+                ids = [max(1, self.next_id - number % 40) for number in back]
+                engine.cancel(owner, ids, self.now_ms)
+                self.ids += ids
+                self.note(tapes.CANCEL, len(ids))
+            case steps.CancelName(name):
+                if name[1] < 0:
+                    engine.cancel_key(name[0], self.now_ms)
+                else:
+                    engine.cancel_partition(name, self.now_ms)
+                self.names.append(name)
+                self.note(tapes.CANCEL_ALL_ON, 1)
+            case _:
+                self.note(tapes.PASS, 0)
+
+    def note(self, code: int, count: int) -> None:
+        """A step of the tape."""
+        self.noted.append((code, self.now_ms, count))
+
+    def play(self) -> list[int]:
+        """The tape so far, on the second engine; the ids it refused."""
+        batches = [None, *(operation_batch(given) if given else None for given in self.operations.values())]
+        tape = Tape(
+            [code for code, _, _ in self.noted],
+            [now_ms for _, now_ms, _ in self.noted],
+            [count for _, _, count in self.noted],
+            operations=batches,
+            events=event_batch(self.events),
+            operation_ids=self.ids,
+            names=self.names,
+        )
+        played = self.engines[1].play(self.owners[1], tape, self.prompt)
+        assert played.not_due == 0, "every expiration was due"
+        self.begin_tape()
+        return played.refused_ids
+
+    def ended(self, which: int) -> list[plain.Ended]:
+        """What has ended on an engine since it was last asked."""
+        return [row for completions in self.engines[which].take_completions() for row in ended_of(completions)]
+
+
+@pytest.mark.parametrize("seed", range(1, 41))
+def test_a_tape_does_what_its_calls_do(seed: int) -> None:
+    """Whatever the life, and wherever it is cut into tapes: the same ends in the same order, and the same refusals."""
+    calls = Calls(seed, prompt=seed % 2 == 0)
+    rng = random.Random(seed)
+    refused: list[int] = []
+    for batch in range(BATCHES):
+        calls.take(calls.generator.next_step())
+        if rng.random() < 0.01 or batch == BATCHES - 1:
+            refused += calls.play()
+            assert calls.ended(1) == calls.ended(0)
+    assert refused == calls.refused
+    direct, played = calls.engines
+    assert played.pending == direct.pending
+    for engine in calls.engines:
+        while engine.pending:
+            engine.advance_clock(calls.now_ms + 100_000, 1_000)
+    assert calls.ended(1) == calls.ended(0)
+
+
+def one_wait(operation_id: int = 1, timeout_ms: int = 10) -> OperationBatch:
+    """A produce on orders-0 for offset 5."""
+    return OperationBatch([operation_id], partitions=[ORDERS], offsets=[5], timeouts_ms=[timeout_ms])
+
+
+def play(engine: Engine, tape: Tape, prompt: bool = False) -> tuple[list[plain.Ended], tapes.Played]:
+    """A tape for a new owner: what has ended, and what else it did."""
+    played = engine.play(engine.add_owner(), tape, prompt)
+    return [row for completions in engine.take_completions() for row in ended_of(completions)], played
+
+
+def test_unless_prompt_nothing_expires_by_itself() -> None:
+    """An event that comes after the deadline satisfies, as with a reaper that was late."""
+    events = EventBatch([HIGH_WATERMARK], partitions=[ORDERS], offsets=[5])
+    for prompt, outcome in ((False, plain.SATISFIED), (True, EXPIRED)):
+        tape = Tape([PRODUCE, tapes.APPLY], [0, 30], [1, 1], operations=[None, one_wait()], events=events)
+        (ended,), _ = play(Engine(EngineLimits(), 0), tape, prompt)
+        assert ended.outcome == outcome
+        assert ended.waited_ms == (10 if prompt else 30)
+
+
+def test_expirations_that_are_not_due_are_told() -> None:
+    """Asked to expire two, of which one is due, a tape expires that one and says that one was not."""
+    batch = OperationBatch([1, 2], partitions=[ORDERS], offsets=[5], timeouts_ms=[10, 90])
+    tape = Tape([PRODUCE, tapes.EXPIRE], [0, 20], [2, 2], operations=[None, batch])
+    ended, played = play(Engine(EngineLimits(), 0), tape)
+    assert [row.operation_id for row in ended] == [1]
+    assert played.not_due == 1
+
+
+def test_ids_end_as_the_step_says() -> None:
+    """Ids are cancelled or shut down; one that is not pending is passed over."""
+    batch = OperationBatch([1, 2], keys=["k"], timeouts_ms=[10])
+    steps_of = [SIGNAL, tapes.CANCEL, tapes.SHUT_DOWN]
+    tape = Tape(steps_of, [0, 1, 2], [2, 1, 2], operations=[None, None, None, None, batch], operation_ids=[2, 2, 1])
+    ended, _ = play(Engine(EngineLimits(), 0), tape)
+    assert [(row.operation_id, row.outcome) for row in ended] == [(2, CANCELLED), (1, SHUTTING_DOWN)]
+
+
+def test_columns_that_cannot_be_read_are_refused_before_the_first_step() -> None:
+    """A batch whose columns do not fit together raises, and nothing of the tape is done."""
+    engine = Engine(EngineLimits(), 0)
+    bad = EventBatch([HIGH_WATERMARK], partitions=[ORDERS], offsets=[5, 6, 7])
+    tape = Tape([PRODUCE, tapes.APPLY], [0, 0], [1, 1], operations=[None, one_wait()], events=bad)
+    with pytest.raises(InvalidBatch, match="offset"):
+        play(engine, tape)
+    assert engine.pending == 0
+
+
+def test_a_clock_that_goes_back_is_a_broken_invariant() -> None:
+    """As with single calls: a step before the one before it is an assertion, not an answer."""
+    tape = Tape([tapes.PASS, tapes.PASS], [5, 4], [0, 0], operations=[])
+    with pytest.raises(AssertionError, match="clock went back"):
+        play(Engine(EngineLimits(), 0), tape)
