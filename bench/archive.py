@@ -3,10 +3,10 @@
     python -m bench.archive
     python -m bench.archive --batch 5000 --pairs 9
 
-Each run registers produce waits in columns on a session stream and completes them with columns of high watermarks, a few
-batches in flight so that the daemon never waits for its caller. Messages are made before the clock starts. Printed are
-the medians, and the median of the ratios of each pair: of throughput, and of the processor time of the daemon's event
-loop and of all its threads. Nothing is asserted.
+Each run registers produce waits in columns on a session stream and completes them with columns of high watermarks, a
+few batches in flight so that the daemon never waits for its caller. Messages are made before the clock starts. Printed
+are the medians, and the median of the ratios of each pair: of wall-clock time, and of the processor time of the thread
+of the daemon's event loop and of all its threads. Nothing is asserted.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import grpc
 
@@ -67,6 +67,10 @@ class Daemon:
         process_id = self.process.pid
         main = Path(f"/proc/{process_id}/task/{process_id}/stat").read_text("utf-8")
         return seconds_in(main), seconds_in(Path(f"/proc/{process_id}/stat").read_text("utf-8"))
+
+    def stream(self, method: str, read: Callable[[bytes], Any] | None) -> grpc.StreamStreamMultiCallable[Any, Any]:
+        """A streaming method that takes bytes as they are."""
+        return self.channel.stream_stream(f"/purgatory.v1.PurgatoryService/{method}", response_deserializer=read)
 
     def stop(self) -> None:
         """Ends it."""
@@ -116,12 +120,10 @@ def run(daemon: Daemon, work: Work, in_flight: int) -> Cost:
     """Sends all of it, and waits until each operation has had its result."""
     requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     marks: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-    session = daemon.channel.stream_stream(
-        "/purgatory.v1.PurgatoryService/Session", response_deserializer=wire.SessionResponse.FromString
-    )(until_none(requests), timeout=PATIENCE_S)
-    advance = daemon.channel.stream_stream("/purgatory.v1.PurgatoryService/AdvanceStream")(
-        until_none(marks), timeout=PATIENCE_S
+    session: Iterator[wire.SessionResponse] = daemon.stream("Session", wire.SessionResponse.FromString)(
+        until_none(requests), timeout=PATIENCE_S
     )
+    advance: Iterator[bytes] = daemon.stream("AdvanceStream", None)(until_none(marks), timeout=PATIENCE_S)
     reader = threading.Thread(target=lambda: list(advance))
     reader.start()
     opening = wire.OpenSession(session_id=work.session_id, columns=True)
@@ -133,7 +135,7 @@ def run(daemon: Daemon, work: Work, in_flight: int) -> Cost:
         requests.put(registration)
     ahead = iter(work.registrations[in_flight:])
     ended = 0
-    for response in session:
+    for response in session:  # ends by itself: the daemon ends a stream that was half-closed
         if response.HasField("receipt"):
             marks.put(next(to_send)[1])
             following = next(ahead, None)
@@ -145,18 +147,16 @@ def run(daemon: Daemon, work: Work, in_flight: int) -> Cost:
             last = results.first_sequence + len(results.columns.operation_id) - 1
             requests.put(wire.SessionRequest(acknowledge=wire.AcknowledgeResults(sequence=last)).SerializeToString())
             if ended == work.operations:
-                break
-    wall_s, after = time.perf_counter() - started, daemon.processor_s()
-    requests.put(None)
-    marks.put(None)
+                wall_s, after = time.perf_counter() - started, daemon.processor_s()
+                requests.put(None)
+                marks.put(None)
     reader.join()
-    session.cancel()
     return Cost(work.operations, wall_s, after[0] - before[0], after[1] - before[1])
 
 
 def until_none(messages: queue.SimpleQueue[bytes | None]) -> Iterator[bytes]:
     """Messages as they are put, until None."""
-    return iter(messages.get, None)  # type: ignore[arg-type]  # the sentinel is not among what it gives
+    return iter(messages.get, None)
 
 
 def main() -> None:
@@ -189,17 +189,12 @@ def main() -> None:
 
 def show(pairs: list[tuple[Cost, Cost]], bytes_each: float, files: int) -> None:
     """Medians and ratios."""
-    for name, of in (
-        ("wall clock", lambda cost: cost.wall_s),
-        ("event loop's thread", lambda cost: cost.loop_s),
-        ("all threads", lambda cost: cost.all_s),
-    ):
-        plain = statistics.median(of(cost) / cost.operations for cost, _ in pairs) * 1e6
-        kept = statistics.median(of(cost) / cost.operations for _, cost in pairs) * 1e6
-        ratios = [of(second) / of(first) for first, second in pairs]
-        ratio = statistics.median(ratios)
-        spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
-        print(f"  {name:20} {plain:6.2f} µs an operation, {kept:6.2f} with an archive: {ratio:.2f} x ({spread})")
+    for name, field in (("wall clock", "wall_s"), ("event loop's thread", "loop_s"), ("all threads", "all_s")):
+        plain = statistics.median(getattr(cost, field) / cost.operations for cost, _ in pairs) * 1e6
+        kept = statistics.median(getattr(cost, field) / cost.operations for _, cost in pairs) * 1e6
+        ratios = [getattr(second, field) / getattr(first, field) for first, second in pairs]
+        ratio = f"{statistics.median(ratios):.2f} x ({min(ratios):.2f} to {max(ratios):.2f})"
+        print(f"  {name:20} {plain:6.2f} µs an operation, {kept:6.2f} with an archive: {ratio}")
     print(f"  archive: {bytes_each:.1f} bytes an operation, {files} files")
 
 

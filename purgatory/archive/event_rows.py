@@ -7,7 +7,17 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from purgatory.archive.gathering import NAMELESS, Calls, CallStamp, Column, Names, finish
+from purgatory.archive.gathering import (
+    NAMELESS,
+    Calls,
+    CallStamp,
+    Column,
+    Names,
+    arrow,
+    constant,
+    finish,
+    keys_as_names,
+)
 from purgatory.archive.schema import ACCEPTED, EVENT_WORDS, EVENTS, SCHEMAS
 from purgatory.engine.batches import EventBatch, EventsReceipt, PartitionName, ReplicaSets
 from purgatory.engine.codes import EVENT_NAMES, KEY_SIGNALLED
@@ -37,7 +47,6 @@ class EventRows:
         self.rows = 0
         """Gathered so far."""
         self._calls: Final = Calls()
-        self._counts: Final[list[int]] = []
         self._columns: Final = {name: Column(SCHEMAS[EVENTS].field(name).type) for name, _ in COLUMNS}
         self._types: Final = Column(pa.int32())
         self._refusal_codes: Final = Column(pa.int32())
@@ -59,44 +68,43 @@ class EventRows:
         if batch.replica_sets:
             self._sets.append((self.rows, batch.replica_sets[start:stop]))
         self.rows += count
-        self._calls.add(stamp)
-        self._counts.append(count)
-        self._types.add(types)
-        self._refusal_codes.add(codes)
-        self._ended.add(receipt.ended)
+        self._calls.add(stamp, count)
+        self._types.add(types, count)
+        self._refusal_codes.add(codes, count)
+        self._ended.add(receipt.ended, count)
         for name, field in COLUMNS:
-            self._columns[name].add(_sliced(getattr(batch, field), start, stop))
+            self._columns[name].add(_sliced(getattr(batch, field), start, stop), count)
         self._add_names(batch, types, start, receipt)
 
     def _add_names(self, batch: EventBatch, types: list[int], start: int, receipt: EventsReceipt) -> None:
         """The dictionary of partitions and that of keys as one; where an event points outside its own, no name."""
         stop = receipt.next_index
         if not receipt.refusals and not batch.keys:
-            self._names.add(batch.partitions, _sliced(batch.item_indexes, start, stop))
+            self._names.add_places(batch.partitions, _sliced(batch.item_indexes, start, stop), stop - start)
             return
         partitions = len(batch.partitions)
-        names: list[PartitionName] = [*batch.partitions, *((key, -1) for key in batch.keys)]
+        names: list[PartitionName] = [*batch.partitions, *keys_as_names(batch.keys)]
         places: list[int] = []
         for row, event_type in enumerate(types, start):
             place = value_at(batch.item_indexes, row, 0)
             first, length = (partitions, len(batch.keys)) if event_type == KEY_SIGNALLED else (0, partitions)
             places.append(first + place if 0 <= place < length else NAMELESS)
-        self._names.add(names, places)
+        self._names.add_places(names, places, stop - start)
 
     def take(self) -> pa.RecordBatch:
         """All that was gathered, as rows. There must be some."""
-        counts, rows = self._counts, self.rows
-        columns = self._calls.take(counts)
+        rows = self.rows
+        counts = np.array(self._calls.counts)
         starts = np.cumsum(counts) - counts
-        columns["row"] = pa.array((np.arange(rows) - np.repeat(starts, counts)).astype(np.int32))
-        columns["type"] = pa.DictionaryArray.from_arrays(self._types.take(counts, rows), pa.array(EVENT_WORDS))
+        columns = self._calls.take()
+        columns["row"] = arrow((np.arange(rows) - np.repeat(starts, counts)).astype(np.int32), None, pa.int32())
+        columns["type"] = pa.DictionaryArray.from_arrays(self._types.take(), pa.array(EVENT_WORDS))
         for name, column in self._columns.items():
-            columns[name] = column.take(counts, rows)
-        columns["refusal_code"] = self._refusal_codes.take(counts, rows)
-        columns["ended"] = self._ended.take(counts, rows)
-        columns["topic"], columns["partition"] = self._names.take(counts, rows)
+            columns[name] = column.take()
+        columns["refusal_code"] = self._refusal_codes.take()
+        columns["ended"] = self._ended.take()
+        columns["topic"], columns["partition"] = self._names.take()
         columns |= self._take_sets(rows)
-        counts.clear()
         self.rows = 0
         return finish(EVENTS, columns)
 
@@ -105,7 +113,7 @@ class EventRows:
         names = SETS + SETS_NUMBERS
         if not any(sets is not None for _, part in self._sets for sets in part):
             self._sets.clear()
-            return {name: pa.nulls(rows, schema.field(name).type) for name in names}
+            return {name: constant(None, schema.field(name).type, rows) for name in names}
         columns: dict[str, list[Any]] = {name: [None] * rows for name in names}
         for first, part in self._sets:
             for row, sets in enumerate(part, first):

@@ -29,6 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from purgatory.archive.gathering import plain
 from purgatory.archive.layout import (
     FILE_NUMBER_KEY,
     RUN_KEY,
@@ -50,11 +51,16 @@ ROWS_PER_GROUP: Final = 128 * 1024
 HOUR_MS: Final = 3_600_000
 COMPRESSION_LEVEL: Final = 1
 
-WORD_LIKE: Final = frozenset({"refusal_code", "item", "item_count", "error_code", "lateness_ms", "partition", "ended"})
-"""Numbers of few values: dictionary-encoded, as words are."""
+FEW_VALUES: Final = frozenset({"session_number", "timeout_ms", "waited_ms", "lateness_ms"})
+"""Numbers that are dictionary-encoded as words are; if they turn out to have many values, the writer gives it up."""
 
-RISING: Final = frozenset({"call_number", "time_ms", "at", "operation_id", "row"})
-"""Written as differences: a tenth of the bytes."""
+NEAR_EACH_OTHER: Final = frozenset(
+    {"call_number", "time_ms", "at", "operation_id", "row", "offset", "required_offset", "reached_offset"}
+)
+"""Numbers that are written as differences: a tenth of the bytes, and less work."""
+
+PICKED_BY: Final = ["run_id", "call_number", "time_ms", "at", "operation_id", "topic", "partition"]
+"""Columns with statistics, so that a reader can pass over row groups."""
 
 
 class ArchiveUnusable(Exception):
@@ -239,14 +245,15 @@ class _TableFile:
             RUN_KEY: run_id.encode(),
             FILE_NUMBER_KEY: str(number).encode(),
         }
-        words = [field.name for field in schema if pa.types.is_dictionary(field.type) or field.name in WORD_LIKE]
+        words = [field.name for field in schema if pa.types.is_dictionary(field.type) or field.name in FEW_VALUES]
         self._writer: Final = pq.ParquetWriter(
             self._sink,
             schema.with_metadata(metadata),
             compression="zstd",
             compression_level=COMPRESSION_LEVEL,
             use_dictionary=words,
-            column_encoding={field.name: "DELTA_BINARY_PACKED" for field in schema if field.name in RISING},
+            write_statistics=[name for name in PICKED_BY if name in schema.names],
+            column_encoding={field.name: "DELTA_BINARY_PACKED" for field in schema if field.name in NEAR_EACH_OTHER},
         )
 
     @property
@@ -293,6 +300,6 @@ class _FinishedFile:
 
 def by_hour(rows: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
     """Rows cut where the hour (since 1970) of `at` changes, nearly always in one piece."""
-    hours = rows.column("at").cast(pa.int64()).to_numpy(zero_copy_only=False) // HOUR_MS
+    hours = plain(rows.column("at"), np.dtype(np.int64)) // HOUR_MS
     starts = [0, *(np.flatnonzero(np.diff(hours)) + 1).tolist(), len(hours)]
     return [(int(hours[start]), rows.slice(start, stop - start)) for start, stop in pairwise(starts) if stop > start]

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from itertools import chain
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
-from purgatory.archive.gathering import Calls, CallStamp, Registrant, Words, finish, numbers
-from purgatory.archive.registration_rows import spread
+from purgatory.archive.gathering import (
+    Calls,
+    CallStamp,
+    Column,
+    Names,
+    Registrant,
+    arrow,
+    constant,
+    finish,
+    plain,
+    spread,
+)
 from purgatory.archive.schema import KIND_WORDS, OUTCOME_WORDS, OUTCOMES, SCHEMAS
 from purgatory.engine.codes import FETCH
 from purgatory.engine.completions import Completions, FetchedPartition
@@ -42,80 +51,66 @@ WORDS: Final = {"kind": KIND_WORDS, "outcome": OUTCOME_WORDS}
 
 
 class OutcomeRows:
-    """Gathers completions; `take` makes rows of them. They must not change any more."""
+    """Gathers completions; `take` makes rows of them."""
 
     def __init__(self) -> None:
         self.rows = 0
         """Gathered so far."""
+        schema = SCHEMAS[OUTCOMES]
+        types = {name: pa.int32() if name in WORDS else schema.field(name).type for name in schema.names}
         self._calls: Final = Calls()
-        self._completions: Final[list[Completions]] = []
+        self._of_operations: Final = [(name, field, Column(types[name])) for name, field in OPERATION_COLUMNS]
+        self._of_items: Final = [(name, field, Column(types[name])) for name, field in ITEM_COLUMNS]
+        self._names: Final = Names()
+        self._fetched: Final[list[FetchedPartition]] = []
 
     def add(self, stamp: CallStamp, registrant: Registrant, completions: Completions) -> None:
         """What a call ended of one registrant's."""
-        self.rows += len(completions.item_partitions)
-        self._calls.add(stamp, registrant)
-        self._completions.append(completions)
+        operations, rows = len(completions), len(completions.item_partitions)
+        self.rows += rows
+        self._calls.add(stamp, rows, registrant)
+        for _, field, column in self._of_operations:
+            column.add(getattr(completions, field), operations)
+        for _, field, column in self._of_items:
+            column.add(getattr(completions, field), rows)
+        self._names.add(completions.item_partitions)
+        self._fetched.extend(completions.fetched)
 
     def take(self) -> pa.RecordBatch:
         """All that was gathered, as rows. There must be some."""
-        parts, rows = self._completions, self.rows
-        counts = [len(part.item_partitions) for part in parts]
-        columns = self._calls.take(counts)
-        of_operations = {name: self._column(name, field) for name, field in OPERATION_COLUMNS}
+        rows = self.rows
+        columns = self._calls.take()
+        of_operations = {name: column.take() for name, _, column in self._of_operations}
         columns["item"], operation_of = spread(of_operations["item_count"], rows)
-        for name, column in of_operations.items():
-            spread_out = column if operation_of is None else column.take(operation_of)
+        for name, array in of_operations.items():
+            spread_out = array if operation_of is None else array.take(operation_of)
             words = WORDS.get(name)
             columns[name] = spread_out if words is None else pa.DictionaryArray.from_arrays(spread_out, pa.array(words))
-        for name, field in ITEM_COLUMNS:
-            columns[name] = self._column(name, field)
-        columns["topic"], columns["partition"] = self._names()
-        columns |= self._fetched(columns["kind"])
-        parts.clear()
+        for name, _, column in self._of_items:
+            columns[name] = null_below_zero(column.take()) if name in ABSENT_BELOW_ZERO else column.take()
+        columns["topic"], columns["partition"] = self._names.take()
+        columns |= self._take_fetched(columns["kind"], rows)
         self.rows = 0
         return finish(OUTCOMES, columns)
 
-    def _column(self, name: str, field: str) -> pa.Array:
-        """One column of all parts."""
-        arrow_type = pa.int32() if name in WORDS else SCHEMAS[OUTCOMES].field(name).type
-        flat: list[Any] = list(chain.from_iterable([getattr(part, field) for part in self._completions]))
-        absent_below_zero = name in ABSENT_BELOW_ZERO
-        if flat.count(flat[0]) == len(flat):
-            if absent_below_zero and flat[0] < 0:
-                return pa.nulls(len(flat), arrow_type)
-            return pa.repeat(pa.scalar(flat[0], arrow_type), len(flat))
-        values = numbers(flat, arrow_type)
-        return pa.array(values, arrow_type, mask=values < 0 if absent_below_zero else None)
-
-    def _names(self) -> tuple[pa.Array, pa.Array]:
-        """The columns `topic` and `partition`: each name costs one look-up."""
-        known = _Known()
-        names = chain.from_iterable([part.item_partitions for part in self._completions])
-        places = np.fromiter(map(known.__getitem__, names), dtype=np.int64, count=self.rows)
-        words = Words()
-        topics = np.array([words[topic] for topic, _ in known], dtype=np.int32)
-        partitions = np.array([partition for _, partition in known], dtype=np.int32)
-        return words.column(topics[places]), pa.array(partitions[places])
-
-    def _fetched(self, kinds: pa.DictionaryArray) -> dict[str, pa.Array]:
+    def _take_fetched(self, kinds: pa.DictionaryArray, rows: int) -> dict[str, pa.Array]:
         """The columns that only fetches have."""
-        schema = SCHEMAS[OUTCOMES]
-        fetched: list[FetchedPartition] = list(chain.from_iterable([part.fetched for part in self._completions]))
+        schema, fetched = SCHEMAS[OUTCOMES], self._fetched
         if not fetched:
-            return {name: pa.nulls(self.rows, schema.field(name).type) for name in FETCH_COLUMNS}
-        is_fetch = kinds.indices.to_numpy(zero_copy_only=False) == FETCH
+            return {name: constant(None, schema.field(name).type, rows) for name in FETCH_COLUMNS}
+        is_fetch = plain(kinds.indices, np.dtype(np.int32)) == FETCH
         columns: dict[str, pa.Array] = {}
         for name in FETCH_COLUMNS:
             arrow_type = schema.field(name).type
-            values = np.zeros(self.rows, dtype=arrow_type.to_pandas_dtype())
+            values = np.zeros(rows, dtype=arrow_type.to_pandas_dtype())
             values[is_fetch] = [getattr(part, name) for part in fetched]
-            columns[name] = pa.array(values, arrow_type, mask=None if is_fetch.all() else ~is_fetch)
+            columns[name] = arrow(values, None if is_fetch.all() else ~is_fetch, arrow_type)
+        fetched.clear()
         return columns
 
 
-class _Known(dict[tuple[str, int], int]):
-    """Names by the place of their first mention: looking one up enters it."""
-
-    def __missing__(self, name: tuple[str, int]) -> int:
-        place = self[name] = len(self)
-        return place
+def null_below_zero(column: pa.Array) -> pa.Array:
+    """The column with null for what is absent, which completions give as -1."""
+    values = plain(column, np.dtype(column.type.to_pandas_dtype()))
+    absent = values < 0
+    return constant(None, column.type, len(column)) if absent.all() else arrow(values, absent, column.type)

@@ -19,6 +19,8 @@ from purgatory.archive.gathering import (
     Names,
     Registrant,
     finish,
+    keys_as_names,
+    spread,
 )
 from purgatory.archive.schema import ACCEPTED, KIND_WORDS, REGISTRATIONS, SCHEMAS
 from purgatory.engine.batches import OperationBatch, RegisterReceipt
@@ -29,8 +31,6 @@ from purgatory.engine.errors import InvalidBatch
 __all__ = ["RegistrationRows", "registration_rows_count"]
 
 OPERATION_COLUMNS: Final = (
-    ("operation_id", "operation_ids"),
-    ("timeout_ms", "timeouts_ms"),
     ("min_bytes", "min_bytes"),
     ("replica_id", "replica_ids"),
     ("isolation_level", "isolation_levels"),
@@ -70,16 +70,16 @@ class RegistrationRows:
     def __init__(self) -> None:
         self.rows = 0
         """Gathered so far."""
+        types = {field.name: field.type for field in SCHEMAS[REGISTRATIONS]}
         self._calls: Final = Calls()
-        self._operation_counts: Final[list[int]] = []
-        self._row_counts: Final[list[int]] = []
-        self._kinds: Final[list[int]] = []
-        schema = SCHEMAS[REGISTRATIONS]
-        self._of_operations: Final = {name: Column(schema.field(name).type) for name, _ in OPERATION_COLUMNS}
-        self._of_items: Final = {name: Column(schema.field(name).type) for name, _ in ITEM_COLUMNS}
+        self._kinds: Final = Column(pa.int32())
+        self._operation_ids: Final = Column(pa.int64())
+        self._timeouts: Final = Column(pa.int64())
+        self._of_operations: Final = [(name, field, Column(types[name])) for name, field in OPERATION_COLUMNS]
+        self._of_items: Final = [(name, field, Column(types[name])) for name, field in ITEM_COLUMNS]
         self._refusal_codes: Final = Column(pa.int32())
         self._item_counts: Final = Column(pa.int32())
-        self._items: Final = Column(pa.int64())
+        self._row_counts: Final = Column(pa.int64())
         """Rows of each operation: its items, but one where they cannot be read."""
         self._names: Final = Names()
 
@@ -93,84 +93,72 @@ class RegistrationRows:
         timeout_ms_default: int,
     ) -> None:
         """A batch and what became of it. Operations that were known already make no rows."""
-        calls = (stamp, registrant, kind, timeout_ms_default)
         if not receipt.refusals and not receipt.already_known:
-            self._add(calls, batch, (), _items_in(batch))
+            self._add(stamp, registrant, kind, batch, (), timeout_ms_default)
             return
         sifted = _Sifted(kind, batch, receipt)
         if sifted.whole:
             part, codes = sifted.batch_of(sifted.whole)
-            self._add(calls, part, codes, _items_in(part))
+            self._add(stamp, registrant, kind, part, codes, timeout_ms_default)
         if sifted.bare:
             part, codes = sifted.heads_of(sifted.bare)
-            self._add(calls, part, codes, len(sifted.bare), bare=True)
+            self._add(stamp, registrant, kind, part, codes, timeout_ms_default, bare=True)
 
     def _add(
         self,
-        calls: tuple[CallStamp, Registrant, int, int],
+        stamp: CallStamp,
+        registrant: Registrant,
+        kind: int,
         batch: OperationBatch,
         codes: Sequence[int],
-        rows: int,
+        timeout_ms_default: int,
         *,
         bare: bool = False,
     ) -> None:
         """Operations of one batch, all of which make rows; `bare` ones a single row without a name each."""
-        stamp, registrant, kind, timeout_ms_default = calls
-        self.rows += rows
-        self._calls.add(stamp, registrant)
-        self._operation_counts.append(len(batch.operation_ids))
-        self._row_counts.append(rows)
-        self._kinds.append(kind)
+        operations = len(batch.operation_ids)
+        rows = operations if bare else _items_in(batch)
         had = KIND_COLUMNS[kind]
-        self._of_operations["operation_id"].add(batch.operation_ids)
-        self._of_operations["timeout_ms"].add(batch.timeouts_ms or (timeout_ms_default,))
-        for name, field in OPERATION_COLUMNS[2:]:
-            self._of_operations[name].add(getattr(batch, field) if name in had else NOT_GIVEN)
-        for name, field in ITEM_COLUMNS:
-            self._of_items[name].add(getattr(batch, field) if name in had and not bare else NOT_GIVEN)
-        self._refusal_codes.add(codes or (ACCEPTED,))
-        self._item_counts.add(batch.item_counts or (1,))
-        self._items.add((1,) if bare else batch.item_counts or (1,))
-        if bare:
-            self._names.add((), (NAMELESS,))
-        elif kind == SIGNAL:
-            self._names.add_keys(batch.keys, batch.item_indexes)
+        self.rows += rows
+        self._calls.add(stamp, rows, registrant)
+        self._kinds.add((kind,), rows)
+        ids = batch.operation_ids
+        if ids[-1] - ids[0] == operations - 1 and not codes:  # ids that were accepted rise
+            self._operation_ids.add_array(np.arange(ids[0], ids[-1] + 1))
         else:
-            self._names.add(batch.partitions, batch.item_indexes)
+            self._operation_ids.add(ids, operations)
+        self._timeouts.add(batch.timeouts_ms or (timeout_ms_default,), operations)
+        for name, field, column in self._of_operations:
+            column.add(getattr(batch, field) if name in had else NOT_GIVEN, operations)
+        for name, field, column in self._of_items:
+            column.add(getattr(batch, field) if name in had and not bare else NOT_GIVEN, rows)
+        self._refusal_codes.add(codes or (ACCEPTED,), operations)
+        self._item_counts.add(batch.item_counts or (1,), operations)
+        self._row_counts.add((1,) if bare else batch.item_counts or (1,), operations)
+        if bare:
+            self._names.add_places((), (NAMELESS,), rows)
+        else:
+            names = keys_as_names(batch.keys) if kind == SIGNAL else batch.partitions
+            self._names.add_places(names, batch.item_indexes, rows)
 
     def take(self) -> pa.RecordBatch:
         """All that was gathered, as rows. There must be some."""
-        operations, rows = sum(self._operation_counts), self.rows
-        columns = self._calls.take(self._row_counts)
-        kinds = pa.array(np.repeat(np.array(self._kinds, dtype=np.int32), self._row_counts))
-        columns["kind"] = pa.DictionaryArray.from_arrays(kinds, pa.array(KIND_WORDS))
-        of_operations = {
-            name: column.take(self._operation_counts, operations) for name, column in self._of_operations.items()
-        }
-        of_operations["refusal_code"] = self._refusal_codes.take(self._operation_counts, operations)
-        of_operations["item_count"] = self._item_counts.take(self._operation_counts, operations)
-        items = self._items.take(self._operation_counts, operations)
-        columns["item"], operation_of = spread(items, rows)
-        for name, column in of_operations.items():
-            columns[name] = column if operation_of is None else column.take(operation_of)
-        for name, item_column in self._of_items.items():
-            columns[name] = item_column.take(self._row_counts, rows)
-        columns["topic"], columns["partition"] = self._names.take(self._row_counts, rows)
-        self._operation_counts.clear()
-        self._row_counts.clear()
-        self._kinds.clear()
+        rows = self.rows
+        columns = self._calls.take()
+        columns["kind"] = pa.DictionaryArray.from_arrays(self._kinds.take(), pa.array(KIND_WORDS))
+        of_operations = {name: column.take() for name, _, column in self._of_operations}
+        of_operations["operation_id"] = self._operation_ids.take()
+        of_operations["timeout_ms"] = self._timeouts.take()
+        of_operations["refusal_code"] = self._refusal_codes.take()
+        of_operations["item_count"] = self._item_counts.take()
+        columns["item"], operation_of = spread(self._row_counts.take(), rows)
+        for name, array in of_operations.items():
+            columns[name] = array if operation_of is None else array.take(operation_of)
+        for name, _, column in self._of_items:
+            columns[name] = column.take()
+        columns["topic"], columns["partition"] = self._names.take()
         self.rows = 0
         return finish(REGISTRATIONS, columns)
-
-
-def spread(items: pa.Array, rows: int) -> tuple[pa.Array, pa.Array | None]:
-    """From rows for each operation: the column `item`, and the operation of each row (None: one row each)."""
-    if len(items) == rows:
-        return pa.repeat(pa.scalar(0, pa.int32()), rows), None
-    counts = items.to_numpy(zero_copy_only=False)
-    operation_of = np.repeat(np.arange(len(counts)), counts)
-    first_row = np.cumsum(counts) - counts
-    return pa.array((np.arange(rows) - first_row[operation_of]).astype(np.int32)), pa.array(operation_of)
 
 
 def registration_rows_count(kind: int, batch: OperationBatch, receipt: RegisterReceipt) -> int:
@@ -228,7 +216,7 @@ class _Sifted:
             self._first_items[row] + item for row, count in zip(rows, counts, strict=True) for item in range(count)
         ]
         ids, codes = self._ids_and_codes(rows)
-        columns = {field: _chosen(getattr(batch, field), rows) for _, field in OPERATION_COLUMNS[1:]}
+        columns = self._of_operations(rows)
         columns |= {field: _chosen(getattr(batch, field), items) for _, field in ITEM_COLUMNS}
         indexes = _chosen(batch.item_indexes, items)
         part = OperationBatch(
@@ -243,8 +231,11 @@ class _Sifted:
         if not self._readable:
             return OperationBatch(ids, item_counts=[0]), codes
         counts = [min(value_at(batch.item_counts, row, 1), INT32_MAX) for row in rows]
-        columns = {field: _chosen(getattr(batch, field), rows) for _, field in OPERATION_COLUMNS[1:]}
-        return OperationBatch(ids, item_counts=counts, **columns), codes
+        return OperationBatch(ids, item_counts=counts, **self._of_operations(rows)), codes
+
+    def _of_operations(self, rows: list[int]) -> dict[str, list[Any]]:
+        fields = ("timeouts_ms", *(field for _, field in OPERATION_COLUMNS))
+        return {field: _chosen(getattr(self._batch, field), rows) for field in fields}
 
     def _ids_and_codes(self, rows: list[int]) -> tuple[list[int], list[int]]:
         ids = self._batch.operation_ids
@@ -264,6 +255,7 @@ def _is_readable(batch: OperationBatch) -> bool:
     try:
         check_length("item_count", len(counts), operations)
         check_length("item_index", len(batch.item_indexes), items)
+        check_length("timeout_ms", len(batch.timeouts_ms), operations)
         for _, field in OPERATION_COLUMNS:
             check_length(field, len(getattr(batch, field)), operations)
         for _, field in ITEM_COLUMNS:

@@ -23,7 +23,7 @@ from purgatory.service.archive_queue import Call, CallQueue
 
 LOGGER: Final = logging.getLogger(__name__)
 
-TURN_S: Final = 0.05
+TURN_S: Final = 0.01
 RETRY_S: Final = 1.0
 TRIES_AT_END: Final = 3
 ROWS_AT_ONCE: Final = 16_384

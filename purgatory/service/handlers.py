@@ -7,6 +7,7 @@ So the standard services (health, reflection) are put on the server here too.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -126,7 +127,7 @@ class Requests:
         return self
 
     async def __anext__(self) -> Any:  # noqa: ANN401 - of the stream's own type
-        request = await self._context.read()
+        request = await asyncio.shield(self._context.read())
         if request is grpc.aio.EOF:
             raise StopAsyncIteration
         if isinstance(request, Undecodable):
