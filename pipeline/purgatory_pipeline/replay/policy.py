@@ -1,0 +1,153 @@
+"""What a replay changes: timeouts, minimum bytes, the in-sync minimum, and how late a replica's progress is told.
+
+- `timeout_ms=800`: every operation waits 800 ms
+- `timeout_ms=*1.5`: half as long again; `+200` and `-200` add and take away
+- `orders:timeout_ms=800`: only what waits on the topic orders
+- `fetch:timeout_ms=800`: only fetches (produce, fetch, delete_records and signal are kinds, other words topics)
+- `min_bytes=4096`: of fetches
+- `min_in_sync_replicas=2`: as if the partitions' events had said so
+- `3=+20ms`: a slow replica; what replica 3 has fetched is heard 20 ms later
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from purgatory.engine.codes import FETCH, KIND_NAMES, OFFSET_MAX
+from purgatory_pipeline.errors import PolicyInvalid
+
+Integers = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+TIMEOUT_MS: Final = "timeout_ms"
+MIN_BYTES: Final = "min_bytes"
+MIN_IN_SYNC_REPLICAS: Final = "min_in_sync_replicas"
+HIGHEST: Final = {TIMEOUT_MS: 2**31 - 1, MIN_BYTES: OFFSET_MAX - 1, MIN_IN_SYNC_REPLICAS: 2**31 - 1}
+"""Names of settings, and the most that each may be; the least is 1."""
+
+DELAY_MS_MAX: Final = 3_600_000
+KIND_CODES: Final = {name: kind for kind, name in KIND_NAMES.items()}
+
+_NUMBER: Final = r"[0-9][0-9_]*(?:\.[0-9]+)?"
+_SETTING: Final = re.compile(rf"(?:(?P<scope>.+):)?(?P<name>[a-z_]+)=(?P<how>[*+-]?)(?P<value>{_NUMBER})")
+_SLOW: Final = re.compile(r"(?P<replica>[0-9]+)=\+(?P<delay>[0-9]+)ms")
+SETTINGS_HELP: Final = "[TOPIC:|KIND:]NAME=VALUE with NAME one of " + ", ".join(HIGHEST)
+SLOW_HELP: Final = "ID=+MILLISECONDSms, for example 3=+20ms"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One setting set (`=`), multiplied (`*`) or added to (`+`); of one kind (0: all) or one topic (empty: all)."""
+
+    name: str
+    how: str
+    value: float
+    kind: int = 0
+    topic: str = ""
+
+    def applied(self, values: Integers) -> Integers:
+        """The values that come of these, within what the engine takes."""
+        if self.how == "*":
+            changed = np.rint(values * self.value)
+        else:
+            changed = np.full(len(values), self.value) if self.how == "=" else values + self.value
+        within: Integers = np.clip(changed, 1, HIGHEST[self.name]).astype(np.int64)
+        return within
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What is different in a replay. `label` is how it was asked for; empty: nothing is different."""
+
+    changes: tuple[Change, ...] = ()
+    slow_replicas: tuple[tuple[int, int], ...] = ()
+    """(replica id, milliseconds)."""
+    label: str = ""
+
+    @property
+    def is_unchanged(self) -> bool:
+        """True: the history as it was."""
+        return not self.changes and not self.slow_replicas
+
+    def named(self, name: str) -> list[Change]:
+        """The changes of one setting, in the order in which they were asked for."""
+        return [change for change in self.changes if change.name == name]
+
+    @property
+    def moves_marks(self) -> bool:
+        """True: high watermarks may come otherwise, so those that were pushed must be worked out anew."""
+        return bool(self.slow_replicas or self.named(MIN_IN_SYNC_REPLICAS))
+
+
+UNCHANGED: Final = Policy()
+
+
+def parse_policy(settings: Sequence[str] = (), slow_replicas: Sequence[str] = ()) -> Policy:
+    """A policy from the words of a command line. Raises `PolicyInvalid`, which says what is possible."""
+    changes = tuple(parse_change(text) for text in settings)
+    slow = tuple(parse_slow_replica(text) for text in slow_replicas)
+    twice = {replica_id for replica_id, _ in slow if [other for other, _ in slow].count(replica_id) > 1}
+    if twice:
+        raise PolicyInvalid(f"--slow-replica: replica {min(twice)} is there twice")
+    return Policy(changes, slow, ", ".join([*settings, *(f"replica {text}" for text in slow_replicas)]))
+
+
+def parse_change(text: str, option: str = "--set") -> Change:
+    """`orders:timeout_ms=*1.5`. Raises `PolicyInvalid`."""
+    found = _SETTING.fullmatch(text.strip())
+    if found is None or found["name"] not in HIGHEST:
+        raise PolicyInvalid(f"{option} {text}: give {SETTINGS_HELP}")
+    name, how, scope = found["name"], found["how"] or "=", found["scope"] or ""
+    value = float(found["value"].replace("_", ""))
+    if how != "*" and value != int(value):
+        raise PolicyInvalid(f"{option} {text}: {name} is a whole number (a factor is written *1.5)")
+    if how == "=" and not 1 <= value <= HIGHEST[name]:
+        raise PolicyInvalid(f"{option} {text}: {name} is 1 to {HIGHEST[name]}")
+    if how == "*" and value == 0:
+        raise PolicyInvalid(f"{option} {text}: a factor is above 0")
+    kind = KIND_CODES.get(scope, 0)
+    if kind and (name == MIN_IN_SYNC_REPLICAS or (name == MIN_BYTES and kind != FETCH)):
+        raise PolicyInvalid(f"{option} {text}: {scope} has no {name}")
+    return Change(name, "+" if how == "-" else how, -value if how == "-" else value, kind, "" if kind else scope)
+
+
+def parse_slow_replica(text: str) -> tuple[int, int]:
+    """`3=+20ms`. Raises `PolicyInvalid`."""
+    found = _SLOW.fullmatch(text.strip())
+    if found is None:
+        raise PolicyInvalid(f"--slow-replica {text}: give {SLOW_HELP}")
+    replica_id, delay_ms = int(found["replica"]), int(found["delay"])
+    if replica_id >= 2**31 or not 1 <= delay_ms <= DELAY_MS_MAX:
+        raise PolicyInvalid(f"--slow-replica {text}: a delay is 1 to {DELAY_MS_MAX} ms")
+    return replica_id, delay_ms
+
+
+def parse_sweep(text: str, base: Policy) -> list[Policy]:
+    """`timeout_ms=100,200,500`: a policy for each value, with all that `base` changes. Raises `PolicyInvalid`."""
+    name, equals, values = text.strip().partition("=")
+    words = [word.strip() for word in values.split(",") if word.strip()]
+    if not equals or not words:
+        raise PolicyInvalid(f"--sweep {text}: give NAME=VALUE,VALUE,..., for example timeout_ms=100,200,500")
+    if len(set(words)) != len(words):
+        raise PolicyInvalid(f"--sweep {text}: a value is there twice")
+    policies = []
+    for word in words:
+        own = f"{name}={word}"
+        change = parse_change(own, "--sweep")
+        label = f"{base.label}, {own}" if base.label else own
+        policies.append(replace(base, changes=(*base.changes, change), label=label))
+    return policies
+
+
+def changed_values(changes: Iterable[Change], values: Integers, kinds: Integers, topics: Sequence[Flags]) -> Integers:
+    """The values after all changes. `kinds` are the rows' kinds; `topics` says of each change for which rows it is."""
+    for change, of_topic in zip(changes, topics, strict=True):
+        chosen = of_topic if change.kind == 0 else of_topic & (kinds == change.kind)
+        values = np.where(chosen, change.applied(values), values)
+    return values
