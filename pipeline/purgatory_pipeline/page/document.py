@@ -92,9 +92,10 @@ def render(page: Page) -> str:
 def footer(options: Mapping[str, str], versions: Mapping[str, str]) -> Markup:
     """The last lines of a page: how it was asked for, and by what it was made."""
     asked = " ".join(f"{key}={value}" for key, value in options.items())
-    return Markup("<p>{}</p>\n<p>{}</p>").format(
-        wording.text(f"Options: {asked}" if asked else "No options: the whole archive.", FOOTER_LENGTH_MAX),
-        wording.text(", ".join(f"{name} {version}" for name, version in versions.items()), FOOTER_LENGTH_MAX),
+    made = ", ".join(f"{name} {version}" for name, version in versions.items())
+    lines = [f"Options: {asked}" if asked else "", f"Made with {made}" if made else ""]
+    return Markup("\n").join(
+        Markup("<p>{}</p>").format(wording.text(line, FOOTER_LENGTH_MAX)) for line in lines if line
     )
 
 

@@ -10,6 +10,7 @@ import altair as alt
 import pandas as pd
 from markupsafe import Markup
 
+from purgatory.engine import codes
 from purgatory_pipeline.page import plots, wording
 from purgatory_pipeline.page.parts import Column, Finding, Grid, LegendEntry, Plot, Section, Table
 
@@ -46,12 +47,13 @@ def advice_section(advice: pd.DataFrame, timeouts: pd.DataFrame, survival: pd.Da
 
 
 def advice_findings(advice: pd.DataFrame) -> list[Finding]:
-    """The timeouts that cut off most, in the words of the advice."""
+    """The timeouts that cut off most, in the words of the advice. Fetches last: they bring bytes even then."""
     own = advice[advice["topic"].notna()]
     share = pd.to_numeric(own["timeout_expires"]).fillna(pd.to_numeric(own["expired_share"]))
-    rated = own.assign(share=share, cut=share * pd.to_numeric(own["operations"]))
+    cut = share * pd.to_numeric(own["operations"])
+    rated = own.assign(share=share, cut=cut, fetch=own["kind"] == codes.KIND_NAMES[codes.FETCH])
     notable = rated[rated["share"] >= NOTABLE_SHARE]
-    first = notable.sort_values("cut", ascending=False, kind="stable").head(FINDINGS)
+    first = notable.sort_values(["fetch", "cut"], ascending=[True, False], kind="stable").head(FINDINGS)
     return [
         Finding(
             Markup("{} ({}): {}").format(
@@ -99,7 +101,10 @@ def _curve(row: pd.Series[Any], survival: pd.DataFrame) -> Plot | None:
         "drawn:Q",
         title="share that needs longer (logarithmic)",
         scale=alt.Scale(type="log", domain=[bottom, 1], nice=False, clamp=True),
-        axis=alt.Axis(values=[step for step in _DECADES if step >= bottom * 0.99], labelExpr=plots.SHARE_LABEL),
+        axis=alt.Axis(
+            values=[step for step in (_DECADES if bottom < 0.09 else _FINER) if step >= bottom * 0.99],
+            labelExpr=plots.SHARE_LABEL,
+        ),
     )
     waits = [point["at"] for point in points]
     timeout = plots.drawn_ms(row["timeout_ms"])
@@ -133,12 +138,21 @@ def _point(waited: object, waiting: object, low: object, high: object) -> dict[s
     }
 
 
+def _cut_off(row: pd.Series[Any]) -> str:
+    """What needs longer than the timeout in use, in words; empty if nothing is known."""
+    if not wording.is_missing(row["timeout_expires"]):
+        return wording.share_said(row["timeout_expires"])
+    known = 0 < wording.number_of(row["timeout_expires_high"]) < 1
+    return f"at most {wording.share_said(row['timeout_expires_high'])}" if known else ""
+
+
 def _timeout_mark(row: pd.Series[Any], timeout: float, *, is_far: bool) -> list[alt.Chart]:
     """The timeout as an upright line, what it cuts off as a dot on the curve, and both in words below the curve."""
     share = wording.number_of(row["timeout_expires"])
     words = [wording.milliseconds(timeout)]
-    if not math.isnan(share):
-        words.append(f"{wording.share_said(share)} need longer")
+    cut = _cut_off(row)
+    if cut:
+        words.append(f"{cut} need longer")
     drawn = None if math.isnan(share) else max(share, SMALLEST_SHARE)
     mark = alt.Chart(plots.data([{"at": timeout, "drawn": drawn, "written": _LINE_BREAK.join(words)}])).encode(
         x=alt.X("at:Q")
@@ -172,7 +186,7 @@ def _description(row: pd.Series[Any]) -> str:
         return f"A falling curve: the share that needs longer than a given wait. {need}."
     return (
         f"A falling curve: the share that needs longer than a given wait. {need}; the timeout most in use, "
-        f"{wording.milliseconds(row['timeout_ms'])}, cuts off {wording.share(row['timeout_expires'])}."
+        f"{wording.milliseconds(row['timeout_ms'])}, cuts off {_cut_off(row) or 'a share that is not known'}."
     )
 
 
@@ -182,9 +196,10 @@ def _range(low: str, high: str) -> str:
 
 
 def _bounded(shown: Callable[[object], str], value: object, low: object, high: object) -> str | Markup:
-    """A figure, and small beside it its bounds."""
+    """A figure, and small beside it its bounds; or what it is at most, where only that is known."""
     if wording.is_missing(value):
-        return wording.MISSING
+        known = 0 < wording.number_of(high) < 1
+        return Markup("<small>at most</small> {}").format(shown(high)) if known else wording.MISSING
     figure = shown(value)
     if wording.is_missing(low) or wording.is_missing(high):
         return figure
@@ -263,6 +278,8 @@ def _timeout_cell(row: pd.Series[Any]) -> Markup:
 
 
 _DECADES: Final = tuple(10.0**-power for power in range(6))
+_FINER: Final = (1.0, 0.5, 0.2, 0.1)
+"""Marks on the axis of shares; finer ones where all is within one decade."""
 _STEPS: Final = {-2: "shorter", -1: "a step shorter", 0: "in use", 1: "a step longer", 2: "longer"}
 _LINE_BREAK: Final = "; "
 _LEGEND: Final = (

@@ -14,13 +14,26 @@ from purgatory_pipeline.page.parts import Column, Finding, LegendEntry, Plot, Se
 
 DOTS_MAX: Final = 400
 FINDINGS: Final = 2
-_MEASURES: Final[dict[str, tuple[str, Callable[[object], str]]]] = {
-    "registered": ("registrations", wording.count),
-    "wait_p50_ms": ("wait of half", wording.milliseconds),
-    "wait_p99_ms": ("wait of 99 %", wording.milliseconds),
-    "expiry_rate": ("share expired", wording.share),
-    "completion_rate": ("share satisfied", wording.share),
+_MEASURES: Final[dict[str, tuple[str, Callable[[object], str], Markup]]] = {
+    "registered": ("registrations", wording.count, Markup("{value} {of} were registered, usually {usual}.")),
+    "wait_p50_ms": (
+        "wait of half",
+        wording.milliseconds,
+        Markup("half of the {of} waited up to {value}, usually {usual}."),
+    ),
+    "wait_p99_ms": (
+        "wait of 99 %",
+        wording.milliseconds,
+        Markup("99 % of the {of} waited up to {value}, usually {usual}."),
+    ),
+    "expiry_rate": ("share expired", wording.share, Markup("{value} of the {of} expired, usually {usual}.")),
+    "completion_rate": (
+        "share satisfied",
+        wording.share,
+        Markup("{value} of the {of} were satisfied, usually {usual}."),
+    ),
 }
+"""Measures: what they are called, how their values are written, and a sentence."""
 _COLOURS: Final = {"up": "var(--expired)", "down": "var(--produce)"}
 
 
@@ -36,18 +49,17 @@ def anomalies_section(anomalies: pd.DataFrame, window_ms: int, span: plots.Span)
     return Section("anomalies", title, (lead,), parts=(_plot(anomalies, window_ms, span), _table(anomalies)))
 
 
-def anomaly_findings(anomalies: pd.DataFrame) -> list[Finding]:
+def anomaly_findings(anomalies: pd.DataFrame, window_ms: int) -> list[Finding]:
     """The most striking ones, one for each measure."""
-    first = anomalies.drop_duplicates(["measure", "kind"]).head(FINDINGS)
-    sentence = Markup("At {}, the {} of {} was {}, usually {}.")
+    known = anomalies[anomalies["measure"].isin(list(_MEASURES))]
+    first = known.drop_duplicates(["measure", "kind"]).head(FINDINGS)
     return [
         Finding(
-            sentence.format(
-                wording.instant(row["window_start"]),
-                _measure(row["measure"]),
-                _of(row["topic"], row["kind"]),
-                wording.strong(_value(row["measure"], row["value"])),
-                _value(row["measure"], row["usual"]),
+            Markup("In the {} from {}, ").format(timeline.duration(window_ms), wording.instant(row["window_start"]))
+            + _MEASURES[row["measure"]][2].format(
+                of=_of(row["topic"], row["kind"]),
+                value=wording.strong(_value(row["measure"], row["value"])),
+                usual=_value(row["measure"], row["usual"]),
             ),
             "anomalies",
         )
@@ -90,7 +102,9 @@ def _plot(anomalies: pd.DataFrame, window_ms: int, span: plots.Span) -> Plot:
         )
     )
     measures = sorted({dot["measure"] for dot in dots})
-    note = f"The {DOTS_MAX} most striking of {len(anomalies):,}." if len(anomalies) > DOTS_MAX else ""
+    note = "Larger is more striking."
+    if len(anomalies) > DOTS_MAX:
+        note += f" The first {DOTS_MAX} of {len(anomalies):,}."
     return plots.plot(
         chart,
         title="When something was unlike before",
@@ -100,7 +114,7 @@ def _plot(anomalies: pd.DataFrame, window_ms: int, span: plots.Span) -> Plot:
         note=note,
         legend=(
             LegendEntry("more than usual", _COLOURS["up"]),
-            LegendEntry("less than usual (larger: more striking)", _COLOURS["down"]),
+            LegendEntry("less than usual", _COLOURS["down"]),
         ),
     )
 
@@ -139,5 +153,5 @@ def _value(measure: object, value: object) -> str:
 
 def _of(topic: object, kind: object) -> Markup:
     if wording.is_missing(topic):
-        return Markup("all {} operations").format(wording.text(kind))
+        return Markup("{} operations").format(wording.text(kind))
     return Markup("{} operations on {}").format(wording.text(kind), wording.name(topic))

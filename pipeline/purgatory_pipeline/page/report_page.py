@@ -36,7 +36,7 @@ def report_page(frames: Mapping[str, pd.DataFrame], info: ReportInfo) -> Page:
         subtitle=_subtitle(info),
         facts=report_account.facts(frames["intake"], info),
         account=report_account.account_section(frames["intake"], info),
-        findings=_findings(frames),
+        findings=_findings(frames, info),
         sections=(
             load_section(lines),
             waits_section(frames["topics"], lines, approximate=info.approximate),
@@ -69,11 +69,11 @@ def _subtitle(info: ReportInfo) -> Markup:
     )
 
 
-def _findings(frames: Mapping[str, pd.DataFrame]) -> tuple[Finding, ...]:
+def _findings(frames: Mapping[str, pd.DataFrame], info: ReportInfo) -> tuple[Finding, ...]:
     found = [
         *straggler_finding(frames["stragglers"]),
         *advice_findings(frames["advice"]),
-        *anomaly_findings(frames["anomalies"]),
+        *anomaly_findings(frames["anomalies"], info.window_ms),
     ]
     return tuple(found)
 
@@ -95,7 +95,7 @@ def _tables_section(frames: Mapping[str, pd.DataFrame], info: ReportInfo) -> Sec
                 rows,
                 (
                     Column("name", "table", wording.name),
-                    Column("meaning", "what it holds", lambda meaning: wording.text(meaning, 400)),
+                    Column("meaning", "what it holds", lambda meaning: wording.described(str(meaning))),
                     Column("rows", "rows", wording.count),
                 ),
                 rows_max=len(rows),

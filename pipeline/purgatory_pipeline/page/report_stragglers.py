@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import pandas as pd
@@ -19,8 +20,6 @@ _CAUSES: Final = {
     "told": "a high watermark was told from outside",
     "unknown": "the archive does not show it",
 }
-_STANDS_OUT: Final = 1.5
-"""A replica is named in the findings if it held back this many times its fair share."""
 
 
 def stragglers_section(stragglers: pd.DataFrame, causes: pd.DataFrame, info: ReportInfo) -> Section:
@@ -50,28 +49,32 @@ def stragglers_section(stragglers: pd.DataFrame, causes: pd.DataFrame, info: Rep
 
 
 def straggler_finding(stragglers: pd.DataFrame) -> list[Finding]:
-    """The replica that cost most, if it stands out."""
-    overall = _overall(stragglers)
+    """The replica that held back most, if it stands out."""
+    overall = _overall(stragglers).sort_values("held_back", ascending=False, kind="stable")
     if overall.empty:
         return []
-    first = overall.iloc[0]
-    fair = 1 / len(overall)
-    if len(overall) > 1 and wording.number_of(first["share"]) < _STANDS_OUT * fair:
+    first, second = overall.iloc[0], overall.iloc[1] if len(overall) > 1 else None
+    if second is not None and not _is_clearly_more(first["held_back"], second["held_back"]):
         return []
-    sentence = Markup(
-        "{} held back {} of the slow produces, by {} at the median. Without it they would have waited {} less in all."
+    sentence = Markup("{} held back {} of the slow produces, by {} at the median. ").format(
+        wording.strong(f"Replica {first['replica_id']}"),
+        wording.strong(wording.share_said(first["share"])),
+        wording.strong(wording.milliseconds(first["median_ms"])),
     )
-    return [
-        Finding(
-            sentence.format(
-                wording.strong(f"Replica {first['replica_id']}"),
-                wording.strong(wording.share_said(first["share"])),
-                wording.strong(wording.milliseconds(first["median_ms"])),
-                wording.time_in_all(first["total_ms"]),
-            ),
-            "stragglers",
+    if second is not None:
+        sentence += Markup("Next is replica {} with {}. ").format(
+            second["replica_id"], wording.share_said(second["share"])
         )
-    ]
+    sentence += Markup("Without the first they would have waited {} less in all.").format(
+        wording.time_in_all(first["total_ms"])
+    )
+    return [Finding(sentence, "stragglers")]
+
+
+def _is_clearly_more(first: object, second: object) -> bool:
+    """By a quarter, and by more than chance would do to two replicas that are alike."""
+    most, next_most = wording.number_of(first), wording.number_of(second)
+    return most >= 1.25 * next_most and most - next_most > 2 * math.sqrt(most + next_most)
 
 
 def _overall(stragglers: pd.DataFrame) -> pd.DataFrame:

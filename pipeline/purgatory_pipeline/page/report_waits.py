@@ -16,6 +16,7 @@ TOPICS_DRAWN: Final = 14
 _PERCENTILES: Final = {"wait_p50_ms": "half", "wait_p90_ms": "90 %", "wait_p99_ms": "99 %"}
 _LATENESS: Final = {"lateness_p50_ms": "half", "lateness_p99_ms": "99 %", "lateness_max_ms": "the latest"}
 _COLOURS: Final = dict(zip(_PERCENTILES.values(), ("var(--low)", "var(--middle)", "var(--high)"), strict=True))
+_DOT_SIZES: Final = (26, 62, 120)
 _LATENESS_COLOURS: Final = dict(zip(_LATENESS.values(), ("var(--low)", "var(--middle)", "var(--high)"), strict=True))
 
 
@@ -158,7 +159,11 @@ def _by_topic(topics: pd.DataFrame) -> Plot:
 def _dots(
     topics: pd.DataFrame, columns: dict[str, str], colours: dict[str, str], *, logarithmic: bool = False
 ) -> alt.LayerChart:
-    """A row for each topic and kind: dots for percentiles on a line from the lowest to the highest."""
+    """A row for each topic and kind: dots for percentiles on a line from the lowest to the highest.
+
+    Lower percentiles are smaller dots in front, so that all are seen where they coincide.
+    """
+    sizes = dict(zip(columns.values(), _DOT_SIZES, strict=True))
     labels = plots.unique_labels(
         f"{topic} · {kind}" for topic, kind in zip(topics["topic"], topics["kind"], strict=True)
     )
@@ -169,10 +174,18 @@ def _dots(
         points = {
             word: wording.number_of(row[key]) for key, word in columns.items() if not wording.is_missing(row[key])
         }
-        at = {word: (plots.drawn_ms(value) or value) if logarithmic else value for word, value in points.items()}
+        at = {word: max(value, plots.SHORTEST_MS) if logarithmic else value for word, value in points.items()}
         spans.append({"label": label, "place": place, "low": min(at.values()), "high": max(at.values())})
         dots += [
-            {"label": label, "place": place, "word": word, "drawn": at[word], "value": points[word]} for word in points
+            {
+                "label": label,
+                "place": place,
+                "word": word,
+                "drawn": at[word],
+                "value": points[word],
+                "size": sizes[word],
+            }
+            for word in reversed(points)
         ]
     values = [dot["drawn"] for dot in dots]
     across = (
@@ -185,11 +198,12 @@ def _dots(
         .mark_rule(strokeWidth=2, color="var(--line)")
         .encode(y=plots.rows_axis(), x=alt.X("low:Q"), x2="high:Q"),
         alt.Chart(plots.data(dots))
-        .mark_circle(size=75, opacity=1)
+        .mark_circle(opacity=1)
         .encode(
             y=plots.rows_axis(),
             x=across,
             color=alt.Color("word:N", scale=plots.colour_scale(colours), legend=None),
+            size=alt.Size("size:Q", scale=None, legend=None),
             tooltip=[
                 alt.Tooltip("label:N", title="topic · kind"),
                 alt.Tooltip("word:N", title="which"),

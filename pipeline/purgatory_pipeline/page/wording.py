@@ -154,6 +154,12 @@ def strong(value: object) -> Markup:
     return Markup("<strong>{}</strong>").format(value)
 
 
+def described(words: str) -> Markup:
+    """Our own words in which `names` stand between backticks."""
+    parts = words.split("`")
+    return Markup().join(name(part) if place % 2 else escape(part) for place, part in enumerate(parts))
+
+
 def listed(parts: list[Markup] | list[str]) -> Markup:
     """a, b and c."""
     if len(parts) <= 1:
