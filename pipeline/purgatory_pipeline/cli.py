@@ -12,6 +12,7 @@ from typing import Annotated, Final
 
 import typer
 
+from purgatory_pipeline.check import check
 from purgatory_pipeline.errors import PipelineError
 from purgatory_pipeline.failures import in_one_line, is_sparks
 from purgatory_pipeline.generate.command import generate
@@ -48,6 +49,7 @@ def settings(
         pass_settings(master, conf or [])
 
 
+app.command("check")(check)
 app.command("generate")(generate)
 
 

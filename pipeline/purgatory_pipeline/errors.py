@@ -15,6 +15,10 @@ class SettingInvalid(PipelineError):
     """A Spark setting that is none, or that was given in the wrong place."""
 
 
+class WindowInvalid(PipelineError):
+    """`--since` or `--until` is no instant, or what is between them is no window."""
+
+
 class ArchiveUnusable(PipelineError):
     """The archive is missing, empty, of a newer version, or not an archive."""
 
