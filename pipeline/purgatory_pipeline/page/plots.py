@@ -29,6 +29,7 @@ OUTCOME_COLOURS: Final = {
     "cancelled": "var(--cancelled)",
     "shutting_down": "var(--shutting-down)",
     "refused": "var(--refused)",
+    "open": "var(--quiet)",
 }
 KIND_COLOURS: Final = {
     "produce": "var(--produce)",

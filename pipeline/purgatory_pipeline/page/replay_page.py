@@ -7,6 +7,8 @@ The frames, by name:
 - `waits`: policy, topic (missing: all), kind, wait_p50_ms, wait_p90_ms, wait_p99_ms
 - `changes`: policy, kind, recorded, replayed, operations: outcomes that are others than the recorded ones
 
+Further columns are left alone. The outcome of what still waits when its history ends is "open".
+
 A `policy` is named as it was asked for, "timeout_ms=500"; the empty name is the unchanged one, so what was recorded.
 """
 
@@ -41,10 +43,19 @@ class ReplayInfo:
     """In the order in which they were asked for, without the unchanged one."""
     compared: int
     equal: int
+    no_outcome: int = 0
+    """Operations that had not ended when their history did: not compared."""
+    in_doubt: int = 0
+    """Operations that may depend on rows that are lost: not compared."""
     notes: tuple[str, ...] = ()
     """What a reader must know before the figures: what could not be replayed, and how much. Sentences."""
     options: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def operations(self) -> int:
+        """All that were replayed."""
+        return self.compared + self.no_outcome + self.in_doubt
 
 
 def write_replay_page(frames: Mapping[str, pd.DataFrame], info: ReplayInfo, path: Path) -> None:
@@ -61,7 +72,7 @@ def replay_page(frames: Mapping[str, pd.DataFrame], info: ReplayInfo) -> Page:
             wording.name(info.archive),
             wording.instant(info.first_at),
             wording.instant(info.last_at),
-            wording.count(info.compared),
+            wording.count(info.operations),
         ),
         facts=_facts(info),
         account=_account(info),
@@ -78,7 +89,7 @@ def replay_page(frames: Mapping[str, pd.DataFrame], info: ReplayInfo) -> Page:
 def _facts(info: ReplayInfo) -> tuple[Fact, ...]:
     differing = info.compared - info.equal
     return (
-        Fact("replayed", wording.rough_count(info.compared), "operations"),
+        Fact("replayed", wording.rough_count(info.operations), "operations"),
         Fact(
             "equal when unchanged",
             wording.share(info.equal / info.compared if info.compared else None),
@@ -99,7 +110,14 @@ def _account(info: ReplayInfo) -> Section:
     if differing:
         told = f"{wording.plural(differing, 'operation')} ended otherwise in the unchanged replay than it was recorded."
         notices = (told, *notices)
-    return Section("account", "Is the replay true to what happened?", (lead,), notices=notices)
+    sums = Markup(
+        "Operations: {} equal + {} different + {} without a recorded end + {} in doubt, because rows that they may "
+        "depend on are lost = {} in all."
+    ).format(
+        *(wording.count(number) for number in (info.equal, differing, info.no_outcome, info.in_doubt)),
+        wording.strong(wording.count(info.operations)),
+    )
+    return Section("account", "Is the replay true to what happened?", (lead, sums), notices=notices)
 
 
 def _findings(outcomes: pd.DataFrame, policies: Policies) -> tuple[Finding, ...]:

@@ -17,7 +17,7 @@ from purgatory_pipeline.page.parts import LegendEntry, Plot
 
 UNCHANGED: Final = ""
 """The name of the policy that changes nothing: what it gives is what was recorded."""
-OUTCOMES: Final = ("satisfied", "expired", "failed", "cancelled", "shutting_down", "refused")
+OUTCOMES: Final = ("satisfied", "expired", "failed", "cancelled", "shutting_down", "refused", "open")
 _PERCENTILES: Final = {"wait_p50_ms": "half", "wait_p90_ms": "90 %", "wait_p99_ms": "99 %"}
 _COLOURS: Final = dict(zip(_PERCENTILES.values(), ("var(--low)", "var(--middle)", "var(--high)"), strict=True))
 WAITS_LEGEND: Final = (
