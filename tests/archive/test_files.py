@@ -1,0 +1,182 @@
+"""Files of the archive: where they lie, what they say of themselves, when they roll, and what a broken disk does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import fs
+
+from purgatory.archive import layout, schema
+from purgatory.archive.files import ArchiveUnusable, ArchiveWriter, Placed, new_run_id, open_archive
+from purgatory.archive.rows import CallStamp, call_row
+from tests.archive.failing_disk import FailingDisk
+
+RUN = "run-a"
+HALF_PAST_ONE_MS = 1_700_011_800_000  # 2023-11-15 01:30 UTC
+
+
+class HandClock:
+    """Seconds, moved by hand."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def row(call_number: int, at_ms: int = HALF_PAST_ONE_MS) -> pa.RecordBatch:
+    return call_row(CallStamp(RUN, call_number, 0, at_ms), schema.CANCEL_KEY, topic=f"key-{call_number}", ended=0)
+
+
+def writer_to(folder: Path, clock: HandClock | None = None, roll_bytes: int = 10**9) -> ArchiveWriter:
+    filesystem, root = open_archive(str(folder))
+    return ArchiveWriter(filesystem, root, RUN, roll_s=60, roll_bytes=roll_bytes, clock=clock or HandClock())
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def call_numbers(folder: Path) -> list[int]:
+    tables = [pq.ParquetFile(path).read() for path in sorted((folder / schema.CALLS).rglob("*.parquet"))]
+    return [number for table in tables for number in table["call_number"].to_pylist()]
+
+
+def test_a_file_lies_by_date_and_hour_and_says_what_it_is(tmp_path: Path) -> None:
+    """One roll makes one file in its place, with the keys of the layout, and leaves nothing aside."""
+    writer = writer_to(tmp_path)
+    writer.write(schema.CALLS, row(1))
+    writer.write(schema.CALLS, row(2))
+    path = f"calls/date=2023-11-15/hour=01/{RUN}-000001.parquet"
+    [placed] = writer.roll()
+    assert (placed.table, placed.path, placed.rows) == (schema.CALLS, path, 2)
+    assert files_in(tmp_path) == [path]
+    assert placed.size == (tmp_path / path).stat().st_size
+    file = pq.ParquetFile(tmp_path / path)
+    assert file.schema_arrow.equals(schema.SCHEMAS[schema.CALLS])
+    metadata = file.schema_arrow.metadata
+    assert metadata[layout.VERSION_KEY] == str(schema.VERSION).encode()
+    assert metadata[layout.TABLE_KEY] == b"calls"
+    assert metadata[layout.RUN_KEY] == RUN.encode()
+    assert metadata[layout.FILE_NUMBER_KEY] == b"1"
+    assert (writer.files, writer.bytes, writer.rows[schema.CALLS]) == (1, placed.size, 2)
+
+
+def test_numbers_rise_within_a_table(tmp_path: Path) -> None:
+    """Each table counts its own files from 1."""
+    writer = writer_to(tmp_path)
+    for number in (1, 2):
+        writer.write(schema.CALLS, row(number))
+        writer.roll()
+    assert [Path(name).name for name in files_in(tmp_path)] == [f"{RUN}-000001.parquet", f"{RUN}-000002.parquet"]
+
+
+def test_it_rolls_when_the_oldest_file_is_old_enough(tmp_path: Path) -> None:
+    """Not before `roll_s`, and counted from the first row."""
+    clock = HandClock()
+    writer = writer_to(tmp_path, clock)
+    clock.now_s = 100.0
+    writer.write(schema.CALLS, row(1))
+    clock.now_s = 159.9
+    writer.write(schema.CALLS, row(2))
+    assert writer.roll_if_due() == []
+    clock.now_s = 160.0
+    assert [placed.rows for placed in writer.roll_if_due()] == [2]
+    assert writer.roll_if_due() == []
+
+
+def test_it_rolls_when_a_file_is_large_enough(tmp_path: Path) -> None:
+    """Once encoded rows come to `roll_bytes`, whatever the time."""
+    writer = writer_to(tmp_path, roll_bytes=1_000)
+    writer.write(schema.CALLS, row(1).take(pa.array([0] * 140_000)))
+    assert writer.is_due
+    assert writer.roll_if_due()[0].rows == 140_000
+
+
+def test_no_file_spans_two_hours(tmp_path: Path) -> None:
+    """Rows of one batch are parted where the hour changes, also when the clock went back."""
+    writer = writer_to(tmp_path)
+    hours = [0, 0, 1, 1, 0]
+    rows = [row(number, HALF_PAST_ONE_MS + hour * 3_600_000) for number, hour in enumerate(hours)]
+    writer.write(schema.CALLS, pa.Table.from_batches(rows).combine_chunks().to_batches()[0])
+    assert writer.is_due
+    writer.close()
+    assert [name.split("/")[2:] for name in files_in(tmp_path)] == [
+        ["hour=01", f"{RUN}-000001.parquet"],
+        ["hour=01", f"{RUN}-000003.parquet"],
+        ["hour=02", f"{RUN}-000002.parquet"],
+    ]
+
+
+@pytest.mark.parametrize("fault", ["write", "move"])
+def test_what_a_broken_disk_refuses_is_kept_and_tried_again(tmp_path: Path, fault: str) -> None:
+    """While the disk fails nothing is half there; when it works again, every row is there once."""
+    disk = FailingDisk()
+    writer = ArchiveWriter(disk.filesystem(), str(tmp_path), RUN)
+    writer.write(schema.CALLS, row(1))
+    disk.fails = {fault}
+    for number in (2, 3):
+        with pytest.raises(OSError, match="No space left"):
+            writer.roll()
+        assert call_numbers(tmp_path) == []
+        writer.write(schema.CALLS, row(number))
+    assert writer.unplaced_rows == 3
+    assert writer.is_due
+    disk.fails = set()
+    writer.roll()
+    assert call_numbers(tmp_path) == [1, 2, 3]
+    assert writer.unplaced_rows == 0
+    assert [path for path in files_in(tmp_path) if not path.startswith("calls/")] == []
+
+
+def test_a_file_that_is_half_written_is_taken_away(tmp_path: Path) -> None:
+    """It takes the room that may be what is missing; where it cannot be deleted either, that is no other error."""
+    disk = FailingDisk()
+    writer = ArchiveWriter(disk.filesystem(), str(tmp_path), RUN)
+    writer.write(schema.CALLS, row(1))
+    disk.fails = {"write", "delete"}
+    with pytest.raises(OSError, match="No space left"):
+        writer.roll()
+    disk.fails = set()
+    assert [placed.rows for placed in writer.close()] == [1]
+
+
+@pytest.mark.parametrize("place", ["", "file://", "absolute"])
+def test_a_path_or_a_uri_is_a_place(tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative path, an absolute one and a URI lead to the same folder, which is made."""
+    monkeypatch.chdir(tmp_path)
+    given = {"": "kept/here", "file://": f"file://{tmp_path}/kept/here", "absolute": f"{tmp_path}/kept/here"}[place]
+    filesystem, root = open_archive(given)
+    assert isinstance(filesystem, fs.LocalFileSystem)
+    assert Path(root) == tmp_path / "kept" / "here"
+    assert (tmp_path / "kept" / "here" / layout.WRITING).is_dir()
+    assert files_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("place", ["nonsense://x/y", "file://relative", "{file}/below"])
+def test_a_place_that_cannot_be_used_is_refused_in_one_line(tmp_path: Path, place: str) -> None:
+    """The message names the place and the reason."""
+    file = tmp_path / "file"
+    file.write_text("no folder")
+    place = place.format(file=file)
+    with pytest.raises(ArchiveUnusable) as caught:
+        open_archive(place)
+    message = str(caught.value)
+    assert message.startswith(f"cannot write an archive to {place}: ")
+    assert "\n" not in message
+
+
+def test_runs_have_names_of_their_own() -> None:
+    """Two runs of one second do not collide."""
+    assert new_run_id() != new_run_id()
+
+
+def test_nothing_to_write_makes_no_file(tmp_path: Path) -> None:
+    """An empty roll is no error and leaves nothing."""
+    writer = writer_to(tmp_path)
+    assert writer.close() == list[Placed]()
+    assert files_in(tmp_path) == []

@@ -1,0 +1,259 @@
+"""Rows from engine calls: what a real engine was given and gave, against the same made with lists and loops."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from purgatory.archive import schema
+from purgatory.archive.rows import (
+    CallStamp,
+    EventRows,
+    OutcomeRows,
+    Registrant,
+    RegistrationRows,
+    call_row,
+    event_rows,
+    marker_row,
+    outcome_rows,
+    registration_rows,
+    registration_rows_count,
+)
+from purgatory.engine import codes
+from purgatory.engine.batches import EventBatch, OperationBatch, Refusal, RegisterReceipt, ReplicaSets
+from purgatory.engine.engine import Engine
+from purgatory.engine.limits import EngineLimits
+from tests.archive.plain_rows import plain_events, plain_outcomes, plain_registrations
+
+WHOSE = Registrant(7, "orders-service", "alice")
+PARTITIONS = [("orders", 0), ("orders", 1), ("clicks", 0)]
+KEYS = ["paid", "shipped"]
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+DEFAULT_MS = 30_000
+
+
+def stamp(call_number: int = 1, time_ms: int = 5) -> CallStamp:
+    return CallStamp("run-a", call_number, time_ms, 1_700_000_000_000 + time_ms)
+
+
+def plain(rows: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Rows as dictionaries, their instants as milliseconds."""
+    assert rows.validate(full=True) is None
+    return [row | {"at": (row["at"] - EPOCH) // timedelta(milliseconds=1)} for row in rows.to_pylist()]
+
+
+class Drawn:
+    """Batches drawn from a seed; some of what is in them is nonsense."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def column(self, choices: Sequence[Any], rows: int) -> list[Any]:
+        """A column: a value for each row, one for all, or none."""
+        return self._random.choices(choices, k=self._random.choice((0, 1, rows)))
+
+    def rows(self) -> int:
+        return self._random.choice((1, 2, 3, 6, 50))
+
+    def operations(self, kind: int) -> OperationBatch:
+        """A batch that an engine can read."""
+        operations = self.rows()
+        ids = sorted(self._random.choices(range(1, 31), k=operations))
+        if self._random.random() < 0.5:
+            ids[-1] = self._random.choice((0, 2**64 - 1, 2**61))
+        names = len(KEYS if kind == codes.SIGNAL else PARTITIONS)
+        counts = self.column((1, 1, 1, 2, 3, 0), operations)
+        items = sum(counts) if len(counts) > 1 else operations * (counts[0] if counts else 1)
+        return OperationBatch(
+            ids,
+            partitions=PARTITIONS,
+            keys=KEYS,
+            item_counts=counts,
+            item_indexes=self.column((*range(names), *range(names), 99), items),
+            timeouts_ms=self.column(range(1, 900), operations),
+            offsets=self.column(range(50), items),
+            local_error_codes=self.column(range(4), items),
+            leader_epochs=self.column(range(-1, 3), items),
+            min_bytes=self.column(range(1, 9), operations),
+            replica_ids=self.column(range(4), operations),
+            isolation_levels=self.column(range(4), operations),
+            follower_reads=self.column((False, True), operations),
+            partition_max_bytes=self.column(range(1, 9), items),
+            last_fetched_epochs=self.column(range(4), items),
+            throttled=self.column((False, True), items),
+            any_key=self.column((False, True), operations),
+            from_now=self.column((False, True), operations),
+        )
+
+    def new_operations(self, kind: int, first_id: int) -> OperationBatch:
+        """A batch of single partitions or keys, all of which an engine accepts."""
+        operations = self.rows()
+        return OperationBatch(
+            list(range(first_id, first_id + operations)),
+            partitions=PARTITIONS,
+            keys=KEYS,
+            timeouts_ms=self.column(range(1, 900), operations),
+            offsets=self.column(range(1, 50), operations),
+            item_indexes=self.column(range(len(KEYS)), operations),
+            any_key=self.column((False, True), operations) if kind == codes.SIGNAL else [],
+        )
+
+    def events(self) -> EventBatch:
+        """Events of all types."""
+        rows = self.rows()
+        small = range(-1, 4)
+        return EventBatch(
+            self._random.choices([*codes.EVENT_NAMES, 0, 99], k=rows),
+            partitions=PARTITIONS,
+            keys=self._random.choice(([], KEYS)),
+            item_indexes=self.column(range(4), rows),
+            offsets=self.column(range(50), rows),
+            leader_epochs=self.column(small, rows),
+            replica_ids=self.column(small, rows),
+            byte_positions=self.column(small, rows),
+            segment_base_offsets=self.column(small, rows),
+            log_start_offsets=self.column(small, rows),
+            flags=self.column(range(4), rows),
+            replica_sets=self._random.choice(([], [self._sets() for _ in range(rows)])),
+        )
+
+    def _sets(self) -> ReplicaSets | None:
+        some = [self._random.sample((1, 2, 3), self._random.randrange(4)) for _ in range(3)]
+        sets = ReplicaSets(replicas=some[0], in_sync=some[1], proposed=some[2], leader_id=self._random.randrange(-1, 4))
+        return self._random.choice((None, sets))
+
+
+@given(st.integers(0, 2**32), st.sampled_from(codes.KINDS))
+def test_registrations_are_rows_for_each_item(seed: int, kind: int) -> None:
+    """Accepted, refused and known operations, gathered or one batch at a time, are the rows they should be."""
+    drawn = Drawn(seed)
+    engine = Engine(EngineLimits(pending_operations_max=60), 0)
+    owner = engine.add_owner()
+    gathered = RegistrationRows()
+    expected: list[dict[str, Any]] = []
+    for number in (1, 2, 3):
+        batch = drawn.operations(kind)
+        known = owner.highest_operation_id
+        receipt = engine.register(owner, kind, batch, number)
+        rows = plain_registrations(stamp(number), WHOSE, kind, batch, receipt, known)
+        assert registration_rows_count(kind, batch, receipt) == len(rows)
+        if rows:
+            alone = plain(registration_rows(stamp(number), WHOSE, kind, batch, receipt, DEFAULT_MS))
+            assert in_order(alone) == in_order(rows)
+            gathered.add(stamp(number), WHOSE, kind, batch, receipt, DEFAULT_MS)
+            expected += rows
+    assert gathered.rows == len(expected)
+    if expected:
+        assert in_order(plain(gathered.take())) == in_order(expected)
+        assert gathered.rows == 0
+
+
+def in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows by call: within one the order is free."""
+    return sorted(
+        rows, key=lambda row: (row["call_number"], row["operation_id"], row["item"], str(sorted(row.items())))
+    )
+
+
+def test_accepted_operations_keep_their_order() -> None:
+    """Within a batch without faults the rows are in the order of the operations and of their items."""
+    batch = OperationBatch([5, 9], partitions=PARTITIONS, item_counts=[2, 1], item_indexes=[2, 0, 1], offsets=[7, 8, 9])
+    engine = Engine(EngineLimits(), 0)
+    receipt = engine.register(engine.add_owner(), codes.PRODUCE, batch, 0)
+    rows = plain(registration_rows(stamp(), WHOSE, codes.PRODUCE, batch, receipt, DEFAULT_MS))
+    assert [(row["operation_id"], row["item"], row["topic"], row["offset"]) for row in rows] == [
+        (5, 0, "clicks", 7), (5, 1, "orders", 8), (9, 0, "orders", 9),
+    ]  # fmt: skip
+
+
+@given(st.integers(0, 2**32))
+def test_outcomes_are_rows_for_each_item(seed: int) -> None:
+    """What several calls ended of all kinds, gathered or one by one, are the rows it should be."""
+    drawn = Drawn(seed)
+    engine = Engine(EngineLimits(), 0)
+    owner = engine.add_owner()
+    gathered = OutcomeRows()
+    expected: list[dict[str, Any]] = []
+    for number, kind in enumerate((*codes.KINDS, codes.PRODUCE), 1):
+        now_ms = number * 50
+        engine.register(owner, kind, drawn.new_operations(kind, owner.highest_operation_id + 1), now_ms)
+        engine.apply(drawn.events(), now_ms)
+        engine.advance_clock(now_ms, 100)
+        if number > 4:
+            engine.cancel_all(owner, now_ms)
+        for completions in engine.take_completions():
+            rows = plain_outcomes(stamp(number), WHOSE, completions)
+            assert plain(outcome_rows(stamp(number), WHOSE, completions)) == rows
+            gathered.add(stamp(number), WHOSE, completions)
+            expected += rows
+    assert plain(gathered.take()) == expected
+
+
+@given(st.integers(0, 2**32), st.integers(1, 8))
+def test_events_are_rows_of_their_slices(seed: int, limit: int) -> None:
+    """Each slice of a batch of events, gathered or alone, is the rows it should be; `row` counts in the slice."""
+    batch = Drawn(seed).events()
+    engine = Engine(EngineLimits(), 0)
+    gathered = EventRows()
+    expected: list[dict[str, Any]] = []
+    start = 0
+    while start < len(batch.types):
+        receipt = engine.apply(batch, 1, start, limit)
+        rows = plain_events(stamp(start + 1), batch, start, receipt)
+        assert plain(event_rows(stamp(start + 1), batch, start, receipt)) == rows
+        gathered.add(stamp(start + 1), batch, start, receipt)
+        expected += rows
+        start = receipt.next_index
+    assert plain(gathered.take()) == expected
+
+
+def test_a_batch_that_no_engine_could_read_has_bare_rows() -> None:
+    """Refused before it came to the engine, with columns that do not fit: a row for each operation, without names."""
+    receipt = RegisterReceipt()
+    receipt.refusals.extend(Refusal(place, codes.UNAVAILABLE, "", "") for place in range(3))
+    batch = OperationBatch([1, 2, 3], partitions=PARTITIONS, offsets=[1, 2], timeouts_ms=[5, 6])
+    rows = plain(registration_rows(stamp(), WHOSE, codes.PRODUCE, batch, receipt, DEFAULT_MS))
+    assert [(row["operation_id"], row["refusal_code"], row["topic"], row["timeout_ms"]) for row in rows] == [
+        (number, codes.UNAVAILABLE, None, DEFAULT_MS) for number in (1, 2, 3)
+    ]
+
+
+def test_an_operation_of_a_billion_items_has_one_row() -> None:
+    """A refused operation says how many items it asked for; no row is made for what did not arrive."""
+    engine = Engine(EngineLimits(), 0)
+    batch = OperationBatch([1, 2], partitions=PARTITIONS, item_counts=[2**31])
+    receipt = engine.register(engine.add_owner(), codes.PRODUCE, batch, 0)
+    rows = plain(registration_rows(stamp(), WHOSE, codes.PRODUCE, batch, receipt, DEFAULT_MS))
+    assert [(row["operation_id"], row["item_count"], row["topic"]) for row in rows] == [
+        (1, 2**31 - 1, None),
+        (2, 2**31 - 1, None),
+    ]
+
+
+def test_calls_and_markers_are_single_rows() -> None:
+    """What is not said is null; ids beyond what a column holds are cut to its highest."""
+    [call] = plain(call_row(stamp(3), schema.CANCEL, session_number=2, operation_ids=[1, 2**64 - 1], ended=1))
+    assert call == {
+        "run_id": "run-a", "call_number": 3, "time_ms": 5, "at": 1_700_000_000_005, "call": "cancel",
+        "session_number": 2, "operation_ids": [1, 2**63 - 1], "topic": None, "partition": None, "ended": 1,
+    }  # fmt: skip
+    [marker] = plain(marker_row(stamp(3), schema.DROPPED, table="events", rows=9, last_call_number=8))
+    assert marker == {
+        "run_id": "run-a", "call_number": 3, "time_ms": 5, "at": 1_700_000_000_005, "marker": "dropped",
+        "table": "events", "rows": 9, "last_call_number": 8, "detail": None,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("table", schema.TABLES)
+def test_every_column_is_typed_as_the_schema_says(table: str) -> None:
+    """An empty table of each schema is what the rows are compatible with: names are unique, and types are fixed."""
+    names = schema.SCHEMAS[table].names
+    assert len(set(names)) == len(names)
+    assert names[:4] == ["run_id", "call_number", "time_ms", "at"]

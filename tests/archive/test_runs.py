@@ -1,0 +1,130 @@
+"""Runs that live, runs that are dead, and who says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyarrow import fs
+
+from purgatory.archive import layout
+from purgatory.archive.run_details import LIMIT_NAMES, RunDetails
+from purgatory.archive.runs import SILENT_S, RunFile, RunState, claim_dead_runs
+from tests.archive.failing_disk import FailingDisk
+
+
+class HandClock:
+    """Wall-clock milliseconds, moved by hand."""
+
+    def __init__(self) -> None:
+        self.now_ms = 1_700_000_000_000
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> str:
+    (tmp_path / layout.WRITING).mkdir()
+    return str(tmp_path)
+
+
+def state_of(run_id: str) -> RunState:
+    return RunState(run_id, "host-1", 17, call_number=5, time_ms=50, at_ms=500)
+
+
+def test_a_run_on_a_local_disk_lives_as_long_as_its_lock(root: str) -> None:
+    """However long it is silent; when its process is gone it is dead at once, and can be claimed by one only."""
+    local, clock = fs.LocalFileSystem(), HandClock()
+    run = RunFile(local, root, state_of("run-a"), clock)
+    clock.now_ms += int(SILENT_S * 10_000)
+    assert claim_dead_runs(local, root, "run-b", clock) == []
+    run.state.call_number = 9
+    run.renew()
+    run.release()
+    [dead] = claim_dead_runs(local, root, "run-b", clock)
+    assert dead.state == run.state
+    assert dead.state.call_number == 9
+    assert claim_dead_runs(local, root, "run-c", clock) == []
+    dead.release()
+    [dead] = claim_dead_runs(local, root, "run-c", clock)
+    dead.forget()
+    assert claim_dead_runs(local, root, "run-c", clock) == []
+    assert list(Path(root, layout.WRITING).iterdir()) == []
+
+
+def test_a_run_elsewhere_lives_as_long_as_it_says_so(root: str) -> None:
+    """Where there are no locks, silence decides."""
+    disk, clock = FailingDisk().filesystem(), HandClock()
+    run = RunFile(disk, root, state_of("run-a"), clock)
+    clock.now_ms += int(SILENT_S * 900)
+    assert claim_dead_runs(disk, root, "run-b", clock) == []
+    run.renew()
+    clock.now_ms += int(SILENT_S * 900)
+    assert claim_dead_runs(disk, root, "run-b", clock) == []
+    clock.now_ms += int(SILENT_S * 100)
+    [dead] = claim_dead_runs(disk, root, "run-b", clock)
+    assert dead.state.run_id == "run-a"
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_a_run_that_ended_left_nothing(root: str, local: bool) -> None:
+    """Its file goes with it, and nobody takes it for dead."""
+    filesystem = fs.LocalFileSystem() if local else FailingDisk().filesystem()
+    RunFile(filesystem, root, state_of("run-a")).remove()
+    assert list(Path(root, layout.WRITING).iterdir()) == []
+    assert claim_dead_runs(filesystem, root, "run-b") == []
+
+
+def test_a_run_does_not_claim_itself(root: str) -> None:
+    """Also where there are no locks."""
+    disk, clock = FailingDisk().filesystem(), HandClock()
+    RunFile(disk, root, state_of("run-a"), clock)
+    clock.now_ms += int(SILENT_S * 2_000)
+    assert claim_dead_runs(disk, root, "run-a", clock) == []
+
+
+def test_only_leftovers_of_the_dead_run_are_removed(root: str) -> None:
+    """Files aside of other runs stay, whatever their names have in common."""
+    aside = Path(root, layout.WRITING)
+    RunFile(fs.LocalFileSystem(), root, state_of("run-a")).release()
+    names = [Path(layout.unfinished_path("outcomes", run, 3)).name for run in ("run-a", "run-a2", "a", "run-b")]
+    for name in names:
+        (aside / name).write_bytes(b"PAR1 half")
+    [dead] = claim_dead_runs(fs.LocalFileSystem(), root, "run-b")
+    assert dead.remove_leftovers() == 1
+    assert sorted(path.name for path in aside.glob("*.parquet")) == sorted(names[1:])
+
+
+def test_files_that_are_none_of_ours_are_passed_over(root: str) -> None:
+    """Garbage with the right ending is nobody's run."""
+    for name, content in (
+        ("x.running", b"{}"),
+        ("y.running", b"\xff"),
+        ("z.running", b'{"run_id": 1}'),
+        ("other", b""),
+    ):
+        Path(root, layout.WRITING, name).write_bytes(content)
+    assert claim_dead_runs(fs.LocalFileSystem(), root, "run-b") == []
+
+
+def test_details_of_a_run_make_its_engine_again() -> None:
+    """The marker's detail makes an engine with the same settings; what a newer version adds does not matter."""
+    limits = {name: 5 + place for place, name in enumerate(LIMIT_NAMES)}
+    limits["timeout_ms_max"] = 100
+    details = RunDetails("1.2", tick_ms=3, wheel_size=4, strict_partitions=True, limits=limits, host="h", pid=1)
+    text = (
+        details.to_json()
+        .replace('"version"', '"novelty": 1, "version"')
+        .replace('"limits": {', '"limits": {"new": 1, ')
+    )
+    assert RunDetails.from_json(text) == details
+    engine = details.make_engine(7)
+    assert {name: getattr(engine.limits, name) for name in LIMIT_NAMES} == limits
+
+
+@pytest.mark.parametrize("detail", ["[]", "{}", "no json"])
+def test_details_that_are_none_are_refused(detail: str) -> None:
+    """ValueError, whatever it is."""
+    with pytest.raises(ValueError, match=r"."):
+        RunDetails.from_json(detail)
