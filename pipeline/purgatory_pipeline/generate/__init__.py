@@ -1,5 +1,1 @@
 """Generated histories: realistic load at any size, through the real engine, with its truth beside it."""
-
-from __future__ import annotations
-
-__all__: list[str] = []

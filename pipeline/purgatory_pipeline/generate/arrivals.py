@@ -16,11 +16,11 @@ from purgatory.engine.codes import DELETE_RECORDS, FETCH, PRODUCE, SIGNAL
 from purgatory_pipeline.generate.cluster import Cluster, Flags, Floats, Ints, LeaderChange, Log
 from purgatory_pipeline.generate.plan import BROKERS, RunPlan
 
-FLUSH_MS: Final = 8
-KIND_SHARES: Final = ((PRODUCE, 0.62), (FETCH, 0.32), (SIGNAL, 0.055), (DELETE_RECORDS, 0.005))
+FLUSH_MS: Final = 16
+KIND_SHARES: Final = ((PRODUCE, 0.70), (FETCH, 0.245), (SIGNAL, 0.05), (DELETE_RECORDS, 0.005))
 SIGNAL_KEYS: Final = 60
 KEY_HOTNESS: Final = 1.0
-SEVERAL_SHARE: Final = {PRODUCE: 0.04, FETCH: 0.20, SIGNAL: 0.25, DELETE_RECORDS: 0.0}
+SEVERAL_SHARE: Final = {PRODUCE: 0.04, FETCH: 0.15, SIGNAL: 0.25, DELETE_RECORDS: 0.0}
 """How many operations of a kind wait on several partitions or keys."""
 SEVERAL_MAX: Final = 4
 

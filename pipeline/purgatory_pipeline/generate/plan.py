@@ -18,7 +18,7 @@ from purgatory_pipeline.generate.topics import Topic, default_topics, named_topi
 BROKERS: Final = 4
 """Replica ids 1 to 4; each partition has three replicas on them."""
 
-RUN_OPERATIONS_MAX: Final = 500_000
+RUN_OPERATIONS_MAX: Final = 1_000_000
 """More operations make more runs: what one task holds in memory grows with this number."""
 
 RUNS_AT_LEAST: Final = 24

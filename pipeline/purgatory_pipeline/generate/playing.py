@@ -16,15 +16,16 @@ import pyarrow as pa
 from purgatory.archive import schema
 from purgatory.archive.gathering import CallStamp
 from purgatory.archive.rows import EventRows, OutcomeRows, RegistrationRows, SingleRows, call_values
-from purgatory.engine.batches import EventBatch, OperationBatch
-from purgatory.engine.codes import DELETE_RECORDS, FETCH, KEY_SIGNALLED, PRODUCE
+from purgatory.engine.batches import EventBatch
+from purgatory.engine.codes import KEY_SIGNALLED
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
-from purgatory_pipeline.generate.arrivals import REGISTRANTS, WITHOUT_EPOCHS
+from purgatory_pipeline.generate.arrivals import REGISTRANTS
+from purgatory_pipeline.generate.messages import Messages
 from purgatory_pipeline.generate.run import Run
 from purgatory_pipeline.generate.timeline import CANCEL, CANCEL_KEY, CANCEL_PARTITION, EVENTS, RARE, REGISTER, SIGNALS
 
-CALLS_PER_CHUNK: Final = 8_192
+CALLS_PER_CHUNK: Final = 2_048
 ENDED_PER_CALL: Final = 2_000
 """As the daemon's reaper does it."""
 
@@ -61,8 +62,9 @@ class Player:
         collecting = gc.isenabled()
         gc.disable()  # everything here is acyclic, and a chunk is freed with its last reference
         try:
-            for first in range(0, len(self._run.calls.what), CALLS_PER_CHUNK):
-                self._play_chunk(first, min(first + CALLS_PER_CHUNK, len(self._run.calls.what)))
+            count = len(self._run.timeline.calls.what)
+            for first in range(0, count, CALLS_PER_CHUNK):
+                self._play_chunk(first, min(first + CALLS_PER_CHUNK, count))
                 self._write()
             self._shut_down()
             self._write()
@@ -71,9 +73,9 @@ class Player:
                 gc.enable()
 
     def _play_chunk(self, first: int, stop: int) -> None:
-        calls = self._run.calls
+        calls = self._run.timeline.calls
         columns = (calls.what, calls.time_ms, calls.start, calls.stop)
-        messages = _Messages(self._run, first, stop)
+        messages = Messages(self._run, first, stop)
         for what, time_ms, start, end in zip(*(column[first:stop].tolist() for column in columns), strict=True):
             self._expire(time_ms)
             if what == REGISTER:
@@ -118,7 +120,7 @@ class Player:
         for completions in self._engine.take_completions():
             self._outcomes.add(stamp, REGISTRANTS[completions.owner_id], completions)
 
-    def _register(self, messages: _Messages, time_ms: int, start: int, end: int) -> None:
+    def _register(self, messages: Messages, time_ms: int, start: int, end: int) -> None:
         session, kind, batch = messages.operations(start, end)
         receipt = self._engine.register(self._owners[session], kind, batch, time_ms)
         assert not receipt.refusals, f"refused: {receipt.refusals[0].field} {receipt.refusals[0].message}"
@@ -195,126 +197,3 @@ class Player:
         counts = np.bincount(np.ravel_multi_index(indices, shape), minlength=int(np.prod(shape))).reshape(shape)
         for name, kind, outcome in zip(*np.nonzero(counts), strict=True):
             self.tally[words[0][name], words[1][kind], words[2][outcome]] += int(counts[name, kind, outcome])
-
-
-class _Messages:
-    """The batches of a chunk of calls: its columns as lists, once, from which each call takes its rows."""
-
-    def __init__(self, run: Run, first: int, stop: int) -> None:
-        self._run: Final = run
-        calls = run.calls
-        what, start, end = (column[first:stop] for column in (calls.what, calls.start, calls.stop))
-        self._first_event, event_rows = _extent(start, end, what == EVENTS)
-        events = run.events
-        self._events: Final = [
-            column[event_rows].tolist()
-            for column in (
-                events.type, events.partition, events.offset, events.leader_epoch, events.replica_id,
-                events.byte_position, events.segment_base_offset, events.log_start_offset,
-            )
-        ]  # fmt: skip
-        self._first, rows = _extent(start, end, what == REGISTER)
-        arrivals, requests = run.arrivals, run.requests
-        self._session: Final = arrivals.session[rows].tolist()
-        self._kind: Final = arrivals.kind[rows].tolist()
-        self._first_items: Final = arrivals.first_item[rows.start : rows.stop + 1].tolist()
-        items = slice(self._first_items[0], self._first_items[-1])
-        self._operations: Final = [
-            column[rows].tolist()
-            for column in (
-                arrivals.operation_id, requests.timeout_ms, np.diff(arrivals.first_item), requests.min_bytes,
-                requests.replica_id, requests.isolation_level, requests.any_key, requests.from_now,
-            )
-        ]  # fmt: skip
-        self._items: Final = [
-            column[items].tolist() for column in (run.item_index, requests.offset, requests.leader_epoch)
-        ]
-        self._places: Final = arrivals.item_place[items].tolist()
-
-    def events(self, start: int, stop: int) -> EventBatch:
-        """The events of these rows."""
-        rows = slice(start - self._first_event, stop - self._first_event)
-        types, partitions, offsets, epochs, replica_ids, positions, segments, log_starts = self._events
-        return EventBatch(
-            types[rows],
-            partitions=self._run.cluster.names,
-            item_indexes=partitions[rows],
-            offsets=offsets[rows],
-            leader_epochs=epochs[rows],
-            replica_ids=replica_ids[rows],
-            byte_positions=positions[rows],
-            segment_base_offsets=segments[rows],
-            log_start_offsets=log_starts[rows],
-        )
-
-    def operations(self, start: int, stop: int) -> tuple[int, int, OperationBatch]:
-        """Session, kind and batch of these operations."""
-        first = start - self._first
-        rows = slice(first, stop - self._first)
-        session, kind = self._session[first], self._kind[first]
-        items = slice(
-            self._first_items[first] - self._first_items[0], self._first_items[rows.stop] - self._first_items[0]
-        )
-        ids, timeouts_ms, item_counts, min_bytes, replica_ids, isolation_levels, any_key, from_now = (
-            column[rows] for column in self._operations
-        )
-        indexes, offsets, epochs = (column[items] for column in self._items)
-        if len(indexes) == len(ids):
-            item_counts = []
-        if session == WITHOUT_EPOCHS:
-            epochs = []
-        if kind == DELETE_RECORDS:
-            name = self._run.cluster.names[self._places[items.start]]
-            return session, kind, OperationBatch(ids, partitions=[name], offsets=offsets, timeouts_ms=timeouts_ms)
-        if kind == PRODUCE:
-            return (
-                session,
-                kind,
-                OperationBatch(
-                    ids,
-                    partitions=self._run.session_names[session],
-                    timeouts_ms=timeouts_ms,
-                    item_counts=item_counts,
-                    item_indexes=indexes,
-                    offsets=offsets,
-                    leader_epochs=epochs,
-                ),
-            )
-        if kind == FETCH:
-            return (
-                session,
-                kind,
-                OperationBatch(
-                    ids,
-                    partitions=self._run.session_names[session],
-                    timeouts_ms=timeouts_ms,
-                    item_counts=item_counts,
-                    item_indexes=indexes,
-                    offsets=offsets,
-                    leader_epochs=epochs,
-                    min_bytes=min_bytes,
-                    replica_ids=replica_ids,
-                    isolation_levels=isolation_levels,
-                ),
-            )
-        return (
-            session,
-            kind,
-            OperationBatch(
-                ids,
-                keys=self._run.keys,
-                timeouts_ms=timeouts_ms,
-                item_counts=item_counts,
-                item_indexes=indexes,
-                offsets=offsets,
-                any_key=any_key,
-                from_now=from_now,
-            ),
-        )
-
-
-def _extent(start: np.ndarray, stop: np.ndarray, chosen: np.ndarray) -> tuple[int, slice]:
-    """The rows that the chosen calls are about: they follow each other."""
-    if not chosen.any():
-        return 0, slice(0, 0)
-    return int(start[chosen].min()), slice(int(start[chosen].min()), int(stop[chosen].max()))

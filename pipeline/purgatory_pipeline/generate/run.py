@@ -16,8 +16,6 @@ from purgatory_pipeline.generate.requests import Requests, draw_requests, move_l
 from purgatory_pipeline.generate.timeline import (
     CANCEL_KEY,
     CANCEL_PARTITION,
-    Calls,
-    Events,
     Timeline,
     draw_cancels,
     draw_signals,
@@ -44,8 +42,6 @@ class Run:
     appends: Appends
     marks: Marks
     requests: Requests
-    events: Events
-    calls: Calls
     timeline: Timeline
     keys: list[str]
     session_names: list[list[tuple[str, int]]]
@@ -91,8 +87,6 @@ def draw_run(plan: RunPlan) -> Run:
         appends=appends,
         marks=marks,
         requests=requests,
-        events=events,
-        calls=calls,
         timeline=timeline,
         keys=[f"job-{key:02d}/finished" for key in range(SIGNAL_KEYS)],
         session_names=session_names,

@@ -179,8 +179,9 @@ def sum_up(plan: Plan, out: str) -> dict[str, Any]:
             summary.add(json.loads(stream.read()))
     for name, table in summary.tables().items():
         _write_table(filesystem, f"{root}/{TRUTH}/{name}.parquet", table)
-    whole = summary.to_json()
-    write_text(filesystem, f"{root}/{TRUTH}", "truth.json", json.dumps(whole, indent=1))
+    text = json.dumps(summary.to_json(), indent=1)
+    write_text(filesystem, f"{root}/{TRUTH}", "truth.json", text)
+    whole: dict[str, Any] = json.loads(text)
     return whole
 
 

@@ -30,6 +30,9 @@ MIN_IN_SYNC_REPLICAS: Final = 2
 CANCELLED_SHARE: Final = 0.004
 CANCELLED_AFTER_MS: Final = 60.0
 
+SIGNALS_EVERY_MS: Final = 10
+"""Those who signal gather what they have to say so long."""
+
 # Kinds of call, in their order within a millisecond.
 RARE: Final = 0
 EVENTS: Final = 1
@@ -205,7 +208,7 @@ def _beginning(cluster: Cluster, logs: list[Log], bases: list[int]) -> EventBatc
 def draw_signals(arrivals: Arrivals, life_ms: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
     """When which keys are signalled: about as often as they are waited for."""
     count = int((arrivals.kind == SIGNAL).sum())
-    times = np.sort(rng.integers(1, life_ms + 1, count))
+    times = np.sort(rng.integers(1, life_ms // SIGNALS_EVERY_MS + 2, count)) * SIGNALS_EVERY_MS
     return times, pick(key_load(), rng.random(count))
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from purgatory.engine.codes import PRODUCE, SIGNAL
+from purgatory_pipeline.generate.arrivals import WITHOUT_EPOCHS
 from purgatory_pipeline.generate.cluster import Ints
 from purgatory_pipeline.generate.run import Run
 from purgatory_pipeline.generate.steps import NEVER
@@ -74,7 +75,16 @@ def needed_ms(run: Run) -> tuple[Ints, Ints, Ints, Ints]:
     starts = np.cumsum(counts) - counts
     items = np.repeat(first - starts, counts) + np.arange(int(counts.sum()))
     log, offset = arrivals.item_log[items], run.requests.offset[items]
-    reached_ms = np.where(arrivals.item_too_late[items], NEVER, marks.high_watermarks.reached(log, offset))
+    reached_ms = marks.high_watermarks.reached(log, offset)
+    too_late = arrivals.item_too_late[items]
+    reached_ms[too_late] = NEVER
+    # Who gives no epoch is not found out where a new leader has taken over, and asks for what is there already.
+    elected_ms = np.full(len(run.logs), NEVER)
+    elected_ms[[change.old_log for change in run.changes]] = [change.elected_ms for change in run.changes]
+    sent_ms = np.repeat(arrivals.time_ms[operations], counts)
+    unnoticed = too_late & (np.repeat(arrivals.session[operations], counts) == WITHOUT_EPOCHS)
+    unnoticed &= sent_ms >= elected_ms[log]
+    reached_ms[unnoticed] = sent_ms[unnoticed]
     one, other = (marks.progress.reached(2 * log + place, offset) for place in (0, 1))
     followers = np.array([entry.followers for entry in run.logs])[log]
     last = np.where(one > other, followers[:, 0], np.where(one < other, followers[:, 1], BOTH))
