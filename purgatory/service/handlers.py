@@ -116,8 +116,11 @@ def _writing(method: Callable[[Any, Context], AsyncIterator[Message]]) -> Method
 
 
 class Requests:
-    """The messages of a stream, to be iterated once. What gRPC gives for that refers to itself: where it is left before
-    its end, as by a refusal, the last message with it would wait for the garbage collector.
+    """The messages of a stream, to be iterated once, so that nothing of it is left however it ends.
+
+    What gRPC gives for that refers to itself: left before its end, as by a refusal, it would wait for the garbage
+    collector, its last message with it. And a read that is cancelled, as by a caller that goes, leaks its operation for
+    good (grpc/grpc#43360): the shield lets it end by itself, as it does with the call.
     """
 
     def __init__(self, context: Context) -> None:

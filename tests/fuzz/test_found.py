@@ -17,7 +17,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from purgatory.service.connection import Connection
-from purgatory.service.handlers import add_to_server, is_no_broken_call
+from purgatory.service.handlers import Requests, add_to_server, is_no_broken_call
 from purgatory.service.refusals import CallRefused
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -212,6 +212,28 @@ async def test_refused_streams_leave_no_message_behind() -> None:
             await eventually(lambda: alive(wire.AdvanceStreamRequest) == 0, "all messages are gone")
     finally:
         gc.enable()
+
+
+async def test_callers_that_go_cancel_no_read() -> None:
+    """A stream that is cut while it waits for a message lets that read end by itself: gRPC leaks cancelled ones."""
+
+    class Context:
+        def __init__(self) -> None:
+            self.message = asyncio.get_running_loop().create_future()
+            self.reads = 0
+
+        async def read(self) -> Any:  # noqa: ANN401 - as gRPC's own
+            self.reads += 1
+            return await self.message
+
+    context: Any = Context()
+    waiting = asyncio.ensure_future(anext(Requests(context)))
+    await eventually(lambda: context.reads == 1, "it reads")
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert not context.message.cancelled()
+    context.message.set_result(grpc.aio.EOF)
 
 
 async def test_aborted_health_checks_leave_no_request_behind() -> None:
