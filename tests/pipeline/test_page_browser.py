@@ -11,7 +11,7 @@ from purgatory_pipeline.page import wording
 from purgatory_pipeline.page.replay_page import write_replay_page
 from purgatory_pipeline.page.report_page import write_page
 
-from tests.pipeline import replay_frames, report_frames
+from tests.pipeline import replay_frames, report_frames, screenshots
 from tests.pipeline.browser import PHONE, WIDE, Opened, chromium_path, opened, running_browser
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
@@ -158,6 +158,13 @@ def test_pointing_at_a_mark_explains_it(browser: Browser, plain_page: Path) -> N
         tip.wait_for()
         assert "1 Jul 05:00" in tip.inner_text()
         assert "satisfied" in tip.inner_text()
+
+
+def test_pictures_for_the_documentation_are_small(browser: Browser, plain_page: Path, tmp_path: Path) -> None:
+    """Each picture of the report can be taken and is small enough to be kept with the documentation."""
+    taken = screenshots.take(browser, plain_page, screenshots.REPORT, tmp_path / "images")
+    assert [path.stem for path in taken] == [picture.name for picture in screenshots.REPORT]
+    assert [path.name for path in taken if not 1_000 < path.stat().st_size <= screenshots.BYTES_MAX] == []
 
 
 def test_an_empty_report_says_so(browser: Browser, tmp_path: Path) -> None:

@@ -164,6 +164,18 @@ def test_names_escape_markup(value: str) -> None:
     assert marked.striptags().split() == wording.text(value).split()
 
 
+def test_figures_stay_with_their_units() -> None:
+    """A line is not broken between a figure and its unit; the rest may be."""
+    assert wording.unbroken("the 500 ms in use expire 3.1 %.") == f"the 500{NBSP}ms in use expire 3.1{NBSP}%."
+
+
+def test_our_own_words_may_name_things() -> None:
+    """What stands between backticks is a name; everything is escaped."""
+    assert wording.described("more than `slow_over_ms` < 5") == (
+        "more than <code><bdi>slow_over_ms</bdi></code> &lt; 5"
+    )
+
+
 def test_lists_and_plurals() -> None:
     """a, b and c; 1 file, 2 files."""
     assert wording.listed(["a", "<b>", "c"]) == "a, &lt;b&gt; and c"

@@ -59,7 +59,7 @@ def advice_findings(advice: pd.DataFrame) -> list[Finding]:
             Markup("{} ({}): {}").format(
                 wording.name(row["topic"]),
                 wording.text(row["kind"]),
-                wording.text(row["sentence"], SENTENCE_LENGTH_MAX),
+                wording.unbroken(wording.text(row["sentence"], SENTENCE_LENGTH_MAX)),
             ),
             "timeouts",
         )

@@ -6,6 +6,7 @@ Numbers that are missing are a dash; a share is only "0 %" or "100 %" if it is e
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 from datetime import UTC, datetime
 from typing import Final
@@ -152,6 +153,11 @@ def name(value: object) -> Markup:
 def strong(value: object) -> Markup:
     """The figure that a sentence is about."""
     return Markup("<strong>{}</strong>").format(value)
+
+
+def unbroken(sentence: str) -> str:
+    """The sentence with figures and their units kept on one line."""
+    return re.sub(r"(?<=\d) (?=%|ms\b)", NBSP, sentence)
 
 
 def described(words: str) -> Markup:
