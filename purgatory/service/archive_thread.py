@@ -1,6 +1,6 @@
 """The thread that keeps the archive: takes engine calls from the queue, makes rows of many at once, writes the files.
 
-It looks every `TURN_S` rather than being told, so that handing a call over costs no more than an append. While files
+It looks every `TURN_S` rather than being told, so handing a call over costs no more than an append. While files
 cannot be written it waits and tries again; the queue fills up meanwhile, and what then happens is the queue's affair.
 All tables are rolled together, between two calls: what lies at its place is everything up to one call.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import threading
 import time
 from typing import Any, Final
@@ -24,6 +25,9 @@ from purgatory.service.archive_queue import Call, CallQueue
 LOGGER: Final = logging.getLogger(__name__)
 
 TURN_S: Final = 0.01
+IDLE_S: Final = 0.2
+"""It looks less and less often while there is nothing."""
+CALLS_PER_TURN: Final = 10_000
 RETRY_S: Final = 1.0
 TRIES_AT_END: Final = 3
 ROWS_AT_ONCE: Final = 16_384
@@ -42,7 +46,9 @@ NEW_GATHERERS: Final[dict[str, Any]] = {
 class ArchiveThread:
     """Keeps what comes through `queue`. `start` it, `close` it at the end."""
 
-    def __init__(self, queue: CallQueue, writer: ArchiveWriter, run: RunFile, *, roll_s: float) -> None:
+    def __init__(
+        self, queue: CallQueue, writer: ArchiveWriter, run: RunFile, *, roll_s: float, retry_s: float = RETRY_S
+    ) -> None:
         self.errors = 0
         """Times that files could not be written, or rows not be made."""
         self.rows_lost: Final = dict.fromkeys(schema.TABLES, 0)
@@ -51,6 +57,7 @@ class ArchiveThread:
         self._queue: Final = queue
         self._run: Final = run
         self._roll_s: Final = roll_s
+        self._retry_s: Final = retry_s
         self._gatherers: Final[dict[str, Any]] = {table: make() for table, make in NEW_GATHERERS.items()}
         self._first_gathered: Final[dict[str, CallStamp]] = {}
         """The first call that is gathered, by table."""
@@ -78,12 +85,14 @@ class ArchiveThread:
     # The thread.
 
     def _work(self) -> None:
+        pause_s = TURN_S
         is_last = False
         while not is_last:
-            self._wake.wait(TURN_S)
+            self._wake.wait(pause_s)
             is_last = self._is_closing
             try:
-                self._turn()
+                calls = self._turn(sys.maxsize if is_last else CALLS_PER_TURN)
+                pause_s = TURN_S if calls else min(pause_s * 2, IDLE_S)
                 if is_last:
                     self._roll()
                     self._run.remove()
@@ -92,17 +101,24 @@ class ArchiveThread:
                 LOGGER.exception("a turn of the archive failed; it goes on")
         self._run.release()
 
-    def _turn(self) -> None:
-        while (call := self._queue.take()) is not None:
+    def _turn(self, calls_max: int) -> int:
+        """Keeps what has come, at most so many calls, and rolls if it is time; returns how many calls there were."""
+        calls = 0
+        while calls < calls_max and (call := self._queue.take()) is not None:
             self._keep(call)
+            calls += 1
         now_s = time.monotonic()
         since_s = self._unrolled_since_s
         if self.writer.is_due or (since_s is not None and now_s - since_s >= self._roll_s):
             self._roll()
         if now_s - self._looked_s >= RENEW_S:
             self._looked_s = now_s
-            self._run.renew()
-            self._bury_dead_runs()
+            try:
+                self._run.renew()
+                self._bury_dead_runs()
+            except CANNOT_WRITE as error:
+                self._note_failure(error)
+        return calls
 
     def _keep(self, call: Call) -> None:
         stamp = call.stamp
@@ -170,18 +186,22 @@ class ArchiveThread:
                 self._run.renew()
                 break
             except CANNOT_WRITE as error:
-                self.errors += 1
+                self._note_failure(error)
                 tries += 1
-                if not self._is_failing:
-                    self._is_failing = True
-                    LOGGER.error("cannot write the archive; history waits in memory: %s", error)  # noqa: TRY400
                 if self._is_closing and tries >= TRIES_AT_END:
                     raise
-                self._wake.wait(RETRY_S)
+                self._wake.wait(self._retry_s)
         self._unrolled_since_s = None
         if self._is_failing:
             self._is_failing = False
             LOGGER.info("the archive is being written again")
+
+    def _note_failure(self, error: Exception) -> None:
+        """Says once that something is wrong with the disk, and counts every time."""
+        self.errors += 1
+        if not self._is_failing:
+            self._is_failing = True
+            LOGGER.error("cannot write the archive; history waits in memory: %s", error)
 
     def _bury_dead_runs(self) -> None:
         """Says in the archive which runs crashed, and removes what is left of them that nobody could read."""

@@ -1,0 +1,299 @@
+"""What a host tells its archive, and what the archive makes of it: numbers, gaps, refusals, broken disks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from purgatory.archive import layout, schema
+from purgatory.engine import codes
+from purgatory.engine.batches import EventBatch, OperationBatch, Refusal, RegisterReceipt
+from purgatory.engine.completions import Completions
+from purgatory.service.observer import SilentObserver
+from purgatory.service.refusals import BatchRefused, CallRefused
+from purgatory.service.translate_operations import OperationRun
+from tests.archive.failing_disk import FailingDisk
+from tests.service.archive_kit import AT_MS, Kept
+from tests.service.serving import eventually
+
+HOUR_MS = 3_600_000
+
+
+def produces(first_id: int, count: int = 1, timeout_ms: int = 1_000) -> OperationRun:
+    """Waits for offset 10 of orders-0."""
+    ids = list(range(first_id, first_id + count))
+    return OperationRun(
+        codes.PRODUCE, OperationBatch(ids, partitions=[("orders", 0)], offsets=[10], timeouts_ms=[timeout_ms])
+    )
+
+
+def marks(offset: int) -> EventBatch:
+    return EventBatch([codes.HIGH_WATERMARK], partitions=[("orders", 0)], offsets=[offset])
+
+
+async def test_every_call_has_its_number_and_outcomes_that_of_the_call_that_ended_them(tmp_path: Path) -> None:
+    """Numbers rise from 1 without a gap, over all tables; expiries have the number of the clock's call."""
+    kept = Kept(tmp_path)
+    session, _ = kept.host.sessions.open("s", 0)
+    kept.host.register(session, [produces(1, 2), produces(3, 2, timeout_ms=50)], [])
+    kept.clock.jump(60)
+    kept.host._advance_clock()
+    kept.host._advance_clock()  # nothing expires: no call
+    kept.host.cancel(session, [1, 99])
+    await kept.host.apply(marks(10))
+    kept.host.register(session, [produces(1)], [])  # known already: no call
+    kept.start()
+    assert kept.close()
+    numbers = {table: [row["call_number"] for row in kept.rows(table)] for table in schema.TABLES}
+    assert numbers == {
+        schema.REGISTRATIONS: [1, 1, 2, 2],
+        schema.OUTCOMES: [3, 3, 4, 5],
+        schema.CALLS: [4],
+        schema.EVENTS: [5],
+        schema.MARKERS: [5],
+    }
+    assert [row["outcome"] for row in kept.rows(schema.OUTCOMES)] == ["expired", "expired", "cancelled", "satisfied"]
+    assert {row["time_ms"] for row in kept.rows(schema.REGISTRATIONS)} == {1_000}
+    assert {row["time_ms"] for row in kept.rows(schema.OUTCOMES)} == {1_060}
+    [cancel] = kept.rows(schema.CALLS)
+    assert (cancel["operation_ids"], cancel["ended"], cancel["session_number"]) == ([1, 99], 1, session.number)
+
+
+async def test_a_session_that_is_dropped_says_how_its_operations_ended(tmp_path: Path) -> None:
+    """History has a cancel_session and its outcomes; the observer hears nothing of them, as without an archive."""
+
+    class Listener(SilentObserver):
+        told = 0
+
+        def completed(self, completions: Completions) -> None:
+            self.told += len(completions)
+
+    listener = Listener()
+    kept = Kept(tmp_path, observer=listener)
+    for expected_number in (1, 2):  # the same id again is another session
+        session, _ = kept.host.sessions.open("s", kept.clock.now_ms())
+        assert session.number == expected_number
+        kept.host.register(session, [produces(1, 3)], [])
+        kept.clock.jump(100)
+        kept.host.sessions.drop_expired(kept.clock.now_ms())
+    kept.start()
+    assert kept.close()
+    assert [(row["call"], row["session_number"], row["ended"]) for row in kept.rows(schema.CALLS)] == [
+        ("cancel_session", 1, 3),
+        ("cancel_session", 2, 3),
+    ]
+    outcomes = Counter((row["session_number"], row["outcome"]) for row in kept.rows(schema.OUTCOMES))
+    assert outcomes == {(1, "cancelled"): 3, (2, "cancelled"): 3}
+    assert listener.told == 0
+
+
+async def test_unary_waits_are_session_number_0(tmp_path: Path) -> None:
+    """One that ends and one whose caller goes away; leaving after the end is no call."""
+    kept = Kept(tmp_path)
+    for ends in (True, False):
+        with kept.host.waiting() as (operation_id, _future):
+            kept.host.register_wait(produces(operation_id))
+            if ends:
+                await kept.host.apply(marks(10))
+                await kept.host.apply(EventBatch([codes.PARTITION_REMOVED], partitions=[("orders", 0)]))
+    kept.start()
+    assert kept.close()
+    owners = {(row["session_number"], row["session_id"]) for row in kept.rows(schema.OUTCOMES)}
+    assert owners == {(0, "")}
+    assert [row["outcome"] for row in kept.rows(schema.OUTCOMES)] == ["satisfied", "cancelled"]
+    assert [(row["call"], row["session_number"], row["operation_ids"]) for row in kept.rows(schema.CALLS)] == [
+        ("cancel", 0, [2])
+    ]
+
+
+async def test_what_is_refused_before_the_engine_is_history_too(tmp_path: Path) -> None:
+    """While draining: a row with its code for each new operation, none for what was known."""
+    kept = Kept(tmp_path)
+    session, _ = kept.host.sessions.open("s", 0)
+    kept.host.register(session, [produces(1, 2)], [])
+    kept.host.draining = True
+    kept.host.register(session, [produces(2, 2)], [])
+    kept.start()
+    assert kept.close()
+    refusals = [(row["operation_id"], row["refusal_code"]) for row in kept.rows(schema.REGISTRATIONS)]
+    assert refusals == [(1, 0), (2, 0), (3, codes.UNAVAILABLE)]
+
+
+def full(kept: Kept, calls: int, each: int) -> None:
+    """So many calls of so many registrations."""
+    session, _ = kept.host.sessions.open("s", kept.clock.now_ms())
+    for _ in range(calls):
+        assert kept.host.register(session, [produces(session.owner.highest_operation_id + 1, each)], []).accepted
+
+
+async def test_what_does_not_fit_is_one_gap_with_a_marker(tmp_path: Path) -> None:
+    """Calls are dropped whole until half of the room is free; kept and dropped rows together are all there were."""
+    kept = Kept(tmp_path, rows_max=10)
+    full(kept, calls=5, each=4)  # 8 rows fit, then nothing does
+    kept.thread._turn(1)
+    kept.thread._roll()  # 4 rows wait: half is free
+    session, _ = kept.host.sessions.open("s", 0)
+    kept.host.register(session, [produces(100, 2)], [])
+    kept.start()
+    assert kept.close()
+    assert [row["call_number"] for row in kept.rows(schema.REGISTRATIONS)] == [1] * 4 + [2] * 4 + [6] * 2
+    dropped, ended = kept.rows(schema.MARKERS)
+    assert dropped["marker"] == schema.DROPPED
+    assert (dropped["table"], dropped["rows"]) == (schema.REGISTRATIONS, 12)
+    assert (dropped["call_number"], dropped["last_call_number"]) == (3, 5)
+    assert ended["marker"] == schema.ENDED
+    assert kept.look().rows_dropped[schema.REGISTRATIONS] == 12
+
+
+async def test_a_gap_that_lasts_to_the_end_is_told(tmp_path: Path) -> None:
+    """The end of the run reports what is being dropped just then, of every table."""
+    kept = Kept(tmp_path, rows_max=4)
+    full(kept, calls=2, each=4)
+    await kept.host.apply(marks(10))  # ends all: 8 outcomes
+    kept.start()
+    assert kept.close()
+    told = {row["table"]: row["rows"] for row in kept.rows(schema.MARKERS) if row["marker"] == schema.DROPPED}
+    assert told == {schema.REGISTRATIONS: 4, schema.EVENTS: 1, schema.OUTCOMES: 8}
+    assert len(kept.rows(schema.REGISTRATIONS)) == 4
+
+
+async def test_a_call_that_is_larger_than_the_room_is_kept_when_it_is_alone(tmp_path: Path) -> None:
+    """Otherwise it never would be."""
+    kept = Kept(tmp_path, rows_max=2)
+    full(kept, calls=1, each=5)
+    kept.start()
+    assert kept.close()
+    assert len(kept.rows(schema.REGISTRATIONS)) == 5
+
+
+async def test_strict_refuses_rather_than_drops(tmp_path: Path) -> None:
+    """Full: nothing is admitted, what ends is kept all the same; half empty: everything is admitted again."""
+    kept = Kept(tmp_path, rows_max=8, strict=True)
+    session, _ = kept.host.sessions.open("s", 0)
+    assert kept.host.register(session, [produces(1, 8)], []).accepted == 8
+    answer = kept.host.register(session, [produces(9, 2)], [])
+    assert [refusal.code for refusal, _ in answer.refused] == [codes.UNAVAILABLE] * 2
+    with pytest.raises(BatchRefused) as refused:
+        await kept.host.apply(marks(10))
+    assert refused.value.refusal.code == codes.UNAVAILABLE
+    with pytest.raises(CallRefused, match="archive"), kept.host.waiting():
+        pass
+    assert kept.host.cancel_session(session) == 8
+    kept.start()
+    await eventually(lambda: not kept.host.archive.why_closed(), "there is room again")
+    assert kept.host.register(session, [produces(11, 1)], []).accepted == 1
+    assert kept.close()
+    assert [row["operation_id"] for row in kept.rows(schema.REGISTRATIONS)] == [*range(1, 9), 11]
+    assert len(kept.rows(schema.OUTCOMES)) == 8
+    assert [row["marker"] for row in kept.rows(schema.MARKERS)] == [schema.ENDED]
+
+
+async def test_history_waits_for_a_disk_that_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is said once, counted each time, and nothing that found room is lost; what found none has its marker."""
+    caplog.set_level("INFO")
+    disk = FailingDisk()
+    kept = Kept(tmp_path, filesystem=disk.filesystem(), rows_max=10)
+    disk.fails = {"write"}
+    kept.start()
+    full(kept, calls=1, each=4)
+    await eventually(lambda: kept.look().errors > 3, "the disk was tried several times")
+    assert [record.levelname for record in caplog.records if "cannot write" in record.message] == ["ERROR"]
+    full(kept, calls=10, each=4)
+    disk.fails = set()
+    await eventually(lambda: kept.queue.rows == 0, "the disk has followed")
+    full(kept, calls=1, each=1)
+    assert kept.close()
+    assert [record.levelname for record in caplog.records if "written again" in record.message] == ["INFO"]
+    told = sum(row["rows"] for row in kept.rows(schema.MARKERS) if row["marker"] == schema.DROPPED)
+    assert told > 0
+    assert len(kept.rows(schema.REGISTRATIONS)) + told == 4 + 40 + 1
+    statistics = kept.look()
+    assert statistics.rows_kept[schema.REGISTRATIONS] == len(kept.rows(schema.REGISTRATIONS))
+    assert statistics.rows_dropped[schema.REGISTRATIONS] == told
+
+
+async def test_an_end_that_cannot_be_written_is_a_crash(tmp_path: Path) -> None:
+    """The run gives up, without waiting forever; the next one says that it crashed, and where its history ends."""
+    disk = FailingDisk()
+    kept = Kept(tmp_path, filesystem=disk.filesystem())
+    full(kept, calls=1, each=4)
+    kept.start()
+    await eventually(lambda: kept.run.state.call_number == 1, "the first call is in its place")
+    disk.fails = {"write"}
+    full(kept, calls=1, each=4)
+    assert not kept.close()
+    assert kept.rows(schema.MARKERS) == []
+    assert kept.run.state.call_number == 1
+
+
+async def test_a_crashed_run_is_buried_by_the_next(tmp_path: Path) -> None:
+    """Its leftovers go, a marker says which call it has everything up to, and it is said once only."""
+    crashed = Kept(tmp_path, run_id="run-a")
+    full(crashed, calls=2, each=3)
+    crashed.thread._turn(1)
+    crashed.thread._roll()
+    leftover = tmp_path / layout.unfinished_path(schema.OUTCOMES, "run-a", 7)
+    leftover.write_bytes(b"PAR1 and no end")
+    crashed.run.release()  # as the end of its process does
+    for run_id in ("run-b", "run-c"):
+        following = Kept(tmp_path, run_id=run_id)
+        following.start()
+        assert following.close()
+    assert not leftover.exists()
+    assert list((tmp_path / layout.WRITING).iterdir()) == []
+    [told] = [row for row in following.rows(schema.MARKERS) if row["marker"] == schema.CRASHED]
+    assert (told["run_id"], told["call_number"], told["time_ms"]) == ("run-a", 1, 1_000)
+    assert '"found_by": "run-b"' in told["detail"]
+    assert [row["call_number"] for row in following.rows(schema.REGISTRATIONS)] == [1, 1, 1]
+
+
+async def test_files_part_at_the_hour_between_two_calls(tmp_path: Path) -> None:
+    """Wall-clock time is looked at once a minute; what is of the next hour lies in the next hour's folder."""
+    kept = Kept(tmp_path, wall_ms=lambda: AT_MS + 3 * HOUR_MS if kept.clock.now_ms() > 1_000 else AT_MS)
+    full(kept, calls=1, each=2)
+    kept.clock.jump(59_999)
+    full(kept, calls=1, each=1)
+    kept.clock.jump(1)
+    full(kept, calls=2, each=3)
+    kept.start()
+    assert kept.close()
+    folders = sorted(path.parent.name for path in (tmp_path / schema.REGISTRATIONS).rglob("*.parquet"))
+    assert folders == ["hour=01", "hour=04"]
+    hours = [(row["call_number"], row["at"].hour) for row in kept.rows(schema.REGISTRATIONS)]
+    assert hours == [(1, 1), (1, 1), (2, 1), (3, 4), (3, 4), (3, 4), (4, 4), (4, 4), (4, 4)]
+
+
+async def test_rows_that_cannot_be_made_are_lost_and_told_of(tmp_path: Path) -> None:
+    """A name that is no text spoils what was gathered with it, and nothing else."""
+    kept = Kept(tmp_path)
+    full(kept, calls=1, each=2)
+    batch = OperationBatch([7], partitions=[("\udc00", 0)])
+    receipt = RegisterReceipt()
+    receipt.refusals.append(Refusal(0, codes.INVALID_ARGUMENT, "", ""))
+    kept.recorder.registered(None, codes.PRODUCE, batch, receipt, kept.clock.now_ms())
+    kept.recorder.finish()
+    kept.thread._turn(2)
+    kept.thread._roll()
+    await kept.host.apply(marks(10))
+    kept.start()
+    assert kept.close()
+    assert kept.rows(schema.REGISTRATIONS) == []
+    assert len(kept.rows(schema.OUTCOMES)) == 2
+    [told] = [row for row in kept.rows(schema.MARKERS) if row["marker"] == schema.DROPPED]
+    assert (told["table"], told["rows"], told["call_number"], told["last_call_number"]) == ("registrations", 3, 1, 2)
+    assert kept.look().rows_dropped[schema.REGISTRATIONS] == 3
+    assert kept.queue.rows == 0
+
+
+async def test_a_call_that_was_interrupted_is_kept(tmp_path: Path) -> None:
+    """What a host was told and did not finish to tell of comes with the next call, not out of order."""
+    kept = Kept(tmp_path)
+    kept.recorder.applied(marks(1), 0, kept.host.engine.apply(marks(1), 1_000), 1_000)
+    await kept.host.apply(marks(2))
+    await asyncio.sleep(0)
+    kept.start()
+    assert kept.close()
+    assert [(row["call_number"], row["offset"]) for row in kept.rows(schema.EVENTS)] == [(1, 1), (2, 2)]
