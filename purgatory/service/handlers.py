@@ -130,12 +130,23 @@ class Requests:
         return self
 
     async def __anext__(self) -> Any:  # noqa: ANN401 - of the stream's own type
-        request = await asyncio.shield(self._context.read())
+        read = asyncio.ensure_future(self._context.read())
+        try:
+            request = await asyncio.shield(read)
+        except asyncio.CancelledError:
+            read.add_done_callback(_pass_over)
+            raise
         if request is grpc.aio.EOF:
             raise StopAsyncIteration
         if isinstance(request, Undecodable):
             raise request.refusal()
         return request
+
+
+def _pass_over(read: asyncio.Future[Any]) -> None:
+    """A read that nobody waits for any more has ended: an error of it would be reported as forgotten."""
+    if not read.cancelled():
+        read.exception()
 
 
 def _refuse(context: Context, refused: CallRefused) -> None:

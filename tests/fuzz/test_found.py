@@ -219,13 +219,15 @@ async def test_callers_that_go_cancel_no_read() -> None:
 
     class Context:
         def __init__(self) -> None:
-            self.message = asyncio.get_running_loop().create_future()
+            self.message: asyncio.Future[object] = asyncio.get_running_loop().create_future()
             self.reads = 0
 
-        async def read(self) -> Any:  # noqa: ANN401 - as gRPC's own
+        async def read(self) -> object:
             self.reads += 1
             return await self.message
 
+    reported: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, report: reported.append(report))
     context: Any = Context()
     waiting = asyncio.ensure_future(anext(Requests(context)))
     await eventually(lambda: context.reads == 1, "it reads")
@@ -233,7 +235,11 @@ async def test_callers_that_go_cancel_no_read() -> None:
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert not context.message.cancelled()
-    context.message.set_result(grpc.aio.EOF)
+    context.message.set_exception(grpc.aio.UsageError("RPC already finished."))
+    del waiting
+    await asyncio.sleep(0)
+    gc.collect()
+    assert reported == []
 
 
 async def test_aborted_health_checks_leave_no_request_behind() -> None:
