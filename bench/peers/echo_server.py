@@ -11,9 +11,9 @@ from typing import Any
 
 import grpc.aio
 
+from bench.peers.echoed import echoed
 from bench.peers.grpc_server import serve_until_signal
 from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory.v1 import result_pb2
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceServicer
 
 # ruff: noqa: N802, ARG002 - methods have the names and arguments of the calls
@@ -58,27 +58,6 @@ class EchoServicer(PurgatoryServiceServicer):
     async def Acknowledge(self, request: wire.AcknowledgeRequest, context: Context) -> wire.AcknowledgeResponse:
         """The empty unary call."""
         return wire.AcknowledgeResponse()
-
-
-def echoed(batch: wire.RegisterBatch) -> result_pb2.ResultColumns:
-    """Results of the size of ours for single-partition operations."""
-    columns = batch.columns
-    count = len(columns.operation_id)
-    answer = result_pb2.ResultColumns(kind=columns.kind, partitions=columns.partitions)
-    answer.operation_id.extend(columns.operation_id)
-    answer.outcome.extend([result_pb2.OUTCOME_SATISFIED] * count)
-    zeros, none = [0] * count, [-1] * count
-    offsets = columns.offset if len(columns.offset) == count else [columns.offset[0]] * count
-    answer.waited_ms.extend(zeros)
-    answer.lateness_ms.extend(zeros)
-    answer.item_index.extend(columns.item_index if len(columns.item_index) == count else zeros)
-    answer.error_code.extend(zeros)
-    answer.required_offset.extend(offsets)
-    answer.reached_offset.extend(offsets)
-    answer.log_start_offset.extend(zeros)
-    answer.estimated_remaining_ms.extend(none)
-    answer.pace_per_second.extend([-1.0] * count)
-    return answer
 
 
 if __name__ == "__main__":

@@ -1,0 +1,152 @@
+"""The guard: fails when a count of instructions, a counter or a ratio is over 15 % worse than the committed baseline.
+
+    python -m bench.compare              # measures a little, compares, exits with 1 when something is worse
+    python -m bench.compare --update     # measures, and writes the baseline anew
+
+Never an absolute time. A ratio counts as worse only when the best of its pairs is: a disturbed machine may spoil some
+of them. What cannot be measured here, or not on the terms of the baseline, is named and not compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from bench import suite_engine
+from bench.instructions import UNIT, CountingMissing, counted_rows
+from bench.lab import Lab
+from bench.pairing import Figure
+from bench.processes import ROOT
+from bench.rows import HIGHER_IS_BETTER, Row, read_rows, write_rows
+from bench.scale import QUICK, Scale
+from purgatory.engine import COMPILED
+
+__all__ = ["TOLERANCE", "Verdict", "compared"]
+
+BASELINE: Final = ROOT / "bench" / "results" / "baseline.json"
+TOLERANCE: Final = 0.15
+SCALE: Final[Scale] = dataclasses.replace(QUICK, runs=5)
+SAME, BETTER, WORSE, NOT_COMPARED = "same", "better", "WORSE", "not compared"
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What became of one row of the baseline."""
+
+    name: str
+    before: float
+    now: float | None
+    said: str
+    why: str = ""
+
+
+def main() -> None:
+    """Measures and compares; exits with 1 when something is worse."""
+    parser = argparse.ArgumentParser(prog="bench.compare", description="Compares with the committed baseline.")
+    parser.add_argument("--update", action="store_true", help="write the baseline anew instead")
+    parser.add_argument("--baseline", type=Path, default=BASELINE, help="the rows to compare with")
+    arguments = parser.parse_args()
+    if not COMPILED:
+        print("nothing is compared: the engine is not compiled")
+        return
+    rows, skipped = measured_rows()
+    for line in skipped:
+        print(f"-- {line}")
+    if arguments.update:
+        write_rows(rows, arguments.baseline)
+        print(f"written: {arguments.baseline}")
+        return
+    verdicts = compared(read_rows(arguments.baseline), rows)
+    print(shown(verdicts))
+    worse = [verdict.name for verdict in verdicts if verdict.said == WORSE]
+    if worse:
+        sys.exit(f"worse than the baseline by over {TOLERANCE:.0%}: {', '.join(worse)}")
+
+
+def measured_rows() -> tuple[list[Row], list[str]]:
+    """What the guard looks at, and the lines on what could not be had."""
+    skipped: list[str] = []
+    lab = Lab(SCALE, skipped)
+    try:
+        guarded(lab)
+    finally:
+        lab.close()
+    try:
+        return [*lab.rows, *counted_rows()], skipped
+    except CountingMissing as missing:
+        return lab.rows, [*skipped, str(missing)]
+
+
+def guarded(lab: Lab) -> None:
+    """Counters and ratios that need no peer from elsewhere and repeat well."""
+    engine, wheel, heap = lab.worker("bench.engine"), lab.worker("bench.wheel"), lab.worker("bench.peers.heap_timers")
+    many = {"keys": 1_000, "hot": 1_000, "step": 1, "events": 1_000, "seconds": SCALE.seconds}
+    lab.measure(
+        [Figure("guard/total-pending", "ops/s")],
+        ("engine", suite_engine.run_of(engine, "register-complete", **many, pending=200)),
+        {"self": suite_engine.run_of(engine, "register-complete", **many, pending=1)},
+    )
+    cancel = {"pending": SCALE.timers, "seconds": SCALE.seconds}
+    lab.measure(
+        [Figure("guard/timer-add-cancel", "ops/s")],
+        ("wheel", suite_engine.run_of(wheel, "timer-add-cancel", **cancel)),
+        {"heapq": suite_engine.run_of(heap, "timer-add-cancel", **cancel)},
+    )
+    lab.measure(
+        [Figure("guard/fetch-evaluations", "evaluations/fetch", "evaluations")],
+        ("engine", suite_engine.run_of(engine, "fetch-evaluations", fetches=1_000, appends=1_024)),
+        {},
+        runs=1,
+        warm_up=False,
+    )
+    with lab.fresh_worker("bench.engine") as fresh:
+        memory = suite_engine.run_of(fresh, "memory", count=SCALE.memory, keys=100)
+        lab.measure([Figure("guard/memory", "B", "bytes")], ("engine", memory), {}, runs=1, warm_up=False)
+
+
+def compared(before: Sequence[Row], now: Sequence[Row]) -> list[Verdict]:
+    """A verdict for each row of the baseline, then one for each row that it does not know."""
+    there = {row.key: row for row in now}
+    known = {row.key for row in before}
+    verdicts = [verdict(row, there.get(row.key)) for row in before]
+    return verdicts + [Verdict(row.name, 0.0, figure_of(row), "new") for row in now if row.key not in known]
+
+
+def verdict(before: Row, now: Row | None) -> Verdict:
+    """How a row compares."""
+    base = figure_of(before)
+    if now is None:
+        return Verdict(before.name, base, None, NOT_COMPARED, "it was not measured here")
+    if before.ratio is None and before.unit in HIGHER_IS_BETTER:
+        return Verdict(before.name, base, now.value, NOT_COMPARED, "absolute rates never are")
+    if before.unit == UNIT and before.machine != now.machine:
+        return Verdict(before.name, base, now.value, NOT_COMPARED, f"counted with {before.machine}; here {now.machine}")
+    if before.ratio is not None:
+        best, ratio = now.max, now.ratio or 0.0
+        said = WORSE if best < base * (1 - TOLERANCE) else BETTER if ratio > base * (1 + TOLERANCE) else SAME
+        return Verdict(before.name, base, now.ratio, said, f"best pair {best:.3g}")
+    said = WORSE if now.value > base * (1 + TOLERANCE) else BETTER if now.value < base * (1 - TOLERANCE) else SAME
+    return Verdict(before.name, base, now.value, said)
+
+
+def figure_of(row: Row) -> float:
+    """What of a row is compared: its ratio, or its value where it has none."""
+    return row.value if row.ratio is None else row.ratio
+
+
+def shown(verdicts: Sequence[Verdict]) -> str:
+    """The verdicts as a table."""
+    lines = [f"{'what':<45} {'baseline':>12} {'now':>12}"]
+    for one in verdicts:
+        now = "" if one.now is None else f"{one.now:,.4g}"
+        why = f" ({one.why})" if one.why else ""
+        lines.append(f"{one.name:<45} {one.before:>12,.4g} {now:>12}  {one.said}{why}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

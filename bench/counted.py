@@ -1,0 +1,147 @@
+"""Work whose instructions are counted: `python -m bench.counted WORKLOAD OPERATIONS`, under valgrind.
+
+Each does exactly so many operations and nothing that depends on time, so that two runs count the same. What starting up
+and importing cost falls out in the difference of two runs with different numbers of operations.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Final
+
+BATCH: Final = 500
+NOW_MS: Final = 1_000
+TIMEOUT_MS: Final = 600_000
+
+
+def register_complete(operations: int) -> None:
+    """The engine alone: batches of produce waits in, marks that complete them, completions out."""
+    from purgatory.engine.batches import EventBatch, OperationBatch
+    from purgatory.engine.codes import HIGH_WATERMARK, PRODUCE
+    from purgatory.engine.engine import Engine
+    from purgatory.engine.limits import EngineLimits
+
+    engine = Engine(EngineLimits(), NOW_MS)
+    owner = engine.add_owner()
+    partitions = [("bench", partition) for partition in range(10)]
+    indexes = list(range(10)) * (BATCH // 10)
+    each = BATCH // 10
+    for first in range(0, operations, BATCH):
+        mark = first // 10
+        offsets = sorted(list(range(mark + 1, mark + each + 1)) * 10)
+        ids = list(range(first + 1, first + BATCH + 1))
+        batch = OperationBatch(
+            ids, partitions=partitions, item_indexes=indexes, offsets=offsets, timeouts_ms=[TIMEOUT_MS]
+        )
+        engine.register(owner, PRODUCE, batch, NOW_MS)
+        marks = [mark + each] * 10
+        events = EventBatch([HIGH_WATERMARK] * 10, partitions=partitions, item_indexes=indexes[:10], offsets=marks)
+        assert sum(engine.apply(events, NOW_MS).ended) == BATCH
+        engine.take_completions()
+
+
+def expire(operations: int) -> None:
+    """The engine alone: batches of produce waits in, and all of them expire."""
+    from purgatory.engine.batches import OperationBatch
+    from purgatory.engine.codes import PRODUCE
+    from purgatory.engine.engine import Engine
+    from purgatory.engine.limits import EngineLimits
+
+    engine = Engine(EngineLimits(), 0)
+    owner = engine.add_owner()
+    for first in range(0, operations, BATCH):
+        ids = list(range(first + 1, first + BATCH + 1))
+        timeouts_ms = [1 + number % 300 for number in range(BATCH)]
+        batch = OperationBatch(ids, partitions=[("bench", 0)], offsets=[1], timeouts_ms=timeouts_ms)
+        engine.register(owner, PRODUCE, batch, first)
+        assert engine.advance_clock(first + 300, BATCH) == BATCH
+        engine.take_completions()
+
+
+def translate(operations: int) -> None:
+    """The daemon's share of the columns path without a network: bytes in, engine, bytes out."""
+    from purgatory.engine.batches import EventBatch
+    from purgatory.engine.codes import HIGH_WATERMARK
+    from purgatory.engine.engine import Engine
+    from purgatory.engine.limits import EngineLimits
+    from purgatory.service.outbox import slices_of
+    from purgatory.service.translate_operations import runs_from_columns
+    from purgatory.service.translate_results import result_batch
+    from purgatory.v1 import operation_pb2
+
+    engine = Engine(EngineLimits(), NOW_MS)
+    owner = engine.add_owner()
+    name = operation_pb2.TopicPartition(topic="bench", partition=0)
+    for first in range(0, operations, BATCH):
+        columns = operation_pb2.OperationColumns(
+            kind=operation_pb2.OPERATION_KIND_PRODUCE,
+            partitions=[name],
+            operation_id=range(first + 1, first + BATCH + 1),
+            offset=range(first + 1, first + BATCH + 1),
+            timeout_ms=[TIMEOUT_MS],
+        )
+        arrived = operation_pb2.OperationColumns.FromString(columns.SerializeToString())
+        for run in runs_from_columns(arrived):
+            engine.register(owner, run.kind, run.batch, NOW_MS)
+        engine.apply(EventBatch([HIGH_WATERMARK], partitions=[("bench", 0)], offsets=[first + BATCH]), NOW_MS)
+        for completions in engine.take_completions():
+            assert len(completions) == BATCH
+            result_batch(first + 1, slices_of(completions), columns=True).SerializeToString()
+
+
+def client(operations: int) -> None:
+    """The client's share: batches submitted, sent and answered, without a network."""
+    from purgatory_client.many import partition_columns
+    from purgatory_client.results import OperationKind
+    from purgatory_client.session import SessionCore
+
+    from bench.peers.echoed import echoed
+    from purgatory.v1 import purgatory_service_pb2 as wire
+
+    core = SessionCore("bench", 1_000_000)
+    core.open_message()
+    core.receive(wire.SessionResponse(opened=wire.SessionOpened(heartbeat_interval_ms=3_600_000)), 1.0)
+    for first in range(0, operations, BATCH):
+        offsets = range(first + 1, first + BATCH + 1)
+        core.submit(partition_columns(OperationKind.PRODUCE, [("bench", 0)], None, offsets, [TIMEOUT_MS], None), 1.0)
+        message = core.next_message(1.0)
+        while message is not None and message.WhichOneof("message") != "register":
+            message = core.next_message(1.0)
+        assert message is not None
+        batch = wire.RegisterBatch.FromString(message.register.SerializeToString())
+        receipt = wire.Receipt(batch_id=batch.batch_id, highest_operation_id=first + BATCH, accepted=BATCH)
+        core.receive(wire.SessionResponse(receipt=receipt), 1.0)
+        results = wire.ResultBatch(first_sequence=first + 1, columns=echoed(batch))
+        ended = core.receive(
+            wire.SessionResponse(results=wire.ResultBatch.FromString(results.SerializeToString())), 1.0
+        )
+        assert len(ended) == 1
+
+
+def wheel(operations: int) -> None:
+    """The timing wheel alone: add and cancel, add and fire."""
+    from purgatory.engine.wheel import TimingWheel
+
+    timers = TimingWheel(1, 20, 0)
+    timers.ensure(BATCH)
+    fired: list[int] = []
+    for first in range(0, operations, BATCH):
+        for slot in range(BATCH):
+            timers.add(slot, first + 30_000 + slot)
+        for slot in range(BATCH):
+            timers.add(slot, first + 1 + slot)  # forgets the one before
+        timers.advance(first + BATCH, BATCH, fired)
+        fired.clear()
+
+
+WORKLOADS: Final[dict[str, Callable[[int], None]]] = {
+    "engine-register-complete": register_complete,
+    "engine-expire": expire,
+    "daemon-columns": translate,
+    "client-columns": client,
+    "wheel": wheel,
+}
+
+if __name__ == "__main__":
+    WORKLOADS[sys.argv[1]](int(sys.argv[2]))
