@@ -7,12 +7,14 @@ valgrind, `perf stat` counts if the processor lets it.
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from bench.counted import WORKLOADS
@@ -38,11 +40,14 @@ def counted_rows(workloads: Sequence[str] = tuple(WORKLOADS)) -> list[Row]:
     tool = counting_tool()
     name = toolchain(tool)
     rows = []
-    for workload in workloads:
-        each = (count(tool, workload, MANY) - count(tool, workload, FEW)) / (MANY - FEW)
-        subject = workload.partition("-")[0]
-        rows.append(Row(f"instructions/{workload}", subject, None, each, UNIT, None, 1, each, each, name))
-        print(f"{rows[-1].name:<50} {each:>12,.0f} {UNIT}", file=sys.stderr, flush=True)
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        few = [pool.submit(count, tool, workload, FEW) for workload in workloads]
+        many = [pool.submit(count, tool, workload, MANY) for workload in workloads]
+        for place, workload in enumerate(workloads):
+            each = (many[place].result() - few[place].result()) / (MANY - FEW)
+            subject = workload.partition("-")[0]
+            rows.append(Row(f"instructions/{workload}", subject, None, each, UNIT, None, 1, each, each, name))
+            print(f"{rows[-1].name:<50} {each:>12,.0f} {UNIT}", file=sys.stderr, flush=True)
     return rows
 
 
