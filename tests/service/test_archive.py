@@ -12,6 +12,13 @@ from purgatory.archive import layout, schema
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch, Refusal, RegisterReceipt
 from purgatory.engine.completions import Completions
+from purgatory.engine.engine import Engine
+from purgatory.engine.limits import EngineLimits
+from purgatory.service.exposition import HostCollector
+from purgatory.service.garbage import PauseWatch
+from purgatory.service.host import Host
+from purgatory.service.limits import HostLimits
+from purgatory.service.metrics import Metrics
 from purgatory.service.observer import SilentObserver
 from purgatory.service.refusals import BatchRefused, CallRefused
 from purgatory.service.translate_operations import OperationRun
@@ -297,3 +304,44 @@ async def test_a_call_that_was_interrupted_is_kept(tmp_path: Path) -> None:
     kept.start()
     assert kept.close()
     assert [(row["call_number"], row["offset"]) for row in kept.rows(schema.EVENTS)] == [(1, 1), (2, 2)]
+
+
+async def test_runs_may_share_an_archive(tmp_path: Path) -> None:
+    """One that lives is not taken for dead by another that starts and ends meanwhile."""
+    first, second = (Kept(tmp_path, run_id=run_id) for run_id in ("run-a", "run-b"))
+    for kept in (first, second):
+        kept.start()
+        full(kept, calls=1, each=2)
+    assert second.close()
+    assert first.close()
+    told = [(row["run_id"], row["marker"]) for row in first.rows(schema.MARKERS)]
+    assert told == [("run-a", schema.ENDED), ("run-b", schema.ENDED)]
+    assert [row["run_id"] for row in first.rows(schema.REGISTRATIONS)] == ["run-a"] * 2 + ["run-b"] * 2
+
+
+async def test_metrics_tell_of_the_archive(tmp_path: Path) -> None:
+    """Rows kept and dropped by table, what waits, files, bytes and errors; nothing of it without an archive."""
+
+    def samples(host: Host) -> dict[str, float]:
+        families = HostCollector(host, Metrics(), PauseWatch()).collect()
+        return {
+            " ".join((sample.name, *sample.labels.values())): sample.value
+            for family in families
+            for sample in family.samples
+            if "archive" in sample.name
+        }
+
+    kept = Kept(tmp_path, rows_max=4)
+    full(kept, calls=2, each=4)
+    assert samples(kept.host)["purgatory_archive_queue_rows"] == 4
+    kept.start()
+    assert kept.close()
+    told = samples(kept.host)
+    assert told.pop("purgatory_archive_bytes_total") > 0
+    assert {name: value for name, value in told.items() if value} == {
+        "purgatory_archive_rows_total registrations": 4,
+        "purgatory_archive_rows_total markers": 2,
+        "purgatory_archive_dropped_rows_total registrations": 4,
+        "purgatory_archive_files_total": 2,
+    }
+    assert samples(Host(Engine(EngineLimits(), 0), kept.clock, HostLimits(), SilentObserver())) == {}
