@@ -16,6 +16,7 @@ from purgatory_pipeline.check import check
 from purgatory_pipeline.errors import PipelineError
 from purgatory_pipeline.failures import in_one_line, is_sparks
 from purgatory_pipeline.generate.command import generate
+from purgatory_pipeline.packing import pack
 
 NAME: Final = "purgatory-pipeline"
 EXIT_FAILED: Final = 1
@@ -51,6 +52,7 @@ def settings(
 
 app.command("check")(check)
 app.command("generate")(generate)
+app.command("pack")(pack)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

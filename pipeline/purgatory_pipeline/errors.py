@@ -25,3 +25,7 @@ class ArchiveUnusable(PipelineError):
 
 class PolicyInvalid(PipelineError):
     """An unknown policy, or a value that it cannot have."""
+
+
+class PackingFailed(PipelineError):
+    """The archive of the environment cannot be written."""

@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything on Spark goes to one worker, so that one JVM is started; of the two builds, once."""
     pure = os.environ.get("PURGATORY_BUILD") == "pure"
     for item in items:
-        if HERE not in item.path.parents or "spark" not in getattr(item, "fixturenames", ()):
+        if HERE not in item.path.parents or "java" not in getattr(item, "fixturenames", ()):
             continue
         item.add_marker(pytest.mark.xdist_group("spark"))
         if pure and item.get_closest_marker("both_builds") is None:

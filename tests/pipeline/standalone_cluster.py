@@ -1,0 +1,127 @@
+"""A real Spark cluster on this machine: one master and some workers, processes of the installed PySpark, on loopback.
+
+    python -m tests.pipeline.standalone_cluster --workers 2 --cores 1 --memory 1g
+
+prints the master's URL and runs until it is interrupted. Tests start it in a folder of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+
+import pyspark
+
+HOME = Path(pyspark.__file__).parent
+DAEMON_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dspark.master.rest.enabled=false"
+START_S = 120
+"""A machine that has much else to do may take its time."""
+
+
+class StandaloneCluster:
+    """Started on entry, ended on exit, each process by its pid. Its workers know nothing of this tree."""
+
+    def __init__(self, folder: Path, workers: int = 2, cores: int = 1, memory: str = "1g") -> None:
+        self.folder = folder
+        self.url = ""
+        self._sizes = ["--cores", str(cores), "--memory", memory]
+        self._workers = workers
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> StandaloneCluster:
+        try:
+            self._start("master", "Master", ["--port", "0"])
+            self.url = self._wait("master", r"Starting Spark master at (spark://\S+)")
+            names = [f"worker-{number}" for number in range(self._workers)]
+            for name in names:
+                self._start(name, "Worker", ["--work-dir", str(self.folder / "work" / name), *self._sizes, self.url])
+            for name in names:
+                self._wait(name, r"Successfully registered with master (\S+)")
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Ends workers first; they end their executors."""
+        processes = [process for _, process in sorted(self._processes.items(), reverse=True)]
+        for process in processes:
+            process.terminate()
+            try:
+                process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._processes.clear()
+
+    def logs(self) -> str:
+        """What all of them wrote, and the executors' stderr."""
+        paths = [*sorted(self.folder.glob("*.log")), *sorted(self.folder.glob("work/*/*/*/stderr"))]
+        return "\n".join(f"== {path}\n{path.read_text(errors='replace')}" for path in paths)
+
+    def _start(self, name: str, role: str, arguments: list[str]) -> None:
+        command = [
+            str(HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{role.lower()}.{role}",
+            "--host", "127.0.0.1", "--webui-port", "0", *arguments,
+        ]  # fmt: skip
+        with self._log(name).open("wb") as stream:
+            self._processes[name] = subprocess.Popen(
+                command, stdout=stream, stderr=stream, cwd=self.folder, env=_environment()
+            )
+
+    def _wait(self, name: str, ready: str) -> str:
+        """Waits for the line of a log that says that a process is ready; gives what stands in it."""
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline and self._processes[name].poll() is None:
+            found = re.search(ready, self._log(name).read_text(errors="replace"))
+            if found:
+                return found[1]
+            time.sleep(0.1)
+        raise RuntimeError(f"{name} did not start: {self._log(name).read_text(errors='replace')}")
+
+    def _log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+
+def _environment() -> dict[str, str]:
+    """As on a machine that has Spark and nothing else of ours."""
+    own = {"SPARK_HOME": str(HOME), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_MEMORY": "256m"}
+    kept = {name: os.environ[name] for name in ("PATH", "JAVA_HOME", "HOME", "TMPDIR") if name in os.environ}
+    return {**kept, **own, "SPARK_DAEMON_JAVA_OPTS": DAEMON_OPTIONS}
+
+
+def main() -> int:
+    """Runs a cluster until it is interrupted or terminated."""
+    parser = argparse.ArgumentParser(description="A Spark cluster on this machine, on loopback only.")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--cores", type=int, default=1, help="of each worker")
+    parser.add_argument("--memory", default="1g", help="of each worker")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    with (
+        tempfile.TemporaryDirectory(prefix="spark-cluster-") as folder,
+        StandaloneCluster(Path(folder), options.workers, options.cores, options.memory) as cluster,
+    ):
+        print(f"{cluster.url} with {options.workers} workers, logs in {folder}; Ctrl-C ends it", flush=True)
+        try:
+            signal.pause()
+        except KeyboardInterrupt:
+            return 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

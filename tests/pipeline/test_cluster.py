@@ -1,0 +1,92 @@
+"""The commands on a real Spark cluster of this machine, whose workers have nothing of ours but what is sent to them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import purgatory_pipeline
+import pytest
+from purgatory_pipeline import packing
+
+from purgatory.engine import COMPILED
+from tests.pipeline.conftest import worker_environment
+from tests.pipeline.histories import small_history
+from tests.pipeline.standalone_cluster import HOME, StandaloneCluster
+
+pytestmark = pytest.mark.slow  # six Java processes
+
+SCRIPT = Path(purgatory_pipeline.__file__).parent / "cli.py"
+INSTALLED_THERE = ("numpy", "pandas", "pyarrow", "altair", "vl-convert-python", "grpcio", "grpcio-status", "rich")
+"""Left out of the packed environment, because they are large: the cluster has them."""
+TIMEOUT_S = 600
+
+
+@pytest.fixture(scope="module")
+def cluster(java: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
+    """A master and two workers of one core each."""
+    with StandaloneCluster(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The environment that the tests run in, packed, without what the cluster has."""
+    out = tmp_path_factory.mktemp("packed") / "environment.tar.gz"
+    packing.write_environment(out, INSTALLED_THERE)
+    return out
+
+
+@pytest.fixture
+def settings(cluster: StandaloneCluster, environment: Path) -> list[str]:
+    """What a user gives to run on the cluster with a packed environment."""
+    values = {
+        "spark.archives": f"{environment}#environment",
+        "spark.pyspark.python": "./environment/bin/python",
+        "spark.pyspark.driver.python": sys.executable,
+        "spark.executorEnv.PYTHONPATH": sysconfig.get_paths()["platlib"],  # of this test: what the cluster has
+        "spark.executor.memory": "512m",
+        "spark.executor.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.memory": "512m",
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "2",
+    }
+    words = [word for name, value in values.items() for word in ("--conf", f"{name}={value}")]
+    return ["--master", cluster.url, *words]
+
+
+def run(cluster: StandaloneCluster, command: list[str]) -> str:
+    """What a command that must succeed prints."""
+    environment = {**os.environ, **worker_environment()}
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=environment, timeout=TIMEOUT_S, cwd=cluster.folder
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{cluster.logs()}"
+    return done.stdout
+
+
+def test_packed_environment_holds_what_executors_need(environment: Path) -> None:
+    """It is a virtual environment with our packages and what they need, without Spark and without what was left out."""
+    with tarfile.open(environment) as archive:
+        names = archive.getnames()
+        assert archive.getmember("bin/python").linkname == os.path.realpath(sys.executable)
+    inside = {name.split("/")[3] for name in names if name.startswith("lib/") and name.count("/") > 3}
+    assert {"purgatory", "purgatory_client", "purgatory_pipeline", "typer"} <= inside
+    assert not {"pyspark", "py4j", "pytest", *INSTALLED_THERE} & inside
+    assert any(name.endswith("/site-packages/purgatory/engine/engine.py") for name in names)
+    assert any("/purgatory_engine__mypyc." in name for name in names) == COMPILED
+    assert not [name for name in names if "__pycache__" in name or name.startswith("/")]
+
+
+def test_spark_submit_runs_on_the_cluster(cluster: StandaloneCluster, settings: list[str], tmp_path: Path) -> None:
+    """The console script's file is what spark-submit runs: executors read the archive with the packed environment."""
+    small_history(operations=30).write(tmp_path, rows_per_file=8)
+    submit = str(HOME / "bin" / "spark-submit")
+    printed = run(cluster, [submit, *settings, str(SCRIPT), "check", str(tmp_path)])
+    assert "in 92 rows = used 92 + set aside 0" in printed
