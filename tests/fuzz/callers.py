@@ -28,6 +28,8 @@ SERVICE: Final = wire.DESCRIPTOR.services_by_name["PurgatoryService"]
 PATIENCE_S: Final = 60.0
 """No answer for so long is a finding, but for calls that wait by nature."""
 
+NO_ROOM: Final[int] = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+
 BROKEN: Final = 0.03
 """Share of messages that are sent as broken bytes."""
 
@@ -211,6 +213,8 @@ class Caller:
         self.world.heard(answer, session_id)
         items = self.tally.items
         receipt = getattr(answer, "receipt", None)
+        if isinstance(receipt, wire.Receipt | wire.AdvanceReceipt):
+            items["refused for want of room"] += sum(refusal.code == NO_ROOM for refusal in receipt.refusals)
         if isinstance(receipt, wire.Receipt):
             items["registrations accepted"] += receipt.accepted
             items["registrations known already"] += receipt.already_known

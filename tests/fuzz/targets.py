@@ -21,21 +21,21 @@ from tests.daemon_process import DaemonProcess
 from tests.fuzz.callers import SERVICE, Caller
 from tests.fuzz.raw import send_grpc_garbage, send_http_garbage
 from tests.fuzz.tally import Tally
-from tests.fuzz.verdict import check_metrics, check_serves, faults_in, rss_bytes
+from tests.fuzz.verdict import check_metrics, check_serves, faults_in, rss_bytes, wait_until_idle
 from tests.fuzz.world import World
 from tests.service.serving import serving
 
 LIMITS: Final = {
-    "pending_operations_max": 5_000,
-    "partitions_max": 1_000,
-    "signal_keys_max": 500,
+    "pending_operations_max": 100,
+    "partitions_max": 50,
+    "signal_keys_max": 60,
     "items_per_operation_max": 100,
-    "sessions_max": 60,
-    "unacknowledged_results_max": 2_000,
+    "sessions_max": 12,
+    "unacknowledged_results_max": 200,
     "operations_per_batch_max": 5_000,
     "events_per_batch_max": 5_000,
 }
-"""Low, so that every limit is met."""
+"""Low, so that every limit is met, and that the daemon holds early in a run all that it may hold."""
 
 ENGINE_LIMITS: Final = ("pending_operations_max", "partitions_max", "signal_keys_max", "items_per_operation_max")
 """Those of them that are the engine's."""
@@ -155,6 +155,7 @@ async def _fuzz_address(daemon: DaemonProcess, world: World, tally: Tally, reque
             group.create_task(send_http_garbage(daemon.http_address, world.rng, tally, raw))
         assert daemon.process.poll() is None, f"the daemon ended with {daemon.process.returncode}:\n{daemon.log}"
         await check_serves(channel)
+        await wait_until_idle(channel)
 
 
 STANDARD_SERVICES: Final = (

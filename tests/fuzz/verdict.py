@@ -83,3 +83,14 @@ async def check_serves(channel: grpc.aio.Channel) -> None:
             else:
                 assert answer.result.outcome == result_pb2.OUTCOME_SATISFIED, answer
                 return
+
+
+async def wait_until_idle(channel: grpc.aio.Channel) -> None:
+    """Returns once the sessions' time to live is over and nothing is pending; raises TimeoutError otherwise."""
+    stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            status: wire.GetStatusResponse = await stub.GetStatus(wire.GetStatusRequest())
+            if not status.sessions and not any(kind.pending for kind in status.kinds):
+                return
+            await asyncio.sleep(0.1)
