@@ -27,6 +27,9 @@ from tests.mutants.known import Known
 
 TESTS = ("tests/engine", simulated_days.__file__)
 MEMORY_BYTES_MAX = 2 * 1024**3
+CPU_SECONDS_MAX = 300
+"""For all tests together, several times what the whole engine takes; whoever uses it up is ended by the system."""
+
 NAMED_FOR_IT = 0.02
 """A test named for the broken module goes where it would go if it cost this part of what it does."""
 
@@ -99,6 +102,7 @@ def main() -> None:
     assert engine.is_relative_to(Path.cwd()), f"{engine} is not the copy under {Path.cwd()}"
     assert not purgatory.engine.COMPILED, "mutants need the uncompiled engine"
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS_MAX, CPU_SECONDS_MAX))
     signal.signal(signal.SIGPROF, stop)
     hypothesis.settings.register_profile(
         "mutants",
