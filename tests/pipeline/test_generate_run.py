@@ -25,7 +25,7 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.tables import Owner
 from tests.service.archive_replay import KIND_OF, events_of, operations_of, read_table
 
-PLAN = make_plan("6k", runs=1, seed=2)
+PLAN = make_plan("6k", runs=1, seed=26)
 Row = dict[str, Any]
 Rows = dict[str, list[Row]]
 """Of each table, in the order of its calls."""
@@ -69,7 +69,8 @@ def ends(rows: Rows) -> dict[Name, Row]:
 def needs(rows: Rows, produces: dict[Name, list[Row]]) -> dict[Name, int | None]:
     """How long each produce needed, from the rows of the archive alone: loops over what followers told.
 
-    The high watermark is the lower of two followers' ends; with a new leader they start anew. None: it never came.
+    The high watermark is the lowest end of the in-sync followers; with a new leader they start anew. None: it never
+    came.
     """
     told: dict[tuple[str, int], list[Row]] = defaultdict(list)
     for row in rows[schema.EVENTS]:
@@ -91,15 +92,18 @@ def _high_watermarks(events: list[Row]) -> dict[int, list[tuple[int, int]]]:
     """For each leader epoch of a partition: the instants at which the high watermark rose, and to what."""
     marks: dict[int, list[tuple[int, int]]] = defaultdict(list)
     ends: dict[int, int] = {}
+    in_sync: list[int] = []
     highest = -1
     for event in events:
         if event["type"] == "leadership":
             ends = {}
-        if event["type"] != "follower_progress":
-            continue
-        ends[event["replica_id"]] = event["offset"]
-        if len(ends) == 2 and min(ends.values()) >= highest:
-            highest = min(ends.values())
+        elif event["type"] == "in_sync_replicas":
+            in_sync = [replica for replica in event["in_sync"] if replica != event["leader_id"]]
+        elif event["type"] == "follower_progress":
+            ends[event["replica_id"]] = event["offset"]
+        lowest = min((ends.get(replica, -1) for replica in in_sync), default=-1)
+        if lowest >= highest and lowest >= 0:
+            highest = lowest
             marks[event["leader_epoch"]].append((event["time_ms"], highest))
     return marks
 
@@ -300,3 +304,20 @@ def test_quantiles_and_stragglers_of_the_whole(made: tuple[Path, RunTruth]) -> N
     assert json.loads((made[0] / "_truth" / "truth.json").read_text()) == whole
     table: pa.Table = pq.read_table(made[0] / "_truth" / "produce_waits.parquet")
     assert sum(table["operations"].to_pylist()) == whole["produce_waits_without_timeout"][""]["operations"]
+
+
+def test_absent_followers_leave_and_join_again(made: tuple[Path, RunTruth], rows: Rows) -> None:
+    """While one is away its partition waits; once it is out of the in-sync set, the others go on; then it is back."""
+    start_ms = PLAN.run(0).start_ms
+    assert len(made[1].absences) == 2
+    for absence in made[1].absences:
+        name = (absence["topic"], absence["partition"])
+        own = [row for row in rows[schema.EVENTS] if (row["topic"], row["partition"]) == name]
+        told = [row["time_ms"] for row in own if row["replica_id"] == absence["replica_id"]]
+        away_ms, left_ms, returned_ms, joined_ms = (
+            absence[f"{what}_at_ms"] - start_ms for what in ("away", "left", "returned", "joined")
+        )
+        assert not [at_ms for at_ms in told if away_ms <= at_ms < returned_ms and at_ms != left_ms]
+        sets = [(row["time_ms"], row["in_sync"]) for row in own if row["type"] == "in_sync_replicas"]
+        assert [at_ms for at_ms, _ in sets] == [0, left_ms, joined_ms]
+        assert [absence["replica_id"] in members for _, members in sets] == [True, False, True]

@@ -23,7 +23,10 @@ HOTNESS: Final = 0.8
 """Exponent of the Zipf law by which the partitions of a topic share its load."""
 
 LEADER_CHANGES: Final = 2
-"""In each run that has so many partitions."""
+ABSENCES: Final = 2
+"""In each run, on as many partitions, if there are so many."""
+
+FOR_EVER_MS: Final = 2**62
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,18 @@ class Cluster:
     leader_of: Ints
     followers_of: Ints  # two columns
     load: Floats  # adds up to 1
+
+
+@dataclass(frozen=True)
+class Absence:
+    """A follower that does not fetch for a while, and so is out of the in-sync replicas until it has caught up."""
+
+    follower: int
+    away_ms: int
+    left_ms: int
+    """When it is fenced, and leaves the in-sync replicas."""
+    returns_ms: int
+    """When it fetches again."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +68,7 @@ class Log:
     """The log of the leader before; -1: it is the partition's first."""
     returns_ms: int = 0
     """When the former leader fetches again, as a follower."""
+    absence: Absence | None = None
 
 
 @dataclass(frozen=True)
@@ -95,8 +111,8 @@ def place_partitions(topics: tuple[Topic, ...]) -> Cluster:
 def draw_logs(cluster: Cluster, run: RunPlan, rng: np.random.Generator) -> tuple[list[Log], list[LeaderChange]]:
     """The logs of a run: one for each partition in order, then those after a leader change."""
     count = len(cluster.names)
-    until = 2**62
-    changing = rng.choice(count, size=min(LEADER_CHANGES, count), replace=False)
+    chosen = rng.choice(count, size=min(LEADER_CHANGES + ABSENCES, count), replace=False)
+    changing = chosen[:LEADER_CHANGES]
     changes: list[LeaderChange] = []
     later: list[Log] = []
     for partition in changing.tolist():
@@ -111,13 +127,16 @@ def draw_logs(cluster: Cluster, run: RunPlan, rng: np.random.Generator) -> tuple
             followers=(follower, leader),
             epoch=1,
             start_ms=elected_ms,
-            end_ms=until,
+            end_ms=FOR_EVER_MS,
             before=partition,
             returns_ms=elected_ms + int(rng.integers(50, 1_500)),
         )
         later.append(new)
         changes.append(LeaderChange(partition, partition, new.index, resigned_ms, elected_ms))
     resigned = {change.partition: change.resigned_ms for change in changes}
+    absences = {
+        partition: _draw_absence(cluster, run, partition, rng) for partition in chosen[LEADER_CHANGES:].tolist()
+    }
     first = [
         Log(
             index=partition,
@@ -126,8 +145,20 @@ def draw_logs(cluster: Cluster, run: RunPlan, rng: np.random.Generator) -> tuple
             followers=(int(cluster.followers_of[partition][0]), int(cluster.followers_of[partition][1])),
             epoch=0,
             start_ms=0,
-            end_ms=resigned.get(partition, until),
+            end_ms=resigned.get(partition, FOR_EVER_MS),
+            absence=absences.get(partition),
         )
         for partition in range(count)
     ]
     return first + later, changes
+
+
+def _draw_absence(cluster: Cluster, run: RunPlan, partition: int, rng: np.random.Generator) -> Absence:
+    """One follower of a partition, not the slow replica, goes away for a few seconds."""
+    slow = run.plan.slow_replica
+    followers = [
+        replica for replica in cluster.followers_of[partition].tolist() if slow is None or replica != slow.replica_id
+    ]
+    away_ms = int(rng.integers(run.life_ms * 2 // 10, run.life_ms * 5 // 10))
+    left_ms = away_ms + int(rng.integers(400, 900))
+    return Absence(int(rng.choice(followers)), away_ms, left_ms, left_ms + int(rng.integers(500, 3_000)))

@@ -12,7 +12,7 @@ import numpy as np
 
 from purgatory.engine.codes import PRODUCE
 from purgatory_pipeline.generate.arrivals import Arrivals
-from purgatory_pipeline.generate.cluster import Cluster, Flags, Ints, Log
+from purgatory_pipeline.generate.cluster import FOR_EVER_MS, Absence, Cluster, Flags, Ints, Log
 from purgatory_pipeline.generate.fetching import Fetches
 from purgatory_pipeline.generate.steps import Steps
 
@@ -45,6 +45,8 @@ class Marks:
     """Log ends as told by followers; groups are 2 * log + place of the follower."""
     high_watermarks: Steps
     """Groups are logs."""
+    joined_ms: dict[int, int]
+    """Of logs with an absence: when the follower is in sync again; FOR_EVER_MS: not in this run."""
 
 
 def draw_appends(
@@ -92,13 +94,16 @@ def follow(cluster: Cluster, logs: list[Log], fetches: Fetches, appends: Appends
     """What the followers tell, and the high watermarks that come of it."""
     progress: list[tuple[Ints, Ints]] = []
     high: list[tuple[Ints, Ints]] = []
+    joined_ms: dict[int, int] = {}
     for log in logs:
         told = [_told(cluster, logs, fetches, appends, log, follower) for follower in log.followers]
         progress.extend(told)
         base = int(appends.offsets.values[appends.offsets.first[log.index]])
         carried = _value_at(*high[log.before], log.start_ms) if log.before >= 0 else base
-        high.append(_lowest(told, log.start_ms, carried))
-    return Marks(Steps(progress), Steps(high))
+        if log.absence is not None:
+            joined_ms[log.index] = _joins_ms(log.absence, told, log.followers.index(log.absence.follower))
+        high.append(_lowest(log, told, joined_ms.get(log.index, FOR_EVER_MS), carried))
+    return Marks(Steps(progress), Steps(high), joined_ms)
 
 
 def _told(
@@ -116,6 +121,8 @@ def _told(
             had = _value_at(*appends.offsets.of(log.before), last_fetch_ms(cluster, fetches, before, follower))
             has = min(base, had)
     times = times[(times > begins_ms) & (times < log.end_ms)]
+    if log.absence is not None and log.absence.follower == follower:
+        times = times[(times < log.absence.away_ms) | (times >= log.absence.returns_ms)]
     told = appends.offsets.at(np.full(len(times), log.index), times)
     if log.before < 0:
         return _after(log.start_ms, times), np.concatenate([np.full(min(2, len(times) + 1), base), told[:-1]])
@@ -123,15 +130,33 @@ def _told(
     return times, _after(has, told[:-1])
 
 
-def _lowest(told: list[tuple[Ints, Ints]], start_ms: int, carried: int) -> tuple[Ints, Ints]:
-    """The high watermark: the lower of two followers' ends, once both are known, and never back."""
-    times = np.concatenate([times for times, _ in told])
+def _joins_ms(absence: Absence, told: list[tuple[Ints, Ints]], place: int) -> int:
+    """Just after the first fetch since the return by which the follower has no less than the other one."""
+    times, ends = told[place]
+    for time_ms, end in zip(times.tolist(), ends.tolist(), strict=True):
+        if time_ms >= absence.returns_ms and end >= _value_at(*told[1 - place], time_ms):
+            return int(time_ms) + 1
+    return FOR_EVER_MS
+
+
+def _lowest(log: Log, told: list[tuple[Ints, Ints]], joined_ms: int, carried: int) -> tuple[Ints, Ints]:
+    """The high watermark: the lower of two followers' ends, once both are known, and never back.
+
+    While one of them is out of the in-sync replicas, the other one's end alone.
+    """
+    absence = log.absence
+    turns = [] if absence is None else [at_ms for at_ms in (absence.left_ms, joined_ms) if at_ms < FOR_EVER_MS]
+    times = np.concatenate([*(times for times, _ in told), np.array(turns, dtype=np.int64)])
     order = np.argsort(times, kind="stable")
-    whose = np.repeat(np.arange(len(told)), [len(values) for _, values in told])
-    ends = np.concatenate([values for _, values in told])
-    known = [np.where(whose == place, ends, -1) for place in range(len(told))]
-    lowest = np.minimum(*(np.maximum.accumulate(column[order]) for column in known))
-    return _after(start_ms, times[order]), _after(carried, np.maximum(carried, np.maximum.accumulate(lowest)))
+    times = times[order]
+    whose = np.repeat(np.arange(len(told) + 1), [*(len(values) for _, values in told), len(turns)])
+    ends = np.concatenate([*(values for _, values in told), np.full(len(turns), -1)])
+    known = [np.maximum.accumulate(np.where(whose == place, ends, -1)[order]) for place in range(len(told))]
+    if absence is not None:
+        out = (times >= absence.left_ms) & (times < joined_ms)
+        known[log.followers.index(absence.follower)][out] = FOR_EVER_MS
+    lowest = np.maximum.accumulate(np.minimum(*known))
+    return _after(log.start_ms, times), _after(carried, np.maximum(carried, lowest))
 
 
 def _after(first: int, values: Ints) -> Ints:

@@ -62,7 +62,7 @@ def draw_run(plan: RunPlan) -> Run:
     marks = follow(cluster, logs, fetches, appends)
     requests = draw_requests(cluster, logs, arrivals, appends, marks, generators[4])
     events = order_events(logs, appends, marks, move_log_starts(cluster, arrivals, requests))
-    rare = rare_events(cluster, logs, changes, appends)
+    rare = rare_events(cluster, logs, changes, appends, marks)
     signals_ms, signalled = draw_signals(arrivals, plan.life_ms, generators[5])
     cancels_ms, cancelled = draw_cancels(arrivals, generators[6])
     single = [(plan.life_ms * 2 // 3, CANCEL_PARTITION), (plan.life_ms * 3 // 4, CANCEL_KEY)]

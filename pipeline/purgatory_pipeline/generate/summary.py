@@ -51,6 +51,18 @@ CHANGES_SCHEMA: Final = pa.schema(
         ("elected_at", pa.timestamp("ms", tz="UTC")),
     ]
 )
+ABSENCES_SCHEMA: Final = pa.schema(
+    [
+        ("run_id", pa.string()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("replica_id", pa.int32()),
+        ("away_at", pa.timestamp("ms", tz="UTC")),
+        ("left_at", pa.timestamp("ms", tz="UTC")),
+        ("returned_at", pa.timestamp("ms", tz="UTC")),
+        ("joined_at", pa.timestamp("ms", tz="UTC")),  # null: not in this run
+    ]
+)
 
 
 class Summary:
@@ -67,6 +79,7 @@ class Summary:
         self._waits: Final[dict[tuple[str, int, int], list[int]]] = {}
         self._runs: Final[list[dict[str, Any]]] = []
         self._changes: Final[list[dict[str, Any]]] = []
+        self._absences: Final[list[dict[str, Any]]] = []
 
     def add(self, run: dict[str, Any]) -> None:
         """One run's truth, as it was written."""
@@ -91,18 +104,11 @@ class Summary:
             row = self._waits.setdefault((topic, wait_ms, last), [0, 0])
             row[0] += operations
             row[1] += held_ms
-        self._runs.append(
-            {name: run[name] for name in RUNS_SCHEMA.names if name in run} | {"started_at": run["started_at_ms"]}
-        )
+        self._runs.append(_row(run, RUNS_SCHEMA))
         self._changes.extend(
-            change
-            | {
-                "run_id": run["run_id"],
-                "resigned_at": change["resigned_at_ms"],
-                "elected_at": change["elected_at_ms"],
-            }
-            for change in run["leader_changes"]
+            _row(change | {"run_id": run["run_id"]}, CHANGES_SCHEMA) for change in run["leader_changes"]
         )
+        self._absences.extend(_row(absence | {"run_id": run["run_id"]}, ABSENCES_SCHEMA) for absence in run["absences"])
 
     def tables(self) -> dict[str, pa.Table]:
         """What is too long for the summary itself, by file name."""
@@ -120,6 +126,7 @@ class Summary:
             "produce_waits": pa.Table.from_pylist(waits, WAITS_SCHEMA),
             "runs": pa.Table.from_pylist(self._runs, RUNS_SCHEMA),
             "leader_changes": pa.Table.from_pylist(self._changes, CHANGES_SCHEMA),
+            "absences": pa.Table.from_pylist(self._absences, ABSENCES_SCHEMA),
         }
 
     def to_json(self) -> dict[str, Any]:
@@ -183,6 +190,11 @@ def sum_up(plan: Plan, out: str) -> dict[str, Any]:
     write_text(filesystem, f"{root}/{TRUTH}", "truth.json", text)
     whole: dict[str, Any] = json.loads(text)
     return whole
+
+
+def _row(values: dict[str, Any], schema: pa.Schema) -> dict[str, Any]:
+    """The columns of a table; instants are called `..._ms` while they are numbers."""
+    return {name: values[name] if name in values else values[f"{name}_ms"] for name in schema.names}
 
 
 def _write_table(filesystem: fs.FileSystem, path: str, table: pa.Table) -> None:

@@ -18,15 +18,18 @@ from purgatory.engine.codes import (
     LEADER_APPEND,
     LEADERSHIP,
     LOG_START_OFFSET,
+    REPLICA_STATE,
     SIGNAL,
     TRUNCATION,
 )
 from purgatory_pipeline.generate.arrivals import UNARY, Arrivals, key_load, pick
-from purgatory_pipeline.generate.cluster import Cluster, Ints, LeaderChange, Log
+from purgatory_pipeline.generate.cluster import FOR_EVER_MS, Absence, Cluster, Ints, LeaderChange, Log
 from purgatory_pipeline.generate.marks import Appends, Marks
 from purgatory_pipeline.generate.requests import LogStarts
 
 MIN_IN_SYNC_REPLICAS: Final = 2
+FENCED: Final = 2
+"""Bit of a replica state's flags."""
 CANCELLED_SHARE: Final = 0.004
 CANCELLED_AFTER_MS: Final = 60.0
 
@@ -131,9 +134,9 @@ def _progress(log: Log, place: int, marks: Marks, starts: LogStarts) -> list[Int
 
 
 def rare_events(
-    cluster: Cluster, logs: list[Log], changes: list[LeaderChange], appends: Appends
+    cluster: Cluster, logs: list[Log], changes: list[LeaderChange], appends: Appends, marks: Marks
 ) -> list[tuple[int, EventBatch]]:
-    """How the run begins, and its leader changes, each with a leader that still talks after it has resigned."""
+    """How the run begins, absences, and leader changes, each with a leader that talks on when it has resigned."""
     bases = appends.offsets.values[appends.offsets.first[:-1]].tolist()
     batches = [(0, _beginning(cluster, logs, bases))]
     for change in changes:
@@ -163,7 +166,26 @@ def rare_events(
             ],
         )
         batches += [(change.resigned_ms, resigned), (change.elected_ms, elected)]
+    for log in logs:
+        if log.absence is not None:
+            batches.append((log.absence.left_ms, _sync(cluster, log, log.absence, leaves=True)))
+            if marks.joined_ms[log.index] < FOR_EVER_MS:
+                batches.append((marks.joined_ms[log.index], _sync(cluster, log, log.absence, leaves=False)))
     return sorted(batches, key=lambda entry: entry[0])
+
+
+def _sync(cluster: Cluster, log: Log, absence: Absence, *, leaves: bool) -> EventBatch:
+    """A follower is fenced and leaves the in-sync replicas, or is back."""
+    members = sorted({log.leader, *log.followers} - ({absence.follower} if leaves else set()))
+    sets = ReplicaSets(in_sync=members, leader_id=log.leader, min_in_sync_replicas=MIN_IN_SYNC_REPLICAS)
+    return EventBatch(
+        [REPLICA_STATE, IN_SYNC_REPLICAS],
+        partitions=[cluster.names[log.partition]],
+        leader_epochs=[log.epoch],
+        replica_ids=[absence.follower, -1],
+        flags=[FENCED if leaves else 0, 0],
+        replica_sets=[None, sets],
+    )
 
 
 def _beginning(cluster: Cluster, logs: list[Log], bases: list[int]) -> EventBatch:

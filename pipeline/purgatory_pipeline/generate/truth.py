@@ -12,7 +12,7 @@ import numpy as np
 
 from purgatory.engine.codes import PRODUCE, SIGNAL
 from purgatory_pipeline.generate.arrivals import WITHOUT_EPOCHS
-from purgatory_pipeline.generate.cluster import Ints
+from purgatory_pipeline.generate.cluster import FOR_EVER_MS, Ints, Log
 from purgatory_pipeline.generate.run import Run
 from purgatory_pipeline.generate.steps import NEVER
 
@@ -54,6 +54,7 @@ class RunTruth:
     without_wait: int
     """Produces that no replica could ever satisfy: their leader had resigned."""
     leader_changes: list[dict[str, Any]]
+    absences: list[dict[str, Any]]
     partitions: dict[str, int]
     """Waits on each: an operation counts once for each partition it names."""
     keys: dict[str, int]
@@ -82,10 +83,12 @@ def needed_ms(run: Run) -> tuple[Ints, Ints, Ints, Ints]:
     elected_ms = np.full(len(run.logs), NEVER)
     elected_ms[[change.old_log for change in run.changes]] = [change.elected_ms for change in run.changes]
     sent_ms = np.repeat(arrivals.time_ms[operations], counts)
+    one, other = (
+        _counted_until(run, place, log, sent_ms, marks.progress.reached(2 * log + place, offset)) for place in (0, 1)
+    )
     unnoticed = too_late & (np.repeat(arrivals.session[operations], counts) == WITHOUT_EPOCHS)
     unnoticed &= sent_ms >= elected_ms[log]
     reached_ms[unnoticed] = sent_ms[unnoticed]
-    one, other = (marks.progress.reached(2 * log + place, offset) for place in (0, 1))
     followers = np.array([entry.followers for entry in run.logs])[log]
     last = np.where(one > other, followers[:, 0], np.where(one < other, followers[:, 1], BOTH))
     decides = _last_of_each(reached_ms, starts, counts)
@@ -93,6 +96,17 @@ def needed_ms(run: Run) -> tuple[Ints, Ints, Ints, Ints]:
     wait_ms = np.where(reached_ms[decides] == NEVER, NEVER, np.maximum(0, reached_ms[decides] - registered_ms))
     held_ms = np.minimum(np.abs(one - other)[decides], wait_ms)
     return operations, wait_ms, np.where(wait_ms == 0, BOTH, last[decides]), held_ms
+
+
+def _counted_until(run: Run, place: int, log: Ints, sent_ms: Ints, reached_ms: Ints) -> Ints:
+    """When a follower no longer held its partition back: it had the offset, or was not in sync (any more)."""
+    left_ms = np.full(len(run.logs), FOR_EVER_MS)
+    joined_ms = np.full(len(run.logs), FOR_EVER_MS)
+    for entry in run.logs:
+        if entry.absence is not None and entry.followers[place] == entry.absence.follower:
+            left_ms[entry.index], joined_ms[entry.index] = entry.absence.left_ms, run.marks.joined_ms[entry.index]
+    until_ms = np.where(sent_ms < joined_ms[log], np.maximum(left_ms[log], sent_ms), FOR_EVER_MS)
+    return np.minimum(reached_ms, until_ms)
 
 
 def _last_of_each(values: Ints, starts: Ints, counts: Ints) -> Ints:
@@ -135,6 +149,7 @@ def tell_truth(
         waits=_add_up(topics, topic[reached], wait_ms[reached], last[reached], held_ms[reached]),
         without_wait=int(len(wait_ms) - reached.sum()),
         leader_changes=[_change(run, index) for index in range(len(run.changes))],
+        absences=[_absence(run, log) for log in run.logs if log.absence is not None],
         partitions=_counted(
             [f"{name}-{number}" for name, number in run.cluster.names], run.arrivals.item_place[~is_key]
         ),
@@ -168,6 +183,21 @@ def _change(run: Run, index: int) -> dict[str, Any]:
         "to_replica_id": new.leader,
         "resigned_at_ms": run.plan.start_ms + change.resigned_ms,
         "elected_at_ms": run.plan.start_ms + change.elected_ms,
+    }
+
+
+def _absence(run: Run, log: Log) -> dict[str, Any]:
+    absence, joined_ms = log.absence, run.marks.joined_ms[log.index]
+    assert absence is not None, f"log {log.index} has no absence"
+    name, partition = run.cluster.names[log.partition]
+    return {
+        "topic": name,
+        "partition": partition,
+        "replica_id": absence.follower,
+        "away_at_ms": run.plan.start_ms + absence.away_ms,
+        "left_at_ms": run.plan.start_ms + absence.left_ms,
+        "returned_at_ms": run.plan.start_ms + absence.returns_ms,
+        "joined_at_ms": None if joined_ms == FOR_EVER_MS else run.plan.start_ms + joined_ms,
     }
 
 
