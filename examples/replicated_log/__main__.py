@@ -42,7 +42,12 @@ def read_options() -> Options:
     parser.add_argument(
         "--daemon-http", metavar="ADDRESS", default="127.0.0.1:7441", help="its HTTP host:port (default: %(default)s)"
     )
+    parser.add_argument(
+        "--archive", metavar="DIR", type=Path, help="have our own daemon keep its history there, as Parquet"
+    )
     given = parser.parse_args()
+    if given.archive is not None and given.daemon is not None:
+        parser.error("--archive is for a daemon of our own: leave --daemon out")
     try:
         lines = split_lines(given.input.read_bytes())
     except OSError as error:
@@ -51,7 +56,8 @@ def read_options() -> Options:
         parser.error(f"--input: {given.input} has {len(lines)} lines, at least {LINES_MIN} are needed")
     if max(map(len, lines)) > PAYLOAD_BYTES_MAX:
         parser.error(f"--input: {given.input} has a line of more than {PAYLOAD_BYTES_MAX} bytes")
-    return Options(given.input.resolve(), given.kill_follower, given.daemon, given.daemon_http)
+    archive = None if given.archive is None else given.archive.resolve()
+    return Options(given.input.resolve(), given.kill_follower, given.daemon, given.daemon_http, archive)
 
 
 async def _run_until_signal(options: Options, directory: Path) -> bool:
@@ -81,6 +87,8 @@ def main() -> int:
         except (ChildFailed, ProtocolError, PurgatoryClientError, OSError) as error:
             print(f"failed: {type(error).__name__}: {error}", file=sys.stderr)
             return EXIT_NOT_PROVEN
+    if options.archive is not None:
+        print(f"\nhistory of the daemon: {options.archive}")
     print(
         "\nproven: every record is where it should be, every wait ended once"
         if proven

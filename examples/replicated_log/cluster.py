@@ -106,10 +106,12 @@ class Cluster:
         for child in reversed(self._children):
             await child.end()
 
-    async def start_daemon(self) -> tuple[str, str]:
+    async def start_daemon(self, archive: Path | None = None) -> tuple[str, str]:
         """Starts a purgatory daemon of our own on free ports; returns its gRPC and HTTP addresses."""
         ready_file = self.directory / "daemon-ready.json"
         flags = ["--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--log-level", "warning"]
+        if archive is not None:
+            flags += ["--archive", str(archive)]
         daemon = await self._start("daemon", "server.py", *flags, "--ready-file", str(ready_file))
         async with asyncio.timeout(START_SECONDS_MAX):
             while not ready_file.exists():

@@ -44,6 +44,7 @@ class Options(NamedTuple):
     kill_follower: bool
     daemon: str | None
     daemon_http: str
+    archive: Path | None
 
 
 class Story:
@@ -69,7 +70,7 @@ class Story:
     async def _run(self) -> list[Check]:
         daemon, http = self._options.daemon, self._options.daemon_http
         if daemon is None:
-            daemon, http = await self._cluster.start_daemon()
+            daemon, http = await self._cluster.start_daemon(self._options.archive)
         before = await asyncio.to_thread(read_counters, http)
         self._note(f"purgatory daemon on {daemon}, metrics on http://{http}/metrics")
         async with AsyncClient(daemon) as client:

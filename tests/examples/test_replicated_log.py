@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from purgatory.archive.schema import OUTCOMES
+from tests.service.archive_replay import Replay, rows_of, without
+
 PROJECT = Path(__file__).resolve().parents[2]
 REAL_LOG = Path(os.environ.get("PURGATORY_REAL_DATA", "/nonexistent")) / "HDFS_2k.log"
 RUN_SECONDS_MAX = 180
@@ -67,6 +70,17 @@ def test_odd_lines_arrive_byte_for_byte(odd_lines: Path, mode: list[str]) -> Non
     """Consumer and followers hold exactly what was sent, whatever the bytes, also when a follower dies midway."""
     run = run_demo("--input", str(odd_lines), *mode)
     assert_proven(run, kills=bool(mode))
+
+
+def test_the_history_of_a_run_replays(odd_lines: Path, tmp_path: Path) -> None:
+    """With --archive the daemon's history lies there, and a fresh engine fed with it ends every wait the same way."""
+    folder = tmp_path / "history"
+    run = run_demo("--input", str(odd_lines), "--kill-follower", "--archive", str(folder))
+    assert_proven(run, kills=True)
+    assert f"history of the daemon: {folder}" in run.stdout
+    outcomes = rows_of(folder, OUTCOMES)
+    assert sum(row["kind"] == "produce" for row in outcomes) == len(odd_lines.read_bytes().split(b"\n"))
+    assert without(Replay(folder).outcomes, "at") == without(outcomes, "at")
 
 
 @pytest.mark.skipif(not REAL_LOG.is_file(), reason="PURGATORY_REAL_DATA names no folder with HDFS_2k.log")
