@@ -67,17 +67,26 @@ class ProgressLine:
         self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
         self._thread.start()
 
+    @property
+    def is_watching(self) -> bool:
+        """False once it was closed, or has nothing to look at any more."""
+        return self._thread.is_alive()
+
     def close(self) -> None:
         """Stops looking and leaves no half a line behind."""
         self._ended.set()
         self._thread.join(timeout=5)
 
+    def is_due(self, elapsed_s: float, said_s: float) -> bool:
+        """Whether to say something, so long after the beginning and after the last line."""
+        return elapsed_s >= self._quiet_s and (self._terminal or said_s >= LOG_S)
+
     def _watch(self) -> None:
         started = time.monotonic()
-        said = started + self._quiet_s - LOG_S
+        said = started - LOG_S
         while not self._ended.wait(TERMINAL_S):
             now = time.monotonic()
-            if now - started < self._quiet_s or (not self._terminal and now - said < LOG_S):
+            if not self.is_due(now - started, now - said):
                 continue
             try:
                 seen = reached(self._context)
