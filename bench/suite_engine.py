@@ -61,6 +61,12 @@ def engine(lab: Lab) -> None:
         ("engine", lambda: ours.run("register-complete", **many, pending=scale.total_pending // 1_000)),
         {"self": lambda: ours.run("register-complete", **many, pending=1)},
     )
+    single = {"keys": 1, "hot": 1, "pending": 10_000, "seconds": scale.seconds}
+    lab.measure(
+        [Figure("engine/register-complete/marks-of-1", "ops/s")],
+        ("engine", run_of(ours, "register-complete", **single, step=1, events=500)),
+        {"self": run_of(ours, "register-complete", **single, step=100, events=5)},
+    )
     for workload in ("expire-all", "cancel-all"):
         work = {"count": scale.herd // 5, "keys": 100, "delay_ms": scale.delay_ms // 2}
         lab.measure(

@@ -32,6 +32,9 @@ class TimerDriver(Protocol):
     def expire(self, after_ms: int) -> int:
         """Time has passed: runs what is due; returns how many."""
 
+    def close(self) -> None:
+        """Gives back what it holds."""
+
 
 def timer_workloads(make: type[TimerDriver]) -> dict[str, Workload]:
     """The workloads for one kind of timer, made with its number of places."""
@@ -53,6 +56,7 @@ def timer_workloads(make: type[TimerDriver]) -> dict[str, Workload]:
             at = at + 1 if at + 1 < len(parts) else 0
             driver.turn()
             seconds = time.perf_counter() - started
+        driver.close()
         return measured(seconds, operations)
 
     def add_expire(parameters: Parameters) -> Numbers:
@@ -66,6 +70,7 @@ def timer_workloads(make: type[TimerDriver]) -> dict[str, Workload]:
         added = time.perf_counter()
         fired = driver.expire(delay_ms)
         ended = time.perf_counter()
+        driver.close()
         assert fired == count, f"{fired} of {count} timers fired"
         return {**measured(ended - started, count), "drain_rate": count / (ended - added)}
 

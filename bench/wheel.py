@@ -48,6 +48,9 @@ class WheelDriver:
             count += len(fired)
         return count
 
+    def close(self) -> None:
+        """Nothing to do."""
+
 
 if __name__ == "__main__":
     serve(timer_workloads(WheelDriver))

@@ -57,8 +57,11 @@ class AsyncioDriver:
         self._loop.now_s += after_ms / 1_000 + 1e-6
         self._loop.call_soon(self._loop.call_soon, self._loop.stop)
         self._loop.run_forever()
-        self._loop.close()
         return self._count
+
+    def close(self) -> None:
+        """Closes the loop."""
+        self._loop.close()
 
 
 if __name__ == "__main__":

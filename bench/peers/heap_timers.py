@@ -59,6 +59,9 @@ class HeapDriver:
                 count += 1
         return count
 
+    def close(self) -> None:
+        """Nothing to do."""
+
 
 if __name__ == "__main__":
     serve(timer_workloads(HeapDriver))

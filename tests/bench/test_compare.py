@@ -1,0 +1,83 @@
+"""The guard: what counts as worse, and what is never compared."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from bench.compare import BETTER, NOT_COMPARED, SAME, WORSE, compared, shown
+from bench.instructions import UNIT, counted_by_perf, counted_by_valgrind
+from bench.rows import Row
+
+COUNTED = Row("instructions/x", "engine", None, 1_000.0, UNIT, None, 1, 1_000.0, 1_000.0, "valgrind, cc 12")
+RATIO = Row("guard/x", "engine", "self", 5e6, "ops/s", 2.0, 5, 1.8, 2.2, "here")
+BYTES = Row("guard/memory", "engine", None, 100.0, "B", None, 1, 100.0, 100.0, "here")
+
+
+@pytest.mark.parametrize(("value", "said"), [(1_149.0, SAME), (1_151.0, WORSE), (851.0, SAME), (849.0, BETTER)])
+def test_instructions(value: float, said: str) -> None:
+    """Over 15 % more instructions are worse."""
+    [verdict] = compared([COUNTED], [dataclasses.replace(COUNTED, value=value)])
+    assert (verdict.said, verdict.before, verdict.now) == (said, 1_000.0, value)
+
+
+def test_instructions_of_another_toolchain() -> None:
+    """Another compiler or Python makes other instructions: that is said, and nothing fails."""
+    [verdict] = compared([COUNTED], [dataclasses.replace(COUNTED, value=9_000.0, machine="valgrind, cc 13")])
+    assert verdict.said == NOT_COMPARED
+    assert "cc 13" in verdict.why
+
+
+@pytest.mark.parametrize(
+    ("ratio", "best", "said"), [(1.5, 1.8, SAME), (1.5, 1.69, WORSE), (2.2, 3.0, SAME), (2.4, 3.0, BETTER)]
+)
+def test_ratios(ratio: float, best: float, said: str) -> None:
+    """A ratio is worse when even the best of its pairs is over 15 % below."""
+    [verdict] = compared([RATIO], [dataclasses.replace(RATIO, ratio=ratio, max=best)])
+    assert verdict.said == said
+
+
+@pytest.mark.parametrize(("value", "said"), [(114.0, SAME), (116.0, WORSE)])
+def test_bytes(value: float, said: str) -> None:
+    """Memory is no time, so its value is compared."""
+    [verdict] = compared([BYTES], [dataclasses.replace(BYTES, value=value)])
+    assert verdict.said == said
+
+
+def test_absolute_rates_are_never_compared() -> None:
+    """However slow the machine is."""
+    rate = dataclasses.replace(RATIO, peer=None, ratio=None)
+    [verdict] = compared([rate], [dataclasses.replace(rate, value=1.0)])
+    assert verdict.said == NOT_COMPARED
+
+
+def test_the_absolute_value_beside_a_ratio_is_not_compared() -> None:
+    """A machine half as fast with the same ratio is the same."""
+    [verdict] = compared([RATIO], [dataclasses.replace(RATIO, value=1.0)])
+    assert verdict.said == SAME
+
+
+def test_what_is_missing_or_new_is_named() -> None:
+    """A row that was not measured here is not compared, one without a baseline is new, and both are shown."""
+    verdicts = compared([COUNTED], [BYTES])
+    assert [(verdict.name, verdict.said) for verdict in verdicts] == [
+        ("instructions/x", NOT_COMPARED),
+        ("guard/memory", "new"),
+    ]
+    assert "it was not measured here" in shown(verdicts)
+
+
+def test_rows_of_one_name_beside_two_peers_are_told_apart() -> None:
+    """Each is compared with its own."""
+    other = dataclasses.replace(RATIO, peer="heapq", ratio=9.0, max=9.0)
+    verdicts = compared([RATIO, other], [dataclasses.replace(other, ratio=1.0, max=1.0), RATIO])
+    assert [verdict.said for verdict in verdicts] == [SAME, WORSE]
+
+
+def test_what_the_tools_say_is_read() -> None:
+    """Valgrind's and perf's counts are found, and perf's refusal is no count."""
+    assert counted_by_valgrind("==7== Events    : Ir\n==7== Collected : 181655256\n==7==\n") == 181_655_256
+    assert counted_by_valgrind("valgrind: failed to start") is None
+    assert counted_by_perf("noise\n181655256,,instructions:u,1,100.00,,\n") == 181_655_256
+    assert counted_by_perf("<not supported>,,instructions:u,0,100.00,,\n") is None

@@ -1,0 +1,113 @@
+"""The suites measure all that is to be reached, and leave out only peers that cannot be had."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import pytest
+
+from bench import suite_engine, suite_service
+from bench.__main__ import SUITES
+from bench.lab import Lab
+from bench.pairing import Figure, Measure
+from bench.reach import REACH
+from bench.scale import FULL
+from bench.worker import Numbers
+
+
+class Stub:
+    """A worker, server or process of every kind that is there at once and measures one of everything."""
+
+    address = "127.0.0.1:1"
+    process_id = 1
+
+    def run(self, workload: str, **parameters: object) -> Numbers:
+        del workload, parameters
+        return {"seconds": 1.0, "operations": 1.0, "p99_us": 1.0}
+
+
+class StubLab:
+    """A lab that measures nothing and notes what it was asked to."""
+
+    def __init__(self, jvm: bool, redis: bool) -> None:
+        self.scale = FULL
+        self.asked: set[tuple[str, str | None]] = set()
+        self._jvm = jvm
+        self._redis = redis
+
+    def worker(self, module: str, name: str = "") -> Stub:
+        del module, name
+        return Stub()
+
+    server = worker
+
+    def daemon(self) -> Stub:
+        return Stub()
+
+    def jvm(self, peer: str) -> Stub | None:
+        del peer
+        return Stub() if self._jvm else None
+
+    def redis(self) -> Stub | None:
+        return Stub() if self._redis else None
+
+    def measure(
+        self,
+        figures: Sequence[Figure],
+        subject: tuple[str, Measure],
+        peers: Mapping[str, Measure | None],
+        **options: object,
+    ) -> None:
+        del subject, options
+        there = [name for name, measure in peers.items() if measure is not None]
+        for figure in figures:
+            beside = [peer for peer in figure.peers or there if peer in there]
+            self.asked.update((figure.name, peer) for peer in beside)
+            if not beside:
+                self.asked.add((figure.name, None))
+
+
+@pytest.fixture
+def no_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The suite with ten million pending starts none."""
+
+    @contextlib.contextmanager
+    def daemon(*arguments: str) -> Iterator[Stub]:
+        del arguments
+        yield Stub()
+
+    monkeypatch.setattr("bench.processes.daemon", daemon)
+
+
+def asked_of(suites: Sequence[Callable[[Lab], None]], *, jvm: bool, redis: bool) -> set[tuple[str, str | None]]:
+    lab = StubLab(jvm, redis)
+    for suite in suites:
+        suite(lab)  # type: ignore[arg-type]
+    return lab.asked
+
+
+@pytest.mark.usefixtures("no_daemon")
+def test_everything_that_is_to_be_reached_is_measured() -> None:
+    """No figure is promised that no suite measures, beside the very peer it is promised for."""
+    asked = asked_of(list(SUITES.values()), jvm=True, redis=True)
+    names = {name for name, _ in asked}
+    assert {key for key in REACH if key not in asked and not (key[1] is None and key[0] in names)} == set()
+
+
+@pytest.mark.usefixtures("no_daemon")
+def test_without_a_jvm_and_redis_the_rest_is_measured() -> None:
+    """Rows beside other peers stay; those beside the missing ones go, and none is beside nobody by mistake."""
+    suites = list(SUITES.values())
+    everything = asked_of(suites, jvm=True, redis=True)
+    left = asked_of(suites, jvm=False, redis=False)
+    assert {peer for _, peer in left} == {"asyncio", "heapq", "echo", "self", None}
+    assert {key for key in left if key[1] is not None} == {
+        key for key in everything if key[1] not in {"kafka", "netty", "redis", None}
+    }
+
+
+def test_each_suite_is_documented() -> None:
+    """Every suite says in a sentence what it measures."""
+    for suite in (*SUITES.values(), suite_engine.timers, suite_service.herd):
+        assert suite.__doc__

@@ -1,0 +1,124 @@
+"""The workers: each does the work it says, to the end, and all of one kind do the same."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from bench import engine, lateness, wheel
+from bench.counted import WORKLOADS
+from bench.peers import asyncio_timers, conditions, heap_timers
+from bench.processes import WorkerFailed, python_worker
+from bench.timers import TimerDriver, timer_workloads
+from bench.worker import Parameters, answer
+
+DRIVERS: list[type[TimerDriver]] = [
+    wheel.WheelDriver, heap_timers.HeapDriver, asyncio_timers.AsyncioDriver,
+]  # fmt: skip
+
+
+def given(line: str) -> Parameters:
+    return Parameters(line.split())
+
+
+def test_lines_are_answered_whatever_they_say() -> None:
+    """A known workload by its numbers; an unknown one, a missing parameter and a failure by an error."""
+    workloads = {"double": lambda parameters: {"twice": 2.0 * parameters.integer("number")}}
+    assert answer(workloads, ["run", "double", "number=4"]) == {"twice": 8.0}
+    assert answer(workloads, ["run", "treble"]) == {"error": "no such workload; there are double"}
+    assert answer(workloads, []) == {"error": "no such workload; there are double"}
+    assert answer(workloads, ["run", "double"]) == {"error": "KeyError: 'number'"}
+    assert answer(workloads, ["run", "double", "number=x"])["error"].startswith("ValueError")  # type: ignore[union-attr]
+
+
+@pytest.mark.slow  # a process is started
+def test_a_worker_goes_on_after_a_failure() -> None:
+    """What failed raises in the harness; the next workload is served; the process ends with the block."""
+    with python_worker("bench.wheel") as worker:
+        with pytest.raises(WorkerFailed, match="no such workload"):
+            worker.run("nothing")
+        assert worker.run("timer-add-expire", count=10, delay_ms=5)["operations"] == 10
+        process = worker
+    with pytest.raises(ValueError, match="closed"):
+        process.run("timer-add-expire", count=10, delay_ms=5)
+
+
+@pytest.mark.parametrize("shape", ["keys=1 hot=1 pending=20 step=5 events=4", "keys=6 hot=3 pending=2 step=1 events=6"])
+def test_register_complete_ends_what_it_says(shape: str) -> None:
+    """As many end as marks have passed, in whole rounds, and as many wait afterwards as before."""
+    numbers = engine.register_complete(given(f"{shape} operations=100"))
+    step, events = 5 if "step=5" in shape else 1, 4 if "events=4" in shape else 6
+    assert numbers["operations"] >= 100
+    assert numbers["operations"] % (step * events) == 0
+
+
+@pytest.mark.parametrize("workload", [engine.expire_all, engine.cancel_all])
+def test_all_end(workload: object) -> None:
+    """All that were registered expire, or are cancelled."""
+    assert callable(workload)
+    assert workload(given("count=1200 keys=3"))["operations"] == 1_200
+
+
+def test_a_long_poll_is_evaluated_a_few_times() -> None:
+    """Fed by 1,024 appends of 1 KiB, a fetch of 1 MiB is looked at far less often than once an append."""
+    numbers = engine.fetch_evaluations(given("fetches=20 appends=1024"))
+    assert numbers["operations"] == 20
+    assert 1 <= numbers["evaluations"] <= 20
+
+
+@pytest.mark.parametrize("make", DRIVERS)
+def test_timers_fire_each_once_when_due(make: type[TimerDriver]) -> None:
+    """None before its time; of a timer that was replaced, only the last one."""
+    driver = make(30)  # type: ignore[call-arg]
+    driver.add_all(range(30), [1_000] * 30)
+    driver.replace_all(range(10), [5_000] * 10)
+    driver.turn()
+    assert driver.expire(2_000) == 20
+    driver.close()
+
+
+@pytest.mark.parametrize("make", DRIVERS)
+def test_timer_workloads_run(make: type[TimerDriver]) -> None:
+    """Both workloads come to an end and count what they did."""
+    workloads = timer_workloads(make)
+    assert workloads["timer-add-cancel"](given("pending=1500 seconds=0.001"))["operations"] >= 500
+    numbers = workloads["timer-add-expire"](given("count=2000 delay_ms=50"))
+    assert numbers["operations"] == 2_000
+    assert numbers["drain_rate"] > 0
+
+
+def test_conditions_do_the_same_work() -> None:
+    """The home-made purgatory ends what its marks pass, in the shapes the engine is measured in."""
+    numbers = conditions.register_complete(given("keys=2 hot=2 pending=5 step=1 events=4 seconds=0.001"))
+    assert numbers["operations"] >= 1
+
+
+@pytest.fixture
+def collector() -> Iterator[None]:
+    """The garbage collector as it was: the daemon's settings are for a process of its own."""
+    thresholds = gc.get_threshold()
+    yield
+    gc.unfreeze()
+    gc.set_threshold(*thresholds)
+
+
+@pytest.mark.usefixtures("collector")
+@pytest.mark.slow  # timers on the real clock
+def test_lateness_is_measured_of_every_timer() -> None:
+    """Every wait and every bare timer that was set is among the measured ones, and the percentiles are in order."""
+    for workload, line in (
+        (lateness.waits, "rate=1000 pending=100 seconds=0.03"),
+        (lateness.timers, "rate=1000 seconds=0.03"),
+    ):
+        numbers = workload(given(line))
+        assert numbers["operations"] % 5 == 0
+        assert numbers["operations"] >= 5
+        assert numbers["earliest_ms"] <= numbers["p50_ms"] <= numbers["p99_ms"]
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_counted_work_checks_itself(name: str) -> None:
+    """What is counted under valgrind runs without it too, and asserts by itself that all of it ended."""
+    WORKLOADS[name](1_000)
