@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
-from tests.mutants import generic, happening, marks, timer, waiting, watching
+from tests.mutants import generic, happening, marks, tape, timer, waiting, watching
 
-ALL = (*timer.MUTANTS, *watching.MUTANTS, *marks.MUTANTS, *waiting.MUTANTS, *happening.MUTANTS, *generic.MUTANTS)
+ALL = (
+    *timer.MUTANTS,
+    *watching.MUTANTS,
+    *marks.MUTANTS,
+    *waiting.MUTANTS,
+    *happening.MUTANTS,
+    *generic.MUTANTS,
+    *tape.MUTANTS,
+)
