@@ -7,6 +7,8 @@ STAMPS := $(VENV)/stamps
 PURE := .build/pure
 SIMULATOR := .build/simulator
 ARGS ?=
+# Of the pipeline: where `make demo ARGS="--archive .build/archive"` and others keep their history.
+ARCHIVE ?= .build/archive
 DIST ?= dist
 # Two workers; `make test WORKERS=0` runs in one process (for a debugger).
 WORKERS ?= 2
@@ -21,7 +23,8 @@ SIMULATED := $(ENGINE) $(wildcard tests/engine/*.py tests/engine/oracle/*.py tes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run demo test test-compiled test-pure lint format proto docs wheel clean bench mutants fuzz sim sim-long sim-daemon
+.PHONY: help run demo test test-compiled test-pure lint format proto docs wheel clean bench mutants fuzz sim sim-long sim-daemon \
+	check report replay generate
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +34,18 @@ run: $(STAMPS)/engine ## Serve on the defaults (first use: sets up .venv, about 
 
 demo: $(STAMPS)/engine ## Run the replicated log on real processes (ARGS="--kill-follower --input FILE")
 	@$(BIN)/python -m examples.replicated_log $(ARGS)
+
+check: $(STAMPS)/pipeline $(STAMPS)/engine ## Account for an archive (ARCHIVE=.build/archive)
+	@$(BIN)/purgatory-pipeline check $(ARCHIVE) $(ARGS)
+
+report: $(STAMPS)/pipeline $(STAMPS)/engine ## Report over an archive: tables and one HTML page (first: make demo ARGS="--archive .build/archive")
+	@$(BIN)/purgatory-pipeline report $(ARCHIVE) --out .build/report $(ARGS)
+
+replay: $(STAMPS)/pipeline $(STAMPS)/engine ## Replay an archive under another policy (ARGS="--set timeout_ms=200")
+	@$(BIN)/purgatory-pipeline replay $(ARCHIVE) --out .build/replay $(ARGS)
+
+generate: $(STAMPS)/pipeline $(STAMPS)/engine ## Make a history (ARGS="--operations 1M --out .build/history")
+	@$(BIN)/purgatory-pipeline generate $(ARGS)
 
 test: ## Run the whole suite twice: on the compiled engine and uncompiled (both, even if one fails)
 	@$(MAKE) --no-print-directory -k test-compiled test-pure
@@ -85,8 +100,15 @@ wheel: $(STAMPS)/serving ## Build the wheel into dist/
 	@rm -rf build/lib*
 	@$(PIP) wheel -q --no-build-isolation --no-deps -w $(DIST) .
 
-bench: $(STAMPS)/engine ## Measure the engine
-	@$(BIN)/python -m bench.engine $(ARGS)
+.PHONY: bench-quick bench-compare
+bench: $(STAMPS)/pipeline $(STAMPS)/engine ## Measure this house beside its peers (ARGS="--huge", ARGS="--only 'timer/*'")
+	@$(BIN)/python -m bench $(ARGS)
+
+bench-quick: $(STAMPS)/engine ## The same in under a minute, with nothing written
+	@$(BIN)/python -m bench --quick $(ARGS)
+
+bench-compare: $(STAMPS)/engine ## Compare instructions, counters and ratios with the committed baseline (ARGS=--update)
+	@$(BIN)/python -m bench.compare $(ARGS)
 
 clean: ## Remove what the build made; .venv goes too
 	rm -rf $(VENV) .build build dist purgatory.egg-info purgatory/v1 .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,4 +1,4 @@
-"""Fixtures for all tests: the real daemon as a subprocess."""
+"""For all tests: the real daemon as a subprocess, and a loud word on what this machine was not fit to run."""
 
 from __future__ import annotations
 
@@ -14,6 +14,21 @@ from tests.daemon_process import DaemonProcess
 
 settings.register_profile("house", deadline=None)  # a test never asserts an absolute time
 settings.load_profile("house")
+
+
+UNFIT = ("Spark needs Java", "no Chromium found")
+"""In the reason of a skip: the machine lacks something that belongs to a whole run."""
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Tests that were skipped for want of Java or a browser are not lost among other skips."""
+    skipped = [str(report.longrepr) for report in terminalreporter.getreports("skipped")]
+    counts = {sign: sum(sign in reason for reason in skipped) for sign in UNFIT}
+    for sign, count in counts.items():
+        if count:
+            terminalreporter.section("NOT THE WHOLE SUITE", sep="!", red=True, bold=True)
+            reason = next(reason for reason in skipped if sign in reason)
+            terminalreporter.write_line(f"{count} tests did not run: {reason}", red=True)
 
 
 class StartDaemon(Protocol):

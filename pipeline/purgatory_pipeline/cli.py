@@ -24,6 +24,8 @@ EXIT_UNUSABLE: Final = 2
 EXIT_INTERRUPTED: Final = 130
 TRACEBACK: Final = "PURGATORY_TRACEBACK"
 """Set to 1, failures of Spark are shown in full."""
+EXTRA: Final = frozenset({"pyspark", "pyarrow", "pandas", "numpy", "altair", "vl_convert"})
+"""What only the extra `pipeline` brings."""
 
 app = typer.Typer(
     name=NAME,
@@ -64,6 +66,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return end.code if isinstance(end.code, int) else EXIT_FAILED
     except PipelineError as error:
         return _complain(str(error), EXIT_UNUSABLE)
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRA:
+            raise
+        return _complain(f"there is no {error.name} here: pip install 'purgatory[pipeline]'", EXIT_UNUSABLE)
     except KeyboardInterrupt:
         return _complain("interrupted", EXIT_INTERRUPTED)
     except Exception as error:

@@ -196,6 +196,25 @@ def test_other_failures_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
         cli.main([])
 
 
+@pytest.mark.parametrize(("missing", "ours"), [("pyspark", True), ("pyarrow", True), ("purgatory_pipeline.x", False)])
+def test_missing_extra_is_one_line(
+    missing: str, ours: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Installed without the extra, the command says how to install it; another missing module is a mistake of ours."""
+
+    def fail(**_: object) -> None:
+        raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+
+    monkeypatch.setattr(cli, "app", fail)
+    if not ours:
+        with pytest.raises(ModuleNotFoundError):
+            cli.main([])
+        return
+    assert cli.main([]) == cli.EXIT_UNUSABLE
+    expected = f"purgatory-pipeline: there is no {missing} here: pip install 'purgatory[pipeline]'\n"
+    assert capsys.readouterr().err == expected
+
+
 def test_interrupt_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Ctrl-C ends with 130 and a word."""
 

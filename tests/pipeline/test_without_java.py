@@ -1,0 +1,62 @@
+"""Where there is no Java, tests on Spark are skipped and the run says so loudly, or they fail where it is required."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.pipeline.conftest import ONE_BUILD, ROOT, worker_environment
+
+ON_SPARK = "tests/pipeline/test_intake_reading.py"
+
+pytestmark = pytest.mark.slow  # each is a pytest of its own
+
+
+def run_without_java(folder: Path, **settings: str) -> subprocess.CompletedProcess[str]:
+    """Two tests on Spark, by a pytest that finds no Java."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PURGATORY_", "PYTEST_"))}
+    environment = {**kept, **worker_environment(), "JAVA_HOME": str(folder / "nowhere"), **settings}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-n",
+        "1",
+        ON_SPARK,
+        "-k",
+        "window or topics",
+    ]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=ROOT)
+
+
+def test_tests_on_spark_are_skipped_loudly(tmp_path: Path) -> None:
+    """The run succeeds, and ends with how many tests it left out, why, and what to install."""
+    done = run_without_java(tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert "NOT THE WHOLE SUITE" in done.stdout
+    assert re.search(r"2 tests did not run: .*no Java found .*apt install openjdk-17-jre-headless", done.stdout)
+    assert "2 skipped" in done.stdout
+
+
+def test_required_java_fails(tmp_path: Path) -> None:
+    """With PURGATORY_REQUIRE_JAVA=1, as in CI, the same tests fail with the same words."""
+    done = run_without_java(tmp_path, PURGATORY_REQUIRE_JAVA="1")
+    assert done.returncode == 1, done.stdout
+    assert re.search(r"PURGATORY_REQUIRE_JAVA=1: no Java found", done.stdout)
+    assert "2 errors" in done.stdout
+
+
+def test_tests_on_spark_run_on_one_build(tmp_path: Path) -> None:
+    """On the uncompiled engine they are skipped with that as the reason, and nothing is loud about it."""
+    done = run_without_java(tmp_path, PURGATORY_BUILD="pure", PURGATORY_REQUIRE_JAVA="1")
+    assert done.returncode == 0, done.stdout
+    assert ONE_BUILD in done.stdout
+    assert "NOT THE WHOLE SUITE" not in done.stdout
