@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
+
+from purgatory.engine import COMPILED
 
 
 def generate(
@@ -44,6 +47,8 @@ def generate(
         runs=runs,
     )
     check_empty(out)
+    if not COMPILED:
+        print("the engine is not compiled here: this takes about five times as long", file=sys.stderr)
     made = make_archive(spark_session("generate"), plan, out)
     truth = sum_up(plan, out)
     print(
