@@ -17,6 +17,7 @@ from purgatory_pipeline.errors import PipelineError
 from purgatory_pipeline.failures import in_one_line, is_sparks
 from purgatory_pipeline.generate.command import generate
 from purgatory_pipeline.packing import pack
+from purgatory_pipeline.replay.command import replay
 
 NAME: Final = "purgatory-pipeline"
 EXIT_FAILED: Final = 1
@@ -55,6 +56,7 @@ def settings(
 app.command("check")(check)
 app.command("generate")(generate)
 app.command("pack")(pack)
+app.command("replay")(replay)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -97,9 +97,14 @@ class Chunk:
         details = [self.details[place] for place in places[chosen].tolist()]
         return Chunk(self.table, columns, self.names, chosen, details)
 
-    def with_names_used(self) -> Chunk:
-        """The same rows, without the names that none of them has."""
-        if "name" not in self.columns or len(self.names) <= NAMES_FEW:
+    def without_names(self) -> Chunk:
+        """The same rows; whom they are about is known otherwise."""
+        columns = {name: values for name, values in self.columns.items() if name != "name"}
+        return Chunk(self.table, columns, [], self.detail_rows, self.details)
+
+    def with_names_used(self, few: int = NAMES_FEW) -> Chunk:
+        """The same rows, without the names that none of them has; `few` are not looked through."""
+        if "name" not in self.columns or len(self.names) <= few:
             return self
         used = np.zeros(len(self.names), np.int32)
         used[self.columns["name"]] = 1

@@ -65,7 +65,8 @@ def find_runs(archive: Archive) -> list[RunFiles]:
     repeated = set()
     for table in TABLES:
         for file in archive.files(table):
-            files[file.run_id].append(file)
+            if file.rows:
+                files[file.run_id].append(file)
         repeated |= {file.run_id for file in archive.overlapping(table)}
     return [
         RunFiles(facts_of(run_id, markers.get(run_id, []), own, archive, run_id in repeated), tuple(own))

@@ -24,6 +24,9 @@ COLUMNS: Final = {
     "log_start_offset": "log_start_offsets",
     "flags": "flags",
 }
+MARKS_LEFT_OUT: Final = "pushed high watermarks left out"
+MARKS_KEPT: Final = "pushed high watermarks kept"
+"""What is counted, by player: its place follows the name."""
 TURNING: Final = (codes.IN_SYNC_REPLICAS, codes.LEADERSHIP, codes.PARTITION_REMOVED)
 
 

@@ -32,6 +32,7 @@ HIGHEST: Final = {TIMEOUT_MS: 2**31 - 1, MIN_BYTES: OFFSET_MAX - 1, MIN_IN_SYNC_
 """Names of settings, and the most that each may be; the least is 1."""
 
 DELAY_MS_MAX: Final = 3_600_000
+POLICIES_MAX: Final = 64
 KIND_CODES: Final = {name: kind for kind, name in KIND_NAMES.items()}
 
 _NUMBER: Final = r"[0-9][0-9_]*(?:\.[0-9]+)?"
@@ -96,6 +97,21 @@ def parse_policy(settings: Sequence[str] = (), slow_replicas: Sequence[str] = ()
     if twice:
         raise PolicyInvalid(f"--slow-replica: replica {min(twice)} is there twice")
     return Policy(changes, slow, ", ".join([*settings, *(f"replica {text}" for text in slow_replicas)]))
+
+
+def parse_policies(settings: Sequence[str], slow_replicas: Sequence[str], sweeps: Sequence[str]) -> list[Policy]:
+    """The policies to try: what is set, or for each value of the sweeps that and the value. Raises `PolicyInvalid`."""
+    base = parse_policy(settings, slow_replicas)
+    policies = [policy for text in sweeps for policy in parse_sweep(text, base)]
+    if not policies and not base.is_unchanged:
+        policies = [base]
+    if len(policies) > POLICIES_MAX:
+        raise PolicyInvalid(f"{len(policies)} policies: the most side by side is {POLICIES_MAX}")
+    labels = [policy.label for policy in policies]
+    twice = next((label for label in labels if labels.count(label) > 1), None)
+    if twice is not None:
+        raise PolicyInvalid(f"--sweep: {twice} is there twice")
+    return policies
 
 
 def parse_change(text: str, option: str = "--set") -> Change:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -73,15 +73,29 @@ class TableFile:
             lambda: pq.ParquetFile(path, filesystem=place.filesystem, read_dictionary=["topic", WORDS[table][0]])
         )
 
+    @property
+    def groups(self) -> int:
+        """Its row groups."""
+        return int(self._parquet.num_row_groups)
+
     def first_calls(self) -> list[int]:
         """The lowest call of each row group, by its statistics or, without any, by a look at it."""
-        return [self._first_call(group) for group in range(self._parquet.num_row_groups)]
+        return [self._first_call(group) for group in range(self.groups)]
 
-    def chunk(self, group: int, counts: Counter[str], *, names: bool = False) -> Chunk:
-        """A row group."""
-        columns = columns_of(self.table, names=names)
-        part = self._read(lambda: self._parquet.read_row_group(group, columns=columns, use_threads=False))
+    def chunk(
+        self, group: int, counts: Counter[str], *, names: bool = False, columns: Sequence[str] | None = None
+    ) -> Chunk:
+        """A row group: all that a replay needs, of outcomes with `names` also those; or only some columns."""
+        wanted = columns_of(self.table, names=names) if columns is None else [*columns, *NAMED, "refusal_code"]
+        part = self._read(lambda: self._parquet.read_row_group(group, columns=wanted, use_threads=False))
         return chunk_of(self.table, part, counts)
+
+    def last_ms(self) -> int:
+        """The engine's clock at its last row."""
+        times = self._read(
+            lambda: self._parquet.read_row_group(self.groups - 1, columns=["time_ms"], use_threads=False)
+        )
+        return int(pc.max(times.column(0)).as_py() or 0)
 
     def _first_call(self, group: int) -> int:
         metadata = self._parquet.metadata.row_group(group)
@@ -120,6 +134,8 @@ def chunk_of(table: str, part: pa.Table, counts: Counter[str]) -> Chunk:
     own_word = "what" if table == CALLS else word
     columns[own_word] = word_codes(part.column(word), known)
     for name, own in NUMBERS[table].items():
+        if name not in part.column_names:
+            continue
         values = numbers(part.column(name), default_of(table, own, columns[own_word]))
         default = DEFAULTS[table].get(own)
         if values is not None and (default is None or not bool(np.all(values == default))):
@@ -221,8 +237,8 @@ def _accepted(part: pa.Table, table: str, columns: dict[str, Column], counts: Co
 def _sets(part: pa.Table, types: Column) -> tuple[Column, list[Any]]:
     """The lists of the events that have lists, in the order of SETS; events of that type are few."""
     rows = np.flatnonzero((types == codes.IN_SYNC_REPLICAS) | (types == codes.LEADERSHIP))
-    if not len(rows):
-        return rows, []
+    if not len(rows) or SETS[0] not in part.column_names:
+        return np.empty(0, np.int64), []
     found = part.select(SETS).take(pa.array(rows)).to_pydict()
     return rows, list(zip(*(found[name] for name in SETS), strict=True))
 

@@ -13,7 +13,7 @@ from purgatory_pipeline.replay.arrivals import Arrivals, whole_operations
 from purgatory_pipeline.replay.chunk import Chunk, Column
 from purgatory_pipeline.replay.comparison import Answers, Comparison
 from purgatory_pipeline.replay.facts import RunFacts
-from purgatory_pipeline.replay.happenings import Rewritten
+from purgatory_pipeline.replay.happenings import MARKS_KEPT, MARKS_LEFT_OUT, Rewritten
 from purgatory_pipeline.replay.life import Life, read_life
 from purgatory_pipeline.replay.open_operations import PENDING, OpenOperations
 from purgatory_pipeline.replay.player import Player
@@ -28,8 +28,6 @@ CLOCK_FALLS: Final = "rows whose clock went back"
 REPEATED_ROWS: Final = "rows that are there twice"
 NOT_TAKEN: Final = "registrations that the engine would not take again"
 NOT_DUE: Final = "expirations that were not due in the replay"
-MARKS_LEFT_OUT: Final = "pushed high watermarks left out"
-MARKS_KEPT: Final = "pushed high watermarks kept"
 
 
 Rows = Callable[[str, OpenOperations, Column, list[Column]], None]
@@ -138,6 +136,9 @@ class RunReplay:
         if comparison is not None:
             ended = operations.outcomes[place] != PENDING
             verdicts[comparison.differs | ~ended] = DIFFERENT
+        else:
+            same = operations.outcomes[place] == operations.recorded
+            verdicts[~(same & (operations.waited[place] == operations.recorded_waited))] = DIFFERENT
         verdicts[operations.recorded_call >= self._facts.in_doubt_from] = IN_DOUBT
         verdicts[operations.recorded == PENDING] = NO_OUTCOME
         return verdicts

@@ -28,7 +28,7 @@ COUNTS: Final = 2
 
 # Verdicts on an operation.
 EQUAL: Final = 0
-"""It ended in the replay as it did in life. Under another policy: nobody looked."""
+"""It ended in the replay as it did in life. Under another policy: it had the same outcome after the same wait."""
 DIFFERENT: Final = 1
 NO_OUTCOME: Final = 2
 """It had not ended when its history did."""

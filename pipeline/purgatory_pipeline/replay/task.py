@@ -38,7 +38,7 @@ RESULTS: Final = pa.schema(
         ("recorded_waited_ms", pa.int64()),
         ("replayed", pa.string()),
         ("replayed_waited_ms", pa.int64()),
-        ("verdict", pa.string()),  # of the unchanged policy: equal, different; no outcome, in doubt
+        ("verdict", pa.string()),  # VERDICTS; unless something was changed, `equal` means every answer
     ]
 )
 """A row for each operation and policy."""

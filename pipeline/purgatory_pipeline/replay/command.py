@@ -1,0 +1,100 @@
+"""The command `replay`: its options, and what it prints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from purgatory_pipeline.archive import Archive
+    from purgatory_pipeline.page.replay_page import ReplayInfo
+    from purgatory_pipeline.replay.account import ReplayAccount
+
+
+def replay(
+    archive: Annotated[str, typer.Argument(metavar="ARCHIVE", help="The archive's folder, or its URI.")],
+    out: Annotated[str, typer.Option(metavar="DIR", help="Where tables and the page go.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="[TOPIC:|KIND:]NAME=VALUE",
+            help="timeout_ms, min_bytes or min_in_sync_replicas; 800, *1.5, +200, -200. May be repeated.",
+        ),
+    ] = None,
+    slow_replica: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID=+MSms", help="A replica whose progress is heard so much later. May be repeated."),
+    ] = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=V1,V2,...", help="The same with several values, side by side. May be repeated."),
+    ] = None,
+    results: Annotated[
+        bool, typer.Option("--results", help="Also a row for each operation, in DIR/results (replays once more).")
+    ] = False,
+) -> None:
+    """Replays a history through the same engine, first unchanged and then under other policies."""
+    from purgatory_pipeline.archive import account, find_archive  # noqa: PLC0415 -- Spark is slow to import
+    from purgatory_pipeline.failures import own_errors  # noqa: PLC0415
+    from purgatory_pipeline.replay import jobs, outputs  # noqa: PLC0415
+    from purgatory_pipeline.replay.account import ReplayAccount  # noqa: PLC0415
+    from purgatory_pipeline.replay.facts import find_runs  # noqa: PLC0415
+    from purgatory_pipeline.replay.frames import frames_of  # noqa: PLC0415
+    from purgatory_pipeline.replay.policy import UNCHANGED, parse_policies  # noqa: PLC0415
+    from purgatory_pipeline.session import spark_session  # noqa: PLC0415
+
+    policies = [UNCHANGED, *parse_policies(settings or [], slow_replica or [], sweep or [])]
+    found = find_archive(archive)
+    place = outputs.open_output(out)
+    spark = spark_session("replay")
+    account(spark, found).print()
+    with own_errors():
+        sums = jobs.replay_sums(spark, found, policies)
+        if results:
+            rows = jobs.replay_rows(spark, found, policies)
+            rows.write.mode("overwrite").parquet(place.spark_path(f"{place.root}/results"))
+    frames = frames_of(sums, policies)
+    told = ReplayAccount.of(sums, [run.facts for run in find_runs(found)], policies)
+    _print(told, frames["outcomes"])
+    outputs.write_frames(place, frames)
+    page = outputs.write_page(place, frames, _info(found, told, out))
+    typer.echo(f"tables and page in {out}; the page: {page}")
+
+
+def _print(told: ReplayAccount, outcomes: pd.DataFrame) -> None:
+    from purgatory_pipeline.replay.frames import AS_RECORDED  # noqa: PLC0415
+
+    typer.echo(told.check.sentence)
+    for line in [*told.totals(), *told.notes()]:
+        typer.echo(f"  {line}")
+    overall = outcomes[outcomes["topic"].isna()]
+    wide = overall.pivot_table(index=["kind", "policy"], columns="outcome", values="share", fill_value=0.0, sort=False)
+    for kind, policy in wide.index:
+        parts = wide.loc[(kind, policy)].items()
+        shares = ", ".join(f"{100 * share:.2f} % {outcome}" for outcome, share in parts if share)
+        typer.echo(f"{kind}, {'as recorded' if policy == AS_RECORDED else policy}: {shares}")
+
+
+def _info(found: Archive, told: ReplayAccount, out: str) -> ReplayInfo:
+    import pyspark  # noqa: PLC0415
+
+    from purgatory import __version__  # noqa: PLC0415
+    from purgatory_pipeline.page.replay_page import ReplayInfo  # noqa: PLC0415
+
+    first = [file.first_at for file in found.used if file.first_at is not None]
+    last = [file.last_at for file in found.used if file.last_at is not None]
+    return ReplayInfo(
+        archive=found.uri,
+        first_at=min(first, default=None),
+        last_at=max(last, default=None),
+        policies=tuple(policy.label for policy in told.policies if not policy.is_unchanged),
+        compared=told.check.compared,
+        equal=told.check.equal,
+        notes=(*told.totals(), *told.notes()),
+        options={"out": out},
+        versions={"purgatory": __version__, "pyspark": pyspark.__version__},
+    )

@@ -1,0 +1,193 @@
+"""Runs that are too large for one task: their rows are spread over bins, so that each bin can be replayed by itself.
+
+First their connections are found. Then each file is read once, its rows go to their bins, packed, and Spark brings
+together what belongs to a bin, in the order of its calls.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from purgatory.archive.schema import CALLS, EVENTS, OUTCOMES, REGISTRATIONS
+from purgatory_pipeline.archive import ArchiveFile
+from purgatory_pipeline.archive.place import Place, open_place
+from purgatory_pipeline.replay.chunk import Chunk, Column, join
+from purgatory_pipeline.replay.connections import Connections
+from purgatory_pipeline.replay.facts import RunFacts, RunFiles
+from purgatory_pipeline.replay.life import OUTCOMES_READ, WITHOUT_REGISTRATION
+from purgatory_pipeline.replay.packing import pack, unpack
+from purgatory_pipeline.replay.placing import Placing
+from purgatory_pipeline.replay.reading import TableFile
+from purgatory_pipeline.replay.tally import Tally
+from purgatory_pipeline.replay.task import Replay, replay_run
+
+GATHERED_ROWS: Final = 200_000
+"""Small row groups are put together up to so many rows before they are spread."""
+
+IDLE_EVENTS: Final = "events of partitions on which nothing waits"
+
+CONNECTIONS: Final = pa.schema(
+    [
+        ("run", pa.int32()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("root_topic", pa.string()),
+        ("root_partition", pa.int32()),
+        ("operations", pa.int64()),
+        ("events", pa.int64()),
+    ]
+)
+"""What a task saw: a name of a run, one that it belongs with, and its operations and events."""
+
+PACKED: Final = pa.schema(
+    [
+        ("bin", pa.int32()),
+        ("run", pa.int32()),
+        ("first_call", pa.int64()),
+        ("place", pa.int64()),  # among the chunks of its table
+        ("rows", pa.binary()),
+    ]
+)
+COUNTED: Final = -1
+"""`run` of a row that holds counts instead."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Some neighbouring files of a table of a run, in order."""
+
+    run: int
+    first_place: int
+    files: tuple[ArchiveFile, ...]
+
+
+def units_of(runs: Sequence[RunFiles], tables: Sequence[str], rows_max: int) -> list[Unit]:
+    """The files of some runs in units of about `rows_max` rows, the largest first."""
+    units: list[tuple[int, Unit]] = []
+    for run, files in enumerate(runs):
+        for table in tables:
+            own = sorted((file for file in files.files if file.table == table), key=lambda file: file.file_number)
+            start, rows = 0, 0
+            for place, file in enumerate(own, 1):
+                rows += file.rows
+                if rows >= rows_max or place == len(own):
+                    units.append((rows, Unit(run, start, tuple(own[start:place]))))
+                    start, rows = place, 0
+    return [unit for _, unit in sorted(units, key=lambda entry: -entry[0])]
+
+
+def find_connections(uri: str, unit: Unit, keys_max: int) -> pa.RecordBatch:
+    """The names of a unit's rows and what connects them."""
+    place = open_place(uri)
+    connections = Connections(keys_max)
+    for file in unit.files:
+        table = TableFile(place, file.path, file.table)
+        for group in range(table.groups):
+            chunk = table.chunk(group, Counter(), columns=NAMING[file.table])
+            if len(chunk):
+                connections.add(chunk)
+        connections.end_file()
+    rows = [(unit.run, *name, *root, operations, events) for name, root, operations, events in connections.entries()]
+    return pa.RecordBatch.from_arrays(
+        [pa.array([row[i] for row in rows], field.type) for i, field in enumerate(CONNECTIONS)], schema=CONNECTIONS
+    )
+
+
+NAMING: Final = {
+    REGISTRATIONS: ("call_number", "session_number", "operation_id", "kind", "item", "item_count"),
+    EVENTS: ("call_number", "type"),
+}
+"""What the connections need of a table, besides names."""
+
+
+def scatter(uri: str, unit: Unit, placing: Placing) -> Iterator[pa.RecordBatch]:
+    """A unit's rows by bin, packed; and at the end what was counted."""
+    place = open_place(uri)
+    counts: Counter[str] = Counter()
+    for number, chunk in enumerate(_gathered(place, unit, counts)):
+        rows, bins = _rows_and_bins(chunk, placing, counts)
+        order = np.argsort(bins, kind="stable")
+        bins = bins[order]
+        whole = (chunk.without_names() if chunk.table == OUTCOMES else chunk).take(rows[order])
+        starts = np.flatnonzero(np.diff(bins, prepend=-1))
+        stops = np.append(starts[1:], len(bins))
+        packed: list[tuple[Any, ...]] = []
+        for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+            part = whole.slice(start, stop).with_names_used(few=1)
+            sequence = (unit.first_place << 32) + number
+            packed.append((int(bins[start]), unit.run, part.first_call, sequence, pack(part)))
+        yield packed_batch(packed)
+    if counts.total():
+        told = Chunk(CALLS, {"call": np.empty(0, np.int64)}, details=sorted(counts.items()))
+        yield packed_batch([(placing.all_bins[0], COUNTED, 0, 0, pack(told))])
+
+
+def packed_batch(rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
+    """Rows of PACKED."""
+    arrays = [pa.array([row[i] for row in rows], field.type) for i, field in enumerate(PACKED)]
+    return pa.RecordBatch.from_arrays(arrays, schema=PACKED)
+
+
+def replay_bins(
+    replay: Replay, facts: Sequence[RunFacts], batches: Iterable[pa.RecordBatch], *, results: bool
+) -> Iterator[pa.RecordBatch]:
+    """Replays what has come together in a bin, run by run."""
+    tally = Tally()
+    for run, packed in groupby(_packed_rows(batches), key=lambda row: row[0]):
+        if run == COUNTED:
+            for _, rows in packed:
+                tally.counts.update(dict(unpack(rows).details))
+            continue
+        chunks = (unpack(rows) for _, rows in packed)
+        yield from replay_run(replay, facts[run], chunks, tally, results=results)
+    if not results:
+        yield tally.batch()
+
+
+def _packed_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, bytes]]:
+    for batch in batches:
+        runs, rows = batch.column("run").to_pylist(), batch.column("rows")
+        for place, run in enumerate(runs):
+            yield run, rows[place].as_py()
+
+
+def _gathered(place: Place, unit: Unit, counts: Counter[str]) -> Iterator[Chunk]:
+    """The row groups of a unit, small ones put together."""
+    held: list[Chunk] = []
+    for file in unit.files:
+        table = TableFile(place, file.path, file.table)
+        for group in range(table.groups):
+            chunk = table.chunk(group, counts, names=True)
+            if len(chunk):
+                held.append(chunk)
+            if sum(len(part) for part in held) >= GATHERED_ROWS:
+                yield join(held)
+                held = []
+    if held:
+        yield join(held)
+
+
+def _rows_and_bins(chunk: Chunk, placing: Placing, counts: Counter[str]) -> tuple[Column, Column]:
+    """Which rows go to which bins."""
+    if chunk.table == CALLS:  # they are few, and any may concern any bin
+        bins = np.array(placing.all_bins)
+        return np.repeat(np.arange(len(chunk)), len(bins)), np.tile(bins, len(chunk))
+    if chunk.table == EVENTS:
+        rows, bins = placing.rows_of_events(chunk)
+        counts[IDLE_EVENTS] += len(chunk) - len(np.unique(rows))
+        return rows, bins
+    bins = placing.bins_of_operations(chunk)
+    rows = np.flatnonzero(bins >= 0)
+    if len(rows) < len(bins):
+        assert chunk.table == OUTCOMES, f"registrations without a place: {chunk.names}"
+        homeless = int(np.count_nonzero((bins < 0) & (chunk.column("item") == 0)))
+        counts[OUTCOMES_READ] += homeless
+        counts[WITHOUT_REGISTRATION] += homeless
+    return rows, bins[rows]
