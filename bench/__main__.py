@@ -1,6 +1,6 @@
 """The harness: one run, one table, one JSON, plots.
 
-    make bench                                    # everything; ARGS="--huge" adds ten million pending
+    make bench                                    # everything but ten million pending, which ARGS="--huge" adds
     make bench-quick                              # less of it, in under a minute
     python -m bench --only 'timer/*' --runs 3     # some of it; results are shown and not written
 
@@ -20,11 +20,13 @@ from typing import Final
 
 from bench import suite_engine, suite_service
 from bench.lab import Lab
+from bench.page import write_table
 from bench.processes import ROOT, WorkerFailed
 from bench.rows import Row, table, write_rows
 from bench.scale import FULL, QUICK, Scale
 
 RESULTS: Final = ROOT / "bench" / "results"
+PAGE: Final = ROOT / "docs" / "performance.md"
 SUITES: Final[dict[str, Callable[[Lab], None]]] = {
     "engine/": suite_engine.engine,
     "timer/": suite_engine.timers,
@@ -47,11 +49,15 @@ def main() -> None:
     print(table(rows))
     for line in skipped:
         print(f"\n{line}")
-    output: Path | None = arguments.output or (None if arguments.only or arguments.quick else RESULTS / "latest.json")
+    is_whole = not (arguments.only or arguments.quick)
+    output: Path | None = arguments.output or (RESULTS / "latest.json" if is_whole else None)
     if output is not None:
         write_rows(rows, output)
         print(f"\nwritten: {output}")
         print(plotted(rows, output.parent))
+        if arguments.output is None:
+            write_table(rows, PAGE, RESULTS)
+            print(f"written: {PAGE}")
 
 
 def parsed() -> argparse.Namespace:
