@@ -185,7 +185,7 @@ def _outcomes_table(outcomes: pd.DataFrame, policies: Policies) -> Table:
             Column("operations", "operations", wording.count),
             *(Column(word, word.replace("_", " "), wording.share) for word in words),
         ),
-        rest="outcomes.csv",
+        rest="csv/outcomes.csv",
         rows_max=24,
     )
 
@@ -210,7 +210,7 @@ def _expired_table(outcomes: pd.DataFrame, policies: Policies) -> Table:
             *((Column(UNCHANGED, "as recorded", wording.share),) if UNCHANGED in wide.columns else ()),
             *(Column(name, title, wording.share) for name, title in zip(shown, titles, strict=True)),
         ),
-        rest="outcomes.csv",
+        rest="csv/outcomes.csv",
     )
 
 
@@ -229,7 +229,7 @@ def _waits_section(waits: pd.DataFrame, policies: Policies) -> Section:
         Column("wait_p99_ms", "99 %", wording.milliseconds),
     )
     lead = "How long operations would have waited, however they would have ended."
-    table = Table("Waits by policy, over all topics", frame, columns, rest="waits.csv", rows_max=24)
+    table = Table("Waits by policy, over all topics", frame, columns, rest="csv/waits.csv", rows_max=24)
     return Section("waits", title, (lead,), (Grid(panels, replay_plots.WAITS_LEGEND), table))
 
 
@@ -247,7 +247,7 @@ def _changes_section(changes: pd.DataFrame, policies: Policies) -> Section:
         Column("replayed", "would have been", _outcome),
         Column("operations", "operations", wording.count),
     )
-    table = Table("Outcomes that differ from the recorded ones", frame, columns, rest="changes.csv", rows_max=24)
+    table = Table("Outcomes that differ from the recorded ones", frame, columns, rest="csv/changes.csv", rows_max=24)
     plot = replay_plots.changes_plot(changed, policies)
     return Section("changes", title, ("Operations by the outcome that would have been another.",), (plot, table))
 

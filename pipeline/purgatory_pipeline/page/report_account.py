@@ -97,7 +97,7 @@ def _intake_table(intake: pd.DataFrame) -> Table:
             Column("files", "files", wording.count),
             Column("rows", "rows", wording.count),
         ),
-        rest="intake.csv",
+        rest="csv/intake.csv",
         rows_max=40,
         marked="aside",
     )

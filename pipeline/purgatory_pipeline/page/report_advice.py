@@ -20,7 +20,9 @@ SENTENCE_LENGTH_MAX: Final = 400
 POINTS_MAX: Final = 150
 SMALLEST_SHARE: Final = 1e-5
 NOTABLE_SHARE: Final = 0.005
-"""Timeouts that cut off less than this are not among the findings."""
+"""Timeouts that cut off less than this are not among the findings,"""
+NOTABLE_PART: Final = 0.02
+"""nor are those of topics with less than this of the operations of their kind."""
 
 
 def advice_section(advice: pd.DataFrame, timeouts: pd.DataFrame, survival: pd.DataFrame) -> Section:
@@ -28,7 +30,7 @@ def advice_section(advice: pd.DataFrame, timeouts: pd.DataFrame, survival: pd.Da
     title = "Timeouts"
     if advice.empty:
         return Section("timeouts", title, ("Nothing waited in this time.",))
-    drawn = _drawn(advice)
+    drawn = _drawn(advice, survival)
     curves = [_curve(row, survival) for _, row in drawn.iterrows()]
     lead = (
         "How long operations need, estimated from all of them. One that expired was not done by then, so it counts as "
@@ -47,13 +49,15 @@ def advice_section(advice: pd.DataFrame, timeouts: pd.DataFrame, survival: pd.Da
 
 
 def advice_findings(advice: pd.DataFrame) -> list[Finding]:
-    """The timeouts that cut off most, in the words of the advice. Fetches last: they bring bytes even then."""
+    """The timeouts that cut off most, in the words of the advice. One fetch at most: it brings bytes even then."""
     own = advice[advice["topic"].notna()]
-    share = pd.to_numeric(own["timeout_expires"]).fillna(pd.to_numeric(own["expired_share"]))
-    cut = share * pd.to_numeric(own["operations"])
-    rated = own.assign(share=share, cut=cut, fetch=own["kind"] == codes.KIND_NAMES[codes.FETCH])
-    notable = rated[rated["share"] >= NOTABLE_SHARE]
-    first = notable.sort_values(["fetch", "cut"], ascending=[True, False], kind="stable").head(FINDINGS)
+    share, operations = pd.to_numeric(own["timeout_expires"]), pd.to_numeric(own["operations"])
+    fetch = own["kind"] == codes.KIND_NAMES[codes.FETCH]
+    of_kind = operations / operations.groupby(own["kind"]).transform("sum")
+    rated = own.assign(cut=share * operations, fetch=fetch)
+    notable = rated[(share >= NOTABLE_SHARE) & (of_kind >= NOTABLE_PART)]
+    ordered = notable.sort_values(["fetch", "cut"], ascending=[True, False], kind="stable")
+    first = ordered[~(ordered["fetch"] & ordered["fetch"].shift(fill_value=False))].head(FINDINGS)
     return [
         Finding(
             Markup("{} ({}): {}").format(
@@ -67,10 +71,12 @@ def advice_findings(advice: pd.DataFrame) -> list[Finding]:
     ]
 
 
-def _drawn(advice: pd.DataFrame) -> pd.DataFrame:
-    """Topics if there are some, busiest first; otherwise all together."""
-    own = advice[advice["topic"].notna()]
-    return (own if not own.empty else advice).head(CURVES)
+def _drawn(advice: pd.DataFrame, survival: pd.DataFrame) -> pd.DataFrame:
+    """Topics whose curves are there, busiest first; if there are none, all together."""
+    curves = set(zip(survival["topic"], survival["kind"], strict=True))
+    own = advice[[curve in curves for curve in zip(advice["topic"], advice["kind"], strict=True)]]
+    topics = own[own["topic"].notna()]
+    return (topics if not topics.empty else own).head(CURVES)
 
 
 def _of(frame: pd.DataFrame, row: pd.Series[Any]) -> pd.DataFrame:
@@ -119,7 +125,7 @@ def _curve(row: pd.Series[Any], survival: pd.DataFrame) -> Plot | None:
     ]
     if timeout is not None:
         is_far = math.log(timeout / min(waits)) > 0.4 * math.log(max([*waits, timeout]) / min(waits))
-        layers += _timeout_mark(row, timeout, is_far=is_far)
+        layers += _timeout_mark(row, timeout, is_far=is_far, is_beyond=timeout > max(waits))
     return plots.plot(
         plots.layered(*layers), title=_title(row["topic"], row["kind"]), description=_description(row), height=200
     )
@@ -146,14 +152,14 @@ def _cut_off(row: pd.Series[Any]) -> str:
     return f"at most {wording.share_said(row['timeout_expires_high'])}" if known else ""
 
 
-def _timeout_mark(row: pd.Series[Any], timeout: float, *, is_far: bool) -> list[alt.Chart]:
-    """The timeout as an upright line, what it cuts off as a dot on the curve, and both in words below the curve."""
+def _timeout_mark(row: pd.Series[Any], timeout: float, *, is_far: bool, is_beyond: bool) -> list[alt.Chart]:
+    """The timeout as an upright line, its share as a dot on the curve, and both in words where the curve is not."""
     share = wording.number_of(row["timeout_expires"])
     words = [wording.milliseconds(timeout)]
     cut = _cut_off(row)
     if cut:
         words.append(f"{cut} need longer")
-    drawn = None if math.isnan(share) else max(share, SMALLEST_SHARE)
+    drawn = None if math.isnan(share) or not share else max(share, SMALLEST_SHARE)
     mark = alt.Chart(plots.data([{"at": timeout, "drawn": drawn, "written": _LINE_BREAK.join(words)}])).encode(
         x=alt.X("at:Q")
     )
@@ -162,13 +168,13 @@ def _timeout_mark(row: pd.Series[Any], timeout: float, *, is_far: bool) -> list[
         mark.mark_rule(strokeWidth=1.75, color="var(--expired)"),
         mark.mark_text(
             align=side,
-            baseline="bottom",
+            baseline="top" if is_beyond else "bottom",
             dx=-6 if is_far else 6,
-            dy=-18,
+            dy=4 if is_beyond else -18,
             lineBreak=_LINE_BREAK,
             lineHeight=14,
             color="var(--ink)",
-        ).encode(y=alt.value("height"), text="written:N"),
+        ).encode(y=alt.value(0 if is_beyond else "height"), text="written:N"),
     ]
     if drawn is not None:
         layers.append(mark.mark_circle(size=70, opacity=1, color="var(--expired)").encode(y=alt.Y("drawn:Q")))
@@ -242,7 +248,7 @@ def _advice_table(advice: pd.DataFrame) -> Table:
             Column("expired_share", "expired", wording.share),
             Column("cut", "need longer", wording.as_it_is),
         ),
-        rest="advice.csv",
+        rest="csv/advice.csv",
     )
 
 
@@ -268,7 +274,7 @@ def _timeouts_table(timeouts: pd.DataFrame, drawn: pd.DataFrame) -> Table:
             Column("kind", "kind"),
             *(Column(str(step), title, wording.as_it_is) for step, title in _STEPS.items()),
         ),
-        rest="timeouts.csv",
+        rest="csv/timeouts.csv",
     )
 
 

@@ -139,7 +139,7 @@ def _table(anomalies: pd.DataFrame) -> Table:
             Column("compared_with", "compared with", wording.instant),
             Column("score", "score", wording.decimal),
         ),
-        rest="anomalies.csv",
+        rest="csv/anomalies.csv",
     )
 
 

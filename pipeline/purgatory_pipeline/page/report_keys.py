@@ -43,7 +43,7 @@ def backlog_section(backlog: pd.DataFrame, span: plots.Span) -> Section:
                     Column("deepest", "waits at once", wording.count),
                     Column("at", "first at (UTC)", wording.instant),
                 ),
-                rest="backlog.csv",
+                rest="csv/backlog.csv",
                 rows_max=8,
             ),
         ),
@@ -155,7 +155,7 @@ def _hot_table(frame: pd.DataFrame, caption: str, figure: Column) -> Table:
             figure,
             Column("share", "share", wording.share),
         ),
-        rest="hot_keys.csv",
+        rest="csv/hot_keys.csv",
         rows_max=BARS,
     )
 

@@ -38,12 +38,12 @@ def stragglers_section(stragglers: pd.DataFrame, causes: pd.DataFrame, info: Rep
     if not overall.empty:
         parts += [
             Grid((_held_back_plot(overall), _lost_plot(overall))),
-            Table("Replicas, over all topics", overall, named, rest="stragglers.csv"),
+            Table("Replicas, over all topics", overall, named, rest="csv/stragglers.csv"),
         ]
     if len(set(by_topic["topic"])) > 1:
         frame = by_topic.sort_values("total_ms", ascending=False, kind="stable")
         columns = (Column("topic", "topic", wording.name), *named)
-        parts.append(Table("Replicas, by topic", frame, columns, rest="stragglers.csv", rows_max=8))
+        parts.append(Table("Replicas, by topic", frame, columns, rest="csv/stragglers.csv", rows_max=8))
     parts.append(_causes_table(causes))
     return Section("stragglers", title, (lead,), tuple(parts))
 
@@ -159,5 +159,5 @@ def _causes_table(causes: pd.DataFrame) -> Table:
             Column("share", "share", wording.share),
             Column("waited_total_ms", "waited in all", wording.time_in_all),
         ),
-        rest="slow_produces.csv",
+        rest="csv/slow_produces.csv",
     )

@@ -79,7 +79,7 @@ def lateness_section(topics: pd.DataFrame, lines: timeline.Timeline) -> Section:
                     Column("lateness_p99_ms", "99 %", wording.milliseconds),
                     Column("lateness_max_ms", "the latest", wording.milliseconds),
                 ),
-                rest="topics.csv",
+                rest="csv/topics.csv",
                 rows_max=8,
             ),
         ),
@@ -230,7 +230,7 @@ def _table(topics: pd.DataFrame) -> Table:
             Column("wait_p999_ms", "99.9 %", wording.milliseconds),
             Column("wait_max_ms", "longest", wording.milliseconds),
         ),
-        rest="topics.csv",
+        rest="csv/topics.csv",
     )
 
 
