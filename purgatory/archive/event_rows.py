@@ -17,6 +17,7 @@ from purgatory.archive.gathering import (
     constant,
     finish,
     keys_as_names,
+    worded,
 )
 from purgatory.archive.schema import ACCEPTED, EVENT_WORDS, EVENTS, SCHEMAS
 from purgatory.engine.batches import EventBatch, EventsReceipt, PartitionName, ReplicaSets
@@ -98,7 +99,7 @@ class EventRows:
         starts = np.cumsum(counts) - counts
         columns = self._calls.take()
         columns["row"] = arrow((np.arange(rows) - np.repeat(starts, counts)).astype(np.int32), None, pa.int32())
-        columns["type"] = pa.DictionaryArray.from_arrays(self._types.take(), pa.array(EVENT_WORDS))
+        columns["type"] = worded(self._types.take(), EVENT_WORDS)
         for name, column in self._columns.items():
             columns[name] = column.take()
         columns["refusal_code"] = self._refusal_codes.take()

@@ -40,7 +40,7 @@ from purgatory.archive.layout import (
     folder,
     unfinished_path,
 )
-from purgatory.archive.schema import SCHEMAS, VERSION
+from purgatory.archive.schema import EVENTS, SCHEMAS, VERSION
 from purgatory.archive.wall_clock import wall_ms
 
 __all__ = ["ArchiveUnusable", "ArchiveWriter", "Placed", "new_run_id", "open_archive"]
@@ -59,8 +59,19 @@ NEAR_EACH_OTHER: Final = frozenset(
 )
 """Numbers that are written as differences: a tenth of the bytes, and less work."""
 
-PICKED_BY: Final = ["run_id", "call_number", "time_ms", "at", "operation_id", "topic", "partition"]
-"""Columns with statistics, so that a reader can pass over row groups."""
+PICKED_BY: Final = frozenset({"call_number", "time_ms", "at", "operation_id", "item", "row", "timeout_ms", "partition"})
+"""Columns with statistics, by which a reader passes over files and row groups."""
+
+ALWAYS_GIVEN: Final = frozenset(
+    {
+        "run_id", "call_number", "time_ms", "at", "session_id", "principal", "operation_id", "kind", "timeout_ms",
+        "refusal_code", "item", "item_count", "outcome", "waited_ms", "lateness_ms", "error_code", "required_offset",
+        "reached_offset", "log_start_offset", "row", "type", "call", "marker", "ended",
+    }
+)  # fmt: skip
+"""Columns that are never null in a table that has them, unless `SOMETIMES_GIVEN` says so: half the work of writing."""
+
+SOMETIMES_GIVEN: Final = frozenset({(EVENTS, "log_start_offset")})
 
 
 class ArchiveUnusable(Exception):
@@ -246,13 +257,14 @@ class _TableFile:
             FILE_NUMBER_KEY: str(number).encode(),
         }
         words = [field.name for field in schema if pa.types.is_dictionary(field.type) or field.name in FEW_VALUES]
+        self._schema: Final = pa.schema([as_written(table, field) for field in schema], metadata)
         self._writer: Final = pq.ParquetWriter(
             self._sink,
-            schema.with_metadata(metadata),
+            self._schema,
             compression="zstd",
             compression_level=COMPRESSION_LEVEL,
             use_dictionary=words,
-            write_statistics=[name for name in PICKED_BY if name in schema.names],
+            write_statistics=[name for name in schema.names if name in PICKED_BY],
             column_encoding={field.name: "DELTA_BINARY_PACKED" for field in schema if field.name in NEAR_EACH_OTHER},
         )
 
@@ -279,7 +291,7 @@ class _TableFile:
         if self._waiting:
             # Where two batches have different dictionaries, the file would hold words instead of places in one.
             table = pa.Table.from_batches(self._waiting).unify_dictionaries()
-            self._writer.write_table(table, ROWS_PER_GROUP)
+            self._writer.write_table(pa.Table.from_arrays(table.columns, schema=self._schema), ROWS_PER_GROUP)
             self._waiting.clear()
             self._waiting_rows = 0
 
@@ -296,6 +308,12 @@ class _FinishedFile:
         self.unfinished_path: Final = unfinished_path(file.table, file.run_id, file.number)
         self.is_written = False
         """Whether all of it lies aside."""
+
+
+def as_written(table: str, field: pa.Field) -> pa.Field:
+    """A column as files have it: never null where there is always a value."""
+    is_given = field.name in ALWAYS_GIVEN and (table, field.name) not in SOMETIMES_GIVEN
+    return field.with_nullable(not is_given)
 
 
 def by_hour(rows: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:

@@ -34,6 +34,7 @@ __all__ = [
     "keys_as_names",
     "plain",
     "spread",
+    "worded",
 ]
 
 INT64_MAX: Final = 2**63 - 1
@@ -102,14 +103,19 @@ class Column:
         """The values of so many more rows: one for each, one for all, or none."""
         self._rows += count
         length = len(values)
-        if length == count > 1:
+        if length == count > SHORT:
             first = values[0]
-            if first == values[-1] and values.count(first) == count:
+            # The same object all over is told from its address; of equal ones the values would have to be read.
+            if first is values[-1] and values.count(first) == count:
                 self._add_run(first, count)
-            elif count > SHORT:
-                self._blocks.append(packed(values, count, self._dtype))
             else:
-                self._add_short(values)
+                array = packed(values, count, self._dtype)
+                if array[0] == array[-1] and (array == array[0]).all():
+                    self._add_run(first, count)
+                else:
+                    self._blocks.append(array)
+        elif length == count > 1:
+            self._add_short(values)
         else:
             self._add_run(values[0] if length else None, count)
 
@@ -248,9 +254,7 @@ class Names:
         partitions = np.array([*(partition for _, partition in self._known), 0], np.int64)
         places = self._places.take_array()
         mask = places == NAMELESS if places.min() == NAMELESS else None
-        topic = pa.DictionaryArray.from_arrays(
-            arrow(topics.take(places), mask, pa.int32()), pa.array(list(words), pa.string())
-        )
+        topic = worded(arrow(topics.take(places), mask, pa.int32()), list(words))
         partition = arrow(partitions.clip(-INT32_MAX, INT32_MAX).astype(np.int32).take(places), mask, pa.int32())
         self._known = Known()
         return topic, partition
@@ -313,7 +317,12 @@ def words_of(values: list[str], counts: list[int]) -> pa.Array:
         indices = constant(0, pa.int32(), sum(counts))
     else:
         indices = arrow(np.repeat(np.array(places, np.int32), counts), None, pa.int32())
-    return pa.DictionaryArray.from_arrays(indices, pa.array(list(words), pa.string()))
+    return worded(indices, list(words))
+
+
+def worded(places: pa.Array, words: list[str]) -> pa.Array:
+    """A dictionary-encoded column. The places must be those of words: nobody looks."""
+    return pa.DictionaryArray.from_arrays(places, pa.array(words, pa.string()), safe=False)
 
 
 def spread(items: pa.Array, rows: int) -> tuple[pa.Array, pa.Array | None]:

@@ -18,6 +18,7 @@ from purgatory.archive.gathering import (
     finish,
     plain,
     spread,
+    worded,
 )
 from purgatory.archive.schema import KIND_WORDS, OUTCOME_WORDS, OUTCOMES, SCHEMAS
 from purgatory.engine.codes import FETCH
@@ -85,7 +86,7 @@ class OutcomeRows:
         for name, array in of_operations.items():
             spread_out = array if operation_of is None else array.take(operation_of)
             words = WORDS.get(name)
-            columns[name] = spread_out if words is None else pa.DictionaryArray.from_arrays(spread_out, pa.array(words))
+            columns[name] = spread_out if words is None else worded(spread_out, words)
         for name, _, column in self._of_items:
             columns[name] = null_below_zero(column.take()) if name in ABSENT_BELOW_ZERO else column.take()
         columns["topic"], columns["partition"] = self._names.take()

@@ -21,6 +21,7 @@ from purgatory.archive.gathering import (
     finish,
     keys_as_names,
     spread,
+    worded,
 )
 from purgatory.archive.schema import ACCEPTED, KIND_WORDS, REGISTRATIONS, SCHEMAS
 from purgatory.engine.batches import OperationBatch, RegisterReceipt
@@ -145,7 +146,7 @@ class RegistrationRows:
         """All that was gathered, as rows. There must be some."""
         rows = self.rows
         columns = self._calls.take()
-        columns["kind"] = pa.DictionaryArray.from_arrays(self._kinds.take(), pa.array(KIND_WORDS))
+        columns["kind"] = worded(self._kinds.take(), KIND_WORDS)
         of_operations = {name: column.take() for name, _, column in self._of_operations}
         of_operations["operation_id"] = self._operation_ids.take()
         of_operations["timeout_ms"] = self._timeouts.take()

@@ -32,7 +32,9 @@ def read_table(folder: Path, table: str) -> pa.Table:
     paths = sorted((folder / table).rglob("*.parquet"))
     tables = [pq.ParquetFile(path).read() for path in paths]
     whole = pa.concat_tables(tables) if tables else schema.SCHEMAS[table].empty_table()
-    assert whole.schema.equals(schema.SCHEMAS[table]), f"{table}: {whole.schema}"
+    assert [(field.name, field.type) for field in whole.schema] == [
+        (field.name, field.type) for field in schema.SCHEMAS[table]
+    ]
     return whole
 
 
