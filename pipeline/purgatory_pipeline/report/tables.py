@@ -15,13 +15,27 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Final
 
+import pyarrow as pa
+
 TEXT: Final = "text"
 INSTANT: Final = "instant (UTC)"
 COUNT: Final = "count"
 MS: Final = "ms"
 SHARE: Final = "0 to 1"
-NUMBER: Final = "number"
+NUMBER: Final = "whole number"
+MEASURED: Final = "as measured"
 FLAG: Final = "true or false"
+
+_ARROW: Final = {
+    TEXT: pa.string(),
+    INSTANT: pa.timestamp("us", tz="UTC"),
+    COUNT: pa.int64(),
+    MS: pa.int64(),
+    SHARE: pa.float64(),
+    NUMBER: pa.int32(),
+    MEASURED: pa.float64(),
+    FLAG: pa.bool_(),
+}
 
 
 @dataclass(frozen=True)
@@ -48,6 +62,11 @@ class Table:
     def column_names(self) -> tuple[str, ...]:
         """In the order in which they are written."""
         return tuple(column.name for column in self.columns)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """As Arrow types."""
+        return pa.schema([(column.name, _ARROW[column.unit]) for column in self.columns])
 
 
 @dataclass(frozen=True)
@@ -244,7 +263,7 @@ ADVICE: Final = Table(
         ),
         Column("timeout_expires_low", SHARE, "lower bound", nullable=True),
         Column("timeout_expires_high", SHARE, "upper bound", nullable=True),
-        Column("seen_until_ms", MS, "the longest wait; beyond it nothing is known"),
+        Column("seen_until_ms", MS, "so long ten or more were seen to wait; beyond it little is known"),
         Column("sentence", TEXT, "the advice in words"),
     ),
 )
@@ -288,12 +307,12 @@ ANOMALIES: Final = Table(
         _TOPIC_OR_ALL,
         _KIND,
         Column("measure", TEXT, "`registered`, `wait_p50_ms`, `wait_p99_ms`, `expiry_rate` or `completion_rate`"),
-        Column("value", NUMBER, "in this window, in the unit of the measure"),
-        Column("usual", NUMBER, "in the window that it is compared with"),
+        Column("value", MEASURED, "in this window, in the unit of the measure"),
+        Column("usual", MEASURED, "in the window that it is compared with"),
         Column("compared_with", INSTANT, "where that window begins"),
         Column("direction", TEXT, "`up` or `down`"),
         Column(
-            "score", NUMBER, "how striking: the change over the usual spread of such changes; 3.5 and more is shown"
+            "score", MEASURED, "how striking: the change over the usual spread of such changes; 3.5 and more is shown"
         ),
     ),
 )

@@ -1,0 +1,228 @@
+"""Which timeouts would do what, read off the curves of `survival` and said in a sentence: three tables.
+
+Curves are made of counts by topic, kind and millisecond waited. These, and nothing larger, come to the driver: of the
+topics (and keys) with the most operations, and of all together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F
+
+from purgatory_pipeline.report.facts import EXPIRED, SATISFIED, UNFINISHED, has_ended
+from purgatory_pipeline.report.quantiles import MILLION, QUANTILES
+from purgatory_pipeline.report.survival import Curve, Share, estimate
+from purgatory_pipeline.report.tables import ADVICE, SURVIVAL, TIMEOUTS
+
+IN_USE_MAX: Final = 3
+"""Timeouts in use of each curve that are looked at: the commonest."""
+LADDER_MS: Final = tuple(sorted({step * 10**power // 10 for power in range(7) for step in (10, 15, 20, 30, 50, 70)}))
+AROUND: Final = 5
+"""Of the ladder, what is at most so many times longer or shorter than the timeout in use."""
+ACCEPTABLE: Final = 0.01
+"""The sentence names the shortest timeout that expires no more than this."""
+
+ALL: Final = None
+"""The topic of what is of all topics together."""
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The three tables."""
+
+    advice: pa.Table
+    timeouts: pa.Table
+    survival: pa.Table
+
+
+def waited_counts(facts: DataFrame, topics_max: int) -> DataFrame:
+    """Operations by topic, kind, fate and time waited, from condensed facts: of the largest topics of each kind, so
+    many; all others have topic null.
+    """
+    seen = facts.where((has_ended() | (F.col("fate") == UNFINISHED)) & (F.col("operations") > 0))
+    by_size = Window.partitionBy("kind").orderBy(F.desc("size"), "topic")
+    largest = (
+        seen.groupBy("topic", "kind")
+        .agg(F.sum("operations").alias("size"))
+        .withColumn("place", F.row_number().over(by_size))
+        .where(F.col("place") <= topics_max)
+        .select("topic", "kind", F.lit(True).alias("is_large"))
+    )
+    return (
+        seen.where("waited_ms is not null")
+        .join(F.broadcast(largest), ["topic", "kind"], "left")
+        .groupBy(F.when(F.col("is_large"), F.col("topic")).alias("topic"), "kind", "fate", "waited_ms")
+        .agg(F.sum("operations").alias("operations"))
+    )
+
+
+def timeouts_in_use(registered: DataFrame) -> DataFrame:
+    """Operations by topic, kind and timeout, from `registered_counts`: the commonest of each topic, and of all (null).
+
+    With `timeouts`, how many there are, and `share`.
+    """
+    counts = (
+        registered.where("not refused")
+        .groupBy("topic", "kind", "timeout_ms")
+        .agg(F.sum("operations").alias("operations"))
+    )
+    of_all = counts.groupBy("kind", "timeout_ms").agg(F.sum("operations").alias("operations"))
+    both = counts.where("operations > 0").unionByName(of_all.withColumn("topic", F.lit(ALL).cast("string")))
+    of_curve = Window.partitionBy("topic", "kind")
+    return both.withColumns(
+        {
+            "place": F.row_number().over(of_curve.orderBy(F.desc("operations"), "timeout_ms")),
+            "share": F.col("operations") / F.sum("operations").over(of_curve),
+            "timeouts": F.count("timeout_ms").over(of_curve),
+        }
+    ).where(F.col("place") <= IN_USE_MAX)
+
+
+def advise(counts: pd.DataFrame, in_use: pd.DataFrame, asked_ms: Sequence[int] = ()) -> Advice:
+    """The tables, from `waited_counts` and `timeouts_in_use` as pandas frames."""
+    advice: list[Row] = []
+    timeouts: list[Row] = []
+    points: list[Row] = []
+    used = _used(in_use)
+    for topic, kind, frame in _curves(counts):
+        curve = estimate(*(frame[name].to_numpy(np.int64) for name in ("waited_ms", SATISFIED, "others")))
+        mine = used.get((topic, kind), [])
+        judged = {timeout_ms: curve.expires(timeout_ms) for timeout_ms in _candidates(curve, mine, asked_ms)}
+        head: Row = {"topic": topic, "kind": kind}
+        row = head | _needs(curve, int(frame[SATISFIED].sum()), int(frame[EXPIRED].sum())) | _use(mine, judged)
+        advice.append(row | {"sentence": sentence(row, judged)})
+        timeouts.extend(head | verdict for verdict in _timeouts(judged, row["timeout_ms"]))
+        points.extend(head | point for point in _points(curve))
+    rows = ((advice, ADVICE), (timeouts, TIMEOUTS), (points, SURVIVAL))
+    return Advice(*(pa.Table.from_pylist(part, schema=table.schema) for part, table in rows))
+
+
+def sentence(row: Row, judged: Mapping[int, Share]) -> str:
+    """The advice in words: what a row of the table says, and which timeout would do."""
+    seen = f"{row['seen_until_ms']} ms"
+    needs = f"Not enough seen beyond {seen} to say how long these need"
+    for name, share in (("p50", "Half"), ("p90", "10 %"), ("p99", "1 %")):
+        if row[f"need_{name}_ms"] is not None:
+            needs = f"{share} of these need more than {row[f'need_{name}_ms']} ms"
+    in_use = row["timeout_ms"]
+    if in_use is None:
+        return f"{needs}."
+    expires = row["timeout_expires"]
+    now = percent(expires) if expires is not None else f"at most {percent(row['timeout_expires_high'])}"
+    said = f"{needs}; the {in_use} ms in use expire {now}"
+    enough = [
+        (ms, share.value) for ms, share in judged.items() if share.value is not None and share.value <= ACCEPTABLE
+    ]
+    if enough and enough[0][0] != in_use:
+        return f"{said}, {enough[0][0]} ms would expire {percent(enough[0][1])}."
+    if not enough and (expires is None or expires > ACCEPTABLE):
+        return f"{said}; not enough seen beyond {seen} to say which would expire less."
+    return f"{said}."
+
+
+def percent(share: float) -> str:
+    """3.1 %, with about two digits that count."""
+    if share == 0:
+        return "nothing"
+    if share < 0.0001:
+        return "less than 0.01 %"
+    return f"{share * 100:.{2 if share < 0.01 else 1 if share < 0.2 else 0}f} %"
+
+
+def _curves(counts: pd.DataFrame) -> Iterator[tuple[str | None, str, pd.DataFrame]]:
+    """Topic, kind and counts by time waited, of each curve."""
+    number = counts["operations"]
+    split = counts.assign(
+        **{
+            SATISFIED: number.where(counts["fate"] == SATISFIED, 0),
+            EXPIRED: number.where(counts["fate"] == EXPIRED, 0),
+            "others": number.where(counts["fate"] != SATISFIED, 0),
+        }
+    )
+    for kind, of_kind in split.groupby("kind"):
+        yield ALL, str(kind), _by_wait(of_kind)
+        for topic, of_topic in of_kind.dropna(subset=["topic"]).groupby("topic"):
+            yield str(topic), str(kind), _by_wait(of_topic)
+
+
+def _by_wait(counts: pd.DataFrame) -> pd.DataFrame:
+    return counts.groupby("waited_ms")[[SATISFIED, EXPIRED, "others"]].sum().reset_index()
+
+
+def _used(in_use: pd.DataFrame) -> dict[tuple[str | None, str], list[Row]]:
+    """The timeouts in use by curve, the commonest first."""
+    used: dict[tuple[str | None, str], list[Row]] = {}
+    for row in in_use.sort_values("place").to_dict("records"):
+        used.setdefault((ALL if pd.isna(row["topic"]) else row["topic"], row["kind"]), []).append(row)
+    return used
+
+
+def _candidates(curve: Curve, used: Sequence[Row], asked_ms: Sequence[int]) -> list[int]:
+    """Timeouts to look at, rising."""
+    in_use = [int(row["timeout_ms"]) for row in used]
+    middle_ms = in_use[0] if in_use else max(curve.seen_until_ms, 1)
+    near = [step for step in LADDER_MS if middle_ms / AROUND <= step <= middle_ms * AROUND]
+    return sorted({*near, *in_use, *asked_ms})
+
+
+def _needs(curve: Curve, satisfied: int, expired: int) -> Row:
+    row: Row = {
+        "operations": curve.operations,
+        "satisfied": satisfied,
+        "expired": expired,
+        "expired_share": expired / curve.operations,
+        "seen_until_ms": curve.seen_until_ms,
+    }
+    for name, millionths in QUANTILES.items():
+        needs = curve.need_ms(millionths / MILLION)
+        row |= {f"need_{name}{end}_ms": value for end, value in zip(("", "_low", "_high"), needs, strict=True)}
+    return row
+
+
+def _use(used: Sequence[Row], judged: Mapping[int, Share]) -> Row:
+    """The columns about the timeout most in use."""
+    if not used:
+        names = ("timeout_ms", "timeout_share", "timeout_expires", "timeout_expires_low", "timeout_expires_high")
+        return {**dict.fromkeys(names), "timeouts": 0}
+    first = used[0]
+    share = judged[int(first["timeout_ms"])]
+    return {
+        "timeout_ms": int(first["timeout_ms"]),
+        "timeout_share": float(first["share"]),
+        "timeouts": int(first["timeouts"]),
+        "timeout_expires": share.value,
+        "timeout_expires_low": share.low,
+        "timeout_expires_high": share.high,
+    }
+
+
+def _timeouts(judged: Mapping[int, Share], in_use_ms: int | None) -> Iterator[Row]:
+    for timeout_ms, share in judged.items():
+        yield {
+            "timeout_ms": timeout_ms,
+            "in_use": timeout_ms == in_use_ms,
+            "expires": share.value,
+            "expires_low": share.low,
+            "expires_high": share.high,
+        }
+
+
+def _points(curve: Curve) -> Iterator[Row]:
+    for place in curve.shown():
+        is_bounded = not np.isnan(curve.low[place])
+        yield {
+            "waited_ms": int(curve.waited_ms[place]),
+            "waiting": float(curve.waiting[place]),
+            "waiting_low": float(curve.low[place]) if is_bounded else None,
+            "waiting_high": float(curve.high[place]) if is_bounded else None,
+            "at_risk": int(curve.at_risk[place]),
+        }

@@ -1,0 +1,128 @@
+"""Windows that are unlike what they are compared with: the same window of the day before, or else the one before.
+
+Changes are measured where they are symmetric: logarithms of counts and waits, log-odds of rates. A change is held
+against two spreads: chance, which follows from the counts, and how much this measure usually changes, which is the
+median of the absolute deviations from the median, so that the anomalies themselves do not widen it.
+
+Plain pandas over a row for each window, topic and kind: of the largest topics, and of all together.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from purgatory_pipeline.report.rollups import OF_TOPICS_AND_WINDOWS, OF_WINDOWS
+from purgatory_pipeline.report.tables import ANOMALIES
+
+DAY_MS: Final = 86_400_000
+STRIKING: Final = 3.5
+ROWS_MAX: Final = 1_000
+COUNT_MIN: Final = 100
+"""Fewer registrations, or ends, in either window are not compared."""
+SPREAD_MIN: Final = 0.05
+"""Changes of a few percent are never striking, however certain."""
+NORMAL: Final = 1.4826
+"""Turns a median of absolute deviations into a standard deviation."""
+
+RATES: Final = {"expiry_rate": "expired", "completion_rate": "satisfied"}
+QUANTILES: Final = {"wait_p50_ms": 1.25, "wait_p99_ms": 3.7}
+"""Standard error of the logarithm of a quantile, times the root of the count, for waits that are log-normal."""
+
+SERIES: Final = ["topic", "kind"]
+COLUMNS: Final = ("window", *SERIES, "registered", "ended", *RATES.values(), *QUANTILES)
+
+
+def measured_windows(levels: DataFrame, topics_max: int) -> DataFrame:
+    """What is compared, from `level_waits`: all topics together (null), and the largest, so many."""
+    of_topics = levels.where(F.col("level") == OF_TOPICS_AND_WINDOWS)
+    largest = (
+        of_topics.groupBy("topic").agg(F.sum("ended").alias("size")).orderBy(F.desc("size"), "topic").limit(topics_max)
+    )
+    chosen = of_topics.join(F.broadcast(largest), "topic", "left_semi")
+    return chosen.unionByName(levels.where(F.col("level") == OF_WINDOWS)).select(*COLUMNS)
+
+
+def anomalies(windows: pd.DataFrame, window_ms: int) -> pa.Table:
+    """The table `anomalies`, from `measured_windows` as a pandas frame."""
+    pairs = _compared(
+        windows.assign(topic=windows["topic"].fillna("").astype(str), is_all=windows["topic"].isna()), window_ms
+    )
+    found = [_scored(pairs, measure) for measure in ("registered", *QUANTILES, *RATES)]
+    scored = pd.concat(found, ignore_index=True)
+    striking = _without_returns(scored[scored["score"] >= STRIKING])
+    by = ["score", "window", "topic", "kind", "measure"]
+    first = striking.sort_values(by, ascending=[False, True, True, True, True], kind="stable").head(ROWS_MAX)
+    return pa.Table.from_pylist([_row(row, window_ms) for row in first.to_dict("records")], schema=ANOMALIES.schema)
+
+
+def _compared(windows: pd.DataFrame, window_ms: int) -> pd.DataFrame:
+    """Each window beside what it is compared with; columns of that one end in `_before`."""
+    day = DAY_MS // window_ms if DAY_MS % window_ms == 0 else 1
+    key = ["is_all", *SERIES, "window"]
+    found = []
+    for distance in sorted({day, 1}, reverse=True):
+        before = windows.assign(window=windows["window"] + distance, compared=windows["window"])
+        found.append(windows.merge(before, on=key, suffixes=("", "_before")))
+    return pd.concat(found, ignore_index=True).drop_duplicates(key)
+
+
+def _scored(pairs: pd.DataFrame, measure: str) -> pd.DataFrame:
+    """The pairs with enough counts: value, usual, direction and score."""
+    count = "registered" if measure == "registered" else "ended"
+    enough = (pairs[count] >= COUNT_MIN) & (pairs[f"{count}_before"] >= COUNT_MIN)
+    rows = pairs[enough].assign(measure=measure, value=lambda row: row[measure] if measure not in RATES else np.nan)
+    now, usual = (_place(rows, measure, end) for end in ("", "_before"))
+    change = now[0] - usual[0]
+    series = [rows[name] for name in ("is_all", *SERIES)]
+    off = change - change.groupby(series).transform("median")
+    spread = off.abs().groupby(series).transform("median")
+    width = np.sqrt(now[1] + usual[1] + (NORMAL * spread) ** 2 + SPREAD_MIN**2)
+    return rows.assign(
+        value=_value(rows, measure, ""),
+        usual=_value(rows, measure, "_before"),
+        direction=np.where(off > 0, "up", "down"),
+        score=off.abs() / width,
+    )
+
+
+def _value(rows: pd.DataFrame, measure: str, end: str) -> pd.Series[float]:
+    if measure in RATES:
+        return rows[RATES[measure] + end] / rows["ended" + end]
+    return rows[measure + end].astype(float)
+
+
+def _place(rows: pd.DataFrame, measure: str, end: str) -> tuple[pd.Series[float], pd.Series[float]]:
+    """Where a value stands on its scale, and the square of the error that chance gives it."""
+    if measure in RATES:
+        part, rest = rows[RATES[measure] + end] + 0.5, rows["ended" + end] - rows[RATES[measure] + end] + 0.5
+        return np.log(part / rest), 1 / part + 1 / rest
+    if measure in QUANTILES:
+        return np.log(rows[measure + end].astype(float) + 1), QUANTILES[measure] ** 2 / rows["ended" + end]
+    return np.log(rows[measure + end] + 0.5), 1 / (rows[measure + end] + 0.5)
+
+
+def _without_returns(striking: pd.DataFrame) -> pd.DataFrame:
+    """Leaves out windows that are as ever again, and only unlike the odd one before them."""
+    names = ["is_all", *SERIES, "measure"]
+    odd = {(*row, direction) for *row, direction in striking[[*names, "window", "direction"]].itertuples(index=False)}
+    opposite = {"up": "down", "down": "up"}
+    is_return = [
+        (*row, opposite[direction]) in odd
+        for *row, direction in striking[[*names, "compared", "direction"]].itertuples(index=False)
+    ]
+    return striking[~np.array(is_return, dtype=bool)]
+
+
+def _row(row: dict[str, Any], window_ms: int) -> dict[str, Any]:
+    return {
+        **{name: row[name] for name in ("kind", "measure", "value", "usual", "direction", "score")},
+        "topic": None if row["is_all"] else row["topic"],
+        "window_start": pd.Timestamp(row["window"] * window_ms, unit="ms", tz="UTC"),
+        "compared_with": pd.Timestamp(row["compared"] * window_ms, unit="ms", tz="UTC"),
+    }

@@ -1,0 +1,100 @@
+"""All tables of a report from the tables of an archive: DataFrames in, DataFrames out.
+
+Registrations and outcomes are read twice, a few columns each: counted (`facts`) and compared with each other
+(`unmatched`); the outcomes again for the backlog and for the slow produces, and then the events around those. All else
+is made of facts, which Spark holds, in memory or on disk as it is set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from purgatory.engine import codes
+from purgatory_pipeline.report import advice, anomalies, backlog, rollups, stragglers, tables
+from purgatory_pipeline.report.facts import ENDS, SATISFIED, condensed, make_facts, registered_counts
+from purgatory_pipeline.report.options import ReportOptions
+from purgatory_pipeline.report.unmatched import find_unmatched
+
+PRODUCE = codes.KIND_NAMES[codes.PRODUCE]
+
+
+@dataclass(frozen=True)
+class Report:
+    """The tables but `intake`, by name, as they are described in `tables`; not sorted. Most are computed when used."""
+
+    tables: Mapping[str, DataFrame]
+    totals: Mapping[str, int]
+    """Of operations, as in `ReportInfo`."""
+    slow_over_ms: int | None
+    """None: no produce was satisfied."""
+    held: tuple[DataFrame, ...]
+
+    def release(self) -> None:
+        """Frees what Spark holds for the tables. They still work, from the start."""
+        for frame in self.held:
+            frame.unpersist()
+
+
+def make_report(
+    registrations: DataFrame, outcomes: DataFrame, events: DataFrame, options: ReportOptions | None = None
+) -> Report:
+    """Reads registrations and outcomes; the rest comes when it is used.
+
+    The frames have the columns of `purgatory.archive.schema`; each registration and each outcome comes once.
+    """
+    options = options or ReportOptions()
+    spark = registrations.sparkSession
+    unmatched = find_unmatched(registrations, outcomes)
+    registered = registered_counts(registrations, options.window_ms).localCheckpoint()
+    facts = make_facts(registered, outcomes, unmatched, options.window_ms, approximate=options.approximate).persist()
+    few = condensed(facts).localCheckpoint()
+    groups = rollups.group_waits(facts, options.window_ms).persist()
+    levels = rollups.level_waits(few).localCheckpoint()
+    windows = rollups.window_waits(levels, options.window_ms)
+    counts = advice.waited_counts(few, options.topics_max).toPandas()
+    advised = advice.advise(counts, advice.timeouts_in_use(registered).toPandas(), options.timeouts_ms)
+    odd = anomalies.anomalies(anomalies.measured_windows(levels, options.topics_max).toPandas(), options.window_ms)
+    slow_over_ms = _slow_over_ms(counts, options)
+    slow = stragglers.slow_waits(outcomes, slow_over_ms or 0).localCheckpoint()
+    held = stragglers.held_back(slow, events).localCheckpoint()
+    made = {
+        tables.GROUPS.name: groups,
+        tables.TOPICS.name: rollups.topic_waits(levels, groups),
+        tables.WINDOWS.name: windows,
+        tables.BACKLOG.name: backlog.deepest_backlog(outcomes, unmatched.unfinished, approximate=options.approximate),
+        tables.HOT_KEYS.name: rollups.hot_keys(groups, options.top),
+        tables.SLOW_PRODUCES.name: stragglers.slow_produces(held),
+        tables.STRAGGLERS.name: stragglers.stragglers(held),
+        tables.ADVICE.name: _frame(spark, advised.advice),
+        tables.TIMEOUTS.name: _frame(spark, advised.timeouts),
+        tables.SURVIVAL.name: _frame(spark, advised.survival),
+        tables.ANOMALIES.name: _frame(spark, odd),
+    }
+    return Report(made, _totals(windows.toPandas()), slow_over_ms, (facts, groups))
+
+
+def _frame(spark: SparkSession, table: pa.Table) -> DataFrame:
+    return spark.createDataFrame(table)
+
+
+def _totals(windows: pd.DataFrame) -> dict[str, int]:
+    names = ("registered", "refused", "carried_in", "ended", *ENDS, "unfinished")
+    return {name: int(windows[name].sum()) for name in names}
+
+
+def _slow_over_ms(counts: pd.DataFrame, options: ReportOptions) -> int | None:
+    """What all satisfied produces but the slowest share waited at most; None where there are none."""
+    is_done = (counts["kind"] == PRODUCE) & (counts["fate"] == SATISFIED)
+    waits: Any = counts[is_done].groupby("waited_ms")["operations"].sum()
+    if waits.empty:
+        return None
+    if options.slow_over_ms is not None:
+        return options.slow_over_ms
+    enough = waits.cumsum() >= waits.sum() * (1 - options.slow_share) - 1e-6
+    return int(waits.index[enough.to_numpy().argmax()])

@@ -1,0 +1,109 @@
+"""What happened, counted: the small frames that nearly all tables are made of, so that the rows are read once.
+
+A *fact* is a number of waits that share window, topic, partition, kind, principal, fate and times. Waits are whole
+milliseconds, so many of them share all that, and a quantile of facts is a quantile of the rows.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from purgatory.archive.schema import ACCEPTED
+from purgatory.engine import codes
+from purgatory_pipeline.report.unmatched import Unmatched
+
+# Fates besides the outcomes.
+REGISTERED: Final = "registered"
+REFUSED: Final = codes.OUTCOME_NAMES[codes.REFUSED]
+UNFINISHED: Final = "unfinished"
+CARRIED_IN: Final = "carried_in"
+
+SATISFIED: Final = codes.OUTCOME_NAMES[codes.SATISFIED]
+EXPIRED: Final = codes.OUTCOME_NAMES[codes.EXPIRED]
+ENDS: Final = tuple(codes.OUTCOME_NAMES[outcome] for outcome in codes.OUTCOMES)
+"""Fates of what has ended."""
+
+GROUP: Final = ("topic", "partition", "kind", "principal")
+
+BITS_KEPT: Final = 7
+"""Of a wait, when approximate: what is rounded away is less than 1 % of it."""
+
+
+def registered_counts(registrations: DataFrame, window_ms: int) -> DataFrame:
+    """Registrations by window, group, timeout and whether they were refused: `waits` and `operations`."""
+    return registrations.groupBy(
+        _window(window_ms),
+        *_group(),
+        "timeout_ms",
+        (F.col("refusal_code") != ACCEPTED).alias("refused"),
+    ).agg(*_counted())
+
+
+def make_facts(
+    registered: DataFrame, outcomes: DataFrame, unmatched: Unmatched, window_ms: int, *, approximate: bool
+) -> DataFrame:
+    """All facts: `window`, the group, `fate`, `waited_ms`, `lateness_ms` and of these waits how many there are.
+
+    `waits` counts each partition of an operation, `operations` only the first. `waited_ms` is null where there is
+    nothing to say. `registered` comes from `registered_counts`. `approximate` rounds `waited_ms`: fewer facts.
+    """
+    window, group = _window(window_ms), _group()
+    waited_ms = (rounded(F.col("waited_ms")) if approximate else F.col("waited_ms")).alias("waited_ms")
+    nothing = F.lit(None).cast("bigint")
+    none_waited = {"waited_ms": nothing, "lateness_ms": nothing}
+    ended = outcomes.groupBy(window, *group, F.col("outcome").alias("fate"), waited_ms, "lateness_ms").agg(*_counted())
+    facts = ended.unionByName(_registered_facts(registered).withColumns(none_waited))
+    if unmatched.unfinished is not None:
+        unfinished = unmatched.unfinished.groupBy(window, *group, waited_ms).agg(*_counted())
+        facts = facts.unionByName(unfinished.withColumns({"fate": F.lit(UNFINISHED), "lateness_ms": nothing}))
+    if unmatched.carried_in is not None:
+        carried_in = unmatched.carried_in.groupBy(window, *group).agg(*_counted())
+        facts = facts.unionByName(carried_in.withColumns({"fate": F.lit(CARRIED_IN), **none_waited}))
+    return facts
+
+
+def condensed(facts: DataFrame) -> DataFrame:
+    """The facts without partition and principal."""
+    return facts.groupBy("window", "topic", "kind", "fate", "waited_ms", "lateness_ms").agg(
+        F.sum("waits").alias("waits"), F.sum("operations").alias("operations")
+    )
+
+
+def rounded(value: Column) -> Column:
+    """A whole number with its highest bits alone, in the middle of what they stand for."""
+    dropped = F.greatest(F.floor(F.log2(F.greatest(value, F.lit(1)))).cast("int") - (BITS_KEPT - 1), F.lit(0))
+    step = F.pow(F.lit(2.0), dropped).cast("bigint")
+    return (F.floor(value / step) * step + F.floor(step / 2)).cast("bigint")
+
+
+def has_ended() -> Column:
+    """Of a fact: whether it tells of an end."""
+    return F.col("fate").isin(*ENDS)
+
+
+def _registered_facts(registered: DataFrame) -> DataFrame:
+    fate = F.when(F.col("refused"), REFUSED).otherwise(REGISTERED)
+    return registered.groupBy("window", *GROUP, fate.alias("fate")).agg(
+        F.sum("waits").alias("waits"), F.sum("operations").alias("operations")
+    )
+
+
+def _window(window_ms: int) -> Column:
+    return F.expr(f"unix_millis(at) div {window_ms}").alias("window")
+
+
+def _group() -> list[Column]:
+    """Of what was refused, some cannot be read: neither whose nor of what it was."""
+    return [
+        F.coalesce("topic", F.lit("")).alias("topic"),
+        F.coalesce("partition", F.lit(-1)).alias("partition"),
+        F.col("kind"),
+        F.coalesce("principal", F.lit("")).alias("principal"),
+    ]
+
+
+def _counted() -> list[Column]:
+    return [F.count(F.lit(1)).alias("waits"), F.sum(F.expr("if(item = 0, 1L, 0L)")).alias("operations")]

@@ -1,0 +1,233 @@
+"""Which replica held a slow produce back: what its partition saw while it waited, and in the call that ended it.
+
+A produce is satisfied when the last in-sync replica has its offset, so what reached the offset last stands in the very
+call that the outcome came out of. The second-last is looked for in the time of the wait: what had reached the offset
+before the registration held nothing back.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from purgatory.archive.schema import ACCEPTED
+from purgatory.engine import codes
+from purgatory_pipeline.report.quantiles import MILLION, quantile, with_ranks
+from purgatory_pipeline.report.tables import SLOW_PRODUCES, STRAGGLERS
+
+APPEND: Final = codes.EVENT_NAMES[codes.LEADER_APPEND]
+PROGRESS: Final = codes.EVENT_NAMES[codes.FOLLOWER_PROGRESS]
+TOLD: Final = codes.EVENT_NAMES[codes.HIGH_WATERMARK]
+IN_SYNC: Final = codes.EVENT_NAMES[codes.IN_SYNC_REPLICAS]
+LEADERSHIP: Final = codes.EVENT_NAMES[codes.LEADERSHIP]
+
+CAUSES: Final = ("unknown", "told", "left", "leader", "follower")
+"""Of an operation over several partitions, the cause that is known best counts."""
+
+UNKNOWN_REPLICA: Final = -1
+LOOK_BACK_MS: Final = 256
+"""How long before the registration replicas are looked at: who had the offset then, and says so again later, had it."""
+
+SLOT_BITS: Final = 10
+"""Waits and events meet in slots of 2**10 ms."""
+
+BROADCAST_ROWS_MAX: Final = 1_000_000
+"""Of slow waits by slot: up to so many, the events need not be shuffled."""
+
+_WAIT: Final = ("run_id", "session_number", "operation_id", "topic", "partition")
+_PLACE: Final = ("run_id", "topic", "partition")
+
+
+def slow_waits(outcomes: DataFrame, slow_over_ms: int) -> DataFrame:
+    """Produces that were satisfied after longer than this: a row for each of their partitions."""
+    return outcomes.where(
+        (F.col("kind") == codes.KIND_NAMES[codes.PRODUCE])
+        & (F.col("outcome") == codes.OUTCOME_NAMES[codes.SATISFIED])
+        & (F.col("waited_ms") > slow_over_ms)
+    ).select(
+        *_WAIT,
+        F.col("call_number").alias("end_call"),
+        F.col("time_ms").alias("end_ms"),
+        (F.col("time_ms") - F.col("waited_ms")).alias("begin_ms"),
+        "waited_ms",
+        "required_offset",
+    )
+
+
+def held_back(slow: DataFrame, events: DataFrame) -> DataFrame:
+    """One row for each slow produce: topic, `cause`, `replica_id` where one is to blame, `held_ms` and `waited_ms`.
+
+    `slow` comes from `slow_waits`; it is read twice, so persist it.
+    """
+    applied = events.where(F.col("refusal_code") == ACCEPTED)
+    states = _states(applied)
+    reached = _reached(slow, applied)
+    blamed = _with_states(slow.join(reached, [*_WAIT], "left"), states)
+    judged = _judged(blamed)
+    best = F.max(F.struct("rank", "row", "partition", "topic", "cause", "replica_id", "held_ms", "waited_ms"))
+    return (
+        judged.groupBy("run_id", "session_number", "operation_id")
+        .agg(best.alias("best"))
+        .select("best.topic", "best.cause", "best.replica_id", "best.held_ms", "best.waited_ms")
+    )
+
+
+def slow_produces(held: DataFrame) -> DataFrame:
+    """The table `slow_produces`, from `held_back`."""
+    counted = held.groupBy("cause").agg(
+        F.count(F.lit(1)).alias("operations"), F.sum("waited_ms").alias("waited_total_ms")
+    )
+    everything = F.sum("operations").over(Window.partitionBy(F.lit(0)))
+    return counted.withColumn("share", F.col("operations") / everything).select(*SLOW_PRODUCES.column_names)
+
+
+def stragglers(held: DataFrame) -> DataFrame:
+    """The table `stragglers`, from `held_back`: of all topics together (topic null) and of each."""
+    both = F.array(F.lit(None).cast("string"), F.col("topic"))
+    counts = (
+        held.where("replica_id is not null")
+        .withColumn("topic", F.explode(both))
+        .groupBy("topic", "replica_id", "held_ms")
+        .agg(F.count(F.lit(1)).alias("waits"))
+    )
+    of_topic = F.sum("held_back").over(Window.partitionBy("topic"))
+    names = {"median_ms": 500_000, "p99_ms": 990_000, "max_ms": MILLION}
+    return (
+        with_ranks(counts, ["topic", "replica_id"], "held_ms", F.col("waits"))
+        .groupBy("topic", "replica_id")
+        .agg(
+            F.sum("waits").alias("held_back"),
+            F.sum(F.col("waits") * F.col("held_ms")).alias("total_ms"),
+            *(quantile(F.col("held_ms"), F.col("waits") > 0, part).alias(name) for name, part in names.items()),
+        )
+        .withColumn("share", F.col("held_back") / of_topic)
+        .select(*STRAGGLERS.column_names)
+    )
+
+
+def _states(applied: DataFrame) -> DataFrame:
+    """From which call until before which other a partition had these in-sync replicas and this leader."""
+    along = Window.partitionBy(*_PLACE).orderBy("call_number", "row")
+    told = applied.where(F.col("type").isin(IN_SYNC, LEADERSHIP)).select(
+        *_PLACE,
+        "call_number",
+        "row",
+        F.when(F.size("in_sync") > 0, F.col("in_sync")).alias("in_sync"),
+        F.when(F.col("leader_id") >= 0, F.col("leader_id")).alias("leader_id"),
+    )
+    return told.select(
+        *_PLACE,
+        F.last("in_sync", ignorenulls=True).over(along).alias("members"),
+        F.last("leader_id", ignorenulls=True).over(along).alias("leader"),
+        F.col("call_number").alias("from_call"),
+        F.lead("call_number").over(along).alias("to_call"),
+    )
+
+
+def _with_states(waits: DataFrame, states: DataFrame) -> DataFrame:
+    """Adds `members` and `leader` as they were before the call that ended the wait (null: not known)."""
+    same = (
+        (waits["run_id"] == states["run_id"])
+        & (waits["topic"] == states["topic"])
+        & (waits["partition"] == states["partition"])
+        & (states["from_call"] < waits["end_call"])
+        & (states["to_call"].isNull() | (states["to_call"] >= waits["end_call"]))
+    )
+    return waits.join(states, same, "left").select(waits["*"], "members", "leader")
+
+
+def _reached(slow: DataFrame, applied: DataFrame) -> DataFrame:
+    """By wait, `steps`: of each replica (-1: the leader) the first event in the wait's time that has the offset; and
+    what else may have ended it.
+    """
+    since_ms = F.col("begin_ms") - LOOK_BACK_MS
+    slots = F.sequence(F.shiftright(since_ms, SLOT_BITS), F.shiftright("end_ms", SLOT_BITS))
+    waits = slow.withColumn("slot", F.explode(slots)).withColumn("place", _place())
+    if waits.count() <= BROADCAST_ROWS_MAX:
+        waits = F.broadcast(waits)
+    happened = applied.where(F.col("type").isin(APPEND, PROGRESS, TOLD, IN_SYNC)).select(
+        F.xxhash64(*_PLACE, F.shiftright("time_ms", SLOT_BITS)).alias("place"),
+        "type",
+        F.col("call_number").alias("call"),
+        "row",
+        F.col("time_ms").alias("at_ms"),
+        F.col("offset").alias("event_offset"),
+        F.when(F.col("type") == PROGRESS, F.col("replica_id")).otherwise(UNKNOWN_REPLICA).alias("replica"),
+        F.when(F.col("type") == IN_SYNC, F.col("in_sync")).alias("in_sync"),
+    )
+    in_time = (F.col("at_ms") >= F.col("begin_ms") - LOOK_BACK_MS) & (F.col("call") <= F.col("end_call"))
+    counts = F.when(F.col("type") == IN_SYNC, F.col("call") == F.col("end_call")).otherwise(
+        F.col("event_offset") >= F.col("required_offset")
+    )
+    first = F.min(F.struct("call", "row", "at_ms", "in_sync"))
+    return (
+        happened.join(waits, "place")
+        .where(in_time & counts)
+        .groupBy(*_WAIT, "type", "replica")
+        .agg(first.alias("first"))
+        .groupBy(*_WAIT)
+        .agg(F.collect_list(F.struct("first.*", "type", "replica")).alias("steps"))
+    )
+
+
+def _place() -> Column:
+    return F.xxhash64(*_PLACE, F.col("slot"))
+
+
+def _judged(waits: DataFrame) -> DataFrame:
+    """Adds `cause`, its `rank` and `row`, `replica_id` and `held_ms` to each wait on a partition."""
+
+    def in_end(step: Column) -> Column:
+        return step["call"] == F.col("end_call")
+
+    def steps_of(kind: str) -> Column:
+        return F.filter("steps", lambda step: step["type"] == kind)
+
+    def first_of(steps: Column) -> Column:
+        return F.get(steps, F.lit(0))
+
+    # Sorted by call and row, the latest first. Where nobody told who is in sync, all are.
+    followers = F.sort_array(
+        F.filter(
+            steps_of(PROGRESS), lambda step: F.coalesce(F.array_contains("members", step["replica"]), F.lit(True))
+        ),
+        asc=False,
+    )
+    stayed = first_of(steps_of(IN_SYNC))["in_sync"]
+    had_it = F.transform(steps_of(PROGRESS), lambda step: step["replica"])
+    gone = F.array_sort(F.array_except(F.array_except("members", stayed), had_it))
+    known = waits.withColumns(
+        {"followers": followers, "append": first_of(steps_of(APPEND)), "gone": gone, "told": steps_of(TOLD)}
+    )
+    last, before, append = F.get("followers", F.lit(0)), F.get("followers", F.lit(1)), F.col("append")
+    cause = (
+        F.when(in_end(last), "follower")
+        .when(in_end(append), "leader")
+        .when(F.size("gone") > 0, "left")
+        .when(F.exists("told", in_end), "told")
+        .otherwise("unknown")
+    )
+    replica = (
+        F.when(F.col("cause") == "follower", last["replica"])
+        .when(F.col("cause") == "leader", F.coalesce("leader", F.lit(UNKNOWN_REPLICA)))
+        .when(F.col("cause") == "left", first_of(F.col("gone")))
+    )
+    # No follower can have had the offset before its leader, so an append after the last follower's step is another one.
+    appended_ms = F.when(last.isNull() | (append["at_ms"] <= last["at_ms"]), append["at_ms"])
+    second_ms = F.when(F.col("cause") == "follower", F.coalesce(before["at_ms"], appended_ms)).otherwise(
+        F.coalesce(last["at_ms"], F.when(F.col("cause") == "left", appended_ms))
+    )
+    since_ms = F.greatest(F.coalesce(second_ms, F.col("begin_ms")), F.col("begin_ms"))
+    return known.withColumn("cause", cause).withColumns(
+        {
+            "replica_id": replica,
+            "held_ms": F.when(replica.isNotNull(), F.col("end_ms") - since_ms),
+            "rank": F.array_position(F.array(*(F.lit(word) for word in CAUSES)), F.col("cause")),
+            "row": F.coalesce(
+                F.when(F.col("cause") == "follower", last["row"]).when(F.col("cause") == "leader", append["row"]),
+                F.lit(0),
+            ),
+        }
+    )
