@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -13,10 +14,11 @@ from pathlib import Path
 import purgatory_pipeline
 import pytest
 from purgatory_pipeline import packing
+from purgatory_pipeline.generate.making import make_run
+from purgatory_pipeline.generate.plan import make_plan
 
 from purgatory.engine import COMPILED
 from tests.pipeline.conftest import worker_environment
-from tests.pipeline.histories import small_history
 from tests.pipeline.standalone_cluster import HOME, StandaloneCluster
 
 pytestmark = pytest.mark.slow  # six Java processes
@@ -39,6 +41,16 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The environment that the tests run in, packed, without what the cluster has."""
     out = tmp_path_factory.mktemp("packed") / "environment.tar.gz"
     packing.write_environment(out, INSTALLED_THERE)
+    return out
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs of a made-up cluster, a thousand operations in all."""
+    out = tmp_path_factory.mktemp("history")
+    plan = make_plan("1000", runs=2)
+    for index in range(plan.runs):
+        make_run(plan.run(index), str(out))
     return out
 
 
@@ -84,9 +96,14 @@ def test_packed_environment_holds_what_executors_need(environment: Path) -> None
     assert not [name for name in names if "__pycache__" in name or name.startswith("/")]
 
 
-def test_spark_submit_runs_on_the_cluster(cluster: StandaloneCluster, settings: list[str], tmp_path: Path) -> None:
-    """The console script's file is what spark-submit runs: executors read the archive with the packed environment."""
-    small_history(operations=30).write(tmp_path, rows_per_file=8)
+def test_replay_runs_unchanged_on_the_cluster(
+    cluster: StandaloneCluster, settings: list[str], history: Path, tmp_path: Path
+) -> None:
+    """Through spark-submit, which runs the console script's file: executors play the history on their packed engine."""
     submit = str(HOME / "bin" / "spark-submit")
-    printed = run(cluster, [submit, *settings, str(SCRIPT), "check", str(tmp_path)])
-    assert "in 92 rows = used 92 + set aside 0" in printed
+    words = ["replay", str(history), "--set", "timeout_ms=*2", "--out", str(tmp_path / "out")]
+    printed = run(cluster, [submit, *settings, str(SCRIPT), *words])
+    assert re.search(r"in ([\d,]+) rows = used \1 \+ set aside 0", printed)
+    assert "unchanged policy: 100 % of" in printed
+    assert "timeout_ms=*2" in printed
+    assert list((tmp_path / "out").glob("*.html"))
