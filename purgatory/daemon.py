@@ -78,6 +78,7 @@ class Daemon:
         clock = SystemClock()
         self._engine_started_ms: Final = clock.now_ms()
         self._host: Final = make_host(settings, self._metrics, clock, self._engine_started_ms)
+        self._tidying: Final = garbage.Tidying(settings.gc.tidy_interval_ms, lambda: self._host.engine.pending)
         self._archive: OpenArchive | None = None
         self._site: Final = HttpSite(make_registry(self._host, self._metrics, self._pauses), self._is_ready)
         self._unary_calls: Final = UnaryCalls()
@@ -100,6 +101,7 @@ class Daemon:
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         self._pauses.start()
         garbage.tune(self.settings.gc)
+        self._tidying.start()
         self._serving = True
 
     async def stop(self) -> None:
@@ -113,9 +115,11 @@ class Daemon:
         await self._server.stop(min(STREAMS_GRACE_S, max(0.0, deadline_s - time.monotonic())))
         await self._host.stop()
         if self._archive is not None:
+            self._archive.end(self._host.clock.now_ms())
             close_s = max(ARCHIVE_CLOSE_S_MIN, deadline_s - time.monotonic())
-            await asyncio.to_thread(self._archive.close, self._host.clock.now_ms(), close_s)
+            await asyncio.to_thread(self._archive.close, close_s)
         await self._site.stop()
+        self._tidying.stop()
         self._pauses.stop()
 
     @property

@@ -160,6 +160,7 @@ class ArchiveSettings(Part):
 
     uri: str | None = Field(
         default=None,
+        min_length=1,
         description="Keep history here: a folder, or a URI (file, s3, gs, hdfs). --archive is short for it.",
     )
     strict: bool = Field(
@@ -205,6 +206,12 @@ class GcSettings(Part):
     )
     threshold_2: Count = Field(default=1_000, description="Collections of the middle generation for each full one.")
     freeze: bool = Field(default=True, description="Leave what start-up made out of all later collections.")
+    tidy_interval_ms: int = Field(
+        default=10_000,
+        ge=0,
+        le=DURATION_MS_MAX,
+        description="While nothing is pending, give free memory back to the system this often. 0: never.",
+    )
 
 
 class Settings(BaseSettings):

@@ -21,7 +21,7 @@ from tests.daemon_process import DaemonProcess
 from tests.fuzz.callers import SERVICE, Caller
 from tests.fuzz.raw import send_grpc_garbage, send_http_garbage
 from tests.fuzz.tally import Tally
-from tests.fuzz.verdict import check_metrics, check_serves, faults_in, rss_bytes, wait_until_idle
+from tests.fuzz.verdict import check_metrics, check_serves, faults_in, rss_bytes, wait_until_tidy
 from tests.fuzz.world import World
 from tests.service.serving import serving
 
@@ -30,7 +30,7 @@ LIMITS: Final = {
     "partitions_max": 50,
     "signal_keys_max": 60,
     "items_per_operation_max": 100,
-    "sessions_max": 12,
+    "sessions_max": 24,
     "unacknowledged_results_max": 200,
     "operations_per_batch_max": 5_000,
     "events_per_batch_max": 5_000,
@@ -41,6 +41,7 @@ ENGINE_LIMITS: Final = ("pending_operations_max", "partitions_max", "signal_keys
 """Those of them that are the engine's."""
 
 SESSION_TTL_MS: Final = 1_500
+TIDY_INTERVAL_MS: Final = 200
 HEARTBEAT_INTERVAL_MS: Final = 400
 GROWTH_MAX: Final = 0.05
 """How much more memory the daemon may hold after the run than after its warm-up."""
@@ -141,7 +142,7 @@ def daemon_arguments() -> list[str]:
     """Flags of a daemon whose limits are met."""
     limits = [flag for name, value in LIMITS.items() for flag in (f"--limits-{name.replace('_', '-')}", str(value))]
     session = ["--session-ttl-ms", str(SESSION_TTL_MS), "--session-heartbeat-interval-ms", str(HEARTBEAT_INTERVAL_MS)]
-    return [*limits, *session, "--shutdown-grace-ms", "2000"]
+    return [*limits, *session, "--gc-tidy-interval-ms", str(TIDY_INTERVAL_MS), "--shutdown-grace-ms", "2000"]
 
 
 async def _fuzz_address(daemon: DaemonProcess, world: World, tally: Tally, requests: int) -> None:
@@ -155,7 +156,7 @@ async def _fuzz_address(daemon: DaemonProcess, world: World, tally: Tally, reque
             group.create_task(send_http_garbage(daemon.http_address, world.rng, tally, raw))
         assert daemon.process.poll() is None, f"the daemon ended with {daemon.process.returncode}:\n{daemon.log}"
         await check_serves(channel)
-        await wait_until_idle(channel)
+        await wait_until_tidy(channel, daemon.http_address)
 
 
 STANDARD_SERVICES: Final = (

@@ -12,6 +12,7 @@ import grpc
 
 from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2_grpc, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.service.serving import eventually
 
 PATIENCE_S: Final = 20.0
 FAULTS: Final = re.compile(r"Traceback|\b(?:ERROR|CRITICAL)\b|^E\d{4} ", re.MULTILINE)
@@ -47,8 +48,7 @@ def check_status(status: wire.GetStatusResponse) -> None:
 
 def check_metrics(http_address: str) -> None:
     """What was registered = the outcomes + pending, for each kind, in one scrape; the reaper never failed."""
-    with urllib.request.urlopen(f"http://{http_address}/metrics", timeout=PATIENCE_S) as answer:
-        text = answer.read().decode()
+    text = _scrape(http_address)
     balance: dict[str, float] = {}
     for name, labels, value in SAMPLE.findall(text):
         kind = labels.partition('kind="')[2].partition('"')[0]
@@ -85,12 +85,27 @@ async def check_serves(channel: grpc.aio.Channel) -> None:
                 return
 
 
-async def wait_until_idle(channel: grpc.aio.Channel) -> None:
-    """Returns once the sessions' time to live is over and nothing is pending; raises TimeoutError otherwise."""
+async def wait_until_tidy(channel: grpc.aio.Channel, http_address: str) -> None:
+    """Returns once no session is left, nothing is pending, and the daemon has then tidied its memory."""
     stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            status: wire.GetStatusResponse = await stub.GetStatus(wire.GetStatusRequest())
-            if not status.sessions and not any(kind.pending for kind in status.kinds):
-                return
-            await asyncio.sleep(0.1)
+
+    async def is_idle() -> bool:
+        status: wire.GetStatusResponse = await stub.GetStatus(wire.GetStatusRequest())
+        return not status.sessions and not any(kind.pending for kind in status.kinds)
+
+    await eventually(is_idle, "nothing is pending, all sessions are forgotten")
+    enough = _collections(http_address) + 2
+    await eventually(lambda: _collections(http_address) >= enough, "the daemon has tidied its memory")
+
+
+def _collections(http_address: str) -> int:
+    """How often the daemon has collected garbage: after two more, one has begun since this was asked, and ended."""
+    count = re.search(r"^purgatory_gc_pause_seconds_count (\S+)$", _scrape(http_address), re.MULTILINE)
+    assert count is not None, "garbage collections are not counted"
+    return int(float(count[1]))
+
+
+def _scrape(http_address: str) -> str:
+    with urllib.request.urlopen(f"http://{http_address}/metrics", timeout=PATIENCE_S) as answer:
+        text: str = answer.read().decode()
+    return text

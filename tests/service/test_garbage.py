@@ -1,0 +1,60 @@
+"""Memory while nobody waits: young garbage is collected, free memory goes back to the system."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from purgatory.service.garbage import Tidying
+from tests.service.serving import eventually
+
+
+class Cycle:
+    """Refers to itself."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.fixture
+def no_collections() -> Iterator[None]:
+    """The collector runs only when it is told to."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collections")
+async def test_garbage_is_collected_only_while_nothing_is_pending() -> None:
+    """As long as somebody waits there is no pause; once nobody does, cycles go without the collector's own turn."""
+    pending = [1]
+    asked = 0
+
+    def count() -> int:
+        nonlocal asked
+        asked += 1
+        return pending[0]
+
+    cycle = weakref.ref(Cycle())
+    tidying = Tidying(1, count)
+    tidying.start()
+    await eventually(lambda: asked >= 3, "it looks whether anybody waits")
+    assert cycle() is not None
+    pending[0] = 0
+    await eventually(lambda: cycle() is None, "the cycle is gone")
+    tidying.stop()
+
+
+@pytest.mark.usefixtures("no_collections")
+async def test_an_interval_of_zero_switches_it_off() -> None:
+    """Then no task is there that could ask."""
+    before = asyncio.all_tasks()
+    tidying = Tidying(0, lambda: 0)
+    tidying.start()
+    assert asyncio.all_tasks() == before
+    tidying.stop()
