@@ -3,7 +3,3 @@
 `report_page` and `replay_page` write a page each. They put it together from `parts` (what a page is made of) and
 `plots` (how plots look). `document` alone turns parts into HTML, and escapes every text of a user there.
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []
