@@ -68,8 +68,7 @@ def replay_info(**changes: object) -> ReplayInfo:
         "policies": SWEEP,
         "compared": 2 * OPERATIONS,
         "equal": 2 * OPERATIONS,
-        "no_outcome": 7,
-        "in_doubt": 5,
+        "account": ("registrations: 800,012 in = 800,000 replayed + 12 refused in life",),
         "options": {"sweep": "timeout_ms=100,200,400,800,1600"},
         "versions": {"purgatory": "0.2.0", "spark": "4.3.0"},
     }

@@ -14,7 +14,7 @@ A `policy` is named as it was asked for, "timeout_ms=500"; the empty name is the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -43,19 +43,12 @@ class ReplayInfo:
     """In the order in which they were asked for, without the unchanged one."""
     compared: int
     equal: int
-    no_outcome: int = 0
-    """Operations that had not ended when their history did: not compared."""
-    in_doubt: int = 0
-    """Operations that may depend on rows that are lost: not compared."""
+    account: tuple[str, ...] = ()
+    """What was read, and what became of it: sums as sentences."""
     notes: tuple[str, ...] = ()
     """What a reader must know before the figures: what could not be replayed, and how much. Sentences."""
     options: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def operations(self) -> int:
-        """All that were replayed."""
-        return self.compared + self.no_outcome + self.in_doubt
 
 
 def write_replay_page(frames: Mapping[str, pd.DataFrame], info: ReplayInfo, path: Path) -> None:
@@ -66,20 +59,21 @@ def write_replay_page(frames: Mapping[str, pd.DataFrame], info: ReplayInfo, path
 def replay_page(frames: Mapping[str, pd.DataFrame], info: ReplayInfo) -> Page:
     """The page as parts."""
     policies = Policies.of(info.policies)
+    moved = _moved_kinds(frames)
     return Page(
         title="Purgatory replay",
         subtitle=Markup("{} · {} to {} UTC · {} operations").format(
             wording.name(info.archive),
             wording.instant(info.first_at),
             wording.instant(info.last_at),
-            wording.count(info.operations),
+            wording.count(info.compared),
         ),
         facts=_facts(info),
         account=_account(info),
         findings=_findings(frames["outcomes"], policies),
         sections=(
-            _outcomes_section(frames["outcomes"], policies),
-            _waits_section(frames["waits"], policies),
+            _outcomes_section(frames["outcomes"], moved, policies),
+            _waits_section(frames["waits"], moved, policies),
             _changes_section(frames["changes"], policies),
         ),
         footer=document.footer(info.options, info.versions),
@@ -89,7 +83,7 @@ def replay_page(frames: Mapping[str, pd.DataFrame], info: ReplayInfo) -> Page:
 def _facts(info: ReplayInfo) -> tuple[Fact, ...]:
     differing = info.compared - info.equal
     return (
-        Fact("replayed", wording.rough_count(info.operations), "operations"),
+        Fact("replayed", wording.rough_count(info.compared), "operations"),
         Fact(
             "equal when unchanged",
             wording.share(info.equal / info.compared if info.compared else None),
@@ -103,21 +97,13 @@ def _facts(info: ReplayInfo) -> tuple[Fact, ...]:
 def _account(info: ReplayInfo) -> Section:
     differing = info.compared - info.equal
     share = wording.share(info.equal / info.compared if info.compared else None)
-    lead = Markup("Unchanged policy: {} of {} outcomes equal.").format(
+    lead = Markup("Unchanged policy: {} of {} outcomes are equal.").format(
         wording.strong(share), wording.strong(wording.count(info.compared))
     )
-    notices = info.notes
     if differing:
-        told = f"{wording.plural(differing, 'operation')} ended otherwise in the unchanged replay than it was recorded."
-        notices = (told, *notices)
-    sums = Markup(
-        "Operations: {} equal + {} different + {} without a recorded end + {} in doubt, because rows that they may "
-        "depend on are lost = {} in all."
-    ).format(
-        *(wording.count(number) for number in (info.equal, differing, info.no_outcome, info.in_doubt)),
-        wording.strong(wording.count(info.operations)),
-    )
-    return Section("account", "Is the replay true to what happened?", (lead, sums), notices=notices)
+        lead += Markup(" {} ended otherwise.").format(wording.strong(wording.plural(differing, "operation")))
+    sums = tuple(wording.text(line, document.NOTICE_LENGTH_MAX) for line in info.account)
+    return Section("account", "Is the replay true to what happened?", (lead, *sums), notices=info.notes)
 
 
 def _findings(outcomes: pd.DataFrame, policies: Policies) -> tuple[Finding, ...]:
@@ -152,21 +138,53 @@ def _moved(kind: str, recorded: float, tried: Mapping[str, float], least: str, m
     return sentence + Markup(".")
 
 
-def _outcomes_section(outcomes: pd.DataFrame, policies: Policies) -> Section:
+def _moved_kinds(frames: Mapping[str, pd.DataFrame]) -> list[str]:
+    """Kinds for which some policy gives other outcomes or waits than were recorded. In a fixed order."""
+    moved: set[str] = set()
+    for name, key, values in (
+        ("outcomes", ["kind", "outcome"], ["share"]),
+        ("waits", ["kind"], list(replay_plots.PERCENTILES)),
+    ):
+        overall = frames[name][frames[name]["topic"].isna()]
+        recorded = overall["policy"] == UNCHANGED
+        both = overall[~recorded].merge(
+            overall.loc[recorded, [*key, *values]], how="left", on=key, suffixes=("", "_was")
+        )
+        for value in values:
+            differs = both[value].fillna(0) != both[f"{value}_was"].fillna(0)
+            moved |= {str(kind) for kind in both["kind"][differs]}
+    return sorted(moved)
+
+
+def _worth_showing(frame: pd.DataFrame, moved: Sequence[str]) -> pd.DataFrame:
+    """All policies of kinds that move; of the others what was recorded."""
+    return frame[frame["topic"].isna() & (frame["kind"].isin(list(moved)) | (frame["policy"] == UNCHANGED))]
+
+
+def _unmoved(frame: pd.DataFrame, moved: Sequence[str]) -> tuple[Markup, ...]:
+    """The kinds that no policy touches, in a sentence."""
+    still = [wording.text(kind).replace("_", " ") for kind in _kinds(frame) if kind not in moved]
+    if not still:
+        return ()
+    return (Markup("Nothing changes for {} operations under any policy tried.").format(wording.listed(still)),)
+
+
+def _outcomes_section(outcomes: pd.DataFrame, moved: Sequence[str], policies: Policies) -> Section:
     title = "Outcomes"
-    overall = outcomes[outcomes["topic"].isna()]
+    overall = _worth_showing(outcomes, moved)
     if overall.empty:
         return Section("outcomes", title, ("Nothing was replayed.",))
-    panels = tuple(replay_plots.outcomes_plot(overall, kind, policies) for kind in _kinds(outcomes))
-    parts: list[Grid | Table] = [
-        Grid(panels, replay_plots.outcomes_legend(overall)),
-        _outcomes_table(overall, policies),
-    ]
-    by_topic = outcomes[outcomes["topic"].notna()]
+    drawn = [replay_plots.outcomes_plot(overall, kind, policies) for kind in moved]
+    panels = tuple(panel for panel in drawn if panel is not None)
+    parts: list[Grid | Table] = []
+    if panels:
+        parts.append(Grid(panels, replay_plots.outcomes_legend(overall[overall["kind"].isin(list(moved))])))
+    parts.append(_outcomes_table(overall, policies))
+    by_topic = outcomes[outcomes["topic"].notna() & outcomes["kind"].isin(list(moved))]
     if not by_topic.empty:
         parts.append(_expired_table(by_topic, policies))
     lead = "The part that was not satisfied under each policy, and what was recorded. The rest was satisfied."
-    return Section("outcomes", title, (lead,), tuple(parts))
+    return Section("outcomes", title, (lead, *_unmoved(outcomes, moved)), tuple(parts))
 
 
 def _outcomes_table(outcomes: pd.DataFrame, policies: Policies) -> Table:
@@ -185,7 +203,7 @@ def _outcomes_table(outcomes: pd.DataFrame, policies: Policies) -> Table:
             Column("operations", "operations", wording.count),
             *(Column(word, word.replace("_", " "), wording.share) for word in words),
         ),
-        rest="csv/outcomes.csv",
+        rest="outcomes.csv",
         rows_max=24,
     )
 
@@ -210,16 +228,16 @@ def _expired_table(outcomes: pd.DataFrame, policies: Policies) -> Table:
             *((Column(UNCHANGED, "as recorded", wording.share),) if UNCHANGED in wide.columns else ()),
             *(Column(name, title, wording.share) for name, title in zip(shown, titles, strict=True)),
         ),
-        rest="csv/outcomes.csv",
+        rest="outcomes.csv",
     )
 
 
-def _waits_section(waits: pd.DataFrame, policies: Policies) -> Section:
+def _waits_section(waits: pd.DataFrame, moved: Sequence[str], policies: Policies) -> Section:
     title = "Waits"
-    overall = waits[waits["topic"].isna()]
+    overall = _worth_showing(waits, moved)
     if overall.empty:
         return Section("waits", title, ("Nothing was replayed.",))
-    panels = tuple(replay_plots.waits_plot(overall, kind, policies) for kind in _kinds(overall))
+    panels = tuple(replay_plots.waits_plot(overall, kind, policies) for kind in moved)
     frame = overall.assign(place=overall["policy"].map(policies.place)).sort_values(["kind", "place"], kind="stable")
     columns = (
         Column("kind", "kind"),
@@ -229,8 +247,9 @@ def _waits_section(waits: pd.DataFrame, policies: Policies) -> Section:
         Column("wait_p99_ms", "99 %", wording.milliseconds),
     )
     lead = "How long operations would have waited, however they would have ended."
-    table = Table("Waits by policy, over all topics", frame, columns, rest="csv/waits.csv", rows_max=24)
-    return Section("waits", title, (lead,), (Grid(panels, replay_plots.WAITS_LEGEND), table))
+    table = Table("Waits by policy, over all topics", frame, columns, rest="waits.csv", rows_max=24)
+    parts = (Grid(panels, replay_plots.WAITS_LEGEND), table) if panels else (table,)
+    return Section("waits", title, (lead, *_unmoved(waits, moved)), parts)
 
 
 def _changes_section(changes: pd.DataFrame, policies: Policies) -> Section:
@@ -247,7 +266,7 @@ def _changes_section(changes: pd.DataFrame, policies: Policies) -> Section:
         Column("replayed", "would have been", _outcome),
         Column("operations", "operations", wording.count),
     )
-    table = Table("Outcomes that differ from the recorded ones", frame, columns, rest="csv/changes.csv", rows_max=24)
+    table = Table("Outcomes that differ from the recorded ones", frame, columns, rest="changes.csv", rows_max=24)
     plot = replay_plots.changes_plot(changed, policies)
     return Section("changes", title, ("Operations by the outcome that would have been another.",), (plot, table))
 

@@ -18,8 +18,8 @@ from purgatory_pipeline.page.parts import LegendEntry, Plot
 UNCHANGED: Final = ""
 """The name of the policy that changes nothing: what it gives is what was recorded."""
 OUTCOMES: Final = ("satisfied", "expired", "failed", "cancelled", "shutting_down", "refused", "open")
-_PERCENTILES: Final = {"wait_p50_ms": "half", "wait_p90_ms": "90 %", "wait_p99_ms": "99 %"}
-_COLOURS: Final = dict(zip(_PERCENTILES.values(), ("var(--low)", "var(--middle)", "var(--high)"), strict=True))
+PERCENTILES: Final = {"wait_p50_ms": "half", "wait_p90_ms": "90 %", "wait_p99_ms": "99 %"}
+_COLOURS: Final = dict(zip(PERCENTILES.values(), ("var(--low)", "var(--middle)", "var(--high)"), strict=True))
 WAITS_LEGEND: Final = (
     *plots.swatches(_COLOURS, _COLOURS, shape="line"),
     LegendEntry("as recorded", "var(--quiet)", shape="dashes"),
@@ -59,10 +59,12 @@ def outcomes_legend(outcomes: pd.DataFrame) -> tuple[LegendEntry, ...]:
     return (*entries, LegendEntry("as recorded", "var(--quiet)", shape="dashes"))
 
 
-def outcomes_plot(outcomes: pd.DataFrame, kind: str, policies: Policies) -> Plot:
-    """Share of each outcome but satisfied, against what was tried."""
+def outcomes_plot(outcomes: pd.DataFrame, kind: str, policies: Policies) -> Plot | None:
+    """Share of each outcome but satisfied, against what was tried; None where all is satisfied."""
     of_kind = outcomes[(outcomes["kind"] == kind) & (outcomes["outcome"] != "satisfied")]
     words = [word for word in OUTCOMES if (of_kind["outcome"] == word).any()]
+    if not words:
+        return None
     shares = {
         (str(policy), str(word)): wording.number_of(share)
         for policy, word, share in zip(of_kind["policy"], of_kind["outcome"], of_kind["share"], strict=True)
@@ -94,7 +96,7 @@ def waits_plot(waits: pd.DataFrame, kind: str, policies: Policies) -> Plot:
     tried: plots.Values = []
     recorded: plots.Values = []
     for _, row in of_kind.iterrows():
-        for key, word in _PERCENTILES.items():
+        for key, word in PERCENTILES.items():
             value = plots.drawn_ms(row[key])
             if row["policy"] == UNCHANGED:
                 recorded.append({"word": word, "value": value})

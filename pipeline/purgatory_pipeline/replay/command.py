@@ -94,7 +94,8 @@ def _info(found: Archive, told: ReplayAccount, out: str) -> ReplayInfo:
         policies=tuple(policy.label for policy in told.policies if not policy.is_unchanged),
         compared=told.check.compared,
         equal=told.check.equal,
-        notes=(*told.totals(), *told.notes()),
+        account=tuple(told.totals()),
+        notes=tuple(told.notes()),
         options={"out": out},
         versions={"purgatory": __version__, "pyspark": pyspark.__version__},
     )
