@@ -41,7 +41,7 @@ ENGINE_LIMITS: Final = ("pending_operations_max", "partitions_max", "signal_keys
 """Those of them that are the engine's."""
 
 SESSION_TTL_MS: Final = 1_500
-TIDY_INTERVAL_MS: Final = 200
+TIDY_INTERVAL_MS: Final = 1_000
 HEARTBEAT_INTERVAL_MS: Final = 400
 GROWTH_MAX: Final = 0.05
 """How much more memory the daemon may hold after the run than after its warm-up."""
