@@ -25,6 +25,8 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.tables import Owner
 from tests.service.archive_replay import KIND_OF, events_of, operations_of, read_table
 
+pytestmark = pytest.mark.slow  # a run of six thousand operations is made, read and played again
+
 PLAN = make_plan("6k", runs=1, seed=26)
 Row = dict[str, Any]
 Rows = dict[str, list[Row]]

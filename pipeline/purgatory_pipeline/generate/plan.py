@@ -24,7 +24,7 @@ RUN_OPERATIONS_MAX: Final = 1_000_000
 RUNS_AT_LEAST: Final = 24
 """So that a day has something in every hour."""
 
-RUN_OPERATIONS_MIN: Final = 2_000
+RUN_OPERATIONS_MIN: Final = 10_000
 """Fewer make a run too short to be told apart from noise, so small histories have fewer runs."""
 
 LIFE_MS: Final = 25_000
