@@ -18,6 +18,7 @@ from purgatory_pipeline.failures import in_one_line, is_sparks
 from purgatory_pipeline.generate.command import generate
 from purgatory_pipeline.packing import pack
 from purgatory_pipeline.replay.command import replay
+from purgatory_pipeline.report.command import report
 
 NAME: Final = "purgatory-pipeline"
 EXIT_FAILED: Final = 1
@@ -57,6 +58,7 @@ app.command("check")(check)
 app.command("generate")(generate)
 app.command("pack")(pack)
 app.command("replay")(replay)
+app.command("report")(report)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

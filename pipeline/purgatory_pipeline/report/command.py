@@ -1,0 +1,124 @@
+"""The command `report`: its options, and what it prints."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from purgatory_pipeline.errors import PolicyInvalid
+
+if TYPE_CHECKING:
+    from purgatory_pipeline.archive import Archive, IntakeAccount
+    from purgatory_pipeline.report.build import Report
+    from purgatory_pipeline.report.options import ReportOptions
+    from purgatory_pipeline.report.tables import ReportInfo
+
+_SPAN: Final = re.compile(r"(\d+)(ms|s|m|h|d)?")
+_UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def report(
+    archive: Annotated[str, typer.Argument(metavar="ARCHIVE", help="The archive's folder, or its URI.")],
+    out: Annotated[str, typer.Option(metavar="DIR", help="Where tables, CSV files and the page go.")],
+    since: Annotated[str, typer.Option(metavar="INSTANT", help="From this instant on (UTC).")] = "",
+    until: Annotated[str, typer.Option(metavar="INSTANT", help="Before this instant (UTC).")] = "",
+    topic: Annotated[list[str] | None, typer.Option(help="Of this topic (or key) only; may be repeated.")] = None,
+    window: Annotated[str, typer.Option(metavar="SPAN", help="Length of a time window: 10s, 5m, 1h, 1d.")] = "1h",
+    approx: Annotated[
+        bool, typer.Option("--approx", help="Waits rounded by less than 1 %: less to sort on long histories.")
+    ] = False,
+    slow_share: Annotated[
+        float, typer.Option(metavar="SHARE", help="The slowest produces, so many of them, are looked at one by one.")
+    ] = 0.01,
+    slow_over: Annotated[str, typer.Option(metavar="SPAN", help="Instead: those that waited longer: 500ms.")] = "",
+    timeout: Annotated[
+        list[str] | None, typer.Option(metavar="SPAN", help="A timeout to judge: 800ms; may be repeated.")
+    ] = None,
+    top: Annotated[int, typer.Option(metavar="N", help="How many hot keys are listed, of each kind.")] = 20,
+) -> None:
+    """Tells how a purgatory did: rates, waits, backlog, hot keys, stragglers, advice on timeouts, anomalies."""
+    from purgatory_pipeline.archive import account, find_archive  # noqa: PLC0415 -- Spark is slow to import
+    from purgatory_pipeline.failures import own_errors  # noqa: PLC0415
+    from purgatory_pipeline.report import outputs  # noqa: PLC0415
+    from purgatory_pipeline.report.build import make_report  # noqa: PLC0415
+    from purgatory_pipeline.report.options import ReportOptions  # noqa: PLC0415
+    from purgatory_pipeline.report.tables import INTAKE, TABLES  # noqa: PLC0415
+    from purgatory_pipeline.session import spark_session  # noqa: PLC0415
+    from purgatory_pipeline.windows import parse_window  # noqa: PLC0415
+
+    start, end = parse_window(since, until)
+    options = ReportOptions(
+        window_ms=parse_span_ms("--window", window),
+        approximate=approx,
+        slow_share=slow_share,
+        slow_over_ms=parse_span_ms("--slow-over", slow_over) if slow_over else None,
+        top=top,
+        timeouts_ms=tuple(parse_span_ms("--timeout", text) for text in timeout or []),
+    )
+    found = find_archive(archive)
+    folder = outputs.open_output(out)
+    spark = spark_session("report")
+    taken = account(spark, found, since=start, until=end, topics=topic)
+    taken.print()
+    read = {
+        table: found.read(spark, table, since=start, until=end, topics=topic)
+        for table in ("registrations", "outcomes", "events")
+    }
+    with own_errors():
+        made = make_report(read["registrations"], read["outcomes"], read["events"], options)
+        frames, rows = {}, {}
+        tables = {INTAKE.name: outputs.intake_table(spark, taken.rows()), **made.tables}
+        for name, table in TABLES.items():
+            frames[name], rows[name] = outputs.write_table(tables[name], table, folder)
+        made.release()
+    for sentence in frames["advice"]["sentence"].head(5):
+        typer.echo(sentence)
+    page = outputs.write_report_page(frames, _info(found, taken, made, options, (start, end), rows), folder)
+    typer.echo(f"tables in {folder}/tables and {folder}/csv; the page: {page}")
+
+
+def parse_span_ms(option: str, text: str) -> int:
+    """A span of time as people write it, in milliseconds: 500ms, 10s, 5m, 1h, 1d; a bare number is milliseconds.
+
+    Raises `PolicyInvalid`.
+    """
+    match = _SPAN.fullmatch(text.strip())
+    if match is None:
+        raise PolicyInvalid(f"{option} {text}: a span of time is written 500ms, 10s, 5m, 1h or 1d")
+    return int(match[1]) * _UNITS_MS[match[2] or "ms"]
+
+
+def _info(
+    found: Archive,
+    taken: IntakeAccount,
+    made: Report,
+    options: ReportOptions,
+    window: tuple[datetime | None, datetime | None],
+    rows: dict[str, int],
+) -> ReportInfo:
+    import pyspark  # noqa: PLC0415
+
+    from purgatory import __version__  # noqa: PLC0415
+    from purgatory.archive import schema  # noqa: PLC0415
+    from purgatory_pipeline.report.tables import ReportInfo  # noqa: PLC0415
+
+    first = [file.first_at for file in found.used if file.first_at is not None]
+    last = [file.last_at for file in found.used if file.last_at is not None]
+    return ReportInfo(
+        archive=found.uri,
+        since=window[0],
+        until=window[1],
+        first_at=min(first, default=None),
+        last_at=max(last, default=None),
+        window_ms=options.window_ms,
+        approximate=options.approximate,
+        slow_over_ms=made.slow_over_ms,
+        slow_share=options.slow_share,
+        totals=made.totals,
+        rows=rows,
+        notes=tuple(taken.notes()),
+        versions={"purgatory": __version__, "schema": str(schema.VERSION), "spark": pyspark.__version__},
+    )
