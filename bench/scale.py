@@ -53,17 +53,17 @@ FULL: Final = Scale(
 )
 QUICK: Final = Scale(
     runs=1,
-    seconds=0.25,
+    seconds=0.15,
     register_complete=(10, 10_000),
     hot_pending=2,
-    total_pending=200_000,
-    herd=50_000,
+    total_pending=100_000,
+    herd=20_000,
     delay_ms=700,
     timers=20_000,
     fetches=1_000,
     memory=200_000,
     in_flight=2_000,
-    probes=150,
+    probes=100,
     expire_rate=5_000,
     slow_peers=False,
 )

@@ -29,7 +29,7 @@ CALIBRATION: Final = 4
 def throughput(lab: Lab) -> None:
     """Operations a second: columns, waits awaited one by one, and unary calls."""
     scale = lab.scale
-    seconds = max(1.0, 2 * scale.seconds) if scale.slow_peers else 0.5
+    seconds = 2 * scale.seconds
     ours, echo = lab.daemon().address, lab.server(ECHO).address
     client, unary = lab.worker(CLIENT), lab.worker(UNARY)
     batches = {"batch": 500, "lanes": LANES, "seconds": seconds}
@@ -89,7 +89,7 @@ def latency(lab: Lab) -> None:
     )
     work: dict[str, str | float] = {"address": process.address, "batch": 500, "lanes": LANES}
     lab.worker(PARKED).run("park", address=process.address, count=scale.total_pending, keys=1_000)
-    best = client.run("columns", **work, seconds=max(1.0, scale.seconds))
+    best = client.run("columns", **work, seconds=scale.seconds)
     rate = best["operations"] / best["seconds"] / 2
     begun = time.monotonic()
     probing()
@@ -123,7 +123,7 @@ def lateness(lab: Lab) -> None:
     scale = lab.scale
     ours, bare = lab.worker("bench.lateness"), lab.worker("bench.lateness", "bare")
     rate = scale.expire_rate
-    seconds = max(1.0, 3 * scale.seconds)
+    seconds = 3 * scale.seconds
     lab.measure(
         [
             Figure("service/expiry-lateness/p50", "ms", "p50_ms"),
