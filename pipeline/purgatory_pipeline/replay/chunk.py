@@ -47,6 +47,7 @@ DEFAULTS: Final[dict[str, dict[str, int]]] = {
         "segment_base_offset": -1,
         "log_start_offset": -1,
         "flags": 0,
+        "copy": 0,  # 1: of several that were made of a row, not the first
     },
     CALLS: {"session": -1},
 }

@@ -144,10 +144,10 @@ class Rewritten:
             self._note_turn(name, types[row], chunk.column("flags")[row] != 0, details.get(row))
             derived[[place for place, other in enumerate(chunk.names) if other == name]] = self._is_derived(name)
         left_out[start:] = is_mark[start:] & derived[places[start:]]
-        count = int(np.count_nonzero(left_out))
-        self.marks_left_out += count
-        self.marks_kept += int(np.count_nonzero(is_mark)) - count
-        return chunk.take(~left_out) if count else chunk
+        counted = chunk.column("copy") == 0
+        self.marks_left_out += int(np.count_nonzero(left_out & counted))
+        self.marks_kept += int(np.count_nonzero(is_mark & ~left_out & counted))
+        return chunk.take(~left_out) if left_out.any() else chunk
 
     def _is_derived(self, name: Name) -> bool:
         return name in self._in_sync_known and name not in self._followed

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from purgatory.archive.schema import EVENTS, REGISTRATIONS
-from purgatory_pipeline.archive import Archive
+from purgatory_pipeline.archive import Archive, find_archive
 from purgatory_pipeline.archive.place import open_place
 from purgatory_pipeline.errors import ArchiveUnusable
 from purgatory_pipeline.replay.chunk import TABLES
@@ -31,7 +31,7 @@ TASKS_PER_CORE: Final = 4
 ROWS_PER_TASK: Final = 4_000_000
 """Small runs share a task, up to so many rows."""
 UNIT_ROWS_MIN: Final = 100_000
-LARGE_ROWS_MIN: Final = 200_000
+DIVIDED_FROM_ROWS: Final = 200_000
 UNEVEN: Final = 1.25
 """How much longer than its fair share a core may have to work, before runs are divided."""
 BATCH_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
@@ -40,30 +40,36 @@ BATCH_BYTES_MAX: Final = "16m"
 Part = TypeVar("Part")
 
 
-def replay(spark: SparkSession, archive: Archive, policy: Policy = UNCHANGED) -> DataFrame:
+def replay(spark: SparkSession, archive: Archive | str, policy: Policy = UNCHANGED) -> DataFrame:
     """A row for each operation of an archive, how it ended and how it would have (see `task.RESULTS`); when used."""
-    return replay_rows(spark, archive, [policy])
+    found = find_archive(archive) if isinstance(archive, str) else archive
+    return replay_rows(spark, found, [policy])
 
 
-def replay_rows(spark: SparkSession, archive: Archive, policies: Sequence[Policy]) -> DataFrame:
-    """The same, of several policies."""
-    return _replayed(spark, archive, policies, RESULTS)
+def replay_rows(
+    spark: SparkSession, archive: Archive, policies: Sequence[Policy], *, divided_from: int = DIVIDED_FROM_ROWS
+) -> DataFrame:
+    """The same, of several policies side by side. Runs of fewer rows than `divided_from` stay in one task."""
+    return _replayed(spark, archive, policies, RESULTS, divided_from)
 
 
-def replay_sums(spark: SparkSession, archive: Archive, policies: Sequence[Policy]) -> pd.DataFrame:
-    """The sums over all operations (see `tally.SCHEMA`), of several policies side by side. Runs at once."""
-    parts = _replayed(spark, archive, policies, SCHEMA)
+def replay_sums(
+    spark: SparkSession, archive: Archive, policies: Sequence[Policy], *, divided_from: int = DIVIDED_FROM_ROWS
+) -> pd.DataFrame:
+    """The sums over all operations (see `tally.SCHEMA`). Runs at once; the first policy should be UNCHANGED."""
+    parts = _replayed(spark, archive, policies, SCHEMA, divided_from)
     summed = parts.groupBy(*KEYS).agg(F.sum("operations").alias("operations"), F.sum("waited_ms").alias("waited_ms"))
     return summed.toPandas()
 
 
-def _replayed(spark: SparkSession, archive: Archive, policies: Sequence[Policy], schema: pa.Schema) -> DataFrame:
+def _replayed(
+    spark: SparkSession, archive: Archive, policies: Sequence[Policy], schema: pa.Schema, divided_from: int
+) -> DataFrame:
     runs = find_runs(archive)
     if not runs:
         raise ArchiveUnusable(f"{archive.uri} has no registrations, events or outcomes: there is nothing to replay")
-    cores = spark.sparkContext.defaultParallelism
     whole = Replay(archive.uri, tuple(policies))
-    large = large_runs(runs, cores)
+    large = large_runs(runs, spark.sparkContext.defaultParallelism, divided_from)
     small = [run for run in runs if run not in large]
     frames = [_replay_small(spark, whole, small, schema)] if small else []
     if large:
@@ -130,12 +136,12 @@ def _in_tasks(
     return spark.range(0, len(parts), 1, max(len(parts), 1)).mapInArrow(work, from_arrow_schema(schema))
 
 
-def large_runs(runs: Sequence[RunFiles], cores: int) -> list[RunFiles]:
+def large_runs(runs: Sequence[RunFiles], cores: int, divided_from: int) -> list[RunFiles]:
     """The runs to divide: none, where whole ones keep all cores busy to the end."""
     fair = sum(run.rows for run in runs) / cores
     if cores == 1 or max(_weights(runs, cores)) <= UNEVEN * fair:
         return []
-    return [run for run in runs if run.rows >= max(LARGE_ROWS_MIN, fair / TASKS_PER_CORE)]
+    return [run for run in runs if run.rows >= max(divided_from, fair / TASKS_PER_CORE)]
 
 
 def _weights(runs: Sequence[RunFiles], count: int) -> list[int]:

@@ -26,7 +26,7 @@ NUMBERS: Final[dict[str, dict[str, str]]] = {
         **{name: name for name in ("timeout_ms", "offset", *DEFAULTS[REGISTRATIONS])},
     },
     OUTCOMES: {**COMMON, **OPERATION, **{name: name for name in ("waited_ms", *DEFAULTS[OUTCOMES])}},
-    EVENTS: {**COMMON, **{name: name for name in DEFAULTS[EVENTS]}},
+    EVENTS: {**COMMON, **{name: name for name in DEFAULTS[EVENTS] if name != "copy"}},
     CALLS: {**COMMON, "session_number": "session"},
 }
 """Columns of numbers, and what they are called in a chunk."""

@@ -45,6 +45,7 @@ class RunReplay:
         self._open: Final = OpenOperations(len(self._players))
         self._comparisons: Final = [Comparison() if player.policy.is_unchanged else None for player in self._players]
         self._next_id = 1
+        self._last_shut_down = -1
         self._last_ms = facts.last_ms
 
     def take(self, window: Window) -> None:
@@ -57,7 +58,8 @@ class RunReplay:
         if arrivals is not None:
             self._open.add(arrivals)
         life = read_life(window.get(OUTCOMES), self._open, counts)
-        calls = OtherCalls(window.get(CALLS), self._open)
+        calls = OtherCalls(window.get(CALLS), self._open, self._last_shut_down)
+        self._last_shut_down = calls.last_shut_down
         for place, player in enumerate(self._players):
             self._note(place, player.play(window, arrivals, life, calls), life)
         self._put_away(self._open.is_done())

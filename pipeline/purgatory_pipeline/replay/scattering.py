@@ -112,10 +112,10 @@ def scatter(uri: str, unit: Unit, placing: Placing) -> Iterator[pa.RecordBatch]:
     place = open_place(uri)
     counts: Counter[str] = Counter()
     for number, chunk in enumerate(_gathered(place, unit, counts)):
-        rows, bins = _rows_and_bins(chunk, placing, counts)
+        spread_out, bins = spread(chunk, placing, counts)
         order = np.argsort(bins, kind="stable")
         bins = bins[order]
-        whole = (chunk.without_names() if chunk.table == OUTCOMES else chunk).take(rows[order])
+        whole = spread_out.take(order)
         starts = np.flatnonzero(np.diff(bins, prepend=-1))
         stops = np.append(starts[1:], len(bins))
         packed: list[tuple[Any, ...]] = []
@@ -174,20 +174,23 @@ def _gathered(place: Place, unit: Unit, counts: Counter[str]) -> Iterator[Chunk]
         yield join(held)
 
 
-def _rows_and_bins(chunk: Chunk, placing: Placing, counts: Counter[str]) -> tuple[Column, Column]:
-    """Which rows go to which bins."""
+def spread(chunk: Chunk, placing: Placing, counts: Counter[str]) -> tuple[Chunk, Column]:
+    """Rows and the bin of each; one that concerns several bins comes several times."""
     if chunk.table == CALLS:  # they are few, and any may concern any bin
         bins = np.array(placing.all_bins)
-        return np.repeat(np.arange(len(chunk)), len(bins)), np.tile(bins, len(chunk))
+        return chunk.take(np.repeat(np.arange(len(chunk)), len(bins))), np.tile(bins, len(chunk))
     if chunk.table == EVENTS:
         rows, bins = placing.rows_of_events(chunk)
         counts[IDLE_EVENTS] += len(chunk) - len(np.unique(rows))
-        return rows, bins
+        told = chunk.take(rows)
+        told.columns["copy"] = np.diff(rows, prepend=-1) == 0
+        return told, bins
     bins = placing.bins_of_operations(chunk)
-    rows = np.flatnonzero(bins >= 0)
-    if len(rows) < len(bins):
+    placed = bins >= 0
+    if not bool(np.all(placed)):
         assert chunk.table == OUTCOMES, f"registrations without a place: {chunk.names}"
-        homeless = int(np.count_nonzero((bins < 0) & (chunk.column("item") == 0)))
+        homeless = int(np.count_nonzero(~placed & (chunk.column("item") == 0)))
         counts[OUTCOMES_READ] += homeless
         counts[WITHOUT_REGISTRATION] += homeless
-    return rows, bins[rows]
+        return chunk.without_names().take(placed), bins[placed]
+    return (chunk.without_names() if chunk.table == OUTCOMES else chunk), bins

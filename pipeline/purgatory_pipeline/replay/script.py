@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from purgatory.archive.schema import CALL_NAMES, CALLS, CANCEL, CANCEL_KEY, CANCEL_PARTITION, CANCEL_SESSION
+from purgatory.archive.schema import CALL_NAMES, CALLS, CANCEL, CANCEL_KEY, CANCEL_PARTITION, CANCEL_SESSION, SHUT_DOWN
 from purgatory.engine import tape
 from purgatory.engine.codes import SHUTTING_DOWN
 from purgatory_pipeline.replay.chunk import Chunk, Column, Name
@@ -86,9 +86,12 @@ class Ends:
 class OtherCalls:
     """The calls of a window that are neither registrations nor events: cancels, and the end of the daemon."""
 
-    def __init__(self, chunk: Chunk | None, operations: OpenOperations) -> None:
+    def __init__(self, chunk: Chunk | None, operations: OpenOperations, last_shut_down: int) -> None:
+        self.last_shut_down: Final = last_shut_down if chunk is None else max(last_shut_down, _last_shut_down(chunk))
+        """The last call that ended the daemon, or a slice of what was pending; -1: none has."""
         self._chunk: Final = chunk
         self._operations: Final = operations
+        self._shut_down_before: Final = last_shut_down
 
     def ends(self, *, recorded: bool) -> Ends:
         """What they end. When the daemon ended: with `recorded` what ended at that call, else all that was open."""
@@ -98,7 +101,7 @@ class OtherCalls:
         assert self._chunk.table == CALLS, self._chunk.table
         columns = self._chunk.columns
         rows = zip(columns["call"].tolist(), columns["time"].tolist(), columns["what"].tolist(), strict=True)
-        shut_down = False
+        shut_down = self._shut_down_before
         for row, (call, time, what) in enumerate(rows):
             name = CALL_NAMES[what]
             if name == CANCEL:
@@ -110,14 +113,13 @@ class OtherCalls:
                 found.add_name(call, time, self._chunk.names[columns["name"][row]])
             elif recorded:
                 found.add_ids(call, time, tape.SHUT_DOWN, self._shut_down_at(call))
-            elif not shut_down:  # the first slice of several ends all
-                shut_down = True
-                found.add_ids(call, time, tape.SHUT_DOWN, self._open_at(call))
+            else:  # what was there before has ended with the slice before
+                found.add_ids(call, time, tape.SHUT_DOWN, self._open_at(call, self._operations["call"] > shut_down))
+                shut_down = call
         return found
 
-    def _open_at(self, call: int, chosen: Column | None = None) -> Column:
-        registered = self._operations["call"] < call
-        ids: Column = self._operations["ids"][registered if chosen is None else chosen & registered]
+    def _open_at(self, call: int, chosen: Column) -> Column:
+        ids: Column = self._operations["ids"][chosen & (self._operations["call"] < call)]
         return ids
 
     def _shut_down_at(self, call: int) -> Column:
@@ -144,3 +146,8 @@ class OtherCalls:
             found[row] = self._operations["ids"][own[own >= 0]]
             stop += count
         return found
+
+
+def _last_shut_down(chunk: Chunk) -> int:
+    calls = chunk.columns["call"][chunk.columns["what"] == CALL_NAMES.index(SHUT_DOWN)]
+    return int(calls[-1]) if len(calls) else -1

@@ -69,15 +69,19 @@ class _Merger:
         """After the last cut."""
         self._held: dict[str, list[Chunk]] = {}
         self._now_ms = first_ms
+        self._before = 0
+        """The call up to which everything was taken out."""
         self._repeated: Final = repeated
 
     def add(self, chunk: Chunk) -> None:
         """Holds one more chunk."""
+        assert chunk.first_call >= self._before, f"call {chunk.first_call} comes after those before {self._before}"
         self.rows += len(chunk)
         self._held.setdefault(chunk.table, []).append(chunk)
 
     def cut(self, before_call: int | None) -> Window | None:
         """Takes out all rows of calls before a call (None: all). None: there are none."""
+        self._before = self._before if before_call is None else before_call
         taken: dict[str, Chunk] = {}
         repeated = 0
         for table, held in list(self._held.items()):
