@@ -34,9 +34,12 @@ class OpenArchive:
         self.recorder: Final = recorder
         self._thread: Final = thread
 
-    def close(self, now_ms: int, timeout_s: float) -> None:
-        """Says that the run has ended, and keeps what is left while there is time. Blocks."""
+    def end(self, now_ms: int) -> None:
+        """Says that the run has ended: the last that is told, and on the event loop as all else."""
         self.recorder.mark(schema.ENDED, now_ms)
+
+    def close(self, timeout_s: float) -> None:
+        """Keeps what is left while there is time. Blocks."""
         if not self._thread.close(timeout_s):
             LOGGER.error("the end of the history could not be written; the next start will say that this run crashed")
 

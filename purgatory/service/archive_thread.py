@@ -33,6 +33,10 @@ TRIES_AT_END: Final = 3
 ROWS_AT_ONCE: Final = 16_384
 """Rows that are gathered before Arrow arrays are made of them."""
 
+ROWS_BETWEEN_PAUSES: Final = 4_096
+PAUSE_S: Final = 0.000_1
+"""Long enough for the event loop to take the interpreter back; otherwise it would have to wait for up to 5 ms."""
+
 CANNOT_WRITE: Final = (OSError, pa.ArrowException)
 NEW_GATHERERS: Final[dict[str, Any]] = {
     schema.REGISTRATIONS: RegistrationRows,
@@ -103,10 +107,14 @@ class ArchiveThread:
 
     def _turn(self, calls_max: int) -> int:
         """Keeps what has come, at most so many calls, and rolls if it is time; returns how many calls there were."""
-        calls = 0
+        calls = rows = 0
         while calls < calls_max and (call := self._queue.take()) is not None:
             self._keep(call)
             calls += 1
+            rows += sum(part.rows for part in call.parts)
+            if rows >= ROWS_BETWEEN_PAUSES:
+                rows = 0
+                time.sleep(PAUSE_S)
         now_s = time.monotonic()
         since_s = self._unrolled_since_s
         if self.writer.is_due or (since_s is not None and now_s - since_s >= self._roll_s):

@@ -32,21 +32,25 @@ SESSION_TTL_MS: Final = 200
 
 
 class Life:
-    """Lives through random steps. `end` shuts the host down and completes the archive."""
+    """Lives through random steps, within narrow limits unless it is roomy.
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    `end` shuts the host down and completes the archive.
+    """
+
+    def __init__(self, folder: Path, seed: int, *, roomy: bool = False) -> None:
         self._random: Final = random.Random(seed)
-        self._clock: Final = ManualClock(self._random.randrange(1_000))
+        self.clock: Final = ManualClock(self._random.randrange(1_000))
         settings = EngineSettings(
             tick_ms=self._random.choice((1, 1, 7)),
             wheel_size=self._random.choice((2, 5, 20)),
-            strict_partitions=self._random.random() < 0.2,
+            strict_partitions=self._random.random() < 0.2 and not roomy,
             replica_lag_time_max_ms=100,
         )
-        limits = EngineLimits(
+        narrow = EngineLimits(
             pending_operations_max=self._random.choice((20, 1_000)), partitions_max=5, signal_keys_max=2
         )
-        started_ms = self._clock.now_ms()
+        limits = EngineLimits() if roomy else narrow
+        started_ms = self.clock.now_ms()
         engine = Engine(
             limits,
             started_ms,
@@ -57,7 +61,8 @@ class Life:
         )
         self._archive: Final = open_recorder(ArchiveSettings(uri=str(folder)), settings, limits, started_ms)
         host_limits = HostLimits(session_ttl_ms=SESSION_TTL_MS, unacknowledged_results_max=200)
-        self.host: Final = Host(engine, self._clock, host_limits, SilentObserver())
+        host_limits = HostLimits() if roomy else host_limits
+        self.host: Final = Host(engine, self.clock, host_limits, SilentObserver())
         self.host.archive = self._archive.recorder
         self._last_id = 0
         self._marks: Final = dict.fromkeys(PARTITIONS, 0)
@@ -77,12 +82,13 @@ class Life:
         """Shuts down, and completes the archive."""
         await self.host.drain(0.0)
         self._register_some(self._session())  # refused, and recorded as such
-        self._archive.close(self._clock.now_ms(), CLOSE_S)
+        self._archive.end(self.clock.now_ms())
+        self._archive.close(CLOSE_S)
 
     # Deeds.
 
     def _session(self) -> Session:
-        session, _ = self.host.sessions.open(self._random.choice("abc"), self._clock.now_ms())
+        session, _ = self.host.sessions.open(self._random.choice("abc"), self.clock.now_ms())
         if self._random.random() < 0.8:
             session.acknowledge(session.outbox.last_sequence)
         return session
@@ -177,7 +183,7 @@ class Life:
         batch.replica_sets.append(sets if has_sets else None)
 
     async def _pass_time(self) -> None:
-        self._clock.jump(self._random.choice((0, 1, 10, 100)))
+        self.clock.jump(self._random.choice((0, 1, 10, 100)))
         if self._random.random() < 0.8:
             self.host._advance_clock()
 
@@ -203,6 +209,6 @@ class Life:
             await asyncio.sleep(0)
 
     async def _drop_sessions(self) -> None:
-        self._clock.jump(self._random.choice((1, SESSION_TTL_MS)))
-        self.host.sessions.drop_expired(self._clock.now_ms())
+        self.clock.jump(self._random.choice((1, SESSION_TTL_MS)))
+        self.host.sessions.drop_expired(self.clock.now_ms())
         self.host._deliver()

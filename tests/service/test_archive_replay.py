@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from purgatory.archive import schema
+from purgatory.engine import codes
+from purgatory.engine.batches import EventBatch, OperationBatch
+from purgatory.service.reaper import EXPIRED_PER_SLICE
+from purgatory.service.translate_operations import OperationRun
 from tests.service.archive_life import Life
 from tests.service.archive_replay import Replay, rows_of, without
 
@@ -31,3 +37,35 @@ async def test_a_fresh_engine_ends_everything_the_same_way(seed: int) -> None:
         replay = Replay(folder)
         kept = rows_of(folder, schema.OUTCOMES)
         assert without(replay.outcomes, "at") == without(kept, "at")
+
+
+@pytest.mark.slow  # thousands of operations, a row at a time
+async def test_herds_in_slices_end_in_the_same_order(tmp_path: Path) -> None:
+    """Thousands that expire at once, are satisfied by one batch, or end with the daemon: each slice is a call."""
+    life = Life(tmp_path, seed=1, roomy=True)
+    session, _ = life.host.sessions.open("herd", life.clock.now_ms())
+    herd = EXPIRED_PER_SLICE * 2 + 500
+
+    def register(first_id: int, topic: str) -> None:
+        ids = list(range(first_id, first_id + herd))
+        places = [number % 3 for number in ids]
+        partitions = [(topic, place) for place in range(3)]
+        batch = OperationBatch(ids, partitions=partitions, item_indexes=places, offsets=[5], timeouts_ms=[1_000])
+        life.host.register(session, [OperationRun(codes.PRODUCE, batch)], [])
+
+    for number, topic in enumerate(("expire", "satisfy", "remain")):
+        register(number * herd + 1, topic)
+        if topic == "expire":
+            life.clock.jump(1_100)
+            for _ in range(3):
+                life.host._advance_clock()
+        elif topic == "satisfy":
+            names = [("satisfy", place) for place in range(3)]
+            await life.host.apply(
+                EventBatch([codes.HIGH_WATERMARK] * 3, partitions=names, item_indexes=[0, 1, 2], offsets=[5])
+            )
+    await life.end()
+    outcomes = rows_of(tmp_path, schema.OUTCOMES)
+    calls = Counter((row["outcome"], row["call_number"]) for row in outcomes)
+    assert Counter(outcome for outcome, _ in calls) == {"expired": 3, "satisfied": 2, "shutting_down": 3}
+    assert without(Replay(tmp_path).outcomes, "at") == without(outcomes, "at")
