@@ -53,6 +53,8 @@ def main() -> None:
     if not COMPILED:
         print("nothing is compared: the engine is not compiled")
         return
+    if not arguments.update and not arguments.baseline.exists():
+        sys.exit(f"there is no baseline at {arguments.baseline}; --update makes one")
     rows, skipped = measured_rows()
     for line in skipped:
         print(f"-- {line}")

@@ -57,7 +57,7 @@ def engine(lab: Lab) -> None:
     )
     many = {"keys": 1_000, "hot": 1_000, "step": 1, "events": 1_000, "seconds": scale.seconds}
     lab.measure(
-        [Figure("engine/register-complete/total=1000000", "ops/s")],
+        [Figure(f"engine/register-complete/total={scale.total_pending}", "ops/s")],
         ("engine", lambda: ours.run("register-complete", **many, pending=scale.total_pending // 1_000)),
         {"self": lambda: ours.run("register-complete", **many, pending=1)},
     )

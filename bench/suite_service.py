@@ -50,7 +50,7 @@ def throughput(lab: Lab) -> None:
     )
     single = {"in_flight": scale.in_flight, "seconds": seconds}
     lab.measure(
-        [Figure("service/individual/in-flight=10000", "ops/s")],
+        [Figure(f"service/individual/in-flight={scale.in_flight}", "ops/s")],
         ("daemon", lambda: client.run("individual", address=ours, **single)),
         {"echo": lambda: client.run("individual", address=echo, **single)},
     )
