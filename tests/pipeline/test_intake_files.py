@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from purgatory_pipeline.archive import Archive, find_archive, footer
+from purgatory_pipeline.archive import Archive, find_archive, footer, place
 from purgatory_pipeline.errors import ArchiveUnusable
 
 from purgatory.archive import layout, schema
@@ -75,6 +75,29 @@ def test_unknown_file_system_is_one_clear_error() -> None:
     """A URI that no file system is known for says so in one line."""
     with pytest.raises(ArchiveUnusable, match=r"^cannot open ftp://somewhere/archive: [^\n]+$"):
         find_archive("ftp://somewhere/archive")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "host", "path", "said"),
+    [
+        ("file", "", "/a/b.parquet", "file:///a/b.parquet"),
+        ("s3", "bucket", "bucket/a/b.parquet", "s3a://bucket/a/b.parquet"),
+        ("gs", "bucket", "bucket/b.parquet", "gs://bucket/b.parquet"),
+        ("hdfs", "name:8020", "/a/b[1].parquet", "hdfs://name:8020/a/b\\[1\\].parquet"),
+    ],
+)
+def test_spark_has_its_own_names_for_places(scheme: str, host: str, path: str, said: str) -> None:
+    """A file that pyarrow finds is the same file to Spark, whatever its letters mean there."""
+    found = place.Place(f"{scheme}://{host}", None, "", place.spark_prefix(scheme, host))
+    assert found.spark_path(path) == said
+
+
+@pytest.mark.parametrize("scheme", ["s3", "s3a"])
+def test_object_stores_open_under_both_names(scheme: str) -> None:
+    """s3: and s3a: are the same bucket; the options in the URI are pyarrow's and no part of the path."""
+    found = place.open_place(f"{scheme}://bucket/history?region=us-east-1&endpoint_override=127.0.0.1:1")
+    assert (found.root, found.filesystem.type_name) == ("bucket/history", "s3")
+    assert found.spark_path("bucket/history/x") == "s3a://bucket/history/x"
 
 
 def test_empty_archive_says_whether_something_is_under_way(tmp_path: Path) -> None:

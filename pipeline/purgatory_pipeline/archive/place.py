@@ -12,7 +12,10 @@ from pyarrow import fs
 
 from purgatory_pipeline.errors import ArchiveUnusable
 
-_SPARK_SCHEMES: Final = {"s3": "s3a", "hdfs": "hdfs", "viewfs": "viewfs", "gs": "gs", "gcs": "gs", "abfs": "abfs"}
+_SPARK_SCHEMES: Final = {"file": "file", "s3": "s3a", "gs": "gs", "gcs": "gs", "hdfs": "hdfs", "viewfs": "viewfs"}
+"""What Spark calls the file systems of pyarrow."""
+_BUCKETS: Final = frozenset({"s3", "gs", "gcs"})
+"""Of these, pyarrow's path begins with the bucket; of others with a slash."""
 _GLOB: Final = frozenset("\\*?[]{}")
 """Spark takes these in a path for a pattern, unless each is escaped."""
 
@@ -45,26 +48,31 @@ class Place:
 
 
 def open_place(uri: str) -> Place:
-    """The place that a path or a URI names. Raises `ArchiveUnusable` for what no file system is known for."""
+    """The place that a path or a URI names. Raises `ArchiveUnusable` for what no file system is known for.
+
+    What Spark calls s3a: is s3: to pyarrow; both are understood.
+    """
     if "://" not in uri and not uri.startswith("file:"):
         local = str(Path(uri).expanduser().absolute())
         return Place(uri, fs.LocalFileSystem(), local, "file://")
+    scheme = urlsplit(uri).scheme.lower()
+    plain = "s3" if scheme in {"s3a", "s3n"} else scheme
+    if plain not in _SPARK_SCHEMES:
+        known = ", ".join(sorted(_SPARK_SCHEMES))
+        raise ArchiveUnusable(f"cannot open {uri}: {scheme or 'that'} is none of {known}")
     try:
-        filesystem, root = fs.FileSystem.from_uri(uri)
-    except (OSError, pa.ArrowException) as error:
+        filesystem, root = fs.FileSystem.from_uri(plain + uri[len(scheme) :])
+    except (OSError, ValueError, pa.ArrowException) as error:
         raise ArchiveUnusable(f"cannot open {uri}: {first_line(error)}") from error
-    return Place(uri, filesystem, root.rstrip("/"), _spark_prefix(uri))
+    return Place(uri, filesystem, root.rstrip("/"), spark_prefix(plain, urlsplit(uri).netloc))
+
+
+def spark_prefix(scheme: str, host: str) -> str:
+    """What stands before pyarrow's path in Spark's name of a file."""
+    spark_scheme = _SPARK_SCHEMES[scheme]
+    return f"{spark_scheme}://" if scheme in _BUCKETS | {"file"} else f"{spark_scheme}://{host}"
 
 
 def first_line(error: BaseException) -> str:
     """An error's message without the rest of what a library has to say."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def _spark_prefix(uri: str) -> str:
-    """What goes before pyarrow's path: of an object store that path begins with the bucket, of others with a slash."""
-    parts = urlsplit(uri)
-    if parts.scheme == "file":
-        return "file://"
-    scheme = _SPARK_SCHEMES.get(parts.scheme, parts.scheme)
-    return f"{scheme}://" if parts.scheme in {"s3", "gs", "gcs"} else f"{scheme}://{parts.netloc}"
