@@ -41,6 +41,10 @@ _DEFAULTS: Final = {
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "32",
 }
 
+_SHUFFLE_PARTITIONS: Final = "spark.sql.shuffle.partitions"
+SHUFFLE_PARTITIONS_PER_CORE: Final = 4
+"""On one machine. Spark's own 200 are meant for a cluster; here each of them would cost more than its work."""
+
 _started = False
 """Whether the running session is ours to end."""
 
@@ -103,6 +107,10 @@ def spark_session(name: str) -> SparkSession:
     for key, value in _DEFAULTS.items():
         if not given.contains(key):
             session.conf.set(key, value)
+    if session.sparkContext.master.startswith("local") and not given.contains(_SHUFFLE_PARTITIONS):
+        session.conf.set(
+            _SHUFFLE_PARTITIONS, str(SHUFFLE_PARTITIONS_PER_CORE * session.sparkContext.defaultParallelism)
+        )
     progress.show(session.sparkContext, name)
     return session
 
