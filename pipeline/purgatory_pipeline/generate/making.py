@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
@@ -95,9 +96,10 @@ def make_archive(spark: SparkSession, plan: Plan, out: str) -> Made:
     """The whole archive; its truth still has to be added up (see `summary`). Raises `ArchiveUnusable`."""
     check_empty(out)
     started_s = time.perf_counter()
+    place = out if "://" in out else str(Path(out).absolute())  # executors may stand elsewhere
     made = (
         spark.range(0, plan.runs, 1, plan.runs)
-        .mapInArrow(_maker(plan, out), "operations long, rows long, files long, bytes long")
+        .mapInArrow(_maker(plan, place), "operations long, rows long, files long, bytes long")
         .groupBy()
         .sum()
         .collect()[0]
