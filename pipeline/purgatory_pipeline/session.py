@@ -107,7 +107,7 @@ def spark_session(name: str) -> SparkSession:
     for key, value in _DEFAULTS.items():
         if not given.contains(key):
             session.conf.set(key, value)
-    if session.sparkContext.master.startswith("local") and not given.contains(_SHUFFLE_PARTITIONS):
+    if (session.sparkContext.master or "").startswith("local") and not given.contains(_SHUFFLE_PARTITIONS):
         session.conf.set(
             _SHUFFLE_PARTITIONS, str(SHUFFLE_PARTITIONS_PER_CORE * session.sparkContext.defaultParallelism)
         )
