@@ -40,6 +40,7 @@ def replay(
     """Replays a history through the same engine, first unchanged and then under other policies."""
     from purgatory_pipeline.archive import account, find_archive  # noqa: PLC0415 -- Spark is slow to import
     from purgatory_pipeline.failures import own_errors  # noqa: PLC0415
+    from purgatory_pipeline.output import open_output  # noqa: PLC0415
     from purgatory_pipeline.replay import jobs, outputs  # noqa: PLC0415
     from purgatory_pipeline.replay.account import ReplayAccount  # noqa: PLC0415
     from purgatory_pipeline.replay.facts import find_runs  # noqa: PLC0415
@@ -49,7 +50,7 @@ def replay(
 
     policies = [UNCHANGED, *parse_policies(settings or [], slow_replica or [], sweep or [])]
     found = find_archive(archive)
-    place = outputs.open_output(out)
+    place = open_output(out)
     spark = spark_session("replay")
     account(spark, found).print()
     with own_errors():

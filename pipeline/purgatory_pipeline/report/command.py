@@ -42,6 +42,7 @@ def report(
     """Tells how a purgatory did: rates, waits, backlog, hot keys, stragglers, advice on timeouts, anomalies."""
     from purgatory_pipeline.archive import account, find_archive  # noqa: PLC0415 -- Spark is slow to import
     from purgatory_pipeline.failures import own_errors  # noqa: PLC0415
+    from purgatory_pipeline.output import open_output  # noqa: PLC0415
     from purgatory_pipeline.report import outputs  # noqa: PLC0415
     from purgatory_pipeline.report.build import make_report  # noqa: PLC0415
     from purgatory_pipeline.report.options import ReportOptions  # noqa: PLC0415
@@ -59,7 +60,7 @@ def report(
         timeouts_ms=tuple(parse_span_ms("--timeout", text) for text in timeout or []),
     )
     found = find_archive(archive)
-    folder = outputs.open_output(out)
+    place = open_output(out)
     spark = spark_session("report")
     taken = account(spark, found, since=start, until=end, topics=topic)
     taken.print()
@@ -72,12 +73,12 @@ def report(
         frames, rows = {}, {}
         tables = {INTAKE.name: outputs.intake_table(spark, taken.rows()), **made.tables}
         for name, table in TABLES.items():
-            frames[name], rows[name] = outputs.write_table(tables[name], table, folder)
+            frames[name], rows[name] = outputs.write_table(tables[name], table, place)
         made.release()
     for sentence in frames["advice"]["sentence"].head(5):
         typer.echo(sentence)
-    page = outputs.write_report_page(frames, _info(found, taken, made, options, (start, end), rows), folder)
-    typer.echo(f"tables in {folder}/tables and {folder}/csv; the page: {page}")
+    page = outputs.write_report_page(frames, _info(found, taken, made, options, (start, end), rows), place)
+    typer.echo(f"tables in {out}/tables and {out}/csv; the page: {page}")
 
 
 def parse_span_ms(option: str, text: str) -> int:

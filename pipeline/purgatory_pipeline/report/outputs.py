@@ -5,6 +5,8 @@ Spark writes the tables, as large as they are. The CSV files and the page get th
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -12,27 +14,13 @@ import pandas as pd
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from purgatory_pipeline.archive.place import first_line
-from purgatory_pipeline.errors import ArchiveUnusable
+from purgatory_pipeline.archive.place import Place
+from purgatory_pipeline.output import write_file
 from purgatory_pipeline.page.report_page import write_page
-from purgatory_pipeline.report.tables import INTAKE, PAGE_ROWS_MAX, TABLES, ReportInfo, Table
+from purgatory_pipeline.report.tables import INTAKE, PAGE_ROWS_MAX, ReportInfo, Table
 
 PAGE: Final = "report.html"
 INTAKE_TYPE: Final = "table string, reason string, files bigint, rows bigint"
-
-
-def open_output(out: str) -> Path:
-    """The folder that a report goes to, made if need be. Raises `ArchiveUnusable` where it cannot be written to."""
-    folder = Path(out).expanduser()
-    try:
-        for part in ("tables", "csv"):
-            (folder / part).mkdir(parents=True, exist_ok=True)
-            probe = folder / part / ".probe"
-            probe.write_bytes(b"")
-            probe.unlink()
-    except OSError as error:
-        raise ArchiveUnusable(f"cannot write to {out}: {first_line(error)}") from error
-    return folder.absolute()
 
 
 def intake_table(spark: SparkSession, rows: list[dict[str, object]]) -> DataFrame:
@@ -40,22 +28,20 @@ def intake_table(spark: SparkSession, rows: list[dict[str, object]]) -> DataFram
     return spark.createDataFrame([tuple(row[name] for name in INTAKE.column_names) for row in rows], INTAKE_TYPE)
 
 
-def write_table(frame: DataFrame, table: Table, folder: Path) -> tuple[pd.DataFrame, int]:
+def write_table(frame: DataFrame, table: Table, place: Place) -> tuple[pd.DataFrame, int]:
     """One table as Parquet and, its first rows, as CSV; gives those rows and how many there are in all."""
-    path = str(folder / "tables" / table.name)
-    frame.select(*table.column_names).coalesce(1).write.mode("overwrite").parquet(f"file://{path}")
-    written = frame.sparkSession.read.parquet(f"file://{path}")
+    path = place.spark_path(f"{place.root}/tables/{table.name}")
+    frame.select(*table.column_names).coalesce(1).write.mode("overwrite").parquet(path)
+    written = frame.sparkSession.read.parquet(path)
     order = [F.desc(name[1:]) if name.startswith("-") else F.asc(name) for name in table.order]
     shown: pd.DataFrame = written.orderBy(*order).limit(PAGE_ROWS_MAX).toPandas()
-    shown.to_csv(folder / "csv" / f"{table.name}.csv", index=False)
+    write_file(place, f"csv/{table.name}.csv", shown.to_csv(index=False).encode())
     return shown, written.count()
 
 
-def write_report_page(frames: dict[str, pd.DataFrame], info: ReportInfo, folder: Path) -> Path:
-    """The page; its path. A table that was not made is an empty one."""
-    whole = {
-        name: frames[name] if name in frames else pd.DataFrame(columns=list(table.column_names))
-        for name, table in TABLES.items()
-    }
-    write_page(whole, info, folder / PAGE)
-    return folder / PAGE
+def write_report_page(frames: Mapping[str, pd.DataFrame], info: ReportInfo, place: Place) -> str:
+    """The page; its path."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / PAGE
+        write_page(frames, info, path)
+        return write_file(place, PAGE, path.read_bytes())

@@ -1,0 +1,30 @@
+"""The folder that a command's results go to: a local one or a URI, made if need be, tried before the work begins."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from purgatory_pipeline.archive.place import Place, first_line, open_place
+from purgatory_pipeline.errors import ArchiveUnusable
+
+
+def open_output(out: str) -> Place:
+    """The folder `out`. Raises `ArchiveUnusable` where it cannot be written to."""
+    place = open_place(out)
+    try:
+        place.filesystem.create_dir(place.root, recursive=True)
+        write_file(place, ".probe", b"purgatory")
+        place.filesystem.delete_file(f"{place.root}/.probe")
+    except (OSError, pa.ArrowException) as error:
+        raise ArchiveUnusable(f"cannot write to {out}: {first_line(error)}") from error
+    return place
+
+
+def write_file(place: Place, name: str, content: bytes) -> str:
+    """Writes a file below the folder; its path."""
+    path = f"{place.root}/{name}"
+    if "/" in name:
+        place.filesystem.create_dir(path.rpartition("/")[0], recursive=True)
+    with place.filesystem.open_output_stream(path) as stream:
+        stream.write(content)
+    return path
