@@ -21,7 +21,7 @@ from purgatory.archive.gathering import (
     worded,
 )
 from purgatory.archive.schema import KIND_WORDS, OUTCOME_WORDS, OUTCOMES, SCHEMAS
-from purgatory.engine.codes import FETCH
+from purgatory.engine.codes import EXPIRED, FETCH
 from purgatory.engine.completions import Completions, FetchedPartition
 
 __all__ = ["OutcomeRows"]
@@ -48,6 +48,8 @@ FETCH_COLUMNS: Final = (
     "available_bytes", "high_watermark", "last_stable_offset", "diverging_epoch", "diverging_end_offset",
 )  # fmt: skip
 ABSENT_BELOW_ZERO: Final = frozenset({"estimated_remaining_ms", "pace_per_second"})
+"""Only what has expired has them; elsewhere completions say -1."""
+ABSENT: Final = (-1,)
 WORDS: Final = {"kind": KIND_WORDS, "outcome": OUTCOME_WORDS}
 
 
@@ -72,8 +74,11 @@ class OutcomeRows:
         self._calls.add(stamp, rows, registrant)
         for _, field, column in self._of_operations:
             column.add(getattr(completions, field), operations)
-        for _, field, column in self._of_items:
-            column.add(getattr(completions, field), rows)
+        outcomes = completions.outcomes
+        none_expired = outcomes[0] != EXPIRED and outcomes.count(outcomes[0]) == operations
+        for name, field, column in self._of_items:
+            is_absent = none_expired and name in ABSENT_BELOW_ZERO
+            column.add(ABSENT if is_absent else getattr(completions, field), rows)
         self._names.add(completions.item_partitions)
         self._fetched.extend(completions.fetched)
 
