@@ -2,6 +2,7 @@
 
     python -m bench.archive
     python -m bench.archive --batch 5000 --pairs 9
+    python -m bench.archive --instructions    # counted by valgrind: for a machine that is busy with other things
 
 Each run registers produce waits in columns on a session stream and completes them with columns of high watermarks, a
 few batches in flight so that the daemon never waits for its caller. Messages are made before the clock starts. Printed
@@ -16,6 +17,8 @@ import itertools
 import json
 import os
 import queue
+import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -28,11 +31,15 @@ from typing import Any, Final, NamedTuple
 
 import grpc
 
+from bench.archive_counted import MODES
 from purgatory.engine import COMPILED
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 
 PARTITIONS: Final = 100
+FEW: Final = 20_000
+MANY: Final = 70_000
+VALGRIND: Final = ("valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null")
 TIMEOUT_MS: Final = 600_000
 READY_S: Final = 30.0
 PATIENCE_S: Final = 120.0
@@ -166,7 +173,11 @@ def main() -> None:
     parser.add_argument("--operations", type=int, default=400_000, help="operations of a run")
     parser.add_argument("--in-flight", type=int, default=8, help="batches that are under way at a time")
     parser.add_argument("--pairs", type=int, default=5, help="pairs of runs, after one that does not count")
+    parser.add_argument("--instructions", action="store_true", help="count instructions instead; takes minutes")
     given = parser.parse_args()
+    if given.instructions:
+        count_instructions()
+        return
     batches = max(given.in_flight, given.operations // given.batch)
     print(f"engine: {'compiled' if COMPILED else 'UNCOMPILED'}; {batches} batches of {given.batch:,} a run")
     with tempfile.TemporaryDirectory(prefix="bench-archive-") as name:
@@ -185,6 +196,27 @@ def main() -> None:
         files = list(Path(name, "archive").rglob("*.parquet"))
         size = sum(path.stat().st_size for path in files)
     show(pairs[1:], size / sum(cost.operations for _, cost in pairs), len(files))
+
+
+def count_instructions() -> None:
+    """Prints what a wait takes in instructions, and what rows and files add to it."""
+    if not shutil.which(VALGRIND[0]):
+        raise SystemExit("instructions are not counted: there is no valgrind")
+    each: dict[str, float] = {}
+    for mode in MODES:
+        counts = [counted(mode, operations) for operations in (FEW, MANY)]
+        each[mode] = (counts[1] - counts[0]) / (MANY - FEW)
+        added = "" if mode == MODES[0] else f", {(each[mode] / each[MODES[0]] - 1) * 100:.1f} % more than without"
+        print(f"  {mode:6} {each[mode]:8,.0f} instructions a wait{added}", flush=True)
+
+
+def counted(mode: str, operations: int) -> int:
+    """Instructions of one run."""
+    command = [*VALGRIND, sys.executable, "-m", "bench.archive_counted", mode, str(operations)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    found = re.search(r"Collected\s*:\s*(\d+)", said)
+    assert found is not None, said[-300:]
+    return int(found.group(1))
 
 
 def show(pairs: list[tuple[Cost, Cost]], bytes_each: float, files: int) -> None:
