@@ -8,6 +8,7 @@ prints the master's URL and runs until it is interrupted. Tests start it in a fo
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import re
 import signal
@@ -22,7 +23,9 @@ import pyspark
 
 HOME = Path(pyspark.__file__).parent
 DAEMON_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dspark.master.rest.enabled=false"
-START_S = 120
+LIBRARY = ctypes.CDLL(None)
+PR_SET_PDEATHSIG = 1
+START_S = 300
 """A machine that has much else to do may take its time."""
 
 
@@ -78,8 +81,13 @@ class StandaloneCluster:
             "--host", "127.0.0.1", "--webui-port", "0", *arguments,
         ]  # fmt: skip
         with self._log(name).open("wb") as stream:
-            self._processes[name] = subprocess.Popen(
-                command, stdout=stream, stderr=stream, cwd=self.folder, env=_environment()
+            self._processes[name] = subprocess.Popen(  # noqa: PLW1509 -- one system call, which needs no lock
+                command,
+                stdout=stream,
+                stderr=stream,
+                cwd=self.folder,
+                env=_environment(),
+                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
             )
 
     def _wait(self, name: str, ready: str) -> str:
@@ -94,6 +102,11 @@ class StandaloneCluster:
 
     def _log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
+
+
+def _end_with_parent() -> None:
+    """A process that nobody is left to end ends by itself: Linux tells it when the one that started it is gone."""
+    LIBRARY.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _environment() -> dict[str, str]:
