@@ -27,7 +27,10 @@ THREADS = {"threading", "multiprocessing", "concurrent.futures", "_thread"}
 
 
 def test_lesson_58_there_is_no_lock_to_take_in_the_wrong_order() -> None:
-    """Neither engine nor service makes a lock or a thread; the one lock there is belongs to the embedded purgatory."""
+    """Neither engine nor service makes a lock, nor a thread but the archive's, which shares a queue without one.
+
+    The one lock there is belongs to the embedded purgatory.
+    """
     package = Path(purgatory.__file__).parent
     makers: dict[str, int] = {}
     for path in itertools.chain((package / "engine").rglob("*.py"), (package / "service").rglob("*.py")):
@@ -35,7 +38,8 @@ def test_lesson_58_there_is_no_lock_to_take_in_the_wrong_order() -> None:
         for node in ast.walk(tree):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            assert not THREADS & set(names), f"{path.name} imports {names}"
+            may_have_threads = path.name == "archive_thread.py"
+            assert may_have_threads or not THREADS & set(names), f"{path.name} imports {names}"
             if isinstance(node, ast.Call):
                 made = ast.unparse(node.func).rpartition(".")[2]
                 assert made not in LOCKS, f"{path.name}:{node.lineno} makes a {made}"

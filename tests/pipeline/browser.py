@@ -31,6 +31,8 @@ FLAGS = (
 )
 WIDE: ViewportSize = {"width": 1280, "height": 900}
 PHONE: ViewportSize = {"width": 390, "height": 844}
+LOAD_MS_MAX = 120_000
+"""A page is there in a second; a busy machine may take its time."""
 
 _ALL_TRIED = "() => !document.querySelector('figure.plot:not([data-drawn])')"
 _PLOTS = """() => [...document.querySelectorAll("figure.plot")].map((figure) => {
@@ -136,6 +138,7 @@ def opened(
         page.on("dialog", seen.refuse)
         page.on("request", lambda request: seen.requests.append(request.url))
         page.on("requestfailed", lambda request: seen.complaints.append(f"failed: {request.url}"))
+        page.set_default_timeout(LOAD_MS_MAX)
         page.goto(file.as_uri())
         page.wait_for_function(_ALL_TRIED)
         yield seen
