@@ -1,0 +1,134 @@
+"""The Kaplan-Meier curves of the report against the textbook, and what is read off them."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from purgatory_pipeline.report import survival
+from purgatory_pipeline.report.survival import Curve, estimate
+
+Ended = list[tuple[int, bool]]
+"""Operations: how long each waited, and whether it was satisfied."""
+
+ENDED = st.lists(st.tuples(st.integers(0, 30), st.booleans()), min_size=1, max_size=80)
+
+
+def curve_of(ended: Ended) -> Curve:
+    """The curve of operations that are told one by one."""
+    waited = sorted({waited for waited, _ in ended})
+    counts = [[sum(1 for end in ended if end == (at, done)) for at in waited] for done in (True, False)]
+    return estimate(np.array(waited), *(np.array(count) for count in counts))
+
+
+def textbook(ended: Ended, at_ms: int) -> tuple[Fraction, Fraction]:
+    """The share that needs longer than `at_ms`, and Greenwood's sum: by the definition, one time after the other."""
+    share, greenwood = Fraction(1), Fraction(0)
+    for time in sorted({waited for waited, done in ended if done and waited <= at_ms}):
+        at_risk = sum(1 for waited, _ in ended if waited >= time)
+        deaths = sum(1 for waited, done in ended if done and waited == time)
+        share *= Fraction(at_risk - deaths, at_risk)
+        if deaths < at_risk:
+            greenwood += Fraction(deaths, at_risk * (at_risk - deaths))
+    return share, greenwood
+
+
+@given(ENDED)
+def test_curve_is_the_textbooks(ended: Ended) -> None:
+    """Share, number at risk and bounds are those of the definition, at each time waited."""
+    curve = curve_of(ended)
+    for place, at_ms in enumerate(curve.waited_ms.tolist()):
+        share, greenwood = textbook(ended, at_ms)
+        assert curve.at_risk[place] == sum(1 for waited, _ in ended if waited >= at_ms)
+        assert curve.waiting[place] == pytest.approx(float(share), abs=1e-12)
+        if share == 0:
+            assert np.isnan(curve.low[place])
+            assert np.isnan(curve.high[place])
+        elif share == 1:
+            assert (curve.low[place], curve.high[place]) == (1, 1)
+        else:
+            width = survival.Z * math.sqrt(greenwood) / abs(math.log(share))
+            assert curve.low[place] == pytest.approx(float(share) ** math.exp(width), abs=1e-9)
+            assert curve.high[place] == pytest.approx(float(share) ** math.exp(-width), abs=1e-9)
+
+
+@given(ENDED, st.integers(0, 40))
+def test_share_that_expires(ended: Ended, timeout_ms: int) -> None:
+    """What is said of a timeout is the curve's value there, or nothing where too few were seen; within its bounds."""
+    curve = curve_of(ended)
+    said = curve.expires(timeout_ms)
+    share, _ = textbook(ended, timeout_ms)
+    seen = [waited for waited in {waited for waited, _ in ended} if sum(1 for w, _ in ended if w >= waited) >= 10]
+    assert curve.seen_until_ms == max(seen, default=0)
+    if seen and (timeout_ms <= max(seen) or share == 0):
+        assert said.value == pytest.approx(float(share), abs=1e-12)
+    else:
+        assert said.value is None
+    assert 0 <= said.low <= said.high <= 1
+    if said.value is not None:
+        assert said.low <= said.value + 1e-12
+        assert said.value <= said.high + 1e-12
+
+
+@given(ENDED, st.sampled_from([0.5, 0.9, 0.99]))
+def test_what_a_share_needs(ended: Ended, share: float) -> None:
+    """A quantile is the first time at which no more than the rest still waits, if enough were seen until then."""
+    curve = curve_of(ended)
+    value, low, high = curve.need_ms(share)
+    reached = [
+        at_ms
+        for at_ms in curve.waited_ms.tolist()
+        if textbook(ended, at_ms)[0] <= 1 - Fraction(str(share)) and sum(1 for w, _ in ended if w >= at_ms) >= 10
+    ]
+    assert value == min(reached, default=None)
+    if value is not None:
+        assert low is not None
+        assert low <= value
+    if high is not None:
+        assert value is not None
+        assert value <= high
+
+
+def test_known_example() -> None:
+    """The remission times of 6-MP patients (Freireich 1963): shares and standard errors as every textbook has them."""
+    done = [6, 6, 6, 7, 10, 13, 16, 22, 23]
+    lost = [6, 9, 10, 11, 17, 19, 20, 25, 32, 32, 34, 35]
+    curve = curve_of([*((time, True) for time in done), *((time, False) for time in lost)])
+    shares = dict(zip(curve.waited_ms.tolist(), curve.waiting.tolist(), strict=True))
+    assert [round(shares[time], 3) for time in (6, 7, 10, 13, 16, 22, 23)] == [
+        0.857, 0.807, 0.753, 0.690, 0.627, 0.538, 0.448,
+    ]  # fmt: skip
+    low, high = (bound[curve.waited_ms.tolist().index(23)] for bound in (curve.low, curve.high))
+    assert (round(low, 3), round(high, 3)) == (0.188, 0.680)
+
+
+def test_expired_ones_are_not_taken_for_done() -> None:
+    """Waits that need 1 to 100 ms, cut at 50: the median is still seen, and beyond 50 ms nothing is claimed."""
+    curve = curve_of([(min(need, 50), need <= 50) for need in range(1, 101)])
+    assert curve.need_ms(0.4)[0] == 40
+    assert curve.need_ms(0.9)[0] is None
+    assert curve.expires(25).value == pytest.approx(0.75)
+    assert curve.expires(80).value is None
+    assert curve.expires(80).high == curve.expires(50).high
+
+
+def test_all_done_long_before_a_timeout() -> None:
+    """Where all were satisfied, a longer timeout expires nothing, but for what chance may have hidden."""
+    curve = curve_of([(need, True) for need in range(1, 101)])
+    said = curve.expires(30_000)
+    assert (said.value, said.low) == (0.0, 0.0)
+    assert 0 < said.high < 0.2
+
+
+def test_shown_points_are_few_and_end_with_the_last() -> None:
+    """Of a curve with a hundred thousand steps a few hundred are shown, the first and the last among them."""
+    waited = np.arange(100_000)
+    curve = estimate(waited, np.full(len(waited), 3), np.ones(len(waited), dtype=np.int64))
+    shown = curve.shown()
+    assert 100 < len(shown) < 600
+    assert (shown[0], shown[-1]) == (0, len(waited) - 1)
+    assert np.abs(np.diff(curve.waiting[shown])).max() < 0.02
