@@ -92,7 +92,8 @@ def test_packed_environment_holds_what_executors_need(environment: Path) -> None
     assert {"purgatory", "purgatory_client", "purgatory_pipeline", "typer"} <= inside
     assert not {"pyspark", "py4j", "pytest", *INSTALLED_THERE} & inside
     assert any(name.endswith("/site-packages/purgatory/engine/engine.py") for name in names)
-    assert any("/purgatory_engine__mypyc." in name for name in names) == COMPILED
+    if COMPILED:  # what is packed is what is installed, also when a copy of the sources runs uncompiled
+        assert any("/purgatory_engine__mypyc." in name for name in names)
     assert not [name for name in names if "__pycache__" in name or name.startswith("/")]
 
 
