@@ -81,13 +81,13 @@ class StandaloneCluster:
             "--host", "127.0.0.1", "--webui-port", "0", *arguments,
         ]  # fmt: skip
         with self._log(name).open("wb") as stream:
-            self._processes[name] = subprocess.Popen(  # noqa: PLW1509 -- one system call, which needs no lock
+            self._processes[name] = subprocess.Popen(
                 command,
                 stdout=stream,
                 stderr=stream,
                 cwd=self.folder,
                 env=_environment(),
-                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+                preexec_fn=_end_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 -- one system call
             )
 
     def _wait(self, name: str, ready: str) -> str:
