@@ -24,7 +24,7 @@ SIMULATED := $(ENGINE) $(wildcard tests/engine/*.py tests/engine/oracle/*.py tes
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help run demo test test-compiled test-pure lint format proto docs wheel clean bench mutants fuzz sim sim-long sim-daemon \
-	check report replay generate
+	check report replay screenshots generate
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ report: $(STAMPS)/pipeline $(STAMPS)/engine ## Report over an archive: tables an
 
 replay: $(STAMPS)/pipeline $(STAMPS)/engine ## Replay an archive under another policy (ARGS="--set timeout_ms=200")
 	@$(BIN)/purgatory-pipeline replay $(ARCHIVE) --out .build/replay $(ARGS)
+
+screenshots: $(STAMPS)/pipeline ## Pictures for docs/ of what make report and make replay left (needs Chromium)
+	@$(BIN)/python -m tests.pipeline.screenshots .build/report/report.html .build/replay/replay.html docs/images
 
 generate: $(STAMPS)/pipeline $(STAMPS)/engine ## Make a history (ARGS="--operations 1M --out .build/history")
 	@$(BIN)/purgatory-pipeline generate $(ARGS)
