@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import accumulate
+from typing import Final
 
 from purgatory.v1 import operation_pb2, result_pb2
 from purgatory_client.errors import ProtocolError, PurgatoryClientError, from_code
-from purgatory_client.results import ResultColumns
+from purgatory_client.results import OperationKind, ResultColumns
+
+OF_OPERATIONS: Final = {"outcomes": 0, "waited_ms": 0, "lateness_ms": 0}
+OF_ITEMS: Final = {
+    "item_indexes": 0,
+    "error_codes": 0,
+    "required_offsets": 0,
+    "reached_offsets": 0,
+    "log_start_offsets": 0,
+    "estimated_remaining_ms": -1,
+    "paces_per_second": -1.0,
+}
+OF_FETCHED: Final = {
+    "available_bytes": 0,
+    "high_watermarks": 0,
+    "last_stable_offsets": 0,
+    "diverging_epochs": -1,
+    "diverging_end_offsets": -1,
+}
+"""Columns by name, and what each value is where a column has none."""
 
 
 class ResultsArrived:
@@ -44,6 +65,7 @@ def arrived_columns(message: result_pb2.ResultColumns) -> ResultsArrived:
     columns.diverging_epochs = list(message.diverging_epoch)
     columns.diverging_end_offsets = list(message.diverging_end_offset)
     operation_ids = list(message.operation_id)
+    _spread(operation_ids, columns)
     _check_lengths(operation_ids, columns)
     if message.refusals:
         errors = {refusal.operation_id: refusal_error(refusal) for refusal in message.refusals}
@@ -90,6 +112,26 @@ def _add_item(columns: ResultColumns, item: result_pb2.PartitionResult) -> None:
     columns.last_stable_offsets.append(fetched.last_stable_offset)
     columns.diverging_epochs.append(fetched.diverging_epoch if diverges else -1)
     columns.diverging_end_offsets.append(fetched.diverging_end_offset if diverges else -1)
+
+
+def _spread(operation_ids: list[int], columns: ResultColumns) -> None:
+    """Makes short columns full: one value is that of all, none is the default of each."""
+    operations = len(operation_ids)
+    if len(columns.item_counts) == 1:
+        columns.item_counts *= operations
+    items = sum(columns.item_counts) if columns.item_counts else operations
+    _fill(columns, OF_OPERATIONS, operations)
+    _fill(columns, OF_ITEMS, items)
+    if columns.kind == OperationKind.FETCH:
+        _fill(columns, OF_FETCHED, items)
+
+
+def _fill(columns: ResultColumns, defaults: Mapping[str, float], count: int) -> None:
+    """The columns of these names, with `count` values each."""
+    for name, default in defaults.items():
+        column = getattr(columns, name)
+        if len(column) < 2 and len(column) != count:
+            setattr(columns, name, (column or [default]) * count)
 
 
 def _check_lengths(operation_ids: list[int], columns: ResultColumns) -> None:

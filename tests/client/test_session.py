@@ -270,6 +270,27 @@ def test_a_batch_of_columns_is_answered_as_a_whole() -> None:
     assert [result.outcome for result in answer] == [Outcome.SATISFIED, Outcome.EXPIRED, Outcome.SATISFIED]
 
 
+def test_columns_of_one_value_or_none_are_those_of_all() -> None:
+    """A short column of results means the same as a full one, whatever the number of items."""
+    core = open_core()
+    batch = many(3)
+    core.submit(batch, 0.0)
+    sent(core, 0.0)
+    message = results(1, [])
+    message.results.columns.operation_id.extend([1, 2, 3])
+    message.results.columns.outcome.append(Outcome.SATISFIED)
+    message.results.columns.item_count.append(1)
+    message.results.columns.required_offset.extend([4, 5, 6])
+    message.results.columns.reached_offset.append(9)
+    ((_, answer),) = core.receive(message, 0.0)
+    assert isinstance(answer, ResultColumns)
+    assert answer.outcomes == [1, 1, 1]
+    assert answer.waited_ms == answer.lateness_ms == answer.error_codes == [0, 0, 0]
+    assert (answer.required_offsets, answer.reached_offsets) == ([4, 5, 6], [9, 9, 9])
+    assert answer.estimated_remaining_ms == answer.paces_per_second == [-1, -1, -1]
+    assert [answer.name_of(item) for item in range(3)] == ["orders-3"] * 3
+
+
 def test_large_batches_are_cut_and_wait_for_receipts() -> None:
     """No batch is larger than the daemon takes, and no more than a window of them is without receipt."""
     core = SessionCore("s", 1_000_000)
