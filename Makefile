@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 PURE := .build/pure
 SIMULATOR := .build/simulator
+PICTURED := .build/pictured
 ARGS ?=
 # Of the pipeline: where `make demo ARGS="--archive .build/archive"` and others keep their history.
 ARCHIVE ?= .build/archive
@@ -24,7 +25,7 @@ SIMULATED := $(ENGINE) $(wildcard tests/engine/*.py tests/engine/oracle/*.py tes
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help run demo test test-compiled test-pure lint format proto docs wheel clean bench mutants fuzz sim sim-long sim-daemon \
-	check report replay screenshots generate
+	check report replay screenshots notebook generate
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,8 +45,16 @@ report: $(STAMPS)/pipeline $(STAMPS)/engine ## Report over an archive: tables an
 replay: $(STAMPS)/pipeline $(STAMPS)/engine ## Replay an archive under another policy (ARGS="--set timeout_ms=200")
 	@$(BIN)/purgatory-pipeline replay $(ARCHIVE) --out .build/replay $(ARGS)
 
-screenshots: $(STAMPS)/pipeline ## Pictures for docs/ of what make report and make replay left (needs Chromium)
-	@$(BIN)/python -m tests.pipeline.screenshots .build/report/report.html .build/replay/replay.html docs/images
+screenshots: $(STAMPS)/pipeline $(STAMPS)/engine ## Make the pictures in docs/images anew, from a history of two days (needs Chromium)
+	@rm -rf $(PICTURED) && mkdir -p $(PICTURED)
+	@cd $(PICTURED) && PATH="$(CURDIR)/$(BIN):$$PATH" && \
+		purgatory-pipeline generate --operations 400k --runs 160 --duration 48h --out history && \
+		purgatory-pipeline report history --out report && \
+		purgatory-pipeline replay history --sweep timeout_ms=50,100,200,400,800,1600 --out replay
+	@$(BIN)/python -m tests.pipeline.screenshots $(PICTURED)/report/report.html $(PICTURED)/replay/replay.html docs/images
+
+notebook: $(STAMPS)/pipeline $(STAMPS)/engine ## Run the example notebook and keep what its cells show
+	@$(BIN)/python -m tests.pipeline.notebooks examples/notebooks/report.ipynb
 
 generate: $(STAMPS)/pipeline $(STAMPS)/engine ## Make a history (ARGS="--operations 1M --out .build/history")
 	@$(BIN)/purgatory-pipeline generate $(ARGS)

@@ -18,6 +18,7 @@ ENTRY_POINTS = {
     "purgatory_client.cli",  # the console script
     "purgatory.embedded",  # public: for a program with threads and no daemon
     "purgatory.testing",  # public: a clock and a daemon for others' tests
+    "purgatory_pipeline.notebook",  # public: for notebooks
     "bench.engine",  # make bench
 }
 TEXTS = ("*.py", "*.md", "*.toml", "*.yml", "*.yaml", "*.txt", "*.proto", "Makefile", "Dockerfile", ".dockerignore")
@@ -39,6 +40,7 @@ EXPORTS: dict[str, list[str]] = {
         "events",
         "waits",
     ],
+    "purgatory_pipeline.notebook": ["TABLES", "Report", "ReportOptions", "read", "replay", "report"],
 }
 """What packages offer, pinned: a change here is a change of the public surface and belongs into the changelog."""
 

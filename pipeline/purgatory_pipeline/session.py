@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from purgatory_pipeline import progress
 from purgatory_pipeline.errors import JavaMissing, SettingInvalid
+from purgatory_pipeline.java_stderr import without_incubator_warning
 
 JAVA_MIN: Final = 17
 INSTALL_JAVA: Final = (
@@ -43,7 +44,8 @@ _DEFAULTS: Final = {
 
 _SHUFFLE_PARTITIONS: Final = "spark.sql.shuffle.partitions"
 SHUFFLE_PARTITIONS_PER_CORE: Final = 4
-"""On one machine. Spark's own 200 are meant for a cluster; here each of them would cost more than its work."""
+"""On one machine, where each of Spark's own 200 would cost more than its work. On a cluster at least those 200, since
+executors may come later, and Spark brings small ones together again."""
 
 _started = False
 """Whether the running session is ours to end."""
@@ -101,18 +103,25 @@ def spark_session(name: str) -> SparkSession:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         ours = [word for key, value in _JVM_DEFAULTS.items() for word in ("--conf", f"{key}={value}")]
         os.environ[_SUBMIT_ARGS] = shlex.join([*ours, *_submit_words(), _SHELL])
-    session = running or SparkSession.builder.appName(name).getOrCreate()
+        with without_incubator_warning():
+            session = SparkSession.builder.appName(name).getOrCreate()
+    else:
+        session = running or SparkSession.builder.appName(name).getOrCreate()
     _started = _started or running is None
     given = session.sparkContext.getConf()
     for key, value in _DEFAULTS.items():
         if not given.contains(key):
             session.conf.set(key, value)
-    if (session.sparkContext.master or "").startswith("local") and not given.contains(_SHUFFLE_PARTITIONS):
-        session.conf.set(
-            _SHUFFLE_PARTITIONS, str(SHUFFLE_PARTITIONS_PER_CORE * session.sparkContext.defaultParallelism)
-        )
+    if not given.contains(_SHUFFLE_PARTITIONS):
+        session.conf.set(_SHUFFLE_PARTITIONS, str(_shuffle_partitions(session)))
     progress.show(session.sparkContext, name)
     return session
+
+
+def _shuffle_partitions(session: SparkSession) -> int:
+    for_cores = SHUFFLE_PARTITIONS_PER_CORE * session.sparkContext.defaultParallelism
+    is_local = (session.sparkContext.master or "").startswith("local")
+    return for_cores if is_local else max(for_cores, int(str(session.conf.get(_SHUFFLE_PARTITIONS))))
 
 
 def stop_session() -> None:

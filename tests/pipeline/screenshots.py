@@ -12,7 +12,7 @@ from typing import Literal
 
 from playwright.sync_api import Browser, ViewportSize
 
-from tests.pipeline.browser import PHONE, chromium_path, opened, running_browser
+from tests.pipeline.browser import chromium_path, opened, running_browser
 
 BYTES_MAX = 300_000
 DESK: ViewportSize = {"width": 1200, "height": 900}
@@ -26,7 +26,6 @@ class Picture:
     first: str
     last: str
     scheme: Literal["light", "dark"] = "light"
-    phone: bool = False
 
 
 REPORT = (
@@ -35,9 +34,8 @@ REPORT = (
     Picture("report-timeouts", "#timeouts", "#timeouts .grid"),
     Picture("report-stragglers", "#stragglers", "#stragglers figure.table"),
     Picture("report-dark", "#waits", "#waits .grid + figure", scheme="dark"),
-    Picture("report-phone", "body", "#findings", phone=True),
 )
-REPLAY = (Picture("replay", "body", "#outcomes figure.table"),)
+REPLAY = (Picture("replay", "body", "#outcomes .grid"),)
 _MARGIN = 20
 
 
@@ -47,8 +45,7 @@ def take(browser: Browser, page: Path, pictures: tuple[Picture, ...], folder: Pa
     taken = []
     for picture in pictures:
         path = folder / f"{picture.name}.png"
-        viewport = PHONE if picture.phone else DESK
-        with opened(browser, page, viewport, picture.scheme) as seen:
+        with opened(browser, page, DESK, picture.scheme) as seen:
             boxes = [seen.page.locator(selector).first.bounding_box() for selector in (picture.first, picture.last)]
             top, bottom = boxes[0], boxes[1]
             assert top is not None, f"{page} has no {picture.first}"
@@ -57,7 +54,7 @@ def take(browser: Browser, page: Path, pictures: tuple[Picture, ...], folder: Pa
             clip = {
                 "x": 0.0,
                 "y": start,
-                "width": float(viewport["width"]),
+                "width": float(DESK["width"]),
                 "height": bottom["y"] + bottom["height"] + _MARGIN - start,
             }
             seen.page.screenshot(path=path, full_page=True, clip=clip)  # type: ignore[arg-type]
@@ -76,4 +73,4 @@ def main(report: Path, replay: Path, folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*map(Path, sys.argv[1:4])))
+    sys.exit(main(*(Path(name).absolute() for name in sys.argv[1:4])))

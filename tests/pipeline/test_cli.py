@@ -7,9 +7,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
-from purgatory_pipeline import cli, failures, session
+from purgatory_pipeline import cli, failures, java_stderr, session
 from purgatory_pipeline.errors import ArchiveUnusable, JavaMissing, SettingInvalid, WindowInvalid
 from purgatory_pipeline.windows import parse_window
 from pyspark.errors import PySparkException, PythonException
@@ -67,7 +69,7 @@ def test_help_lists_commands_and_settings(capsys: pytest.CaptureFixture[str]) ->
     """`--help` shows every command and the settings that all share."""
     assert cli.main(["--help"]) == 0
     shown = capsys.readouterr().out
-    for word in ("check", "generate", "pack", "--master", "--conf"):
+    for word in ("check", "generate", "pack", "replay", "report", "--master", "--conf"):
         assert word in shown
 
 
@@ -143,8 +145,25 @@ def test_settings_of_the_user_win_over_ours(java: int) -> None:
     environment = {**os.environ, **worker_environment()}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment)
     assert json.loads(done.stdout) == ["local[1]", "Asia/Tokyo", "true", "settings"], done.stderr
-    noise = [line for line in done.stderr.splitlines() if "incubator modules" not in line]
-    assert noise == []
+    assert done.stderr == ""
+
+
+def test_only_the_one_warning_of_java_is_left_out(capfd: pytest.CaptureFixture[str]) -> None:
+    """What a process says on stderr that is started meanwhile comes through, also afterwards, but for the warning."""
+    said = f"echo first; echo '{java_stderr.WARNING.decode().strip()}'; read line; echo $line; printf 'no end'"
+    with java_stderr.without_incubator_warning() as passing:
+        process = subprocess.Popen(["/bin/sh", "-c", f"({said}) >&2"], stdin=subprocess.PIPE)
+    process.communicate(b"WARNING: last\n")
+    passing.join()
+    assert capfd.readouterr().err == "first\nWARNING: last\nno end"
+
+
+@pytest.mark.parametrize(("master", "cores", "partitions"), [("local[*]", 2, 8), ("yarn", 2, 200), ("yarn", 96, 384)])
+def test_shuffle_partitions_follow_the_cores(master: str, cores: int, partitions: int) -> None:
+    """On one machine as many as its cores can use; on a cluster no fewer than Spark's own, as cores may come later."""
+    context = SimpleNamespace(master=master, defaultParallelism=cores)
+    asked = SimpleNamespace(sparkContext=context, conf=SimpleNamespace(get=lambda name: "200"))
+    assert session._shuffle_partitions(cast(SparkSession, asked)) == partitions
 
 
 @pytest.mark.slow  # asks Spark

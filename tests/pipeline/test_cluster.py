@@ -16,6 +16,7 @@ import pytest
 from purgatory_pipeline import packing
 from purgatory_pipeline.generate.making import make_run
 from purgatory_pipeline.generate.plan import make_plan
+from purgatory_pipeline.report.tables import TABLES
 
 from purgatory.engine import COMPILED
 from tests.pipeline.conftest import worker_environment
@@ -26,6 +27,7 @@ pytestmark = pytest.mark.slow  # six Java processes
 SCRIPT = Path(purgatory_pipeline.__file__).parent / "cli.py"
 INSTALLED_THERE = ("numpy", "pandas", "pyarrow", "altair", "vl-convert-python", "grpcio", "grpcio-status", "rich")
 """Left out of the packed environment, because they are large: the cluster has them."""
+ALL_USED = re.compile(r"in ([\d,]+) rows = used \1 \+ set aside 0")
 TIMEOUT_S = 600
 
 
@@ -104,7 +106,21 @@ def test_replay_runs_unchanged_on_the_cluster(
     submit = str(HOME / "bin" / "spark-submit")
     words = ["replay", str(history), "--set", "timeout_ms=*2", "--out", str(tmp_path / "out")]
     printed = run(cluster, [submit, *settings, str(SCRIPT), *words])
-    assert re.search(r"in ([\d,]+) rows = used \1 \+ set aside 0", printed)
+    assert ALL_USED.search(printed)
     assert "unchanged policy: 100 % of" in printed
     assert "timeout_ms=*2" in printed
     assert list((tmp_path / "out").glob("*.html"))
+
+
+def test_report_runs_unchanged_on_the_cluster(
+    cluster: StandaloneCluster, settings: list[str], history: Path, tmp_path: Path
+) -> None:
+    """Through the console script, with the same settings: both workers compute, all tables and the page are there."""
+    script = Path(sys.executable).with_name("purgatory-pipeline")
+    out = tmp_path / "out"
+    printed = run(cluster, [str(script), "report", str(history), "--out", str(out), *settings])
+    assert ALL_USED.search(printed)
+    assert f"the page: {out / 'report.html'}" in printed
+    assert (out / "report.html").is_file()
+    assert {path.parent.name for path in out.glob("tables/*/*.parquet")} == set(TABLES)
+    assert {path.parent.name for path in cluster.folder.glob("work/*/app-*")} == {"worker-0", "worker-1"}

@@ -167,6 +167,21 @@ def test_repeated_operations_and_rows_are_told_apart(taken_in: Callable[..., Int
     assert intake.TWICE in [line.reason for line in taken.lines if line.table == schema.OUTCOMES]
 
 
+@pytest.mark.parametrize("table", [schema.REGISTRATIONS, schema.OUTCOMES])
+def test_operation_that_comes_again_far_away_is_repeated(
+    taken_in: Callable[..., IntakeAccount], tmp_path: Path, table: str
+) -> None:
+    """One end too many in another file than both ends is a repeated operation, not one that lacks its other end."""
+    history = small_history(operations=40)
+    if table == schema.OUTCOMES:
+        history.end(3, 500, waited_ms=470)
+    else:
+        history.register(3, 500)
+    history.register(41, 510)
+    history.write(tmp_path, rows_per_file=10)
+    assert found(taken_in()) == {intake.REPEATED: 1, intake.OUTCOME_MISSING: 1}
+
+
 def test_window_and_topics_are_accounted_for(
     spark: SparkSession, taken_in: Callable[..., IntakeAccount], tmp_path: Path
 ) -> None:

@@ -10,11 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 from purgatory_pipeline.archive import find_archive
 from purgatory_pipeline.cli import main
+from purgatory_pipeline.notebook import replay
 from purgatory_pipeline.replay.account import ReplayAccount
 from purgatory_pipeline.replay.facts import find_runs
 from purgatory_pipeline.replay.frames import frames_of
-from purgatory_pipeline.replay.jobs import heaps_of, large_runs, replay, replay_sums
-from purgatory_pipeline.replay.policy import UNCHANGED, parse_policies, parse_policy
+from purgatory_pipeline.replay.jobs import heaps_of, large_runs, replay_sums
+from purgatory_pipeline.replay.policy import UNCHANGED, parse_policies
 from purgatory_pipeline.replay.scattering import IDLE_EVENTS
 from pyspark.sql import SparkSession
 
@@ -79,7 +80,7 @@ def test_whole_and_divided_runs_give_the_same_sums(spark: SparkSession, tmp_path
 def test_a_row_for_each_operation(spark: SparkSession, archive: tuple[Path, Counter[str]]) -> None:
     """As a DataFrame, with the outcomes of life as they are in the archive."""
     root, ended = archive
-    frame = replay(spark, str(root), parse_policy(["timeout_ms=1"]))
+    frame = replay(spark, str(root), ["timeout_ms=1"])
     counted = {row["recorded"]: row["count"] for row in frame.groupBy("recorded").count().collect()}
     assert counted == dict(ended)
     assert frame.where("replayed = 'expired' and replayed_waited_ms = 1").count() > 0

@@ -1,18 +1,20 @@
 """Which operations have only one of their two ends in an archive: those whose sums differ in the survey, one by one.
 
 The two ends of an operation are mostly written at about the same time. So each task first puts together what it finds
-in its own files, and only what is left over travels.
+in its own files, and only what is left over travels. An end without its other one may still be one end too many, of
+an operation that a task has put together: the rows of those few are then brought together in full.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
-from pyspark.sql import Column, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from purgatory.archive import schema
@@ -31,7 +33,7 @@ _KEY: Final = ["run_id", "session_number", "operation_id"]
 _NUMBERS: Final = ("session_number", "operation_id", "call_number", "registered_at_ms")
 _ROWS: Final = (
     "run_id string, session_number bigint, operation_id bigint, call_number bigint, registered_at_ms bigint, "
-    "ended boolean, inside boolean"
+    "ended boolean, inside boolean, hash bigint"
 )
 _NEVER: Final = 2**63 - 1
 
@@ -54,6 +56,7 @@ class Reading:
     """What the tasks do: each reads one chunk of files and gives rows of the buckets that differ.
 
     `together`: what has both ends within a chunk is left out. Not where rows may be there twice.
+    `only`: of these operations (sorted hashes); None: of all.
     """
 
     uri: str
@@ -61,6 +64,7 @@ class Reading:
     window: Window
     differing: Flags
     together: bool
+    only: npt.NDArray[np.int64] | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Takes the numbers of chunks."""
@@ -69,15 +73,17 @@ class Reading:
                 parts = [part for file in self.chunks[number] for part in self._candidates(file)]
                 if parts:
                     rows = pa.concat_tables(parts)
-                    kept = rows.filter(_left_over(rows)) if self.together else rows
-                    yield from kept.drop_columns("hash").to_batches()
+                    yield from (rows.filter(_left_over(rows)) if self.together else rows).to_batches()
 
     def _candidates(self, file: ArchiveFile) -> Iterator[pa.Table]:
         ended = file.table == schema.OUTCOMES
         near = self.window.widened(MARGIN_MS)
         for part in parts_of(self.uri, file, columns_of(file.table, self.window)):
             operations = operations_of(file, part, self.window)
+            hashes = operations.hashes.view(np.int64)
             kept = self.differing[operations.buckets]
+            if self.only is not None:
+                kept &= np.isin(hashes, self.only)
             if not ended:
                 kept &= near.holds(operations.at_ms)
             numbers = operations.session, operations.operation, operations.call, operations.registered_at_ms
@@ -89,15 +95,33 @@ class Reading:
                     **columns,
                     "ended": np.full(count, ended),
                     "inside": operations.inside[kept],
-                    "hash": operations.hashes[kept],
+                    "hash": hashes[kept],
                 }
             )
 
 
 def find_unmatched(spark: SparkSession, reading: Reading, first_registered_ms: dict[str, int]) -> list[Unmatched]:
     """Counts by run what does not fit: a handful of rows for each."""
+    if reading.together:
+        suspects = _operations(spark, reading).where("what is not null").select("hash").toArrow()
+        reading = replace(reading, together=False, only=suspects.column("hash").to_numpy())
+    firsts = spark.createDataFrame(list(first_registered_ms.items()), "run_id string, first_ms bigint")
+    early = F.col("registered_at_ms") < F.coalesce("first_ms", F.lit(_NEVER))
+    counted = (
+        _operations(spark, reading)
+        .where("what is not null")
+        .join(F.broadcast(firsts), "run_id", "left")
+        .groupBy("run_id", "what", early.alias("early"))
+        .count()
+    )
+    found = [Unmatched(row["run_id"], row["what"], row["early"], row["count"]) for row in counted.collect()]
+    return sorted(found, key=lambda one: (one.run_id, one.what, one.early))
+
+
+def _operations(spark: SparkSession, reading: Reading) -> DataFrame:
+    """One row for each operation that was read, with `what` is wrong with it; null: nothing."""
     ended = F.col("ended")
-    operations = (
+    return (
         spark.range(0, len(reading.chunks), 1, len(reading.chunks))
         .mapInArrow(reading, _ROWS)
         .groupBy(*_KEY)
@@ -107,19 +131,10 @@ def find_unmatched(spark: SparkSession, reading: Reading, first_registered_ms: d
             F.max(F.col("inside") & ~ended).alias("registered_inside"),
             F.max(F.col("inside") & ended).alias("ended_inside"),
             F.min("registered_at_ms").alias("registered_at_ms"),
+            F.first("hash").alias("hash"),
         )
+        .withColumn("what", _what())
     )
-    firsts = spark.createDataFrame(list(first_registered_ms.items()), "run_id string, first_ms bigint")
-    early = F.col("registered_at_ms") < F.coalesce("first_ms", F.lit(_NEVER))
-    counted = (
-        operations.withColumn("what", _what())
-        .where("what is not null")
-        .join(F.broadcast(firsts), "run_id", "left")
-        .groupBy("run_id", "what", early.alias("early"))
-        .count()
-    )
-    found = [Unmatched(row["run_id"], row["what"], row["early"], row["count"]) for row in counted.collect()]
-    return sorted(found, key=lambda one: (one.run_id, one.what, one.early))
 
 
 def _what() -> Column:

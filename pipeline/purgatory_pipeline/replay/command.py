@@ -67,17 +67,33 @@ def replay(
 
 
 def _print(told: ReplayAccount, outcomes: pd.DataFrame) -> None:
-    from purgatory_pipeline.replay.frames import AS_RECORDED  # noqa: PLC0415
-
     typer.echo(told.check.sentence)
     for line in [*told.totals(), *told.notes()]:
         typer.echo(f"  {line}")
+    for line in outcome_lines(outcomes):
+        typer.echo(line)
+
+
+def outcome_lines(outcomes: pd.DataFrame) -> list[str]:
+    """How each kind ended as recorded and under each policy; in one line where no policy changes anything."""
+    from purgatory_pipeline.replay.frames import AS_RECORDED  # noqa: PLC0415
+
+    lines = []
     overall = outcomes[outcomes["topic"].isna()]
     wide = overall.pivot_table(index=["kind", "policy"], columns="outcome", values="share", fill_value=0.0, sort=False)
-    for kind, policy in wide.index:
-        parts = wide.loc[(kind, policy)].items()
-        shares = ", ".join(f"{100 * share:.2f} % {outcome}" for outcome, share in parts if share)
-        typer.echo(f"{kind}, {'as recorded' if policy == AS_RECORDED else policy}: {shares}")
+    for kind, of_kind in wide.groupby(level="kind", sort=False):
+        told = {policy: _shares(row) for (_, policy), row in of_kind.iterrows()}
+        recorded = told.pop(AS_RECORDED)
+        if told and set(told.values()) == {recorded}:
+            lines.append(f"{kind}, as recorded and under every policy: {recorded}")
+        else:
+            told = {"as recorded": recorded, **told}
+            lines += [f"{kind}, {policy}: {shares}" for policy, shares in told.items()]
+    return lines
+
+
+def _shares(outcomes: pd.Series[float]) -> str:
+    return ", ".join(f"{100 * share:.2f} % {outcome}" for outcome, share in outcomes.items() if share)
 
 
 def _info(found: Archive, told: ReplayAccount, out: str) -> ReplayInfo:

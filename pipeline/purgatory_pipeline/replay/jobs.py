@@ -14,14 +14,14 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from purgatory.archive.schema import EVENTS, REGISTRATIONS
-from purgatory_pipeline.archive import Archive, find_archive
+from purgatory_pipeline.archive import Archive
 from purgatory_pipeline.archive.place import open_place
 from purgatory_pipeline.errors import ArchiveUnusable
 from purgatory_pipeline.replay.chunk import TABLES
 from purgatory_pipeline.replay.connections import Connections
 from purgatory_pipeline.replay.facts import RunFiles, find_runs
 from purgatory_pipeline.replay.placing import place
-from purgatory_pipeline.replay.policy import UNCHANGED, Policy
+from purgatory_pipeline.replay.policy import Policy
 from purgatory_pipeline.replay.reading import TableFile
 from purgatory_pipeline.replay.scattering import CONNECTIONS, PACKED, find_connections, replay_bins, scatter, units_of
 from purgatory_pipeline.replay.tally import KEYS, SCHEMA
@@ -40,16 +40,13 @@ BATCH_BYTES_MAX: Final = "16m"
 Part = TypeVar("Part")
 
 
-def replay(spark: SparkSession, archive: Archive | str, policy: Policy = UNCHANGED) -> DataFrame:
-    """A row for each operation of an archive, how it ended and how it would have (see `task.RESULTS`); when used."""
-    found = find_archive(archive) if isinstance(archive, str) else archive
-    return replay_rows(spark, found, [policy])
-
-
 def replay_rows(
     spark: SparkSession, archive: Archive, policies: Sequence[Policy], *, divided_from: int = DIVIDED_FROM_ROWS
 ) -> DataFrame:
-    """The same, of several policies side by side. Runs of fewer rows than `divided_from` stay in one task."""
+    """A row for each operation and policy, how it ended and how it would have (see `task.RESULTS`); when used.
+
+    Runs of fewer rows than `divided_from` stay in one task.
+    """
     return _replayed(spark, archive, policies, RESULTS, divided_from)
 
 

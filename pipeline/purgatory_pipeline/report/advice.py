@@ -29,6 +29,9 @@ AROUND: Final = 5
 ACCEPTABLE: Final = 0.01
 """The sentence names the shortest timeout that expires no more than this."""
 
+ADVISED_MIN: Final = 30
+"""Fewer operations are too few for a sentence."""
+
 ALL: Final = None
 """The topic of what is of all topics together."""
 
@@ -108,22 +111,25 @@ def advise(counts: pd.DataFrame, in_use: pd.DataFrame, asked_ms: Sequence[int] =
 
 def sentence(row: Row, judged: Mapping[int, Share]) -> str:
     """The advice in words: what a row of the table says, and which timeout would do."""
-    seen = f"{row['seen_until_ms']} ms"
-    needs = f"Not enough seen beyond {seen} to say how long these need"
+    if row["operations"] < ADVISED_MIN:
+        return f"Too few to advise: {row['operations']:,} seen, {row['satisfied']:,} of them satisfied."
+    seen = f"{row['seen_until_ms']:,} ms"
+    needs = f"More than half of these need more than {seen}"
     for name, share in (("p50", "Half"), ("p90", "10 %"), ("p99", "1 %")):
         if row[f"need_{name}_ms"] is not None:
-            needs = f"{share} of these need more than {row[f'need_{name}_ms']} ms"
+            needs = f"{share} of these need more than {row[f'need_{name}_ms']:,} ms"
     in_use = row["timeout_ms"]
     if in_use is None:
         return f"{needs}."
     expires = row["timeout_expires"]
     now = percent(expires) if expires is not None else f"at most {percent(row['timeout_expires_high'])}"
-    said = f"{needs}; the {in_use} ms in use expire {now}"
+    said = f"{needs}; the {in_use:,} ms in use expire {now}"
     enough = [
         (ms, share.value) for ms, share in judged.items() if share.value is not None and share.value <= ACCEPTABLE
     ]
     if enough and enough[0][0] != in_use:
-        return f"{said}, {enough[0][0]} ms would expire {percent(enough[0][1])}."
+        first_ms, rest = enough[0]
+        return f"{said}, {first_ms:,} ms would expire {'as few' if rest == expires else percent(rest)}."
     if not enough and (expires is None or expires > ACCEPTABLE):
         return f"{said}; not enough seen beyond {seen} to say which would expire less."
     return f"{said}."

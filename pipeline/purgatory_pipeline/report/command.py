@@ -11,12 +11,16 @@ import typer
 from purgatory_pipeline.errors import PolicyInvalid
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from purgatory_pipeline.archive import Archive, IntakeAccount
     from purgatory_pipeline.report.build import Report
     from purgatory_pipeline.report.options import ReportOptions
     from purgatory_pipeline.report.tables import ReportInfo
 
 _SPAN: Final = re.compile(r"(\d+)(ms|s|m|h|d)?")
+ADVISED: Final = 5
+"""Lines of advice that are printed; the page and the table have all."""
 _UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -75,10 +79,26 @@ def report(
         for name, table in TABLES.items():
             frames[name], rows[name] = outputs.write_table(tables[name], table, place)
         made.release()
-    for sentence in frames["advice"]["sentence"].head(5):
-        typer.echo(sentence)
+    for line in advised(frames["advice"]):
+        typer.echo(line)
     page = outputs.write_report_page(frames, _info(found, taken, made, options, (start, end), rows), place)
     typer.echo(f"tables in {out}/tables and {out}/csv; the page: {page}")
+
+
+def advised(advice: pd.DataFrame) -> list[str]:
+    """The advice for what has most operations, a line each: whose it is, and the sentence.
+
+    Of a kind with a single topic, all topics together are not named again.
+    """
+    from purgatory_pipeline.page import wording  # noqa: PLC0415
+
+    topics = advice.groupby("kind")["topic"].transform("count")
+    told = advice[advice["topic"].notna() | (topics != 1)].head(ADVISED)
+    rows = zip(told["kind"], told["topic"], told["sentence"], strict=True)
+    return [
+        f"{kind}, {'all topics' if wording.is_missing(topic) else wording.text(topic)}: {said}"
+        for kind, topic, said in rows
+    ]
 
 
 def parse_span_ms(option: str, text: str) -> int:

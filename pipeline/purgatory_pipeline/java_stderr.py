@@ -1,0 +1,41 @@
+"""What Java says on stderr, without the warning that it begins with whenever Spark starts it.
+
+Spark asks for a module that is incubating, Java warns of that, and neither has an option to leave it out. It is of no
+use to who runs a command. So Java gets a pipe as its stderr, and a thread passes on everything else, line by line.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+WARNING: Final = b"WARNING: Using incubator modules: jdk.incubator.vector\n"
+_STDERR: Final = 2
+
+
+@contextmanager
+def without_incubator_warning() -> Iterator[threading.Thread]:
+    """For the time in which Java is started. Gives the thread that passes on what is said, until Java ends."""
+    sys.stderr.flush()
+    ours = os.dup(_STDERR)
+    reading, writing = os.pipe()
+    os.dup2(writing, _STDERR)
+    os.close(writing)
+    thread = threading.Thread(target=_pass_on, args=(reading, ours), name="java-stderr", daemon=True)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        sys.stderr.flush()
+        os.dup2(ours, _STDERR)
+
+
+def _pass_on(reading: int, ours: int) -> None:
+    with open(reading, "rb") as lines, open(ours, "wb", buffering=0) as stderr:
+        for line in lines:
+            if line != WARNING:
+                stderr.write(line)

@@ -1,0 +1,87 @@
+"""What report and replay tell in the terminal: advice in sentences, and how much changes under which policy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from purgatory_pipeline.replay.command import outcome_lines
+from purgatory_pipeline.report.advice import advise
+from purgatory_pipeline.report.command import advised
+
+IN_USE = pd.DataFrame(
+    [(None, 1, 500, 1.0, 1), ("orders", 1, 500, 1.0, 1)],
+    columns=["topic", "place", "timeout_ms", "share", "timeouts"],
+).assign(kind="produce")
+
+UNSEEN = "not enough seen beyond 500 ms to say which would expire less."
+
+
+def lines_of(waited_ms: list[int], fates: list[str], in_use: pd.DataFrame = IN_USE, topic: str = "orders") -> list[str]:
+    """What is printed of single operations."""
+    counts = pd.DataFrame({"topic": topic, "kind": "produce", "fate": fates, "waited_ms": waited_ms, "operations": 1})
+    return advised(advise(counts, in_use).advice.to_pandas())
+
+
+def cut_at(timeout_ms: int, needs: list[int]) -> list[str]:
+    """The same of operations by what they need, under a timeout."""
+    fates = ["satisfied" if need <= timeout_ms else "expired" for need in needs]
+    return lines_of(np.minimum(needs, timeout_ms).tolist(), fates)
+
+
+@pytest.mark.parametrize(
+    ("needs", "said"),
+    [
+        (
+            [*range(1, 301)],
+            "10 % of these need more than 270 ms; the 500 ms in use expire nothing, 300 ms would expire as few.",
+        ),
+        (
+            [*range(4, 801, 4)],
+            f"Half of these need more than 400 ms; the 500 ms in use expire 38 %; {UNSEEN}",
+        ),
+        (
+            [*range(1, 41), *[900] * 60],
+            f"More than half of these need more than 500 ms; the 500 ms in use expire 60 %; {UNSEEN}",
+        ),
+        ([*range(1, 20), *[900] * 10], "Too few to advise: 29 seen, 19 of them satisfied."),
+        ([7], "Too few to advise: 1 seen, 1 of them satisfied."),
+    ],
+)
+def test_advice_says_no_more_than_was_seen(needs: list[int], said: str) -> None:
+    """What operations need and what timeouts do, as far as it was seen; of a few operations, that they are few.
+
+    A single topic is named once, not again as all topics.
+    """
+    assert cut_at(500, needs) == [f"produce, orders: {said}"]
+
+
+def test_topics_cannot_write_to_the_terminal() -> None:
+    """A topic is somebody's text: what would move the cursor is spelled out."""
+    (line,) = lines_of([1], ["satisfied"], IN_USE.iloc[:1], topic="a\x1b[2J\n")
+    assert line == "produce, a\\u001b[2J\\u000a: Too few to advise: 1 seen, 1 of them satisfied."
+
+
+def test_kinds_that_no_policy_changes_take_one_line() -> None:
+    """A kind that ends alike under every policy is told once, others under each."""
+    rows = [
+        (policy, None, kind, outcome, share)
+        for policy, expired in (("", 0.25), ("produce:timeout_ms=5", 1.0), ("produce:timeout_ms=500", 0.25))
+        for kind, outcome, share in (
+            ("fetch", "satisfied", 1.0),
+            ("produce", "satisfied", 1 - expired),
+            ("produce", "expired", expired),
+        )
+    ]
+    assert outcome_lines(pd.DataFrame(rows, columns=["policy", "topic", "kind", "outcome", "share"])) == [
+        "fetch, as recorded and under every policy: 100.00 % satisfied",
+        "produce, as recorded: 75.00 % satisfied, 25.00 % expired",
+        "produce, produce:timeout_ms=5: 100.00 % expired",
+        "produce, produce:timeout_ms=500: 75.00 % satisfied, 25.00 % expired",
+    ]
+
+
+def test_a_replay_without_policies_tells_what_was_recorded() -> None:
+    """With nothing to compare with, there is one line for each kind."""
+    frame = pd.DataFrame({"policy": [""], "topic": [None], "kind": ["fetch"], "outcome": ["expired"], "share": [1.0]})
+    assert outcome_lines(frame) == ["fetch, as recorded: 100.00 % expired"]
