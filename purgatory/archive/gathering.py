@@ -1,8 +1,8 @@
 """Gathering columns of several calls before Arrow arrays are made of them: that costs microseconds a column and batch.
 
-A column comes as a list of a value for each operation (or item), of one value for all, or of none. Long lists become
-arrays at once, while they are in the processor's cache; what is the same all over, and what is absent, is only counted.
-No object is made for a row.
+A column comes as a list or an array of a value for each operation (or item), as one value for all, or as none. Long
+ones become arrays of their type at once, while they are in the processor's cache; what is the same all over, and what
+is absent, is only counted. No object is made for a row.
 """
 
 from __future__ import annotations
@@ -105,11 +105,12 @@ class Column:
         length = len(values)
         if length == count > SHORT:
             first = values[0]
+            is_list = type(values) is list
             # The same object all over is told from its address; of equal ones the values would have to be read.
-            if first is values[-1] and values.count(first) == count:
+            if is_list and first is values[-1] and values.count(first) == count:
                 self._add_run(first, count)
             else:
-                array = packed(values, count, self._dtype)
+                array = packed(values, count, self._dtype) if is_list else np.asarray(values, self._dtype)
                 if array[0] == array[-1] and (array == array[0]).all():
                     self._add_run(first, count)
                 else:

@@ -74,8 +74,7 @@ class OutcomeRows:
         self._calls.add(stamp, rows, registrant)
         for _, field, column in self._of_operations:
             column.add(getattr(completions, field), operations)
-        outcomes = completions.outcomes
-        none_expired = outcomes[0] != EXPIRED and outcomes.count(outcomes[0]) == operations
+        none_expired = EXPIRED not in completions.outcomes
         for name, field, column in self._of_items:
             is_absent = none_expired and name in ABSENT_BELOW_ZERO
             column.add(ABSENT if is_absent else getattr(completions, field), rows)

@@ -9,10 +9,13 @@ operation, in order. Optional columns may be empty (the default for all), or hol
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 PartitionName = tuple[str, int]
 """(topic, partition): ("orders", 3) is orders-3."""
+
+AsGiven = Any
+"""A `PartitionName` that stays the object it is: compiled, what is typed as a tuple is taken apart and made anew."""
 
 
 class OperationBatch:
@@ -41,7 +44,7 @@ class OperationBatch:
         from_now: list[bool] | None = None,
     ) -> None:
         self.operation_ids: Final = operation_ids
-        self.partitions: Final[list[PartitionName]] = [] if partitions is None else partitions
+        self.partitions: Final[list[AsGiven]] = [] if partitions is None else partitions
         self.keys: Final[list[str]] = [] if keys is None else keys
         self.timeouts_ms: Final[list[int]] = [] if timeouts_ms is None else timeouts_ms
         self.item_counts: Final[list[int]] = [] if item_counts is None else item_counts
@@ -109,7 +112,7 @@ class EventBatch:
         replica_sets: list[ReplicaSets | None] | None = None,
     ) -> None:
         self.types: Final = types
-        self.partitions: Final[list[PartitionName]] = [] if partitions is None else partitions
+        self.partitions: Final[list[AsGiven]] = [] if partitions is None else partitions
         self.keys: Final[list[str]] = [] if keys is None else keys
         self.item_indexes: Final[list[int]] = [] if item_indexes is None else item_indexes
         self.offsets: Final[list[int]] = [] if offsets is None else offsets

@@ -10,7 +10,7 @@ from typing import Final
 
 from mypy_extensions import i64
 
-from purgatory.engine.batches import EventBatch, EventsReceipt, PartitionName, Refusal
+from purgatory.engine.batches import AsGiven, EventBatch, EventsReceipt, Refusal
 from purgatory.engine.codes import (
     EVENT_NAMES,
     FENCED_LEADER_EPOCH,
@@ -103,9 +103,7 @@ class Events:
         if fault is not None:
             receipt.refusals.append(Refusal(row, fault.code, fault.field, fault.message, fault.error_code))
 
-    def _raise_known(
-        self, batch: EventBatch, row: int, name: PartitionName, now_ms: i64, receipt: EventsReceipt
-    ) -> bool:
+    def _raise_known(self, batch: EventBatch, row: int, name: AsGiven, now_ms: i64, receipt: EventsReceipt) -> bool:
         """The commonest event, at the least cost: a high watermark nothing speaks against. False: it takes the long
         way.
         """
@@ -145,7 +143,7 @@ class Events:
         self.wakeups.wake_key(signal_key, now_ms)
         return None
 
-    def _apply_event(self, name: PartitionName, event: Event, now_ms: i64, receipt: EventsReceipt) -> Fault | None:
+    def _apply_event(self, name: AsGiven, event: Event, now_ms: i64, receipt: EventsReceipt) -> Fault | None:
         said = partition_fault(name, self.limits.topic_length_max)
         if said:
             return Fault(INVALID_ARGUMENT, "topic_partition", said)

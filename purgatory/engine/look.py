@@ -180,7 +180,7 @@ class Look:
         """Counters of one kind; what was registered is the sum of what ended and what is pending."""
         pending = self.pending
         first = kind * OUTCOMES_MAX
-        ended = pending.ended[first : first + OUTCOMES_MAX]
+        ended = list(pending.ended[first : first + OUTCOMES_MAX])
         return KindCounts(
             registered=sum(ended) + pending.pending_by_kind[kind],
             pending=pending.pending_by_kind[kind],

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from purgatory.engine.batches import OperationBatch, PartitionName
+from purgatory.engine.batches import AsGiven, OperationBatch
 from purgatory.engine.codes import (
     DELETE_RECORDS,
     FETCH,
@@ -38,12 +38,12 @@ OFFSET_FIELDS: Final = {
 
 
 class OperationColumns:
-    """The columns of an `OperationBatch` of one kind, checked for length, and its dictionary, checked for names.
+    """The columns of an `OperationBatch` of one kind, checked for length, and its dictionary.
 
     Raises InvalidBatch when the columns cannot be read together.
     """
 
-    def __init__(self, kind: int, batch: OperationBatch, timeout_ms_default: int, name_length_max: int) -> None:
+    def __init__(self, kind: int, batch: OperationBatch, timeout_ms_default: int) -> None:
         rows = len(batch.operation_ids)
         if rows == 0:
             raise InvalidBatch("operation_id", "is empty; it takes one id for each operation")
@@ -59,13 +59,12 @@ class OperationColumns:
         self._check_lengths(batch)
         self.partitions: Final = batch.partitions
         self.keys: Final = batch.keys
+        self.names: Final = len(batch.keys) if kind == SIGNAL else len(batch.partitions)
         self.name_faults: Final[list[str]] = []
         self.first_place: Final[list[int]] = []
         """For each place of the dictionary: the first place with the same name, so that a repeat is found."""
-        if kind == SIGNAL:
-            self._enter_keys(name_length_max)
-        else:
-            self._enter_partitions(name_length_max)
+        self.named_by: Final[list[int]] = []
+        """For each place: the last row that named it; -1: none yet."""
 
     def _check_lengths(self, batch: OperationBatch) -> None:
         rows = self.rows
@@ -119,17 +118,20 @@ class OperationColumns:
         """Epoch of the last record the reader of an item has; -1: not given."""
         return value_at(self.batch.last_fetched_epochs, item, -1)
 
-    def _enter_partitions(self, length_max: int) -> None:
-        seen: dict[PartitionName, int] = {}
-        for place, name in enumerate(self.partitions):
-            self.name_faults.append(partition_fault(name, length_max))
-            self.first_place.append(seen.setdefault(name, place))
-
-    def _enter_keys(self, length_max: int) -> None:
-        seen: dict[str, int] = {}
-        for place, key in enumerate(self.keys):
-            self.name_faults.append(key_fault(key, length_max))
-            self.first_place.append(seen.setdefault(key, place))
+    def enter_names(self, length_max: int) -> None:
+        """Looks the dictionary through, once."""
+        if self.named_by:
+            return
+        self.named_by.extend([-1] * self.names)
+        seen: dict[AsGiven, int] = {}
+        if self.kind == SIGNAL:
+            for place, key in enumerate(self.keys):
+                self.name_faults.append(key_fault(key, length_max))
+                self.first_place.append(seen.setdefault(key, place))
+        else:
+            for place, name in enumerate(self.partitions):
+                self.name_faults.append(partition_fault(name, length_max))
+                self.first_place.append(seen.setdefault(name, place))
 
     def item_path(self, item: int, field: str) -> str:
         """Path of an item's field in the row form; `item` counts within its operation."""
@@ -145,11 +147,6 @@ class OperationChecks:
         self.partitions: Final = partitions
         self.keys: Final = keys
         self.makes_partitions: Final = makes_partitions
-        self._stamps: list[int] = []
-
-    def start(self, columns: OperationColumns) -> None:
-        """Makes ready for the operations of a batch."""
-        self._stamps = [-1] * len(columns.first_place)
 
     def fault(self, columns: OperationColumns, row: int, first_item: int, pending: int) -> Fault | None:
         """Why the operation in a row is refused, or None."""
@@ -176,6 +173,7 @@ class OperationChecks:
             fault = self._fetch_fault(columns, row)
             if fault is not None:
                 return fault
+        columns.enter_names(limits.topic_length_max)
         for item in range(count):
             fault = self._item_fault(columns, row, first_item, item)
             if fault is not None:
@@ -196,18 +194,17 @@ class OperationChecks:
 
     def _item_fault(self, columns: OperationColumns, row: int, first_item: int, item: int) -> Fault | None:
         place = columns.place(first_item + item)
-        names = len(columns.first_place)
-        if not 0 <= place < names:
-            return Fault(INVALID_ARGUMENT, "item_index", f"{place} is outside the dictionary of {names}")
+        if not 0 <= place < columns.names:
+            return Fault(INVALID_ARGUMENT, "item_index", f"{place} is outside the dictionary of {columns.names}")
         holder = ".key" if columns.kind == SIGNAL else ".topic_partition"
         if columns.name_faults[place]:
             return Fault(INVALID_ARGUMENT, columns.item_path(item, holder), columns.name_faults[place])
         first = columns.first_place[place]
-        if self._stamps[first] == row:
+        if columns.named_by[first] == row:
             return Fault(
                 INVALID_ARGUMENT, columns.item_path(item, holder), f"{self._named(columns, place)} is named twice"
             )
-        self._stamps[first] = row
+        columns.named_by[first] = row
         return self._value_fault(columns, first_item + item, item)
 
     def _named(self, columns: OperationColumns, place: int) -> str:

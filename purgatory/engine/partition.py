@@ -12,7 +12,7 @@ from typing import Final
 
 from mypy_extensions import i64
 
-from purgatory.engine.batches import PartitionName, ReplicaSets
+from purgatory.engine.batches import AsGiven, ReplicaSets
 from purgatory.engine.epochs import EpochCache
 from purgatory.engine.positions import PositionIndex
 from purgatory.engine.watches import WatchList
@@ -61,8 +61,8 @@ class FetchWatch:
 class Partition:
     """State of one partition."""
 
-    def __init__(self, name: PartitionName, index: i64) -> None:
-        self.name: Final = name
+    def __init__(self, name: AsGiven, index: i64) -> None:
+        self.name: Final[AsGiven] = name
         self.index: Final[i64] = index
         self.announced = False
         """An event has spoken of it; until then it was only mentioned by those who wait."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from librt.vecs import vec
 from mypy_extensions import i16, i32, i64
 
 from purgatory.engine.codes import (
@@ -47,10 +48,10 @@ class PendingOperations:
         self.owners: Final[list[Owner | None]] = []
         self.count: i64 = 0
         self.ended_total: i64 = 0
-        self.pending_by_kind: Final[list[int]] = [0] * (len(KINDS) + 1)
-        self.watched_by_kind: Final[list[int]] = [0] * (len(KINDS) + 1)
-        self.evaluations_by_kind: Final[list[int]] = [0] * (len(KINDS) + 1)
-        self.ended: Final[list[int]] = [0] * ((len(KINDS) + 1) * OUTCOMES_MAX)
+        self.pending_by_kind: Final = vec[i64]([0] * (len(KINDS) + 1))
+        self.watched_by_kind: Final = vec[i64]([0] * (len(KINDS) + 1))
+        self.evaluations_by_kind: Final = vec[i64]([0] * (len(KINDS) + 1))
+        self.ended: Final = vec[i64]([0] * ((len(KINDS) + 1) * OUTCOMES_MAX))
         self._ready: list[Completions] = []
 
     # Admission.
@@ -107,6 +108,7 @@ class PendingOperations:
         else:
             self.wheel.remove(slot)
         completions = self.completions_of(owner)
+        items_before = i64(len(completions.item_partitions))
         if kind == FETCH:
             failed = self._end_fetch(slot, completions)
         elif kind == SIGNAL:
@@ -115,11 +117,8 @@ class PendingOperations:
             failed = self._end_countdown(slot, kind, outcome, waited_ms, completions)
         if outcome == SATISFIED and failed:
             outcome = FAILED
-        completions.operation_ids.append(self.operations.operation_id[slot])
-        completions.kinds.append(kind)
-        completions.outcomes.append(outcome)
-        completions.waited_ms.append(waited_ms)
-        completions.lateness_ms.append(lateness_ms)
+        item_count = i64(len(completions.item_partitions)) - items_before
+        completions.add_operation(self.operations.operation_id[slot], kind, outcome, waited_ms, lateness_ms, item_count)
         self.operations.release(slot)
         owner.pending -= 1
         self.count -= 1
@@ -134,7 +133,6 @@ class PendingOperations:
     def _end_countdown(self, slot: i64, kind: i64, outcome: i64, waited_ms: i64, completions: Completions) -> bool:
         """Items of a produce or delete-records that ends; whether one of them failed."""
         failed = False
-        count = 0
         item = i64(self.operations.first_item[slot])
         while item >= 0:
             after = i64(self.items.next[item])
@@ -159,14 +157,11 @@ class PendingOperations:
                 failed = True
             completions.add_item(partition.name, error, required, reached, partition.log_start_offset, remaining, pace)
             self.partitions.release(partition)
-            count += 1
             item = after
-        completions.item_counts.append(count)
         return failed
 
     def _end_signal(self, slot: i64, outcome: i64, waited_ms: i64, completions: Completions) -> bool:
         """Items of a signal that ends. Keys never fail; with `any` some may not have been reached."""
-        count = 0
         item = i64(self.operations.first_item[slot])
         while item >= 0:
             after = i64(self.items.next[item])
@@ -187,9 +182,7 @@ class PendingOperations:
                 self._unwatch(key.waits, SIGNAL)
             completions.add_item(key.name, error, required, reached, -1, remaining, pace)
             self.keys.release(key)
-            count += 1
             item = after
-        completions.item_counts.append(count)
         return False
 
     def _end_fetch(self, slot: i64, completions: Completions) -> bool:
@@ -220,7 +213,6 @@ class PendingOperations:
                 -1.0,
             )
             completions.fetched.append(said.fetched)
-        completions.item_counts.append(len(fetch.items))
         return failed
 
     # Watches.

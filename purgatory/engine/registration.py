@@ -10,7 +10,7 @@ from typing import Final
 
 from mypy_extensions import i32, i64
 
-from purgatory.engine.batches import OperationBatch, PartitionName, Refusal, RegisterReceipt
+from purgatory.engine.batches import AsGiven, OperationBatch, Refusal, RegisterReceipt
 from purgatory.engine.codes import (
     DELETE_RECORDS,
     FAILED,
@@ -18,6 +18,7 @@ from purgatory.engine.codes import (
     INVALID_ARGUMENT,
     KINDS,
     NONE,
+    OFFSET_MAX,
     OFFSET_NOT_AVAILABLE,
     OFFSET_OUT_OF_RANGE,
     PRODUCE,
@@ -34,6 +35,7 @@ from purgatory.engine.limits import EngineLimits
 from purgatory.engine.operation_checks import OPERATION_ID_MAX, OperationChecks, OperationColumns
 from purgatory.engine.partition import Partition
 from purgatory.engine.pending import PendingOperations
+from purgatory.engine.plain_rows import PlainRows, plain_rows
 from purgatory.engine.registry import Partitions, SignalKey, SignalKeys
 from purgatory.engine.tables import UNRESOLVED, Owner
 from purgatory.engine.wakeups import Wakeups, delete_records_state, partition_fault, produce_state
@@ -60,18 +62,23 @@ class Registration:
         self.wakeups: Final = wakeups
         self.limits: Final = limits
         self.strict_partitions: Final = strict_partitions
+        self.pending_max: Final[i64] = min(limits.pending_operations_max, OFFSET_MAX)
         self.checks: Final = OperationChecks(limits, partitions, keys, not strict_partitions)
 
     def register(self, owner: Owner, kind: int, batch: OperationBatch, now_ms: i64) -> RegisterReceipt:
         """Serves a batch, operation by operation. Raises InvalidBatch before anything is done."""
         if kind not in KINDS:
             raise InvalidBatch("kind", f"{kind} is not known")
-        columns = OperationColumns(kind, batch, self.limits.timeout_ms_default, self.limits.topic_length_max)
+        columns = OperationColumns(kind, batch, self.limits.timeout_ms_default)
+        plain = plain_rows(kind, batch, self.partitions, self.limits)
         receipt = RegisterReceipt()
-        self.checks.start(columns)
         known_before = int(owner.highest_operation_id)
         first_item = 0
         for row in range(columns.rows):
+            if plain is not None and self._take_plain(owner, plain, row, now_ms):
+                receipt.accepted += 1
+                first_item += 1
+                continue
             operation_id = columns.operation_ids[row]
             if 1 <= operation_id <= known_before:
                 receipt.already_known += 1
@@ -112,7 +119,7 @@ class Registration:
         else:
             self._take_signal(owner, columns, row, first_item, now_ms)
 
-    def _partition(self, name: PartitionName) -> Partition:
+    def _partition(self, name: AsGiven) -> Partition:
         """The partition of that name, held for one item; made on first mention, or a stand-in that answers 3 when
         strict.
         """
@@ -151,13 +158,41 @@ class Registration:
         epoch: i64 = columns.leader_epoch(place)
         if produce_state(partition, required, epoch) != UNRESOLVED:
             return False
+        self._wait_for_one(
+            owner, columns.operation_ids[row], columns.timeout_ms(row), partition, required, epoch, now_ms
+        )
+        return True
+
+    def _take_plain(self, owner: Owner, plain: PlainRows, row: i64, now_ms: i64) -> bool:
+        """The same for a row that needs no other check. False: nothing was done."""
+        partition = plain.partition(row, owner.highest_operation_id)
+        if partition is None or self.pending.count >= self.pending_max:
+            return False
+        required = plain.offset(row)
+        epoch = plain.leader_epoch(row)
+        if produce_state(partition, required, epoch) != UNRESOLVED:
+            return False
+        operation_id = plain.operation_ids[row]
+        owner.highest_operation_id = operation_id
+        self._wait_for_one(owner, operation_id, plain.timeout_ms(row), partition, required, epoch, now_ms)
+        return True
+
+    def _wait_for_one(
+        self,
+        owner: Owner,
+        operation_id: i64,
+        timeout_ms: i64,
+        partition: Partition,
+        required: i64,
+        epoch: i64,
+        now_ms: i64,
+    ) -> None:
         pending = self.pending
         self.partitions.hold(partition)
-        slot = pending.admit(owner, PRODUCE, columns.operation_ids[row], columns.timeout_ms(row), now_ms)
+        slot = pending.admit(owner, PRODUCE, operation_id, timeout_ms, now_ms)
         pending.operations.items_left[slot] = i32(1)
         item = pending.add_item(slot, -1, partition.index, required, partition.high_watermark, epoch, UNRESOLVED)
         pending.watch(produces_of(partition), PRODUCE, item, required)
-        return True
 
     def _take_delete_records(
         self, owner: Owner, columns: OperationColumns, row: int, first_item: int, now_ms: i64
@@ -214,17 +249,12 @@ class Registration:
                 partition.name, error, draft.required[place], draft.marks[place], partition.log_start_offset, -1, -1.0
             )
             self.partitions.release(partition)
-        completions.item_counts.append(len(draft.partitions))
         self._note(owner, columns, row, FAILED if failed else SATISFIED)
 
     def _note(self, owner: Owner, columns: OperationColumns, row: int, outcome: i64) -> None:
         """Writes down the end of an operation that never had to wait, after its items."""
         completions = self.pending.completions_of(owner)
-        completions.operation_ids.append(columns.operation_ids[row])
-        completions.kinds.append(columns.kind)
-        completions.outcomes.append(outcome)
-        completions.waited_ms.append(0)
-        completions.lateness_ms.append(0)
+        completions.add_operation(columns.operation_ids[row], columns.kind, outcome, 0, 0, columns.item_count(row))
         self.pending.note_end(columns.kind, outcome)
 
     def _take_fetch(self, owner: Owner, columns: OperationColumns, row: int, first_item: int, now_ms: i64) -> None:
@@ -283,7 +313,6 @@ class Registration:
                 error = NONE if key.count >= required[place] else REQUEST_TIMED_OUT
                 completions.add_item(key.name, error, required[place], key.count, -1, -1, -1.0)
                 self.keys.release(key)
-            completions.item_counts.append(len(held))
             self._note(owner, columns, row, SATISFIED)
             return
         pending = self.pending

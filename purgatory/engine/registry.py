@@ -6,7 +6,7 @@ from typing import Final
 
 from mypy_extensions import i64
 
-from purgatory.engine.batches import PartitionName
+from purgatory.engine.batches import AsGiven, PartitionName
 from purgatory.engine.partition import Partition
 from purgatory.engine.watches import WatchList
 
@@ -21,25 +21,25 @@ class Partitions:
         self.by_index: Final[list[Partition | None]] = []
         self._free: Final[list[int]] = []
 
-    def get(self, name: PartitionName) -> Partition | None:
+    def get(self, name: AsGiven) -> Partition | None:
         """The partition of that name, if it is known."""
         return self.by_name.get(name)
 
-    def make(self, name: PartitionName) -> Partition:
+    def make(self, name: AsGiven) -> Partition:
         """A new partition; the name must be unknown and the limit checked."""
         assert name not in self.by_name, f"partition {name} is known already"
         partition = self._place(name)
         self.by_name[name] = partition
         return partition
 
-    def make_missing(self, name: PartitionName, error_code: i64) -> Partition:
+    def make_missing(self, name: AsGiven, error_code: i64) -> Partition:
         """A stand-in for a partition that is not known and shall not be made: it only answers `error_code`."""
         partition = self._place(name)
         partition.removed_error_code = error_code
         partition.log_start_offset = -1
         return partition
 
-    def _place(self, name: PartitionName) -> Partition:
+    def _place(self, name: AsGiven) -> Partition:
         index = self._free.pop() if self._free else len(self.by_index)
         partition = Partition(name, index)
         if index == len(self.by_index):
@@ -88,7 +88,7 @@ class SignalKey:
 
     def __init__(self, key: str, index: i64) -> None:
         self.key: Final = key
-        self.name: Final[PartitionName] = (key, -1)
+        self.name: Final[AsGiven] = (key, -1)
         self.index: Final[i64] = index
         self.count: i64 = 0
         self.references: i64 = 0

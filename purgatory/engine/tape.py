@@ -19,7 +19,7 @@ from purgatory.engine.codes import CANCELLED, EXPIRED, KINDS, SHUTTING_DOWN
 from purgatory.engine.event_checks import check_columns
 from purgatory.engine.events import Events
 from purgatory.engine.look import Look
-from purgatory.engine.operation_checks import OperationChecks, OperationColumns
+from purgatory.engine.operation_checks import OperationColumns
 from purgatory.engine.registration import Registration
 from purgatory.engine.tables import Owner
 
@@ -154,7 +154,7 @@ class TapePlayer:
             operation_id = columns.operation_ids[row]
             assert operation_id > owner.highest_operation_id, f"id {operation_id} after {owner.highest_operation_id}"
             owner.highest_operation_id = operation_id
-            if kind.checks.fault(columns, row, kind.next_item, self._pending.count) is None:
+            if registration.checks.fault(columns, row, kind.next_item, self._pending.count) is None:
                 registration.take(owner, columns, row, kind.next_item, now_ms)
             else:
                 played.refused_ids.append(operation_id)
@@ -219,11 +219,6 @@ class KindColumns:
     """The operations of one kind on a tape, and how far they have been taken."""
 
     def __init__(self, kind: int, batch: OperationBatch, registration: Registration) -> None:
-        limits = registration.limits
-        self.columns: Final = OperationColumns(kind, batch, limits.timeout_ms_default, limits.topic_length_max)
-        self.checks: Final = OperationChecks(
-            limits, registration.partitions, registration.keys, not registration.strict_partitions
-        )
-        self.checks.start(self.columns)
+        self.columns: Final = OperationColumns(kind, batch, registration.limits.timeout_ms_default)
         self.next_row = 0
         self.next_item = 0

@@ -23,7 +23,7 @@ from purgatory.engine.operation_checks import OPERATION_ID_MAX
 from purgatory.service.archive import Archive, NoArchive
 from purgatory.service.limits import HostLimits
 from purgatory.service.observer import Observer
-from purgatory.service.outbox import ResultSlice, refused_completions, slices_of
+from purgatory.service.outbox import RefusedOperations, ResultSlice, slices_of
 from purgatory.service.reaper import EXPIRED_PER_SLICE, Reaper
 from purgatory.service.refusals import BatchRefused, from_refusal, unavailable, unreadable_batch
 from purgatory.service.sessions import Session, Sessions
@@ -166,8 +166,7 @@ class Host:
         """Refused registrations get results like all others, and their ids count as known from now on."""
         if not refused:
             return
-        completions, reasons = refused_completions(session.owner.owner_id, refused)
-        session.outbox.append(slices_of(completions, reasons))
+        session.outbox.append(slices_of(RefusedOperations(refused), [refusal for refusal, _, _ in refused]))
         session.wake()
         known = [operation_id for _, operation_id, _ in refused if operation_id <= OPERATION_ID_MAX]
         session.owner.highest_operation_id = max(session.owner.highest_operation_id, *known, 0)

@@ -60,7 +60,8 @@ class Metrics:
 
     def completed(self, completions: Completions) -> None:
         """Operations of one owner have ended. Costs one count for each, and sorting in for each distinct wait."""
-        ends = Counter(zip(completions.kinds, completions.outcomes, completions.waited_ms, strict=True))
+        columns = zip(completions.kinds, completions.outcomes, completions.waited_ms, strict=True)
+        ends: Counter[tuple[int, int, int]] = Counter(columns)
         expired = False
         for (kind, outcome, waited_ms), times in ends.items():
             waits = self.waits.get((kind, outcome))
@@ -116,7 +117,7 @@ class Metrics:
                 late.append(completions.lateness_ms[index])
                 kind = completions.kinds[index]
                 if kind in self.expired_partitions:
-                    pending = completions.error_codes[first_item:next_item].count(REQUEST_TIMED_OUT)
+                    pending = list(completions.error_codes[first_item:next_item]).count(REQUEST_TIMED_OUT)
                     self.expired_partitions[kind] += pending
             first_item = next_item
         self.lateness.observe_all(late)

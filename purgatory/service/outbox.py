@@ -12,8 +12,35 @@ from collections.abc import Sequence
 from typing import Final
 
 from purgatory.engine import codes
-from purgatory.engine.batches import Refusal
-from purgatory.engine.completions import Completions
+from purgatory.engine.batches import PartitionName, Refusal
+from purgatory.engine.completions import Completions, FetchedPartition
+
+
+class RefusedOperations:
+    """Operations that never got into the engine, in the columns of `Completions`; from (refusal, id, kind or 0).
+
+    Lists, because an id may be any that the wire can carry.
+    """
+
+    def __init__(self, refused: Sequence[tuple[Refusal, int, int]]) -> None:
+        nothing = [0] * len(refused)
+        self.operation_ids: Final = [operation_id for _, operation_id, _ in refused]
+        self.kinds: Final = [kind for _, _, kind in refused]
+        self.outcomes: Final = [codes.REFUSED] * len(refused)
+        self.waited_ms: Final = nothing
+        self.lateness_ms: Final = nothing
+        self.item_counts: Final = nothing
+        self.item_partitions: Final[list[PartitionName]] = []
+        self.error_codes: Final[list[int]] = []
+        self.required_offsets: Final[list[int]] = []
+        self.reached_offsets: Final[list[int]] = []
+        self.log_start_offsets: Final[list[int]] = []
+        self.estimated_remaining_ms: Final[list[int]] = []
+        self.paces_per_second: Final[list[float]] = []
+        self.fetched: Final[list[FetchedPartition]] = []
+
+
+Results = Completions | RefusedOperations
 
 
 class ResultSlice:
@@ -23,7 +50,7 @@ class ResultSlice:
 
     def __init__(
         self,
-        completions: Completions,
+        completions: Results,
         kind: int,
         start: int,
         stop: int,
@@ -64,12 +91,12 @@ class ResultSlice:
         return head, tail
 
 
-def slices_of(completions: Completions, refusals: Sequence[Refusal] = ()) -> list[ResultSlice]:
+def slices_of(completions: Results, refusals: Sequence[Refusal] = ()) -> list[ResultSlice]:
     """Completions cut into slices of one kind, in order."""
     kinds = completions.kinds
-    if not kinds:
+    if len(kinds) == 0:
         return []
-    if kinds.count(kinds[0]) == len(kinds):
+    if set(kinds) == {kinds[0]}:
         return [ResultSlice(completions, kinds[0], 0, len(kinds), 0, len(completions.item_partitions), 0, refusals)]
     slices: list[ResultSlice] = []
     start = item_start = fetched_start = 0
@@ -87,22 +114,6 @@ def slices_of(completions: Completions, refusals: Sequence[Refusal] = ()) -> lis
             fetched_start += items
         start = stop
     return slices
-
-
-def refused_completions(
-    owner_id: int, refused: Sequence[tuple[Refusal, int, int]]
-) -> tuple[Completions, list[Refusal]]:
-    """Results with outcome REFUSED for (refusal, operation id, kind or 0), which never waited."""
-    completions = Completions(owner_id)
-    for _, operation_id, kind in refused:
-        completions.operation_ids.append(operation_id)
-        completions.kinds.append(kind)
-    count = len(refused)
-    completions.outcomes.extend([codes.REFUSED] * count)
-    completions.waited_ms.extend([0] * count)
-    completions.lateness_ms.extend([0] * count)
-    completions.item_counts.extend([0] * count)
-    return completions, [refusal for refusal, _, _ in refused]
 
 
 class Outbox:

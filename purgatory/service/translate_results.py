@@ -7,8 +7,8 @@ from typing import Final
 
 from purgatory.engine import codes
 from purgatory.engine.batches import Refusal
-from purgatory.engine.completions import Completions, FetchedPartition
-from purgatory.service.outbox import ResultSlice
+from purgatory.engine.completions import FetchedPartition
+from purgatory.service.outbox import Results, ResultSlice
 from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2, result_pb2
 
 MESSAGES_MAX: Final = 1_000
@@ -141,7 +141,7 @@ def result_rows(part: ResultSlice) -> list[result_pb2.Result]:
 
 
 def _partition_result(
-    completions: Completions, item: int, kind: int, fetched: FetchedPartition | None
+    completions: Results, item: int, kind: int, fetched: FetchedPartition | None
 ) -> result_pb2.PartitionResult:
     name = completions.item_partitions[item]
     remaining_ms = completions.estimated_remaining_ms[item]

@@ -209,13 +209,15 @@ class Model:
             self._counts[name] += offset
             self.run.signals.setdefault(name, []).append(offset)
         else:
-            name = batch.partitions[index]
+            name = partition = batch.partitions[index]
             flag = bool(value_at(batch.flags, place, 0))
             if kind == codes.PARTITION_REMOVED:
-                self._remove(name, codes.NOT_LEADER_OR_FOLLOWER if flag else codes.UNKNOWN_TOPIC_OR_PARTITION, now_ms)
+                self._remove(
+                    partition, codes.NOT_LEADER_OR_FOLLOWER if flag else codes.UNKNOWN_TOPIC_OR_PARTITION, now_ms
+                )
                 return
             epoch = value_at(batch.leader_epochs, place, -1)
-            self._change(self._of(name), kind, offset, epoch, flag)
+            self._change(self._of(partition), kind, offset, epoch, flag)
         for wait in [wait for wait in self._waiting.values() if any(item.name == name for item in wait.items)]:
             self._settle(wait, now_ms)
 

@@ -63,8 +63,8 @@ ARRIVAL = (
     Mutant(
         "an operation that ends at once keeps its partitions",
         "registration",
-        "            self.partitions.release(partition)\n        completions",
-        "        completions",
+        "            self.partitions.release(partition)\n        self._note(",
+        "        self._note(",
     ),
     Mutant(
         "a fetch that ends at once keeps its partitions",
@@ -75,8 +75,8 @@ ARRIVAL = (
     Mutant(
         "a signal that ends at once keeps its keys",
         "registration",
-        "                self.keys.release(key)\n            completions",
-        "            completions",
+        "                self.keys.release(key)\n            self._note(",
+        "            self._note(",
     ),
     Mutant(
         "a key is forgotten to make room for its neighbour",
@@ -98,10 +98,50 @@ ARRIVAL = (
     ),
     Mutant("any timeout is taken", "operation_checks", "<= timeout_ms <= limits.timeout_ms_max:", "<= timeout_ms:"),
     Mutant(
+        "a plain operation may repeat the id before it",
+        "plain_rows",
+        "operation_id <= highest_operation_id",
+        "operation_id < highest_operation_id",
+    ),
+    Mutant("a plain operation may have any id", "plain_rows", " or operation_id > OPERATION_ID_MAX:", ":"),
+    Mutant("a plain operation may wait for no time", "plain_rows", "timeout_ms < 1 or", "timeout_ms < 0 or"),
+    Mutant("a plain operation may wait for ever", "plain_rows", " or timeout_ms > self._timeout_ms_max:", ":"),
+    Mutant("a plain operation may wait for any offset", "plain_rows", " or offset >= OFFSET_MAX:", ":"),
+    Mutant("a plain operation may wait for an offset below 0", "plain_rows", "offset < 0 or ", ""),
+    Mutant("a plain operation may have any epoch", "plain_rows", " or leader_epoch > INT32_MAX:", ":"),
+    Mutant("a plain operation may have an epoch below -1", "plain_rows", "leader_epoch < -1 or ", ""),
+    Mutant(
+        "a plain operation may name what the dictionary has not",
+        "plain_rows",
+        " or place >= i64(len(self._partitions)):",
+        ":",
+    ),
+    Mutant(
+        "operations with errors of their own are plain",
+        "plain_rows",
+        " or batch.item_counts or batch.local_error_codes:",
+        " or batch.item_counts:",
+    ),
+    Mutant(
+        "ids of 64 bits are an error of the batch", "plain_rows", "    except OverflowError:", "    except KeyError:"
+    ),
+    Mutant(
+        "one plain operation more than allowed",
+        "registration",
+        "self.pending.count >= self.pending_max:",
+        "self.pending.count > self.pending_max:",
+    ),
+    Mutant(
+        "a plain operation leaves the highest id as it was",
+        "registration",
+        "        owner.highest_operation_id = operation_id\n        self._wait_for_one(",
+        "        self._wait_for_one(",
+    ),
+    Mutant(
         "a partition may be named twice",
         "operation_checks",
-        "if self._stamps[first] == row:",
-        "if self._stamps[first] == -2:",
+        "if columns.named_by[first] == row:",
+        "if columns.named_by[first] == -2:",
     ),
     Mutant(
         "idle keys that are asked for count as room",
@@ -227,8 +267,8 @@ ENDING = (
     Mutant(
         "an ended countdown keeps its partitions",
         "pending",
-        "            self.partitions.release(partition)\n            count += 1\n",
-        "            count += 1\n",
+        "            self.partitions.release(partition)\n            item = after\n",
+        "            item = after\n",
     ),
     Mutant(
         "an ended fetch keeps its partitions",
@@ -286,8 +326,8 @@ ENDING = (
     Mutant(
         "lateness is not told",
         "pending",
-        "completions.lateness_ms.append(lateness_ms)",
-        "completions.lateness_ms.append(0)",
+        "kind, outcome, waited_ms, lateness_ms, item_count",
+        "kind, outcome, waited_ms, 0, item_count",
     ),
     Mutant(
         "completions are told again", "pending", "                owner.completions = None\n", "                pass\n"

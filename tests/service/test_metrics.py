@@ -24,13 +24,9 @@ def completions_of(*ends: tuple[int, int, int, int, list[int]]) -> Completions:
     """From (kind, outcome, waited_ms, lateness_ms, error codes of its items)."""
     completions = Completions(0)
     for operation_id, (kind, outcome, waited_ms, lateness_ms, error_codes) in enumerate(ends, 1):
-        completions.operation_ids.append(operation_id)
-        completions.kinds.append(kind)
-        completions.outcomes.append(outcome)
-        completions.waited_ms.append(waited_ms)
-        completions.lateness_ms.append(lateness_ms)
-        completions.item_counts.append(len(error_codes))
-        completions.error_codes.extend(error_codes)
+        for error_code in error_codes:
+            completions.add_item(("t", 0), error_code, 0, 0, 0, -1, -1.0)
+        completions.add_operation(operation_id, kind, outcome, waited_ms, lateness_ms, len(error_codes))
     return completions
 
 

@@ -15,9 +15,7 @@ def completions_of(operation_ids: list[int], kinds: list[int]) -> Completions:
     """Completions with as many items as the id's last digit says."""
     completions = Completions(1)
     for operation_id, kind in zip(operation_ids, kinds, strict=True):
-        completions.operation_ids.append(operation_id)
-        completions.kinds.append(kind)
-        completions.item_counts.append(operation_id % 10)
+        completions.add_operation(operation_id, kind, codes.SATISFIED, 0, 0, operation_id % 10)
         completions.item_partitions.extend([("t", operation_id)] * (operation_id % 10))
     return completions
 

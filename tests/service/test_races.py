@@ -168,7 +168,7 @@ async def test_the_first_cause_decides_a_unary_wait(first: str, second: str) -> 
             assert await end_unary(race, second) == 0
         if future.done():
             part = future.result()
-            told = part.completions.outcomes[part.start : part.stop]
+            told = list(part.completions.outcomes[part.start : part.stop])
     if first == "gone":
         assert await end_unary(race, second) == 0
     assert told == ([] if first == "gone" else [expected])

@@ -7,7 +7,7 @@ import pytest
 from purgatory.engine import codes
 from purgatory.engine.batches import Refusal
 from purgatory.engine.completions import Completions, FetchedPartition
-from purgatory.service.outbox import refused_completions, slices_of
+from purgatory.service.outbox import RefusedOperations, slices_of
 from purgatory.service.refusals import BatchRefused
 from purgatory.service.translate_events import events_from_columns, events_from_rows
 from purgatory.service.translate_operations import runs_from_columns, runs_from_rows
@@ -197,20 +197,10 @@ def mixed_completions() -> Completions:
         (3, codes.SIGNAL, codes.EXPIRED, [("k", -1)]),
         (4, codes.FETCH, codes.SATISFIED, [("b", 0)]),
     ):
-        completions.operation_ids.append(operation_id)
-        completions.kinds.append(kind)
-        completions.outcomes.append(outcome)
-        completions.waited_ms.append(10 * operation_id)
-        completions.lateness_ms.append(0)
-        completions.item_counts.append(len(items))
+        error_code, remaining_ms, pace = (7, 500, 2.5) if outcome == codes.EXPIRED else (0, -1, -1.0)
         for name in items:
-            completions.item_partitions.append(name)
-            completions.error_codes.append(0 if outcome != codes.EXPIRED else 7)
-            completions.required_offsets.append(operation_id)
-            completions.reached_offsets.append(operation_id + 1)
-            completions.log_start_offsets.append(0)
-            completions.estimated_remaining_ms.append(500 if outcome == codes.EXPIRED else -1)
-            completions.paces_per_second.append(2.5 if outcome == codes.EXPIRED else -1.0)
+            completions.add_item(name, error_code, operation_id, operation_id + 1, 0, remaining_ms, pace)
+        completions.add_operation(operation_id, kind, outcome, 10 * operation_id, 0, len(items))
         if kind == codes.FETCH:
             diverging = operation_id if operation_id == 2 else -1
             completions.fetched.append(FetchedPartition(operation_id * 100, 9, 8, diverging, diverging))
@@ -260,7 +250,7 @@ def test_refused_results_keep_their_reason_in_both_shapes() -> None:
         (Refusal(3, codes.INVALID_ARGUMENT, "timeout_ms", "0 is not in 1..10"), 7, codes.PRODUCE),
         (Refusal(4, codes.RESOURCE_EXHAUSTED, "operation_id", "full"), 8, codes.PRODUCE),
     ]
-    [part] = slices_of(*refused_completions(1, refused))
+    [part] = slices_of(RefusedOperations(refused), [refusal for refusal, _, _ in refused])
     _, tail = part.split(1)
     [row] = result_rows(tail)
     assert (row.outcome, row.operation_id, row.refusal.index, row.refusal.message) == (codes.REFUSED, 8, 4, "full")

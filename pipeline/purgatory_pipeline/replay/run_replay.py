@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 import numpy as np
+from librt.vecs import vec
+from mypy_extensions import i64
 
 from purgatory.archive.schema import CALLS, OUTCOMES, REGISTRATIONS
 from purgatory.engine.completions import Completions
@@ -146,6 +148,6 @@ class RunReplay:
         return verdicts
 
 
-def numbers(values: list[int]) -> Column:
-    """Python numbers as a column."""
-    return np.fromiter(values, np.int64, len(values))
+def numbers(values: vec[i64]) -> Column:
+    """A column of completions, without a copy."""
+    return np.asarray(values)
