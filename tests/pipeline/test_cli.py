@@ -20,6 +20,8 @@ from pyspark.sql import SparkSession
 from tests.pipeline.conftest import worker_environment
 from tests.pipeline.histories import START, small_history
 
+REPORT = ["report", "/nowhere", "--out", "nowhere-either"]
+
 
 @pytest.mark.parametrize(
     ("given", "ordered"),
@@ -43,6 +45,11 @@ def test_settings_may_stand_behind_the_command(given: list[str], ordered: list[s
         (["check", "/nowhere", "--conf", "memory=1g"], "--conf memory=1g: a Spark setting is written spark.NAME=VALUE"),
         (["check", "/nowhere", "--conf", "spark.memory"], "--conf spark.memory: a Spark setting is written"),
         (["check", "/nowhere", "--since", "yesterday"], "--since yesterday: an instant is written 2026-11-21 or"),
+        ([*REPORT, "--window", "soon"], "--window soon: a span of time is written 500ms, 10s, 5m, 1h or 1d"),
+        ([*REPORT, "--window", "10ms"], "a window of 10 ms: give a second or more"),
+        ([*REPORT, "--timeout", "0s"], "a timeout of 0 ms: give 1 or more"),
+        ([*REPORT, "--slow-share", "2"], "a slow share of 2.0: give a number between 0 and 1"),
+        ([*REPORT, "--top", "0"], "top 0: give 1 or more"),
     ],
 )
 def test_what_is_wrong_is_one_line_and_exit_2(
@@ -56,6 +63,17 @@ def test_what_is_wrong_is_one_line_and_exit_2(
     assert shown.out == ""
     assert shown.err.startswith(f"purgatory-pipeline: {said}")
     assert shown.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["report", "replay"])
+def test_results_that_cannot_be_written_are_told_first(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the folder for the results is a file, that is one line before the work begins."""
+    small_history().write(tmp_path / "archive")
+    (tmp_path / "out").write_text("x")
+    assert cli.main([command, str(tmp_path / "archive"), "--out", str(tmp_path / "out")]) == cli.EXIT_UNUSABLE
+    assert capsys.readouterr().err.startswith(f"purgatory-pipeline: cannot write to {tmp_path}/out: ")
 
 
 @pytest.mark.parametrize("arguments", [["nonsense"], ["check"], ["check", "x", "--colour"]])

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import numpy as np
 import pandas as pd
 import pytest
 from purgatory_pipeline.replay.command import outcome_lines
 from purgatory_pipeline.report.advice import advise
-from purgatory_pipeline.report.command import advised
+from purgatory_pipeline.report.command import advised, window_for
+
+from tests.pipeline.histories import START
 
 IN_USE = pd.DataFrame(
     [(None, 1, 500, 1.0, 1), ("orders", 1, 500, 1.0, 1)],
@@ -54,6 +58,25 @@ def test_advice_says_no_more_than_was_seen(needs: list[int], said: str) -> None:
     A single topic is named once, not again as all topics.
     """
     assert cut_at(500, needs) == [f"produce, orders: {said}"]
+
+
+@pytest.mark.parametrize(
+    ("lasts_s", "window_ms"),
+    [(0, 1_000), (11, 1_000), (119, 1_000), (120, 10_000), (7_200, 600_000), (43_200, 3_600_000), (10**8, 3_600_000)],
+)
+def test_a_short_history_has_short_windows(lasts_s: int, window_ms: int) -> None:
+    """Twelve windows at least where there is time for them, none longer than an hour or shorter than a second."""
+    assert window_for(START, START + timedelta(seconds=lasts_s)) == window_ms
+    assert window_for(None, None) == 3_600_000
+
+
+def test_advice_names_the_longest_timeout_where_none_is_long_enough() -> None:
+    """Half are cut off at 500 ms, the others have all the time they need: what is known beyond 500 ms is said."""
+    needs = list(range(10, 4_010, 10))
+    cut = [500 if place % 2 and need > 500 else need for place, need in enumerate(needs)]
+    fates = ["expired" if waited < need else "satisfied" for waited, need in zip(cut, needs, strict=True)]
+    (line,) = lines_of(cut, fates)
+    assert line.endswith("; the 500 ms in use expire 88 %, 2,000 ms would still expire 50 %.")
 
 
 def test_topics_cannot_write_to_the_terminal() -> None:

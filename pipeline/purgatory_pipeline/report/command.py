@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 _SPAN: Final = re.compile(r"(\d+)(ms|s|m|h|d)?")
 ADVISED: Final = 5
 """Lines of advice that are printed; the page and the table have all."""
+WINDOWS_MS: Final = (1_000, 10_000, 60_000, 600_000, 3_600_000)
+WINDOWS_MIN: Final = 12
+"""Unless the window's length is given, a history that is long enough for it has so many."""
 _UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -30,7 +34,9 @@ def report(
     since: Annotated[str, typer.Option(metavar="INSTANT", help="From this instant on (UTC).")] = "",
     until: Annotated[str, typer.Option(metavar="INSTANT", help="Before this instant (UTC).")] = "",
     topic: Annotated[list[str] | None, typer.Option(help="Of this topic (or key) only; may be repeated.")] = None,
-    window: Annotated[str, typer.Option(metavar="SPAN", help="Length of a time window: 10s, 5m, 1h, 1d.")] = "1h",
+    window: Annotated[
+        str, typer.Option(metavar="SPAN", help="Length of a time window: 10s, 5m, 1d; 1h, or less for a short history.")
+    ] = "",
     approx: Annotated[
         bool, typer.Option("--approx", help="Waits rounded by less than 1 %: less to sort on long histories.")
     ] = False,
@@ -56,7 +62,7 @@ def report(
 
     start, end = parse_window(since, until)
     options = ReportOptions(
-        window_ms=parse_span_ms("--window", window),
+        window_ms=parse_span_ms("--window", window) if window else WINDOWS_MS[-1],
         approximate=approx,
         slow_share=slow_share,
         slow_over_ms=parse_span_ms("--slow-over", slow_over) if slow_over else None,
@@ -64,6 +70,8 @@ def report(
         timeouts_ms=tuple(parse_span_ms("--timeout", text) for text in timeout or []),
     )
     found = find_archive(archive)
+    if not window:
+        options = replace(options, window_ms=window_for(*_bounds(found, start, end)))
     place = open_output(out)
     spark = spark_session("report")
     taken = account(spark, found, since=start, until=end, topics=topic)
@@ -101,6 +109,14 @@ def advised(advice: pd.DataFrame) -> list[str]:
     ]
 
 
+def window_for(first: datetime | None, last: datetime | None) -> int:
+    """The length of windows, in milliseconds, that shows what went on between two instants."""
+    if first is None or last is None:
+        return WINDOWS_MS[-1]
+    lasts_ms = (last - first).total_seconds() * 1_000
+    return max((length for length in WINDOWS_MS if lasts_ms >= WINDOWS_MIN * length), default=WINDOWS_MS[0])
+
+
 def parse_span_ms(option: str, text: str) -> int:
     """A span of time as people write it, in milliseconds: 500ms, 10s, 5m, 1h, 1d; a bare number is milliseconds.
 
@@ -126,14 +142,13 @@ def _info(
     from purgatory.archive import schema  # noqa: PLC0415
     from purgatory_pipeline.report.tables import ReportInfo  # noqa: PLC0415
 
-    first = [file.first_at for file in found.used if file.first_at is not None]
-    last = [file.last_at for file in found.used if file.last_at is not None]
+    first_at, last_at = _bounds(found)
     return ReportInfo(
         archive=found.uri,
         since=window[0],
         until=window[1],
-        first_at=min(first, default=None),
-        last_at=max(last, default=None),
+        first_at=first_at,
+        last_at=last_at,
         window_ms=options.window_ms,
         approximate=options.approximate,
         slow_over_ms=made.slow_over_ms,
@@ -143,3 +158,13 @@ def _info(
         notes=tuple(taken.notes()),
         versions={"purgatory": __version__, "schema": str(schema.VERSION), "spark": pyspark.__version__},
     )
+
+
+def _bounds(
+    found: Archive, since: datetime | None = None, until: datetime | None = None
+) -> tuple[datetime | None, datetime | None]:
+    """The first and the last instant of an archive's rows, by their files, within a window."""
+    first = min((file.first_at for file in found.used if file.first_at is not None), default=None)
+    last = max((file.last_at for file in found.used if file.last_at is not None), default=None)
+    begin = max(filter(None, (first, since)), default=None)
+    return begin, min(filter(None, (last, until)), default=None)
