@@ -25,7 +25,7 @@ from purgatory.service.archive_thread import NEW_GATHERERS, ROWS_AT_ONCE
 from purgatory.service.host import Host
 from purgatory.service.limits import HostLimits
 from purgatory.service.metrics import Metrics
-from purgatory.service.translate_results import result_batch
+from purgatory.service.translate_results import fill_batch
 from purgatory.testing import ManualClock
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -107,7 +107,9 @@ def work(operations: int, keeper: Keeper | None) -> None:
             answer.value.SerializeToString()
         first_sequence, slices = session.outbox.take(BATCH)
         assert sum(map(len, slices)) == BATCH
-        result_batch(first_sequence, slices, columns=True).SerializeToString()
+        results = wire.ResultBatch()
+        fill_batch(results, first_sequence, slices, columns=True)
+        results.SerializeToString()
         session.acknowledge(session.outbox.last_sequence)
         if keeper is not None:
             keeper.keep()

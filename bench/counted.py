@@ -69,8 +69,9 @@ def translate(operations: int) -> None:
     from purgatory.engine.limits import EngineLimits
     from purgatory.service.outbox import slices_of
     from purgatory.service.translate_operations import runs_from_columns
-    from purgatory.service.translate_results import result_batch
+    from purgatory.service.translate_results import fill_batch
     from purgatory.v1 import operation_pb2
+    from purgatory.v1 import purgatory_service_pb2 as wire
 
     engine = Engine(EngineLimits(), NOW_MS)
     owner = engine.add_owner()
@@ -89,7 +90,9 @@ def translate(operations: int) -> None:
         engine.apply(EventBatch([HIGH_WATERMARK], partitions=[("bench", 0)], offsets=[first + BATCH]), NOW_MS)
         for completions in engine.take_completions():
             assert len(completions) == BATCH
-            result_batch(first + 1, slices_of(completions), columns=True).SerializeToString()
+            results = wire.ResultBatch()
+            fill_batch(results, first + 1, slices_of(completions), columns=True)
+            results.SerializeToString()
 
 
 def client(operations: int) -> None:

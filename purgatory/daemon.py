@@ -82,17 +82,18 @@ class Daemon:
         self._archive: OpenArchive | None = None
         self._site: Final = HttpSite(make_registry(self._host, self._metrics, self._pauses), self._is_ready)
         self._unary_calls: Final = UnaryCalls()
-        self._server: Final = grpc.aio.server(interceptors=[self._unary_calls], options=server_options(settings))
+        self._server: Final = grpc.aio.server(options=server_options(settings))
         self._serving = False
 
     async def start(self) -> None:
         """Binds both addresses and serves. Raises `CannotBind` or `CannotArchive`, with nothing left open."""
-        add_to_server(PurgatoryServicer(self._host), self._server)
-        add_to_server(self._health, self._server, health_pb2.DESCRIPTOR.services_by_name["Health"])
+        calls = self._unary_calls
+        add_to_server(PurgatoryServicer(self._host), self._server, calls)
+        add_to_server(self._health, self._server, calls, health_pb2.DESCRIPTOR.services_by_name["Health"])
         if self.settings.grpc.reflection:
             names = (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
             service = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
-            add_to_server(reflection.aio.ReflectionServicer(names), self._server, service)
+            add_to_server(reflection.aio.ReflectionServicer(names), self._server, calls, service)
         self.grpc_address = self._bind_grpc()
         self.http_address = await self._bind_http()
         await self._open_archive()

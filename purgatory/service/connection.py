@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
 from purgatory.service.refusals import unavailable
-from purgatory.service.translate_results import result_batch
+from purgatory.service.translate_results import fill_batch
 from purgatory.v1 import purgatory_service_pb2
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 Response = purgatory_service_pb2.SessionResponse | purgatory_service_pb2.StreamResultsResponse
 ResponseType = type[purgatory_service_pb2.SessionResponse] | type[purgatory_service_pb2.StreamResultsResponse]
+Write = Callable[[Response | bytes], Awaitable[None]]
+"""Writes a message, which may be encoded already."""
 
 CONTROL_MESSAGES_MAX: Final = 64
 """Unwritten control messages of one stream; its requests are not read while so many wait."""
@@ -157,7 +159,7 @@ class Connection:
 
     # The writer.
 
-    async def run_writer(self, write: Callable[[Response], Awaitable[None]], now_ms: Callable[[], int]) -> None:
+    async def run_writer(self, write: Write, now_ms: Callable[[], int]) -> None:
         """Writes until the stream is over. Raises what `fail` was given; UNAVAILABLE if the peer does not read."""
         self._writer = asyncio.current_task()
         try:
@@ -170,7 +172,7 @@ class Connection:
             self.ended = True
             self._writer = self._over = None  # they refer to this: nothing is left to the garbage collector
 
-    async def _write_all(self, write: Callable[[Response], Awaitable[None]], now_ms: Callable[[], int]) -> None:
+    async def _write_all(self, write: Write, now_ms: Callable[[], int]) -> None:
         while True:
             message = self._next_message()
             if message is not None:
@@ -189,7 +191,7 @@ class Connection:
     def _is_finished(self) -> bool:
         return self._over is not None or (self._drained_by_peer and not self.session.owner.pending)
 
-    def _next_message(self) -> Response | None:
+    def _next_message(self) -> Response | bytes | None:
         if isinstance(self._over, Exception):
             return None
         if self._control:
@@ -200,16 +202,19 @@ class Connection:
             return None
         return self._next_results()
 
-    def _next_results(self) -> Response | None:
+    def _next_results(self) -> bytes | None:
+        """Results as they are written: encoded, so that their size is known and nothing is encoded twice."""
         outbox = self.session.outbox
         results_max = COLUMN_RESULTS_MAX if self._columns else ROW_RESULTS_MAX
         while True:
             first_sequence, slices = outbox.take(results_max)
             if not slices:
                 return None
-            batch = result_batch(first_sequence, slices, columns=self._columns)
+            message = self._response_type()
+            fill_batch(message.results, first_sequence, slices, columns=self._columns)
+            encoded = message.SerializeToString()
             count = sum(len(part) for part in slices)
-            if count == 1 or batch.ByteSize() <= MESSAGE_BYTES_MAX:
-                return self._response_type(results=batch)
+            if count == 1 or len(encoded) <= MESSAGE_BYTES_MAX:
+                return encoded
             outbox.put_back(slices)
             results_max = count // 2

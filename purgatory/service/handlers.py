@@ -8,6 +8,7 @@ So the standard services (health, reflection) are put on the server here too.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,6 +19,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
+from purgatory.service.in_flight import UnaryCalls
 from purgatory.service.refusals import CallRefused, invalid_argument
 from purgatory.v1 import purgatory_service_pb2
 
@@ -39,10 +41,14 @@ class Undecodable:
         return invalid_argument("request", self.reason)
 
 
-def add_to_server(servicer: object, server: grpc.aio.Server, service: ServiceDescriptor = SERVICE) -> None:
-    """Registers all methods of a service."""
+def add_to_server(
+    servicer: object, server: grpc.aio.Server, calls: UnaryCalls, service: ServiceDescriptor = SERVICE
+) -> None:
+    """Registers all methods of a service; its unary calls are counted in `calls`. Not by an interceptor: for that gRPC
+    makes two coroutines and a handler anew for each call.
+    """
     GRPC_LOGGER.addFilter(is_no_broken_call)
-    handlers = {method.name: _handler(method, getattr(servicer, method.name)) for method in service.methods}
+    handlers = {method.name: _handler(method, getattr(servicer, method.name), calls) for method in service.methods}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
 
 
@@ -52,7 +58,7 @@ def is_no_broken_call(record: logging.LogRecord) -> bool:
     return not isinstance(error, grpc.aio.InternalError)
 
 
-def _handler(descriptor: MethodDescriptor, method: Method) -> grpc.RpcMethodHandler[Any, Any]:
+def _handler(descriptor: MethodDescriptor, method: Method, calls: UnaryCalls) -> grpc.RpcMethodHandler[Any, Any]:
     request_type = GetMessageClass(descriptor.input_type)
     response_type = GetMessageClass(descriptor.output_type)
     many_in, many_out = descriptor.client_streaming, descriptor.server_streaming
@@ -63,10 +69,11 @@ def _handler(descriptor: MethodDescriptor, method: Method) -> grpc.RpcMethodHand
     }[many_in, many_out]
     if inspect.isasyncgenfunction(method):
         method = _writing(method)
+    counted = contextlib.nullcontext() if many_out else calls
     return make(
-        _stream_method(method) if many_in else _unary_method(method),
+        _stream_method(method) if many_in else _unary_method(method, counted),
         request_deserializer=_decoder(request_type),
-        response_serializer=response_type.SerializeToString,
+        response_serializer=_encoder(response_type) if many_out else response_type.SerializeToString,
     )
 
 
@@ -80,17 +87,28 @@ def _decoder(message_type: type[Message]) -> Callable[[bytes], Message | Undecod
     return decode
 
 
-def _unary_method(method: Method) -> Method:
+def _encoder(message_type: type[Message]) -> Callable[[Message | bytes], bytes]:
+    """For streams: their messages may be encoded already."""
+    encode: Callable[[Message], bytes] = message_type.SerializeToString
+
+    def encoded(answer: Message | bytes) -> bytes:
+        return answer if isinstance(answer, bytes) else encode(answer)
+
+    return encoded
+
+
+def _unary_method(method: Method, counted: contextlib.AbstractContextManager[None]) -> Method:
     async def call(request: Message | Undecodable, context: Context) -> Message | None:
-        try:
-            if isinstance(request, Undecodable):
-                raise request.refusal()
-            return await method(request, context)
-        except CallRefused as refused:
-            _refuse(context, refused)
-        except grpc.aio.AbortError as aborted:
-            aborted.__traceback__ = None  # gRPC keeps the error in the call: see `_refuse`
-        return None
+        with counted:
+            try:
+                if isinstance(request, Undecodable):
+                    raise request.refusal()
+                return await method(request, context)
+            except CallRefused as refused:
+                _refuse(context, refused)
+            except grpc.aio.AbortError as aborted:
+                aborted.__traceback__ = None  # gRPC keeps the error in the call: see `_refuse`
+            return None
 
     return call
 

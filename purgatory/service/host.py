@@ -8,10 +8,10 @@ free in between. After every engine call the completions are taken and given to 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import Final
 
 from purgatory.clock import Clock
@@ -178,24 +178,21 @@ class Host:
         for code, count in counts.items():
             self._observer.refused(code, count)
 
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[tuple[int, asyncio.Future[ResultSlice]]]:
-        """A unary wait: its operation id and the future of its result. Leaving cancels what is still pending."""
+    def waiting(self) -> Waiting:
+        """A unary wait, to be entered: refuses while nothing may be registered."""
         if self.draining:
             raise unavailable(SHUTTING_DOWN_MESSAGE)
         closed = self.archive.why_closed()
         if closed:
             raise unavailable(closed)
-        operation_id, future = self.waits.add()
-        try:
-            yield operation_id, future
-        finally:
-            self.waits.remove(operation_id)
-            if not future.done() or future.cancelled():
-                now_ms = self.clock.now_ms()
-                if any(self.engine.cancel(self.waits.owner, [operation_id], now_ms)):
-                    self.archive.cancelled(None, [operation_id], 1, now_ms)
-                self._deliver()
+        return Waiting(self)
+
+    def cancel_wait(self, operation_id: int) -> None:
+        """The call of a unary wait has ended before its operation."""
+        now_ms = self.clock.now_ms()
+        if any(self.engine.cancel(self.waits.owner, [operation_id], now_ms)):
+            self.archive.cancelled(None, [operation_id], 1, now_ms)
+        self._deliver()
 
     def register_wait(self, run: OperationRun) -> None:
         """Registers the one operation of a unary wait. Refuses the call if the operation is refused."""
@@ -375,6 +372,24 @@ class Host:
                 self._deliver()
             except Exception:
                 LOGGER.exception("looking after the sessions failed; it goes on")
+
+
+class Waiting:
+    """A unary wait: gives its operation id and the future of its result. Leaving cancels what is still pending."""
+
+    def __init__(self, host: Host) -> None:
+        self._host: Final = host
+        self._operation_id = 0
+
+    def __enter__(self) -> tuple[int, asyncio.Future[ResultSlice]]:
+        self._operation_id, future = self._host.waits.add()
+        return self._operation_id, future
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._host.waits.remove(self._operation_id):
+            self._host.cancel_wait(self._operation_id)
 
 
 def _placed(run: OperationRun, refusal: Refusal) -> Refusal:

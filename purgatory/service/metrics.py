@@ -21,6 +21,7 @@ from purgatory.engine.codes import (
 )
 from purgatory.engine.completions import Completions
 from purgatory.service.histogram import Histogram
+from purgatory.service.packed import is_uniform
 
 WAIT_BOUNDS_MS: Final = (
     1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000, 1_800_000,
@@ -60,8 +61,12 @@ class Metrics:
 
     def completed(self, completions: Completions) -> None:
         """Operations of one owner have ended. Costs one count for each, and sorting in for each distinct wait."""
-        columns = zip(completions.kinds, completions.outcomes, completions.waited_ms, strict=True)
-        ends: Counter[tuple[int, int, int]] = Counter(columns)
+        columns = completions.kinds, completions.outcomes, completions.waited_ms
+        ends: dict[tuple[int, int, int], int]
+        if all(is_uniform(bytes(column)) for column in columns):
+            ends = {(columns[0][0], columns[1][0], columns[2][0]): len(completions)}
+        else:
+            ends = Counter(zip(*columns, strict=True))
         expired = False
         for (kind, outcome, waited_ms), times in ends.items():
             waits = self.waits.get((kind, outcome))

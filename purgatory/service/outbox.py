@@ -7,6 +7,7 @@ are views of the engine's completions, so splitting one (a partial acknowledgeme
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from typing import Final
@@ -14,29 +15,30 @@ from typing import Final
 from purgatory.engine import codes
 from purgatory.engine.batches import PartitionName, Refusal
 from purgatory.engine.completions import Completions, FetchedPartition
+from purgatory.service.packed import FLOAT, SIGNED, UNSIGNED, is_uniform
 
 
 class RefusedOperations:
     """Operations that never got into the engine, in the columns of `Completions`; from (refusal, id, kind or 0).
 
-    Lists, because an id may be any that the wire can carry.
+    Their ids are of the caller, and may be any that the wire can carry.
     """
 
     def __init__(self, refused: Sequence[tuple[Refusal, int, int]]) -> None:
-        nothing = [0] * len(refused)
-        self.operation_ids: Final = [operation_id for _, operation_id, _ in refused]
-        self.kinds: Final = [kind for _, _, kind in refused]
-        self.outcomes: Final = [codes.REFUSED] * len(refused)
+        nothing = array(SIGNED, [0]) * len(refused)
+        self.operation_ids: Final = array(UNSIGNED, [operation_id for _, operation_id, _ in refused])
+        self.kinds: Final = array(SIGNED, [kind for _, _, kind in refused])
+        self.outcomes: Final = array(SIGNED, [codes.REFUSED]) * len(refused)
         self.waited_ms: Final = nothing
         self.lateness_ms: Final = nothing
         self.item_counts: Final = nothing
         self.item_partitions: Final[list[PartitionName]] = []
-        self.error_codes: Final[list[int]] = []
-        self.required_offsets: Final[list[int]] = []
-        self.reached_offsets: Final[list[int]] = []
-        self.log_start_offsets: Final[list[int]] = []
-        self.estimated_remaining_ms: Final[list[int]] = []
-        self.paces_per_second: Final[list[float]] = []
+        self.error_codes: Final = array(SIGNED)
+        self.required_offsets: Final = array(SIGNED)
+        self.reached_offsets: Final = array(SIGNED)
+        self.log_start_offsets: Final = array(SIGNED)
+        self.estimated_remaining_ms: Final = array(SIGNED)
+        self.paces_per_second: Final = array(FLOAT)
         self.fetched: Final[list[FetchedPartition]] = []
 
 
@@ -96,7 +98,7 @@ def slices_of(completions: Results, refusals: Sequence[Refusal] = ()) -> list[Re
     kinds = completions.kinds
     if len(kinds) == 0:
         return []
-    if set(kinds) == {kinds[0]}:
+    if is_uniform(bytes(kinds)):
         return [ResultSlice(completions, kinds[0], 0, len(kinds), 0, len(completions.item_partitions), 0, refusals)]
     slices: list[ResultSlice] = []
     start = item_start = fetched_start = 0

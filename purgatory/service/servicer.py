@@ -20,7 +20,7 @@ from purgatory.service.host import Host
 from purgatory.service.intake import advance, cancel, register, register_or_refuse
 from purgatory.service.refusals import BatchRefused, from_refusal, invalid_argument, unavailable
 from purgatory.service.translate_operations import runs_from_rows
-from purgatory.service.translate_results import result_rows
+from purgatory.service.translate_results import fill_row
 from purgatory.service.translate_views import kind_statuses, partition_name, timestamp
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import purgatory_service_pb2_grpc
@@ -49,9 +49,11 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
             if refused:
                 raise from_refusal(refused[0][0], "operation")
             self._host.register_wait(runs[0])
-            [result] = result_rows(await future)
-        result.operation_id = request.operation.operation_id
-        return wire.WaitResponse(result=result)
+            part = await future
+        response = wire.WaitResponse()
+        fill_row(response.result, part, part.start, part.item_start, part.fetched_start)
+        response.result.operation_id = request.operation.operation_id
+        return response
 
     async def Session(self, requests: AsyncIterator[wire.SessionRequest], context: Context) -> None:
         """Registrations, cancels and acknowledgements in, receipts and results out, until either side ends it."""

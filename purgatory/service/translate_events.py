@@ -36,21 +36,21 @@ class IncomingEvents:
 
 def events_from_columns(columns: event_pb2.EventColumns) -> IncomingEvents:
     """A batch of columns, copied. Columns that do not fit together are left to the engine to refuse."""
-    types: list[int] = list(columns.type)
+    types: list[int] = columns.type[:]
     refusals: dict[int, Refusal] = {}
     if not ROW_ONLY_TYPES.isdisjoint(types):
         _refuse_row_only(types, refusals)
     batch = EventBatch(
         types,
         partitions=[(name.topic, name.partition) for name in columns.partitions],
-        keys=list(columns.keys),
-        item_indexes=list(columns.item_index),
-        offsets=list(columns.offset),
-        leader_epochs=list(columns.leader_epoch),
-        replica_ids=list(columns.replica_id),
-        byte_positions=list(columns.byte_position),
-        segment_base_offsets=list(columns.segment_base_offset),
-        log_start_offsets=list(columns.log_start_offset),
+        keys=columns.keys[:],
+        item_indexes=columns.item_index[:],
+        offsets=columns.offset[:],
+        leader_epochs=columns.leader_epoch[:],
+        replica_ids=columns.replica_id[:],
+        byte_positions=columns.byte_position[:],
+        segment_base_offsets=columns.segment_base_offset[:],
+        log_start_offsets=columns.log_start_offset[:],
     )
     return IncomingEvents(batch, refusals)
 

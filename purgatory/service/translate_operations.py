@@ -48,24 +48,24 @@ def runs_from_columns(columns: operation_pb2.OperationColumns) -> list[Operation
             "columns.kind", f"must be 1 (produce), 2 (fetch), 3 (delete_records) or 4 (signal), not {kind}"
         )
     batch = OperationBatch(
-        list(columns.operation_id),
+        columns.operation_id[:],
         partitions=[(name.topic, name.partition) for name in columns.partitions],
-        keys=list(columns.keys),
-        timeouts_ms=list(columns.timeout_ms),
-        item_counts=list(columns.item_count),
-        item_indexes=list(columns.item_index),
-        offsets=list(columns.offset),
-        local_error_codes=list(columns.local_error_code),
-        leader_epochs=list(columns.leader_epoch),
-        min_bytes=list(columns.min_bytes),
-        replica_ids=list(columns.replica_id),
-        isolation_levels=list(columns.isolation_level),
-        follower_reads=list(columns.follower_reads),
-        partition_max_bytes=list(columns.partition_max_bytes),
-        last_fetched_epochs=list(columns.last_fetched_epoch),
-        throttled=list(columns.throttled),
-        any_key=list(columns.any),
-        from_now=list(columns.from_now),
+        keys=columns.keys[:],
+        timeouts_ms=columns.timeout_ms[:],
+        item_counts=columns.item_count[:],
+        item_indexes=columns.item_index[:],
+        offsets=columns.offset[:],
+        local_error_codes=columns.local_error_code[:],
+        leader_epochs=columns.leader_epoch[:],
+        min_bytes=columns.min_bytes[:],
+        replica_ids=columns.replica_id[:],
+        isolation_levels=columns.isolation_level[:],
+        follower_reads=columns.follower_reads[:],
+        partition_max_bytes=columns.partition_max_bytes[:],
+        last_fetched_epochs=columns.last_fetched_epoch[:],
+        throttled=columns.throttled[:],
+        any_key=columns.any[:],
+        from_now=columns.from_now[:],
     )
     return [OperationRun(kind, batch)]
 
@@ -142,7 +142,8 @@ class _Gathering:
         batch = self._batch
         batch.item_counts.append(len(produce.partitions))
         for item in produce.partitions:
-            self._add_item((item.topic_partition.topic, item.topic_partition.partition))
+            name = item.topic_partition
+            self._add_item((name.topic, name.partition))
             batch.offsets.append(item.required_offset)
             batch.local_error_codes.append(item.local_error_code)
             batch.leader_epochs.append(item.leader_epoch if item.HasField("leader_epoch") else codes.UNKNOWN)

@@ -2,18 +2,45 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, cast
+
+from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
 from purgatory.engine import codes
 from purgatory.engine.batches import Refusal
 from purgatory.engine.completions import FetchedPartition
 from purgatory.service.outbox import Results, ResultSlice
+from purgatory.service.packed import FLOAT, SIGNED, UNSIGNED, Form, shortened, values_of
 from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2, result_pb2
 
 MESSAGES_MAX: Final = 1_000
 """Refusals of one receipt that say their field and message; further ones say index, id and code only, so that the
 receipt of a batch that is refused from end to end stays a small message."""
+
+OF_OPERATIONS: Final[tuple[tuple[str, str, Form, float], ...]] = (
+    ("outcome", "outcomes", SIGNED, 0),
+    ("waited_ms", "waited_ms", SIGNED, 0),
+    ("lateness_ms", "lateness_ms", SIGNED, 0),
+    ("item_count", "item_counts", SIGNED, 1),
+)
+OF_ITEMS: Final[tuple[tuple[str, str, Form, float], ...]] = (
+    ("error_code", "error_codes", SIGNED, 0),
+    ("required_offset", "required_offsets", SIGNED, 0),
+    ("reached_offset", "reached_offsets", SIGNED, 0),
+    ("log_start_offset", "log_start_offsets", SIGNED, 0),
+    ("estimated_remaining_ms", "estimated_remaining_ms", SIGNED, -1),
+    ("pace_per_second", "paces_per_second", FLOAT, -1.0),
+)
+OF_FETCHED: Final = (
+    ("available_bytes", 0),
+    ("high_watermark", 0),
+    ("last_stable_offset", 0),
+    ("diverging_epoch", -1),
+    ("diverging_end_offset", -1),
+)
+"""Columns: their names on the wire and in the engine's completions, and what each value is where there is none."""
 
 
 def operation_refusal(refusal: Refusal, operation_id: int, *, brief: bool = False) -> operation_pb2.OperationRefusal:
@@ -49,125 +76,125 @@ def event_refusals(refusals: Sequence[Refusal]) -> list[event_pb2.EventRefusal]:
     ]
 
 
-def result_batch(
-    first_sequence: int, slices: Sequence[ResultSlice], *, columns: bool
-) -> purgatory_service_pb2.ResultBatch:
-    """Consecutive results of one kind as one message."""
+def fill_batch(
+    batch: purgatory_service_pb2.ResultBatch, first_sequence: int, slices: Sequence[ResultSlice], *, columns: bool
+) -> None:
+    """Consecutive results of one kind, written into an empty message: one made here would be copied into its own."""
+    batch.first_sequence = first_sequence
     if columns:
-        return purgatory_service_pb2.ResultBatch(first_sequence=first_sequence, columns=result_columns(slices))
-    rows = purgatory_service_pb2.ResultRows(results=[row for part in slices for row in result_rows(part)])
-    return purgatory_service_pb2.ResultBatch(first_sequence=first_sequence, rows=rows)
+        fill_columns(batch.columns, slices)
+    else:
+        for part in slices:
+            fill_rows(batch.rows.results, part)
 
 
-def result_columns(slices: Sequence[ResultSlice]) -> result_pb2.ResultColumns:
-    """Results of one kind as columns with one dictionary."""
+def fill_columns(columns: result_pb2.ResultColumns, slices: Sequence[ResultSlice]) -> None:
+    """Results of one kind as columns with one dictionary. A column that says the same of all is short."""
     kind = slices[0].kind
-    columns = result_pb2.ResultColumns(kind=kind)
-    places: dict[tuple[str, int], int] = {}
+    assert all(part.kind == kind for part in slices), f"one message has one kind: {[part.kind for part in slices]}"
+    columns.kind = cast("operation_pb2.OperationKind", kind)
+    operations = [(part.completions, part.start, part.stop) for part in slices]
+    items = [(part.completions, part.item_start, part.item_stop) for part in slices]
+    _fill(columns, "operation_id", values_of(_joined("operation_ids", operations), UNSIGNED))
+    for name, field, form, default in OF_OPERATIONS:
+        _fill(columns, name, shortened(_joined(field, operations), form, default))
+    for name, field, form, default in OF_ITEMS:
+        _fill(columns, name, shortened(_joined(field, items), form, default))
+    _fill_dictionary(columns, slices)
+    if kind == codes.FETCH:
+        _fill_fetched(columns, slices)
     for part in slices:
-        assert part.kind == kind, f"one message has one kind: {kind} and {part.kind}"
-        _extend_columns(columns, part, places)
-    if kind == codes.SIGNAL:
+        for place in range(part.start, part.stop) if part.refusals else ():
+            columns.refusals.append(operation_refusal(part.refusals[place], part.completions.operation_ids[place]))
+
+
+def _joined(field: str, spans: Sequence[tuple[Results, int, int]]) -> bytes:
+    """A column of some completions, each from a place to before another, as bytes."""
+    return b"".join([getattr(completions, field)[start:stop] for completions, start, stop in spans])
+
+
+def _fill(columns: result_pb2.ResultColumns, name: str, values: list[int] | list[float]) -> None:
+    if values:
+        getattr(columns, name).extend(values)
+
+
+def _fill_dictionary(columns: result_pb2.ResultColumns, slices: Sequence[ResultSlice]) -> None:
+    places: dict[tuple[str, int], int] = {}
+    indexes: list[int] = []
+    for part in slices:
+        names = part.completions.item_partitions[part.item_start : part.item_stop]
+        if names and names.count(names[0]) == len(names):
+            indexes += [places.setdefault(names[0], len(places))] * len(names)
+        else:
+            indexes += [places.setdefault(name, len(places)) for name in names]
+    if len(places) > 1:
+        columns.item_index.extend(indexes)
+    if columns.kind == codes.SIGNAL:
         columns.keys.extend(key for key, _ in places)
     else:
         for topic, partition in places:
             columns.partitions.add(topic=topic, partition=partition)
-    if len(columns.item_index) == len(columns.operation_id) == columns.item_count[:].count(1):
-        del columns.item_count[:]
-    return columns
 
 
-def _extend_columns(columns: result_pb2.ResultColumns, part: ResultSlice, places: dict[tuple[str, int], int]) -> None:
-    completions = part.completions
-    operations = slice(part.start, part.stop)
-    items = slice(part.item_start, part.item_stop)
-    columns.operation_id.extend(completions.operation_ids[operations])
-    columns.outcome.extend(completions.outcomes[operations])
-    columns.waited_ms.extend(completions.waited_ms[operations])
-    columns.lateness_ms.extend(completions.lateness_ms[operations])
-    columns.item_count.extend(completions.item_counts[operations])
-    columns.item_index.extend([places.setdefault(name, len(places)) for name in completions.item_partitions[items]])
-    columns.error_code.extend(completions.error_codes[items])
-    columns.required_offset.extend(completions.required_offsets[items])
-    columns.reached_offset.extend(completions.reached_offsets[items])
-    columns.log_start_offset.extend(completions.log_start_offsets[items])
-    columns.estimated_remaining_ms.extend(completions.estimated_remaining_ms[items])
-    columns.pace_per_second.extend(completions.paces_per_second[items])
-    if part.refusals:
-        columns.refusals.extend(
-            operation_refusal(part.refusals[place], completions.operation_ids[place])
-            for place in range(part.start, part.stop)
-        )
-    elif part.kind == codes.FETCH:
-        count = part.item_stop - part.item_start
-        for fetched in completions.fetched[part.fetched_start : part.fetched_start + count]:
-            columns.available_bytes.append(fetched.available_bytes)
-            columns.high_watermark.append(fetched.high_watermark)
-            columns.last_stable_offset.append(fetched.last_stable_offset)
-            columns.diverging_epoch.append(fetched.diverging_epoch)
-            columns.diverging_end_offset.append(fetched.diverging_end_offset)
+def _fill_fetched(columns: result_pb2.ResultColumns, slices: Sequence[ResultSlice]) -> None:
+    fetched: list[FetchedPartition] = []
+    for part in slices:
+        stop = part.fetched_start + part.item_stop - part.item_start
+        fetched += part.completions.fetched[part.fetched_start : stop]
+    for name, default in OF_FETCHED:
+        values = array(SIGNED, [getattr(one, name) for one in fetched])
+        _fill(columns, name, shortened(values.tobytes(), SIGNED, default))
 
 
-def result_rows(part: ResultSlice) -> list[result_pb2.Result]:
-    """Results of one kind as rows."""
-    completions = part.completions
-    rows: list[result_pb2.Result] = []
-    item = part.item_start
-    fetched = part.fetched_start
+def fill_rows(rows: RepeatedCompositeFieldContainer[result_pb2.Result], part: ResultSlice) -> None:
+    """Results of one kind, added as rows."""
+    item, fetched = part.item_start, part.fetched_start
     for place in range(part.start, part.stop):
-        count = completions.item_counts[place]
-        row = result_pb2.Result(
-            operation_id=completions.operation_ids[place],
-            kind=part.kind,
-            outcome=completions.outcomes[place],
-            waited_ms=completions.waited_ms[place],
-            lateness_ms=completions.lateness_ms[place],
-            partitions=[
-                _partition_result(
-                    completions,
-                    within,
-                    part.kind,
-                    completions.fetched[fetched + within - item] if part.kind == codes.FETCH else None,
-                )
-                for within in range(item, item + count)
-            ],
-        )
-        if part.refusals:
-            row.refusal.CopyFrom(operation_refusal(part.refusals[place], row.operation_id))
-        rows.append(row)
+        fill_row(rows.add(), part, place, item, fetched)
+        count = part.completions.item_counts[place]
         item += count
         fetched += count
-    return rows
 
 
-def _partition_result(
-    completions: Results, item: int, kind: int, fetched: FetchedPartition | None
-) -> result_pb2.PartitionResult:
-    name = completions.item_partitions[item]
-    remaining_ms = completions.estimated_remaining_ms[item]
-    pace = completions.paces_per_second[item]
-    return result_pb2.PartitionResult(
-        topic_partition=None if kind == codes.SIGNAL else topic_partition(name),
-        key=name[0] if kind == codes.SIGNAL else "",
-        error_code=completions.error_codes[item],
-        required_offset=completions.required_offsets[item],
-        reached_offset=completions.reached_offsets[item],
-        log_start_offset=completions.log_start_offsets[item],
-        estimated_remaining_ms=None if remaining_ms < 0 else remaining_ms,
-        pace_per_second=None if pace < 0 else pace,
-        fetched=None if fetched is None else _fetched_partition(fetched),
-    )
+def fill_row(row: result_pb2.Result, part: ResultSlice, place: int, item: int, fetched: int) -> None:
+    """One result, written into an empty message; its items begin at `item`, those of a fetch at `fetched`."""
+    completions, kind = part.completions, part.kind
+    row.operation_id = completions.operation_ids[place]
+    row.kind = cast("operation_pb2.OperationKind", kind)
+    row.outcome = cast("result_pb2.Outcome", completions.outcomes[place])
+    row.waited_ms = completions.waited_ms[place]
+    row.lateness_ms = completions.lateness_ms[place]
+    for within in range(completions.item_counts[place]):
+        partition = row.partitions.add()
+        _fill_partition(partition, completions, item + within, kind)
+        if kind == codes.FETCH:
+            _fill_fetched_partition(partition.fetched, completions.fetched[fetched + within])
+    if part.refusals:
+        row.refusal.CopyFrom(operation_refusal(part.refusals[place], row.operation_id))
 
 
-def _fetched_partition(fetched: FetchedPartition) -> result_pb2.FetchedPartition:
-    diverging = fetched.diverging_epoch >= 0 or fetched.diverging_end_offset >= 0
-    return result_pb2.FetchedPartition(
-        available_bytes=fetched.available_bytes,
-        high_watermark=fetched.high_watermark,
-        last_stable_offset=fetched.last_stable_offset,
-        diverging_epoch=fetched.diverging_epoch if diverging else None,
-        diverging_end_offset=fetched.diverging_end_offset if diverging else None,
-    )
+def _fill_partition(partition: result_pb2.PartitionResult, completions: Results, item: int, kind: int) -> None:
+    if kind == codes.SIGNAL:
+        partition.key = completions.item_partitions[item][0]
+    else:
+        partition.topic_partition.topic, partition.topic_partition.partition = completions.item_partitions[item]
+    partition.error_code = completions.error_codes[item]
+    partition.required_offset = completions.required_offsets[item]
+    partition.reached_offset = completions.reached_offsets[item]
+    partition.log_start_offset = completions.log_start_offsets[item]
+    if completions.estimated_remaining_ms[item] >= 0:
+        partition.estimated_remaining_ms = completions.estimated_remaining_ms[item]
+    if completions.paces_per_second[item] >= 0:
+        partition.pace_per_second = completions.paces_per_second[item]
+
+
+def _fill_fetched_partition(message: result_pb2.FetchedPartition, fetched: FetchedPartition) -> None:
+    message.available_bytes = fetched.available_bytes
+    message.high_watermark = fetched.high_watermark
+    message.last_stable_offset = fetched.last_stable_offset
+    if fetched.diverging_epoch >= 0 or fetched.diverging_end_offset >= 0:
+        message.diverging_epoch = fetched.diverging_epoch
+        message.diverging_end_offset = fetched.diverging_end_offset
 
 
 def topic_partition(name: tuple[str, int]) -> operation_pb2.TopicPartition:

@@ -25,9 +25,9 @@ class Waits:
         self._futures[self._last_operation_id] = future
         return self._last_operation_id, future
 
-    def remove(self, operation_id: int) -> None:
-        """The call has ended, in whatever way."""
-        self._futures.pop(operation_id, None)
+    def remove(self, operation_id: int) -> bool:
+        """The call has ended, in whatever way. True: its operation has not."""
+        return self._futures.pop(operation_id, None) is not None
 
     def deliver(self, completions: Completions) -> None:
         """Operations have ended. Those whose call is gone (it was cancelled) have nobody to tell."""

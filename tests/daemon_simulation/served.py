@@ -12,6 +12,7 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.handlers import add_to_server
 from purgatory.service.host import Host
+from purgatory.service.in_flight import UnaryCalls
 from purgatory.service.limits import HostLimits
 from purgatory.service.observer import SilentObserver
 from purgatory.service.servicer import PurgatoryServicer
@@ -80,7 +81,7 @@ class Served:
         tap.session_of = self._host.sessions.of_owner
         self.taps.append(tap)
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-        add_to_server(PurgatoryServicer(self._host), self._server)
+        add_to_server(PurgatoryServicer(self._host), self._server, UnaryCalls())
         port = self._server.add_insecure_port("127.0.0.1:0")
         self._host.start()
         await self._server.start()

@@ -21,7 +21,7 @@ from purgatory.service.host import Host
 from purgatory.service.limits import HostLimits
 from purgatory.service.metrics import Metrics
 from purgatory.service.refusals import BatchRefused, CallRefused
-from purgatory.service.translate_results import result_batch
+from purgatory.service.translate_results import fill_batch
 from purgatory.testing import ManualClock
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.fuzz.shaping import Shaper
@@ -128,7 +128,9 @@ class Direct:
             first_sequence, slices = outbox.take(50)
             if not slices:
                 break
-            result_batch(first_sequence, slices, columns=columns).SerializeToString()
+            batch = wire.ResultBatch()
+            fill_batch(batch, first_sequence, slices, columns=columns)
+            batch.SerializeToString()
         if outbox.unacknowledged > 200:
             outbox.acknowledge(outbox.last_sequence)
 

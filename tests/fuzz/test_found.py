@@ -18,6 +18,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from purgatory.service.connection import Connection
 from purgatory.service.handlers import Requests, add_to_server, is_no_broken_call
+from purgatory.service.in_flight import UnaryCalls
 from purgatory.service.refusals import CallRefused
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -245,7 +246,7 @@ async def test_callers_that_go_cancel_no_read() -> None:
 async def test_aborted_health_checks_leave_no_request_behind() -> None:
     """What gRPC's own servicer aborts is gone too, its request with it."""
     server = grpc.aio.server()
-    add_to_server(health.aio.HealthServicer(), server, health_pb2.DESCRIPTOR.services_by_name["Health"])
+    add_to_server(health.aio.HealthServicer(), server, UnaryCalls(), health_pb2.DESCRIPTOR.services_by_name["Health"])
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     gc.collect()

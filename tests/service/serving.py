@@ -14,6 +14,7 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.handlers import add_to_server
 from purgatory.service.host import Host
+from purgatory.service.in_flight import UnaryCalls
 from purgatory.service.limits import HostLimits
 from purgatory.service.observer import Observer, SilentObserver
 from purgatory.service.servicer import PurgatoryServicer
@@ -71,7 +72,7 @@ async def serving(
     engine = Engine(engine_limits or EngineLimits(), clock.now_ms())
     host = Host(engine, clock, limits or HostLimits(), observer or SilentObserver())
     server = grpc.aio.server(options=options)
-    add_to_server(PurgatoryServicer(host), server)
+    add_to_server(PurgatoryServicer(host), server, UnaryCalls())
     port = server.add_insecure_port("127.0.0.1:0")
     host.start()
     await server.start()

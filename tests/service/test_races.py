@@ -278,7 +278,7 @@ async def test_all_that_is_told_agrees(one: str, other: str) -> None:
     """Two causes at once over a real server: every wait ends once, by one of them, and all receipts say the same."""
     clock = ManualClock(1)
     gone = "disconnect" in {one, other}
-    limits = HostLimits(heartbeat_interval_ms=40 if gone else 3_600_000, session_ttl_ms=0 if gone else 3_600_000)
+    limits = HostLimits(heartbeat_interval_ms=8 if gone else 3_600_000, session_ttl_ms=0 if gone else 3_600_000)
     async with serving(limits, clock=clock) as served:
         peer = await Peer(served, "s").open()
         await peer.register(*(signal(operation_id, f"k{operation_id}", TIMEOUT_MS) for operation_id in IDS))

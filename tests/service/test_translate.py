@@ -7,12 +7,12 @@ import pytest
 from purgatory.engine import codes
 from purgatory.engine.batches import Refusal
 from purgatory.engine.completions import Completions, FetchedPartition
-from purgatory.service.outbox import RefusedOperations, slices_of
+from purgatory.service.outbox import RefusedOperations, ResultSlice, slices_of
 from purgatory.service.refusals import BatchRefused
 from purgatory.service.translate_events import events_from_columns, events_from_rows
 from purgatory.service.translate_operations import runs_from_columns, runs_from_rows
-from purgatory.service.translate_results import MESSAGES_MAX, event_refusals, result_columns, result_rows
-from purgatory.v1 import event_pb2, operation_pb2, result_pb2
+from purgatory.service.translate_results import MESSAGES_MAX, event_refusals, fill_columns, fill_rows
+from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2, result_pb2
 from tests.service.serving import produce, signal
 
 TOPIC_PARTITION = operation_pb2.TopicPartition(topic="orders", partition=3)
@@ -207,13 +207,28 @@ def mixed_completions() -> Completions:
     return completions
 
 
+def rows_of(slices: list[ResultSlice]) -> list[result_pb2.Result]:
+    """Results as rows."""
+    rows = purgatory_service_pb2.ResultRows()
+    for part in slices:
+        fill_rows(rows.results, part)
+    return list(rows.results)
+
+
+def columns_of(slices: list[ResultSlice]) -> result_pb2.ResultColumns:
+    """Results of one kind as columns."""
+    columns = result_pb2.ResultColumns()
+    fill_columns(columns, slices)
+    return columns
+
+
 def test_results_as_rows_say_everything() -> None:
     """Runs of one kind, absent values absent, fetched parts with their own operation."""
     slices = slices_of(mixed_completions())
     assert [(part.kind, len(part)) for part in slices] == [
         (codes.PRODUCE, 1), (codes.FETCH, 1), (codes.SIGNAL, 1), (codes.FETCH, 1),
     ]  # fmt: skip
-    produced, fetched, signalled, last = [row for part in slices for row in result_rows(part)]
+    produced, fetched, signalled, last = rows_of(slices)
     assert [item.topic_partition.partition for item in produced.partitions] == [0, 1]
     assert not produced.partitions[0].HasField("estimated_remaining_ms")
     assert not produced.partitions[0].HasField("fetched")
@@ -227,21 +242,26 @@ def test_results_as_rows_say_everything() -> None:
 
 
 def test_results_as_columns_say_the_same() -> None:
-    """Several slices of one kind share one dictionary; the item counts are left out where all are 1."""
+    """Several slices of one kind share one dictionary; a column that says the same of all is short."""
     slices = slices_of(mixed_completions())
-    fetches = result_columns([slices[1], slices[3]])
+    fetches = columns_of([slices[1], slices[3]])
     assert list(fetches.operation_id) == [2, 4]
     assert [name.topic for name in fetches.partitions] == ["a", "b"]
     assert list(fetches.item_index) == [0, 1]
     assert list(fetches.item_count) == []
     assert list(fetches.available_bytes) == [200, 400]
     assert list(fetches.diverging_epoch) == [2, -1]
-    produces = result_columns([slices[0]])
+    produces = columns_of([slices[0]])
     assert list(produces.item_count) == [2]
+    assert list(produces.item_index) == [0, 1]
+    assert (list(produces.required_offset), list(produces.reached_offset)) == ([1], [2])
+    assert list(produces.error_code) == list(produces.estimated_remaining_ms) == list(produces.pace_per_second) == []
     assert list(produces.available_bytes) == []
-    signals = result_columns([slices[2]])
+    signals = columns_of([slices[2]])
     assert list(signals.keys) == ["k"]
     assert list(signals.partitions) == []
+    assert list(signals.item_index) == []
+    assert (list(signals.estimated_remaining_ms), list(signals.pace_per_second)) == ([500], [2.5])
 
 
 def test_refused_results_keep_their_reason_in_both_shapes() -> None:
@@ -252,10 +272,11 @@ def test_refused_results_keep_their_reason_in_both_shapes() -> None:
     ]
     [part] = slices_of(RefusedOperations(refused), [refusal for refusal, _, _ in refused])
     _, tail = part.split(1)
-    [row] = result_rows(tail)
+    [row] = rows_of([tail])
     assert (row.outcome, row.operation_id, row.refusal.index, row.refusal.message) == (codes.REFUSED, 8, 4, "full")
-    columns = result_columns([part])
-    assert list(columns.outcome) == [codes.REFUSED, codes.REFUSED]
+    columns = columns_of([part])
+    assert list(columns.outcome) == [codes.REFUSED]
+    assert list(columns.item_count) == [0]
     assert [(refusal.operation_id, refusal.field) for refusal in columns.refusals] == [
         (7, "timeout_ms"),
         (8, "operation_id"),
