@@ -52,12 +52,21 @@ class EchoServicer(PurgatoryServiceServicer):
 
     async def Advance(self, request: wire.AdvanceRequest, context: Context) -> wire.AdvanceResponse:
         """A receipt for every event."""
-        count = len(request.columns.type) or len(request.rows.events)
-        return wire.AdvanceResponse(receipt=wire.AdvanceReceipt(ended=[0] * count))
+        return wire.AdvanceResponse(receipt=_advanced(request))
+
+    async def AdvanceStream(self, requests: AsyncIterator[wire.AdvanceStreamRequest], context: Context) -> None:
+        """The same for each message of a stream."""
+        async for request in requests:
+            await context.write(wire.AdvanceStreamResponse(receipt=_advanced(request)))
 
     async def Acknowledge(self, request: wire.AcknowledgeRequest, context: Context) -> wire.AcknowledgeResponse:
         """The empty unary call."""
         return wire.AcknowledgeResponse()
+
+
+def _advanced(request: wire.AdvanceRequest | wire.AdvanceStreamRequest) -> wire.AdvanceReceipt:
+    count = len(request.columns.type) or len(request.rows.events)
+    return wire.AdvanceReceipt(ended=[0] * count)
 
 
 if __name__ == "__main__":

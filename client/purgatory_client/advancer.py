@@ -19,7 +19,7 @@ from purgatory_client.events import AdvanceReceipt, Event, EventRefusal
 
 EVENTS_PER_MESSAGE_MAX: Final = 10_000
 
-Send = Callable[[service.AdvanceRequest], Awaitable[service.AdvanceResponse]]
+Send = Callable[[service.AdvanceStreamRequest], Awaitable[service.AdvanceReceipt]]
 
 
 class _Batch:
@@ -33,7 +33,7 @@ class _Batch:
 
 
 class Advancer:
-    """The events of one client on their way. `send` makes the call and raises this package's errors."""
+    """The events of one client on their way. `send` gets the receipt of a message and raises this package's errors."""
 
     def __init__(self, send: Send, events_max: int = 1_000_000) -> None:
         self._send: Final = send
@@ -74,18 +74,17 @@ class Advancer:
         self._queued = 0
 
     async def _run(self) -> None:
-        await asyncio.sleep(0)  # let the callers of this turn of the loop join the first message
         while self._queue:
             batches = self._take()
             try:
-                response = await self._send(advance_request([event for batch in batches for event in batch.events]))
+                receipt = await self._send(advance_request([event for batch in batches for event in batch.events]))
             except PurgatoryClientError as error:
                 self._fail(batches, error)
             except BaseException:
                 self._fail(batches, ClientClosed("the client was closed while these events were being sent"))
                 raise
             else:
-                self._settle(batches, receipt_of(response.receipt))
+                self._settle(batches, receipt_of(receipt))
 
     def _take(self) -> list[_Batch]:
         """The next message's batches: as many as fit, at least one."""

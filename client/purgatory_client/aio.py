@@ -18,6 +18,7 @@ from purgatory_client.connection import SessionConnection
 from purgatory_client.decode import arrived_row
 from purgatory_client.encode import row_of_wait
 from purgatory_client.errors import ClientClosed, InvalidRequest, from_rpc_error
+from purgatory_client.event_stream import EventStream
 from purgatory_client.events import AdvanceReceipt, Event, signalled
 from purgatory_client.many import WaitColumns, key_columns, partition_columns
 from purgatory_client.marks import Marks, events_of
@@ -54,6 +55,7 @@ class AsyncClient:
         self._session: Final = SessionConnection(
             address, name=name, pending_max=pending_max, give_up_after=give_up_after
         )
+        self._events: Final = EventStream(lambda: self._stub().AdvanceStream())
         self._advancer: Final = Advancer(self._send_events)
         self._channel: grpc.aio.Channel | None = None
         self._closed = False
@@ -74,6 +76,7 @@ class AsyncClient:
         await self._session.close(finish)
         self._closed = True
         await self._advancer.close()
+        self._events.close()
         if self._channel is not None:
             await self._channel.close()
 
@@ -389,9 +392,9 @@ class AsyncClient:
             raise
 
     async def _send_events(
-        self, request: purgatory_service_pb2.AdvanceRequest
-    ) -> purgatory_service_pb2.AdvanceResponse:
-        return await self._answer(self._stub().Advance(request, timeout=CALL_TIMEOUT))
+        self, request: purgatory_service_pb2.AdvanceStreamRequest
+    ) -> purgatory_service_pb2.AdvanceReceipt:
+        return await self._answer(self._events.exchange(request))
 
     async def _answer(self, call: Awaitable[T]) -> T:
         """The answer of a unary call. Raises this package's errors instead of gRPC's."""

@@ -39,7 +39,7 @@ def int_column(values: Sequence[int] | None, count: int, field: str, highest: in
     """A column of whole numbers, checked: its length must be 0, 1 or `count`, its values within [lowest, highest]."""
     if values is None:
         return []
-    column = [index(value) for value in values]
+    column = list(map(index, values))
     check_length(column, count, field)
     if column and (min(column) < lowest or max(column) > highest):
         place = next(i for i, value in enumerate(column) if not lowest <= value <= highest)
@@ -55,7 +55,7 @@ def check_length(column: Sequence[object], count: int, field: str) -> None:
         )
 
 
-def take(column: list[T], positions: Sequence[int]) -> list[T]:
+def take(column: Sequence[T], positions: Sequence[int]) -> Sequence[T]:
     """The column's values at `positions`; a column of no or one value stays as it is."""
     if len(column) <= 1:
         return column

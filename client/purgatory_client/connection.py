@@ -30,8 +30,9 @@ from purgatory_client.errors import (
     from_rpc_error,
 )
 from purgatory_client.many import WaitColumns
+from purgatory_client.pending import Answer
 from purgatory_client.results import Result, ResultColumns
-from purgatory_client.session import Answer, SessionCore
+from purgatory_client.session import SessionCore
 from purgatory_client.waits import Wait
 
 Call = grpc.aio.StreamStreamCall[wire.SessionRequest, wire.SessionResponse]
@@ -70,6 +71,7 @@ class SessionConnection:
         self._opened: Final = asyncio.Event()
         self._core = self._new_core()
         self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._received_at = 0.0
         self._closed: PurgatoryClientError | None = None
         self.connections = 0
@@ -191,6 +193,7 @@ class SessionConnection:
             return await self._why(call, [task for task in tasks if task in done])
         finally:
             self._core.connection_lost(asyncio.get_running_loop().time())
+            self._stop_timer()
             for task in tasks:
                 task.cancel()
             call.cancel()
@@ -244,14 +247,22 @@ class SessionConnection:
                 await self._wait_for_work(loop)
 
     async def _wait_for_work(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Returns when there may be something to write. A timer that rings too early costs less than one a message."""
         wake_at = self._core.wake_at()
-        timer = None if wake_at is None else loop.call_at(wake_at, self._work.set)
-        try:
-            await self._work.wait()
-        finally:
-            if timer is not None:
-                timer.cancel()
+        if wake_at is not None and (self._timer is None or wake_at < self._timer.when()):
+            self._stop_timer()
+            self._timer = loop.call_at(wake_at, self._ring)
+        await self._work.wait()
         self._work.clear()
+
+    def _ring(self) -> None:
+        self._timer = None
+        self._work.set()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     async def _watch(self) -> str:
         """Returns when the daemon has been silent for too long."""

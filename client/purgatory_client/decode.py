@@ -2,93 +2,110 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from itertools import accumulate
-from typing import Final
+from operator import sub
+from typing import Any, Final
 
 from purgatory.v1 import operation_pb2, result_pb2
 from purgatory_client.errors import ProtocolError, PurgatoryClientError, from_code
-from purgatory_client.results import OperationKind, ResultColumns
+from purgatory_client.results import COLUMNS, OPERATION_COLUMNS, Outcome, ResultColumns, item_columns
 
-OF_OPERATIONS: Final = {"outcomes": 0, "waited_ms": 0, "lateness_ms": 0}
-OF_ITEMS: Final = {
-    "item_indexes": 0,
-    "error_codes": 0,
-    "required_offsets": 0,
-    "reached_offsets": 0,
-    "log_start_offsets": 0,
-    "estimated_remaining_ms": -1,
-    "paces_per_second": -1.0,
-}
-OF_FETCHED: Final = {
-    "available_bytes": 0,
-    "high_watermarks": 0,
-    "last_stable_offsets": 0,
-    "diverging_epochs": -1,
-    "diverging_end_offsets": -1,
-}
-"""Columns by name, and what each value is where a column has none."""
+
+class ArrivedMessage:
+    """A message of results, and its columns at full length: there one value stands for all, and none for a default."""
+
+    __slots__ = ("_count", "_item_total", "_message")
+
+    def __init__(self, message: result_pb2.ResultColumns, count: int, item_total: int) -> None:
+        self._message: Final = message
+        self._count: Final = count
+        self._item_total: Final = item_total
+        lengths = {name: len(getattr(message, COLUMNS[name][0])) for name in OPERATION_COLUMNS}
+        items = {
+            name: len(getattr(message, COLUMNS[name][0])) for name in ("item_indexes", *item_columns(message.kind))
+        }
+        if not {0, 1, count}.issuperset(lengths.values()) or not {0, 1, item_total}.issuperset(items.values()):
+            raise ProtocolError(f"{count} results with {item_total} items have columns of lengths {lengths | items}")
+
+    def column(self, name: str) -> list[Any]:
+        """One column, whole; also the dictionary of names."""
+        if name == "names":
+            return [(one.topic, one.partition) for one in self._message.partitions] or list(self._message.keys)
+        return self.values(name, 0, self._count if name in OPERATION_COLUMNS else self._item_total)
+
+    def values(self, name: str, start: int, end: int) -> list[Any]:
+        """The values from place `start` to before `end` of a column."""
+        field, absent = COLUMNS[name]
+        column = getattr(self._message, field)
+        if len(column) > 1:
+            return column[start:end]  # type: ignore[no-any-return]
+        return [column[0] if column else absent] * (end - start)
 
 
 class ResultsArrived:
     """A decoded batch of results: `operation_ids[i]` has the result at place i of `columns`, its items from `starts[i]`
-    on.
+    on. All of it is in `message`. Raises ProtocolError when the lengths of the columns disagree.
     """
 
-    __slots__ = ("columns", "operation_ids", "starts")
+    __slots__ = ("columns", "message", "operation_ids", "starts")
 
-    def __init__(self, operation_ids: list[int], columns: ResultColumns) -> None:
-        self.operation_ids = operation_ids
-        self.columns = columns
-        self.starts = [0, *accumulate(columns.item_counts)] if columns.item_counts else range(len(operation_ids))
+    def __init__(self, message: result_pb2.ResultColumns) -> None:
+        ids = list(message.operation_id)
+        counts = list(message.item_count)
+        if len(counts) == 1:
+            counts *= len(ids)
+        if len(counts) not in (0, len(ids)):
+            raise ProtocolError(f"{len(ids)} results have {len(counts)} counts of items")
+        self.operation_ids: Final = ids
+        self.starts: Final = [0, *accumulate(counts)] if counts else range(len(ids) + 1)
+        self.message: Final = ArrivedMessage(message, len(ids), self.starts[-1])
+        self.columns: Final = ResultColumns(message.kind, self.message.column)
+        self.columns.item_counts = counts
+        if Outcome.PENDING.value in self.columns.outcomes:
+            raise ProtocolError(f"operation {ids[self.columns.outcomes.index(0)]} ended without an outcome")
+        if message.refusals:
+            errors = {refusal.operation_id: refusal_error(refusal) for refusal in message.refusals}
+            self.columns.refusals = {place: errors[one] for place, one in enumerate(ids) if one in errors}
 
+    def runs(self, skip: int) -> Iterator[tuple[int, int]]:
+        """The places from `skip` on as (from, to before) with consecutive ids: a batch is answered in a few of them.
 
-def arrived_columns(message: result_pb2.ResultColumns) -> ResultsArrived:
-    """Results that came as columns. Raises ProtocolError when the lengths of the columns disagree."""
-    columns = ResultColumns(message.kind)
-    names: list[tuple[str, int]] = [(name.topic, name.partition) for name in message.partitions]
-    columns.names = names or list(message.keys)
-    columns.outcomes = [int(outcome) for outcome in message.outcome]
-    columns.waited_ms = list(message.waited_ms)
-    columns.lateness_ms = list(message.lateness_ms)
-    columns.item_counts = list(message.item_count)
-    columns.item_indexes = list(message.item_index)
-    columns.error_codes = list(message.error_code)
-    columns.required_offsets = list(message.required_offset)
-    columns.reached_offsets = list(message.reached_offset)
-    columns.log_start_offsets = list(message.log_start_offset)
-    columns.estimated_remaining_ms = list(message.estimated_remaining_ms)
-    columns.paces_per_second = list(message.pace_per_second)
-    columns.available_bytes = list(message.available_bytes)
-    columns.high_watermarks = list(message.high_watermark)
-    columns.last_stable_offsets = list(message.last_stable_offset)
-    columns.diverging_epochs = list(message.diverging_epoch)
-    columns.diverging_end_offsets = list(message.diverging_end_offset)
-    operation_ids = list(message.operation_id)
-    _spread(operation_ids, columns)
-    _check_lengths(operation_ids, columns)
-    if message.refusals:
-        errors = {refusal.operation_id: refusal_error(refusal) for refusal in message.refusals}
-        columns.refusals = {place: errors[one] for place, one in enumerate(operation_ids) if one in errors}
-    return ResultsArrived(operation_ids, columns)
+        What was refused has no items, and is a run of its own.
+        """
+        ids = self.operation_ids
+        if len(ids) <= skip:
+            return
+        if Outcome.REFUSED.value in self.columns.outcomes:
+            breaks: list[int] = list(range(skip + 1, len(ids)))
+        else:
+            differences = map(sub, ids[skip + 1 :], ids[skip:])
+            breaks = [place for place, difference in enumerate(differences, skip + 1) if difference != 1]
+        yield from zip([skip, *breaks], [*breaks, len(ids)], strict=True)
 
 
 def arrived_row(row: result_pb2.Result) -> ResultsArrived:
-    """One result that came as a row."""
-    columns = ResultColumns(row.kind)
-    columns.outcomes = [int(row.outcome)]
-    columns.waited_ms = [row.waited_ms]
-    columns.lateness_ms = [row.lateness_ms]
-    columns.item_counts = [len(row.partitions)]
-    columns.item_indexes = list(range(len(row.partitions)))
-    names = [(item.topic_partition.topic, item.topic_partition.partition) for item in row.partitions]
+    """One result that came as a row: the same as columns."""
+    message = result_pb2.ResultColumns(
+        kind=row.kind,
+        operation_id=[row.operation_id],
+        outcome=[row.outcome],
+        waited_ms=[row.waited_ms],
+        lateness_ms=[row.lateness_ms],
+        item_count=[len(row.partitions)],
+        item_index=range(len(row.partitions)),
+    )
     by_key = any(item.key for item in row.partitions)
-    columns.names = [item.key for item in row.partitions] if by_key else names
     for item in row.partitions:
-        _add_item(columns, item)
+        if by_key:
+            message.keys.append(item.key)
+        else:
+            message.partitions.append(item.topic_partition)
+        _add_item(message, item)
     if row.HasField("refusal"):
-        columns.refusals[0] = refusal_error(row.refusal)
-    return ResultsArrived([row.operation_id], columns)
+        message.refusals.append(row.refusal)
+        message.refusals[0].operation_id = row.operation_id
+    return ResultsArrived(message)
 
 
 def refusal_error(refusal: operation_pb2.OperationRefusal) -> PurgatoryClientError:
@@ -96,57 +113,19 @@ def refusal_error(refusal: operation_pb2.OperationRefusal) -> PurgatoryClientErr
     return from_code(refusal.code, refusal.field, refusal.message)
 
 
-def _add_item(columns: ResultColumns, item: result_pb2.PartitionResult) -> None:
+def _add_item(message: result_pb2.ResultColumns, item: result_pb2.PartitionResult) -> None:
     fetched = item.fetched
     diverges = fetched.HasField("diverging_epoch") or fetched.HasField("diverging_end_offset")
-    columns.error_codes.append(item.error_code)
-    columns.required_offsets.append(item.required_offset)
-    columns.reached_offsets.append(item.reached_offset)
-    columns.log_start_offsets.append(item.log_start_offset)
-    columns.estimated_remaining_ms.append(
+    message.error_code.append(item.error_code)
+    message.required_offset.append(item.required_offset)
+    message.reached_offset.append(item.reached_offset)
+    message.log_start_offset.append(item.log_start_offset)
+    message.estimated_remaining_ms.append(
         item.estimated_remaining_ms if item.HasField("estimated_remaining_ms") else -1
     )
-    columns.paces_per_second.append(item.pace_per_second if item.HasField("pace_per_second") else -1.0)
-    columns.available_bytes.append(fetched.available_bytes)
-    columns.high_watermarks.append(fetched.high_watermark)
-    columns.last_stable_offsets.append(fetched.last_stable_offset)
-    columns.diverging_epochs.append(fetched.diverging_epoch if diverges else -1)
-    columns.diverging_end_offsets.append(fetched.diverging_end_offset if diverges else -1)
-
-
-def _spread(operation_ids: list[int], columns: ResultColumns) -> None:
-    """Makes short columns full: one value is that of all, none is the default of each."""
-    operations = len(operation_ids)
-    if len(columns.item_counts) == 1:
-        columns.item_counts *= operations
-    items = sum(columns.item_counts) if columns.item_counts else operations
-    _fill(columns, OF_OPERATIONS, operations)
-    _fill(columns, OF_ITEMS, items)
-    if columns.kind == OperationKind.FETCH:
-        _fill(columns, OF_FETCHED, items)
-
-
-def _fill(columns: ResultColumns, defaults: Mapping[str, float], count: int) -> None:
-    """The columns of these names, with `count` values each."""
-    for name, default in defaults.items():
-        column = getattr(columns, name)
-        if len(column) < 2 and len(column) != count:
-            setattr(columns, name, (column or [default]) * count)
-
-
-def _check_lengths(operation_ids: list[int], columns: ResultColumns) -> None:
-    count = len(operation_ids)
-    items = sum(columns.item_counts) if columns.item_counts else count
-    per_operation = (columns.outcomes, columns.waited_ms, columns.lateness_ms)
-    per_item = (
-        columns.item_indexes,
-        columns.error_codes,
-        columns.required_offsets,
-        columns.reached_offsets,
-        columns.log_start_offsets,
-        columns.estimated_remaining_ms,
-        columns.paces_per_second,
-    )
-    lengths = {len(column) for column in per_operation}, {len(column) for column in per_item}
-    if lengths != ({count}, {items}) or len(columns.item_counts) not in (0, count):
-        raise ProtocolError(f"a batch of {count} results with {items} items has columns of lengths {lengths}")
+    message.pace_per_second.append(item.pace_per_second if item.HasField("pace_per_second") else -1.0)
+    message.available_bytes.append(fetched.available_bytes)
+    message.high_watermark.append(fetched.high_watermark)
+    message.last_stable_offset.append(fetched.last_stable_offset)
+    message.diverging_epoch.append(fetched.diverging_epoch if diverges else -1)
+    message.diverging_end_offset.append(fetched.diverging_end_offset if diverges else -1)

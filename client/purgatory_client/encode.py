@@ -15,14 +15,15 @@ from purgatory_client.results import OperationKind
 from purgatory_client.waits import FetchOptions, Wait
 
 
-def columns_of_waits(waits: Sequence[Wait], lost_at: float, now: float) -> wire.OperationColumns:
+def fill_with_waits(columns: wire.OperationColumns, waits: Sequence[Wait], lost_at: float, now: float) -> None:
     """Waits of one kind, all with a timeout or all without.
 
     A wait submitted before a connection was last lost (at `lost_at`, monotonic seconds like `now`) is sent with the
     time that remains of it: the time without a connection counts.
     """
     first = waits[0]
-    columns = wire.OperationColumns(kind=first.kind.value, operation_id=[wait.operation_id for wait in waits])
+    columns.kind = first.kind.value  # type: ignore[assignment]
+    columns.operation_id.extend([wait.operation_id for wait in waits])
     if first.timeout_ms is not None:
         columns.timeout_ms.extend(squeeze([_remaining_ms(wait, lost_at, now) for wait in waits]))
     counts = squeeze([len(wait.names) for wait in waits])
@@ -30,45 +31,39 @@ def columns_of_waits(waits: Sequence[Wait], lost_at: float, now: float) -> wire.
         columns.item_count.extend(counts)
     _add_names(columns, waits)
     columns.offset.extend(squeeze([offset for wait in waits for offset in wait.offsets]))
-    columns.local_error_code.extend(_optional([wait.local_error_codes for wait in waits], waits, 0))
-    columns.leader_epoch.extend(_optional([wait.leader_epochs for wait in waits], waits, -1))
+    codes, epochs = [wait.local_error_codes for wait in waits], [wait.leader_epochs for wait in waits]
+    if any(codes):
+        columns.local_error_code.extend(_filled(codes, waits, 0))
+    if any(epochs):
+        columns.leader_epoch.extend(_filled(epochs, waits, -1))
     if first.kind == OperationKind.FETCH:
         _add_fetch(columns, [wait.fetch for wait in waits if wait.fetch is not None])
     if first.kind == OperationKind.SIGNAL:
         columns.any.extend(squeeze([wait.any_key for wait in waits]))
         columns.from_now.extend(squeeze([wait.from_now for wait in waits]))
-    return columns
 
 
-def columns_of_many(batch: WaitColumns, positions: Sequence[int], lost_at: float, now: float) -> wire.OperationColumns:
-    """The operations of the batch at `positions`, rising; their time is as in `columns_of_waits`."""
+def fill_with_many(
+    columns: wire.OperationColumns, batch: WaitColumns, positions: Sequence[int], lost_at: float, now: float
+) -> None:
+    """The operations of the batch at `positions`, rising; their time is as in `fill_with_waits`."""
     items = batch.items_of(positions)
-    first_id = batch.first_id
-    columns = wire.OperationColumns(
-        kind=batch.kind.value,
-        operation_id=[first_id + position for position in positions],
-        timeout_ms=take(_remaining_column(batch, lost_at, now), positions),
-        item_count=[batch.item_counts[position] for position in positions] if batch.item_counts else None,
-        offset=take(batch.offsets, items),
-        local_error_code=take(batch.local_error_codes, items),
-        leader_epoch=take(batch.leader_epochs, items),
-        min_bytes=take(batch.min_bytes, positions),
-        replica_id=take(batch.replica_ids, positions),
-        isolation_level=take(batch.isolation_levels, positions),  # type: ignore[arg-type]
-        follower_reads=take(batch.follower_reads, positions),
-        partition_max_bytes=take(batch.partition_max_bytes, items),
-        last_fetched_epoch=take(batch.last_fetched_epochs, items),
-        throttled=take(batch.throttled, items),
-        any=take(batch.any_key, positions),
-        from_now=take(batch.from_now, positions),
-    )
+    columns.kind = batch.kind.value  # type: ignore[assignment]
+    columns.operation_id.extend(batch.ids_of(positions))
+    columns.timeout_ms.extend(take(_remaining_column(batch, lost_at, now), positions))
+    if batch.item_counts:
+        columns.item_count.extend([batch.item_counts[position] for position in positions])
+    columns.offset.extend(take(batch.offsets, items))
+    for field, column in batch.operation_columns.items():
+        getattr(columns, field).extend(take(column, positions))
+    for field, column in batch.item_columns.items():
+        getattr(columns, field).extend(take(column, items))
     indexes = take(batch.indexes, items)
     names: Sequence[PartitionName] | Sequence[str] = batch.names
     if len(names) > len(items):
         indexes, names = _narrowed(indexes, names)
     columns.item_index.extend(indexes)
     _extend_names(columns, names)
-    return columns
 
 
 def row_of_wait(wait: Wait) -> wire.Operation:
@@ -132,8 +127,8 @@ def _extend_names(columns: wire.OperationColumns, names: Iterable[PartitionName 
 
 
 def _narrowed(
-    indexes: list[int], names: Sequence[PartitionName] | Sequence[str]
-) -> tuple[list[int], Sequence[PartitionName] | Sequence[str]]:
+    indexes: Sequence[int], names: Sequence[PartitionName] | Sequence[str]
+) -> tuple[Sequence[int], Sequence[PartitionName] | Sequence[str]]:
     """The same items over a dictionary of only the names they use."""
     places: dict[int, int] = {}
     narrowed = [places.setdefault(index, len(places)) for index in indexes or [0]]
@@ -141,10 +136,8 @@ def _narrowed(
     return narrowed, used
 
 
-def _optional(columns: list[list[int] | None], waits: Sequence[Wait], default: int) -> list[int]:
-    """An item column from waits that may each have none of it; empty when all have none."""
-    if not any(columns):
-        return []
+def _filled(columns: list[list[int] | None], waits: Sequence[Wait], default: int) -> list[int]:
+    """An item column from waits that may each have none of it."""
     pairs = zip(columns, waits, strict=True)
     return squeeze([value for column, wait in pairs for value in column or [default] * len(wait.names)])
 

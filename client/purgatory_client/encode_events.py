@@ -6,17 +6,24 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from purgatory.v1 import event_pb2 as wire
-from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as service
 from purgatory_client.columns import squeeze
 from purgatory_client.events import AdvanceReceipt, Event, EventRefusal
 
+_OPTIONAL: Final = ("replica_id", "leader_epoch", "byte_position", "segment_base_offset", "log_start_offset")
+"""Columns that are left out when no event has a value in them."""
+_NOT_GIVEN: Final = [-1]
 
-def advance_request(events: Sequence[Event]) -> service.AdvanceRequest:
+
+def advance_request(events: Sequence[Event]) -> service.AdvanceStreamRequest:
     """One message of events, in their order."""
+    request = service.AdvanceStreamRequest()
     if any(event.row is not None for event in events):
-        return service.AdvanceRequest(rows=wire.EventRows(events=[_row(event) for event in events]))
-    return service.AdvanceRequest(columns=_columns(events))
+        for event in events:
+            _fill_row(request.rows.events.add(), event)
+    else:
+        _fill_columns(request.columns, events)
+    return request
 
 
 def receipt_of(message: service.AdvanceReceipt) -> AdvanceReceipt:
@@ -25,7 +32,7 @@ def receipt_of(message: service.AdvanceReceipt) -> AdvanceReceipt:
     return AdvanceReceipt(list(message.ended), message.unchanged, refusals)
 
 
-def _columns(events: Sequence[Event]) -> wire.EventColumns:
+def _fill_columns(columns: wire.EventColumns, events: Sequence[Event]) -> None:
     partitions: dict[tuple[str, int], int] = {}
     keys: dict[str, int] = {}
     indexes = [
@@ -34,28 +41,21 @@ def _columns(events: Sequence[Event]) -> wire.EventColumns:
         else partitions.setdefault(event.name, len(partitions))
         for event in events
     ]
-    return wire.EventColumns(
-        partitions=[operation_pb2.TopicPartition(topic=topic, partition=number) for topic, number in partitions],
-        keys=list(keys),
-        type=[event.type for event in events],
-        item_index=indexes if any(indexes) else (),
-        offset=squeeze([event.offset for event in events]),
-        replica_id=_given([event.replica_id for event in events]),
-        leader_epoch=_given([event.leader_epoch for event in events]),
-        byte_position=_given([event.byte_position for event in events]),
-        segment_base_offset=_given([event.segment_base_offset for event in events]),
-        log_start_offset=_given([event.log_start_offset for event in events]),
-    )
+    for topic, partition in partitions:
+        columns.partitions.add(topic=topic, partition=partition)
+    if keys:
+        columns.keys.extend(keys)
+    columns.type.extend([event.type for event in events])
+    if any(indexes):
+        columns.item_index.extend(indexes)
+    columns.offset.extend(squeeze([event.offset for event in events]))
+    for field in _OPTIONAL:
+        values = squeeze([getattr(event, field) for event in events])
+        if values != _NOT_GIVEN:
+            getattr(columns, field).extend(values)
 
 
-def _given(column: list[int]) -> list[int]:
-    """The column, squeezed; empty when no event has a value in it."""
-    squeezed = squeeze(column)
-    return [] if squeezed == [-1] else squeezed
-
-
-def _row(event: Event) -> wire.Event:
-    row = wire.Event()
+def _fill_row(row: wire.Event, event: Event) -> None:
     if event.row is not None:
         row.CopyFrom(event.row)
     else:
@@ -64,7 +64,6 @@ def _row(event: Event) -> wire.Event:
         row.topic_partition.topic, row.topic_partition.partition = event.name
     if event.leader_epoch >= 0:
         row.leader_epoch = event.leader_epoch
-    return row
 
 
 def _fill_leader_append(row: wire.Event, event: Event) -> None:

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from purgatory_client.columns import INT32_MAX, INT64_MAX, check_length, int_column
+from purgatory_client.decode import ResultsArrived
 from purgatory_client.errors import InvalidRequest, PurgatoryClientError
+from purgatory_client.gather import GatheredResults, Part
 from purgatory_client.names import PartitionName, checked_key, partition_name
 from purgatory_client.results import OperationKind, Outcome, ResultColumns
 from purgatory_client.waits import Name
@@ -41,32 +43,29 @@ class WaitColumns:
         self.timeouts_ms = int_column(timeouts_ms, self.count, "timeout_ms", INT64_MAX, -INT64_MAX)
         self.starts = [0, *accumulate(self.item_counts)] if self.item_counts else []
         """Where each operation's items start; empty: one item each."""
-        self.local_error_codes: list[int] = []
-        self.leader_epochs: list[int] = []
-        self.min_bytes: list[int] = []
-        self.replica_ids: list[int] = []
-        self.isolation_levels: list[int] = []
-        self.follower_reads: list[bool] = []
-        self.partition_max_bytes: list[int] = []
-        self.last_fetched_epochs: list[int] = []
-        self.throttled: list[bool] = []
-        self.any_key: list[bool] = []
-        self.from_now: list[bool] = []
+        self.operation_columns: dict[str, Sequence[int]] = {}
+        """The columns that not all batches have, by their names on the wire: those with a value for each operation."""
+        self.item_columns: dict[str, Sequence[int]] = {}
+        """And those with one for each item."""
         self.first_id = 0
         self.submitted_at = 0.0
         self.future: asyncio.Future[ResultColumns] | None = None
         self.remaining = self.count
-        self.answer = self._empty_answer()
+        self.outcomes = [Outcome.PENDING.value] * self.count
+        """How each operation has ended so far."""
+        self._refusals: dict[int, PurgatoryClientError] = {}
+        self._gathered = GatheredResults(kind, self.count, self.item_total)
         if not names or not self.count:
             raise InvalidRequest("partitions" if kind != OperationKind.SIGNAL else "keys", "none; the batch is empty")
 
     def set_epochs(self, leader_epochs: Sequence[int] | None, field: str = "leader_epoch") -> None:
         """Item column: leader epochs; -1: no check."""
-        self.leader_epochs = int_column(leader_epochs, self.item_total, field, INT32_MAX, -1)
+        self.item_columns["leader_epoch"] = int_column(leader_epochs, self.item_total, field, INT32_MAX, -1)
 
     def set_local_error_codes(self, codes: Sequence[int] | None) -> None:
         """Item column: Kafka error codes of the local step; other than 0 they are final."""
-        self.local_error_codes = int_column(codes, self.item_total, "local_error_code", INT32_MAX, -INT32_MAX)
+        column = int_column(codes, self.item_total, "local_error_code", INT32_MAX, -INT32_MAX)
+        self.item_columns["local_error_code"] = column
 
     def set_fetch(
         self,
@@ -80,25 +79,35 @@ class WaitColumns:
     ) -> None:
         """The columns that only fetches have."""
         operations, items = self.count, self.item_total
-        self.min_bytes = int_column(min_bytes, operations, "min_bytes", INT64_MAX, -INT64_MAX)
-        self.replica_ids = int_column(replica_ids, operations, "replica_id", INT32_MAX, -1)
-        self.isolation_levels = int_column(isolation_levels, operations, "isolation_level", 2, 0)
-        self.follower_reads = bool_column(follower_reads, operations, "follower_reads")
-        self.partition_max_bytes = int_column(partition_max_bytes, items, "partition_max_bytes", INT64_MAX, -INT64_MAX)
-        self.last_fetched_epochs = int_column(last_fetched_epochs, items, "last_fetched_epoch", INT32_MAX, -1)
-        self.throttled = bool_column(throttled, items, "throttled")
+        self.operation_columns |= {
+            "min_bytes": int_column(min_bytes, operations, "min_bytes", INT64_MAX, -INT64_MAX),
+            "replica_id": int_column(replica_ids, operations, "replica_id", INT32_MAX, -1),
+            "isolation_level": int_column(isolation_levels, operations, "isolation_level", 2, 0),
+            "follower_reads": bool_column(follower_reads, operations, "follower_reads"),
+        }
+        self.item_columns |= {
+            "partition_max_bytes": int_column(partition_max_bytes, items, "partition_max_bytes", INT64_MAX, -INT64_MAX),
+            "last_fetched_epoch": int_column(last_fetched_epochs, items, "last_fetched_epoch", INT32_MAX, -1),
+            "throttled": bool_column(throttled, items, "throttled"),
+        }
 
     def set_signal(self, any_key: Sequence[bool] | None, from_now: Sequence[bool] | None) -> None:
         """The columns that only signals have."""
-        self.any_key = bool_column(any_key, self.count, "any")
-        self.from_now = bool_column(from_now, self.count, "from_now")
+        self.operation_columns["any"] = bool_column(any_key, self.count, "any")
+        self.operation_columns["from_now"] = bool_column(from_now, self.count, "from_now")
 
     def pending_positions(self, start: int = 0) -> Sequence[int]:
         """Which operations from `start` on have not ended; a range where it is all of them."""
         if self.remaining == self.count:
             return range(start, self.count)
-        outcomes = self.answer.outcomes
+        outcomes = self.outcomes
         return [position for position in range(start, self.count) if outcomes[position] == Outcome.PENDING]
+
+    def ids_of(self, positions: Sequence[int]) -> Sequence[int]:
+        """The ids of the operations at these positions."""
+        if isinstance(positions, range):
+            return range(self.first_id + positions.start, self.first_id + positions.stop)
+        return [self.first_id + position for position in positions]
 
     def items_of(self, positions: Sequence[int]) -> Sequence[int]:
         """The places of these operations' items in the item columns."""
@@ -109,54 +118,41 @@ class WaitColumns:
             return range(starts[positions.start], starts[positions.stop])
         return [item for position in positions for item in range(starts[position], starts[position + 1])]
 
-    def set_result(self, position: int, source: ResultColumns, source_position: int, source_item: int) -> None:
-        """Take over an operation's result from the batch it arrived in."""
-        answer = self.answer
-        assert answer.outcomes[position] == Outcome.PENDING, f"operation {self.first_id + position} has ended already"
-        answer.outcomes[position] = source.outcomes[source_position]
-        answer.waited_ms[position] = source.waited_ms[source_position]
-        answer.lateness_ms[position] = source.lateness_ms[source_position]
-        self.remaining -= 1
-        count = source.item_counts[source_position] if source.item_counts else 1
-        start = self.starts[position] if self.starts else position
-        for offset in range(count):
-            item, source_place = start + offset, source_item + offset
-            answer.error_codes[item] = source.error_codes[source_place]
-            answer.required_offsets[item] = source.required_offsets[source_place]
-            answer.reached_offsets[item] = source.reached_offsets[source_place]
-            answer.log_start_offsets[item] = source.log_start_offsets[source_place]
-            answer.estimated_remaining_ms[item] = source.estimated_remaining_ms[source_place]
-            answer.paces_per_second[item] = source.paces_per_second[source_place]
-            if self.kind == OperationKind.FETCH:
-                _copy_fetched(answer, item, source, source_place)
+    def set_results(self, position: int, arrived: ResultsArrived, start: int, end: int) -> int:
+        """Take over the results from place `start` to before `end`, for the operations from `position` on; those that
+        had ended stay as they are. Returns how many had not.
+        """
+        count = end - start
+        if self.outcomes[position : position + count].count(Outcome.PENDING.value) < count:
+            if count == 1:
+                return 0
+            places = range(start, end)
+            return sum(self.set_results(position + place - start, arrived, place, place + 1) for place in places)
+        self.outcomes[position : position + count] = arrived.columns.outcomes[start:end]
+        self.remaining -= count
+        item = self.starts[position] if self.starts else position
+        items = (arrived.starts[start], arrived.starts[end])
+        self._gathered.add(Part(arrived.message, (start, end), items, position, item))
+        return count
 
-    def set_refused(self, position: int, error: PurgatoryClientError) -> None:
-        """The daemon refused this operation; the others of the batch go on."""
-        assert self.answer.outcomes[position] == Outcome.PENDING, f"{self.first_id + position} has ended already"
-        self.answer.outcomes[position] = Outcome.REFUSED
-        self.answer.refusals[position] = error
+    def set_refused(self, position: int, error: PurgatoryClientError) -> int:
+        """The daemon refused this operation; the others go on. Returns how many that ended: none if it had ended."""
+        if self.outcomes[position] != Outcome.PENDING:
+            return 0
+        self.outcomes[position] = Outcome.REFUSED.value
+        self._refusals[position] = error
         self.remaining -= 1
+        return 1
 
-    def _empty_answer(self) -> ResultColumns:
-        answer, items = ResultColumns(self.kind), self.item_total
+    def answer(self) -> ResultColumns:
+        """The results of all, once none is pending."""
+        assert not self.remaining, f"{self.remaining} operations of the batch with first id {self.first_id} are pending"
+        answer, items = ResultColumns(self.kind, self._gathered.column), self.item_total
         answer.names = self.names
-        answer.outcomes = [Outcome.PENDING.value] * self.count
-        answer.waited_ms = [0] * self.count
-        answer.lateness_ms = [0] * self.count
+        answer.outcomes = self.outcomes
         answer.item_counts = self.item_counts
         answer.item_indexes = self.indexes * items if len(self.indexes) == 1 else self.indexes or [0] * items
-        answer.error_codes = [0] * items
-        answer.required_offsets = [-1] * items
-        answer.reached_offsets = [-1] * items
-        answer.log_start_offsets = [-1] * items
-        answer.estimated_remaining_ms = [-1] * items
-        answer.paces_per_second = [-1.0] * items
-        if self.kind == OperationKind.FETCH:
-            answer.available_bytes = [0] * items
-            answer.high_watermarks = [-1] * items
-            answer.last_stable_offsets = [-1] * items
-            answer.diverging_epochs = [-1] * items
-            answer.diverging_end_offsets = [-1] * items
+        answer.refusals = self._refusals
         return answer
 
 
@@ -200,11 +196,3 @@ def _item_counts(counts: Sequence[int] | None) -> list[int]:
         if count < 1:
             raise InvalidRequest(f"item_count[{position}]", f"{count}; every operation needs at least one item")
     return column
-
-
-def _copy_fetched(answer: ResultColumns, item: int, source: ResultColumns, place: int) -> None:
-    answer.available_bytes[item] = source.available_bytes[place]
-    answer.high_watermarks[item] = source.high_watermarks[place]
-    answer.last_stable_offsets[item] = source.last_stable_offsets[place]
-    answer.diverging_epochs[item] = source.diverging_epochs[place]
-    answer.diverging_end_offsets[item] = source.diverging_end_offsets[place]

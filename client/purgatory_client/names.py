@@ -22,7 +22,7 @@ def partition_name(name: str | PartitionName) -> PartitionName:
     if isinstance(name, str):
         return _parse(name)
     topic, partition = name
-    return _checked(topic, int(partition), f"{topic}-{partition}")
+    return _checked(topic, int(partition))
 
 
 def format_partition(topic: str, partition: int) -> str:
@@ -44,11 +44,12 @@ def _parse(name: str) -> PartitionName:
             "topic_partition",
             f"{name!r} is not a partition; write the topic, a dash and the partition number, like 'orders-3'",
         )
-    return _checked(topic, int(number), name)
+    return _checked(topic, int(number))
 
 
-def _checked(topic: str, partition: int, name: str) -> PartitionName:
+def _checked(topic: str, partition: int) -> PartitionName:
     if not 0 <= partition <= _PARTITION_MAX:
+        name = format_partition(topic, partition)
         raise InvalidRequest("topic_partition.partition", f"{name!r}: must be from 0 to {_PARTITION_MAX}")
     _check_utf8(topic, "topic_partition.topic")
     return topic, partition

@@ -10,8 +10,15 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice
 
+from purgatory_client.decode import ResultsArrived
+from purgatory_client.errors import PurgatoryClientError, Unavailable
 from purgatory_client.many import WaitColumns
+from purgatory_client.results import Outcome, Result, ResultColumns
 from purgatory_client.waits import Wait
+
+Answer = Result | ResultColumns | PurgatoryClientError
+Ended = tuple[Wait | WaitColumns, Answer]
+"""A wait and how it ended."""
 
 OPERATIONS_PER_CHUNK_MAX = 10_000
 ITEMS_PER_CHUNK_MAX = 50_000
@@ -32,7 +39,7 @@ class Chunk:
         """The ids in it, rising."""
         if self.batch is None:
             return (wait.operation_id for wait in self.waits)
-        return (self.batch.first_id + position for position in self.positions)
+        return self.batch.ids_of(self.positions)
 
 
 class PendingTable:
@@ -74,22 +81,43 @@ class PendingTable:
             self.count -= 1
         return wait
 
-    def find_batch(self, operation_id: int) -> WaitColumns | None:
-        """The batch that has this operation, pending still; None: there is none."""
-        place = bisect_right(self._batch_ids, operation_id) - 1
-        if place < 0:
-            return None
-        batch = self._batches[place]
-        position = operation_id - batch.first_id
-        return batch if position < batch.count and batch.answer.outcomes[position] == 0 else None
+    def end(self, arrived: ResultsArrived, skip: int, ended: list[Ended]) -> None:
+        """End what has arrived, from place `skip` on; what nobody waits for any more is passed over."""
+        columns, starts, operation_ids = arrived.columns, arrived.starts, arrived.operation_ids
+        take_single = self.take_single
+        for start, end in arrived.runs(skip):
+            place = start
+            if columns.outcomes[place] == Outcome.REFUSED:
+                error = columns.refusals.get(place) or Unavailable("refused; the receipt that said why was lost")
+                self.refuse(operation_ids[place], error, ended)
+                continue
+            while place < end:
+                if (wait := take_single(operation_ids[place])) is not None:
+                    ended.append((wait, Result(columns, place, starts[place])))
+                    place += 1
+                else:
+                    place += self._end_of_batch(arrived, place, end, ended)
 
-    def one_ended(self, batch: WaitColumns) -> bool:
-        """One operation of a batch has ended. True: it was the last one, and the batch is done."""
-        self.count -= 1
-        if batch.remaining:
-            return False
-        self._forget(batch)
-        return True
+    def _end_of_batch(self, arrived: ResultsArrived, place: int, end: int, ended: list[Ended]) -> int:
+        """Give the batch that has the operation at `place` what is its own of the run; returns how much that is."""
+        operation_id = arrived.operation_ids[place]
+        batch = self._find_batch(operation_id)
+        if batch is None:
+            return 1  # nobody waits for it any more
+        count = min(end - place, batch.first_id + batch.count - operation_id)
+        ended_now = batch.set_results(operation_id - batch.first_id, arrived, place, place + count)
+        if self._some_ended(batch, ended_now):
+            ended.append((batch, batch.answer()))
+        return count
+
+    def refuse(self, operation_id: int, error: PurgatoryClientError, ended: list[Ended]) -> None:
+        """The daemon has refused the operation; nothing happens when it has ended."""
+        if (wait := self.take_single(operation_id)) is not None:
+            ended.append((wait, error))
+        elif (batch := self._find_batch(operation_id)) is not None:
+            ended_now = batch.set_refused(operation_id - batch.first_id, error)
+            if self._some_ended(batch, ended_now):
+                ended.append((batch, batch.answer()))
 
     def remove_batch(self, batch: WaitColumns) -> None:
         """Forget a batch with all that is pending in it."""
@@ -128,6 +156,22 @@ class PendingTable:
         self._batches.clear()
         self._batch_ids.clear()
         self.count = 0
+
+    def _find_batch(self, operation_id: int) -> WaitColumns | None:
+        """The batch that has this operation; None: there is none, or all of it has ended."""
+        place = bisect_right(self._batch_ids, operation_id) - 1
+        if place < 0:
+            return None
+        batch = self._batches[place]
+        return batch if operation_id < batch.first_id + batch.count else None
+
+    def _some_ended(self, batch: WaitColumns, count: int) -> bool:
+        """So many operations of a batch have ended. True: the last ones, and the batch is done."""
+        self.count -= count
+        if not count or batch.remaining:
+            return False
+        self._forget(batch)
+        return True
 
     def _forget(self, batch: WaitColumns) -> None:
         place = bisect_right(self._batch_ids, batch.first_id) - 1

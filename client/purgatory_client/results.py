@@ -7,9 +7,9 @@ that is kept for long keeps its batch's columns with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import IntEnum
-from typing import Final
+from typing import Any, Final
 
 from purgatory_client.errors import (
     PurgatoryClientError,
@@ -41,6 +41,37 @@ class Outcome(IntEnum):
     CANCELLED = 4
     SHUTTING_DOWN = 5
     REFUSED = 6
+
+
+OPERATION_COLUMNS: Final[dict[str, tuple[str, float]]] = {
+    "outcomes": ("outcome", 0),
+    "waited_ms": ("waited_ms", 0),
+    "lateness_ms": ("lateness_ms", 0),
+}
+"""Columns of `ResultColumns` with a value for each operation: their names on the wire, and what none means there."""
+
+ITEM_COLUMNS: Final[dict[str, tuple[str, float]]] = {
+    "error_codes": ("error_code", 0),
+    "required_offsets": ("required_offset", 0),
+    "reached_offsets": ("reached_offset", 0),
+    "log_start_offsets": ("log_start_offset", 0),
+    "estimated_remaining_ms": ("estimated_remaining_ms", -1),
+    "paces_per_second": ("pace_per_second", -1.0),
+}
+"""The same with a value for each item."""
+
+FETCH_COLUMNS: Final[dict[str, tuple[str, float]]] = {
+    **ITEM_COLUMNS,
+    "available_bytes": ("available_bytes", 0),
+    "high_watermarks": ("high_watermark", 0),
+    "last_stable_offsets": ("last_stable_offset", 0),
+    "diverging_epochs": ("diverging_epoch", -1),
+    "diverging_end_offsets": ("diverging_end_offset", -1),
+}
+"""The same of a fetch."""
+
+COLUMNS: Final = {**OPERATION_COLUMNS, **FETCH_COLUMNS, "item_indexes": ("item_index", 0)}
+"""All of them."""
 
 
 class FetchedPartition:
@@ -122,51 +153,41 @@ class ResultColumns:
     operation, in the order of the request. `item_counts` is empty when every operation has one item. `item_indexes` are
     places in `names`, which holds (topic, partition) pairs, or keys of signals. Milliseconds, offsets -1 where not
     known, estimates and paces -1 where absent. `refusals` has the error of each operation whose outcome is REFUSED, by
-    its place.
+    its place. `read` makes the lists that are not set.
     """
 
-    __slots__ = (
-        "available_bytes",
-        "diverging_end_offsets",
-        "diverging_epochs",
-        "error_codes",
-        "estimated_remaining_ms",
-        "high_watermarks",
-        "item_counts",
-        "item_indexes",
-        "kind",
-        "last_stable_offsets",
-        "lateness_ms",
-        "log_start_offsets",
-        "names",
-        "outcomes",
-        "paces_per_second",
-        "reached_offsets",
-        "refusals",
-        "required_offsets",
-        "waited_ms",
-    )
+    __slots__ = ("_read", "item_counts", "kind", "names", "refusals", *COLUMNS)
 
-    def __init__(self, kind: int) -> None:
+    names: list[tuple[str, int]] | list[str]
+    outcomes: list[int]
+    waited_ms: list[int]
+    lateness_ms: list[int]
+    item_counts: list[int]
+    item_indexes: list[int]
+    error_codes: list[int]
+    required_offsets: list[int]
+    reached_offsets: list[int]
+    log_start_offsets: list[int]
+    estimated_remaining_ms: list[int]
+    paces_per_second: list[float]
+    available_bytes: list[int]
+    high_watermarks: list[int]
+    last_stable_offsets: list[int]
+    diverging_epochs: list[int]
+    diverging_end_offsets: list[int]
+
+    def __init__(self, kind: int, read: Callable[[str], list[Any]]) -> None:
         self.kind = kind
-        self.names: list[tuple[str, int]] | list[str] = []
-        self.outcomes: list[int] = []
-        self.waited_ms: list[int] = []
-        self.lateness_ms: list[int] = []
-        self.item_counts: list[int] = []
-        self.item_indexes: list[int] = []
-        self.error_codes: list[int] = []
-        self.required_offsets: list[int] = []
-        self.reached_offsets: list[int] = []
-        self.log_start_offsets: list[int] = []
-        self.estimated_remaining_ms: list[int] = []
-        self.paces_per_second: list[float] = []
-        self.available_bytes: list[int] = []
-        self.high_watermarks: list[int] = []
-        self.last_stable_offsets: list[int] = []
-        self.diverging_epochs: list[int] = []
-        self.diverging_end_offsets: list[int] = []
         self.refusals: dict[int, PurgatoryClientError] = {}
+        self._read = read
+
+    def __getattr__(self, name: str) -> list[Any]:
+        """A list that nobody has asked for before: made now, as most of them never are."""
+        if name not in COLUMNS and name not in ("names", "item_counts"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        column = self._read(name)
+        setattr(self, name, column)
+        return column
 
     def __len__(self) -> int:
         return len(self.outcomes)
@@ -285,6 +306,11 @@ class Result:
         return (
             f"Result({self.kind.name}, {self.outcome.name}, waited={self.waited:.3f}, {list(self.partitions.values())})"
         )
+
+
+def item_columns(kind: int) -> dict[str, tuple[str, float]]:
+    """The item columns that results of this kind have."""
+    return FETCH_COLUMNS if kind == OperationKind.FETCH else ITEM_COLUMNS
 
 
 _WAIT_ERRORS: Final[dict[Outcome, type[WaitError]]] = {

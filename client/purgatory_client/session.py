@@ -19,32 +19,29 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from itertools import islice
 from typing import Final
 
 from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory_client.decode import ResultsArrived, arrived_columns, arrived_row, refusal_error
-from purgatory_client.encode import columns_of_many, columns_of_waits
-from purgatory_client.errors import LimitExceeded, PurgatoryClientError, Unavailable
+from purgatory_client.decode import ResultsArrived, arrived_row, refusal_error
+from purgatory_client.encode import fill_with_many, fill_with_waits
+from purgatory_client.errors import LimitExceeded
 from purgatory_client.many import WaitColumns
 from purgatory_client.pending import (
     OPERATIONS_PER_CHUNK_MAX,
     Chunk,
+    Ended,
     PendingTable,
     batch_chunks,
     run_key,
     take_waits,
 )
-from purgatory_client.results import Outcome, Result, ResultColumns
+from purgatory_client.results import Outcome
 from purgatory_client.sequence import ResultSequence
 from purgatory_client.waits import Wait
 
 WINDOW: Final = 8
 """Batches that may be without their receipt at a time."""
 CANCELS_PER_MESSAGE_MAX: Final = 10_000
-
-Answer = Result | ResultColumns | PurgatoryClientError
-Ended = tuple[Wait | WaitColumns, Answer]
 
 
 class SessionCore:
@@ -205,9 +202,9 @@ class SessionCore:
         if receipt.HasField("batch_refusal") and chunk is not None:
             error = refusal_error(receipt.batch_refusal)
             for operation_id in chunk.operation_ids():
-                self._refused(operation_id, error, ended)
+                self._table.refuse(operation_id, error, ended)
         for refusal in receipt.refusals:
-            self._refused(refusal.operation_id, refusal_error(refusal), ended)
+            self._table.refuse(refusal.operation_id, refusal_error(refusal), ended)
         return ended
 
     def _on_results(self, message: wire.ResultBatch, now: float) -> list[Ended]:
@@ -216,40 +213,18 @@ class SessionCore:
             skip = self._sequence.arrive(message.first_sequence, len(arrived), now)
             ended: list[Ended] = []
             for one in arrived[skip:]:
-                self._end_arrived(one, 0, ended)
+                self._table.end(one, 0, ended)
             return ended
-        columns = arrived_columns(message.columns)
+        columns = ResultsArrived(message.columns)
         skip = self._sequence.arrive(message.first_sequence, len(columns.operation_ids), now)
         ended = []
-        self._end_arrived(columns, skip, ended)
+        self._table.end(columns, skip, ended)
         return ended
 
     def _on_cancelled(self, receipt: wire.CancelReceipt) -> None:
         for operation_ids in (receipt.cancelled_operation_ids, receipt.not_pending_operation_ids):
             for operation_id in operation_ids:
                 self._cancelling.pop(operation_id, None)
-
-    def _end_arrived(self, arrived: ResultsArrived, skip: int, ended: list[Ended]) -> None:
-        columns, starts = arrived.columns, arrived.starts
-        take_single = self._table.take_single
-        for position, operation_id in enumerate(islice(arrived.operation_ids, skip, None), skip):
-            if columns.outcomes[position] == Outcome.REFUSED:
-                error = columns.refusals.get(position) or Unavailable("refused; the receipt that said why was lost")
-                self._refused(operation_id, error, ended)
-            elif (wait := take_single(operation_id)) is not None:
-                ended.append((wait, Result(columns, position, starts[position])))
-            elif (batch := self._table.find_batch(operation_id)) is not None:
-                batch.set_result(operation_id - batch.first_id, columns, position, starts[position])
-                if self._table.one_ended(batch):
-                    ended.append((batch, batch.answer))
-
-    def _refused(self, operation_id: int, error: PurgatoryClientError, ended: list[Ended]) -> None:
-        if (wait := self._table.take_single(operation_id)) is not None:
-            ended.append((wait, error))
-        elif (batch := self._table.find_batch(operation_id)) is not None:
-            batch.set_refused(operation_id - batch.first_id, error)
-            if self._table.one_ended(batch):
-                ended.append((batch, batch.answer))
 
     # Messages out
 
@@ -275,14 +250,15 @@ class SessionCore:
             chunk = self._still_pending(self._plan.popleft())
             if chunk is not None:
                 break
-        batch = wire.RegisterBatch(batch_id=self._next_batch_id)
+        message = wire.SessionRequest()
+        message.register.batch_id = self._next_batch_id
         if chunk.batch is None:
-            batch.columns.CopyFrom(columns_of_waits(chunk.waits, self._lost_at, now))
+            fill_with_waits(message.register.columns, chunk.waits, self._lost_at, now)
         else:
-            batch.columns.CopyFrom(columns_of_many(chunk.batch, chunk.positions, self._lost_at, now))
+            fill_with_many(message.register.columns, chunk.batch, chunk.positions, self._lost_at, now)
         self._unreceipted[self._next_batch_id] = chunk
         self._next_batch_id += 1
-        return wire.SessionRequest(register=batch)
+        return message
 
     def _plan_unsent(self) -> bool:
         """Give ids to what has gathered of one kind and plan its batch. False: nothing has gathered."""
@@ -320,7 +296,7 @@ class SessionCore:
             return Chunk(waits) if waits else None
         if chunk.batch.remaining == chunk.batch.count:
             return chunk
-        outcomes = chunk.batch.answer.outcomes
+        outcomes = chunk.batch.outcomes
         positions = [position for position in chunk.positions if outcomes[position] == Outcome.PENDING]
         return Chunk([], chunk.batch, positions) if positions else None
 
@@ -331,7 +307,7 @@ class SessionCore:
             del self._unsent_batches[batch]
             self._unsent_count -= batch.count
         elif batch.first_id and batch.remaining:
-            operation_ids = [batch.first_id + position for position in batch.pending_positions()]
+            operation_ids = batch.ids_of(batch.pending_positions())
             self._table.remove_batch(batch)
             self._plan = deque(chunk for chunk in self._plan if chunk.batch is not batch)
             self._cancel_ids(operation_ids)

@@ -100,7 +100,7 @@ def judged(run: Run, seen: dict[str, int], *, submitted_ms: float = 1_000.2, end
     wait.operation_id = 1
     call.note(wait, "s")
     if seen:
-        columns = ResultColumns(codes.PRODUCE)
+        columns = ResultColumns(codes.PRODUCE, lambda _: [])
         columns.names = [("log", 0)]
         columns.outcomes, columns.waited_ms, columns.lateness_ms = [seen["outcome"]], [seen["waited_ms"]], [0]
         columns.item_indexes, columns.error_codes = [0], [seen["code"]]

@@ -1,0 +1,86 @@
+"""The stream on which a client's events travel: a message out, its receipt in, then the next.
+
+A call for each message would cost several times as much, and an event would wait for it. The stream is opened when it
+is first needed, and anew when it has ended: at the latest one message learns of that, by an error. A refused message
+ends the stream, and nothing but that message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, cast
+
+import grpc.aio
+
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory_client.errors import Unavailable
+
+Call = grpc.aio.StreamStreamCall[wire.AdvanceStreamRequest, wire.AdvanceStreamResponse]
+
+
+class EventStream:
+    """The open stream of one client. `open_call` begins one; `timeout`: seconds that a receipt may take."""
+
+    def __init__(self, open_call: Callable[[], Call], timeout: float = 30.0) -> None:
+        self._open_call: Final = open_call
+        self._timeout: Final = timeout
+        self._idle: Call | None = None
+        self._busy: Call | None = None
+        self._late = False
+        self._due_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def exchange(self, request: wire.AdvanceStreamRequest) -> wire.AdvanceReceipt:
+        """The receipt for one message; one at a time. Raises Unavailable, and gRPC's error for a refused message."""
+        call, self._idle = self._idle, None
+        if call is None or call.done():
+            call = self._open_call()
+        self._busy, self._late = call, False
+        self._watch()
+        try:
+            receipt = await _exchanged(call, request)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._late and not (task and task.cancelling()):
+                raise Unavailable(f"the daemon did not answer these events within {self._timeout:g} s") from None
+            raise
+        finally:
+            self._busy = None
+        self._idle = call
+        return receipt
+
+    def close(self) -> None:
+        """Forget the stream, which ends with its channel."""
+        self._idle = None
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _watch(self) -> None:
+        """See to it that the message on its way does not take too long. One timer serves many: few are ever late."""
+        loop = asyncio.get_running_loop()
+        self._due_at = loop.time() + self._timeout
+        if self._timer is None:
+            self._timer = loop.call_at(self._due_at, self._look, loop)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        if self._busy is None:
+            return
+        self._late = loop.time() >= self._due_at
+        if self._late:
+            self._busy.cancel()
+        else:
+            self._timer = loop.call_at(self._due_at, self._look, loop)
+
+
+async def _exchanged(call: Call, request: wire.AdvanceStreamRequest) -> wire.AdvanceReceipt:
+    try:
+        await call.write(request)
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+        # Whatever gRPC calls it: the stream had ended before the daemon had these events.
+        raise Unavailable(f"the stream of events ended: {await call.details()}") from error
+    response = await call.read()
+    if response is grpc.aio.EOF:
+        raise Unavailable("the daemon ended the stream of events")
+    return cast("wire.AdvanceStreamResponse", response).receipt

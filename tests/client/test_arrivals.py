@@ -1,0 +1,162 @@
+"""Results as they arrive: in runs, in pieces, mixed, repeated; each goes to its place."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from purgatory_client import waits
+from purgatory_client.decode import ResultsArrived
+from purgatory_client.errors import InvalidRequest, ProtocolError
+from purgatory_client.gather import PARTS_MAX
+from purgatory_client.many import WaitColumns, partition_columns
+from purgatory_client.pending import Answer
+from purgatory_client.results import OperationKind, Outcome, Result, ResultColumns
+from purgatory_client.session import SessionCore
+from purgatory_client.waits import Wait
+
+from purgatory.v1 import result_pb2
+from tests.client.wire_script import opened, receipt, results, sent
+
+
+def many(count: int) -> WaitColumns:
+    return partition_columns(OperationKind.PRODUCE, ["orders-3"], None, range(1, count + 1), [5_000], None)
+
+
+def core_with(*submitted: Wait | WaitColumns) -> SessionCore:
+    """A session that has sent these."""
+    core = SessionCore("s", 1_000_000)
+    core.receive(opened(), 0.0)
+    for wait in submitted:
+        core.submit(wait, 0.0)
+        sent(core, 0.0)
+    return core
+
+
+def columns_of(answer: Answer) -> ResultColumns:
+    """The answer of a batch."""
+    assert isinstance(answer, ResultColumns)
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("ids", "skip", "runs"),
+    [
+        ([1, 2, 3], 0, [(0, 3)]),
+        ([1, 2, 3], 1, [(1, 3)]),
+        ([1, 2, 3], 3, []),
+        ([5, 6, 1, 2, 4], 0, [(0, 2), (2, 4), (4, 5)]),
+        ([3, 2, 1], 0, [(0, 1), (1, 2), (2, 3)]),
+        ([], 0, []),
+    ],
+)
+def test_runs_of_consecutive_ids(ids: list[int], skip: int, runs: list[tuple[int, int]]) -> None:
+    """Results are cut where the next id is not the next number; repeats at the beginning are left out."""
+    assert list(ResultsArrived(results(1, ids).results.columns).runs(skip)) == runs
+
+
+def test_one_message_for_a_batch_between_single_waits() -> None:
+    """A run of ids may go through single waits and batches; each is ended by its own part of it."""
+    before, after = (waits.produce({"orders-3": offset}, timeout=5) for offset in (1, 2))
+    first, second = many(3), many(2)
+    core = core_with(before, first, second, after)
+    ended = core.receive(results(1, [1, 2, 3, 4, 5, 6, 7]), 0.0)
+    assert [wait for wait, _ in ended] == [before, first, second, after]
+    assert isinstance(ended[0][1], Result)
+    assert columns_of(ended[1][1]).required_offsets == [2, 3, 4]
+    assert columns_of(ended[2][1]).required_offsets == [5, 6]
+    assert core.pending == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_batch_in_pieces_is_the_same_as_at_once(seed: int) -> None:
+    """Whatever pieces the results come in, few or more than are kept as they came, the answer is the same."""
+    generator = random.Random(seed)
+    count = 4 * PARTS_MAX
+    batch = many(count)
+    core = core_with(batch)
+    left = list(range(1, count + 1))
+    if seed:
+        generator.shuffle(left)
+    sequence = 1
+    ended: list[tuple[Wait | WaitColumns, Answer]] = []
+    while left:
+        assert not ended
+        size = generator.choice((1, 1, 2, 7)) if seed else count
+        piece, left = left[:size], left[size:]
+        ended = core.receive(results(sequence, piece), 0.0)
+        sequence += len(piece)
+    ((wait, answer),) = ended
+    assert wait is batch
+    answer = columns_of(answer)
+    assert answer.required_offsets == list(range(1, count + 1))
+    assert answer.outcomes == [1] * count
+    assert (answer.reached_offsets, answer.waited_ms) == ([100] * count, [5] * count)
+    assert (answer.paces_per_second, answer.estimated_remaining_ms) == ([-1.0] * count, [-1] * count)
+    assert answer.available_bytes == []
+
+
+def test_what_has_ended_is_not_ended_by_a_run_over_it() -> None:
+    """A run of results over operations of which some were refused ends the others only."""
+    batch = many(4)
+    core = core_with(batch)
+    refusal = {"operation_id": 2, "code": 3, "field": "offset", "message": "-5 is negative"}
+    refused = receipt(1)
+    refused.receipt.refusals.add(**refusal)
+    assert core.receive(refused, 0.0) == []
+    ((_, answer),) = core.receive(results(1, [1, 2, 3, 4]), 0.0)
+    answer = columns_of(answer)
+    assert answer.outcomes == [1, Outcome.REFUSED, 1, 1]
+    assert answer.required_offsets == [1, -1, 3, 4]
+    assert isinstance(answer.refusals[1], InvalidRequest)
+    assert core.receive(results(5, [1, 2, 3, 4]), 0.0) == []
+
+
+def test_fetches_with_several_items_keep_their_columns_together() -> None:
+    """Items of the operations of a batch find their places, with what only fetches have."""
+    batch = partition_columns(OperationKind.FETCH, ["a-0", "b-0"], [0, 1, 0], [7, 8, 9], [5_000], [2, 1])
+    core = core_with(batch)
+    message = results(1, [2, 1], kind=OperationKind.FETCH)
+    columns = message.results.columns
+    columns.item_count.extend([1, 2])
+    for field in ("item_index", "error_code", "log_start_offset", "estimated_remaining_ms"):
+        getattr(columns, field).append(0)
+    columns.pace_per_second.append(-1.0)
+    columns.required_offset[:] = [9, 7, 8]
+    columns.reached_offset[:] = [90, 70, 80]
+    for field in ("available_bytes", "high_watermark", "last_stable_offset", "diverging_epoch", "diverging_end_offset"):
+        getattr(columns, field).extend([9, 7, 8])
+    ((_, answer),) = core.receive(message, 0.0)
+    answer = columns_of(answer)
+    assert answer.reached_offsets == [70, 80, 90]
+    assert answer.available_bytes == [7, 8, 9]
+    assert list(next(iter(answer)).partitions) == ["a-0", "b-0"]
+
+
+@pytest.mark.parametrize(
+    ("field", "values", "says"),
+    [
+        ("waited_ms", [1], "'waited_ms': 3"),
+        ("error_code", [0], "'error_codes': 3"),
+        ("item_count", [1, 1, 1], "3 counts of items"),
+    ],
+)
+def test_columns_that_do_not_fit_together_are_an_error(field: str, values: list[int], says: str) -> None:
+    """A message whose columns disagree cannot be followed."""
+    message = results(1, [1, 2]).results.columns
+    getattr(message, field).extend(values)
+    with pytest.raises(ProtocolError, match=says):
+        ResultsArrived(message)
+
+
+def test_a_result_without_an_outcome_is_an_error() -> None:
+    """An operation that has ended has ended somehow."""
+    with pytest.raises(ProtocolError, match="operation 2 ended without an outcome"):
+        ResultsArrived(results(1, [2, 3], 0).results.columns)
+
+
+def test_columns_know_no_other_names() -> None:
+    """What is no column is an AttributeError as always, also for those who only try."""
+    answer = ResultsArrived(result_pb2.ResultColumns(kind=1)).columns
+    assert not hasattr(answer, "offsets")
+    assert answer.names == []

@@ -1,0 +1,161 @@
+"""The stream that events travel on: opened when it is needed, again when it has ended, and never sending twice."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import cast
+
+import grpc
+import grpc.aio
+import pytest
+from purgatory_client import AsyncClient, errors, events
+from purgatory_client.event_stream import Call, EventStream
+
+from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.client.flaky_proxy import FlakyProxy
+from tests.client.until import until
+from tests.conftest import StartDaemon
+from tests.daemon_process import DaemonProcess
+
+MESSAGE = wire.AdvanceStreamRequest()
+RECEIPT = wire.AdvanceStreamResponse(receipt=wire.AdvanceReceipt(ended=[3]))
+
+
+class ScriptedCall:
+    """A call that answers each message with the next of its answers: a message, an error to raise, or nothing ever."""
+
+    def __init__(self, answers: Sequence[object], *, writable: bool = True) -> None:
+        self.answers = list(answers)
+        self.writable = writable
+        self.written = 0
+        self.over = False
+        self.never: asyncio.Future[None] | None = None
+
+    def cancel(self) -> None:
+        assert self.never is not None
+        self.never.cancel()
+
+    def done(self) -> bool:
+        return self.over
+
+    async def details(self) -> str:
+        return "the daemon has gone"
+
+    async def write(self, request: wire.AdvanceStreamRequest) -> None:
+        assert request is MESSAGE
+        if not self.writable:
+            raise asyncio.InvalidStateError
+        self.written += 1
+
+    async def read(self) -> object:
+        answer = self.answers.pop(0)
+        if answer is None:
+            self.never = asyncio.get_running_loop().create_future()
+            await self.never
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def stream_over(*calls: ScriptedCall, timeout: float = 30.0) -> EventStream:
+    """A stream whose calls are these, in their order."""
+    rest = iter(calls)
+    return EventStream(lambda: cast("Call", next(rest)), timeout)
+
+
+async def test_one_call_serves_message_after_message() -> None:
+    """The stream stays open: each message has its receipt, and no second call is made."""
+    call = ScriptedCall([RECEIPT] * 3)
+    stream = stream_over(call)
+    assert [list((await stream.exchange(MESSAGE)).ended) for _ in range(3)] == [[3]] * 3
+    assert call.written == 3
+
+
+async def test_a_stream_that_ended_between_messages_is_opened_again() -> None:
+    """What nobody was waiting for harms nobody: the next message goes out on a new stream."""
+    first, second = ScriptedCall([RECEIPT]), ScriptedCall([RECEIPT])
+    stream = stream_over(first, second)
+    await stream.exchange(MESSAGE)
+    first.over = True
+    await stream.exchange(MESSAGE)
+    assert (first.written, second.written) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("failing", "says"),
+    [
+        (ScriptedCall([], writable=False), "the daemon has gone"),
+        (ScriptedCall([grpc.aio.EOF]), "ended the stream"),
+        (ScriptedCall([None]), "did not answer these events within"),
+    ],
+)
+async def test_a_message_without_a_receipt_is_not_sent_again(failing: ScriptedCall, says: str) -> None:
+    """It may have been applied: it raises Unavailable, and the next message opens a new stream."""
+    healthy = ScriptedCall([RECEIPT])
+    stream = stream_over(failing, healthy, timeout=0.01)
+    with pytest.raises(errors.Unavailable, match=says):
+        await stream.exchange(MESSAGE)
+    assert healthy.written == 0
+    await stream.exchange(MESSAGE)
+    assert healthy.written == 1
+
+
+async def test_a_cancelled_caller_is_not_told_of_a_late_daemon() -> None:
+    """Cancelling the task that waits for a receipt stays that, and leaves the stream to be opened again."""
+    hanging, healthy = ScriptedCall([None]), ScriptedCall([RECEIPT])
+    stream = stream_over(hanging, healthy)
+    waiting = asyncio.create_task(stream.exchange(MESSAGE))
+    await asyncio.sleep(0)
+    assert hanging.never is not None
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await stream.exchange(MESSAGE)
+    stream.close()
+
+
+async def test_each_message_has_its_own_time() -> None:
+    """A timer that was set for an earlier message does not end a later one before its time."""
+    first, second = ScriptedCall([RECEIPT, None]), ScriptedCall([RECEIPT])
+    stream = stream_over(first, second, timeout=0.05)
+    loop = asyncio.get_running_loop()
+    await stream.exchange(MESSAGE)
+    await asyncio.sleep(0.03)
+    started = loop.time()
+    with pytest.raises(errors.Unavailable, match="did not answer"):
+        await stream.exchange(MESSAGE)
+    assert loop.time() - started >= 0.05 - time.get_clock_info("monotonic").resolution
+    await stream.exchange(MESSAGE)
+
+
+async def test_a_refused_message_fails_alone(start_daemon: StartDaemon) -> None:
+    """A message that the daemon does not take raises for its own callers; those before and after it are served."""
+    daemon = start_daemon("--limits-events-per-batch-max", "2")
+    async with AsyncClient(daemon.address) as client:
+        before = await client.advance("orders-3", high_watermark=1)
+        with pytest.raises(errors.InvalidRequest, match="the most in one batch is 2"):
+            await client.advance_many([events.high_watermark("orders-3", offset) for offset in (2, 3, 4)])
+        after = await client.advance("orders-3", high_watermark=5)
+        assert (before.unchanged, after.unchanged) == (0, 0)
+        assert (await client.partition("orders-3")).high_watermark == 5
+
+
+async def test_events_go_on_after_a_connection_was_lost(daemon: DaemonProcess) -> None:
+    """A lost connection costs at most the events that were under way; later ones are told over a new stream."""
+    async with FlakyProxy(daemon.address) as proxy, AsyncClient(proxy.address) as client:
+
+        async def told(offset: int) -> bool:
+            try:
+                await client.advance("orders-3", high_watermark=offset)
+            except errors.Unavailable:
+                return False
+            return True
+
+        for offset in (1, 2, 3):
+            await until(partial(told, offset))
+            assert proxy.drop_all() == 1
+        await until(partial(told, 4))
+        assert (await client.partition("orders-3")).high_watermark == 4
