@@ -28,6 +28,7 @@ SCRIPT = Path(purgatory_pipeline.__file__).parent / "cli.py"
 INSTALLED_THERE = ("numpy", "pandas", "pyarrow", "altair", "vl-convert-python", "grpcio", "grpcio-status", "rich")
 """Left out of the packed environment, because they are large: the cluster has them."""
 ALL_USED = re.compile(r"in ([\d,]+) rows = used \1 \+ set aside 0")
+QUICK_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 TIMEOUT_S = 600
 
 
@@ -65,7 +66,8 @@ def settings(cluster: StandaloneCluster, environment: Path) -> list[str]:
         "spark.pyspark.driver.python": sys.executable,
         "spark.executorEnv.PYTHONPATH": sysconfig.get_paths()["platlib"],  # of this test: what the cluster has
         "spark.executor.memory": "512m",
-        "spark.executor.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+        "spark.executor.extraJavaOptions": QUICK_START,
+        "spark.driver.extraJavaOptions": QUICK_START,
         "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": "512m",
         "spark.ui.enabled": "false",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 import pandas as pd
+from pyarrow import dataset
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -29,14 +30,15 @@ def intake_table(spark: SparkSession, rows: list[dict[str, object]]) -> DataFram
 
 
 def write_table(frame: DataFrame, table: Table, place: Place) -> tuple[pd.DataFrame, int]:
-    """One table as Parquet and, its first rows, as CSV; gives those rows and how many there are in all."""
-    path = place.spark_path(f"{place.root}/tables/{table.name}")
-    frame.select(*table.column_names).coalesce(1).write.mode("overwrite").parquet(path)
-    written = frame.sparkSession.read.parquet(path)
+    """One table as Parquet, sorted, and its first rows as CSV; gives those rows and how many there are in all."""
+    path = f"{place.root}/tables/{table.name}"
     order = [F.desc(name[1:]) if name.startswith("-") else F.asc(name) for name in table.order]
-    shown: pd.DataFrame = written.orderBy(*order).limit(PAGE_ROWS_MAX).toPandas()
+    rows = frame.select(*table.column_names).repartition(1).sortWithinPartitions(*order)
+    rows.write.mode("overwrite").parquet(f"{place.spark_prefix}{path}")
+    written = dataset.dataset(path, filesystem=place.filesystem, format="parquet")
+    shown: pd.DataFrame = written.head(PAGE_ROWS_MAX).to_pandas()
     write_file(place, f"csv/{table.name}.csv", shown.to_csv(index=False).encode())
-    return shown, written.count()
+    return shown, written.count_rows()
 
 
 def write_report_page(frames: Mapping[str, pd.DataFrame], info: ReportInfo, place: Place) -> str:
