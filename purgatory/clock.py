@@ -9,6 +9,7 @@ import random
 import time
 from typing import Final, Protocol
 
+NS_PER_MS: Final = 1_000_000
 OFFSET_MS_MAX: Final = 2**40
 """35 years: beyond any real uptime, far below any limit of the engine."""
 
@@ -17,7 +18,11 @@ class Clock(Protocol):
     """Anything that tells monotonic milliseconds."""
 
     def now_ms(self) -> int:
-        """Milliseconds since an arbitrary origin; never less than the answer before."""
+        """Whole milliseconds since an arbitrary origin; never less than the answer before."""
+        ...
+
+    def ceiling_ms(self) -> int:
+        """The first whole millisecond that is not before now."""
         ...
 
 
@@ -33,4 +38,8 @@ class SystemClock:
 
     def now_ms(self) -> int:
         """Milliseconds since the machine's arbitrary origin, plus the offset."""
-        return time.monotonic_ns() // 1_000_000 + self._offset_ms
+        return time.monotonic_ns() // NS_PER_MS + self._offset_ms
+
+    def ceiling_ms(self) -> int:
+        """The same, rounded up."""
+        return -(-time.monotonic_ns() // NS_PER_MS) + self._offset_ms

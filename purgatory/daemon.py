@@ -116,7 +116,7 @@ class Daemon:
         await self._server.stop(min(STREAMS_GRACE_S, max(0.0, deadline_s - time.monotonic())))
         await self._host.stop()
         if self._archive is not None:
-            self._archive.end(self._host.clock.now_ms())
+            self._archive.end(self._host.time.now_ms())
             close_s = max(ARCHIVE_CLOSE_S_MIN, deadline_s - time.monotonic())
             await asyncio.to_thread(self._archive.close, close_s)
         await self._site.stop()

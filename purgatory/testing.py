@@ -15,6 +15,10 @@ class ManualClock:
         """The time it was last moved to."""
         return self._now_ms
 
+    def ceiling_ms(self) -> int:
+        """The same: it stands at a whole millisecond."""
+        return self._now_ms
+
     def jump(self, ms: int) -> int:
         """Move forward by `ms` (0 or more) and return the new time. Raises ValueError for a negative jump."""
         if ms < 0:

@@ -21,6 +21,7 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.errors import InvalidBatch
 from purgatory.engine.operation_checks import OPERATION_ID_MAX
 from purgatory.service.archive import Archive, NoArchive
+from purgatory.service.engine_time import EngineTime
 from purgatory.service.limits import HostLimits
 from purgatory.service.observer import Observer
 from purgatory.service.outbox import RefusedOperations, ResultSlice, slices_of
@@ -57,6 +58,9 @@ class Host:
     def __init__(self, engine: Engine, clock: Clock, limits: HostLimits, observer: Observer) -> None:
         self.engine: Final = engine
         self.clock: Final = clock
+        """For sessions and streams."""
+        self.time: Final = EngineTime(clock)
+        """For the engine."""
         self.limits: Final = limits
         self.archive: Archive = NoArchive()
         """Where history goes; to be set before anything happens."""
@@ -139,7 +143,7 @@ class Host:
             raise BatchRefused(Refusal(0, codes.RESOURCE_EXHAUSTED, "", message))
 
     def _register_run(self, session: Session, run: OperationRun, answer: Registered) -> list[tuple[Refusal, int, int]]:
-        now_ms = self.clock.now_ms()
+        now_ms = self._registration_ms()
         try:
             receipt = self.engine.register(session.owner, run.kind, run.batch, now_ms)
         except InvalidBatch as error:
@@ -189,14 +193,14 @@ class Host:
 
     def cancel_wait(self, operation_id: int) -> None:
         """The call of a unary wait has ended before its operation."""
-        now_ms = self.clock.now_ms()
+        now_ms = self.time.now_ms()
         if any(self.engine.cancel(self.waits.owner, [operation_id], now_ms)):
             self.archive.cancelled(None, [operation_id], 1, now_ms)
         self._deliver()
 
     def register_wait(self, run: OperationRun) -> None:
         """Registers the one operation of a unary wait. Refuses the call if the operation is refused."""
-        now_ms = self.clock.now_ms()
+        now_ms = self._registration_ms()
         receipt = self.engine.register(self.waits.owner, run.kind, run.batch, now_ms)
         self.archive.registered(None, run.kind, run.batch, receipt, now_ms)
         self._observer.registered(run.kind, receipt.accepted, receipt.already_known, len(receipt.refusals))
@@ -220,7 +224,7 @@ class Host:
             raise BatchRefused(Refusal(0, codes.UNAVAILABLE, "", closed))
         whole = EventsReceipt()
         while True:
-            start, now_ms = whole.next_index, self.clock.now_ms()
+            start, now_ms = whole.next_index, self.time.now_ms()
             try:
                 part = self.engine.apply(batch, now_ms, start, ENDED_PER_SLICE)
             except InvalidBatch as error:
@@ -239,7 +243,7 @@ class Host:
 
     def cancel(self, session: Session, operation_ids: list[int]) -> list[bool]:
         """Cancels operations of a session. True: cancelled now; False: it was not pending."""
-        now_ms = self.clock.now_ms()
+        now_ms = self.time.now_ms()
         cancelled = self.engine.cancel(session.owner, operation_ids, now_ms)
         self.archive.cancelled(session, operation_ids, sum(cancelled), now_ms)
         self._deliver()
@@ -247,7 +251,7 @@ class Host:
 
     def cancel_session(self, session: Session) -> int:
         """Cancels all that is pending in a session; returns how many."""
-        now_ms = self.clock.now_ms()
+        now_ms = self.time.now_ms()
         cancelled = self.engine.cancel_all(session.owner, now_ms)
         self.archive.cancelled_session(session, cancelled, now_ms)
         self._deliver()
@@ -255,7 +259,7 @@ class Host:
 
     def cancel_partition(self, name: PartitionName) -> int:
         """Cancels all that waits on a partition; returns how many."""
-        now_ms = self.clock.now_ms()
+        now_ms = self.time.now_ms()
         cancelled = self.engine.cancel_partition(name, now_ms)
         self.archive.cancelled_partition(name, cancelled, now_ms)
         self._deliver()
@@ -263,7 +267,7 @@ class Host:
 
     def cancel_key(self, key: str) -> int:
         """Cancels all that waits on a key; returns how many."""
-        now_ms = self.clock.now_ms()
+        now_ms = self.time.now_ms()
         cancelled = self.engine.cancel_key(key, now_ms)
         self.archive.cancelled_key(key, cancelled, now_ms)
         self._deliver()
@@ -277,7 +281,7 @@ class Host:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + grace_s
         ended = 0
-        while count := self.engine.shut_down(now_ms := self.clock.now_ms(), ENDED_PER_SLICE):
+        while count := self.engine.shut_down(now_ms := self.time.now_ms(), ENDED_PER_SLICE):
             ended += count
             self.archive.shut_down(count, now_ms)
             self._deliver()
@@ -326,9 +330,19 @@ class Host:
             session.deliver(completions)
         self.archive.finish()
 
+    def _registration_ms(self) -> int:
+        """The time to register at. It may be ahead, so what is due expires first: however many registrations come,
+        time passes for those that wait.
+        """
+        if 0 <= self.engine.next_expiration_ms() <= self.clock.now_ms():
+            self._advance_clock()
+        return self.time.registration_ms()
+
     def _advance_clock(self) -> None:
         """Expires a slice of what is due."""
-        now_ms = self.clock.now_ms()
+        if self.time.is_ahead:
+            return
+        now_ms = self.time.now_ms()
         if self.engine.advance_clock(now_ms, EXPIRED_PER_SLICE):
             self.archive.expired(now_ms)
         self._deliver()
@@ -355,7 +369,7 @@ class Host:
                 receipt.already_known += 1
             else:
                 receipt.refusals.append(Refusal(place, reason.code, reason.field, reason.message))
-        self.archive.registered(session, run.kind, run.batch, receipt, self.clock.now_ms())
+        self.archive.registered(session, run.kind, run.batch, receipt, self.time.now_ms())
         self.archive.finish()
 
     async def _keep_sessions(self) -> None:
@@ -365,7 +379,7 @@ class Host:
         while True:
             await asyncio.sleep(turn_s)
             try:
-                now_ms = self.clock.now_ms()
+                now_ms = self.time.now_ms()
                 for connection in self.sessions.connections():
                     connection.check(now_ms, interval_ms)
                 self.sessions.drop_expired(now_ms)

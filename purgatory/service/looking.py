@@ -21,7 +21,7 @@ START_MAX: Final = 2**31 - 1
 
 def wall_time(host: Host) -> WallTime:
     """Now, on both clocks."""
-    return WallTime(host.clock.now_ms(), time.time())
+    return WallTime(host.time.now_ms(), time.time())
 
 
 def list_operations(host: Host, request: wire.ListOperationsRequest) -> wire.ListOperationsResponse:
@@ -61,7 +61,7 @@ def get_operation(host: Host, request: wire.GetOperationRequest) -> wire.GetOper
 def get_partition(host: Host, request: wire.GetPartitionRequest) -> wire.GetPartitionResponse:
     """One partition's marks, replicas and waits. Refuses unknown ones."""
     name = partition_name(request.topic_partition)
-    view = host.engine.partition_view(name, host.clock.now_ms())
+    view = host.engine.partition_view(name, host.time.now_ms())
     if view is None:
         raise not_found("partition", f"{name[0]}-{name[1]}")
     return wire.GetPartitionResponse(partition=partition(view))
@@ -74,7 +74,7 @@ def list_partitions(host: Host, request: wire.ListPartitionsRequest) -> wire.Lis
     after = (str(place[0]), int(place[1])) if place is not None else None
     size = page_size(request.page_size)
     names = _names_after(host.engine.partition_names(), request.topic_prefix, after, size + 1)
-    now_ms = host.clock.now_ms()
+    now_ms = host.time.now_ms()
     views = [host.engine.partition_view(name, now_ms) for name in names[:size]]
     more = len(names) > size
     return wire.ListPartitionsResponse(

@@ -29,7 +29,8 @@ class Reaper:
         self._engine: Final = engine
         self._clock: Final = clock
         self._observer: Final = observer
-        self._advance: Final = advance
+        self.turn: Final = advance
+        """Expires a slice of what is due."""
         self._woken: Final = asyncio.Event()
         self._sleeping_until_ms = -1
         """-1: not asleep."""
@@ -49,7 +50,7 @@ class Reaper:
         """Runs until it is cancelled."""
         while True:
             try:
-                self._advance()
+                self.turn()
                 await self._sleep()
             except Exception:
                 LOGGER.exception("a turn of the reaper failed; it goes on")

@@ -19,7 +19,7 @@ from purgatory.service.connection import Connection
 from purgatory.service.host import Host
 from purgatory.service.intake import advance, cancel, register, register_or_refuse
 from purgatory.service.refusals import BatchRefused, from_refusal, invalid_argument, unavailable
-from purgatory.service.translate_operations import runs_from_rows
+from purgatory.service.translate_operations import NO_CONDITION, run_from_row
 from purgatory.service.translate_results import fill_row
 from purgatory.service.translate_views import kind_statuses, partition_name, timestamp
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -44,11 +44,10 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         if not request.HasField("operation"):
             raise invalid_argument("operation", "is not set")
         with self._host.waiting() as (operation_id, future):
-            timeout_ms = self._host.engine.limits.timeout_ms_default
-            runs, refused = runs_from_rows([request.operation], timeout_ms, [operation_id])
-            if refused:
-                raise from_refusal(refused[0][0], "operation")
-            self._host.register_wait(runs[0])
+            run = run_from_row(request.operation, operation_id, self._host.engine.limits.timeout_ms_default)
+            if run is None:
+                raise invalid_argument("operation.condition", NO_CONDITION)
+            self._host.register_wait(run)
             part = await future
         response = wire.WaitResponse()
         fill_row(response.result, part, part.start, part.item_start, part.fetched_start)

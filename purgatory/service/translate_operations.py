@@ -70,19 +70,26 @@ def runs_from_columns(columns: operation_pb2.OperationColumns) -> list[Operation
     return [OperationRun(kind, batch)]
 
 
-def runs_from_rows(
-    operations: Sequence[operation_pb2.Operation], timeout_ms_default: int, operation_ids: Sequence[int] = ()
-) -> tuple[list[OperationRun], list[tuple[Refusal, int]]]:
-    """Rows gathered into runs of one kind, in order, and the rows that are refused here, each with its operation id.
+def run_from_row(operation: operation_pb2.Operation, operation_id: int, timeout_ms_default: int) -> OperationRun | None:
+    """One row by itself, whose own id is passed over. None: it has no condition."""
+    condition = operation.WhichOneof("condition")
+    if condition is None:
+        return None
+    gathering = _Gathering(CONDITION_KINDS[condition], timeout_ms_default)
+    gathering.add(0, operation_id, operation)
+    return gathering.finish()
 
-    `operation_ids` replaces the ids of the rows where the caller's are ignored.
-    """
+
+def runs_from_rows(
+    operations: Sequence[operation_pb2.Operation], timeout_ms_default: int
+) -> tuple[list[OperationRun], list[tuple[Refusal, int]]]:
+    """Rows gathered into runs of one kind, in order, and the rows that are refused here, each with its operation id."""
     runs: list[OperationRun] = []
     refused: list[tuple[Refusal, int]] = []
     gathering: _Gathering | None = None
     highest = 0
     for index, operation in enumerate(operations):
-        operation_id = operation_ids[index] if operation_ids else operation.operation_id
+        operation_id = operation.operation_id
         condition = operation.WhichOneof("condition")
         if condition is None:
             refused.append((Refusal(index, codes.INVALID_ARGUMENT, "condition", NO_CONDITION), operation_id))
@@ -94,9 +101,8 @@ def runs_from_rows(
             if gathering is None or gathering.kind != kind:
                 if gathering is not None:
                     runs.append(gathering.finish())
-                gathering = _Gathering(kind)
-            timeout_ms = operation.timeout_ms if operation.HasField("timeout_ms") else timeout_ms_default
-            gathering.add(index, operation_id, timeout_ms, operation)
+                gathering = _Gathering(kind, timeout_ms_default)
+            gathering.add(index, operation_id, operation)
         highest = max(highest, operation_id)
     if gathering is not None:
         runs.append(gathering.finish())
@@ -106,15 +112,17 @@ def runs_from_rows(
 class _Gathering:
     """The columns of the run being gathered. Every column is full: rows say each value or have its default."""
 
-    def __init__(self, kind: int) -> None:
+    def __init__(self, kind: int, timeout_ms_default: int) -> None:
         self.kind: Final = kind
+        self._timeout_ms_default: Final = timeout_ms_default
         self._indexes: Final[list[int]] = []
         self._names: Final[dict[PartitionName, int]] = {}
         """Dictionary of partitions, or of keys as (key, -1)."""
         self._batch: Final = OperationBatch([])
 
-    def add(self, index: int, operation_id: int, timeout_ms: int, operation: operation_pb2.Operation) -> None:
+    def add(self, index: int, operation_id: int, operation: operation_pb2.Operation) -> None:
         """Appends one row."""
+        timeout_ms = operation.timeout_ms if operation.HasField("timeout_ms") else self._timeout_ms_default
         self._indexes.append(index)
         self._batch.operation_ids.append(operation_id)
         self._batch.timeouts_ms.append(timeout_ms)

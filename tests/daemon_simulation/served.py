@@ -34,6 +34,10 @@ class DayClock:
         """Milliseconds, as `ledger.now_ms` until the day is over."""
         return self._clock.now_ms() + self.ahead_ms
 
+    def ceiling_ms(self) -> int:
+        """The same, rounded up."""
+        return self._clock.ceiling_ms() + self.ahead_ms
+
 
 class CountingObserver(SilentObserver):
     """Counts what should not happen, and what was heard of ends."""

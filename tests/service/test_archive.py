@@ -269,8 +269,7 @@ async def test_files_part_at_the_hour_between_two_calls(tmp_path: Path) -> None:
     assert kept.close()
     folders = sorted(path.parent.name for path in (tmp_path / schema.REGISTRATIONS).rglob("*.parquet"))
     assert folders == ["hour=01", "hour=04"]
-    hours = [(row["call_number"], row["at"].hour) for row in kept.rows(schema.REGISTRATIONS)]
-    assert hours == [(1, 1), (1, 1), (2, 1), (3, 4), (3, 4), (3, 4), (4, 4), (4, 4), (4, 4)]
+    assert [row["at"].hour for row in kept.rows(schema.REGISTRATIONS)] == [1, 1, 1, 4, 4, 4, 4, 4, 4]
 
 
 async def test_rows_that_cannot_be_made_are_lost_and_told_of(tmp_path: Path) -> None:

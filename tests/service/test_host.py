@@ -119,18 +119,62 @@ async def test_an_earlier_deadline_wakes_the_reaper() -> None:
         assert answer.result.waited_ms < 900
 
 
-class FailingClock:
+class FineClock:
+    """A clock that is moved by hand, in microseconds."""
+
+    def __init__(self, now_us: int) -> None:
+        self.now_us = now_us
+
+    def now_ms(self) -> int:
+        return self.now_us // 1_000
+
+    def ceiling_ms(self) -> int:
+        return -(-self.now_us // 1_000)
+
+
+def host_of(clock: FineClock) -> Host:
+    """A host that nobody turns but the test."""
+    return Host(Engine(EngineLimits(), clock.now_ms()), clock, HostLimits(), SilentObserver())
+
+
+@pytest.mark.parametrize("part_us", [0, 1, 500, 999])
+def test_nothing_expires_before_its_timeout_by_the_finest_clock(part_us: int) -> None:
+    """Wherever in a millisecond it is registered, a wait expires less than one after all of its timeout."""
+    clock = FineClock(10_000 + part_us)
+    host = host_of(clock)
+    session, _ = host.sessions.open("s", clock.now_ms())
+    host.register(session, [produces(1, "a", 30)], [])
+    due_us = clock.now_us + 30_000
+    while host.engine.pending:
+        clock.now_us += 1
+        host.reaper.turn()
+    assert due_us <= clock.now_us < due_us + 1_000
+
+
+def test_registrations_do_not_hold_back_those_that_are_due() -> None:
+    """A wait expires in time although registrations come several times in each millisecond, and before each turn."""
+    clock = FineClock(10_000)
+    host = host_of(clock)
+    session, _ = host.sessions.open("s", clock.now_ms())
+    host.register(session, [produces(1, "a", 30)], [])
+    for number in range(2, 200):
+        clock.now_us += 300
+        host.register(session, [produces(1, "b", 600_000, first_id=number)], [])
+        host.reaper.turn()
+        assert host.engine.counts(codes.PRODUCE).expired == (clock.now_us >= 40_000)
+    assert session.outbox.last_sequence == 1
+
+
+class FailingClock(SystemClock):
     """A clock that fails when told to."""
 
-    def __init__(self) -> None:
-        self.failures = 0
-        self._clock = SystemClock()
+    failures = 0
 
     def now_ms(self) -> int:
         if self.failures:
             self.failures -= 1
             raise OSError("the clock is broken")
-        return self._clock.now_ms()
+        return super().now_ms()
 
 
 async def test_the_reaper_survives_whatever_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
