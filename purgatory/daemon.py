@@ -263,6 +263,7 @@ def main(arguments: Sequence[str] | None = None, *, program: str = "server.py") 
     if command_line.print_config:
         print("\n".join(config_lines(command_line)))
         return 0
+    garbage.use_one_arena()
     settings = command_line.settings
     start_logging(settings.log)
     for name in unknown_variables():

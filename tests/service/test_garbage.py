@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
+import subprocess
+import sys
 import weakref
 from collections.abc import Iterator
 
@@ -58,3 +61,33 @@ async def test_an_interval_of_zero_switches_it_off() -> None:
     tidying.start()
     assert asyncio.all_tasks() == before
     tidying.stop()
+
+
+POOLS_OF_THREADS = """
+import ctypes, sys, threading
+from purgatory.service import garbage
+if sys.argv[1] == "one":
+    garbage.use_one_arena()
+libc = ctypes.CDLL(None)
+both = threading.Barrier(2)
+def allocate():
+    both.wait()
+    libc.malloc(100_000)
+    both.wait()
+threads = [threading.Thread(target=allocate) for _ in range(2)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+libc.fdopen.restype = ctypes.c_void_p
+stream = ctypes.c_void_p(libc.fdopen(1, b"w"))
+libc.malloc_info(0, stream)
+libc.fflush(stream)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="not glibc's allocator")
+@pytest.mark.parametrize(("how", "one"), [("one", True), ("as it comes", False)])
+def test_threads_allocate_from_one_pool(how: str, one: bool) -> None:
+    """Two threads that allocate share the pool of the main thread; left alone, each gets its own."""
+    ran = subprocess.run([sys.executable, "-c", POOLS_OF_THREADS, how], capture_output=True, text=True, check=True)
+    pools = ran.stdout.count("<heap nr=")
+    assert (pools == 1) is one, f"{pools} pools: {ran.stdout}"
