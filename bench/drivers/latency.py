@@ -19,6 +19,8 @@ from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 
 WARM_UP: Final = 50
 POLL_S: Final = 0.000_2
+ROUND: Final = 250
+"""Waits that are registered together, before the events that end them one by one."""
 
 
 def percentiles(seconds: Sequence[float]) -> Numbers:
@@ -37,25 +39,30 @@ def event_to_result(parameters: Parameters) -> Numbers:
 
 
 async def _event_to_result(address: str, count: int) -> Numbers:
+    """The waits of a round are registered before it; so in a round there is nothing but events and results, one by
+    one, as there is nothing but pings in `ping`.
+    """
     partition = (new_topic(), 0)
     taken: list[float] = []
     async with AsyncClient(address) as client:
-        for offset in range(1, WARM_UP + count + 1):
-            waiting = asyncio.create_task(client.produce({partition: offset}, timeout=TIMEOUT_S))
-            await until_watched(client, partition)
-            started = time.perf_counter()
-            telling = asyncio.create_task(client.advance_many([events.high_watermark(partition, offset)]))
-            await waiting
-            taken.append(time.perf_counter() - started)
-            await telling
+        while len(taken) < WARM_UP + count:
+            offsets = range(len(taken) + 1, min(len(taken) + ROUND, WARM_UP + count) + 1)
+            waits = [asyncio.create_task(client.produce({partition: offset}, timeout=TIMEOUT_S)) for offset in offsets]
+            await until_watched(client, partition, len(waits))
+            for offset, waiting in zip(offsets, waits, strict=True):
+                started = time.perf_counter()
+                telling = asyncio.create_task(client.advance_many([events.high_watermark(partition, offset)]))
+                await waiting
+                taken.append(time.perf_counter() - started)
+                await telling
     return percentiles(taken[WARM_UP:])
 
 
-async def until_watched(client: AsyncClient, partition: tuple[str, int]) -> None:
-    """Returns when the daemon has the wait."""
+async def until_watched(client: AsyncClient, partition: tuple[str, int], count: int) -> None:
+    """Returns when the daemon has so many waits on the partition."""
     while True:
         try:
-            if (await client.partition(partition)).watched:
+            if (await client.partition(partition)).watched == count:
                 return
         except errors.NotFound:
             pass  # nobody has mentioned the partition yet
