@@ -29,6 +29,9 @@ GROUP = "purgatory_engine"
 SHARED_LIBRARY = f"{GROUP}__mypyc"
 """All compiled modules are in this one. mypyc derives their __file__ from its place, which must be the top level."""
 
+INLINING = ["-fno-semantic-interposition"] if os.name == "posix" else []
+"""Nobody replaces a function of the library by one of the same name, so the C compiler may inline them."""
+
 GENERATED_DOCSTRING = '"""The wire: generated from proto/purgatory/v1/ by the build, never edited, not committed."""\n'
 
 NOT_COMPILED = """\
@@ -128,9 +131,10 @@ class BuildEngine(build_ext):
 
         os.chdir(ROOT)  # mypy finds its settings in pyproject.toml here
         modules = sorted(str(path.relative_to(ROOT)) for path in ENGINE.glob("*.py") if path.name != "__init__.py")
-        self.distribution.ext_modules = mypycify(
-            modules, opt_level="3", debug_level="0", group_name=GROUP, target_dir=self.build_temp
-        )
+        extensions = mypycify(modules, opt_level="3", debug_level="0", group_name=GROUP, target_dir=self.build_temp)
+        for extension in extensions:
+            extension.extra_compile_args += INLINING
+        self.distribution.ext_modules = extensions
         self.swig_opts = None  # a list since it was finalised before, which cannot be read again
         self.finalize_options()
         super().run()

@@ -35,7 +35,7 @@ from purgatory.engine.limits import EngineLimits
 from purgatory.engine.operation_checks import OPERATION_ID_MAX, OperationChecks, OperationColumns
 from purgatory.engine.partition import Partition
 from purgatory.engine.pending import PendingOperations
-from purgatory.engine.plain_rows import PlainRows, plain_rows
+from purgatory.engine.plain_rows import PlainRows
 from purgatory.engine.registry import Partitions, SignalKey, SignalKeys
 from purgatory.engine.tables import UNRESOLVED, Owner
 from purgatory.engine.wakeups import Wakeups, delete_records_state, partition_fault, produce_state
@@ -70,12 +70,12 @@ class Registration:
         if kind not in KINDS:
             raise InvalidBatch("kind", f"{kind} is not known")
         columns = OperationColumns(kind, batch, self.limits.timeout_ms_default)
-        plain = plain_rows(kind, batch, self.partitions, self.limits)
+        plain = PlainRows(columns, self.partitions, self.limits.timeout_ms_max)
         receipt = RegisterReceipt()
         known_before = int(owner.highest_operation_id)
         first_item = 0
         for row in range(columns.rows):
-            if plain is not None and self._take_plain(owner, plain, row, now_ms):
+            if plain.there_may_be and self._take_plain(owner, columns, plain, row, now_ms):
                 receipt.accepted += 1
                 first_item += 1
                 continue
@@ -154,45 +154,33 @@ class Registration:
         partition = self.partitions.get(columns.partitions[columns.place(place)])
         if partition is None or columns.local_error_code(place) != NONE:
             return False
+        return self._wait_for_one(owner, columns, row, place, partition, now_ms)
+
+    def _take_plain(self, owner: Owner, columns: OperationColumns, plain: PlainRows, row: int, now_ms: i64) -> bool:
+        """The same for a row that needs no other check. False: nothing was done."""
+        partition = plain.partition(row, int(owner.highest_operation_id))
+        if partition is None or self.pending.count >= self.pending_max:
+            return False
+        if not self._wait_for_one(owner, columns, row, row, partition, now_ms):
+            return False
+        owner.highest_operation_id = columns.operation_ids[row]
+        return True
+
+    def _wait_for_one(
+        self, owner: Owner, columns: OperationColumns, row: int, place: int, partition: Partition, now_ms: i64
+    ) -> bool:
+        """Lets a produce of one partition wait. False: nothing was done, it has not to."""
         required: i64 = columns.offset(place)
         epoch: i64 = columns.leader_epoch(place)
         if produce_state(partition, required, epoch) != UNRESOLVED:
             return False
-        self._wait_for_one(
-            owner, columns.operation_ids[row], columns.timeout_ms(row), partition, required, epoch, now_ms
-        )
-        return True
-
-    def _take_plain(self, owner: Owner, plain: PlainRows, row: i64, now_ms: i64) -> bool:
-        """The same for a row that needs no other check. False: nothing was done."""
-        partition = plain.partition(row, owner.highest_operation_id)
-        if partition is None or self.pending.count >= self.pending_max:
-            return False
-        required = plain.offset(row)
-        epoch = plain.leader_epoch(row)
-        if produce_state(partition, required, epoch) != UNRESOLVED:
-            return False
-        operation_id = plain.operation_ids[row]
-        owner.highest_operation_id = operation_id
-        self._wait_for_one(owner, operation_id, plain.timeout_ms(row), partition, required, epoch, now_ms)
-        return True
-
-    def _wait_for_one(
-        self,
-        owner: Owner,
-        operation_id: i64,
-        timeout_ms: i64,
-        partition: Partition,
-        required: i64,
-        epoch: i64,
-        now_ms: i64,
-    ) -> None:
         pending = self.pending
         self.partitions.hold(partition)
-        slot = pending.admit(owner, PRODUCE, operation_id, timeout_ms, now_ms)
+        slot = pending.admit(owner, PRODUCE, columns.operation_ids[row], columns.timeout_ms(row), now_ms)
         pending.operations.items_left[slot] = i32(1)
         item = pending.add_item(slot, -1, partition.index, required, partition.high_watermark, epoch, UNRESOLVED)
         pending.watch(produces_of(partition), PRODUCE, item, required)
+        return True
 
     def _take_delete_records(
         self, owner: Owner, columns: OperationColumns, row: int, first_item: int, now_ms: i64

@@ -59,12 +59,15 @@ MOVES_MAX: Final[i64] = 100_000
 
 UNLINKED: Final = -1
 NOT_QUEUED: Final = -1
+NONE_RECENT: Final = -1
 
 
 def round_up_to_tick(deadline_ms: i64, tick_ms: i64) -> i64:
     """The first multiple of `tick_ms` at or after `deadline_ms`, which is clamped to `DEADLINE_MAX` first."""
     if deadline_ms > DEADLINE_MAX:
         deadline_ms = DEADLINE_MAX
+    if tick_ms == 1:
+        return deadline_ms
     return (deadline_ms + tick_ms - 1) // tick_ms * tick_ms
 
 
@@ -75,6 +78,8 @@ def floor_to_tick(time_ms: i64, tick_ms: i64) -> i64:
 
 def bucket_index(deadline_ms: i64, tick_ms: i64, wheel_size: i64) -> i64:
     """The bucket, 0 to `wheel_size - 1`, that holds `deadline_ms` in a wheel whose tick is `tick_ms`."""
+    if tick_ms == 1:
+        return deadline_ms % wheel_size
     return deadline_ms // tick_ms % wheel_size
 
 
@@ -125,6 +130,8 @@ class TimingWheel:
             self._level_clocks = append(self._level_clocks, floor_to_tick(start_ms, tick))
             level += 1
         self._queue: PackedHeap = PackedHeap()
+        self._recent_ms: i64 = NONE_RECENT
+        self._recent_bucket: i64 = 0
         self._bucket_expirations: vec[i64] = vec[i64]()
         self._next: vec[i32] = vec[i32]()
         self._prev: vec[i32] = vec[i32]()
@@ -184,6 +191,7 @@ class TimingWheel:
             if i64(self._next[bucket]) != bucket:
                 return queue.top_key()
             self._bucket_expirations[bucket] = NOT_QUEUED
+            self._recent_ms = NONE_RECENT
             queue.pop()
         return -1
 
@@ -241,7 +249,12 @@ class TimingWheel:
         return True
 
     def _bucket_for(self, rounded: i64) -> i64:
-        """The bucket for a deadline that is not before the clock, queued from now on."""
+        """The bucket for a deadline that is not before the clock, queued from now on.
+
+        Deadlines come in runs of equals: the last answer is kept while the clocks stand and its bucket is queued.
+        """
+        if rounded == self._recent_ms:
+            return self._recent_bucket
         ticks = self._level_ticks
         clocks = self._level_clocks
         level: i64 = 0
@@ -257,6 +270,8 @@ class TimingWheel:
             self._bucket_expirations[bucket] = starts_ms
             # Of equal times the heap takes the smaller value first: coarser levels in their order, then level 1.
             self._queue.push(starts_ms, bucket + self._base if level == 0 else bucket)
+        self._recent_ms = rounded
+        self._recent_bucket = bucket
         return bucket
 
     def _unlink(self, node: i64) -> None:
@@ -271,14 +286,18 @@ class TimingWheel:
 
     def _fire(self, bucket: i64, room: i64, fired: list[int]) -> i64:
         """Take entries from the head of a due bucket of level 1, at most `room`. Return how many were taken."""
+        nexts = self._next
+        node: i64 = i64(nexts[bucket])
         taken: i64 = 0
-        while taken < room:
-            node: i64 = i64(self._next[bucket])
-            if node == bucket:
-                break
-            self._unlink(node)
+        while taken < room and node != bucket:
+            after: i64 = i64(nexts[node])
+            nexts[node] = i32(UNLINKED)
             fired.append(node - self._base)
+            node = after
             taken += 1
+        nexts[bucket] = i32(node)
+        self._prev[node] = i32(bucket)
+        self.count -= taken
         return taken
 
     def _cascade(self, bucket: i64, moves_max: i64) -> i64:
@@ -288,24 +307,25 @@ class TimingWheel:
         """
         nexts = self._next
         prevs = self._prev
+        node: i64 = i64(prevs[bucket])
         moves: i64 = 0
-        while moves < moves_max:
-            node: i64 = i64(prevs[bucket])
-            if node == bucket:
-                break
-            self._unlink(node)
+        while moves < moves_max and node != bucket:
+            before: i64 = i64(prevs[node])
             finer = self._bucket_for(self._deadlines[node - self._base])
             head = nexts[finer]
             nexts[node] = head
             prevs[node] = i32(finer)
             prevs[i64(head)] = i32(node)
             nexts[finer] = i32(node)
-            self.count += 1
+            node = before
             moves += 1
+        prevs[bucket] = i32(node)
+        nexts[node] = i32(bucket)
         return moves
 
     def _set_clocks(self, time_ms: i64) -> None:
         """Move each level's clock to a bucket's time, floored to its tick, up to the first that stands there."""
+        self._recent_ms = NONE_RECENT
         ticks = self._level_ticks
         clocks = self._level_clocks
         level: i64 = 0

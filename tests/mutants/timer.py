@@ -68,7 +68,49 @@ MUTANTS = (
         "        prevs[i64(after)] = before\n",
         "",
     ),
-    Mutant("unlink leaves the slot marked as linked", "wheel", "        nexts[node] = i32(UNLINKED)\n", ""),
+    Mutant(
+        "unlink leaves the slot marked as linked",
+        "wheel",
+        "        nexts[node] = i32(UNLINKED)\n        self.count -= 1\n",
+        "        self.count -= 1\n",
+    ),
+    Mutant(
+        "what has fired stays marked as linked",
+        "wheel",
+        "            nexts[node] = i32(UNLINKED)\n            fired",
+        "            fired",
+    ),
+    Mutant("what has fired is still counted", "wheel", "        self.count -= taken\n", ""),
+    Mutant(
+        "a bucket that fired in part begins where it began",
+        "wheel",
+        "        nexts[bucket] = i32(node)\n        self._prev[node]",
+        "        self._prev[node]",
+    ),
+    Mutant(
+        "a bucket that cascaded in part ends where it ended",
+        "wheel",
+        "        prevs[bucket] = i32(node)\n        nexts[node] = i32(bucket)\n        return moves",
+        "        nexts[node] = i32(bucket)\n        return moves",
+    ),
+    Mutant(
+        "the bucket of before is taken although the clocks have moved",
+        "wheel",
+        "        self._recent_ms = NONE_RECENT\n        ticks",
+        "        ticks",
+    ),
+    Mutant(
+        "the bucket of before is taken although it was dropped",
+        "wheel",
+        "            self._recent_ms = NONE_RECENT\n            queue.pop()",
+        "            queue.pop()",
+    ),
+    Mutant(
+        "wrong bucket with a tick of 1",
+        "wheel",
+        "return deadline_ms % wheel_size",
+        "return deadline_ms % (wheel_size - 1)",
+    ),
     Mutant("an unlinked slot is still counted", "wheel", "        self.count -= 1\n", ""),
     Mutant(
         "a second deadline does not unlink the first",
@@ -109,8 +151,10 @@ MUTANTS = (
     Mutant(
         "what cascades goes behind what was added later",
         "wheel",
-        "            node: i64 = i64(prevs[bucket])\n",
-        "            node: i64 = i64(nexts[bucket])\n",
+        "            head = nexts[finer]\n            nexts[node] = head\n            prevs[node] = i32(finer)\n"
+        "            prevs[i64(head)] = i32(node)\n            nexts[finer] = i32(node)\n",
+        "            head = prevs[finer]\n            prevs[node] = head\n            nexts[node] = i32(finer)\n"
+        "            nexts[i64(head)] = i32(node)\n            prevs[finer] = i32(node)\n",
     ),
     Mutant(
         "level 1 fires before coarser buckets of the same time have cascaded",

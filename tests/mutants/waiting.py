@@ -100,31 +100,32 @@ ARRIVAL = (
     Mutant(
         "a plain operation may repeat the id before it",
         "plain_rows",
-        "operation_id <= highest_operation_id",
-        "operation_id < highest_operation_id",
+        "if not highest_operation_id < columns.operation_ids[row]",
+        "if not highest_operation_id <= columns.operation_ids[row]",
     ),
-    Mutant("a plain operation may have any id", "plain_rows", " or operation_id > OPERATION_ID_MAX:", ":"),
-    Mutant("a plain operation may wait for no time", "plain_rows", "timeout_ms < 1 or", "timeout_ms < 0 or"),
-    Mutant("a plain operation may wait for ever", "plain_rows", " or timeout_ms > self._timeout_ms_max:", ":"),
-    Mutant("a plain operation may wait for any offset", "plain_rows", " or offset >= OFFSET_MAX:", ":"),
-    Mutant("a plain operation may wait for an offset below 0", "plain_rows", "offset < 0 or ", ""),
-    Mutant("a plain operation may have any epoch", "plain_rows", " or leader_epoch > INT32_MAX:", ":"),
-    Mutant("a plain operation may have an epoch below -1", "plain_rows", "leader_epoch < -1 or ", ""),
+    Mutant("a plain operation may have any id", "plain_rows", " <= OPERATION_ID_MAX:", ":"),
+    Mutant("a plain operation may wait for no time", "plain_rows", "if not 1 <= columns.t", "if not 0 <= columns.t"),
+    Mutant("a plain operation may wait for any time", "plain_rows", " <= self._timeout_ms_max:", ":"),
+    Mutant("a plain operation may wait for any offset", "plain_rows", " < OFFSET_MAX:", ":"),
+    Mutant(
+        "a plain operation may wait for an offset below 0",
+        "plain_rows",
+        "if not 0 <= columns.o",
+        "if not -1 <= columns.o",
+    ),
+    Mutant("a plain operation may have any epoch", "plain_rows", " <= INT32_MAX:", ":"),
+    Mutant(
+        "a plain operation may have an epoch below -1", "plain_rows", "if not -1 <= columns.l", "if not -2 <= columns.l"
+    ),
     Mutant(
         "a plain operation may name what the dictionary has not",
         "plain_rows",
-        " or place >= i64(len(self._partitions)):",
+        " < len(self._found):",
         ":",
     ),
-    Mutant(
-        "operations with errors of their own are plain",
-        "plain_rows",
-        " or batch.item_counts or batch.local_error_codes:",
-        " or batch.item_counts:",
-    ),
-    Mutant(
-        "ids of 64 bits are an error of the batch", "plain_rows", "    except OverflowError:", "    except KeyError:"
-    ),
+    Mutant("operations with errors of their own are plain", "plain_rows", " and not batch.local_error_codes", ""),
+    Mutant("operations of several items are plain", "plain_rows", " and not batch.item_counts", ""),
+    Mutant("operations of any kind are plain", "plain_rows", "columns.kind == PRODUCE and ", ""),
     Mutant(
         "one plain operation more than allowed",
         "registration",
@@ -134,8 +135,8 @@ ARRIVAL = (
     Mutant(
         "a plain operation leaves the highest id as it was",
         "registration",
-        "        owner.highest_operation_id = operation_id\n        self._wait_for_one(",
-        "        self._wait_for_one(",
+        "        owner.highest_operation_id = columns.operation_ids[row]\n",
+        "",
     ),
     Mutant(
         "a partition may be named twice",
