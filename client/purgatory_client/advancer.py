@@ -14,7 +14,7 @@ from typing import Final
 
 from purgatory.v1 import purgatory_service_pb2 as service
 from purgatory_client.encode_events import advance_request, receipt_of
-from purgatory_client.errors import ClientClosed, LimitExceeded, PurgatoryClientError
+from purgatory_client.errors import ClientClosed, LimitExceeded, ProtocolError, PurgatoryClientError
 from purgatory_client.events import AdvanceReceipt, Event, EventRefusal
 
 EVENTS_PER_MESSAGE_MAX: Final = 10_000
@@ -80,9 +80,13 @@ class Advancer:
                 receipt = await self._send(advance_request([event for batch in batches for event in batch.events]))
             except PurgatoryClientError as error:
                 self._fail(batches, error)
-            except BaseException:
+            except asyncio.CancelledError:
                 self._fail(batches, ClientClosed("the client was closed while these events were being sent"))
                 raise
+            except Exception as error:  # noqa: BLE001 - told to its callers, with its cause
+                failed = ProtocolError(f"this client failed: {error!r}")
+                failed.__cause__ = error
+                self._fail(batches, failed)
             else:
                 self._settle(batches, receipt_of(receipt))
 

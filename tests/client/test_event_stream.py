@@ -12,6 +12,7 @@ import grpc
 import grpc.aio
 import pytest
 from purgatory_client import AsyncClient, errors, events
+from purgatory_client.advancer import EVENTS_PER_MESSAGE_MAX, Advancer
 from purgatory_client.event_stream import Call, EventStream
 
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -159,3 +160,22 @@ async def test_events_go_on_after_a_connection_was_lost(daemon: DaemonProcess) -
             assert proxy.drop_all() == 1
         await until(partial(told, 4))
         assert (await client.partition("orders-3")).high_watermark == 4
+
+
+async def test_a_fault_of_this_client_is_not_taken_for_its_closing() -> None:
+    """Whatever goes wrong here is told, with its cause, to those whose events it hit; those after them are served."""
+    answers: list[wire.AdvanceReceipt | None] = [None, wire.AdvanceReceipt(ended=[3])]
+
+    async def send(request: wire.AdvanceStreamRequest) -> wire.AdvanceReceipt:
+        answer = answers.pop(0)
+        if answer is None:
+            raise RuntimeError("a fault")
+        return answer
+
+    advancer = Advancer(send)
+    full = [events.signalled("key")] * EVENTS_PER_MESSAGE_MAX
+    hit, served = (asyncio.create_task(advancer.advance(batch)) for batch in (full, full[:1]))
+    with pytest.raises(errors.ProtocolError, match="this client failed: RuntimeError") as told:
+        await hit
+    assert isinstance(told.value.__cause__, RuntimeError)
+    assert (await served).ended == [3]
