@@ -13,13 +13,15 @@ from purgatory_client.errors import ProtocolError
 
 DELAY: Final = 0.5
 """Seconds that a result may wait for its acknowledgement."""
+RESULTS_MAX: Final = 5_000
+"""Results after which the acknowledgement does not wait; at most half of what the daemon keeps unacknowledged."""
 
 
 class ResultSequence:
     """The results of one session. `last`: highest sequence number that has arrived, 0: none."""
 
-    def __init__(self, results_max: int = 1_000) -> None:
-        self.results_max: Final = results_max
+    def __init__(self) -> None:
+        self.results_max = RESULTS_MAX
         self.last = 0
         self._acknowledged = 0
         self._due_at: float | None = None
@@ -30,6 +32,10 @@ class ResultSequence:
         self.last = self._acknowledged = 0
         self._due_at = None
         self._anew = True
+
+    def limit(self, unacknowledged_max: int) -> None:
+        """The daemon keeps so many results unacknowledged before it refuses registrations."""
+        self.results_max = max(1, min(RESULTS_MAX, unacknowledged_max // 2))
 
     def opened(self) -> None:
         """The connection was opened with `last`, which acknowledges all up to it."""

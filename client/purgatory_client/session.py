@@ -191,6 +191,8 @@ class SessionCore:
         self.heartbeat_interval = max(0.01, opened.heartbeat_interval_ms / 1_000)
         if opened.operations_per_batch_max > 0:
             self._chunk_max = min(OPERATIONS_PER_CHUNK_MAX, opened.operations_per_batch_max)
+        if opened.unacknowledged_results_max > 0:
+            self._sequence.limit(opened.unacknowledged_results_max)
         self._table.start_after(highest)
         self._plan = deque(self._table.chunks_above(highest, self._chunk_max))
         self._cancelling = {operation_id: None for operation_id in self._cancelling if operation_id <= highest}

@@ -90,13 +90,29 @@ def test_results_end_waits_and_are_acknowledged_later() -> None:
     assert acknowledgement.acknowledge.sequence == 2
 
 
-def test_a_thousand_results_are_acknowledged_at_once() -> None:
+def test_thousands_of_results_are_acknowledged_at_once() -> None:
     """The daemon's memory is not held for long when results come fast."""
     core = open_core()
-    submit(core, 1_000)
+    submit(core, 5_000)
     sent(core, 0.0)
-    core.receive(results(1, list(range(1, 1_001))), 0.1)
-    assert sent(core, 0.1)[0].acknowledge.sequence == 1_000
+    core.receive(results(1, list(range(1, 5_000))), 0.1)
+    assert sent(core, 0.1) == []
+    core.receive(results(5_000, [5_000]), 0.2)
+    assert sent(core, 0.2)[0].acknowledge.sequence == 5_000
+
+
+def test_a_daemon_that_keeps_few_results_hears_of_them_sooner() -> None:
+    """Half of what the daemon keeps unacknowledged is acknowledged at once: it would refuse registrations else."""
+    core = SessionCore("s", 100)
+    opening = opened()
+    opening.opened.unacknowledged_results_max = 4
+    core.receive(opening, 0.0)
+    submit(core, 2)
+    sent(core, 0.0)
+    core.receive(results(1, [1]), 0.1)
+    assert sent(core, 0.1) == []
+    core.receive(results(2, [2]), 0.1)
+    assert sent(core, 0.1)[0].acknowledge.sequence == 2
 
 
 def test_repeated_results_are_dropped() -> None:
