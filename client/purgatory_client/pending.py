@@ -72,7 +72,7 @@ class PendingTable:
         self.count += batch.remaining
 
     def __contains__(self, wait: Wait) -> bool:
-        return wait.operation_id in self._singles
+        return self._singles.get(wait.operation_id) is wait
 
     def take_single(self, operation_id: int) -> Wait | None:
         """The single wait with this id, no longer pending; None: there is none."""
@@ -119,10 +119,13 @@ class PendingTable:
             if self._some_ended(batch, ended_now):
                 ended.append((batch, batch.answer()))
 
-    def remove_batch(self, batch: WaitColumns) -> None:
-        """Forget a batch with all that is pending in it."""
+    def take_batch(self, batch: WaitColumns) -> bool:
+        """Forget a batch with all that is pending in it. False: it is not pending in here (any more)."""
+        if self._find_batch(batch.first_id) is not batch:
+            return False
         self.count -= batch.remaining
         self._forget(batch)
+        return True
 
     def chunks_above(self, operation_id: int, chunk_max: int) -> list[Chunk]:
         """Everything pending with a higher id, as chunks in the order of ids."""

@@ -92,12 +92,15 @@ class SessionCore:
             self._unsent_batches[wait] = None
 
     def cancel(self, wait: Wait | WaitColumns) -> None:
-        """Nobody waits for it any more: forget it, and cancel at the daemon what it knows of it."""
+        """Nobody waits for it any more: forget it, and cancel at the daemon what it knows of it.
+
+        What is not pending here is passed over: it may have ended, or been drained, while its caller was cancelled.
+        """
         if isinstance(wait, WaitColumns):
             self._cancel_batch(wait)
-        elif wait.operation_id:
-            if self._table.take_single(wait.operation_id) is not None:
-                self._cancel_ids([wait.operation_id])
+        elif wait in self._table:
+            self._table.take_single(wait.operation_id)
+            self._cancel_ids([wait.operation_id])
         elif wait in (queue := self._unsent.get((wait.kind, wait.timeout_ms is None), {})):
             del queue[wait]
             self._unsent_count -= 1
@@ -308,11 +311,9 @@ class SessionCore:
         if batch in self._unsent_batches:
             del self._unsent_batches[batch]
             self._unsent_count -= batch.count
-        elif batch.first_id and batch.remaining:
-            operation_ids = batch.ids_of(batch.pending_positions())
-            self._table.remove_batch(batch)
+        elif self._table.take_batch(batch):
             self._plan = deque(chunk for chunk in self._plan if chunk.batch is not batch)
-            self._cancel_ids(operation_ids)
+            self._cancel_ids(batch.ids_of(batch.pending_positions()))
 
     def _cancel_ids(self, operation_ids: Iterable[int]) -> None:
         for operation_id in operation_ids:

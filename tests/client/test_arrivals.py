@@ -160,3 +160,21 @@ def test_columns_know_no_other_names() -> None:
     answer = ResultsArrived(result_pb2.ResultColumns(kind=1)).columns
     assert not hasattr(answer, "offsets")
     assert answer.names == []
+
+
+def test_what_was_forgotten_already_is_not_cancelled_again() -> None:
+    """A caller may be cancelled just as its session ends: nothing of a new session is disturbed by it."""
+    single, batch = waits.produce({"orders-3": 1}, timeout=5), many(3)
+    old = core_with(single, batch)
+    assert set(old.drain()) == {single, batch}
+    other, others = waits.produce({"orders-3": 1}, timeout=5), many(3)
+    fresh = core_with(other, others)
+    for core in (old, fresh):
+        core.cancel(single)
+        core.cancel(batch)
+        assert sent(core, 0.0) == []
+    assert (old.pending, fresh.pending) == (0, 4)
+    fresh.cancel(others)
+    fresh.cancel(others)
+    assert [list(message.cancel.operation_ids) for message in sent(fresh, 0.0)] == [[2, 3, 4]]
+    assert fresh.pending == 4, "the cancels count until the daemon has answered them"
