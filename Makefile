@@ -112,12 +112,15 @@ wheel: $(STAMPS)/serving ## Build the wheel into dist/
 	@rm -rf build/lib*
 	@$(PIP) wheel -q --no-build-isolation --no-deps -w $(DIST) .
 
-.PHONY: bench-quick bench-compare
+.PHONY: bench-quick bench-compare bench-pipeline
 bench: $(STAMPS)/pipeline $(STAMPS)/engine ## Measure this house beside its peers (ARGS="--huge", ARGS="--only 'timer/*'")
 	@$(BIN)/python -m bench $(ARGS)
 
 bench-quick: $(STAMPS)/engine ## The same in under a minute, with nothing written
 	@$(BIN)/python -m bench --quick $(ARGS)
+
+bench-pipeline: $(STAMPS)/pipeline $(STAMPS)/engine ## Measure report and replay (ARGS="--operations 10M 30M 100M")
+	@$(BIN)/python -m bench.pipeline $(ARGS)
 
 bench-compare: $(STAMPS)/engine ## Compare instructions, counters and ratios with the committed baseline (ARGS=--update)
 	@$(BIN)/python -m bench.compare $(ARGS)

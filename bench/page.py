@@ -32,15 +32,15 @@ def pictures_in(results: Path) -> list[str]:
     return [name for name in PICTURES if (results / f"{name}.png").exists()]
 
 
-def with_table(text: str, rows: Sequence[Row], pictures: Sequence[str] = ()) -> str:
+def with_table(text: str, rows: Sequence[Row], pictures: Sequence[str] = (), begins: str = BEGIN) -> str:
     """The page's text with the table of these rows and these plots. Raises ValueError when it lacks the markers."""
-    before, begin, rest = text.partition(BEGIN)
+    before, begin, rest = text.partition(begins)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"no place for the table: the page should have {BEGIN!r} and {END!r}")
+        raise ValueError(f"no place for the table: the page should have {begins!r} and {END!r}")
     parts = ["Not measured yet."]
     if rows:
         parts = [f"Measured on: {'; '.join(sorted({row.machine for row in rows}))}.", table(rows)]
         parts += [f"![{PICTURES[name]}](../bench/results/{name}.png)" for name in pictures]
     shown = "\n\n".join(parts)
-    return f"{before}{BEGIN}\n\n{shown}\n\n{END}{after}"
+    return f"{before}{begins}\n\n{shown}\n\n{END}{after}"

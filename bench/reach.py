@@ -63,6 +63,10 @@ REACH: Final[dict[tuple[str, str | None], Reach]] = {
     ("service/event-to-result-half-load/p99", "echo"): Reach(1 / 10),
     ("service/expiry-lateness/p50", "asyncio"): Reach(1 / 1.5),
     ("service/expiry-lateness/p99", "asyncio"): Reach(1 / 2),
+    ("report/operations=10000000", "duckdb"): Reach(1 / 3),
+    ("report/growth/operations=30000000", "self"): Reach(1 / 1.2),
+    ("report/growth/operations=100000000", "self"): Reach(1 / 1.2),
+    ("replay/operations=10000000", "one core"): Reach(1.7, value_min=500_000),
     ("service/herd/drain", "kafka"): Reach(1),
     ("service/herd/advance-p99", "self"): Reach(1 / 10),
 }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ from bench import suite_engine, suite_service
 from bench.__main__ import SUITES
 from bench.lab import Lab
 from bench.pairing import Figure, Measure
+from bench.pipeline import MEASURED
 from bench.reach import REACH
 from bench.scale import FULL
 from bench.worker import Numbers
@@ -87,10 +90,25 @@ def asked_of(suites: Sequence[Callable[[Lab], None]], *, jvm: bool, redis: bool)
     return lab.asked
 
 
+def histories(folder: Path) -> list[Path]:
+    """What says how many operations they have, and nothing else."""
+    sizes = [10_000_000, 30_000_000, 100_000_000]
+    for size in sizes:
+        truth = folder / str(size) / "_truth" / "truth.json"
+        truth.parent.mkdir(parents=True)
+        truth.write_text(json.dumps({"plan": {"operations": size}}))
+    return [folder / str(size) for size in sizes]
+
+
 @pytest.mark.usefixtures("no_daemon")
-def test_everything_that_is_to_be_reached_is_measured() -> None:
+def test_everything_that_is_to_be_reached_is_measured(tmp_path: Path) -> None:
     """No figure is promised that no suite measures, beside the very peer it is promised for."""
+    made = histories(tmp_path)
     asked = asked_of(list(SUITES.values()), jvm=True, redis=True)
+    for measure in MEASURED.values():
+        lab = StubLab(jvm=True, redis=True)
+        measure(lab, made)  # type: ignore[arg-type]
+        asked |= lab.asked
     names = {name for name, _ in asked}
     assert {key for key in REACH if key not in asked and not (key[1] is None and key[0] in names)} == set()
 

@@ -47,7 +47,8 @@ def account(
     with own_errors():
         survey = _survey(spark, archive.uri, files, window)
         sides = [file for file in files if file.table in SIDES]
-        unmatched = _unmatched(spark, archive, sides, window, survey.differing())
+        differing = survey.differing()
+        unmatched = _unmatched(spark, archive, sides, window, differing)
     findings = [
         *clock_findings(survey.clocks),
         *unmatched_findings(unmatched, runs, archive),
@@ -57,7 +58,9 @@ def account(
         table: archive.rows_there_twice(spark, table, since=since, until=until, topics=topics)
         for table in schema.TABLES
     }
-    return IntakeAccount(archive.uri, tuple(_lines(archive, survey, files, twice)), tuple(findings), tuple(runs))
+    lines = _lines(archive, survey, files, twice)
+    is_matched = since is None and until is None and not differing.any()
+    return IntakeAccount(archive.uri, tuple(lines), tuple(findings), tuple(runs), is_matched)
 
 
 def chunked(files: Sequence[ArchiveFile], tasks_min: int, tasks_max: int) -> list[list[ArchiveFile]]:

@@ -98,6 +98,8 @@ class IntakeAccount:
     lines: tuple[Line, ...]
     findings: tuple[Finding, ...]
     runs: tuple[Run, ...]
+    is_matched: bool = False
+    """Nothing was left out, and each row of a registration has its outcome's, and the other way round."""
 
     def rows_in(self, table: str | None = None) -> int:
         """Rows found that could be counted: of one table, or all."""

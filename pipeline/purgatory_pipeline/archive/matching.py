@@ -81,7 +81,7 @@ class Reading:
         for part in parts_of(self.uri, file, columns_of(file.table, self.window)):
             operations = operations_of(file, part, self.window)
             hashes = operations.hashes.view(np.int64)
-            kept = self.differing[operations.buckets]
+            kept = self.differing[operations.buckets] & (operations.item == 0)
             if self.only is not None:
                 kept &= np.isin(hashes, self.only)
             if not ended:

@@ -100,8 +100,9 @@ class Survey:
 
 @dataclass(frozen=True)
 class Operations:
-    """Operations (their first items) of one part of a file."""
+    """Operations of one part of a file, each as often as it has items."""
 
+    item: Integers
     session: Integers
     operation: Integers
     call: Integers
@@ -151,9 +152,10 @@ def parts_of(uri: str, file: ArchiveFile, columns: Sequence[str]) -> Iterator[pa
 
 
 def operations_of(file: ArchiveFile, part: pa.Table, window: Window) -> Operations:
-    """The operations of a part that count: first items, not refused, of the window's topics, ended since it began."""
+    """The operations of a part that count: not refused, of the window's topics, ended since it began."""
     at_ms = instants_of(part, "at")
-    chosen = numbers_of(part, "item") == 0
+    item = numbers_of(part, "item")
+    chosen = np.ones(part.num_rows, bool)
     registered_at_ms = at_ms
     if file.table == schema.REGISTRATIONS:
         chosen &= numbers_of(part, "refusal_code") == schema.ACCEPTED
@@ -168,7 +170,7 @@ def operations_of(file: ArchiveFile, part: pa.Table, window: Window) -> Operatio
     hashes = hash_operations(file.run_id, session, operation)
     calls = numbers_of(part, "call_number")[chosen]
     inside = window.holds(registered_at_ms)
-    return Operations(session, operation, calls, at_ms[chosen], registered_at_ms, hashes, inside)
+    return Operations(item[chosen], session, operation, calls, at_ms[chosen], registered_at_ms, hashes, inside)
 
 
 def hash_operations(run_id: str, session: Integers, operation: Integers) -> npt.NDArray[np.uint64]:
@@ -218,15 +220,17 @@ def _has_topic(part: pa.Table, topics: frozenset[str]) -> Flags:
 
 
 def _bucket_sums(operations: Operations) -> Integers:
-    """Count and summed parts of the hashes, of the operations registered in the window, by bucket."""
-    hashes, buckets = operations.hashes[operations.inside], operations.buckets[operations.inside]
+    """Count and summed parts of the hashes, of what was registered in the window, item by item, by bucket."""
+    items = _mix(operations.hashes + operations.item.astype(np.uint64))
+    hashes, buckets = items[operations.inside], operations.buckets[operations.inside]
     parts = hashes & _PART, (hashes >> np.uint64(_PART_BITS)) & _PART
     sums = [np.bincount(buckets, weights=part.astype(np.float64), minlength=BUCKETS) for part in parts]
     return np.stack([np.bincount(buckets, minlength=BUCKETS), *sums]).astype(np.int64)
 
 
 def _before(operations: Operations, window: Window) -> Flags:
-    """Ended in the window, registered before it."""
+    """First items that ended in the window and were registered before it."""
     if window.since_ms is None:
         return np.zeros(len(operations.at_ms), bool)
-    return window.holds(operations.at_ms) & (operations.registered_at_ms < window.since_ms)
+    earlier: Flags = (operations.item == 0) & (operations.registered_at_ms < window.since_ms)
+    return earlier & window.holds(operations.at_ms)

@@ -1,12 +1,15 @@
 """How many waits were pending at once, at the worst: +1 where one was registered, -1 where it ended, added up in time.
 
 An end tells when its registration was (`time_ms - waited_ms`), so registrations are not read again. What waited no
-time at all never was in the way. Rows go through the shuffle with a hash instead of four names.
+time at all never was in the way.
+
+Not all steps are sorted. First they are counted in slots of some milliseconds: a slot can hold the deepest moment only
+if what was pending before it and all that began in it are more than what was pending at the end of any slot. The waits
+of such slots, which are few, are read again and added up millisecond by millisecond.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, Window
@@ -19,64 +22,114 @@ KEY: Final = ("run_id", "topic", "partition", "kind")
 COARSE_MS: Final = 1_000
 """When approximate, only what is pending at the end of each second is seen."""
 
+SLOT_BITS: Final = 5
+"""A slot is 2**5 ms, which is less than most waits: so what begins in one is little beside what is pending."""
+
+BROADCAST_ROWS_MAX: Final = 1_000_000
+"""Of slots: up to so many, the waits need not be shuffled to meet them."""
+
 
 def deepest_backlog(
     outcomes: DataFrame, unfinished: DataFrame | None = None, *, approximate: bool = False
 ) -> DataFrame:
     """The table `backlog`: of each partition and kind the deepest of all runs, and when it was first so deep."""
-    steps = _ended_steps(outcomes)
+    waits = _waits(outcomes, F.col("time_ms") - F.col("waited_ms"), F.col("time_ms"), approximate=approximate)
     if unfinished is not None:
-        steps = steps.unionAll(_unfinished_steps(unfinished))
-    if approximate:
-        end_ms = (F.floor(F.col("time_ms") / COARSE_MS) + 1) * COARSE_MS
-        steps = (
-            steps.withColumn("time_ms", end_ms).groupBy("key", "time_ms").agg(F.sum("step").cast("int").alias("step"))
+        never = F.lit(None).cast("bigint")
+        waits = waits.unionAll(
+            _waits(unfinished.where("waited_ms is not null"), F.col("time_ms"), never, approximate=approximate)
         )
-    # The default frame of a sorted window takes in all rows of the same millisecond.
-    pending = F.sum("step").over(Window.partitionBy("key").orderBy("time_ms"))
-    deepest = (
-        steps.withColumn("pending", pending)
-        .groupBy("key")
-        .agg(F.max(F.struct(F.col("pending"), (-F.col("time_ms")).alias("before"))).alias("top"))
-    )
-    named = deepest.join(_names([outcomes] if unfinished is None else [outcomes, unfinished]), "key").where(
-        "top.pending > 0"
-    )
-    best = F.max_by(
-        F.struct("at_ms", "run_id"), F.struct(F.col("top.pending"), (-F.col("at_ms")).alias("before"), F.col("run_id"))
-    )
+    steps = _steps(waits, _deep_slots(waits).localCheckpoint())
+    along = Window.partitionBy("key", "slot").orderBy("step_ms")
+    # The default frame of a sorted window takes in all steps of the same millisecond.
+    pending = F.col("before") + F.sum("step").over(along)
     return (
-        named.withColumn("at_ms", F.col("anchor_ms") - F.col("top.before"))
+        steps.withColumn("pending", pending)
         .groupBy("topic", "partition", "kind")
-        .agg(F.max("top.pending").alias("deepest"), best.alias("best"))
-        .withColumns({"at": F.timestamp_millis("best.at_ms"), "run_id": F.col("best.run_id")})
+        .agg(F.max(F.struct("pending", (-F.col("at_ms")).alias("earlier"), "run_id")).alias("best"))
+        .where("best.pending > 0")
+        .withColumns(
+            {
+                "deepest": F.col("best.pending"),
+                "at": F.timestamp_millis(-F.col("best.earlier")),
+                "run_id": F.col("best.run_id"),
+            }
+        )
         .select(*BACKLOG.column_names)
     )
 
 
-def _ended_steps(outcomes: DataFrame) -> DataFrame:
-    """Two steps for each wait that ended: where it began and where it ended."""
-    begun_ms = F.col("time_ms") - F.col("waited_ms")
-    both = F.array(
-        F.struct(begun_ms.alias("time_ms"), F.lit(1).alias("step")),
-        F.struct(F.col("time_ms"), F.lit(-1).alias("step")),
+def _waits(rows: DataFrame, begin_ms: Column, end_ms: Column, *, approximate: bool) -> DataFrame:
+    """What was pending from when to when on the engine's clock (end null: still is), and the wall clock at its row."""
+    if approximate:
+        begin_ms, end_ms = _next_second(begin_ms), _next_second(end_ms)
+    return rows.select(
+        *KEY,
+        F.xxhash64(*KEY).alias("key"),
+        begin_ms.alias("begin_ms"),
+        end_ms.alias("end_ms"),
+        (F.unix_millis("at") - F.col("time_ms")).alias("ahead_ms"),
+    ).where("end_ms is null or begin_ms < end_ms")
+
+
+def _next_second(time_ms: Column) -> Column:
+    return (F.floor(time_ms / COARSE_MS) + 1) * COARSE_MS
+
+
+def _slot(time_ms: str) -> Column:
+    return F.shiftright(time_ms, SLOT_BITS)
+
+
+def _deep_slots(waits: DataFrame) -> DataFrame:
+    """The slots that may hold the deepest moment: `key`, `slot`, and what was pending `before`."""
+    slotted = waits.select("key", _slot("begin_ms").alias("begun"), _slot("end_ms").alias("ended"))
+    counts = (
+        slotted.unpivot("key", ["begun", "ended"], "step", "slot")
+        .where("slot is not null")
+        .groupBy("key", "slot")
+        .agg(F.count_if(F.col("step") == "begun").alias("begun"), F.count(F.lit(1)).alias("steps"))
+        .withColumn("net", 2 * F.col("begun") - F.col("steps"))
     )
-    return outcomes.where("waited_ms > 0").select(_key(), F.inline(both))
+    along = Window.partitionBy("key").orderBy("slot")
+    sums = counts.withColumn("after", F.sum("net").over(along)).withColumn("before", F.col("after") - F.col("net"))
+    # Of the slots that end with the most pending, the first.
+    highest = F.max(F.struct("after", (-F.col("slot")).alias("earlier"))).over(Window.partitionBy("key"))
+    most = F.col("before") + F.col("begun")
+    can_be_deeper = most > F.col("highest.after")
+    can_be_first = (most == F.col("highest.after")) & (-F.col("slot") >= F.col("highest.earlier"))
+    return (
+        sums.withColumn("highest", highest)
+        .where((F.col("begun") > 0) & (can_be_deeper | can_be_first))
+        .select("key", "slot", "before")
+    )
 
 
-def _unfinished_steps(unfinished: DataFrame) -> DataFrame:
-    return unfinished.where("waited_ms is not null").select(_key(), "time_ms", F.lit(1).alias("step"))
-
-
-def _names(frames: Sequence[DataFrame]) -> DataFrame:
-    """What the hashes stand for, and how far the wall clock is ahead of a run's clock."""
-    anchor_ms = F.min(F.unix_millis("at") - F.col("time_ms")).alias("anchor_ms")
-    parts = [frame.groupBy(*KEY).agg(anchor_ms) for frame in frames]
-    together = parts[0]
-    for part in parts[1:]:
-        together = together.unionAll(part)
-    return together.groupBy(*KEY).agg(F.min("anchor_ms").alias("anchor_ms")).withColumn("key", _key())
-
-
-def _key() -> Column:
-    return F.xxhash64(*KEY).alias("key")
+def _steps(waits: DataFrame, deep: DataFrame) -> DataFrame:
+    """The steps in those slots: `step_ms`, `step`, and the wall clock's `at_ms`."""
+    if deep.count() <= BROADCAST_ROWS_MAX:
+        deep = F.broadcast(deep)
+    began = deep.select("key", F.col("slot").alias("begun"), F.col("before").alias("before_begun"))
+    ended = deep.select("key", F.col("slot").alias("ended"), F.col("before").alias("before_ended"))
+    both = F.array(
+        *(
+            F.struct(
+                F.col(slot).alias("slot"),
+                F.col(before).alias("before"),
+                F.col(time_ms).alias("step_ms"),
+                (F.col(time_ms) + F.col("ahead_ms")).alias("at_ms"),
+                F.lit(step).alias("step"),
+            )
+            for slot, before, time_ms, step in (
+                ("begun", "before_begun", "begin_ms", 1),
+                ("ended", "before_ended", "end_ms", -1),
+            )
+        )
+    )
+    return (
+        waits.withColumns({"begun": _slot("begin_ms"), "ended": _slot("end_ms")})
+        .join(began, ["key", "begun"], "left")
+        .join(ended, ["key", "ended"], "left")
+        .where("before_begun is not null or before_ended is not null")
+        .select(*KEY, "key", F.inline(both))
+        .where("before is not null")
+    )

@@ -1,8 +1,8 @@
 """All tables of a report from the tables of an archive: DataFrames in, DataFrames out.
 
-Registrations and outcomes are read twice, a few columns each: counted (`facts`) and compared with each other
-(`unmatched`); the outcomes again for the backlog and for the slow produces, and then the events around those. All else
-is made of facts, which Spark holds, in memory or on disk as it is set.
+Registrations and outcomes are counted (`facts`) and, unless the intake has done so, compared with each other
+(`unmatched`); the outcomes are read again for the backlog and for the slow produces, and then the events around those,
+a few columns each. All else is made of facts, which Spark holds, in memory or on disk as it is set.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from purgatory.engine import codes
 from purgatory_pipeline.report import advice, anomalies, backlog, rollups, stragglers, tables
 from purgatory_pipeline.report.facts import ENDS, SATISFIED, condensed, make_facts, registered_counts
 from purgatory_pipeline.report.options import ReportOptions
-from purgatory_pipeline.report.unmatched import find_unmatched
+from purgatory_pipeline.report.unmatched import Unmatched, find_unmatched
 
 PRODUCE = codes.KIND_NAMES[codes.PRODUCE]
 
@@ -42,15 +42,21 @@ class Report:
 
 
 def make_report(
-    registrations: DataFrame, outcomes: DataFrame, events: DataFrame, options: ReportOptions | None = None
+    registrations: DataFrame,
+    outcomes: DataFrame,
+    events: DataFrame,
+    options: ReportOptions | None = None,
+    *,
+    is_matched: bool = False,
 ) -> Report:
     """Reads registrations and outcomes; the rest comes when it is used.
 
-    The frames have the columns of `purgatory.archive.schema`; each registration and each outcome comes once.
+    The frames have the columns of `purgatory.archive.schema`; each registration and each outcome comes once. With
+    `is_matched` it is known that each has the other, from `IntakeAccount`: they are not compared again.
     """
     options = options or ReportOptions()
     spark = registrations.sparkSession
-    unmatched = find_unmatched(registrations, outcomes)
+    unmatched = Unmatched(None, None) if is_matched else find_unmatched(registrations, outcomes)
     registered = registered_counts(registrations, options.window_ms).localCheckpoint()
     facts = make_facts(registered, outcomes, unmatched, options.window_ms, approximate=options.approximate).persist()
     few = condensed(facts).localCheckpoint()

@@ -81,7 +81,9 @@ def report(
         for table in ("registrations", "outcomes", "events")
     }
     with own_errors():
-        made = make_report(read["registrations"], read["outcomes"], read["events"], options)
+        made = make_report(
+            read["registrations"], read["outcomes"], read["events"], options, is_matched=taken.is_matched
+        )
         frames, rows = {}, {}
         tables = {INTAKE.name: outputs.intake_table(spark, taken.rows()), **made.tables}
         for name, table in TABLES.items():

@@ -33,6 +33,9 @@ LOOK_BACK_MS: Final = 256
 SLOT_BITS: Final = 10
 """Waits and events meet in slots of 2**10 ms."""
 
+ROW_BITS: Final = 24
+"""Of the number that orders the events of a run; the rest is the call's. A message has far fewer events."""
+
 BROADCAST_ROWS_MAX: Final = 1_000_000
 """Of slow waits by slot: up to so many, the events need not be shuffled."""
 
@@ -41,13 +44,14 @@ _PLACE: Final = ("run_id", "topic", "partition")
 
 
 def slow_waits(outcomes: DataFrame, slow_over_ms: int) -> DataFrame:
-    """Produces that were satisfied after longer than this: a row for each of their partitions."""
+    """Produces that were satisfied after longer than this: a row for each of their partitions, numbered by `wait`."""
     return outcomes.where(
         (F.col("kind") == codes.KIND_NAMES[codes.PRODUCE])
         & (F.col("outcome") == codes.OUTCOME_NAMES[codes.SATISFIED])
         & (F.col("waited_ms") > slow_over_ms)
     ).select(
         *_WAIT,
+        F.monotonically_increasing_id().alias("wait"),
         F.col("call_number").alias("end_call"),
         F.col("time_ms").alias("end_ms"),
         (F.col("time_ms") - F.col("waited_ms")).alias("begin_ms"),
@@ -59,13 +63,12 @@ def slow_waits(outcomes: DataFrame, slow_over_ms: int) -> DataFrame:
 def held_back(slow: DataFrame, events: DataFrame) -> DataFrame:
     """One row for each slow produce: topic, `cause`, `replica_id` where one is to blame, `held_ms` and `waited_ms`.
 
-    `slow` comes from `slow_waits`; it is read twice, so persist it.
+    `slow` comes from `slow_waits`; it is read several times, so persist it.
     """
     applied = events.where(F.col("refusal_code") == ACCEPTED)
-    states = _states(applied)
-    reached = _reached(slow, applied)
-    blamed = _with_states(slow.join(reached, [*_WAIT], "left"), states)
-    judged = _judged(blamed)
+    told = _told(applied).localCheckpoint()
+    waits = slow.join(_reached(slow, applied), "wait", "left").join(_stayed(told), [*_PLACE, "end_call"], "left")
+    judged = _judged(_with_states(waits, _states(told)))
     best = F.max(F.struct("rank", "row", "partition", "topic", "cause", "replica_id", "held_ms", "waited_ms"))
     return (
         judged.groupBy("run_id", "session_number", "operation_id")
@@ -107,20 +110,31 @@ def stragglers(held: DataFrame) -> DataFrame:
     )
 
 
-def _states(applied: DataFrame) -> DataFrame:
-    """From which call until before which other a partition had these in-sync replicas and this leader."""
-    along = Window.partitionBy(*_PLACE).orderBy("call_number", "row")
-    told = applied.where(F.col("type").isin(IN_SYNC, LEADERSHIP)).select(
+def _told(applied: DataFrame) -> DataFrame:
+    """Who leads and who is in sync, as it was told: few rows."""
+    return applied.where(F.col("type").isin(IN_SYNC, LEADERSHIP)).select(
         *_PLACE,
         "call_number",
         "row",
-        F.when(F.size("in_sync") > 0, F.col("in_sync")).alias("in_sync"),
-        F.when(F.col("leader_id") >= 0, F.col("leader_id")).alias("leader_id"),
+        "type",
+        "in_sync",
+        "leader_id",
     )
+
+
+def _stayed(told: DataFrame) -> DataFrame:
+    """By call that told who is in sync: who `stayed`."""
+    first = F.min_by("in_sync", "row").alias("stayed")
+    return told.where(F.col("type") == IN_SYNC).groupBy(*_PLACE, F.col("call_number").alias("end_call")).agg(first)
+
+
+def _states(told: DataFrame) -> DataFrame:
+    """From which call until before which other a partition had these in-sync replicas and this leader."""
+    along = Window.partitionBy(*_PLACE).orderBy("call_number", "row")
     return told.select(
         *_PLACE,
-        F.last("in_sync", ignorenulls=True).over(along).alias("members"),
-        F.last("leader_id", ignorenulls=True).over(along).alias("leader"),
+        F.last(F.when(F.size("in_sync") > 0, F.col("in_sync")), ignorenulls=True).over(along).alias("members"),
+        F.last(F.when(F.col("leader_id") >= 0, F.col("leader_id")), ignorenulls=True).over(along).alias("leader"),
         F.col("call_number").alias("from_call"),
         F.lead("call_number").over(along).alias("to_call"),
     )
@@ -144,43 +158,51 @@ def _reached(slow: DataFrame, applied: DataFrame) -> DataFrame:
     """
     since_ms = F.col("begin_ms") - LOOK_BACK_MS
     slots = F.sequence(F.shiftright(since_ms, SLOT_BITS), F.shiftright("end_ms", SLOT_BITS))
-    waits = slow.withColumn("slot", F.explode(slots)).withColumn("place", _place())
+    slotted = slow.withColumn("slot", F.explode(slots))
+    waits = slotted.select("wait", "begin_ms", "end_call", "required_offset", _place(F.col("slot")))
     if waits.count() <= BROADCAST_ROWS_MAX:
         waits = F.broadcast(waits)
-    happened = applied.where(F.col("type").isin(APPEND, PROGRESS, TOLD, IN_SYNC)).select(
-        F.xxhash64(*_PLACE, F.shiftright("time_ms", SLOT_BITS)).alias("place"),
+    happened = applied.where(F.col("type").isin(APPEND, PROGRESS, TOLD)).select(
+        _place(F.shiftright("time_ms", SLOT_BITS)),
         "type",
-        F.col("call_number").alias("call"),
-        "row",
+        _moment(F.col("call_number"), F.col("row")).alias("moment"),
         F.col("time_ms").alias("at_ms"),
         F.col("offset").alias("event_offset"),
         F.when(F.col("type") == PROGRESS, F.col("replica_id")).otherwise(UNKNOWN_REPLICA).alias("replica"),
-        F.when(F.col("type") == IN_SYNC, F.col("in_sync")).alias("in_sync"),
     )
-    in_time = (F.col("at_ms") >= F.col("begin_ms") - LOOK_BACK_MS) & (F.col("call") <= F.col("end_call"))
-    counts = F.when(F.col("type") == IN_SYNC, F.col("call") == F.col("end_call")).otherwise(
-        F.col("event_offset") >= F.col("required_offset")
-    )
-    first = F.min(F.struct("call", "row", "at_ms", "in_sync"))
+    in_time = (F.col("at_ms") >= F.col("begin_ms") - LOOK_BACK_MS) & (_call(F.col("moment")) <= F.col("end_call"))
     return (
         happened.join(waits, "place")
-        .where(in_time & counts)
-        .groupBy(*_WAIT, "type", "replica")
-        .agg(first.alias("first"))
-        .groupBy(*_WAIT)
-        .agg(F.collect_list(F.struct("first.*", "type", "replica")).alias("steps"))
+        .where(in_time & (F.col("event_offset") >= F.col("required_offset")))
+        .groupBy("wait", "type", "replica")
+        .agg(F.min("moment").alias("moment"), F.min("at_ms").alias("at_ms"))
+        .groupBy("wait")
+        .agg(F.collect_list(F.struct("moment", "at_ms", "type", "replica")).alias("steps"))
     )
 
 
-def _place() -> Column:
-    return F.xxhash64(*_PLACE, F.col("slot"))
+def _place(slot: Column) -> Column:
+    return F.xxhash64(*_PLACE, slot).alias("place")
+
+
+def _moment(call: Column, row: Column) -> Column:
+    """The place of an event in its run as one number: rows of a call are fewer than 2**ROW_BITS."""
+    return F.shiftleft(call, ROW_BITS).bitwiseOR(row.cast("bigint"))
+
+
+def _call(moment: Column) -> Column:
+    return F.shiftright(moment, ROW_BITS)
+
+
+def _row(moment: Column) -> Column:
+    return moment.bitwiseAND(2**ROW_BITS - 1)
 
 
 def _judged(waits: DataFrame) -> DataFrame:
     """Adds `cause`, its `rank` and `row`, `replica_id` and `held_ms` to each wait on a partition."""
 
     def in_end(step: Column) -> Column:
-        return step["call"] == F.col("end_call")
+        return _call(step["moment"]) == F.col("end_call")
 
     def steps_of(kind: str) -> Column:
         return F.filter("steps", lambda step: step["type"] == kind)
@@ -188,16 +210,15 @@ def _judged(waits: DataFrame) -> DataFrame:
     def first_of(steps: Column) -> Column:
         return F.get(steps, F.lit(0))
 
-    # Sorted by call and row, the latest first. Where nobody told who is in sync, all are.
+    # The latest first. Where nobody told who is in sync, all are.
     followers = F.sort_array(
         F.filter(
             steps_of(PROGRESS), lambda step: F.coalesce(F.array_contains("members", step["replica"]), F.lit(True))
         ),
         asc=False,
     )
-    stayed = first_of(steps_of(IN_SYNC))["in_sync"]
     had_it = F.transform(steps_of(PROGRESS), lambda step: step["replica"])
-    gone = F.array_sort(F.array_except(F.array_except("members", stayed), had_it))
+    gone = F.array_sort(F.array_except(F.array_except("members", "stayed"), had_it))
     known = waits.withColumns(
         {"followers": followers, "append": first_of(steps_of(APPEND)), "gone": gone, "told": steps_of(TOLD)}
     )
@@ -226,7 +247,9 @@ def _judged(waits: DataFrame) -> DataFrame:
             "held_ms": F.when(replica.isNotNull(), F.col("end_ms") - since_ms),
             "rank": F.array_position(F.array(*(F.lit(word) for word in CAUSES)), F.col("cause")),
             "row": F.coalesce(
-                F.when(F.col("cause") == "follower", last["row"]).when(F.col("cause") == "leader", append["row"]),
+                F.when(F.col("cause") == "follower", _row(last["moment"])).when(
+                    F.col("cause") == "leader", _row(append["moment"])
+                ),
                 F.lit(0),
             ),
         }
