@@ -51,7 +51,7 @@ def operations_in(history: Path) -> int:
 
 def reported(history: Path) -> Measure:
     """Times the command `report`."""
-    return timed(history, "-m", "purgatory_pipeline.cli", "report", str(history), "--out")
+    return timed(history, "-m", "purgatory_pipeline.cli", "report", str(history), "--window", "1h", "--out")
 
 
 def by_hand(history: Path) -> Measure:

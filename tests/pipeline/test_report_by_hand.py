@@ -24,7 +24,7 @@ def folders(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tu
     make_archive(spark, make_plan("30k", runs=3, seed=7), str(archive))
     for table, place in (("outcomes", -1), ("registrations", 0)):
         sorted((archive / table).rglob("*.parquet"))[place].unlink()
-    report(str(archive), out=str(out))
+    report(str(archive), out=str(out), window="1h")
     return archive, out
 
 
