@@ -27,9 +27,9 @@ Write = Callable[[Response | bytes], Awaitable[None]]
 CONTROL_MESSAGES_MAX: Final = 64
 """Unwritten control messages of one stream; its requests are not read while so many wait."""
 
-COLUMN_RESULTS_MAX: Final = 20_000
+COLUMN_RESULTS_MAX: Final = 5_000
 ROW_RESULTS_MAX: Final = 2_000
-"""Results in one message, by shape: what can be translated in some milliseconds."""
+"""Results in one message, by shape: what can be translated in a few milliseconds, for which everybody else waits."""
 
 MESSAGE_BYTES_MAX: Final = 3_500_000
 """A message of results is cut in halves until it is no bigger: gRPC's readers take 4 MiB unless told otherwise."""
@@ -60,6 +60,8 @@ class Connection:
         self._over: Response | Exception | None = None
         self._over_since_ms = -1
         self._writer: asyncio.Task[None] | None = None
+        self.reader: asyncio.Task[None] | None = None
+        """Serves what the peer says. It ends by itself: see `handlers.Requests`."""
         self._given_up = False
         self.ended = False
         """Set once nothing more will be written."""
@@ -119,7 +121,7 @@ class Connection:
         self._finish(error)
 
     def _finish(self, last: Response | Exception) -> None:
-        if self._over is None:
+        if not self.closing:
             self._over = last
             self.wake()
 
@@ -170,6 +172,7 @@ class Connection:
             raise unavailable("the stream was to end, and its last messages were not read") from None
         finally:
             self.ended = True
+            self._space.set()
             self._writer = self._over = None  # they refer to this: nothing is left to the garbage collector
 
     async def _write_all(self, write: Write, now_ms: Callable[[], int]) -> None:

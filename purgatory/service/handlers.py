@@ -11,8 +11,8 @@ import asyncio
 import contextlib
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, Final, TypeVar
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
@@ -26,6 +26,7 @@ from purgatory.v1 import purgatory_service_pb2
 GRPC_LOGGER: Final = logging.getLogger("grpc._cython.cygrpc")
 SERVICE: Final = purgatory_service_pb2.DESCRIPTOR.services_by_name["PurgatoryService"]
 
+T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]
 Method = Callable[[Any, Context], Awaitable[Message | None]]
 
@@ -138,7 +139,7 @@ class Requests:
 
     What gRPC gives for that refers to itself: left before its end, as by a refusal, it would wait for the garbage
     collector, its last message with it. And a read that is cancelled, as by a caller that goes, leaks its operation for
-    good (grpc/grpc#43360): the shield lets it end by itself, as it does with the call.
+    good (grpc/grpc#43360). So nothing here is: it ends by itself, with its call.
     """
 
     def __init__(self, context: Context) -> None:
@@ -148,23 +149,37 @@ class Requests:
         return self
 
     async def __anext__(self) -> Any:  # noqa: ANN401 - of the stream's own type
-        read = asyncio.ensure_future(self._context.read())
-        try:
-            request = await asyncio.shield(read)
-        except asyncio.CancelledError:
-            read.add_done_callback(_pass_over)
-            raise
-        if request is grpc.aio.EOF:
+        request = await undisturbed(self.read())
+        if request is None:
             raise StopAsyncIteration
+        return request
+
+    async def read(self) -> Any:  # noqa: ANN401 - of the stream's own type
+        """The next message; None after the last. At less cost than iterating, in a task that is never cancelled."""
+        request = await self._context.read()
+        if request is grpc.aio.EOF:
+            return None
         if isinstance(request, Undecodable):
             raise request.refusal()
         return request
 
 
-def _pass_over(read: asyncio.Future[Any]) -> None:
-    """A read that nobody waits for any more has ended: an error of it would be reported as forgotten."""
-    if not read.cancelled():
-        read.exception()
+async def undisturbed(work: Coroutine[Any, Any, T]) -> T:
+    """Does it in a task of its own: when the caller is cancelled, as a call is whose client has gone, it goes on."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.add_done_callback(_pass_over)
+        raise
+    finally:
+        del task  # an error of it refers to this frame
+
+
+def _pass_over(task: asyncio.Future[Any]) -> None:
+    """What nobody waits for any more has ended: an error of it would be reported as forgotten."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _refuse(context: Context, refused: CallRefused) -> None:

@@ -114,18 +114,22 @@ class Metrics:
 
     def _expired(self, completions: Completions) -> None:
         """Lateness of the expired ones, and their pending partitions."""
-        late: list[int] = []
+        kinds, outcomes, error_codes = completions.kinds, completions.outcomes, completions.error_codes
+        if is_uniform(bytes(kinds)) and is_uniform(bytes(outcomes)):
+            self._count_expired(kinds[0], list(completions.lateness_ms), list(error_codes))
+            return
         first_item = 0
-        for index, outcome in enumerate(completions.outcomes):
+        for index, outcome in enumerate(outcomes):
             next_item = first_item + completions.item_counts[index]
             if outcome == EXPIRED:
-                late.append(completions.lateness_ms[index])
-                kind = completions.kinds[index]
-                if kind in self.expired_partitions:
-                    pending = list(completions.error_codes[first_item:next_item]).count(REQUEST_TIMED_OUT)
-                    self.expired_partitions[kind] += pending
+                late = [completions.lateness_ms[index]]
+                self._count_expired(kinds[index], late, list(error_codes[first_item:next_item]))
             first_item = next_item
-        self.lateness.observe_all(late)
+
+    def _count_expired(self, kind: int, lateness_ms: list[int], error_codes: list[int]) -> None:
+        self.lateness.observe_all(lateness_ms)
+        if kind in self.expired_partitions:
+            self.expired_partitions[kind] += error_codes.count(REQUEST_TIMED_OUT)
 
 
 def _event_name(event_type: int) -> str:

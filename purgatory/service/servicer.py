@@ -7,7 +7,6 @@ request that cannot be decoded becomes one too.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import grpc
@@ -16,6 +15,7 @@ from purgatory import __version__
 from purgatory.engine import COMPILED
 from purgatory.service import looking, sessions
 from purgatory.service.connection import Connection
+from purgatory.service.handlers import Requests, undisturbed
 from purgatory.service.host import Host
 from purgatory.service.intake import advance, cancel, register, register_or_refuse
 from purgatory.service.refusals import BatchRefused, from_refusal, invalid_argument, unavailable
@@ -54,9 +54,9 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         response.result.operation_id = request.operation.operation_id
         return response
 
-    async def Session(self, requests: AsyncIterator[wire.SessionRequest], context: Context) -> None:
+    async def Session(self, requests: Requests, context: Context) -> None:
         """Registrations, cancels and acknowledgements in, receipts and results out, until either side ends it."""
-        first = await anext(aiter(requests), None)
+        first = await anext(requests, None)
         if first is None or not first.HasField("open"):
             raise invalid_argument("open", "must be the first message of a session stream")
         opening = first.open
@@ -64,11 +64,10 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
             wire.SessionResponse, opening.session_id, opening.last_sequence, opening.columns, expects_heartbeats=True
         )
         connection.send(wire.SessionResponse(opened=opened))
-        reader = asyncio.create_task(self._read(requests, connection), name="session reader")
+        connection.reader = asyncio.create_task(self._read(requests, connection), name="session reader")
         try:
             await self._write(connection, context)
         finally:
-            reader.cancel()
             self._host.sessions.detach(connection, self._host.clock.now_ms())
 
     async def Register(self, request: wire.RegisterRequest, context: Context) -> wire.RegisterResponse:
@@ -107,12 +106,20 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
     async def Advance(self, request: wire.AdvanceRequest, context: Context) -> wire.AdvanceResponse:
         """Applies a batch of events and says how many operations each ended."""
         del context
-        return wire.AdvanceResponse(receipt=await advance(self._host, request))
+        return wire.AdvanceResponse(receipt=await self._advance(request))
 
-    async def AdvanceStream(self, requests: AsyncIterator[wire.AdvanceStreamRequest], context: Context) -> None:
+    async def AdvanceStream(self, requests: Requests, context: Context) -> None:
         """The same for each message, one answer each, in order."""
-        async for request in requests:
-            await context.write(wire.AdvanceStreamResponse(receipt=await advance(self._host, request)))
+        await undisturbed(self._advance_all(requests, context))
+
+    async def _advance_all(self, requests: Requests, context: Context) -> None:
+        while (request := await requests.read()) is not None:
+            await context.write(wire.AdvanceStreamResponse(receipt=await self._advance(request)))
+
+    async def _advance(self, request: wire.AdvanceRequest | wire.AdvanceStreamRequest) -> wire.AdvanceReceipt:
+        receipt = await advance(self._host, request)
+        await asyncio.sleep(0)  # results are written first: who waits for one has waited longer than who tells
+        return receipt
 
     # Operating and looking.
 
@@ -215,11 +222,11 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
     async def _write(self, connection: Connection, context: Context) -> None:
         await connection.run_writer(context.write, self._host.clock.now_ms)
 
-    async def _read(self, requests: AsyncIterator[wire.SessionRequest], connection: Connection) -> None:
-        """Serves a session stream's messages. What goes wrong here ends the stream."""
+    async def _read(self, requests: Requests, connection: Connection) -> None:
+        """Serves a session stream's messages, until the stream ends. What goes wrong here ends it."""
         try:
             connection.reading()
-            async for request in requests:
+            while (request := await requests.read()) is not None:
                 connection.heard(self._host.clock.now_ms())
                 await connection.wait_for_space()
                 if connection.closing:

@@ -192,7 +192,7 @@ class Simulation:
             ids = [call.wait.operation_id]
         elif isinstance(call.wait, WaitColumns) and call.wait.first_id:
             ids = [call.wait.first_id + place for place in call.wait.pending_positions()]
-        now = self.served.clock.now_ms()
+        now = self.served.host.time.now_ms()
         return any(self.served.host.engine.describe(session.owner, one, now) is not None for one in ids)
 
     async def _close_all(self) -> None:
