@@ -28,11 +28,8 @@ class WheelDriver:
             add(place, delay_ms)
 
     def replace_all(self, places: range, delays_ms: list[int]) -> None:
-        """Two calls for each."""
-        add, remove = self._wheel.add, self._wheel.remove
-        for place, delay_ms in zip(places, delays_ms, strict=True):
-            remove(place)
-            add(place, delay_ms)
+        """One call for each: adding unlinks the timer that is there, as the heap's forgets it."""
+        self.add_all(places, delays_ms)
 
     def turn(self) -> None:
         """Lets the wheel drop the buckets that ran empty."""
