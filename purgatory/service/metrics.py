@@ -63,7 +63,7 @@ class Metrics:
         """Operations of one owner have ended. Costs one count for each, and sorting in for each distinct wait."""
         columns = completions.kinds, completions.outcomes, completions.waited_ms
         ends: dict[tuple[int, int, int], int]
-        if all(is_uniform(bytes(column)) for column in columns):
+        if len(completions) == 1 or all(is_uniform(bytes(column)) for column in columns):
             ends = {(columns[0][0], columns[1][0], columns[2][0]): len(completions)}
         else:
             ends = Counter(zip(*columns, strict=True))
