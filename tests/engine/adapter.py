@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 NOTHING_READ = (-1, -1, -1, -1, -1)
 
 
+def unless_all(values: list[int], default: int) -> list[int] | None:
+    """A column, or none where it says nothing: callers leave it out, and what is left out goes a shorter way."""
+    return None if all(value == default for value in values) else values
+
+
 def operation_batch(operations: list[plain.Operation]) -> OperationBatch:
     """Operations of one kind as columns."""
     kind = operations[0].kind
@@ -32,11 +37,11 @@ def operation_batch(operations: list[plain.Operation]) -> OperationBatch:
         partitions=None if signals else list(dictionary),
         keys=[name[0] for name in dictionary] if signals else None,
         timeouts_ms=[operation.timeout_ms for operation in operations],
-        item_counts=[len(operation.items) for operation in operations],
+        item_counts=unless_all([len(operation.items) for operation in operations], 1),
         item_indexes=indexes,
         offsets=[item.offset for item in items],
-        local_error_codes=[item.local_error for item in items],
-        leader_epochs=[item.epoch for item in items],
+        local_error_codes=unless_all([item.local_error for item in items], 0),
+        leader_epochs=unless_all([item.epoch for item in items], -1),
         min_bytes=[operation.min_bytes for operation in operations] if fetches else None,
         replica_ids=[operation.replica_id for operation in operations] if fetches else None,
         isolation_levels=[operation.isolation for operation in operations] if fetches else None,
