@@ -94,12 +94,14 @@ async def test_a_batch_of_events_goes_in_slices_with_the_loop_free_in_between(mo
 
 async def test_a_herd_of_expiries_leaves_the_loop_free() -> None:
     """20,000 waits that end together: each ends once, as expired, and another caller is served meanwhile."""
-    observer = CountingObserver()
-    async with serving(observer=observer) as served:
+    observer, clock = CountingObserver(), ManualClock(1)
+    async with serving(observer=observer, clock=clock) as served:
         session, _ = served.host.sessions.open("s", served.host.clock.now_ms())
         for place in range(10):
             served.host.register(session, [produces(2_000, f"t{place}", 1_000, first_id=place * 2_000 + 1)], [])
         assert served.host.engine.pending == 20_000
+        clock.jump(1_000)
+        served.host.reaper.wake()
         await eventually(lambda: served.host.engine.pending < 20_000, "expiry has begun")
         receipt = await served.high_watermark("other", 1)
         assert receipt.ended_total == 0
