@@ -31,9 +31,20 @@ _PYTHON_SETTING: Final = "spark.pyspark.python"
 LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 """Keeps Spark quiet: for `-Dlog4j2.configurationFile`."""
 
+_JAVA_OPTIONS: Final = (
+    f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
+    "-XX:+IgnoreUnrecognizedVMOptions",
+    # A command lives for a minute and plans dozens of queries: by default a third of its time would go into optimizing
+    # code that hardly runs again. Loops over many rows still are, soon.
+    "-XX:Tier4InvocationThreshold=200000",
+    "-XX:Tier4MinInvocationThreshold=20000",
+    "-XX:Tier4CompileThreshold=500000",
+    "-XX:Tier4BackEdgeThreshold=400000",
+    "-XX:InitiatingHeapOccupancyPercent=70",
+)
 _JVM_DEFAULTS: Final = {
     "spark.ui.showConsoleProgress": "false",
-    "spark.driver.defaultJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
+    "spark.driver.defaultJavaOptions": " ".join(_JAVA_OPTIONS),
 }
 _DEFAULTS: Final = {
     "spark.sql.session.timeZone": "UTC",
