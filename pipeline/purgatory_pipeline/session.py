@@ -36,10 +36,10 @@ _JAVA_OPTIONS: Final = (
     "-XX:+IgnoreUnrecognizedVMOptions",
     # A command lives for a minute and plans dozens of queries: by default a third of its time would go into optimizing
     # code that hardly runs again. Loops over many rows still are, soon.
-    "-XX:Tier4InvocationThreshold=200000",
-    "-XX:Tier4MinInvocationThreshold=20000",
-    "-XX:Tier4CompileThreshold=500000",
-    "-XX:Tier4BackEdgeThreshold=400000",
+    "-XX:Tier4InvocationThreshold=50000",
+    "-XX:Tier4MinInvocationThreshold=6000",
+    "-XX:Tier4CompileThreshold=150000",
+    "-XX:Tier4BackEdgeThreshold=100000",
     "-XX:InitiatingHeapOccupancyPercent=70",
 )
 _JVM_DEFAULTS: Final = {

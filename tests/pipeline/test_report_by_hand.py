@@ -46,7 +46,9 @@ def test_the_tables_say_what_duckdb_says(folders: tuple[Path, Path]) -> None:
 
 def comparable(rows: pd.DataFrame, key: tuple[str, ...]) -> pd.DataFrame:
     """Sorted by key; numbers as such, whatever their type, and instants in one time zone."""
-    plain = rows.assign(**{name: pd.to_datetime(rows[name], utc=True) for name in rows if name.endswith("_start")})
+    plain = rows.assign(
+        **{name: pd.to_datetime(rows[name], utc=True).dt.as_unit("us") for name in rows if name.endswith("_start")}
+    )
     numbers = plain.select_dtypes(["number"]).columns
     typed = plain.astype(dict.fromkeys(numbers, "float64"))
     return typed.sort_values(list(key)).reset_index(drop=True)

@@ -8,6 +8,7 @@ a few columns each. All else is made of facts, which Spark holds, in memory or o
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +58,8 @@ def make_report(
     options = options or ReportOptions()
     spark = registrations.sparkSession
     unmatched = Unmatched(None, None) if is_matched else find_unmatched(registrations, outcomes)
+    pool = ThreadPoolExecutor(1)  # while one side is planned, the other has the cores
+    deepest = pool.submit(backlog.deepest_backlog, outcomes, unmatched.unfinished, approximate=options.approximate)
     registered = registered_counts(registrations, options.window_ms).localCheckpoint()
     facts = make_facts(registered, outcomes, unmatched, options.window_ms, approximate=options.approximate).persist()
     few = condensed(facts).localCheckpoint()
@@ -73,7 +76,7 @@ def make_report(
         tables.GROUPS.name: groups,
         tables.TOPICS.name: rollups.topic_waits(levels, groups),
         tables.WINDOWS.name: windows,
-        tables.BACKLOG.name: backlog.deepest_backlog(outcomes, unmatched.unfinished, approximate=options.approximate),
+        tables.BACKLOG.name: deepest.result(),
         tables.HOT_KEYS.name: rollups.hot_keys(groups, options.top),
         tables.SLOW_PRODUCES.name: stragglers.slow_produces(held),
         tables.STRAGGLERS.name: stragglers.stragglers(held),
@@ -82,6 +85,7 @@ def make_report(
         tables.SURVIVAL.name: _frame(spark, advised.survival),
         tables.ANOMALIES.name: _frame(spark, odd),
     }
+    pool.shutdown()
     return Report(made, _totals(windows.toPandas()), slow_over_ms, (facts, groups))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Final
@@ -25,6 +26,8 @@ ADVISED: Final = 5
 WINDOWS_MS: Final = (1_000, 10_000, 60_000, 600_000, 3_600_000)
 WINDOWS_MIN: Final = 12
 """Unless the window's length is given, a history that is long enough for it has so many."""
+WRITERS: Final = 4
+"""Tables that are made at a time: while one is planned, others have the cores."""
 _UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -84,10 +87,10 @@ def report(
         made = make_report(
             read["registrations"], read["outcomes"], read["events"], options, is_matched=taken.is_matched
         )
-        frames, rows = {}, {}
         tables = {INTAKE.name: outputs.intake_table(spark, taken.rows()), **made.tables}
-        for name, table in TABLES.items():
-            frames[name], rows[name] = outputs.write_table(tables[name], table, place)
+        with ThreadPoolExecutor(WRITERS) as pool:
+            written = pool.map(lambda table: outputs.write_table(tables[table.name], table, place), TABLES.values())
+            frames, rows = (dict(zip(TABLES, part, strict=True)) for part in zip(*written, strict=True))
         made.release()
     for line in advised(frames["advice"]):
         typer.echo(line)
