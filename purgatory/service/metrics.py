@@ -79,7 +79,9 @@ class Metrics:
 
     def events(self, batch: EventBatch, receipt: EventsReceipt, start: int) -> None:
         """A slice of a batch of events was applied: those from `start` to `receipt.next_index`."""
-        for event_type, times in Counter(batch.types[start : receipt.next_index]).items():
+        types = batch.types[start : receipt.next_index]
+        counts = {types[0]: 1} if len(types) == 1 else Counter(types)
+        for event_type, times in counts.items():
             self.event_results[_event_name(event_type), "applied"] += times
         self.unchanged_events += receipt.unchanged
         for refusal in receipt.refusals:

@@ -97,15 +97,26 @@ def fill_columns(columns: result_pb2.ResultColumns, slices: Sequence[ResultSlice
     items = [(part.completions, part.item_start, part.item_stop) for part in slices]
     _fill(columns, "operation_id", values_of(_joined("operation_ids", operations), UNSIGNED))
     for name, field, form, default in OF_OPERATIONS:
-        _fill(columns, name, shortened(_joined(field, operations), form, default))
+        _fill(columns, name, _column(field, operations, form, default))
     for name, field, form, default in OF_ITEMS:
-        _fill(columns, name, shortened(_joined(field, items), form, default))
+        _fill(columns, name, _column(field, items, form, default))
     _fill_dictionary(columns, slices)
     if kind == codes.FETCH:
         _fill_fetched(columns, slices)
     for part in slices:
         for place in range(part.start, part.stop) if part.refusals else ():
             columns.refusals.append(operation_refusal(part.refusals[place], part.completions.operation_ids[place]))
+
+
+def _column(
+    field: str, spans: Sequence[tuple[Results, int, int]], form: Form, default: float
+) -> list[int] | list[float]:
+    """A column as the wire has it. A single value, as when the daemon is idle, is looked at; many are compared."""
+    completions, start, stop = spans[0]
+    if len(spans) == 1 and stop - start == 1:
+        value = getattr(completions, field)[start]
+        return [] if value == default else [value]
+    return shortened(_joined(field, spans), form, default)
 
 
 def _joined(field: str, spans: Sequence[tuple[Results, int, int]]) -> bytes:
