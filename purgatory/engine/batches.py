@@ -5,6 +5,9 @@ so that protobuf's packed columns need one copy and no object per operation.
 
 Operation-level columns have one value for each operation; item-level columns one for each partition (or key) of each
 operation, in order. Optional columns may be empty (the default for all), or hold one value (that value for all).
+
+Arguments are in the order of how often they are given: compiled, a constructor looks for each of them by name until it
+has found all that it was given.
 """
 
 from __future__ import annotations
@@ -17,6 +20,9 @@ PartitionName = tuple[str, int]
 AsGiven = Any
 """A `PartitionName` that stays the object it is: compiled, what is typed as a tuple is taken apart and made anew."""
 
+NOTHING: Final[list[Any]] = []
+"""The column that was not given, of all batches: never to be changed. What is to be filled comes from `to_fill`."""
+
 
 class OperationBatch:
     """A batch of operations of one kind. `partitions` is the dictionary of partitions (for signals: `keys`)."""
@@ -25,42 +31,66 @@ class OperationBatch:
         self,
         operation_ids: list[int],
         *,
-        partitions: list[PartitionName] | None = None,
-        keys: list[str] | None = None,
-        timeouts_ms: list[int] | None = None,
-        item_counts: list[int] | None = None,
-        item_indexes: list[int] | None = None,
-        offsets: list[int] | None = None,
-        local_error_codes: list[int] | None = None,
-        leader_epochs: list[int] | None = None,
-        min_bytes: list[int] | None = None,
-        replica_ids: list[int] | None = None,
-        isolation_levels: list[int] | None = None,
-        follower_reads: list[bool] | None = None,
-        partition_max_bytes: list[int] | None = None,
-        last_fetched_epochs: list[int] | None = None,
-        throttled: list[bool] | None = None,
-        any_key: list[bool] | None = None,
-        from_now: list[bool] | None = None,
+        partitions: list[PartitionName] = NOTHING,
+        item_indexes: list[int] = NOTHING,
+        offsets: list[int] = NOTHING,
+        timeouts_ms: list[int] = NOTHING,
+        keys: list[str] = NOTHING,
+        item_counts: list[int] = NOTHING,
+        local_error_codes: list[int] = NOTHING,
+        leader_epochs: list[int] = NOTHING,
+        min_bytes: list[int] = NOTHING,
+        replica_ids: list[int] = NOTHING,
+        isolation_levels: list[int] = NOTHING,
+        follower_reads: list[bool] = NOTHING,
+        partition_max_bytes: list[int] = NOTHING,
+        last_fetched_epochs: list[int] = NOTHING,
+        throttled: list[bool] = NOTHING,
+        any_key: list[bool] = NOTHING,
+        from_now: list[bool] = NOTHING,
     ) -> None:
         self.operation_ids: Final = operation_ids
-        self.partitions: Final[list[AsGiven]] = [] if partitions is None else partitions
-        self.keys: Final[list[str]] = [] if keys is None else keys
-        self.timeouts_ms: Final[list[int]] = [] if timeouts_ms is None else timeouts_ms
-        self.item_counts: Final[list[int]] = [] if item_counts is None else item_counts
-        self.item_indexes: Final[list[int]] = [] if item_indexes is None else item_indexes
-        self.offsets: Final[list[int]] = [] if offsets is None else offsets
-        self.local_error_codes: Final[list[int]] = [] if local_error_codes is None else local_error_codes
-        self.leader_epochs: Final[list[int]] = [] if leader_epochs is None else leader_epochs
-        self.min_bytes: Final[list[int]] = [] if min_bytes is None else min_bytes
-        self.replica_ids: Final[list[int]] = [] if replica_ids is None else replica_ids
-        self.isolation_levels: Final[list[int]] = [] if isolation_levels is None else isolation_levels
-        self.follower_reads: Final[list[bool]] = [] if follower_reads is None else follower_reads
-        self.partition_max_bytes: Final[list[int]] = [] if partition_max_bytes is None else partition_max_bytes
-        self.last_fetched_epochs: Final[list[int]] = [] if last_fetched_epochs is None else last_fetched_epochs
-        self.throttled: Final[list[bool]] = [] if throttled is None else throttled
-        self.any_key: Final[list[bool]] = [] if any_key is None else any_key
-        self.from_now: Final[list[bool]] = [] if from_now is None else from_now
+        self.partitions: Final[list[AsGiven]] = partitions
+        self.keys: Final[list[str]] = keys
+        self.timeouts_ms: Final[list[int]] = timeouts_ms
+        self.item_counts: Final[list[int]] = item_counts
+        self.item_indexes: Final[list[int]] = item_indexes
+        self.offsets: Final[list[int]] = offsets
+        self.local_error_codes: Final[list[int]] = local_error_codes
+        self.leader_epochs: Final[list[int]] = leader_epochs
+        self.min_bytes: Final[list[int]] = min_bytes
+        self.replica_ids: Final[list[int]] = replica_ids
+        self.isolation_levels: Final[list[int]] = isolation_levels
+        self.follower_reads: Final[list[bool]] = follower_reads
+        self.partition_max_bytes: Final[list[int]] = partition_max_bytes
+        self.last_fetched_epochs: Final[list[int]] = last_fetched_epochs
+        self.throttled: Final[list[bool]] = throttled
+        self.any_key: Final[list[bool]] = any_key
+        self.from_now: Final[list[bool]] = from_now
+
+    @staticmethod
+    def to_fill() -> OperationBatch:
+        """A batch of nothing whose columns are its own, to be appended to."""
+        return OperationBatch(
+            [],
+            partitions=[],
+            item_indexes=[],
+            offsets=[],
+            timeouts_ms=[],
+            keys=[],
+            item_counts=[],
+            local_error_codes=[],
+            leader_epochs=[],
+            min_bytes=[],
+            replica_ids=[],
+            isolation_levels=[],
+            follower_reads=[],
+            partition_max_bytes=[],
+            last_fetched_epochs=[],
+            throttled=[],
+            any_key=[],
+            from_now=[],
+        )
 
 
 class Refusal:
@@ -99,30 +129,48 @@ class EventBatch:
         self,
         types: list[int],
         *,
-        partitions: list[PartitionName] | None = None,
-        keys: list[str] | None = None,
-        item_indexes: list[int] | None = None,
-        offsets: list[int] | None = None,
-        leader_epochs: list[int] | None = None,
-        replica_ids: list[int] | None = None,
-        byte_positions: list[int] | None = None,
-        segment_base_offsets: list[int] | None = None,
-        log_start_offsets: list[int] | None = None,
-        flags: list[int] | None = None,
-        replica_sets: list[ReplicaSets | None] | None = None,
+        partitions: list[PartitionName] = NOTHING,
+        item_indexes: list[int] = NOTHING,
+        offsets: list[int] = NOTHING,
+        keys: list[str] = NOTHING,
+        leader_epochs: list[int] = NOTHING,
+        replica_ids: list[int] = NOTHING,
+        byte_positions: list[int] = NOTHING,
+        segment_base_offsets: list[int] = NOTHING,
+        log_start_offsets: list[int] = NOTHING,
+        flags: list[int] = NOTHING,
+        replica_sets: list[ReplicaSets | None] = NOTHING,
     ) -> None:
         self.types: Final = types
-        self.partitions: Final[list[AsGiven]] = [] if partitions is None else partitions
-        self.keys: Final[list[str]] = [] if keys is None else keys
-        self.item_indexes: Final[list[int]] = [] if item_indexes is None else item_indexes
-        self.offsets: Final[list[int]] = [] if offsets is None else offsets
-        self.leader_epochs: Final[list[int]] = [] if leader_epochs is None else leader_epochs
-        self.replica_ids: Final[list[int]] = [] if replica_ids is None else replica_ids
-        self.byte_positions: Final[list[int]] = [] if byte_positions is None else byte_positions
-        self.segment_base_offsets: Final[list[int]] = [] if segment_base_offsets is None else segment_base_offsets
-        self.log_start_offsets: Final[list[int]] = [] if log_start_offsets is None else log_start_offsets
-        self.flags: Final[list[int]] = [] if flags is None else flags
-        self.replica_sets: Final[list[ReplicaSets | None]] = [] if replica_sets is None else replica_sets
+        self.partitions: Final[list[AsGiven]] = partitions
+        self.keys: Final[list[str]] = keys
+        self.item_indexes: Final[list[int]] = item_indexes
+        self.offsets: Final[list[int]] = offsets
+        self.leader_epochs: Final[list[int]] = leader_epochs
+        self.replica_ids: Final[list[int]] = replica_ids
+        self.byte_positions: Final[list[int]] = byte_positions
+        self.segment_base_offsets: Final[list[int]] = segment_base_offsets
+        self.log_start_offsets: Final[list[int]] = log_start_offsets
+        self.flags: Final[list[int]] = flags
+        self.replica_sets: Final[list[ReplicaSets | None]] = replica_sets
+
+    @staticmethod
+    def to_fill() -> EventBatch:
+        """A batch of nothing whose columns are its own, to be appended to."""
+        return EventBatch(
+            [],
+            partitions=[],
+            item_indexes=[],
+            offsets=[],
+            keys=[],
+            leader_epochs=[],
+            replica_ids=[],
+            byte_positions=[],
+            segment_base_offsets=[],
+            log_start_offsets=[],
+            flags=[],
+            replica_sets=[],
+        )
 
 
 class ReplicaSets:
@@ -133,15 +181,15 @@ class ReplicaSets:
     def __init__(
         self,
         *,
-        replicas: list[int] | None = None,
-        in_sync: list[int] | None = None,
-        proposed: list[int] | None = None,
+        replicas: list[int] = NOTHING,
+        in_sync: list[int] = NOTHING,
+        proposed: list[int] = NOTHING,
         leader_id: int = -1,
         min_in_sync_replicas: int = -1,
     ) -> None:
-        self.replicas: Final[list[int]] = [] if replicas is None else replicas
-        self.in_sync: Final[list[int]] = [] if in_sync is None else in_sync
-        self.proposed: Final[list[int]] = [] if proposed is None else proposed
+        self.replicas: Final[list[int]] = replicas
+        self.in_sync: Final[list[int]] = in_sync
+        self.proposed: Final[list[int]] = proposed
         self.leader_id: Final = leader_id
         self.min_in_sync_replicas: Final = min_in_sync_replicas
 

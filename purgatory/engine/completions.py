@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from librt.vecs import append, vec
+from librt.vecs import extend, vec
 from mypy_extensions import i64
 
 from purgatory.engine.batches import AsGiven, PartitionName
+
+ROOM: Final = 16
+"""Of each column at first; it is doubled whenever it is full."""
 
 
 class Completions:
@@ -16,44 +19,52 @@ class Completions:
     Operation-level columns have one value for each operation, item-level ones one for each partition (or key) of it, in
     the order of the request. Times are milliseconds, offsets -1 where not known. A column is an array of 64-bit numbers
     that can be indexed, sliced and walked like a list, and read without a copy as a buffer.
+
+    The columns are longer than what was written while it is being written, which costs less than to lengthen each by
+    one value at a time; `finish` cuts them.
     """
 
     def __init__(self, owner_id: int) -> None:
         self.owner_id: Final = owner_id
-        self.operation_ids: vec[i64] = vec[i64]()
-        self.kinds: vec[i64] = vec[i64]()
-        self.outcomes: vec[i64] = vec[i64]()
-        self.waited_ms: vec[i64] = vec[i64]()
-        self.lateness_ms: vec[i64] = vec[i64]()
-        self.item_counts: vec[i64] = vec[i64]()
+        self._operations: i64 = 0
+        self.operation_ids: vec[i64] = vec[i64]([0] * ROOM)
+        self.kinds: vec[i64] = vec[i64]([0] * ROOM)
+        self.outcomes: vec[i64] = vec[i64]([0] * ROOM)
+        self.waited_ms: vec[i64] = vec[i64]([0] * ROOM)
+        self.lateness_ms: vec[i64] = vec[i64]([0] * ROOM)
+        self.item_counts: vec[i64] = vec[i64]([0] * ROOM)
 
         self.item_partitions: Final[list[PartitionName]] = []
         """(topic, partition); for a signal's key: (key, -1)."""
-        self.error_codes: vec[i64] = vec[i64]()
-        self.required_offsets: vec[i64] = vec[i64]()
-        self.reached_offsets: vec[i64] = vec[i64]()
-        self.log_start_offsets: vec[i64] = vec[i64]()
-        self.estimated_remaining_ms: vec[i64] = vec[i64]()
+        self.error_codes: vec[i64] = vec[i64]([0] * ROOM)
+        self.required_offsets: vec[i64] = vec[i64]([0] * ROOM)
+        self.reached_offsets: vec[i64] = vec[i64]([0] * ROOM)
+        self.log_start_offsets: vec[i64] = vec[i64]([0] * ROOM)
+        self.estimated_remaining_ms: vec[i64] = vec[i64]([0] * ROOM)
         """-1: absent."""
-        self.paces_per_second: vec[float] = vec[float]()
+        self.paces_per_second: vec[float] = vec[float]([0.0] * ROOM)
         """-1.0: absent."""
 
         self.fetched: Final[list[FetchedPartition]] = []
         """One for each item of each fetch, in order; none for other kinds."""
 
     def __len__(self) -> int:
-        return len(self.operation_ids)
+        return self._operations
 
     def add_operation(
         self, operation_id: i64, kind: i64, outcome: i64, waited_ms: i64, lateness_ms: i64, item_count: i64
     ) -> None:
         """The next operation."""
-        self.operation_ids = append(self.operation_ids, operation_id)
-        self.kinds = append(self.kinds, kind)
-        self.outcomes = append(self.outcomes, outcome)
-        self.waited_ms = append(self.waited_ms, waited_ms)
-        self.lateness_ms = append(self.lateness_ms, lateness_ms)
-        self.item_counts = append(self.item_counts, item_count)
+        place = self._operations
+        if place == i64(len(self.operation_ids)):
+            self._double_operations()
+        self.operation_ids[place] = operation_id
+        self.kinds[place] = kind
+        self.outcomes[place] = outcome
+        self.waited_ms[place] = waited_ms
+        self.lateness_ms[place] = lateness_ms
+        self.item_counts[place] = item_count
+        self._operations = place + 1
 
     def add_item(
         self,
@@ -66,13 +77,49 @@ class Completions:
         pace_per_second: float,
     ) -> None:
         """The next item of the operation that is being written down."""
+        place = i64(len(self.item_partitions))
+        if place == i64(len(self.error_codes)):
+            self._double_items()
         self.item_partitions.append(name)
-        self.error_codes = append(self.error_codes, error_code)
-        self.required_offsets = append(self.required_offsets, required_offset)
-        self.reached_offsets = append(self.reached_offsets, reached_offset)
-        self.log_start_offsets = append(self.log_start_offsets, log_start_offset)
-        self.estimated_remaining_ms = append(self.estimated_remaining_ms, estimated_remaining_ms)
-        self.paces_per_second = append(self.paces_per_second, pace_per_second)
+        self.error_codes[place] = error_code
+        self.required_offsets[place] = required_offset
+        self.reached_offsets[place] = reached_offset
+        self.log_start_offsets[place] = log_start_offset
+        self.estimated_remaining_ms[place] = estimated_remaining_ms
+        self.paces_per_second[place] = pace_per_second
+
+    def _double_operations(self) -> None:
+        self.operation_ids = extend(self.operation_ids, self.operation_ids)
+        self.kinds = extend(self.kinds, self.kinds)
+        self.outcomes = extend(self.outcomes, self.outcomes)
+        self.waited_ms = extend(self.waited_ms, self.waited_ms)
+        self.lateness_ms = extend(self.lateness_ms, self.lateness_ms)
+        self.item_counts = extend(self.item_counts, self.item_counts)
+
+    def _double_items(self) -> None:
+        self.error_codes = extend(self.error_codes, self.error_codes)
+        self.required_offsets = extend(self.required_offsets, self.required_offsets)
+        self.reached_offsets = extend(self.reached_offsets, self.reached_offsets)
+        self.log_start_offsets = extend(self.log_start_offsets, self.log_start_offsets)
+        self.estimated_remaining_ms = extend(self.estimated_remaining_ms, self.estimated_remaining_ms)
+        self.paces_per_second = extend(self.paces_per_second, self.paces_per_second)
+
+    def finish(self) -> None:
+        """Nothing is added any more: the columns are as long as what was written."""
+        operations = self._operations
+        self.operation_ids = self.operation_ids[:operations]
+        self.kinds = self.kinds[:operations]
+        self.outcomes = self.outcomes[:operations]
+        self.waited_ms = self.waited_ms[:operations]
+        self.lateness_ms = self.lateness_ms[:operations]
+        self.item_counts = self.item_counts[:operations]
+        items = i64(len(self.item_partitions))
+        self.error_codes = self.error_codes[:items]
+        self.required_offsets = self.required_offsets[:items]
+        self.reached_offsets = self.reached_offsets[:items]
+        self.log_start_offsets = self.log_start_offsets[:items]
+        self.estimated_remaining_ms = self.estimated_remaining_ms[:items]
+        self.paces_per_second = self.paces_per_second[:items]
 
 
 class FetchedPartition:

@@ -261,6 +261,7 @@ class PendingOperations:
         ready = self._ready
         self._ready = []
         for completions in ready:
+            completions.finish()
             owner = self.owners[completions.owner_id]
             if owner is not None and owner.completions is completions:
                 owner.completions = None

@@ -77,7 +77,7 @@ class _Gathering:
     def __init__(self) -> None:
         self._partitions: Final[dict[PartitionName, int]] = {}
         self._keys: Final[dict[str, int]] = {}
-        self._batch: Final = EventBatch([])
+        self._batch: Final = EventBatch.to_fill()
 
     def add(self, event: event_pb2.Event) -> None:
         """Appends one event; one that says nothing as an unknown type, which the engine refuses."""

@@ -118,7 +118,7 @@ class _Gathering:
         self._indexes: Final[list[int]] = []
         self._names: Final[dict[PartitionName, int]] = {}
         """Dictionary of partitions, or of keys as (key, -1)."""
-        self._batch: Final = OperationBatch([])
+        self._batch: Final = OperationBatch.to_fill()
 
     def add(self, index: int, operation_id: int, operation: operation_pb2.Operation) -> None:
         """Appends one row."""

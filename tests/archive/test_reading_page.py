@@ -32,6 +32,7 @@ def history(tmp_path: Path) -> Path:
         completions = Completions(0)
         completions.add_item(("orders", 0), 0, 10, 10, 0, -1, -1.0)
         completions.add_operation(call_number, codes.PRODUCE, outcome, 10 * call_number, 0, 1)
+        completions.finish()
         stamp = CallStamp("run-a", call_number, 5, 1_700_000_000_000 + call_number)
         writer.write(schema.OUTCOMES, outcome_rows(stamp, NO_SESSION, completions))
         writer.roll()

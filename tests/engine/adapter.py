@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 NOTHING_READ = (-1, -1, -1, -1, -1)
 
 
-def unless_all(values: list[int], default: int) -> list[int] | None:
-    """A column, or none where it says nothing: callers leave it out, and what is left out goes a shorter way."""
-    return None if all(value == default for value in values) else values
+def unless_all(values: list[int], default: int) -> list[int]:
+    """A column, or an empty one where it says nothing: callers leave it out, which goes a shorter way."""
+    return [] if all(value == default for value in values) else values
 
 
 def operation_batch(operations: list[plain.Operation]) -> OperationBatch:
@@ -34,23 +34,23 @@ def operation_batch(operations: list[plain.Operation]) -> OperationBatch:
     indexes = [dictionary.setdefault(item.name, len(dictionary)) for item in items]
     return OperationBatch(
         [operation.operation_id for operation in operations],
-        partitions=None if signals else list(dictionary),
-        keys=[name[0] for name in dictionary] if signals else None,
+        partitions=[] if signals else list(dictionary),
+        keys=[name[0] for name in dictionary] if signals else [],
         timeouts_ms=[operation.timeout_ms for operation in operations],
         item_counts=unless_all([len(operation.items) for operation in operations], 1),
         item_indexes=indexes,
         offsets=[item.offset for item in items],
         local_error_codes=unless_all([item.local_error for item in items], 0),
         leader_epochs=unless_all([item.epoch for item in items], -1),
-        min_bytes=[operation.min_bytes for operation in operations] if fetches else None,
-        replica_ids=[operation.replica_id for operation in operations] if fetches else None,
-        isolation_levels=[operation.isolation for operation in operations] if fetches else None,
-        follower_reads=[operation.follower_reads for operation in operations] if fetches else None,
-        partition_max_bytes=[item.max_bytes for item in items] if fetches else None,
-        last_fetched_epochs=[item.last_epoch for item in items] if fetches else None,
-        throttled=[item.throttled for item in items] if fetches else None,
-        any_key=[operation.any_key for operation in operations] if signals else None,
-        from_now=[operation.from_now for operation in operations] if signals else None,
+        min_bytes=[operation.min_bytes for operation in operations] if fetches else [],
+        replica_ids=[operation.replica_id for operation in operations] if fetches else [],
+        isolation_levels=[operation.isolation for operation in operations] if fetches else [],
+        follower_reads=[operation.follower_reads for operation in operations] if fetches else [],
+        partition_max_bytes=[item.max_bytes for item in items] if fetches else [],
+        last_fetched_epochs=[item.last_epoch for item in items] if fetches else [],
+        throttled=[item.throttled for item in items] if fetches else [],
+        any_key=[operation.any_key for operation in operations] if signals else [],
+        from_now=[operation.from_now for operation in operations] if signals else [],
     )
 
 

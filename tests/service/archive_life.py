@@ -152,7 +152,9 @@ class Life:
         return details
 
     async def _advance(self) -> None:
-        batch = EventBatch([], partitions=PARTITIONS, keys=KEYS)
+        batch = EventBatch.to_fill()
+        batch.partitions.extend(PARTITIONS)
+        batch.keys.extend(KEYS)
         for _ in range(self._random.randint(0, 6)):
             self._add_event(batch)
         await self.host.apply(batch)

@@ -27,6 +27,7 @@ def completions_of(*ends: tuple[int, int, int, int, list[int]]) -> Completions:
         for error_code in error_codes:
             completions.add_item(("t", 0), error_code, 0, 0, 0, -1, -1.0)
         completions.add_operation(operation_id, kind, outcome, waited_ms, lateness_ms, len(error_codes))
+    completions.finish()
     return completions
 
 

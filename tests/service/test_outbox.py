@@ -17,6 +17,7 @@ def completions_of(operation_ids: list[int], kinds: list[int]) -> Completions:
     for operation_id, kind in zip(operation_ids, kinds, strict=True):
         completions.add_operation(operation_id, kind, codes.SATISFIED, 0, 0, operation_id % 10)
         completions.item_partitions.extend([("t", operation_id)] * (operation_id % 10))
+    completions.finish()
     return completions
 
 

@@ -204,6 +204,7 @@ def mixed_completions() -> Completions:
         if kind == codes.FETCH:
             diverging = operation_id if operation_id == 2 else -1
             completions.fetched.append(FetchedPartition(operation_id * 100, 9, 8, diverging, diverging))
+    completions.finish()
     return completions
 
 

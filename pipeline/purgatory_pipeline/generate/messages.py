@@ -76,24 +76,24 @@ class Messages:
             column[rows] for column in self._operations
         )
         indexes, offsets, epochs = (column[items] for column in self._items)
-        item_counts = self._item_counts[rows] if len(indexes) > len(ids) else None
+        item_counts = self._item_counts[rows] if len(indexes) > len(ids) else []
         names = self._run.session_names[session]
         if session == UNARY:
             names, indexes = [self._run.cluster.names[place] for place in self._places[items]], []
         batch = OperationBatch(
             ids,
-            partitions=None if kind == SIGNAL else names,
-            keys=self._run.keys if kind == SIGNAL else None,
+            partitions=[] if kind == SIGNAL else names,
+            keys=self._run.keys if kind == SIGNAL else [],
             timeouts_ms=timeouts_ms,
             item_counts=item_counts,
             item_indexes=indexes,
             offsets=offsets,
-            leader_epochs=epochs if kind in {PRODUCE, FETCH} and session != WITHOUT_EPOCHS else None,
-            min_bytes=min_bytes if kind == FETCH else None,
-            replica_ids=replica_ids if kind == FETCH else None,
-            isolation_levels=isolation_levels if kind == FETCH else None,
-            any_key=any_key if kind == SIGNAL else None,
-            from_now=from_now if kind == SIGNAL else None,
+            leader_epochs=epochs if kind in {PRODUCE, FETCH} and session != WITHOUT_EPOCHS else [],
+            min_bytes=min_bytes if kind == FETCH else [],
+            replica_ids=replica_ids if kind == FETCH else [],
+            isolation_levels=isolation_levels if kind == FETCH else [],
+            any_key=any_key if kind == SIGNAL else [],
+            from_now=from_now if kind == SIGNAL else [],
         )
         return session, kind, batch
 
