@@ -13,6 +13,7 @@ from typing import Final
 
 from purgatory.clock import Clock
 from purgatory.engine.engine import Engine
+from purgatory.service.alarm import Alarm, make_alarm
 from purgatory.service.observer import Observer
 
 LOGGER: Final = logging.getLogger(__name__)
@@ -48,16 +49,20 @@ class Reaper:
 
     async def run(self) -> None:
         """Runs until it is cancelled."""
-        while True:
-            try:
-                self.turn()
-                await self._sleep()
-            except Exception:
-                LOGGER.exception("a turn of the reaper failed; it goes on")
-                self._observer.reaper_failed()
-                await asyncio.sleep(AFTER_FAILURE_S)
+        alarm = make_alarm(self._rung)
+        try:
+            while True:
+                try:
+                    self.turn()
+                    await self._sleep(alarm)
+                except Exception:
+                    LOGGER.exception("a turn of the reaper failed; it goes on")
+                    self._observer.reaper_failed()
+                    await asyncio.sleep(AFTER_FAILURE_S)
+        finally:
+            alarm.close()
 
-    async def _sleep(self) -> None:
+    async def _sleep(self, alarm: Alarm) -> None:
         """Until the next expiration; when that is due already, only until the other tasks have had their turn."""
         self._woken.clear()
         now_ms = self._clock.now_ms()
@@ -67,12 +72,12 @@ class Reaper:
             return
         until_ms = now_ms + SLEEP_MAX_MS
         self._sleeping_until_ms = min(next_ms, until_ms) if next_ms >= 0 else until_ms
-        loop = asyncio.get_running_loop()
-        wake_at_s = loop.time() + (self._sleeping_until_ms - now_ms) / 1_000
+        alarm.set(self._sleeping_until_ms - now_ms)
         try:
-            async with asyncio.timeout_at(wake_at_s):
-                await self._woken.wait()
-        except TimeoutError:
-            self._observer.loop_lag_ms(max(0.0, (loop.time() - wake_at_s) * 1_000))
+            await self._woken.wait()
         finally:
             self._sleeping_until_ms = -1
+
+    def _rung(self, late_ms: float) -> None:
+        self._observer.loop_lag_ms(late_ms)
+        self._woken.set()
