@@ -114,7 +114,9 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
 
     async def _advance_all(self, requests: Requests, context: Context) -> None:
         while (request := await requests.read()) is not None:
-            await context.write(wire.AdvanceStreamResponse(receipt=await self._advance(request)))
+            answer = wire.AdvanceStreamResponse(receipt=await self._advance(request))
+            del request  # while the next one is waited for, nothing is kept of this
+            await context.write(answer)
 
     async def _advance(self, request: wire.AdvanceRequest | wire.AdvanceStreamRequest) -> wire.AdvanceReceipt:
         receipt = await advance(self._host, request)
@@ -232,6 +234,7 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
                 if connection.closing:
                     return
                 self._serve(request, connection)
+                del request  # as above
                 connection.reading()
             connection.half_closed()
         except Exception as error:  # noqa: BLE001 - the writer raises it in the call, where it becomes a status
