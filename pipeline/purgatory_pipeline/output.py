@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
 import pyarrow as pa
 
 from purgatory_pipeline.archive.place import Place, first_line, open_place
@@ -28,3 +32,11 @@ def write_file(place: Place, name: str, content: bytes) -> str:
     with place.filesystem.open_output_stream(path) as stream:
         stream.write(content)
     return path
+
+
+def write_by_path(place: Place, name: str, write: Callable[[Path], object]) -> str:
+    """The same for a file that `write` can only put at a local path."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        write(path)
+        return write_file(place, name, path.read_bytes())

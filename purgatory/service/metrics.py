@@ -118,18 +118,20 @@ class Metrics:
         """Lateness of the expired ones, and their pending partitions."""
         kinds, outcomes, error_codes = completions.kinds, completions.outcomes, completions.error_codes
         if is_uniform(bytes(kinds)) and is_uniform(bytes(outcomes)):
-            self._count_expired(kinds[0], list(completions.lateness_ms), list(error_codes))
+            self.lateness.observe_all(list(completions.lateness_ms))
+            self._count_expired(kinds[0], list(error_codes))
             return
+        late: list[int] = []
         first_item = 0
         for index, outcome in enumerate(outcomes):
             next_item = first_item + completions.item_counts[index]
             if outcome == EXPIRED:
-                late = [completions.lateness_ms[index]]
-                self._count_expired(kinds[index], late, list(error_codes[first_item:next_item]))
+                late.append(completions.lateness_ms[index])
+                self._count_expired(kinds[index], list(error_codes[first_item:next_item]))
             first_item = next_item
+        self.lateness.observe_all(late)
 
-    def _count_expired(self, kind: int, lateness_ms: list[int], error_codes: list[int]) -> None:
-        self.lateness.observe_all(lateness_ms)
+    def _count_expired(self, kind: int, error_codes: list[int]) -> None:
         if kind in self.expired_partitions:
             self.expired_partitions[kind] += error_codes.count(REQUEST_TIMED_OUT)
 

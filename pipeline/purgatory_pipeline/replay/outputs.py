@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import io
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from purgatory_pipeline.archive.place import Place
-from purgatory_pipeline.output import write_file
+from purgatory_pipeline.output import write_by_path, write_file
 from purgatory_pipeline.page.replay_page import ReplayInfo, write_replay_page
 
 PAGE = "replay.html"
@@ -31,7 +29,4 @@ def write_frames(place: Place, frames: Mapping[str, pd.DataFrame]) -> list[str]:
 
 def write_page(place: Place, frames: Mapping[str, pd.DataFrame], info: ReplayInfo) -> str:
     """The page; its path."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / PAGE
-        write_replay_page(frames, info, path)
-        return write_file(place, PAGE, path.read_bytes())
+    return write_by_path(place, PAGE, lambda path: write_replay_page(frames, info, path))

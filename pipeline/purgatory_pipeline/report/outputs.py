@@ -5,9 +5,7 @@ Spark writes the tables, as large as they are. The CSV files and the page get th
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 import pandas as pd
@@ -16,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from purgatory_pipeline.archive.place import Place
-from purgatory_pipeline.output import write_file
+from purgatory_pipeline.output import write_by_path, write_file
 from purgatory_pipeline.page.report_page import write_page
 from purgatory_pipeline.report.tables import INTAKE, PAGE_ROWS_MAX, ReportInfo, Table
 
@@ -43,7 +41,4 @@ def write_table(frame: DataFrame, table: Table, place: Place) -> tuple[pd.DataFr
 
 def write_report_page(frames: Mapping[str, pd.DataFrame], info: ReportInfo, place: Place) -> str:
     """The page; its path."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / PAGE
-        write_page(frames, info, path)
-        return write_file(place, PAGE, path.read_bytes())
+    return write_by_path(place, PAGE, lambda path: write_page(frames, info, path))
