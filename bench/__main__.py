@@ -56,7 +56,7 @@ def main() -> None:
         print(f"\nwritten: {output}")
         print(plotted(rows, output.parent))
         if arguments.output is None:
-            write_table(rows, PAGE, RESULTS)
+            write_table(PAGE, output)
             print(f"written: {PAGE}")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from bench.rows import Row, table
+from bench.rows import Row, read_rows, table
 
 __all__ = ["BEGIN", "END", "pictures_in", "with_table", "write_table"]
 
@@ -22,9 +22,13 @@ PICTURES: Final = {
 }
 
 
-def write_table(rows: Sequence[Row], page: Path, results: Path) -> None:
-    """Replaces the page's table and plots, those in the folder of results. Raises ValueError without the markers."""
-    page.write_text(with_table(page.read_text("utf-8"), rows, pictures_in(results)), "utf-8")
+def write_table(page: Path, results: Path, begins: str = BEGIN) -> None:
+    """Replaces the page's table and plots by those of a file of results (read, since writing rounds) and its folder.
+
+    Raises ValueError without the markers.
+    """
+    pictures = pictures_in(results.parent) if begins == BEGIN else []
+    page.write_text(with_table(page.read_text("utf-8"), read_rows(results), pictures, begins), "utf-8")
 
 
 def pictures_in(results: Path) -> list[str]:

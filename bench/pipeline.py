@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.lab import Lab
-from bench.page import with_table
+from bench.page import write_table
 from bench.processes import ROOT, environment
 from bench.replay import replay
 from bench.report import report
@@ -46,9 +46,8 @@ def main() -> None:
             measure(with_lab, histories)
     print(table(with_lab.rows))
     if not given.dry:
-        rows = merged(read_rows(RESULTS) if RESULTS.exists() else [], with_lab.rows)
-        write_rows(rows, RESULTS)
-        PAGE.write_text(with_table(PAGE.read_text("utf-8"), rows, begins=BEGINS), "utf-8")
+        write_rows(merged(read_rows(RESULTS) if RESULTS.exists() else [], with_lab.rows), RESULTS)
+        write_table(PAGE, RESULTS, BEGINS)
 
 
 def parsed() -> argparse.Namespace:

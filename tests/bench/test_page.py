@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.page import BEGIN, END, pictures_in, with_table
-from bench.rows import Row, read_rows, table
+from bench.page import BEGIN, END, pictures_in, with_table, write_table
+from bench.rows import Row, read_rows, table, write_rows
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = ROOT / "docs" / "performance.md"
@@ -31,6 +31,15 @@ def test_a_page_without_markers_is_refused() -> None:
     """Nothing is written into a page that has no place for it."""
     with pytest.raises(ValueError, match="no place"):
         with_table("# Page\n", [])
+
+
+def test_a_page_shows_what_its_file_says(tmp_path: Path) -> None:
+    """A figure that writing rounds up to a half is shown as it reads in the file, not as it was measured."""
+    results, page = tmp_path / "rows.json", tmp_path / "page.md"
+    write_rows([Row("x", "engine", "kafka", 1.0, "B", 0.1544996, 2, 0.1544996, 9.0, "here")], results)
+    page.write_text(f"{BEGIN}{END}", "utf-8")
+    write_table(page, results)
+    assert page.read_text("utf-8") == with_table(f"{BEGIN}{END}", read_rows(results))
 
 
 def test_the_page_shows_the_committed_results() -> None:
