@@ -3,7 +3,9 @@
 from purgatory_client import errors, events, waits
 from purgatory_client.aio import DEFAULT_ADDRESS, AsyncClient
 from purgatory_client.blocking import Client
+from purgatory_client.collecting import Collected
 from purgatory_client.events import AdvanceReceipt, Event
+from purgatory_client.registering import Registered
 from purgatory_client.results import OperationKind, Outcome, PartitionResult, Result, ResultColumns
 
 __all__ = [
@@ -11,10 +13,12 @@ __all__ = [
     "AdvanceReceipt",
     "AsyncClient",
     "Client",
+    "Collected",
     "Event",
     "OperationKind",
     "Outcome",
     "PartitionResult",
+    "Registered",
     "Result",
     "ResultColumns",
     "errors",

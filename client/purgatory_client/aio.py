@@ -14,6 +14,7 @@ from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from purgatory_client import views, waits
 from purgatory_client.advancer import Advancer
 from purgatory_client.channel import open_channel
+from purgatory_client.collecting import Collected, Collector
 from purgatory_client.connection import SessionConnection
 from purgatory_client.decode import arrived_row
 from purgatory_client.encode import row_of_wait
@@ -23,6 +24,7 @@ from purgatory_client.events import AdvanceReceipt, Event, signalled
 from purgatory_client.many import WaitColumns, key_columns, partition_columns
 from purgatory_client.marks import Marks, events_of
 from purgatory_client.names import partition_name
+from purgatory_client.registering import Registered, register
 from purgatory_client.results import OperationKind, Result, ResultColumns
 from purgatory_client.waits import ByPartition, Isolation, Name, Wait
 
@@ -52,6 +54,7 @@ class AsyncClient:
         give_up_after: float | None = 30.0,
     ) -> None:
         self.address: Final = address
+        self._give_up_after: Final = give_up_after
         self._session: Final = SessionConnection(
             address, name=name, pending_max=pending_max, give_up_after=give_up_after
         )
@@ -268,6 +271,30 @@ class AsyncClient:
         batch.set_signal(any, from_now)
         return await self._wait_many(batch)
 
+    # A session apart: registered by one, collected by another
+
+    async def register(self, session_id: str, first_operation_id: int, batch: WaitColumns) -> Registered:
+        """Register a batch in a session that is not this client's, and wait for nothing: `results` has its results.
+
+        Operation i gets the id `first_operation_id` + i; ids rise within a session. Tried again until the daemon has
+        answered, which is harmless: ids that it knows it passes over. Raises Unavailable after `give_up_after` seconds,
+        and whatever the batch as a whole was refused with.
+        """
+        batch.first_id = first_operation_id
+        return await self._answer(register(self._stub(), session_id, batch, self._give_up_after))
+
+    async def results(self, session_id: str) -> AsyncIterator[Collected]:
+        """The results of a session that nobody is connected to, in the order in which they came to be, a batch at a
+        time; ends when nothing is pending in it any more.
+
+        A batch is acknowledged, and forgotten by the daemon, when the next one is asked for. Whoever has the session
+        open is cut off with SessionTakenOver. Raises NotFound when the daemon does not know the session, Unavailable
+        after `give_up_after` seconds without a connection, SessionTakenOver.
+        """
+        collector = Collector(session_id, self._give_up_after)
+        while (collected := await self._answer(collector.next(self._stub()))) is not None:
+            yield collected
+
     # What happens
 
     async def advance(self, partition: Name, **marks: Unpack[Marks]) -> AdvanceReceipt:
@@ -368,9 +395,11 @@ class AsyncClient:
             if not request.page_token:
                 return
 
-    async def status(self) -> views.Status:
-        """The daemon's counts and version."""
-        request = purgatory_service_pb2.GetStatusRequest()
+    async def status(self, *, remaining_time: bool = False) -> views.Status:
+        """The daemon's counts and version. `remaining_time`: also how much time is left of what is pending; the daemon
+        looks at each operation for it.
+        """
+        request = purgatory_service_pb2.GetStatusRequest(remaining_time=remaining_time)
         return views.status(await self._answer(self._stub().GetStatus(request, timeout=CALL_TIMEOUT)))
 
     # How it is done

@@ -104,6 +104,8 @@ class Client:
     fetch_many = _blocking(AsyncClient.fetch_many)
     delete_records_many = _blocking(AsyncClient.delete_records_many)
     signal_many = _blocking(AsyncClient.signal_many)
+    register = _blocking(AsyncClient.register)
+    results = _iterating(AsyncClient.results)
     advance = _blocking(AsyncClient.advance)
     advance_many = _blocking(AsyncClient.advance_many)
     signal_key = _blocking(AsyncClient.signal_key)

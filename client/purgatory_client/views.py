@@ -94,8 +94,21 @@ class KindStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class RemainingTime:
+    """How much time is left of what is pending, in seconds: the least, the most (None: nothing is pending), and how
+    many operations have at most so much (`bounds`, rising; and more than the bound before), with those beyond the last
+    bound at the end.
+    """
+
+    soonest: float | None
+    latest: float | None
+    bounds: list[float]
+    operations: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
-    """The daemon's counts and version."""
+    """The daemon's counts and version. `remaining_time` is None unless it was asked for."""
 
     version: str
     compiled: bool
@@ -107,6 +120,7 @@ class Status:
     sessions: int
     sessions_connected: int
     unacknowledged_results: int
+    remaining_time: RemainingTime | None
 
 
 def pending_operation(message: wire.PendingOperation) -> PendingOperation:
@@ -178,6 +192,16 @@ def status(message: wire.GetStatusResponse) -> Status:
         sessions=message.sessions,
         sessions_connected=message.sessions_connected,
         unacknowledged_results=message.unacknowledged_results,
+        remaining_time=_remaining_time(message.remaining_time) if message.HasField("remaining_time") else None,
+    )
+
+
+def _remaining_time(message: wire.RemainingTime) -> RemainingTime:
+    return RemainingTime(
+        soonest=message.soonest_ms / 1_000 if message.HasField("soonest_ms") else None,
+        latest=message.latest_ms / 1_000 if message.HasField("latest_ms") else None,
+        bounds=[bound_ms / 1_000 for bound_ms in message.bound_ms],
+        operations=list(message.operations),
     )
 
 

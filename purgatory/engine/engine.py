@@ -21,7 +21,7 @@ from purgatory.engine.registration import Registration
 from purgatory.engine.registry import Partitions, SignalKeys
 from purgatory.engine.tables import FREE, Owner
 from purgatory.engine.tape import Played, Tape, TapePlayer
-from purgatory.engine.views import KindCounts, PartitionView, PendingView
+from purgatory.engine.views import KindCounts, PartitionView, PendingView, RemainingTimes
 from purgatory.engine.wakeups import Wakeups
 
 __all__ = ["Engine"]
@@ -214,6 +214,13 @@ class Engine:
         """
         self._pass_time(now_ms)
         return self._look.list_pending(start, limit, owner_id, kind, partition, key)
+
+    def count_remaining(self, start: int, limit: int, now_ms: int, times: RemainingTimes) -> int:
+        """Adds to `times` the time left of the pending operations in `limit` slots from `start` on; returns where to go
+        on (-1: that was all).
+        """
+        self._pass_time(now_ms)
+        return self._look.count_remaining(start, limit, now_ms, times)
 
     def partition_view(self, name: PartitionName, now_ms: int) -> PartitionView | None:
         """A known partition; None otherwise."""

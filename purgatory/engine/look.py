@@ -23,7 +23,7 @@ from purgatory.engine.partition import Partition
 from purgatory.engine.pending import OUTCOMES_MAX, PendingOperations
 from purgatory.engine.registry import Partitions, SignalKeys
 from purgatory.engine.tables import FREE, UNRESOLVED, Owner
-from purgatory.engine.views import ItemView, KindCounts, PartitionView, PendingView, ReplicaView
+from purgatory.engine.views import ItemView, KindCounts, PartitionView, PendingView, RemainingTimes, ReplicaView
 
 __all__ = ["Look"]
 
@@ -73,6 +73,28 @@ class Look:
                 found.append(self._view(slot))
             slot += 1
         return found, slot if slot < operations.size else -1
+
+    def count_remaining(self, start: int, limit: int, now_ms: int, times: RemainingTimes) -> int:
+        """Adds `limit` slots to `times`; see `Engine.count_remaining`."""
+        operations, wheel = self.pending.operations, self.pending.wheel
+        now: i64 = now_ms
+        slot: i64 = start
+        stop: i64 = min(start + limit, int(operations.size))
+        while slot < stop:
+            if operations.kind[slot] != FREE:
+                left = wheel.deadline_ms(slot) - now
+                if left < 0:
+                    left = 0
+                place = 0
+                while place < len(times.bounds_ms) and times.bounds_ms[place] < left:
+                    place += 1
+                times.operations[place] += 1
+                if times.soonest_ms < 0 or left < times.soonest_ms:
+                    times.soonest_ms = left
+                if left > times.latest_ms:
+                    times.latest_ms = left
+            slot += 1
+        return slot if slot < operations.size else -1
 
     def _names(self, slot: i64, partition: PartitionName | None, key: str) -> bool:
         """Whether an operation names the partition and the key (each: if asked for)."""

@@ -6,7 +6,7 @@ from typing import Final
 
 from purgatory.engine.batches import PartitionName
 
-__all__ = ["ItemView", "KindCounts", "PartitionView", "PendingView", "ReplicaView"]
+__all__ = ["ItemView", "KindCounts", "PartitionView", "PendingView", "RemainingTimes", "ReplicaView"]
 
 
 class ItemView:
@@ -42,6 +42,18 @@ class PendingView:
         self.deadline_ms: Final = deadline_ms
         self.min_bytes: Final = min_bytes
         self.items: Final = items
+
+
+class RemainingTimes:
+    """How much time is left of pending operations: for each of the rising `bounds_ms` how many have at most so much
+    (and more than the bound before), then how many have more than the last; the least and the most, -1: none was seen.
+    """
+
+    def __init__(self, bounds_ms: list[int]) -> None:
+        self.bounds_ms: Final = bounds_ms
+        self.operations: Final = [0] * (len(bounds_ms) + 1)
+        self.soonest_ms = -1
+        self.latest_ms = -1
 
 
 class ReplicaView:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import time
 from collections.abc import Iterable
@@ -10,11 +11,21 @@ from typing import Final
 from purgatory.service.host import Host
 from purgatory.service.pages import make_token, page_size, read_token
 from purgatory.service.refusals import invalid_argument, not_found
-from purgatory.service.translate_views import WallTime, is_known_kind, partition, partition_name, pending_operation
+from purgatory.service.translate_views import (
+    WallTime,
+    is_known_kind,
+    no_remaining_times,
+    partition,
+    partition_name,
+    pending_operation,
+    remaining,
+)
 from purgatory.v1 import purgatory_service_pb2 as wire
 
 ANY_OWNER: Final = -1
 ANY_KIND: Final = 0
+SLOTS_PER_SLICE: Final = 20_000
+"""Slots looked at before the loop is free again: less than a millisecond of it, compiled."""
 START_MAX: Final = 2**31 - 1
 """Where a page of operations may begin at most: a token may be forged, and the engine's integers end."""
 
@@ -56,6 +67,16 @@ def get_operation(host: Host, request: wire.GetOperationRequest) -> wire.GetOper
     if view is None:
         raise not_found("pending operation", f"{request.session_id}/{request.operation_id}")
     return wire.GetOperationResponse(operation=pending_operation(view, session.session_id, now))
+
+
+async def remaining_time(host: Host) -> wire.RemainingTime:
+    """How much time is left of what is pending, counted in slices with the loop free in between."""
+    times = no_remaining_times()
+    slot = host.engine.count_remaining(0, SLOTS_PER_SLICE, host.time.now_ms(), times)
+    while slot >= 0:
+        await asyncio.sleep(0)
+        slot = host.engine.count_remaining(slot, SLOTS_PER_SLICE, host.time.now_ms(), times)
+    return remaining(times)
 
 
 def get_partition(host: Host, request: wire.GetPartitionRequest) -> wire.GetPartitionResponse:

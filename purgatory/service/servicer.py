@@ -170,7 +170,7 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
 
     async def GetStatus(self, request: wire.GetStatusRequest, context: Context) -> wire.GetStatusResponse:
         """The daemon's counts, limits and version."""
-        del request, context
+        del context
         host = self._host
         return wire.GetStatusResponse(
             version=__version__,
@@ -183,6 +183,7 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
             sessions=host.sessions.count,
             sessions_connected=host.sessions.connected,
             unacknowledged_results=host.sessions.unacknowledged_results,
+            remaining_time=await looking.remaining_time(host) if request.remaining_time else None,
         )
 
     # Inside.

@@ -9,9 +9,12 @@ from google.protobuf import timestamp_pb2
 
 from purgatory.engine import codes
 from purgatory.engine.batches import PartitionName
-from purgatory.engine.views import ItemView, KindCounts, PartitionView, PendingView
+from purgatory.engine.views import ItemView, KindCounts, PartitionView, PendingView, RemainingTimes
 from purgatory.service.translate_results import topic_partition
 from purgatory.v1 import operation_pb2, purgatory_service_pb2, result_pb2
+
+REMAINING_BOUNDS_MS: Final = (1_000, 10_000, 60_000, 600_000, 3_600_000, 86_400_000)
+"""The bounds by which the time left of pending operations is counted."""
 
 
 class WallTime:
@@ -47,6 +50,21 @@ def pending_operation(
         remaining_ms=max(0, view.deadline_ms - wall_time.now_ms),
         partitions=[_item(item, view.kind) for item in view.items],
         min_bytes=view.min_bytes if view.kind == codes.FETCH else None,
+    )
+
+
+def no_remaining_times() -> RemainingTimes:
+    """To be counted in."""
+    return RemainingTimes(list(REMAINING_BOUNDS_MS))
+
+
+def remaining(times: RemainingTimes) -> purgatory_service_pb2.RemainingTime:
+    """How much time is left of what is pending."""
+    return purgatory_service_pb2.RemainingTime(
+        soonest_ms=times.soonest_ms if times.soonest_ms >= 0 else None,
+        latest_ms=times.latest_ms if times.latest_ms >= 0 else None,
+        bound_ms=times.bounds_ms,
+        operations=times.operations,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from purgatory.engine.views import RemainingTimes
 from tests.engine import plain
 from tests.engine.world import World, parse
 
@@ -58,3 +59,25 @@ def test_what_is_reached_is_what_is_reached_now() -> None:
         assert view is not None
         reached += [(item.reached_offset, item.error_code) for item in view.items]
     assert reached == [(8, 7), (3, 7), (8, 7), (2, 7)]
+
+
+def test_time_left_is_counted_by_bounds_and_in_slices() -> None:
+    """Each pending operation falls under the first bound that it does not pass, however the slots are cut."""
+    world = World()
+    for timeout_ms in (5, 10, 11, 100, 101, 5_000):
+        world.produce({"orders-0": 10}, timeout_ms=timeout_ms)
+    gone = world.produce({"orders-0": 10}, timeout_ms=50)
+    world.under_test.cancel(world.owner_id, [gone], 0)
+    for limit in (1, 3, 1_000):
+        times = RemainingTimes([10, 100])
+        slot = 0
+        while slot >= 0:
+            slot = world.engine.count_remaining(slot, limit, 0, times)
+        assert times.operations == [2, 2, 2]
+        assert (times.soonest_ms, times.latest_ms) == (5, 5_000)
+    overdue = RemainingTimes([10, 100])
+    assert world.engine.count_remaining(0, 1_000, 4_990, overdue) == -1
+    assert overdue.operations == [6, 0, 0]
+    assert (overdue.soonest_ms, overdue.latest_ms) == (0, 10)
+    assert World().engine.count_remaining(0, 10, 0, nothing := RemainingTimes([10])) == -1
+    assert (nothing.operations, nothing.soonest_ms, nothing.latest_ms) == ([0, 0], -1, -1)

@@ -13,7 +13,9 @@ from purgatory_client.aio import AsyncClient
 from purgatory_client.cli import render
 from purgatory_client.cli.advance import advance
 from purgatory_client.cli.exits import OF_OUTCOME, Exit, epilog
+from purgatory_client.cli.load import load
 from purgatory_client.cli.options import DEFAULT_ADDRESS, Address, AsJson
+from purgatory_client.cli.results import results
 from purgatory_client.cli.running import run
 from purgatory_client.cli.targets import (
     UsageError,
@@ -37,6 +39,8 @@ app: Final = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("advance", epilog=epilog())(advance)
+app.command("load", epilog=epilog())(load)
+app.command("results", epilog=epilog())(results)
 
 
 @app.command("wait", epilog=epilog())
@@ -168,10 +172,10 @@ def cancel(
 
 @app.command("status", epilog=epilog())
 def status(address: Address = DEFAULT_ADDRESS, as_json: AsJson = False) -> NoReturn:
-    """Show the daemon's version and counts."""
+    """Show the daemon's version and counts, and how much time is left of what is pending."""
 
     async def call(client: AsyncClient) -> Exit:
-        render.status(await client.status(), as_json=as_json)
+        render.status(await client.status(remaining_time=True), as_json=as_json)
         return Exit.OK
 
     raise typer.Exit(run(address, call))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import IntEnum
 from typing import Final
 
@@ -56,6 +57,20 @@ _OF_ERROR: Final[tuple[tuple[type[errors.PurgatoryClientError], Exit], ...]] = (
     (errors.PermissionDenied, Exit.REFUSED),
     (errors.EventRefused, Exit.REFUSED),
 )
+
+
+_GRAVEST_FIRST: Final = (
+    Outcome.REFUSED,
+    Outcome.FAILED,
+    Outcome.SHUTTING_DOWN,
+    Outcome.CANCELLED,
+    Outcome.EXPIRED,
+)
+
+
+def exit_of_outcomes(outcomes: Collection[Outcome]) -> Exit:
+    """The exit code for many waits: that of the gravest end among them."""
+    return next((OF_OUTCOME[outcome] for outcome in _GRAVEST_FIRST if outcome in outcomes), Exit.OK)
 
 
 def exit_of_error(error: errors.PurgatoryClientError) -> Exit:

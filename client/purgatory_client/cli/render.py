@@ -18,7 +18,7 @@ from rich.table import Table
 
 from purgatory_client.events import AdvanceReceipt
 from purgatory_client.results import Outcome, PartitionResult, Result
-from purgatory_client.views import Partition, PendingOperation, Status
+from purgatory_client.views import Partition, PendingOperation, RemainingTime, Status
 
 PLAIN_WIDTH: Final = 400
 """Columns of a table that goes to a file or a pipe: nothing is cut off there."""
@@ -35,6 +35,7 @@ ERROR_NAMES: Final[dict[int, str]] = {
     75: "UNKNOWN_LEADER_EPOCH",
     78: "OFFSET_NOT_AVAILABLE",
 }
+_SPANS: Final = (("d", 86_400), ("h", 3_600), ("m", 60))
 _COLOURS: Final = {Outcome.SATISFIED: "green", Outcome.EXPIRED: "yellow"}
 
 
@@ -46,13 +47,12 @@ def error_line(message: str) -> None:
 def result(answer: Result, *, as_json: bool) -> None:
     """How a wait ended: a line for it and a line for each partition or key."""
     if as_json:
-        _print_json(result_document(answer))
+        print_json(result_document(answer))
         return
-    console = _console()
+    console = console_for_data()
     colour = _COLOURS.get(answer.outcome, "red")
     late = f" ({answer.lateness:.3f} s late)" if answer.lateness else ""
-    outcome = answer.outcome.name.lower().replace("_", " ")
-    console.print(f"[{colour}]{outcome}[/{colour}] after {answer.waited:.3f} s{late}")
+    console.print(f"[{colour}]{words(answer.outcome)}[/{colour}] after {answer.waited:.3f} s{late}")
     for item in answer.partitions.values():
         console.print(f"  {escape(item_line(item, answer.outcome))}")
 
@@ -90,7 +90,7 @@ def receipt(answer: AdvanceReceipt, *, as_json: bool) -> None:
             {"index": one.index, "error_code": one.error_code, "field": one.field, "message": one.message}
             for one in answer.refusals
         ]
-        _print_json(
+        print_json(
             {
                 "events": len(answer.ended),
                 "ended": answer.ended_total,
@@ -101,38 +101,38 @@ def receipt(answer: AdvanceReceipt, *, as_json: bool) -> None:
         return
     unchanged = f", {answer.unchanged} unchanged" if answer.unchanged else ""
     refused = f", {len(answer.refusals)} refused" if answer.refusals else ""
-    ended = f"{answer.ended_total} {_plural('wait', answer.ended_total)} ended"
-    _console().print(f"{len(answer.ended)} {_plural('event', len(answer.ended))}{unchanged}{refused}: {ended}")
+    ended = f"{answer.ended_total} {plural('wait', answer.ended_total)} ended"
+    console_for_data().print(f"{len(answer.ended)} {plural('event', len(answer.ended))}{unchanged}{refused}: {ended}")
 
 
 def cancelled(count: int, *, as_json: bool) -> None:
     """How many operations were cancelled."""
     if as_json:
-        _print_json({"cancelled": count})
+        print_json({"cancelled": count})
     else:
-        _console().print(f"{count} {_plural('operation', count)} cancelled")
+        console_for_data().print(f"{count} {plural('operation', count)} cancelled")
 
 
 def operations(found: list[PendingOperation], *, as_json: bool) -> None:
     """Pending operations, as a table."""
     if as_json:
         for one in found:
-            _print_json(operation_document(one), indent=None)
+            print_json(operation_document(one), indent=None)
         return
     table = _table("session", "id", "kind", "waited", "remaining", "waits for")
     for one in found:
         name = one.session_id or "-"
         waited, remaining = f"{one.waited:.1f}s", f"{one.remaining:.1f}s"
         table.add_row(escape(name), str(one.operation_id), one.kind.name.lower(), waited, remaining, _wanted(one))
-    _console().print(table)
+    console_for_data().print(table)
 
 
 def operation(one: PendingOperation, *, as_json: bool) -> None:
     """One pending operation's story."""
     if as_json:
-        _print_json(operation_document(one))
+        print_json(operation_document(one))
         return
-    console = _console()
+    console = console_for_data()
     console.print(f"{one.kind.name.lower()} {one.operation_id} of session {escape(one.session_id or '-')}")
     console.print(f"  registered {_local(one.registered_time)}, waited {one.waited:.3f} s")
     console.print(f"  expires    {_local(one.deadline_time)}, in {one.remaining:.3f} s")
@@ -148,7 +148,7 @@ def partitions(found: list[Partition], *, as_json: bool) -> None:
     """Known partitions, as a table."""
     if as_json:
         for one in found:
-            _print_json(asdict(one), indent=None)
+            print_json(asdict(one), indent=None)
         return
     table = _table("partition", "role", "epoch", "log start", "low", "stable", "high", "log end", "in sync", "watched")
     for one in found:
@@ -156,15 +156,15 @@ def partitions(found: list[Partition], *, as_json: bool) -> None:
         marks = [_mark(offset) for offset in (*logs, one.high_watermark, one.log_end_offset)]
         in_sync = ",".join(map(str, one.in_sync_replica_ids)) or "-"
         table.add_row(escape(one.name), _role(one), _mark(one.leader_epoch), *marks, in_sync, str(one.watched))
-    _console().print(table)
+    console_for_data().print(table)
 
 
 def partition(one: Partition, *, as_json: bool) -> None:
     """One partition's marks and replicas."""
     if as_json:
-        _print_json(asdict(one))
+        print_json(asdict(one))
         return
-    console = _console()
+    console = console_for_data()
     console.print(f"{escape(one.name)}: {_role(one)}, leader epoch {_mark(one.leader_epoch)}, {one.watched} watching")
     console.print(f"  log {_mark(one.log_start_offset)} to {_mark(one.log_end_offset)}")
     console.print(f"  high watermark {_mark(one.high_watermark)}, last stable offset {_mark(one.last_stable_offset)}")
@@ -180,14 +180,14 @@ def status(answer: Status, *, as_json: bool) -> None:
     """The daemon's counts."""
     if as_json:
         kinds = [{**asdict(kind), "kind": kind.kind.name.lower()} for kind in answer.kinds]
-        _print_json({**asdict(answer), "started_time": answer.started_time.isoformat(), "kinds": kinds})
+        print_json({**asdict(answer), "started_time": answer.started_time.isoformat(), "kinds": kinds})
         return
-    console = _console()
+    console = console_for_data()
     engine = "compiled" if answer.compiled else "uncompiled"
     draining = ", shutting down" if answer.draining else ""
     console.print(f"purgatory {answer.version} ({engine} engine), up since {_local(answer.started_time)}{draining}")
     console.print(
-        f"{answer.partitions} {_plural('partition', answer.partitions)}, {answer.signal_keys} signal keys, "
+        f"{answer.partitions} {plural('partition', answer.partitions)}, {answer.signal_keys} signal keys, "
         f"{answer.sessions} sessions ({answer.sessions_connected} connected), "
         f"{answer.unacknowledged_results} unacknowledged results"
     )
@@ -199,6 +199,23 @@ def status(answer: Status, *, as_json: bool) -> None:
         counts = [str(count) for count in (kind.registered, kind.pending, kind.watched, *ended)]
         table.add_row(kind.kind.name.lower(), *counts)
     console.print(table)
+    if answer.remaining_time is not None:
+        console.print(remaining_line(answer.remaining_time))
+
+
+def remaining_line(left: RemainingTime) -> str:
+    """How much time is left of what is pending, in words; bounds that nothing falls under are left out."""
+    if left.soonest is None or left.latest is None:
+        return "nothing is pending"
+    bounds = [f"up to {span(bound)}" for bound in left.bounds] + [f"more than {span(left.bounds[-1])}"]
+    counts = [f"{count} {bound}" for bound, count in zip(bounds, left.operations, strict=True) if count]
+    return f"time left: {', '.join(counts)}; first expires in {span(left.soonest)}, last in {span(left.latest)}"
+
+
+def span(seconds: float) -> str:
+    """A duration in the largest unit that it fills, as `--timeout` takes it."""
+    unit, length = next(((unit, length) for unit, length in _SPANS if seconds >= length), ("s", 1))
+    return f"{seconds / length:.3f}".rstrip("0").rstrip(".") + unit
 
 
 def operation_document(one: PendingOperation) -> dict[str, Any]:
@@ -244,6 +261,11 @@ def _role(one: Partition) -> str:
     return "leader" if one.is_leader else "follower"
 
 
+def words(outcome: Outcome) -> str:
+    """An outcome in words."""
+    return outcome.name.lower().replace("_", " ")
+
+
 def _mark(offset: int) -> str:
     return "-" if offset < 0 else str(offset)
 
@@ -252,7 +274,8 @@ def _local(instant: datetime) -> str:
     return instant.astimezone().isoformat(sep=" ", timespec="milliseconds")
 
 
-def _plural(word: str, count: int) -> str:
+def plural(word: str, count: int) -> str:
+    """The word, in the plural where it is not one."""
     return word if count == 1 else f"{word}s"
 
 
@@ -263,12 +286,14 @@ def _table(*headings: str) -> Table:
     return table
 
 
-def _console() -> Console:
+def console_for_data() -> Console:
+    """Stdout, plain where it is not a terminal."""
     console = Console(highlight=False, soft_wrap=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=PLAIN_WIDTH)
     return console
 
 
-def _print_json(document: dict[str, Any], indent: int | None = 2) -> None:
+def print_json(document: dict[str, Any], indent: int | None = 2) -> None:
+    """A document on stdout; `indent` None: on one line."""
     sys.stdout.write(json.dumps(document, indent=indent, ensure_ascii=False) + "\n")

@@ -1,0 +1,146 @@
+"""`purgatory load`: registers many waits in one session, reaches them if asked to, and says how fast it went."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections import Counter
+from dataclasses import dataclass
+from typing import Annotated, NoReturn
+
+import typer
+
+from purgatory_client import events
+from purgatory_client.aio import AsyncClient
+from purgatory_client.cli import render_load
+from purgatory_client.cli.exits import Exit, exit_of_outcomes
+from purgatory_client.cli.options import DEFAULT_ADDRESS, Address, AsJson
+from purgatory_client.cli.running import run
+from purgatory_client.cli.targets import UsageError, checked_partition, seconds
+from purgatory_client.many import partition_columns
+from purgatory_client.results import OperationKind, Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is asked for. Operation i waits on partition i % `partitions`, for the offset after the one before it."""
+
+    session_id: str
+    operations: int
+    topic: str
+    partitions: int
+    timeout_ms: int
+    batch: int
+    rate: float
+
+    @property
+    def names(self) -> list[str]:
+        """The partitions."""
+        return [checked_partition(f"{self.topic}-{number}") for number in range(self.partitions)]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What a load did; seconds. Of results that were left at the daemon only the refused are in `outcomes`."""
+
+    session_id: str
+    operations: int
+    registering: float
+    advancing: float | None
+    ending: float | None
+    outcomes: Counter[Outcome]
+
+
+def load(
+    operations: Annotated[int, typer.Option("--operations", "-n", min=1, help="How many waits.")] = 100_000,
+    session: Annotated[str, typer.Option(help="The session's id, new to the daemon; without it one is drawn.")] = "",
+    topic: Annotated[str, typer.Option(help="The partitions are TOPIC-0, TOPIC-1 and so on.")] = "load",
+    partitions: Annotated[int, typer.Option(min=1, max=100_000, help="How many partitions they wait on.")] = 100,
+    timeout: Annotated[str, typer.Option("--timeout", "-t", help="Of each wait: 500ms, 30s, 2m, 1h.")] = "10m",
+    batch: Annotated[int, typer.Option(min=1, max=10_000, help="Waits in one message.")] = 500,
+    rate: Annotated[float, typer.Option(min=0, help="Waits a second; 0: as fast as the daemon takes them.")] = 0.0,
+    advance: Annotated[
+        bool, typer.Option("--advance", help="Then move the high watermarks until all are reached.")
+    ] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Then leave; `purgatory results --session ID` collects the results.")
+    ] = False,
+    address: Address = DEFAULT_ADDRESS,
+    as_json: AsJson = False,
+) -> NoReturn:
+    """Register many produce waits in one session, follow them to their end, and print how fast it went.
+
+    The exit code is that of the gravest outcome; with --detach 0 when the daemon has taken all.
+    """
+
+    async def call(client: AsyncClient) -> Exit:
+        limit_ms = round(seconds(timeout) * 1_000)
+        session_id = session or f"load-{uuid.uuid4().hex[:12]}"
+        wanted = Load(session_id, operations, topic, partitions, limit_ms, batch, rate)
+        report = await _load(client, wanted, advance=advance, detach=detach)
+        render_load.load_report(report, as_json=as_json)
+        return exit_of_outcomes(report.outcomes)
+
+    raise typer.Exit(run(address, call))
+
+
+async def _load(client: AsyncClient, wanted: Load, *, advance: bool, detach: bool) -> LoadReport:
+    known = {one.name: one.high_watermark async for one in client.partitions(prefix=wanted.topic, page_size=1_000)}
+    bases = [max(0, known.get(name, 0)) for name in wanted.names]
+    started_s = time.monotonic()
+    refused = await _register(client, wanted, bases)
+    registered_s = time.monotonic()
+    collecting = None if detach else asyncio.create_task(_collect(client, wanted.session_id))
+    if advance:
+        await _advance(client, wanted, bases)
+    advanced_s = time.monotonic()
+    outcomes = Counter({Outcome.REFUSED: refused}) if collecting is None else await collecting
+    return LoadReport(
+        session_id=wanted.session_id,
+        operations=wanted.operations,
+        registering=registered_s - started_s,
+        advancing=advanced_s - registered_s if advance else None,
+        ending=None if detach else time.monotonic() - registered_s,
+        outcomes=+outcomes,
+    )
+
+
+async def _register(client: AsyncClient, wanted: Load, bases: list[int]) -> int:
+    """Registers all, one message after the other; returns how many the daemon refused."""
+    started_s = time.monotonic()
+    refused = 0
+    for first in range(0, wanted.operations, wanted.batch):
+        if wanted.rate:
+            await asyncio.sleep(started_s + first / wanted.rate - time.monotonic())
+        chosen = range(first, min(first + wanted.batch, wanted.operations))
+        indexes = [operation % wanted.partitions for operation in chosen]
+        offsets = [bases[operation % wanted.partitions] + operation // wanted.partitions + 1 for operation in chosen]
+        batch = partition_columns(
+            OperationKind.PRODUCE, wanted.names, indexes, offsets, [wanted.timeout_ms], item_counts=None
+        )
+        answer = await client.register(wanted.session_id, first + 1, batch)
+        if first == 0 and answer.already_known == batch.count:
+            raise UsageError(
+                f"the daemon has operations of a session {wanted.session_id!r} already; take another id, or collect "
+                f"its results: purgatory results --session {wanted.session_id}"
+            )
+        refused += len(answer.refusals)
+    return refused
+
+
+async def _advance(client: AsyncClient, wanted: Load, bases: list[int]) -> None:
+    """Moves each high watermark to where the last operation waits for it, in as many steps as there were batches."""
+    each = -(-wanted.operations // wanted.partitions)
+    step = max(1, wanted.batch // wanted.partitions)
+    for reached in range(step, each + step, step):
+        offset = min(reached, each)
+        marks = [events.high_watermark(name, base + offset) for name, base in zip(wanted.names, bases, strict=True)]
+        (await client.advance_many(marks)).raise_for_refusals()
+
+
+async def _collect(client: AsyncClient, session_id: str) -> Counter[Outcome]:
+    outcomes: Counter[Outcome] = Counter()
+    async for collected in client.results(session_id):
+        outcomes.update(map(Outcome, collected.results.outcomes))
+    return outcomes

@@ -1,0 +1,49 @@
+"""Registering a batch in a session by a call of its own, tried again until the daemon has answered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import grpc.aio
+
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
+from purgatory_client.decode import refusal_error
+from purgatory_client.encode import fill_with_many
+from purgatory_client.errors import PurgatoryClientError
+from purgatory_client.many import WaitColumns
+from purgatory_client.retry import Retry
+
+CALL_TIMEOUT: Final = 30.0
+"""Seconds that one attempt may take."""
+NEVER_LOST: Final = -1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """What became of a batch. Already known are ids that the daemon had heard of before. `refusals` are by operation
+    id; each refused operation also ends as a result.
+    """
+
+    accepted: int
+    already_known: int
+    refusals: dict[int, PurgatoryClientError]
+
+
+async def register(
+    stub: PurgatoryServiceStub, session_id: str, batch: WaitColumns, give_up_after: float | None
+) -> Registered:
+    """Registers the batch, whose ids begin with `batch.first_id`."""
+    request = wire.RegisterRequest(session_id=session_id)
+    request.batch.batch_id = 1
+    fill_with_many(request.batch.columns, batch, batch.pending_positions(), NEVER_LOST, 0.0)
+    retry = Retry(give_up_after)
+    while True:
+        try:
+            receipt = (await stub.Register(request, timeout=CALL_TIMEOUT)).receipt
+        except grpc.aio.AioRpcError as error:
+            await retry.pause(error)
+        else:
+            refusals = {refusal.operation_id: refusal_error(refusal) for refusal in receipt.refusals}
+            return Registered(receipt.accepted, receipt.already_known, refusals)

@@ -1,0 +1,137 @@
+"""`purgatory load` and `purgatory results` as a user runs them, and what `purgatory status` says of the time left."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from purgatory_client import Client, Outcome, errors
+from purgatory_client.cli.exits import Exit, exit_of_outcomes
+from purgatory_client.cli.render import remaining_line, span
+from purgatory_client.many import partition_columns
+from purgatory_client.results import OperationKind
+from purgatory_client.views import RemainingTime
+
+from tests.client.test_cli import Run, looking, run
+from tests.daemon_process import DaemonProcess
+
+__all__ = ["looking", "run"]
+
+
+def pending(client: Client) -> int:
+    return sum(kind.pending for kind in client.status().kinds)
+
+
+def test_a_load_that_is_reached_is_followed_to_its_end(run: Run, looking: Client) -> None:
+    """With --advance every wait ends satisfied, exit code 0, and a second load on the same topic goes on after it."""
+    for _ in range(2):
+        answer = run("load", "--operations", "1234", "--topic", "reached", "--partitions", "7", "--advance", "--json")
+        assert (answer.returncode, answer.stderr) == (0, "")
+        document = json.loads(answer.stdout)
+        assert document["operations"] == 1234
+        assert document["outcomes"] == {"satisfied": 1234}
+    assert looking.partition("reached-0").high_watermark == 2 * 177
+    assert pending(looking) == 0
+
+
+def test_a_load_that_is_left_is_collected_later_each_result_once(run: Run, looking: Client) -> None:
+    """After --detach the waits go on at the daemon; `results` prints each once, and then there is nothing left."""
+    left = run("load", "-n", "1000", "--session", "left-1", "--topic", "left", "--partitions", "10", "--detach")
+    assert left.returncode == 0
+    assert "purgatory results --session left-1" in left.stdout
+    assert pending(looking) == 1000
+    shown = run("status").stdout
+    assert "time left: 1000 up to 10m; first expires in 9." in shown
+    again = run("load", "-n", "1000", "--session", "left-1", "--topic", "left", "--partitions", "10", "--detach")
+    assert again.returncode == Exit.USAGE
+    assert "take another id, or collect its results" in again.stderr
+    for number in range(10):
+        looking.advance(f"left-{number}", high_watermark=100)
+    collected = run("results", "--session", "left-1", "--json")
+    assert collected.returncode == 0
+    lines = [json.loads(line) for line in collected.stdout.splitlines()]
+    assert sorted(line["operation_id"] for line in lines) == list(range(1, 1001))
+    assert {line["outcome"] for line in lines} == {"satisfied"}
+    assert collected.stderr == "purgatory: session left-1: 1000 satisfied\n"
+    assert looking.status().unacknowledged_results == 0
+    nothing = run("results", "--session", "left-1", "--counts")
+    assert (nothing.returncode, nothing.stdout) == (0, "session left-1: no results\n")
+
+
+def test_a_load_that_expires_says_so(run: Run) -> None:
+    """Without --advance the waits expire: exit code 11, in text and from `results`."""
+    answer = run("load", "-n", "50", "--timeout", "50ms", "--topic", "late", "--rate", "1000", "--batch", "10")
+    assert answer.returncode == 11
+    assert re.search(r"50 waits ended in \d+\.\d{3} s \(\d+ a second\): 50 expired", answer.stdout)
+    assert (
+        run("load", "-n", "50", "--timeout", "50ms", "--topic", "late", "--session", "late", "--detach").returncode == 0
+    )
+    collected = run("results", "--session", "late")
+    assert collected.returncode == 11
+    assert re.fullmatch(r"(\d+ expired after 0\.0\d\d s\n){50}", collected.stdout)
+
+
+def test_results_of_a_session_that_is_not_known(run: Run) -> None:
+    """Exit code 16."""
+    answer = run("results", "--session", "nobody")
+    assert answer.returncode == 16
+    assert "knows no operation of the session 'nobody'" in answer.stderr
+
+
+def test_a_refused_operation_is_in_the_receipt_and_among_the_results(looking: Client) -> None:
+    """`register` says what was refused and why, what it sent twice is known, and `results` has every end once."""
+    batch = partition_columns(OperationKind.PRODUCE, ["refused-1"], None, [1, -7, 3], [60_000], None)
+    first = looking.register("refused", 1, batch)
+    assert (first.accepted, first.already_known, list(first.refusals)) == (2, 0, [2])
+    assert isinstance(first.refusals[2], errors.InvalidRequest)
+    again = looking.register("refused", 1, batch)
+    assert (again.accepted, again.already_known) == (0, 3)
+    looking.advance("refused-1", high_watermark=3)
+    ends: dict[int, int] = {}
+    for collected in looking.results("refused"):
+        ends |= dict(zip(collected.operation_ids, collected.results.outcomes, strict=True))
+    assert ends == {1: Outcome.SATISFIED, 2: Outcome.REFUSED, 3: Outcome.SATISFIED}
+
+
+def test_results_that_were_not_used_come_again(shared_daemon: DaemonProcess, looking: Client) -> None:
+    """Who stops among the results has acknowledged only those before the last batch; the rest comes again."""
+    batch = partition_columns(OperationKind.PRODUCE, ["again-1"], None, [1, 2], [60_000], None)
+    looking.register("again", 1, batch)
+    looking.advance("again-1", high_watermark=1)
+    looking.advance("again-1", high_watermark=2)
+    assert next(looking.results("again")).operation_ids[0] == 1
+    with Client(shared_daemon.address) as other:
+        ids = [one for collected in other.results("again") for one in collected.operation_ids]
+    assert ids == [1, 2]
+
+
+def test_a_daemon_that_does_not_come_back_is_given_up(tmp_path: Path) -> None:
+    """`register` and `results` raise Unavailable after `give_up_after`."""
+    daemon = DaemonProcess(tmp_path)
+    daemon.kill()
+    batch = partition_columns(OperationKind.PRODUCE, ["p-1"], None, [1], None, None)
+    with Client(daemon.address, give_up_after=0.2) as client:
+        with pytest.raises(errors.Unavailable, match="no connection for"):
+            client.register("s", 1, batch)
+        with pytest.raises(errors.Unavailable, match="no connection for"):
+            next(client.results("s"))
+
+
+def test_the_gravest_end_decides() -> None:
+    """Of many outcomes the exit code is that of the gravest; of none it is 0."""
+    assert exit_of_outcomes([]) == Exit.OK
+    assert exit_of_outcomes([Outcome.SATISFIED]) == Exit.OK
+    assert exit_of_outcomes([Outcome.SATISFIED, Outcome.EXPIRED]) == Exit.EXPIRED
+    assert exit_of_outcomes([Outcome.EXPIRED, Outcome.REFUSED, Outcome.FAILED]) == Exit.REFUSED
+
+
+def test_time_left_in_words() -> None:
+    """Only the bounds that something falls under are named, in units that a user would write."""
+    left = RemainingTime(soonest=0.25, latest=5_400, bounds=[1, 60, 3_600], operations=[3, 0, 2, 1])
+    assert remaining_line(left) == (
+        "time left: 3 up to 1s, 2 up to 1h, 1 more than 1h; first expires in 0.25s, last in 1.5h"
+    )
+    assert remaining_line(RemainingTime(None, None, [1], [0, 0])) == "nothing is pending"
+    assert [span(seconds) for seconds in (0.001, 59.5, 60, 90_000)] == ["0.001s", "59.5s", "1m", "1.042d"]
