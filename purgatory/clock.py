@@ -26,6 +26,22 @@ class Clock(Protocol):
         ...
 
 
+class ContinuedClock:
+    """Another clock that goes on from `start_ms`."""
+
+    def __init__(self, clock: Clock, start_ms: int) -> None:
+        self._clock: Final = clock
+        self._ahead_ms: Final = start_ms - clock.now_ms()
+
+    def now_ms(self) -> int:
+        """As the other one says, moved."""
+        return self._clock.now_ms() + self._ahead_ms
+
+    def ceiling_ms(self) -> int:
+        """The same, rounded up."""
+        return self._clock.ceiling_ms() + self._ahead_ms
+
+
 class SystemClock:
     """The machine's monotonic clock.
 

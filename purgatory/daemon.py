@@ -24,7 +24,7 @@ from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from purgatory import __version__
-from purgatory.clock import Clock, SystemClock
+from purgatory.clock import Clock, ContinuedClock, SystemClock
 from purgatory.engine import COMPILED
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
@@ -36,6 +36,7 @@ from purgatory.service.handlers import SERVICE, add_to_server
 from purgatory.service.host import Host
 from purgatory.service.http import HttpSite
 from purgatory.service.in_flight import UnaryCalls
+from purgatory.service.journal_opening import JournalError, OpenJournal, open_journal
 from purgatory.service.limits import HostLimits
 from purgatory.service.log import start_logging
 from purgatory.service.metrics import Metrics
@@ -54,6 +55,9 @@ STREAMS_GRACE_S: Final = 0.5
 
 ARCHIVE_CLOSE_S_MIN: Final = 5.0
 """Time for the archive's last files, even where clients have used the grace period up."""
+
+JOURNAL_CLOSE_S_MIN: Final = 5.0
+"""The same for the journal's last group."""
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
@@ -75,7 +79,8 @@ class Daemon:
         self._metrics: Final = Metrics()
         self._pauses: Final = garbage.PauseWatch()
         self._health: Final = health.aio.HealthServicer()
-        clock = SystemClock()
+        self._journal: Final = open_journal(settings.journal)
+        clock = continued_clock(self._journal)
         self._engine_started_ms: Final = clock.now_ms()
         self._host: Final = make_host(settings, self._metrics, clock, self._engine_started_ms)
         self._tidying: Final = garbage.Tidying(settings.gc.tidy_interval_ms, lambda: self._host.engine.pending)
@@ -97,6 +102,7 @@ class Daemon:
         self.grpc_address = self._bind_grpc()
         self.http_address = await self._bind_http()
         await self._open_archive()
+        await self._restore()
         self._host.start()
         await self._server.start()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
@@ -119,6 +125,10 @@ class Daemon:
             self._archive.end(self._host.time.now_ms())
             close_s = max(ARCHIVE_CLOSE_S_MIN, deadline_s - time.monotonic())
             await asyncio.to_thread(self._archive.close, close_s)
+        if self._journal is not None:
+            close_s = max(JOURNAL_CLOSE_S_MIN, deadline_s - time.monotonic())
+            if not await self._journal.close(close_s):
+                LOGGER.error("the last changes could not be written to the journal")
         await self._site.stop()
         self._tidying.stop()
         self._pauses.stop()
@@ -155,6 +165,15 @@ class Daemon:
             raise CannotBind(f"cannot listen on {address} (http.address): {error.strerror or error}") from None
         return f"{address.rpartition(':')[0]}:{bound}"
 
+    async def _restore(self) -> None:
+        if self._journal is None:
+            return
+        try:
+            await self._journal.restore(self._host)
+        except JournalError:
+            await self._site.stop()
+            raise
+
     async def _open_archive(self) -> None:
         if self.settings.archive.uri is None:
             return
@@ -167,6 +186,12 @@ class Daemon:
             await self._site.stop()
             raise
         self._host.archive = self._archive.recorder
+
+
+def continued_clock(journal: OpenJournal | None) -> Clock:
+    """The machine's clock, or the journal's time."""
+    clock = SystemClock()
+    return clock if journal is None else ContinuedClock(clock, journal.start_ms)
 
 
 def why_not_bindable(address: str) -> str | None:
@@ -270,7 +295,7 @@ def main(arguments: Sequence[str] | None = None, *, program: str = "server.py") 
         LOGGER.warning("%s is set, but there is no such setting; see --help", name)
     try:
         uvloop.run(serve(settings))
-    except (CannotBind, CannotArchive) as error:
+    except (CannotBind, CannotArchive, JournalError) as error:
         LOGGER.critical("%s", error)
         return EXIT_FAILED
     return 0

@@ -19,6 +19,8 @@ from purgatory.engine.look import Look
 from purgatory.engine.pending import PendingOperations
 from purgatory.engine.registration import Registration
 from purgatory.engine.registry import Partitions, SignalKeys
+from purgatory.engine.saved import SavedOperations
+from purgatory.engine.saving import Saving
 from purgatory.engine.tables import FREE, Owner
 from purgatory.engine.tape import Played, Tape, TapePlayer
 from purgatory.engine.views import KindCounts, PartitionView, PendingView, RemainingTimes
@@ -53,6 +55,7 @@ class Engine:
             self._partitions, self._keys, self._wakeups, limits, strict_partitions, replica_lag_time_max_ms
         )
         self._look: Final = Look(self._partitions, self._keys, self._pending)
+        self.saving: Final = Saving(self._partitions, self._keys, self._pending, self._wakeups)
         self._free_owners: Final[list[int]] = []
         self._next_to_shut_down: i64 = 0
 
@@ -141,9 +144,16 @@ class Engine:
             self._wakeups.cancel_entries(signal_key.waits, CANCELLED, now_ms)
         return self._pending.ended_total - before
 
-    def shut_down(self, now_ms: int, limit: int) -> int:
-        """Ends up to `limit` pending operations as SHUTTING_DOWN; returns how many. 0: none is left."""
+    def shut_down(self, now_ms: int, limit: int, owner: Owner | None = None) -> int:
+        """Ends up to `limit` pending operations, of one owner or all, as SHUTTING_DOWN; returns how many. 0: none is
+        left.
+        """
         self._pass_time(now_ms)
+        if owner is not None:
+            slots = owner.pending_slots(self._pending.operations)[:limit]
+            for mine in slots:
+                self._pending.end(mine, SHUTTING_DOWN, now_ms)
+            return len(slots)
         operations = self._pending.operations
         ended = 0
         while ended < limit and self._pending.count > 0:
@@ -164,6 +174,12 @@ class Engine:
         played = player.play(tape)
         self._pass_time(player.now_ms)
         return played
+
+    def restore(self, owner: Owner, saved: SavedOperations, gone: bytes, now_ms: int) -> int:
+        """Lets operations that were saved wait on; returns how many (see `Saving.restore`)."""
+        assert not owner.closed, f"owner {owner.owner_id} was removed"
+        self._pass_time(now_ms)
+        return self.saving.restore(owner, saved, gone, now_ms)
 
     # Time.
 

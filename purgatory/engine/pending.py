@@ -53,15 +53,23 @@ class PendingOperations:
         self.evaluations_by_kind: Final = vec[i64]([0] * (len(KINDS) + 1))
         self.ended: Final = vec[i64]([0] * ((len(KINDS) + 1) * OUTCOMES_MAX))
         self._ready: list[Completions] = []
+        self.notes_progress = False
+        self.progressed: list[int] = []
+        """Slots of operations of which an item was resolved and others are waited for, if that is to be noted."""
 
     # Admission.
 
     def admit(self, owner: Owner, kind: i64, operation_id: i64, timeout_ms: i64, now_ms: i64) -> i64:
         """A slot for an operation that has to wait, timed, without items yet."""
-        slot = self.operations.take(kind, owner.owner_id, operation_id, now_ms)
-        self.wheel.ensure(self.operations.size)
+        slot = self.enter(owner, kind, operation_id, now_ms)
         linked = self.wheel.add(slot, now_ms + timeout_ms)
         assert linked, f"deadline {now_ms + timeout_ms} was due at once, now_ms={now_ms}"
+        return slot
+
+    def enter(self, owner: Owner, kind: i64, operation_id: i64, registered_ms: i64) -> i64:
+        """The same, not timed yet."""
+        slot = self.operations.take(kind, owner.owner_id, operation_id, registered_ms)
+        self.wheel.ensure(self.operations.size)
         owner.note(operation_id, slot, self.operations)
         self.count += 1
         self.pending_by_kind[kind] += 1
@@ -92,6 +100,8 @@ class PendingOperations:
         self.operations.items_left[slot] = i32(left)
         if left == 0:
             self.end(slot, SATISFIED, now_ms)
+        elif self.notes_progress:
+            self.progressed.append(int(slot))
 
     def end(self, slot: i64, outcome: i64, now_ms: i64) -> None:
         """Ends a pending operation: unlinks it everywhere, and writes down how it ended. SATISFIED with errors is

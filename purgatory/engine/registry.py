@@ -102,6 +102,9 @@ class SignalKeys:
         self.keys_max: Final = keys_max
         self.by_key: Final[dict[str, SignalKey]] = {}
         self.by_index: Final[list[SignalKey | None]] = []
+        self.notes_forgotten = False
+        self.forgotten: list[str] = []
+        """Keys that were forgotten, if that is to be noted."""
         self._idle: Final[dict[str, None]] = {}
         self._free: Final[list[int]] = []
 
@@ -116,7 +119,7 @@ class SignalKeys:
     def make(self, key: str) -> SignalKey:
         """A new key, idle; there must be room."""
         assert key not in self.by_key, f"key {key!r} is known already"
-        if len(self.by_key) >= self.keys_max:
+        if len(self.by_key) >= self.keys_max and self._idle:
             self._forget(next(iter(self._idle)))
         index = self._free.pop() if self._free else len(self.by_index)
         made = SignalKey(key, index)
@@ -156,6 +159,8 @@ class SignalKeys:
                 self._forget(signal_key.key)
 
     def _forget(self, key: str) -> None:
+        if self.notes_forgotten:
+            self.forgotten.append(key)
         self._idle.pop(key, None)
         gone = self.by_key.pop(key)
         self.by_index[gone.index] = None

@@ -167,6 +167,13 @@ class Owner:
 
     def find(self, operation_id: i64, operations: OperationTable) -> i64:
         """Slot of a pending operation; -1 when it is not pending."""
+        low = self._first_place(operation_id)
+        if low < i64(len(self.ids)) and self.ids[low] == operation_id and self._is_pending(low, operations):
+            return i64(self.slots[low])
+        return -1
+
+    def _first_place(self, operation_id: i64) -> i64:
+        """Place of the first id that is not below this one."""
         low: i64 = 0
         high: i64 = i64(len(self.ids))
         while low < high:
@@ -175,14 +182,22 @@ class Owner:
                 low = middle + 1
             else:
                 high = middle
-        if low < i64(len(self.ids)) and self.ids[low] == operation_id and self._is_pending(low, operations):
-            return i64(self.slots[low])
-        return -1
+        return low
+
+    def put_in_order(self) -> None:
+        """Ids that were noted out of order, as restored ones are, are put in order: only then can they be found."""
+        pairs = sorted([(int(self.ids[place]), int(self.slots[place])) for place in range(len(self.ids))])
+        self.ids = vec[i64]([pair[0] for pair in pairs])
+        self.slots = vec[i32]([i32(pair[1]) for pair in pairs])
 
     def pending_slots(self, operations: OperationTable) -> list[int]:
         """Slots of all that is pending, in order of registration."""
+        return self.pending_slots_above(0, operations)
+
+    def pending_slots_above(self, operation_id: i64, operations: OperationTable) -> list[int]:
+        """The same, of ids above this one."""
         found: list[int] = []
-        place: i64 = 0
+        place = self._first_place(operation_id + 1)
         count: i64 = i64(len(self.ids))
         while place < count:
             if self._is_pending(place, operations):

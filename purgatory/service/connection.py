@@ -52,6 +52,8 @@ class Connection:
         self._columns: Final = columns
         self._expects_heartbeats = expects_heartbeats
         self._control: Final[deque[Response]] = deque()
+        self._promised = 0
+        """Control messages that will come, and for which there is space."""
         self._wake: Final = asyncio.Event()
         self._space: Final = asyncio.Event()
         self._space.set()
@@ -93,11 +95,25 @@ class Connection:
 
     def send(self, message: Response) -> None:
         """Queues a control message; it is written before any result that is not yet being written."""
-        assert len(self._control) < CONTROL_MESSAGES_MAX, "a control message was sent without waiting for space"
-        self._control.append(message)
-        if len(self._control) >= CONTROL_MESSAGES_MAX:
+        self.promise()
+        self.keep_promise(message)
+
+    def promise(self) -> None:
+        """A control message will come: as if it had been sent, but for `keep_promise`."""
+        assert self._unwritten < CONTROL_MESSAGES_MAX, "a control message was sent without waiting for space"
+        self._promised += 1
+        if self._unwritten >= CONTROL_MESSAGES_MAX:
             self._space.clear()
+
+    def keep_promise(self, message: Response) -> None:
+        """Queues a control message that was promised."""
+        self._promised -= 1
+        self._control.append(message)
         self.wake()
+
+    @property
+    def _unwritten(self) -> int:
+        return len(self._control) + self._promised
 
     # What the session and the host tell.
 
@@ -146,7 +162,8 @@ class Connection:
             self.fail(unavailable(f"nothing was heard from the client for {silent_ms} ms; it should send heartbeats"))
         elif now_ms - self.last_write_ms >= heartbeat_interval_ms and not self._control:
             self.last_write_ms = now_ms
-            self.send(self._response_type(heartbeat=purgatory_service_pb2.Heartbeat()))
+            self._control.append(self._response_type(heartbeat=purgatory_service_pb2.Heartbeat()))
+            self.wake()
 
     def _is_silent(self, now_ms: int, silent_ms_max: int) -> bool:
         if not (self._expects_heartbeats and self._reading):
@@ -192,14 +209,19 @@ class Connection:
             await write(self._over)
 
     def _is_finished(self) -> bool:
-        return self._over is not None or (self._drained_by_peer and not self.session.owner.pending)
+        if self._over is not None:
+            return True
+        session = self.session
+        waits = session.owner.pending or self._promised or (session.connection is self and session.outbox.unwritten)
+        return self._drained_by_peer and not waits
 
     def _next_message(self) -> Response | bytes | None:
         if isinstance(self._over, Exception):
             return None
         if self._control:
             message = self._control.popleft()
-            self._space.set()
+            if self._unwritten < CONTROL_MESSAGES_MAX:
+                self._space.set()
             return message
         if self._over is not None or self.session.connection is not self:
             return None

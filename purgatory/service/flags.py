@@ -69,7 +69,9 @@ def config_lines(command_line: CommandLine) -> list[str]:
         for field, value in getattr(settings, part):
             if value is None:  # TOML has no word for it
                 continue
-            lines.append(f"{field} = {json.dumps(value)}  # {source_of(f'{part}.{field}', flags, settings)}")
+            lines.append(
+                f"{field} = {json.dumps(value, default=str)}  # {source_of(f'{part}.{field}', flags, settings)}"
+            )
         lines.append("")
     return lines[:-1]
 

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Final
 
@@ -22,6 +23,7 @@ from purgatory.engine.errors import InvalidBatch
 from purgatory.engine.operation_checks import OPERATION_ID_MAX
 from purgatory.service.archive import Archive, NoArchive
 from purgatory.service.engine_time import EngineTime
+from purgatory.service.journal import Journal, NoJournal
 from purgatory.service.limits import HostLimits
 from purgatory.service.observer import Observer
 from purgatory.service.outbox import RefusedOperations, ResultSlice, slices_of
@@ -64,6 +66,8 @@ class Host:
         self.limits: Final = limits
         self.archive: Archive = NoArchive()
         """Where history goes; to be set before anything happens."""
+        self.journal: Journal = NoJournal()
+        """What keeps changes over a restart; to be set before anything happens."""
         self.sessions: Final = Sessions(engine, limits, observer, self._before_drop)
         self.waits: Final = Waits(engine.add_owner())
         self.draining = False
@@ -96,6 +100,7 @@ class Host:
         Each operation is accepted, already known, or refused; a refused one also ends as a result. Raises
         `BatchRefused` when the columns cannot be read, or when there is no room even for refusals.
         """
+        self._check_open()
         self._check_room_for_refusals(session)
         known = session.owner.highest_operation_id
         answer = Registered()
@@ -134,6 +139,17 @@ class Host:
             )
         return None
 
+    def _check_open(self) -> None:
+        """What cannot be kept is not begun: nothing of it is known afterwards."""
+        failing = self.journal.why_closed()
+        if failing is not None:
+            raise BatchRefused(failing)
+
+    def acknowledge(self, session: Session, sequence: int) -> None:
+        """All results of a session up to `sequence` have arrived. Refuses one that was never given."""
+        session.acknowledge(sequence)
+        self.journal.changed(session)
+
     def _check_room_for_refusals(self, session: Session) -> None:
         """Refused registrations are results too: a caller that reads none of them is stopped here."""
         limit = self.limits.unacknowledged_results_max + self.limits.operations_per_batch_max
@@ -148,9 +164,10 @@ class Host:
             receipt = self.engine.register(session.owner, run.kind, run.batch, now_ms)
         except InvalidBatch as error:
             raise unreadable_batch(f"columns.{error.field}", error.message) from None
+        self.journal.changed(session)
         self.archive.registered(session, run.kind, run.batch, receipt, now_ms)
         self._observer.registered(run.kind, receipt.accepted, receipt.already_known, len(receipt.refusals))
-        self._deliver()
+        self.deliver()
         self.reaper.deadline_may_be_earlier()
         answer.accepted += receipt.accepted
         answer.already_known += receipt.already_known
@@ -170,6 +187,7 @@ class Host:
         """Refused registrations get results like all others, and their ids count as known from now on."""
         if not refused:
             return
+        self.journal.refused(session, refused)
         session.outbox.append(slices_of(RefusedOperations(refused), [refusal for refusal, _, _ in refused]))
         session.wake()
         known = [operation_id for _, operation_id, _ in refused if operation_id <= OPERATION_ID_MAX]
@@ -189,6 +207,9 @@ class Host:
         closed = self.archive.why_closed()
         if closed:
             raise unavailable(closed)
+        failing = self.journal.why_closed()
+        if failing is not None:
+            raise from_refusal(failing, "journal")
         return Waiting(self)
 
     def cancel_wait(self, operation_id: int) -> None:
@@ -196,7 +217,7 @@ class Host:
         now_ms = self.time.now_ms()
         if any(self.engine.cancel(self.waits.owner, [operation_id], now_ms)):
             self.archive.cancelled(None, [operation_id], 1, now_ms)
-        self._deliver()
+        self.deliver()
 
     def register_wait(self, run: OperationRun) -> None:
         """Registers the one operation of a unary wait. Refuses the call if the operation is refused."""
@@ -205,7 +226,7 @@ class Host:
         self.archive.registered(None, run.kind, run.batch, receipt, now_ms)
         self._observer.registered(run.kind, receipt.accepted, receipt.already_known, len(receipt.refusals))
         self._count_refused(receipt.refusals)
-        self._deliver()
+        self.deliver()
         self.reaper.deadline_may_be_earlier()
         if receipt.refusals:
             raise from_refusal(_placed(run, receipt.refusals[0]), "operation")
@@ -222,6 +243,7 @@ class Host:
         closed = self.archive.why_closed()
         if closed:
             raise BatchRefused(Refusal(0, codes.UNAVAILABLE, "", closed))
+        self._check_open()
         whole = EventsReceipt()
         while True:
             start, now_ms = whole.next_index, self.time.now_ms()
@@ -229,10 +251,11 @@ class Host:
                 part = self.engine.apply(batch, now_ms, start, ENDED_PER_SLICE)
             except InvalidBatch as error:
                 raise unreadable_batch(f"columns.{error.field}", error.message) from None
+            self.journal.applied(batch, start, part)
             self.archive.applied(batch, start, part, now_ms)
             self._observer.events(batch, part, start)
             self._count_refused(part.refusals)
-            self._deliver()
+            self.deliver()
             self.reaper.deadline_may_be_earlier()
             _join(whole, part)
             if whole.next_index >= len(batch.types):
@@ -246,7 +269,7 @@ class Host:
         now_ms = self.time.now_ms()
         cancelled = self.engine.cancel(session.owner, operation_ids, now_ms)
         self.archive.cancelled(session, operation_ids, sum(cancelled), now_ms)
-        self._deliver()
+        self.deliver()
         return cancelled
 
     def cancel_session(self, session: Session) -> int:
@@ -254,7 +277,7 @@ class Host:
         now_ms = self.time.now_ms()
         cancelled = self.engine.cancel_all(session.owner, now_ms)
         self.archive.cancelled_session(session, cancelled, now_ms)
-        self._deliver()
+        self.deliver()
         return cancelled
 
     def cancel_partition(self, name: PartitionName) -> int:
@@ -262,7 +285,7 @@ class Host:
         now_ms = self.time.now_ms()
         cancelled = self.engine.cancel_partition(name, now_ms)
         self.archive.cancelled_partition(name, cancelled, now_ms)
-        self._deliver()
+        self.deliver()
         return cancelled
 
     def cancel_key(self, key: str) -> int:
@@ -270,7 +293,7 @@ class Host:
         now_ms = self.time.now_ms()
         cancelled = self.engine.cancel_key(key, now_ms)
         self.archive.cancelled_key(key, cancelled, now_ms)
-        self._deliver()
+        self.deliver()
         return cancelled
 
     # The end.
@@ -278,16 +301,8 @@ class Host:
     async def drain(self, grace_s: float) -> None:
         """Refuses new work, ends all pending as SHUTTING_DOWN, and delivers the results while `grace_s` lasts."""
         self.draining = True
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + grace_s
-        ended = 0
-        while count := self.engine.shut_down(now_ms := self.time.now_ms(), ENDED_PER_SLICE):
-            ended += count
-            self.archive.shut_down(count, now_ms)
-            self._deliver()
-            await asyncio.sleep(0)
-        assert self.engine.pending == 0, f"{self.engine.pending} operations were forgotten"
-        LOGGER.info("%d pending operations ended as shutting down", ended)
+        deadline_s = asyncio.get_running_loop().time() + grace_s
+        await self._end_pending()
         await self._until(self._is_flushed, deadline_s)
         for connection in self.sessions.connections():
             connection.shut_down()
@@ -295,6 +310,18 @@ class Host:
         kept = self.sessions.unacknowledged_results
         if kept:
             LOGGER.warning("%d results were not acknowledged before the end", kept)
+
+    async def _end_pending(self) -> None:
+        """Nothing pending is forgotten: it ends, but for what the journal keeps for the next daemon."""
+        owner = self.waits.owner if self.journal.keeps else None
+        ended = 0
+        while count := self.engine.shut_down(now_ms := self.time.now_ms(), ENDED_PER_SLICE, owner):
+            ended += count
+            self.archive.shut_down(count, now_ms)
+            self.deliver()
+            await asyncio.sleep(0)
+        assert owner is not None or self.engine.pending == 0, f"{self.engine.pending} operations were forgotten"
+        LOGGER.info("%d pending operations ended as shutting down, %d are kept", ended, self.engine.pending)
 
     @staticmethod
     async def _until(condition: Callable[[], bool], deadline_s: float) -> None:
@@ -316,17 +343,18 @@ class Host:
 
     # Inside.
 
-    def _deliver(self) -> None:
+    def deliver(self) -> None:
         """Gives what has ended to whom it belongs."""
         for completions in self.engine.take_completions():
             self._observer.completed(completions)
             if completions.owner_id == self.waits.owner.owner_id:
                 self.archive.ended(None, completions)
-                self.waits.deliver(completions)
+                self.journal.when_durable(partial(self.waits.deliver, completions))
                 continue
             session = self.sessions.of_owner(completions.owner_id)
             assert session is not None, f"completions of owner {completions.owner_id}, which is no session"
             self.archive.ended(session, completions)
+            self.journal.ended(session, completions)
             session.deliver(completions)
         self.archive.finish()
 
@@ -345,10 +373,11 @@ class Host:
         now_ms = self.time.now_ms()
         if self.engine.advance_clock(now_ms, EXPIRED_PER_SLICE):
             self.archive.expired(now_ms)
-        self._deliver()
+        self.deliver()
 
     def _before_drop(self, session: Session, now_ms: int) -> None:
         """The engine tells nobody how the operations of an owner that is removed end; history has to say it."""
+        self.journal.dropped(session)
         if not self.archive.keeps:
             return
         cancelled = self.engine.cancel_all(session.owner, now_ms)
@@ -383,7 +412,8 @@ class Host:
                 for connection in self.sessions.connections():
                     connection.check(now_ms, interval_ms)
                 self.sessions.drop_expired(now_ms)
-                self._deliver()
+                self.deliver()
+                self.journal.tick()
             except Exception:
                 LOGGER.exception("looking after the sessions failed; it goes on")
 

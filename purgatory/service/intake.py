@@ -14,7 +14,7 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 def register(host: Host, session: Session, batch: wire.RegisterBatch) -> wire.Receipt:
     """Registers a batch; each operation is accepted, known or refused. Raises `BatchRefused`."""
     runs, refused = runs_of(batch, host.limits.operations_per_batch_max, host.engine.limits.timeout_ms_default)
-    return receipt(batch.batch_id, host.register(session, runs, refused))
+    return receipt(batch.batch_id, host.register(session, runs, refused), host.journal.durability)
 
 
 def register_or_refuse(host: Host, session: Session, batch: wire.RegisterBatch) -> wire.Receipt:

@@ -118,6 +118,9 @@ def slices_of(completions: Results, refusals: Sequence[Refusal] = ()) -> list[Re
     return slices
 
 
+ALL: Final = 2**63
+
+
 class Outbox:
     """One session's unacknowledged results. Sequence numbers never repeat and have no gaps."""
 
@@ -130,6 +133,8 @@ class Outbox:
         """All results up to it have been acknowledged and dropped."""
         self._next_sequence = 1
         """Of the first unwritten result."""
+        self._released_sequence = ALL
+        """Results above it are not to be written yet."""
 
     @property
     def unacknowledged(self) -> int:
@@ -146,6 +151,24 @@ class Outbox:
         self._unwritten.extend(slices)
         for part in slices:
             self.last_sequence += len(part)
+
+    def hold(self) -> None:
+        """What comes from here on is not to be written before it is released."""
+        self._released_sequence = min(self._released_sequence, self.last_sequence)
+
+    def release(self, sequence: int) -> None:
+        """All results up to `sequence` may be written."""
+        self._released_sequence = sequence
+
+    def release_all(self) -> None:
+        """All that is there may be written, and what comes."""
+        self._released_sequence = ALL
+
+    def start_at(self, sequence: int) -> None:
+        """An outbox that had been used up to `sequence` goes on: what comes next has the numbers after it."""
+        assert self.last_sequence == 0, f"results up to {self.last_sequence} are here already"
+        self.last_sequence = self.acknowledged_sequence = sequence
+        self._next_sequence = sequence + 1
 
     def rewind(self) -> None:
         """A new stream begins: all that is unacknowledged is to be written (again)."""
@@ -172,7 +195,7 @@ class Outbox:
         """
         first_sequence = self._next_sequence
         taken: list[ResultSlice] = []
-        room = results_max
+        allowed = room = max(0, min(results_max, self._released_sequence - self._next_sequence + 1))
         while room and self._unwritten and (not taken or self._unwritten[0].kind == taken[0].kind):
             part = self._unwritten.popleft()
             if len(part) > room:
@@ -181,7 +204,7 @@ class Outbox:
             taken.append(part)
             room -= len(part)
         self._written.extend(taken)
-        self._next_sequence += results_max - room
+        self._next_sequence += allowed - room
         return first_sequence, taken
 
     def put_back(self, taken: Sequence[ResultSlice]) -> None:

@@ -7,6 +7,7 @@ request that cannot be decoded becomes one too.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -63,7 +64,7 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         connection, opened = self._connect(
             wire.SessionResponse, opening.session_id, opening.last_sequence, opening.columns, expects_heartbeats=True
         )
-        connection.send(wire.SessionResponse(opened=opened))
+        self._answer(connection, wire.SessionResponse(opened=opened))
         connection.reader = asyncio.create_task(self._read(requests, connection), name="session reader")
         try:
             await self._write(connection, context)
@@ -75,9 +76,11 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         del context
         session, _ = self._open_session(request.session_id)
         try:
-            return wire.RegisterResponse(receipt=register(self._host, session, request.batch))
+            response = wire.RegisterResponse(receipt=register(self._host, session, request.batch))
         except BatchRefused as error:
             raise from_refusal(error.refusal, "batch") from None
+        await self._host.journal.durable()
+        return response
 
     async def StreamResults(self, request: wire.StreamResultsRequest, context: Context) -> None:
         """Streams a session's results until either side ends it."""
@@ -98,7 +101,7 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         del context
         session = self._host.sessions.get(request.session_id)
         self._host.sessions.touch(session, self._host.clock.now_ms())
-        session.acknowledge(request.sequence)
+        self._host.acknowledge(session, request.sequence)
         return wire.AcknowledgeResponse()
 
     # Events.
@@ -120,6 +123,7 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
 
     async def _advance(self, request: wire.AdvanceRequest | wire.AdvanceStreamRequest) -> wire.AdvanceReceipt:
         receipt = await advance(self._host, request)
+        await self._host.journal.durable()
         await asyncio.sleep(0)  # results are written first: who waits for one has waited longer than who tells
         return receipt
 
@@ -128,6 +132,11 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
     async def Cancel(self, request: wire.CancelRequest, context: Context) -> wire.CancelResponse:
         """Cancels pending operations: some or all of a session, or all that wait on a partition or key."""
         del context
+        response = self._cancel(request)
+        await self._host.journal.durable()
+        return response
+
+    def _cancel(self, request: wire.CancelRequest) -> wire.CancelResponse:
         chosen = [bool(request.session_id), request.HasField("topic_partition"), bool(request.key)]
         if sum(chosen) != 1:
             raise invalid_argument("session_id", "set exactly one of session_id, topic_partition and key")
@@ -212,6 +221,7 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
             expects_heartbeats=expects_heartbeats,
             now_ms=self._host.clock.now_ms(),
         )
+        self._host.journal.changed(session)
         opened = wire.SessionOpened(
             resumed=resumed,
             highest_operation_id=session.owner.highest_operation_id,
@@ -241,17 +251,27 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         except Exception as error:  # noqa: BLE001 - the writer raises it in the call, where it becomes a status
             connection.fail(error)
 
+    def _answer(self, connection: Connection, answer: wire.SessionResponse) -> None:
+        """Sends what says that something has changed, once that is durable."""
+        connection.promise()
+        self._host.journal.when_durable(partial(connection.keep_promise, answer))
+
     def _serve(self, request: wire.SessionRequest, connection: Connection) -> None:
         session = connection.session
         message = request.WhichOneof("message")
         if message == "register":
-            connection.send(wire.SessionResponse(receipt=register_or_refuse(self._host, session, request.register)))
+            receipt = register_or_refuse(self._host, session, request.register)
+            answer = wire.SessionResponse(receipt=receipt)
+            if receipt.HasField("batch_refusal"):
+                connection.send(answer)  # nothing has changed that could be lost
+            else:
+                self._answer(connection, answer)
         elif message == "acknowledge":
-            session.acknowledge(request.acknowledge.sequence)
+            self._host.acknowledge(session, request.acknowledge.sequence)
         elif message == "cancel":
             cancelled, not_pending = cancel(self._host, session, request.cancel.operation_ids)
-            receipt = wire.CancelReceipt(cancelled_operation_ids=cancelled, not_pending_operation_ids=not_pending)
-            connection.send(wire.SessionResponse(cancelled=receipt))
+            done = wire.CancelReceipt(cancelled_operation_ids=cancelled, not_pending_operation_ids=not_pending)
+            self._answer(connection, wire.SessionResponse(cancelled=done))
         elif message == "open":
             raise invalid_argument("open", "must come once, as the first message of a session stream")
         elif message is None:

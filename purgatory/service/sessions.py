@@ -34,6 +34,11 @@ class Session:
         self.connection: Connection | None = None
         self.last_used_ms = now_ms
         self.dropped = False
+        self.is_journaled = False
+        self.journaled_operation_id = 0
+        """The highest that the journal has."""
+        self.sequence_shift = 0
+        """What the journal's sequence numbers are less than the client's."""
 
     @property
     def is_blank(self) -> bool:
@@ -134,13 +139,21 @@ class Sessions:
             )
         if len(self._by_id) >= self._limits.sessions_max:
             raise resource_exhausted("sessions", f"the daemon keeps at most {self._limits.sessions_max} sessions")
-        self._opened += 1
-        session = Session(session_id, self._opened, self._engine.add_owner(), now_ms)
+        return self._add(session_id, self._opened + 1, now_ms), False
+
+    def restore(self, session_id: str, number: int, now_ms: int) -> Session:
+        """A session of the daemon's life before, to be filled with what it had. Its time to live begins anew."""
+        assert session_id not in self._by_id, f"session {session_id!r} is there already"
+        return self._add(session_id, number, now_ms)
+
+    def _add(self, session_id: str, number: int, now_ms: int) -> Session:
+        self._opened = max(self._opened, number)
+        session = Session(session_id, number, self._engine.add_owner(), now_ms)
         self._by_id[session_id] = session
         self._by_owner_id[session.owner.owner_id] = session
         self._disconnected[session_id] = session
         self._observer.session_opened()
-        return session, False
+        return session
 
     def attach(
         self,

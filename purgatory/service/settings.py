@@ -18,11 +18,13 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
+from purgatory.journal.crash_points import CrashPoints
+
 ENVIRONMENT_PREFIX: Final = "PURGATORY_"
 DURATION_MS_MAX: Final = 2**31 - 1
 PORT_MAX: Final = 65_535
 
-SHORT_FLAGS: Final = {"archive.uri": "--archive"}
+SHORT_FLAGS: Final = {"archive.uri": "--archive", "journal.dir": "--data-dir"}
 """Second names of flags."""
 
 Values = dict[str, Any]
@@ -52,6 +54,11 @@ def _checked_folder(path: Path) -> Path:
     if not path.parent.is_dir():
         raise ValueError("should be a file in a folder that exists")
     return path
+
+
+def _checked_crash_point(where: str) -> str:
+    CrashPoints(where)
+    return where
 
 
 Address = Annotated[str, AfterValidator(_checked_address)]
@@ -176,6 +183,20 @@ class ArchiveSettings(Part):
     )
 
 
+class JournalSettings(Part):
+    """Journal: what is pending, and what was not acknowledged, over a restart (docs/durability.md)."""
+
+    dir: Path | None = Field(
+        default=None, description="Keep what was receipted in this folder. --data-dir is short for it."
+    )
+    mode: Literal["sync", "async"] = Field(
+        default="sync", description="Answer after what is answered is on disk, or before: faster, and the last is lost."
+    )
+    crash_at: Annotated[str, AfterValidator(_checked_crash_point)] = Field(
+        default="never", description="For tests: die at a point of the journal, such as before-commit:3."
+    )
+
+
 class ShutdownSettings(Part):
     """Shutdown (SIGTERM, SIGINT)."""
 
@@ -236,6 +257,7 @@ class Settings(BaseSettings):
     limits: LimitsSettings = LimitsSettings()
     session: SessionSettings = SessionSettings()
     archive: ArchiveSettings = ArchiveSettings()
+    journal: JournalSettings = JournalSettings()
     shutdown: ShutdownSettings = ShutdownSettings()
     log: LogSettings = LogSettings()
     gc: GcSettings = GcSettings()

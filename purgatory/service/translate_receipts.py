@@ -52,14 +52,15 @@ def _check_size(field: str, count: int, most: int) -> None:
         raise unreadable_batch(field, f"has {count} values, the most in one batch is {most}")
 
 
-def receipt(batch_id: int, registered: Registered) -> wire.Receipt:
-    """What became of a batch of registrations."""
+def receipt(batch_id: int, registered: Registered, durability: int) -> wire.Receipt:
+    """What became of a batch of registrations, and what the receipt is worth."""
     return wire.Receipt(
         batch_id=batch_id,
         highest_operation_id=registered.highest_operation_id,
         accepted=registered.accepted,
         already_known=registered.already_known,
         refusals=operation_refusals(registered.refused),
+        durability=durability,
     )
 
 

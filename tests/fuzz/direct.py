@@ -97,7 +97,7 @@ class Direct:
     def check(self) -> None:
         """Ends everything, and checks that nothing was lost: registered = ended, and nothing is watched."""
         while self._engine.shut_down(self._clock.now_ms(), 1_000):
-            self.host._deliver()
+            self.host.deliver()
         for kind in KINDS:
             counts = self._engine.counts(kind)
             ended = counts.satisfied + counts.failed + counts.expired + counts.cancelled + counts.shutting_down
@@ -119,7 +119,7 @@ class Direct:
     def _pass_time(self, ms: int) -> None:
         self._clock.jump(ms)
         self._engine.advance_clock(self._clock.now_ms(), 100)
-        self.host._deliver()
+        self.host.deliver()
 
     def _take_results(self, *, columns: bool) -> None:
         """Translates what has ended into one shape, and at times acknowledges it."""

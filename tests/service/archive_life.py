@@ -213,4 +213,4 @@ class Life:
     async def _drop_sessions(self) -> None:
         self.clock.jump(self._random.choice((1, SESSION_TTL_MS)))
         self.host.sessions.drop_expired(self.clock.now_ms())
-        self.host._deliver()
+        self.host.deliver()

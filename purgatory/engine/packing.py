@@ -1,0 +1,270 @@
+"""Columns of numbers as bytes, short where the numbers are regular, and rosters of ids that are crossed off.
+
+A column is a form, a count, and then, little-endian:
+
+| form        | what follows                                      | for                                      |
+|-------------|---------------------------------------------------|------------------------------------------|
+| 0           | first value, step                                 | equal values, ids that rise by one, none |
+| 1, 2, 4     | lowest value, then each value less it, so wide    | values that lie close together           |
+| 8           | each value                                        | anything else                            |
+
+A text is its length in bytes and its UTF-8. Nothing says what a column means: whoever reads knows the order of writing.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from librt.strings import (
+    BytesWriter,
+    read_f64_le,
+    read_i16_le,
+    read_i32_le,
+    read_i64_le,
+    write_f64_le,
+    write_i16_le,
+    write_i32_le,
+    write_i64_le,
+)
+from librt.vecs import append, vec
+from mypy_extensions import i16, i32, i64, u8
+
+__all__ = ["ColumnReader", "ColumnWriter", "Roster"]
+
+STEADY: Final = 0
+WHOLE: Final = 8
+SPREAD_MAX: Final[i64] = 2**62
+"""Values further from zero than this are written whole: their differences might not fit."""
+
+ABSENT: Final = -1.0
+"""What a column of floats mostly holds; one that holds nothing else is a count."""
+
+
+class ColumnWriter:
+    """Gathers columns and texts."""
+
+    def __init__(self) -> None:
+        self._bytes: Final = BytesWriter()
+
+    def add(self, values: vec[i64]) -> None:
+        """A column of whole numbers."""
+        out = self._bytes
+        count: i64 = i64(len(values))
+        if count == 0 or is_steady(values):
+            self._head(STEADY, count)
+            write_i64_le(out, values[0] if count else 0)
+            write_i64_le(out, values[1] - values[0] if count > 1 else 0)
+            return
+        lowest = values[0]
+        highest = lowest
+        for value in values:
+            if value < lowest:
+                lowest = value
+            elif value > highest:
+                highest = value
+        width = width_of(lowest, highest)
+        self._head(width, count)
+        if width == WHOLE:
+            for value in values:
+                write_i64_le(out, value)
+            return
+        write_i64_le(out, lowest)
+        if width == 1:
+            for value in values:
+                out.append(u8(value - lowest))
+        elif width == 2:
+            for value in values:
+                write_i16_le(out, i16(value - lowest - 0x8000))
+        else:
+            for value in values:
+                write_i32_le(out, i32(value - lowest - 0x8000_0000))
+
+    def add_list(self, values: list[int]) -> None:
+        """The same, of a list."""
+        self.add(vec[i64](values))
+
+    def add_floats(self, values: vec[float]) -> None:
+        """A column of floats."""
+        out = self._bytes
+        steady = True
+        for value in values:
+            if value != ABSENT:
+                steady = False
+        self._head(STEADY if steady else WHOLE, i64(len(values)))
+        if not steady:
+            for value in values:
+                write_f64_le(out, value)
+
+    def add_text(self, text: str) -> None:
+        """A text."""
+        octets = text.encode("utf-8")
+        write_i32_le(self._bytes, i32(len(octets)))
+        self._bytes.write(octets)
+
+    def _head(self, form: i64, count: i64) -> None:
+        self._bytes.append(u8(form))
+        write_i32_le(self._bytes, i32(count))
+
+    def to_bytes(self) -> bytes:
+        """All that was added."""
+        return self._bytes.getvalue()
+
+
+class ColumnReader:
+    """Reads what a `ColumnWriter` wrote, in the same order. Raises IndexError where there is no more."""
+
+    def __init__(self, octets: bytes) -> None:
+        self._bytes: Final = octets
+        self._place: i64 = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all was read."""
+        return self._place >= i64(len(self._bytes))
+
+    def column(self) -> vec[i64]:
+        """A column of whole numbers."""
+        octets = self._bytes
+        form: i64 = i64(octets[self._place])
+        count: i64 = i64(read_i32_le(octets, self._place + 1))
+        place: i64 = self._place + 5
+        values = vec[i64](capacity=count)
+        done: i64 = 0
+        if form == STEADY:
+            first = read_i64_le(octets, place)
+            step = read_i64_le(octets, place + 8)
+            while done < count:
+                values = append(values, first + done * step)
+                done += 1
+            self._place = place + 16
+            return values
+        lowest: i64 = 0
+        if form != WHOLE:
+            lowest = read_i64_le(octets, place)
+            place += 8
+        while done < count:
+            if form == 1:
+                values = append(values, lowest + i64(octets[place]))
+            elif form == 2:
+                values = append(values, lowest + 0x8000 + i64(read_i16_le(octets, place)))
+            elif form == 4:
+                values = append(values, lowest + 0x8000_0000 + i64(read_i32_le(octets, place)))
+            else:
+                values = append(values, read_i64_le(octets, place))
+            place += form
+            done += 1
+        self._place = place
+        return values
+
+    def floats(self) -> vec[float]:
+        """A column of floats."""
+        form: i64 = i64(self._bytes[self._place])
+        count: i64 = i64(read_i32_le(self._bytes, self._place + 1))
+        self._place += 5
+        values = vec[float](capacity=count)
+        done: i64 = 0
+        while done < count:
+            if form == STEADY:
+                values = append(values, ABSENT)
+            else:
+                values = append(values, read_f64_le(self._bytes, self._place))
+                self._place += 8
+            done += 1
+        return values
+
+    def text(self) -> str:
+        """A text."""
+        length: i64 = i64(read_i32_le(self._bytes, self._place))
+        start = self._place + 4
+        self._place = start + length
+        return self._bytes[start : start + length].decode("utf-8")
+
+
+class Roster:
+    """Ids, rising, of which some are gone."""
+
+    def __init__(self, ids: vec[i64], gone: bytes) -> None:
+        """`gone` has a bit for each id, the lowest of the first byte for the first; it may be too short."""
+        count: i64 = i64(len(ids))
+        assert count > 0, "a roster of nobody"
+        self.ids: Final = ids
+        self.first: Final[i64] = ids[0]
+        self.last: Final[i64] = ids[count - 1]
+        self.left: i64 = count
+        self._gone: Final = bytearray((int(count) + 7) // 8)
+        self._hint: i64 = 0
+        place: i64 = 0
+        while place < count and place >> 3 < i64(len(gone)):
+            if i64(gone[place >> 3]) >> (place & 7) & 1:
+                self._cross_off(place)
+            place += 1
+
+    def strike(self, ids: vec[i64], start: i64) -> i64:
+        """Crosses off the ids from `start` on, as long as they lie between the first and the last here; where it
+        stopped.
+        """
+        place = start
+        count: i64 = i64(len(ids))
+        while place < count:
+            wanted = ids[place]
+            if wanted < self.first or wanted > self.last:
+                break
+            self._strike_one(wanted)
+            place += 1
+        return place
+
+    def _strike_one(self, wanted: i64) -> None:
+        found = self._hint
+        count: i64 = i64(len(self.ids))
+        if found >= count or self.ids[found] != wanted:
+            low: i64 = 0
+            high: i64 = count
+            while low < high:
+                middle: i64 = (low + high) // 2
+                if self.ids[middle] < wanted:
+                    low = middle + 1
+                else:
+                    high = middle
+            found = low
+        if found < count and self.ids[found] == wanted:
+            self._cross_off(found)
+            self._hint = found + 1
+
+    def _cross_off(self, place: i64) -> None:
+        byte: i64 = i64(self._gone[place >> 3])
+        bit: i64 = 1 << (place & 7)
+        if byte & bit == 0:
+            self._gone[place >> 3] = byte | bit
+            self.left -= 1
+
+    def gone(self) -> bytes:
+        """Who is gone, as the constructor takes it."""
+        return bytes(self._gone)
+
+
+def is_steady(values: vec[i64]) -> bool:
+    """Whether each value is the one before plus the same step."""
+    count: i64 = i64(len(values))
+    if count < 2:
+        return count == 0 or -SPREAD_MAX < values[0] < SPREAD_MAX
+    if not (-SPREAD_MAX < values[0] < SPREAD_MAX and -SPREAD_MAX < values[count - 1] < SPREAD_MAX):
+        return False
+    step = values[1] - values[0]
+    place: i64 = 2
+    while place < count:
+        if values[place] - values[place - 1] != step:
+            return False
+        place += 1
+    return True
+
+
+def width_of(lowest: i64, highest: i64) -> i64:
+    """Bytes that each value takes, less the lowest."""
+    if lowest <= -SPREAD_MAX or highest >= SPREAD_MAX:
+        return WHOLE
+    spread = highest - lowest
+    if spread < 0x100:
+        return 1
+    if spread < 0x1_0000:
+        return 2
+    return 4 if spread < 0x1_0000_0000 else WHOLE

@@ -1,0 +1,25 @@
+"""What can be wrong with a journal.
+
+- `JournalError`: one line that names the folder and says what to do
+    - `JournalLocked`: another process has it
+    - `JournalTooNew`: a newer version of this program wrote it
+    - `JournalDamaged`: something in it cannot be trusted; check, repair
+"""
+
+from __future__ import annotations
+
+
+class JournalError(Exception):
+    """The journal cannot be used. The message is one line that names the folder and says what to do."""
+
+
+class JournalLocked(JournalError):
+    """Another process has the folder."""
+
+
+class JournalTooNew(JournalError):
+    """The journal was written by a newer version."""
+
+
+class JournalDamaged(JournalError):
+    """A row, or the file, is not what was written."""

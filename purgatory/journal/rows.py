@@ -1,0 +1,68 @@
+"""Rows of the journal: their checksums, and the content of results as bytes and back.
+
+A checksum is the CRC-32 of all that a row says, taken over its values in the order of the table, with lengths in
+between, so no value can move from one column to the next unseen.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from typing import Final
+
+from purgatory.engine.completions import Completions
+from purgatory.engine.saved import completions_from, completions_to
+from purgatory.journal.group import Refused
+
+Value = int | str | bytes
+
+ENDED: Final = 0
+REFUSED: Final = 1
+PART: Final = struct.Struct("<BI")
+"""Before each part of the content of a row of results: what it is, and its length."""
+
+
+def checksum(*values: Value) -> int:
+    """The checksum of a row with these values."""
+    crc = 0
+    for value in values:
+        if isinstance(value, int):
+            octets = b"i" + value.to_bytes(9, "little", signed=True)
+        elif isinstance(value, str):
+            text = value.encode()
+            octets = b"t" + len(text).to_bytes(4, "little") + text
+        else:
+            crc = zlib.crc32(b"b" + len(value).to_bytes(4, "little"), crc)
+            octets = value
+        crc = zlib.crc32(octets, crc)
+    return crc
+
+
+def results_to(parts: list[Completions | Refused]) -> tuple[bytes, int]:
+    """The content of a row of results, and how many there are."""
+    packed: list[bytes] = []
+    count = 0
+    for part in parts:
+        what, content = (
+            (REFUSED, json.dumps(part).encode()) if isinstance(part, list) else (ENDED, completions_to(part))
+        )
+        packed += PART.pack(what, len(content)), content
+        count += len(part)
+    return b"".join(packed), count
+
+
+def results_from(content: bytes, owner_id: int) -> list[Completions | Refused]:
+    """The results of a row, as those of this owner."""
+    parts: list[Completions | Refused] = []
+    place = 0
+    while place < len(content):
+        what, length = PART.unpack_from(content, place)
+        place += PART.size
+        octets = content[place : place + length]
+        if what == REFUSED:
+            parts.append([(code, field, said, number, kind) for code, field, said, number, kind in json.loads(octets)])
+        else:
+            parts.append(completions_from(octets, owner_id))
+        place += length
+    return parts

@@ -1,0 +1,91 @@
+"""The tables of the journal, their versions, and how an older one becomes the present one. docs/durability.md says what
+each is for.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Final
+
+from purgatory.journal.errors import JournalTooNew
+
+APPLICATION_ID: Final = 0x50555247
+"""'PURG', so that `file` and people can tell."""
+
+VERSION_1: Final = """
+CREATE TABLE moment (
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    engine_ms INTEGER NOT NULL,
+    wall_ms INTEGER NOT NULL,
+    boot_ms INTEGER NOT NULL,
+    boot_id TEXT NOT NULL,
+    group_number INTEGER NOT NULL,
+    clean INTEGER NOT NULL,
+    crc32 INTEGER NOT NULL
+);
+CREATE TABLE sessions (
+    session INTEGER PRIMARY KEY,
+    session_id TEXT NOT NULL,
+    highest_operation_id INTEGER NOT NULL,
+    last_sequence INTEGER NOT NULL,
+    acknowledged_sequence INTEGER NOT NULL,
+    sequence_shift INTEGER NOT NULL,
+    crc32 INTEGER NOT NULL
+);
+CREATE TABLE registrations (
+    registration INTEGER PRIMARY KEY,
+    session INTEGER NOT NULL,
+    first_operation_id INTEGER NOT NULL,
+    last_operation_id INTEGER NOT NULL,
+    operations INTEGER NOT NULL,
+    content BLOB NOT NULL,
+    crc32 INTEGER NOT NULL
+);
+CREATE TABLE gone (
+    registration INTEGER PRIMARY KEY,
+    bits BLOB NOT NULL,
+    crc32 INTEGER NOT NULL
+);
+CREATE TABLE results (
+    result INTEGER PRIMARY KEY,
+    session INTEGER NOT NULL,
+    first_sequence INTEGER NOT NULL,
+    results INTEGER NOT NULL,
+    content BLOB NOT NULL,
+    crc32 INTEGER NOT NULL
+);
+CREATE TABLE partitions (
+    place INTEGER PRIMARY KEY,
+    topic TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    content BLOB NOT NULL,
+    crc32 INTEGER NOT NULL,
+    UNIQUE (topic, number)
+);
+CREATE TABLE keys (
+    place INTEGER PRIMARY KEY,
+    key TEXT NOT NULL UNIQUE,
+    count INTEGER NOT NULL,
+    crc32 INTEGER NOT NULL
+);
+"""
+
+MIGRATIONS: Final[tuple[str, ...]] = (VERSION_1,)
+"""The script that makes version n + 1 out of version n; version 0 is an empty file. Only ever appended to."""
+
+TABLES: Final = ("moment", "sessions", "registrations", "gone", "results", "partitions", "keys")
+
+
+def migrate(database: sqlite3.Connection, name: str, migrations: tuple[str, ...] = MIGRATIONS) -> int:
+    """Brings a journal to the newest version, a version at a time; gives the version that it had. Raises
+    `JournalTooNew` for one that is newer still.
+    """
+    version = int(database.execute("PRAGMA user_version").fetchone()[0])
+    if version > len(migrations):
+        raise JournalTooNew(
+            f"{name} is of version {version}, and this program knows {len(migrations)} at most: run the program that "
+            f"wrote it, or a newer one"
+        )
+    for number, script in enumerate(migrations[version:], version + 1):
+        database.executescript(f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {number}; COMMIT;")
+    return version

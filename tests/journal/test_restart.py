@@ -1,0 +1,100 @@
+"""A real daemon with a journal is killed and started again; a client in the middle of its waits notices nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from purgatory_client.aio import AsyncClient
+from purgatory_client.results import Outcome
+
+from tests.daemon_process import DaemonProcess
+
+PATIENCE_S = 30.0
+
+
+def free_address() -> str:
+    """A port that nobody has now: the daemon must come back on the same one."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def start(folder: Path, address: str, *arguments: str) -> DaemonProcess:
+    """A daemon with a journal, at a certain address."""
+    return DaemonProcess(folder, ["--data-dir", str(folder / "data"), "--grpc-address", address, *arguments])
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Waits for something to become true, with patience."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not await condition():  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.02)
+
+
+async def pending(client: AsyncClient) -> int:
+    """What the daemon says is pending."""
+    return sum(kind.pending for kind in (await client.status()).kinds)
+
+
+async def live(folder: Path, end: Callable[[DaemonProcess], object], mode: str) -> None:
+    """Waits of all kinds over an end of the daemon and a new one."""
+    address = free_address()
+    daemon = start(folder, address, "--journal-mode", mode)
+    try:
+        async with AsyncClient(address) as client:
+            await client.advance("orders-0", high_watermark=5)
+            await client.signal_key("go", 3)
+            await client.advance("log-0", log_end_offset=10, byte_position=1_000)
+            many = asyncio.create_task(client.produce_many(["orders-0"], offsets=range(6, 306), timeouts_ms=[60_000]))
+            both = asyncio.create_task(client.produce({"orders-0": 50, "other-0": 7}, timeout=60))
+            signal = asyncio.create_task(client.signal({"go": 2}, from_now=True, timeout=60))
+            fetch = asyncio.create_task(client.fetch({"log-0": 10}, min_bytes=500, replica_id=2, timeout=60))
+            short = asyncio.create_task(client.produce({"never-0": 1}, timeout=3))
+
+            async def all_there() -> bool:
+                return await pending(client) == 304
+
+            await until(all_there)
+            await client.advance("orders-0", high_watermark=105)
+            await client.signal_key("go")
+            assert await pending(client) == 204, "a hundred have ended, and `both` waits for one more"
+            end(daemon)
+            daemon = start(folder, address, "--journal-mode", mode)
+
+            async def as_before() -> bool:
+                return await pending(client) in {203, 204}
+
+            await until(as_before)
+            assert (await client.partition("orders-0")).high_watermark == 105
+            await client.advance("orders-0", high_watermark=400)
+            await client.advance("other-0", high_watermark=8)
+            await client.signal_key("go")
+            await client.advance("log-0", log_end_offset=11, byte_position=1_600)
+            ended = await asyncio.wait_for(many, PATIENCE_S)
+            assert list(ended.outcomes) == [Outcome.SATISFIED] * 300
+            for task in (both, signal, fetch):
+                assert (await asyncio.wait_for(task, PATIENCE_S)).outcome is Outcome.SATISFIED
+            late = await asyncio.wait_for(short, PATIENCE_S)
+            assert late.outcome is Outcome.EXPIRED
+            assert late.waited >= 3
+        assert daemon.stop() == 0
+    finally:
+        daemon.kill()
+
+
+@pytest.mark.slow  # two starts of the daemon
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_waits_and_results_survive_a_kill(tmp_path: Path, mode: str) -> None:
+    """Each wait ends once, as it must, over a kill -9: the pending ones wait on, marks are as they were."""
+    asyncio.run(live(tmp_path, DaemonProcess.kill, mode))
+
+
+@pytest.mark.slow  # two starts of the daemon
+def test_waits_survive_a_restart_in_good_order(tmp_path: Path) -> None:
+    """With a journal SIGTERM ends no wait of a session."""
+    asyncio.run(live(tmp_path, DaemonProcess.stop, "sync"))
+    assert "the last daemon ended in good order" in (tmp_path / "daemon.log").read_text("utf-8")
