@@ -87,10 +87,9 @@ async def live(folder: Path, end: Callable[[DaemonProcess], object], mode: str) 
 
 
 @pytest.mark.slow  # two starts of the daemon
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_waits_and_results_survive_a_kill(tmp_path: Path, mode: str) -> None:
+def test_waits_and_results_survive_a_kill(tmp_path: Path) -> None:
     """Each wait ends once, as it must, over a kill -9: the pending ones wait on, marks are as they were."""
-    asyncio.run(live(tmp_path, DaemonProcess.kill, mode))
+    asyncio.run(live(tmp_path, DaemonProcess.kill, "sync"))
 
 
 @pytest.mark.slow  # two starts of the daemon
