@@ -4,8 +4,9 @@
     make bench-pipeline ARGS="--operations 10M 30M 100M"      # and how the report's time grows
     python -m bench.pipeline --only replay --operations 1M 10M
 
-Histories lie in `.build/histories` and are made where they are missing. Rows of the same name are replaced in
-`bench/results/pipeline.json`, and the table in docs/pipeline.md is written anew.
+Histories lie in `.build/histories` and are made where they are missing: a whole multiple of the first by writing that
+again on further days (`bench.multiplied`), any other by `purgatory-pipeline generate`. Rows of the same name are
+replaced in `bench/results/pipeline.json`, and the table in docs/pipeline.md is written anew.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from purgatory_pipeline.generate.plan import parse_operations
+
 from bench.lab import Lab
+from bench.multiplied import multiply
 from bench.page import write_table
 from bench.processes import ROOT, environment
 from bench.replay import replay
-from bench.report import report
+from bench.report import operations_in, report
 from bench.rows import Row, read_rows, table, write_rows
 from bench.scale import FULL
 
@@ -39,7 +43,9 @@ MEASURED: Final[dict[str, Callable[[Lab, Sequence[Path]], None]]] = {"report": r
 def main() -> None:
     """Measures what was asked for."""
     given = parsed()
-    histories = [history(given.histories, size) for size in given.operations]
+    histories: list[Path] = []
+    for size in given.operations:
+        histories.append(history(given.histories, size, histories[0] if histories else None))
     with_lab = Lab(dataclasses.replace(FULL, runs=given.runs), [])
     for name, measure in MEASURED.items():
         if given.only in ("", name):
@@ -61,10 +67,15 @@ def parsed() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def history(folder: Path, size: str) -> Path:
-    """A generated history of so many operations; made, if it is not there."""
+def history(folder: Path, size: str, first: Path | None) -> Path:
+    """A history of so many operations; made, if it is not there, of the first or anew."""
     path = folder / size.lower()
-    if not (path / "_truth" / "truth.json").exists():
+    if (path / "_truth" / "truth.json").exists():
+        return path
+    times, rest = divmod(parse_operations(size), operations_in(first)) if first is not None else (0, 0)
+    if first is not None and times and not rest:
+        multiply(first, path, times)
+    else:
         command = [sys.executable, "-m", "purgatory_pipeline.cli", "generate", "--operations", size, "--out", str(path)]
         subprocess.run(command, cwd=ROOT, env=environment(), check=True)
     return path

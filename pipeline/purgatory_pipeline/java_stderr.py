@@ -1,7 +1,8 @@
-"""What Java says on stderr, without the warning that it begins with whenever Spark starts it.
+"""What Java says on stderr, without what it begins with whenever Spark starts it.
 
-Spark asks for a module that is incubating, Java warns of that, and neither has an option to leave it out. It is of no
-use to who runs a command. So Java gets a pipe as its stderr, and a thread passes on everything else, line by line.
+Spark asks for a module that is incubating, and Java warns of that; we give it compiler directives, and it counts them.
+Neither has an option to leave it out, and it is of no use to who runs a command. So Java gets a pipe as its stderr,
+and a thread passes on everything else, line by line.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-WARNING: Final = b"WARNING: Using incubator modules: jdk.incubator.vector\n"
+LEFT_OUT: Final = (b"WARNING: Using incubator modules: jdk.incubator.vector\n", b"1 compiler directives added\n")
 _STDERR: Final = 2
 
 
 @contextmanager
-def without_incubator_warning() -> Iterator[threading.Thread]:
+def without_beginning() -> Iterator[threading.Thread]:
     """For the time in which Java is started. Gives the thread that passes on what is said, until Java ends."""
     sys.stderr.flush()
     ours = os.dup(_STDERR)
@@ -37,5 +38,5 @@ def without_incubator_warning() -> Iterator[threading.Thread]:
 def _pass_on(reading: int, ours: int) -> None:
     with open(reading, "rb") as lines, open(ours, "wb", buffering=0) as stderr:
         for line in lines:
-            if line != WARNING:
+            if line not in LEFT_OUT:
                 stderr.write(line)

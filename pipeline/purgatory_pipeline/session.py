@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from purgatory_pipeline import progress
 from purgatory_pipeline.errors import JavaMissing, SettingInvalid
-from purgatory_pipeline.java_stderr import without_incubator_warning
+from purgatory_pipeline.java_stderr import without_beginning
 
 JAVA_MIN: Final = 17
 INSTALL_JAVA: Final = (
@@ -30,6 +30,8 @@ _SHELL: Final = "pyspark-shell"
 _PYTHON_SETTING: Final = "spark.pyspark.python"
 LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 """Keeps Spark quiet: for `-Dlog4j2.configurationFile`."""
+DIRECTIVES: Final = Path(__file__).with_name("java_directives.json")
+"""What Java need not optimize: for `-XX:CompilerDirectivesFile`."""
 
 _JAVA_OPTIONS: Final = (
     f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
@@ -40,6 +42,12 @@ _JAVA_OPTIONS: Final = (
     "-XX:Tier4MinInvocationThreshold=6000",
     "-XX:Tier4CompileThreshold=150000",
     "-XX:Tier4BackEdgeThreshold=100000",
+    "-XX:+UnlockDiagnosticVMOptions",
+    shlex.quote(f"-XX:CompilerDirectivesFile={DIRECTIVES}"),
+    "-XX:CompileCommand=quiet",
+    "-XX:+DisplayVMOutputToStderr",
+    # Room for the classes of Spark: each time it must grow, by default, the whole heap is looked through.
+    "-XX:MetaspaceSize=256m",
     "-XX:InitiatingHeapOccupancyPercent=70",
 )
 _JVM_DEFAULTS: Final = {
@@ -114,7 +122,7 @@ def spark_session(name: str) -> SparkSession:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         ours = [word for key, value in _JVM_DEFAULTS.items() for word in ("--conf", f"{key}={value}")]
         os.environ[_SUBMIT_ARGS] = shlex.join([*ours, *_submit_words(), _SHELL])
-        with without_incubator_warning():
+        with without_beginning():
             session = SparkSession.builder.appName(name).getOrCreate()
     else:
         session = running or SparkSession.builder.appName(name).getOrCreate()

@@ -166,10 +166,11 @@ def test_settings_of_the_user_win_over_ours(java: int) -> None:
     assert done.stderr == ""
 
 
-def test_only_the_one_warning_of_java_is_left_out(capfd: pytest.CaptureFixture[str]) -> None:
-    """What a process says on stderr that is started meanwhile comes through, also afterwards, but for the warning."""
-    said = f"echo first; echo '{java_stderr.WARNING.decode().strip()}'; read line; echo $line; printf 'no end'"
-    with java_stderr.without_incubator_warning() as passing:
+def test_only_what_java_begins_with_is_left_out(capfd: pytest.CaptureFixture[str]) -> None:
+    """What a process says on stderr that is started meanwhile comes through, also afterwards, but for the two lines."""
+    left_out = b"".join(java_stderr.LEFT_OUT).decode()
+    said = f"echo first; printf '{left_out}'; read line; echo $line; printf 'no end'"
+    with java_stderr.without_beginning() as passing:
         process = subprocess.Popen(["/bin/sh", "-c", f"({said}) >&2"], stdin=subprocess.PIPE)
     process.communicate(b"WARNING: last\n")
     passing.join()

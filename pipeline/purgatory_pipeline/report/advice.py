@@ -47,47 +47,52 @@ class Advice:
     survival: pa.Table
 
 
-def waited_counts(facts: DataFrame, topics_max: int) -> DataFrame:
-    """Operations by topic, kind, fate and time waited, from condensed facts: of the largest topics of each kind, so
-    many; all others have topic null.
-    """
-    seen = facts.where((has_ended() | (F.col("fate") == UNFINISHED)) & (F.col("operations") > 0))
+def largest_topics(facts: DataFrame, topics_max: int) -> dict[str, list[str]]:
+    """By kind, the topics with the most operations, so many; from condensed facts."""
     by_size = Window.partitionBy("kind").orderBy(F.desc("size"), "topic")
-    largest = (
-        seen.groupBy("topic", "kind")
-        .agg(F.sum("operations").alias("size"))
-        .withColumn("place", F.row_number().over(by_size))
-        .where(F.col("place") <= topics_max)
-        .select("topic", "kind", F.lit(True).alias("is_large"))
-    )
-    return (
-        seen.where("waited_ms is not null")
-        .join(F.broadcast(largest), ["topic", "kind"], "left")
-        .groupBy(F.when(F.col("is_large"), F.col("topic")).alias("topic"), "kind", "fate", "waited_ms")
-        .agg(F.sum("operations").alias("operations"))
-    )
+    sizes = _seen(facts).groupBy("kind", "topic").agg(F.sum("operations").alias("size"))
+    placed = sizes.withColumn("place", F.row_number().over(by_size)).where(F.col("place") <= topics_max)
+    rows: pd.DataFrame = placed.select("kind", "topic").toPandas()
+    return {str(kind): [*of_kind] for kind, of_kind in rows.groupby("kind")["topic"]}
 
 
-def timeouts_in_use(registered: DataFrame) -> DataFrame:
-    """Operations by topic, kind and timeout, from `registered_counts`: the commonest of each topic, and of all (null).
+def waited_counts(facts: DataFrame, largest: Mapping[str, Sequence[str]]) -> pd.DataFrame:
+    """Operations by topic, kind, fate and time waited, from condensed facts; topics that are not large are null."""
+    seen = _seen(facts).where("waited_ms is not null")
+    return _of_large(seen, largest, "fate", "waited_ms").toPandas()
+
+
+def timeout_counts(registered: DataFrame, largest: Mapping[str, Sequence[str]]) -> pd.DataFrame:
+    """Operations by topic, kind and timeout, from `registered_counts`; topics that are not large are null."""
+    return _of_large(registered.where("not refused and operations > 0"), largest, "timeout_ms").toPandas()
+
+
+def timeouts_in_use(counts: pd.DataFrame) -> pd.DataFrame:
+    """From `timeout_counts`, the commonest of each topic, and of all (null), by `place`.
 
     With `timeouts`, how many there are, and `share`.
     """
-    counts = (
-        registered.where("not refused")
-        .groupBy("topic", "kind", "timeout_ms")
-        .agg(F.sum("operations").alias("operations"))
+    of_all = counts.groupby(["kind", "timeout_ms"], as_index=False)["operations"].sum().assign(topic=ALL)
+    both = pd.concat([counts.dropna(subset=["topic"]), of_all], ignore_index=True)
+    both = both.sort_values(["operations", "timeout_ms"], ascending=[False, True], ignore_index=True)
+    curves = both.groupby(["topic", "kind"], dropna=False)
+    placed = both.assign(
+        place=curves.cumcount() + 1,
+        share=both["operations"] / curves["operations"].transform("sum"),
+        timeouts=curves["timeout_ms"].transform("size"),
     )
-    of_all = counts.groupBy("kind", "timeout_ms").agg(F.sum("operations").alias("operations"))
-    both = counts.where("operations > 0").unionByName(of_all.withColumn("topic", F.lit(ALL).cast("string")))
-    of_curve = Window.partitionBy("topic", "kind")
-    return both.withColumns(
-        {
-            "place": F.row_number().over(of_curve.orderBy(F.desc("operations"), "timeout_ms")),
-            "share": F.col("operations") / F.sum("operations").over(of_curve),
-            "timeouts": F.count("timeout_ms").over(of_curve),
-        }
-    ).where(F.col("place") <= IN_USE_MAX)
+    return placed[placed["place"] <= IN_USE_MAX]
+
+
+def _seen(facts: DataFrame) -> DataFrame:
+    return facts.where((has_ended() | (F.col("fate") == UNFINISHED)) & (F.col("operations") > 0))
+
+
+def _of_large(rows: DataFrame, largest: Mapping[str, Sequence[str]], *columns: str) -> DataFrame:
+    """`operations` by topic (null unless it is large), kind and these columns."""
+    large = [f"{kind}\0{topic}" for kind, topics in largest.items() for topic in topics]
+    topic = F.when(F.concat("kind", F.lit("\0"), "topic").isin(large), F.col("topic")).alias("topic")
+    return rows.groupBy(topic, "kind", *columns).agg(F.sum("operations").alias("operations"))
 
 
 def advise(counts: pd.DataFrame, in_use: pd.DataFrame, asked_ms: Sequence[int] = ()) -> Advice:

@@ -38,20 +38,19 @@ SERIES: Final = ["topic", "kind"]
 COLUMNS: Final = ("window", *SERIES, "registered", "ended", *RATES.values(), *QUANTILES)
 
 
-def measured_windows(levels: DataFrame, topics_max: int) -> DataFrame:
-    """What is compared, from `level_waits`: all topics together (null), and the largest, so many."""
-    of_topics = levels.where(F.col("level") == OF_TOPICS_AND_WINDOWS)
-    largest = (
-        of_topics.groupBy("topic").agg(F.sum("ended").alias("size")).orderBy(F.desc("size"), "topic").limit(topics_max)
-    )
-    chosen = of_topics.join(F.broadcast(largest), "topic", "left_semi")
-    return chosen.unionByName(levels.where(F.col("level") == OF_WINDOWS)).select(*COLUMNS)
+def measured_windows(rows: DataFrame, topics_max: int) -> pd.DataFrame:
+    """Windows from `rolled_up`: of all topics together, and of the largest, so many."""
+    sizes = rows.where(F.col("level") == OF_TOPICS_AND_WINDOWS).groupBy("topic").agg(F.sum("ended").alias("size"))
+    largest: pd.DataFrame = sizes.orderBy(F.desc("size"), "topic").limit(topics_max).toPandas()
+    of_largest = (F.col("level") == OF_TOPICS_AND_WINDOWS) & F.col("topic").isin([*largest["topic"]])
+    return rows.where((F.col("level") == OF_WINDOWS) | of_largest).toPandas()
 
 
 def anomalies(windows: pd.DataFrame, window_ms: int) -> pa.Table:
     """The table `anomalies`, from `measured_windows` as a pandas frame."""
     pairs = _compared(
-        windows.assign(topic=windows["topic"].fillna("").astype(str), is_all=windows["topic"].isna()), window_ms
+        windows[[*COLUMNS]].assign(topic=windows["topic"].fillna("").astype(str), is_all=windows["topic"].isna()),
+        window_ms,
     )
     found = [_scored(pairs, measure) for measure in ("registered", *QUANTILES, *RATES)]
     scored = pd.concat(found, ignore_index=True)

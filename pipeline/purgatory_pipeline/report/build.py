@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pandas as pd
@@ -27,14 +28,21 @@ PRODUCE = codes.KIND_NAMES[codes.PRODUCE]
 
 @dataclass(frozen=True)
 class Report:
-    """The tables but `intake`, by name, as they are described in `tables`; not sorted. Most are computed when used."""
+    """The tables but `intake`, not sorted: those that Spark computes when they are used, and those that are known."""
 
-    tables: Mapping[str, DataFrame]
+    spark: SparkSession
+    computed: Mapping[str, DataFrame]
+    known: Mapping[str, pa.Table]
     totals: Mapping[str, int]
     """Of operations, as in `ReportInfo`."""
     slow_over_ms: int | None
     """None: no produce was satisfied."""
     held: tuple[DataFrame, ...]
+
+    @cached_property
+    def tables(self) -> Mapping[str, DataFrame]:
+        """All by name, as they are described in `tables`."""
+        return {**self.computed, **{name: self.spark.createDataFrame(table) for name, table in self.known.items()}}
 
     def release(self) -> None:
         """Frees what Spark holds for the tables. They still work, from the start."""
@@ -56,46 +64,44 @@ def make_report(
     `is_matched` it is known that each has the other, from `IntakeAccount`: they are not compared again.
     """
     options = options or ReportOptions()
-    spark = registrations.sparkSession
     unmatched = Unmatched(None, None) if is_matched else find_unmatched(registrations, outcomes)
     pool = ThreadPoolExecutor(1)  # while one side is planned, the other has the cores
     deepest = pool.submit(backlog.deepest_backlog, outcomes, unmatched.unfinished, approximate=options.approximate)
     registered = registered_counts(registrations, options.window_ms).localCheckpoint()
     facts = make_facts(registered, outcomes, unmatched, options.window_ms, approximate=options.approximate).persist()
     few = condensed(facts).localCheckpoint()
-    groups = rollups.group_waits(facts, options.window_ms).persist()
-    levels = rollups.level_waits(few).localCheckpoint()
-    windows = rollups.window_waits(levels, options.window_ms)
-    counts = advice.waited_counts(few, options.topics_max).toPandas()
-    advised = advice.advise(counts, advice.timeouts_in_use(registered).toPandas(), options.timeouts_ms)
-    odd = anomalies.anomalies(anomalies.measured_windows(levels, options.topics_max).toPandas(), options.window_ms)
+    rows = rollups.rolled_up(facts, few).localCheckpoint()
+    largest = advice.largest_topics(few, options.topics_max)
+    counts = advice.waited_counts(few, largest)
+    in_use = advice.timeouts_in_use(advice.timeout_counts(registered, largest))
+    advised = advice.advise(counts, in_use, options.timeouts_ms)
+    measured = anomalies.measured_windows(rows, options.topics_max)
+    windows = rollups.window_waits(measured, options.window_ms)
     slow_over_ms = _slow_over_ms(counts, options)
     slow = stragglers.slow_waits(outcomes, slow_over_ms or 0).localCheckpoint()
-    held = stragglers.held_back(slow, events).localCheckpoint()
-    made = {
-        tables.GROUPS.name: groups,
-        tables.TOPICS.name: rollups.topic_waits(levels, groups),
-        tables.WINDOWS.name: windows,
+    held = stragglers.held_counts(stragglers.held_back(slow, events))
+    computed = {
+        tables.GROUPS.name: rollups.group_waits(rows, options.window_ms),
+        tables.TOPICS.name: rollups.topic_waits(rows),
         tables.BACKLOG.name: deepest.result(),
-        tables.HOT_KEYS.name: rollups.hot_keys(groups, options.top),
+    }
+    known = {
+        tables.WINDOWS.name: windows,
+        tables.HOT_KEYS.name: rollups.hot_keys(rows, options.top),
         tables.SLOW_PRODUCES.name: stragglers.slow_produces(held),
         tables.STRAGGLERS.name: stragglers.stragglers(held),
-        tables.ADVICE.name: _frame(spark, advised.advice),
-        tables.TIMEOUTS.name: _frame(spark, advised.timeouts),
-        tables.SURVIVAL.name: _frame(spark, advised.survival),
-        tables.ANOMALIES.name: _frame(spark, odd),
+        tables.ADVICE.name: advised.advice,
+        tables.TIMEOUTS.name: advised.timeouts,
+        tables.SURVIVAL.name: advised.survival,
+        tables.ANOMALIES.name: anomalies.anomalies(measured, options.window_ms),
     }
     pool.shutdown()
-    return Report(made, _totals(windows.toPandas()), slow_over_ms, (facts, groups))
+    return Report(registrations.sparkSession, computed, known, _totals(windows), slow_over_ms, (facts,))
 
 
-def _frame(spark: SparkSession, table: pa.Table) -> DataFrame:
-    return spark.createDataFrame(table)
-
-
-def _totals(windows: pd.DataFrame) -> dict[str, int]:
+def _totals(windows: pa.Table) -> dict[str, int]:
     names = ("registered", "refused", "carried_in", "ended", *ENDS, "unfinished")
-    return {name: int(windows[name].sum()) for name in names}
+    return {name: sum(windows.column(name).to_pylist()) for name in names}
 
 
 def _slow_over_ms(counts: pd.DataFrame, options: ReportOptions) -> int | None:

@@ -87,10 +87,16 @@ def report(
         made = make_report(
             read["registrations"], read["outcomes"], read["events"], options, is_matched=taken.is_matched
         )
-        tables = {INTAKE.name: outputs.intake_table(spark, taken.rows()), **made.tables}
+        known = {INTAKE.name: outputs.intake_table(taken.rows()), **made.known}
         with ThreadPoolExecutor(WRITERS) as pool:
-            written = pool.map(lambda table: outputs.write_table(tables[table.name], table, place), TABLES.values())
-            frames, rows = (dict(zip(TABLES, part, strict=True)) for part in zip(*written, strict=True))
+            writing = {
+                name: pool.submit(outputs.write_computed, made.computed[name], table, place)
+                for name, table in TABLES.items()
+                if name in made.computed
+            }
+            written = {name: outputs.write_known(rows, TABLES[name], place) for name, rows in known.items()}
+            written |= {name: future.result() for name, future in writing.items()}
+        frames, rows = ({name: both[part] for name, both in written.items()} for part in (0, 1))
         made.release()
     for line in advised(frames["advice"]):
         typer.echo(line)

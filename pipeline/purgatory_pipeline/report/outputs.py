@@ -1,6 +1,7 @@
 """What a report leaves in its folder: DIR/tables/NAME as Parquet, DIR/csv/NAME.csv, and the page DIR/report.html.
 
-Spark writes the tables, as large as they are. The CSV files and the page get the first rows of each, in its order.
+Spark writes what it has computed, as large as it is. The CSV files and the page get the first rows of each, in its
+order.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from collections.abc import Mapping
 from typing import Final
 
 import pandas as pd
-from pyarrow import dataset
-from pyspark.sql import DataFrame, SparkSession
+import pyarrow as pa
+from pyarrow import dataset, parquet
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from purgatory_pipeline.archive.place import Place
@@ -19,24 +21,41 @@ from purgatory_pipeline.page.report_page import write_page
 from purgatory_pipeline.report.tables import INTAKE, PAGE_ROWS_MAX, ReportInfo, Table
 
 PAGE: Final = "report.html"
-INTAKE_TYPE: Final = "table string, reason string, files bigint, rows bigint"
 
 
-def intake_table(spark: SparkSession, rows: list[dict[str, object]]) -> DataFrame:
+def intake_table(rows: list[dict[str, object]]) -> pa.Table:
     """The account of an intake as the table `intake`."""
-    return spark.createDataFrame([tuple(row[name] for name in INTAKE.column_names) for row in rows], INTAKE_TYPE)
+    return pa.Table.from_pylist(rows, INTAKE.schema)
 
 
-def write_table(frame: DataFrame, table: Table, place: Place) -> tuple[pd.DataFrame, int]:
+def write_computed(frame: DataFrame, table: Table, place: Place) -> tuple[pd.DataFrame, int]:
     """One table as Parquet, sorted, and its first rows as CSV; gives those rows and how many there are in all."""
     path = f"{place.root}/tables/{table.name}"
     order = [F.desc(name[1:]) if name.startswith("-") else F.asc(name) for name in table.order]
     rows = frame.select(*table.column_names).repartition(1).sortWithinPartitions(*order)
     rows.write.mode("overwrite").parquet(f"{place.spark_prefix}{path}")
     written = dataset.dataset(path, filesystem=place.filesystem, format="parquet")
-    shown: pd.DataFrame = written.head(PAGE_ROWS_MAX).to_pandas()
+    return _shown(written.head(PAGE_ROWS_MAX), table, place), written.count_rows()
+
+
+def write_known(rows: pa.Table, table: Table, place: Place) -> tuple[pd.DataFrame, int]:
+    """The same of a table that needs no Spark."""
+    names, rising = [name.lstrip("-") for name in table.order], [not name.startswith("-") for name in table.order]
+    order = rows.select(names).to_pandas().sort_values(names, ascending=rising, na_position="first").index
+    written = rows.select(list(table.column_names)).take(pa.array(order))
+    path = f"{place.root}/tables/{table.name}"
+    place.filesystem.create_dir(path, recursive=True)
+    place.filesystem.delete_dir_contents(path)
+    parquet.write_table(written, f"{path}/part-0.parquet", filesystem=place.filesystem)
+    return _shown(written.slice(0, PAGE_ROWS_MAX), table, place), written.num_rows
+
+
+def _shown(rows: pa.Table, table: Table, place: Place) -> pd.DataFrame:
+    shown: pd.DataFrame = rows.to_pandas()
+    zoned = shown.select_dtypes("datetimetz")
+    shown = shown.assign(**{name: zoned[name].dt.tz_localize(None) for name in zoned})
     write_file(place, f"csv/{table.name}.csv", shown.to_csv(index=False).encode())
-    return shown, written.count_rows()
+    return shown
 
 
 def write_report_page(frames: Mapping[str, pd.DataFrame], info: ReportInfo, place: Place) -> str:

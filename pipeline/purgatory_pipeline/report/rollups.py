@@ -1,11 +1,20 @@
-"""The tables that count and measure waits at some level: groups, topics, windows; and the hot keys."""
+"""The tables that count and measure waits at some level: groups, topics, windows; and the hot keys.
+
+Facts are laid out once for each level, and Spark brings together what makes one row. The rows are measured where that
+is, in numpy: each task has one partition of the shuffle in memory, so more partitions are smaller ones.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Final
 
-from pyspark.sql import Column, DataFrame, Window
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from purgatory_pipeline.report.facts import (
@@ -16,126 +25,170 @@ from purgatory_pipeline.report.facts import (
     REGISTERED,
     SATISFIED,
     UNFINISHED,
-    has_ended,
 )
-from purgatory_pipeline.report.quantiles import MILLION, QUANTILES, quantile, with_ranks
+from purgatory_pipeline.report.quantiles import MILLION, QUANTILES, Ints, quantiles
 from purgatory_pipeline.report.tables import GROUPS, HOT_KEYS, TOPICS, WINDOWS
 
+WAITS: Final = {**{f"wait_{name}_ms": share for name, share in QUANTILES.items()}, "wait_max_ms": MILLION}
 LATENESS: Final = {"lateness_p50_ms": 500_000, "lateness_p99_ms": 990_000, "lateness_max_ms": MILLION}
+RATES: Final = {"completion_rate": SATISFIED, "expiry_rate": EXPIRED}
 
-# Levels of `level_waits`.
+OF_GROUPS: Final = 0
 OF_TOPICS: Final = 1
 OF_WINDOWS: Final = 2
 OF_TOPICS_AND_WINDOWS: Final = 3
+"""Levels: what the rows of `rolled_up` are of."""
+
+FATES: Final = (*ENDS, REGISTERED, REFUSED, UNFINISHED, CARRIED_IN)
+LAID_OUT: Final = {
+    "level": "int",
+    "window": "bigint",
+    "topic": "string",
+    "partition": "int",
+    "kind": "string",
+    "principal": "string",
+}
+"""What a row of a level is of: `groups` has all of it, other levels have null for what they do not tell apart."""
+
+COUNTS: Final = ("partitions", "registered", "refused", "ended", *ENDS, "unfinished", "carried_in", "waited_total_ms")
+ROLLED_UP: Final = {
+    **LAID_OUT,
+    **dict.fromkeys((*COUNTS, *WAITS, *LATENESS), "bigint"),
+    **dict.fromkeys(RATES, "double"),
+}
 
 
-def group_waits(facts: DataFrame, window_ms: int) -> DataFrame:
-    """The table `groups`."""
-    keys = ["topic", "partition", "kind", "principal", "window"]
-    measured = facts.select(*keys, "fate", F.inline(_measures(F.col("waits"))))
-    return with_window_start(_rolled_up(measured, keys), window_ms).select(*GROUPS.column_names)
+def rolled_up(facts: DataFrame, few: DataFrame) -> DataFrame:
+    """Waits by group, and by topic and kind; operations by window and kind, and by window, topic and kind: a row each.
 
-
-def level_waits(facts: DataFrame) -> DataFrame:
-    """Condensed facts added up in three ways at once, which `level` tells apart: a row for each topic and kind (waits),
-    each window and kind, and each window, topic and kind (operations). Keys that a level has not are null.
+    `level` tells of which; the columns are those of the tables `groups` and `topics`. `few` are the condensed facts.
     """
-    keys = ["level", "window", "topic", "kind"]
-    window, topic = F.col("window"), F.col("topic")
-    no_window, no_topic = F.lit(None).cast("bigint"), F.lit(None).cast("string")
-    levels = F.array(
-        *(
-            F.struct(F.lit(level).alias("level"), at.alias("window"), of.alias("topic"), F.col(weight).alias("weight"))
-            for level, at, of, weight in (
-                (OF_TOPICS, no_window, topic, "waits"),
-                (OF_WINDOWS, window, no_topic, "operations"),
-                (OF_TOPICS_AND_WINDOWS, window, topic, "operations"),
-            )
-        )
+    whole = ("window", "topic", "partition", "kind", "principal")
+    of_waits = _laid_out(facts, _level(OF_GROUPS, "waits", *whole), _level(OF_TOPICS, "waits", *whole[1:4]))
+    of_operations = _laid_out(
+        few.where("operations > 0"),
+        _level(OF_WINDOWS, "operations", "window", "kind"),
+        _level(OF_TOPICS_AND_WINDOWS, "operations", "window", "topic", "kind"),
     )
-    measured = (
-        facts.select("kind", "fate", "waited_ms", "lateness_ms", F.inline(levels))
-        .where("weight > 0")
-        .select(*keys, "fate", F.inline(_measures(F.col("weight"))))
-        .groupBy(*keys, "fate", "is_lateness", "value")
-        .agg(F.sum("weight").alias("weight"))
-    )
-    return _rolled_up(measured, keys)
+    together = of_waits.unionAll(of_operations).repartition("level", "window", "topic", "kind")
+    return together.mapInArrow(_measured, ", ".join(f"`{name}` {kind}" for name, kind in ROLLED_UP.items()))
 
 
-def topic_waits(levels: DataFrame, groups: DataFrame) -> DataFrame:
-    """The table `topics`, from `level_waits` and `group_waits`."""
-    partitions = groups.groupBy("topic", "kind").agg(F.countDistinct("partition").alias("partitions"))
-    rows = levels.where(F.col("level") == OF_TOPICS).join(partitions, ["topic", "kind"])
-    return rows.select(*TOPICS.column_names)
+def group_waits(rows: DataFrame, window_ms: int) -> DataFrame:
+    """The table `groups`, from `rolled_up`."""
+    window_start = F.timestamp_millis(F.col("window") * F.lit(window_ms))
+    of_groups = rows.where(F.col("level") == OF_GROUPS)
+    return of_groups.withColumn("window_start", window_start).select(*GROUPS.column_names)
 
 
-def window_waits(levels: DataFrame, window_ms: int) -> DataFrame:
-    """The table `windows`, from `level_waits`."""
-    rows = levels.where(F.col("level") == OF_WINDOWS)
-    return with_window_start(rows, window_ms).select(*WINDOWS.column_names)
+def topic_waits(rows: DataFrame) -> DataFrame:
+    """The table `topics`, from `rolled_up`."""
+    return rows.where(F.col("level") == OF_TOPICS).select(*TOPICS.column_names)
 
 
-def hot_keys(groups: DataFrame, top: int) -> DataFrame:
-    """The table `hot_keys`, from `group_waits`: so many of each."""
+def window_waits(rows: pd.DataFrame, window_ms: int) -> pa.Table:
+    """The table `windows`, from those rows of `rolled_up`, and others."""
+    of_windows = rows[rows["level"] == OF_WINDOWS]
+    starts = pd.to_datetime(of_windows["window"] * window_ms, unit="ms", utc=True)
+    return pa.Table.from_pandas(of_windows.assign(window_start=starts), WINDOWS.schema, preserve_index=False)
+
+
+def hot_keys(rows: DataFrame, top: int) -> pa.Table:
+    """The table `hot_keys`, from `rolled_up`: so many of each."""
     counted = (
-        groups.groupBy("topic", "partition", "kind")
+        rows.where(F.col("level") == OF_GROUPS)
+        .groupBy("topic", "partition", "kind")
         .agg(F.sum("ended").alias("waits"), F.sum("waited_total_ms").alias("waited_total_ms"))
         .where("waits > 0")
+        .localCheckpoint()
     )
-    sums = counted.agg(F.sum("waits").alias("waits_all"), F.sum("waited_total_ms").alias("waited_all"))
-    most = _first(counted, "waits", "waits", top).unionAll(_first(counted, "waited", "waited_total_ms", top))
-    share = F.when(F.col("by") == "waits", F.col("waits") / F.col("waits_all")).otherwise(
-        F.col("waited_total_ms") / F.greatest("waited_all", F.lit(1))
+    waits, waited_ms = counted.agg(F.sum("waits"), F.sum("waited_total_ms")).collect()[0]
+    found = []
+    for by, column, everything in (("waits", "waits", waits), ("waited", "waited_total_ms", waited_ms)):
+        most: pd.DataFrame = counted.orderBy(F.desc(column), "topic", "partition", "kind").limit(top).toPandas()
+        ranks = np.arange(1, len(most) + 1)
+        found.append(most.assign(by=by, rank=ranks, share=most[column] / max(everything or 0, 1)))
+    return pa.Table.from_pandas(pd.concat(found, ignore_index=True), HOT_KEYS.schema, preserve_index=False)
+
+
+def _laid_out(facts: DataFrame, *levels: Column) -> DataFrame:
+    """Each fact once for each level."""
+    return facts.select("fate", "waited_ms", "lateness_ms", F.inline(F.array(*levels)))
+
+
+def _level(level: int, weight: str, *told: str) -> Column:
+    """What a fact is on a level that tells these columns apart."""
+    columns = {name: F.col(name) if name in told else F.lit(None) for name in LAID_OUT}
+    of_level = {**columns, "level": F.lit(level)}
+    return F.struct(
+        *(of_level[name].cast(kind).alias(name) for name, kind in LAID_OUT.items()), F.col(weight).alias("weight")
     )
-    return most.crossJoin(F.broadcast(sums)).withColumn("share", share).select(*HOT_KEYS.column_names)
 
 
-def _first(counted: DataFrame, by: str, column: str, top: int) -> DataFrame:
-    order = [F.desc(column), F.col("topic"), F.col("partition"), F.col("kind")]
-    rank = F.row_number().over(Window.partitionBy("by").orderBy(*order))
-    return counted.orderBy(*order).limit(top).withColumn("by", F.lit(by)).withColumn("rank", rank)
+def _measured(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows of all levels that are in one partition."""
+    given = list(batches)
+    if given:
+        yield from measured(pa.Table.from_batches(given)).to_batches()
 
 
-def with_window_start(rows: DataFrame, window_ms: int) -> DataFrame:
-    """Adds the instant at which a row's window begins."""
-    return rows.withColumn("window_start", F.timestamp_millis(F.col("window") * F.lit(window_ms)))
-
-
-def _measures(weight: Column) -> Column:
-    """Of a fact: its wait, and if it is an expiry its lateness, each as a value with a weight."""
-    wait = F.struct(F.lit(False).alias("is_lateness"), F.col("waited_ms").alias("value"), weight.alias("weight"))
-    late = F.struct(F.lit(True).alias("is_lateness"), F.col("lateness_ms").alias("value"), weight.alias("weight"))
-    return F.when(F.col("fate") == EXPIRED, F.array(wait, late)).otherwise(F.array(wait))
-
-
-def _rolled_up(measured: DataFrame, keys: Sequence[str]) -> DataFrame:
-    """Counts, rates, waits and lateness as the tables have them, by these keys."""
-    fate, weight, is_lateness = F.col("fate"), F.col("weight"), F.col("is_lateness")
-
-    def total(condition: Column, value: Column = weight) -> Column:
-        return F.sum(F.when(condition & ~is_lateness, value).otherwise(F.lit(0)))
-
-    counts = {
-        "registered": total(fate.isin(REGISTERED, REFUSED)),
-        "refused": total(fate == REFUSED),
-        "ended": total(has_ended()),
-        **{outcome: total(fate == outcome) for outcome in ENDS},
-        "unfinished": total(fate == UNFINISHED),
-        "carried_in": total(fate == CARRIED_IN),
-        "waited_total_ms": total(has_ended(), F.col("value") * weight),
+def measured(laid_out: pa.Table) -> pa.Table:
+    """Counts, rates, waits and lateness of what belongs together, from at least one fact of a level."""
+    row, first = _rows_of(laid_out)
+    rows = len(first)
+    weight, waited_ms = (laid_out.column(name).fill_null(0).to_numpy() for name in ("weight", "waited_ms"))
+    fate = _codes(laid_out.column("fate"), FATES)
+    has_ended = fate < len(ENDS)
+    counted = _added(row * len(FATES) + fate, weight, rows * len(FATES)).reshape(rows, len(FATES))
+    by_fate = {name: counted[:, place] for place, name in enumerate(FATES)}
+    ended = counted[:, : len(ENDS)].sum(axis=1)
+    columns = {
+        "partitions": _distinct(row, laid_out.column("partition").fill_null(-1).to_numpy(), rows),
+        **by_fate,
+        "registered": by_fate[REGISTERED] + by_fate[REFUSED],
+        "ended": ended,
+        "waited_total_ms": _added(row[has_ended], (weight * waited_ms)[has_ended], rows),
     }
-    is_wait = has_ended() & ~is_lateness
-    values = {
-        **{f"wait_{name}_ms": quantile(F.col("value"), is_wait, share) for name, share in QUANTILES.items()},
-        "wait_max_ms": F.max(F.when(is_wait, F.col("value"))),
-        **{name: quantile(F.col("value"), is_lateness, share) for name, share in LATENESS.items()},
-    }
-    columns = [column.alias(name) for name, column in {**counts, **values}.items()]
-    ended = F.nullif(F.col("ended"), F.lit(0))
-    return (
-        with_ranks(measured, [*keys, "is_lateness"], "value", F.when(has_ended(), weight).otherwise(F.lit(0)))
-        .groupBy(*keys)
-        .agg(*columns)
-        .withColumns({"completion_rate": F.col(SATISFIED) / ended, "expiry_rate": F.col(EXPIRED) / ended})
-    )
+    lateness_ms = laid_out.column("lateness_ms").fill_null(0).to_numpy()
+    for wanted, value, counts in ((WAITS, waited_ms, has_ended), (LATENESS, lateness_ms, fate == FATES.index(EXPIRED))):
+        found = quantiles(row[counts], value[counts], weight[counts], rows, wanted)
+        nothing = np.bincount(row[counts], minlength=rows) == 0
+        columns |= {name: pa.array(values, mask=nothing) for name, values in found.items()}
+    for name, outcome in RATES.items():
+        columns[name] = pa.array(by_fate[outcome] / np.maximum(ended, 1), mask=ended == 0)
+    keys = laid_out.select(list(LAID_OUT)).take(first)
+    whole = pc.equal(keys.column("level"), OF_GROUPS)
+    partitions = pc.if_else(whole, keys.column("partition"), None)
+    keys = keys.set_column(keys.column_names.index("partition"), "partition", partitions)
+    return pa.table({**dict(zip(keys.column_names, keys.columns, strict=True)), **columns}).select(list(ROLLED_UP))
+
+
+def _rows_of(laid_out: pa.Table) -> tuple[Ints, Ints]:
+    """Of each fact the number of its row, and of each row its first fact."""
+    level = laid_out.column("level").to_numpy()
+    row, first = np.zeros(len(level), np.int64), np.zeros(1, np.int64)
+    for name in LAID_OUT:
+        codes = laid_out.column(name).combine_chunks().dictionary_encode(null_encoding="encode")
+        code = codes.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        if name == "partition":  # of topics partitions are only counted
+            code = np.where(level == OF_GROUPS, code, 0)
+        _, first, row = np.unique(row * (len(codes.dictionary) + 1) + code, return_index=True, return_inverse=True)
+    return row, first
+
+
+def _codes(words: pa.ChunkedArray, known: tuple[str, ...]) -> Ints:
+    """The place of each word among those that are known."""
+    codes: Ints = pc.index_in(words, pa.array(known)).to_numpy().astype(np.int64)
+    return codes
+
+
+def _added(place: Ints, weight: Ints, places: int) -> Ints:
+    """Weights added up by place; exact below 2**53."""
+    return np.bincount(place, weights=weight, minlength=places).astype(np.int64)
+
+
+def _distinct(row: Ints, value: NDArray[np.int32], rows: int) -> Ints:
+    """How many different values each row has."""
+    shifted = value.astype(np.int64) - int(value.min())
+    span = int(shifted.max()) + 1
+    return np.bincount(np.unique(row * span + shifted) // span, minlength=rows).astype(np.int64)

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
+import pandas as pd
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from purgatory.archive.schema import ACCEPTED
 from purgatory.engine import codes
-from purgatory_pipeline.report.quantiles import MILLION, quantile, with_ranks
+from purgatory_pipeline.report.quantiles import MILLION, quantiles
 from purgatory_pipeline.report.tables import SLOW_PRODUCES, STRAGGLERS
 
 APPEND: Final = codes.EVENT_NAMES[codes.LEADER_APPEND]
@@ -25,6 +28,8 @@ LEADERSHIP: Final = codes.EVENT_NAMES[codes.LEADERSHIP]
 
 CAUSES: Final = ("unknown", "told", "left", "leader", "follower")
 """Of an operation over several partitions, the cause that is known best counts."""
+
+HELD: Final = {"median_ms": 500_000, "p99_ms": 990_000, "max_ms": MILLION}
 
 UNKNOWN_REPLICA: Final = -1
 LOOK_BACK_MS: Final = 256
@@ -77,37 +82,31 @@ def held_back(slow: DataFrame, events: DataFrame) -> DataFrame:
     )
 
 
-def slow_produces(held: DataFrame) -> DataFrame:
-    """The table `slow_produces`, from `held_back`."""
-    counted = held.groupBy("cause").agg(
-        F.count(F.lit(1)).alias("operations"), F.sum("waited_ms").alias("waited_total_ms")
-    )
-    everything = F.sum("operations").over(Window.partitionBy(F.lit(0)))
-    return counted.withColumn("share", F.col("operations") / everything).select(*SLOW_PRODUCES.column_names)
+def held_counts(held: DataFrame) -> pd.DataFrame:
+    """Slow produces by topic, `cause`, `replica_id` and `held_ms`, from `held_back`: `waits` and `waited_ms`."""
+    counted = held.groupBy("topic", "cause", "replica_id", "held_ms")
+    return counted.agg(F.count(F.lit(1)).alias("waits"), F.sum("waited_ms").alias("waited_ms")).toPandas()
 
 
-def stragglers(held: DataFrame) -> DataFrame:
-    """The table `stragglers`, from `held_back`: of all topics together (topic null) and of each."""
-    both = F.array(F.lit(None).cast("string"), F.col("topic"))
-    counts = (
-        held.where("replica_id is not null")
-        .withColumn("topic", F.explode(both))
-        .groupBy("topic", "replica_id", "held_ms")
-        .agg(F.count(F.lit(1)).alias("waits"))
-    )
-    of_topic = F.sum("held_back").over(Window.partitionBy("topic"))
-    names = {"median_ms": 500_000, "p99_ms": 990_000, "max_ms": MILLION}
-    return (
-        with_ranks(counts, ["topic", "replica_id"], "held_ms", F.col("waits"))
-        .groupBy("topic", "replica_id")
-        .agg(
-            F.sum("waits").alias("held_back"),
-            F.sum(F.col("waits") * F.col("held_ms")).alias("total_ms"),
-            *(quantile(F.col("held_ms"), F.col("waits") > 0, part).alias(name) for name, part in names.items()),
-        )
-        .withColumn("share", F.col("held_back") / of_topic)
-        .select(*STRAGGLERS.column_names)
-    )
+def slow_produces(counts: pd.DataFrame) -> pa.Table:
+    """The table `slow_produces`, from `held_counts`."""
+    sums = counts.groupby("cause", as_index=False)[["waits", "waited_ms"]].sum()
+    named = sums.rename(columns={"waits": "operations", "waited_ms": "waited_total_ms"})
+    share = named["operations"] / named["operations"].sum()
+    return pa.Table.from_pandas(named.assign(share=share), SLOW_PRODUCES.schema, preserve_index=False)
+
+
+def stragglers(counts: pd.DataFrame) -> pa.Table:
+    """The table `stragglers`, from `held_counts`: of all topics together (topic null) and of each."""
+    known = counts.dropna(subset=["replica_id"])
+    both = pd.concat([known.assign(topic=None), known], ignore_index=True)
+    both = both.assign(total_ms=both["held_ms"] * both["waits"])
+    blamed = both.groupby(["topic", "replica_id"], dropna=False)
+    rows = blamed[["waits", "total_ms"]].sum().reset_index().rename(columns={"waits": "held_back"})
+    held_ms, waits = (both[name].to_numpy(np.int64) for name in ("held_ms", "waits"))
+    found = quantiles(blamed.ngroup().to_numpy(), held_ms, waits, len(rows), HELD)
+    share = rows["held_back"] / rows.groupby("topic", dropna=False)["held_back"].transform("sum")
+    return pa.Table.from_pandas(rows.assign(**found, share=share), STRAGGLERS.schema, preserve_index=False)
 
 
 def _told(applied: DataFrame) -> DataFrame:

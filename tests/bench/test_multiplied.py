@@ -1,0 +1,54 @@
+"""A history that is written again on the days that follow is an archive like any other."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from purgatory_pipeline.archive import Archive, find_archive, read_runs
+
+from bench.multiplied import multiply
+from bench.report import operations_in
+from purgatory.archive import schema
+from tests.pipeline.histories import START, small_history
+
+
+@pytest.fixture
+def archives(tmp_path: Path) -> tuple[Archive, Archive]:
+    """A small history of one run, and the same three times."""
+    once, thrice = tmp_path / "once", tmp_path / "thrice"
+    history = small_history()
+    for row in history.rows[schema.OUTCOMES]:
+        row.update(required_offset=1, reached_offset=1, log_start_offset=0)  # the daemon's code demands them
+    history.write(once)
+    plan = {"operations": 2, "runs": 1, "duration_ms": 3_600_000}
+    (once / "_truth").mkdir()
+    (once / "_truth" / "truth.json").write_text(json.dumps({"plan": plan, "planted": {}}), "utf-8")
+    multiply(once, thrice, 3)
+    assert operations_in(thrice) == 6
+    return find_archive(str(once)), find_archive(str(thrice))
+
+
+def test_each_run_is_there_on_each_day(archives: tuple[Archive, Archive]) -> None:
+    """Three runs of other names, each with all rows, a day after the one before; nothing is set aside."""
+    once, thrice = archives
+    assert thrice.set_aside == ()
+    assert thrice.leftovers == 0
+    assert thrice.run_ids() == [f"{run}-{day:03d}" for run in once.run_ids() for day in (1, 2, 3)]
+    for table in schema.TABLES:
+        assert thrice.rows(table) == 3 * once.rows(table)
+    first = [
+        min(file.first_at for file in thrice.used if file.run_id == run and file.first_at) for run in thrice.run_ids()
+    ]
+    assert [at - first[0] for at in first] == [timedelta(days=day) for day in range(3)]
+    assert first[0] - START < timedelta(hours=1)
+    assert len(read_runs(thrice)) == 3
+
+
+def test_what_is_there_is_not_written_over(tmp_path: Path) -> None:
+    """A folder with files in it is refused before anything is read."""
+    (tmp_path / "there").touch()
+    with pytest.raises(FileExistsError, match="has files in it"):
+        multiply(tmp_path / "nowhere", tmp_path, 2)
