@@ -2,9 +2,8 @@
 
     python -m bench.report_sql ARCHIVE DIR    # makes the tables and writes each as Parquet and as CSV
 
-Views lie over the archive's files. Each table has the columns of `purgatory_pipeline.report.tables`, but for shares and
-rates, which follow from the counts. `curve`, `timeouts` and `topic_windows` are what advice and anomalies are made of;
-`account` is what `check` tells of rows, clocks and repeated operations.
+Views lie over the archive's files. Each table has the columns of `purgatory_pipeline.report.tables`; `advice` lacks the
+sentence. `account` is what `check` tells of rows, clocks and repeated operations.
 """
 
 from __future__ import annotations
@@ -15,10 +14,12 @@ from typing import Final
 
 import duckdb
 
+from bench.report_sql_advice import ADVICE, anomalies
+
 WINDOW_MS: Final = 3_600_000
 TABLES: Final = (
-    "account", "repeated", "groups", "topics", "windows", "topic_windows", "hot_keys", "backlog", "curve", "timeouts",
-    "slow_produces", "stragglers",
+    "account", "repeated", "groups", "topics", "windows", "hot_keys", "backlog", "slow_produces", "stragglers",
+    "advice", "timeouts", "survival", "anomalies",
 )  # fmt: skip
 COUNTS: Final = (
     "registered", "refused", "ended", "satisfied", "failed", "expired", "cancelled", "shutting_down", "unfinished",
@@ -34,6 +35,8 @@ WAITS: Final = {
     "lateness_p50_ms": "any_value(lateness)[1]",
     "lateness_p99_ms": "any_value(lateness)[2]",
     "lateness_max_ms": "any_value(lateness)[3]",
+    "completion_rate": "sum(satisfied) / nullif(sum(ended), 0)",
+    "expiry_rate": "sum(expired) / nullif(sum(ended), 0)",
 }
 """Where a column comes from: at most one of the rows that are put together has it."""
 
@@ -65,13 +68,9 @@ def make_tables(connection: duckdb.DuckDBPyConnection, window_ms: int, slow_shar
         ("topic_windows", "window_start, topic, kind", "item = 0"),
     ):
         connection.execute(roll_up(name, keys, of, window_ms))
-    connection.execute(HOT_KEYS.format(top=top))
-    connection.execute(BACKLOG)
-    connection.execute(CURVE)
-    connection.execute(SLOW.format(share=1 - slow_share))
-    connection.execute(REACHED)
-    connection.execute(HELD)
-    connection.execute(STRAGGLERS)
+    hot_keys, slow = HOT_KEYS.format(top=top), SLOW.format(share=1 - slow_share)
+    for made in (PARTITIONS, hot_keys, BACKLOG, CURVE, slow, REACHED, HELD, STRAGGLERS, *ADVICE, anomalies(window_ms)):
+        connection.execute(made)
 
 
 def main() -> None:
@@ -163,45 +162,59 @@ def roll_up(name: str, keys: str, of: str, window_ms: int) -> str:
     """  # noqa: S608
 
 
+PARTITIONS: Final = """
+CREATE OR REPLACE TEMP TABLE topics AS
+SELECT * FROM topics JOIN (SELECT topic, kind, count(DISTINCT partition) AS partitions FROM groups GROUP BY ALL)
+USING (topic, kind)
+"""
+
 HOT_KEYS: Final = """
 CREATE OR REPLACE TEMP TABLE hot_keys AS
 WITH counted AS (
     SELECT topic, partition, kind, count(*) AS waits, sum(waited_ms)::BIGINT AS waited_total_ms
     FROM outcomes GROUP BY ALL
 )
-(SELECT 'waits' AS "by", row_number() OVER (ORDER BY waits DESC, topic, partition, kind) AS rank, * FROM counted
- QUALIFY rank <= {top})
+(SELECT 'waits' AS "by", row_number() OVER (ORDER BY waits DESC, topic, partition, kind) AS rank, *,
+    waits / sum(waits) OVER () AS share
+ FROM counted QUALIFY rank <= {top})
 UNION ALL
-(SELECT 'waited', row_number() OVER (ORDER BY waited_total_ms DESC, topic, partition, kind) AS rank, * FROM counted
- QUALIFY rank <= {top})
+(SELECT 'waited', row_number() OVER (ORDER BY waited_total_ms DESC, topic, partition, kind) AS rank, *,
+    waited_total_ms / greatest(sum(waited_total_ms) OVER (), 1) AS share
+ FROM counted QUALIFY rank <= {top})
 """
 
 BACKLOG: Final = """
 CREATE OR REPLACE TEMP TABLE backlog AS
 WITH steps AS (
-    SELECT run_id, topic, partition, kind, time_ms - waited_ms AS time_ms, 1 AS step FROM outcomes WHERE waited_ms > 0
+    SELECT run_id, topic, partition, kind, time_ms - waited_ms AS time_ms, 1 AS step,
+        epoch_ms("at") - waited_ms AS at_ms
+    FROM outcomes WHERE waited_ms > 0
     UNION ALL
-    SELECT run_id, topic, partition, kind, time_ms, -1 FROM outcomes WHERE waited_ms > 0
+    SELECT run_id, topic, partition, kind, time_ms, -1, epoch_ms("at") FROM outcomes WHERE waited_ms > 0
     UNION ALL
-    SELECT run_id, topic, partition, kind, time_ms, 1 FROM unfinished WHERE waited_ms IS NOT NULL
+    SELECT run_id, topic, partition, kind, time_ms, 1, epoch_ms("at") FROM unfinished WHERE waited_ms IS NOT NULL
 ), nets AS (
-    SELECT run_id, topic, partition, kind, time_ms, sum(step)::BIGINT AS step FROM steps GROUP BY ALL
+    SELECT run_id, topic, partition, kind, time_ms, sum(step)::BIGINT AS step, min(at_ms) AS at_ms FROM steps
+    GROUP BY ALL
 ), pending AS (
-    SELECT topic, partition, kind,
-        sum(step) OVER (PARTITION BY run_id, topic, partition, kind ORDER BY time_ms) AS pending
+    SELECT run_id, topic, partition, kind, at_ms,
+        (sum(step) OVER (PARTITION BY run_id, topic, partition, kind ORDER BY time_ms))::BIGINT AS pending
     FROM nets
+), best AS (
+    SELECT topic, partition, kind, max(pending) AS deepest, max((pending << 42) - at_ms) AS score,
+        arg_max(run_id, (pending << 42) - at_ms) AS run_id
+    FROM pending WHERE pending > 0 GROUP BY ALL
 )
-SELECT topic, partition, kind, max(pending)::BIGINT AS deepest FROM pending
-GROUP BY ALL HAVING max(pending) > 0
+SELECT topic, partition, kind, deepest, run_id, make_timestamptz(((deepest << 42) - score) * 1000) AS "at" FROM best
 """
 
 CURVE: Final = """
-CREATE OR REPLACE TEMP TABLE timeouts AS
+CREATE OR REPLACE TEMP TABLE timeouts_used AS
 SELECT topic, kind, timeout_ms, count(*) AS operations FROM registrations
 WHERE item = 0 AND refusal_code = 0 GROUP BY ALL;
 CREATE OR REPLACE TEMP TABLE curve AS
 SELECT topic, kind, waited_ms, count(*) FILTER (outcome = 'satisfied') AS satisfied,
-    count(*) FILTER (outcome <> 'satisfied') AS others
+    count(*) FILTER (outcome = 'expired') AS expired, count(*) FILTER (outcome <> 'satisfied') AS others
 FROM (
     SELECT topic, kind, waited_ms, outcome FROM outcomes WHERE item = 0
     UNION ALL SELECT topic, kind, waited_ms, 'unfinished' FROM unfinished WHERE item = 0 AND waited_ms IS NOT NULL
@@ -291,10 +304,13 @@ QUALIFY row_number() OVER (
 
 STRAGGLERS: Final = """
 CREATE OR REPLACE TEMP TABLE slow_produces AS
-SELECT cause, count(*) AS operations, sum(waited_ms)::BIGINT AS waited_total_ms FROM held GROUP BY ALL;
+SELECT cause, count(*) AS operations, sum(waited_ms)::BIGINT AS waited_total_ms,
+    count(*) / sum(count(*)) OVER () AS share
+FROM held GROUP BY ALL;
 CREATE OR REPLACE TEMP TABLE stragglers AS
 SELECT topic, replica_id, count(*) AS held_back, sum(held_ms)::BIGINT AS total_ms,
-    quantile_disc(held_ms, 0.5) AS median_ms, quantile_disc(held_ms, 0.99) AS p99_ms, max(held_ms) AS max_ms
+    quantile_disc(held_ms, 0.5) AS median_ms, quantile_disc(held_ms, 0.99) AS p99_ms, max(held_ms) AS max_ms,
+    count(*) / sum(count(*)) OVER (PARTITION BY topic) AS share
 FROM held WHERE replica_id IS NOT NULL GROUP BY GROUPING SETS ((topic, replica_id), (replica_id))
 """
 
