@@ -13,7 +13,9 @@ RUN python -m venv tools \
 RUN python -m venv /opt/purgatory
 COPY . .
 # PURGATORY_BUILD=compiled: an image with an uncompiled engine is not worth having.
-RUN PURGATORY_BUILD=compiled tools/bin/python -m pip wheel -q --no-build-isolation --no-deps -w wheels . \
+# Twice: to be watched at work, and by what was seen.
+RUN export PURGATORY_BUILD=compiled && tools/bin/python setup.py -q profile \
+    && tools/bin/python -m pip wheel -q --no-build-isolation --no-deps -w wheels . \
     && /opt/purgatory/bin/python -m pip install -q --no-cache-dir -c constraints.txt \
        "$(echo wheels/purgatory-*.whl)[server]"
 

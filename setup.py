@@ -5,12 +5,15 @@ PURGATORY_BUILD=compiled   fail where it cannot be compiled
 not set                    compile; where there is no C compiler, go on uncompiled and say so
 
 `python setup.py stubs` generates the stubs, `python setup.py build_ext --inplace` compiles the engine in the tree.
+`python setup.py profile` (gcc only) watches the engine at work; what is compiled afterwards is laid out for that.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,8 +32,14 @@ GROUP = "purgatory_engine"
 SHARED_LIBRARY = f"{GROUP}__mypyc"
 """All compiled modules are in this one. mypyc derives their __file__ from its place, which must be the top level."""
 
-INLINING = ["-fno-semantic-interposition"] if os.name == "posix" else []
+INLINING = ["-fno-semantic-interposition", "-fvisibility=hidden"] if os.name == "posix" else []
 """Nobody replaces a function of the library by one of the same name, so the C compiler may inline them."""
+
+PROFILE = ROOT / "build" / "profile"
+WATCHED = [f"-fprofile-generate={PROFILE}", "-fprofile-update=single"]
+BY_PROFILE = [f"-fprofile-use={PROFILE}", "-fprofile-partial-training", "-Wno-missing-profile", "-Wno-coverage-mismatch"]
+TRAINING = ("engine-register-complete", "engine-expire", "daemon-columns", "wheel")
+TRAINING_OPERATIONS = 20_000
 
 GENERATED_DOCSTRING = '"""The wire: generated from proto/purgatory/v1/ by the build, never edited, not committed."""\n'
 
@@ -102,6 +111,27 @@ class Stubs(Command):
         generate_stubs()
 
 
+class Profile(Command):
+    """`python setup.py profile`: compiles the engine in the tree to be watched, and puts it to work."""
+
+    description = "make a profile by which the engine is compiled from then on"
+    user_options: ClassVar[list[tuple[str, str | None, str]]] = []
+
+    def initialize_options(self) -> None: ...
+
+    def finalize_options(self) -> None: ...
+
+    def run(self) -> None:
+        shutil.rmtree(PROFILE, ignore_errors=True)
+        BuildEngine.profiling = WATCHED
+        self.reinitialize_command("build_ext", inplace=True, force=True)
+        self.run_command("build_ext")
+        for workload in TRAINING:
+            subprocess.run(
+                [sys.executable, "-m", "bench.counted", workload, str(TRAINING_OPERATIONS)], cwd=ROOT, check=True
+            )
+
+
 class EngineDistribution(Distribution):
     """A distribution that has compiled modules, although only `BuildEngine` finds out which."""
 
@@ -111,6 +141,8 @@ class EngineDistribution(Distribution):
 
 class BuildEngine(build_ext):
     """Compiles purgatory/engine as one group. It is all or nothing: half-compiled modules would not import."""
+
+    profiling: ClassVar[list[str]] = BY_PROFILE if PROFILE.exists() else []
 
     def run(self) -> None:
         build = os.environ.get("PURGATORY_BUILD", "")
@@ -133,7 +165,8 @@ class BuildEngine(build_ext):
         modules = sorted(str(path.relative_to(ROOT)) for path in ENGINE.glob("*.py") if path.name != "__init__.py")
         extensions = mypycify(modules, opt_level="3", debug_level="0", group_name=GROUP, target_dir=self.build_temp)
         for extension in extensions:
-            extension.extra_compile_args += INLINING
+            extension.extra_compile_args += INLINING + self.profiling
+            extension.extra_link_args += self.profiling
         self.distribution.ext_modules = extensions
         self.swig_opts = None  # a list since it was finalised before, which cannot be read again
         self.finalize_options()
@@ -154,7 +187,7 @@ if __name__ == "__main__":
         generate_stubs()
     try:
         setup(
-            cmdclass={"build_ext": BuildEngine, "stubs": Stubs},
+            cmdclass={"build_ext": BuildEngine, "profile": Profile, "stubs": Stubs},
             distclass=EngineDistribution,
             # Only a name, so that an editable install finds it later too; BuildEngine says what is in it.
             ext_modules=[Extension(SHARED_LIBRARY, [])],
