@@ -63,16 +63,14 @@ def _handler(descriptor: MethodDescriptor, method: Method, calls: UnaryCalls) ->
     request_type = GetMessageClass(descriptor.input_type)
     response_type = GetMessageClass(descriptor.output_type)
     many_in, many_out = descriptor.client_streaming, descriptor.server_streaming
-    make = {
-        (False, False): grpc.unary_unary_rpc_method_handler,
-        (False, True): grpc.unary_stream_rpc_method_handler,
-        (True, True): grpc.stream_stream_rpc_method_handler,
-    }[many_in, many_out]
+    assert many_out or not many_in, f"{descriptor.full_name} answers a stream with one message"
+    make = grpc.stream_stream_rpc_method_handler if many_out else grpc.unary_unary_rpc_method_handler
     if inspect.isasyncgenfunction(method):
         method = _writing(method)
-    counted = contextlib.nullcontext() if many_out else calls
+    if many_out:
+        method = _reading(method) if many_in else _reading_one(method)
     return make(
-        _stream_method(method) if many_in else _unary_method(method, counted),
+        _refusing(method, contextlib.nullcontext() if many_out else calls),
         request_deserializer=_decoder(request_type),
         response_serializer=_encoder(response_type) if many_out else response_type.SerializeToString,
     )
@@ -98,7 +96,7 @@ def _encoder(message_type: type[Message]) -> Callable[[Message | bytes], bytes]:
     return encoded
 
 
-def _unary_method(method: Method, counted: contextlib.AbstractContextManager[None]) -> Method:
+def _refusing(method: Method, counted: contextlib.AbstractContextManager[None]) -> Method:
     async def call(request: Message | Undecodable, context: Context) -> Message | None:
         with counted:
             try:
@@ -114,12 +112,23 @@ def _unary_method(method: Method, counted: contextlib.AbstractContextManager[Non
     return call
 
 
-def _stream_method(method: Method) -> Method:
+def _reading(method: Method) -> Method:
+    """A method that is given the messages of its stream."""
+
     async def call(_requests: object, context: Context) -> None:
-        try:
-            await method(Requests(context), context)
-        except CallRefused as refused:
-            _refuse(context, refused)
+        await method(Requests(context), context)
+
+    return call
+
+
+def _reading_one(method: Method) -> Method:
+    """A method of one request that answers with many messages. It is read like those of a stream: see `Requests`."""
+
+    async def call(_requests: object, context: Context) -> None:
+        request = await anext(Requests(context), None)
+        if request is None:
+            raise invalid_argument("request", "was not sent")
+        await method(request, context)
 
     return call
 

@@ -244,6 +244,17 @@ async def test_callers_that_go_cancel_no_read() -> None:
     assert reported == []
 
 
+async def test_callers_that_send_no_request_are_refused() -> None:
+    """A method of one request that answers with many messages says what is missing, and one whose caller has gone
+    before it was read leaves nothing: it is read like a stream.
+    """
+    async with serving() as served:
+        call = served.channel.stream_stream("/purgatory.v1.PurgatoryService/StreamResults")()
+        await call.done_writing()
+        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert await call.details() == "request: was not sent"
+
+
 async def test_aborted_health_checks_leave_no_request_behind() -> None:
     """What gRPC's own servicer aborts is gone too, its request with it."""
     server = grpc.aio.server()
