@@ -81,7 +81,7 @@ class EventRows:
         """The dictionary of partitions and that of keys as one; where an event points outside its own, no name."""
         stop = receipt.next_index
         if not receipt.refusals and not batch.keys:
-            self._names.add_places(batch.partitions, _sliced(batch.item_indexes, start, stop), stop - start)
+            self._names.add(batch.partitions, _sliced(batch.item_indexes, start, stop), stop - start)
             return
         partitions = len(batch.partitions)
         names: list[PartitionName] = [*batch.partitions, *keys_as_names(batch.keys)]
@@ -90,7 +90,7 @@ class EventRows:
             place = value_at(batch.item_indexes, row, 0)
             first, length = (partitions, len(batch.keys)) if event_type == KEY_SIGNALLED else (0, partitions)
             places.append(first + place if 0 <= place < length else NAMELESS)
-        self._names.add_places(names, places, stop - start)
+        self._names.add(names, places, stop - start)
 
     def take(self) -> pa.RecordBatch:
         """All that was gathered, as rows. There must be some."""

@@ -318,6 +318,9 @@ def as_written(table: str, field: pa.Field) -> pa.Field:
 
 def by_hour(rows: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
     """Rows cut where the hour (since 1970) of `at` changes, nearly always in one piece."""
-    hours = plain(rows.column("at"), np.dtype(np.int64)) // HOUR_MS
+    instants = plain(rows.column("at"), np.dtype(np.int64))
+    if instants.min() // HOUR_MS == instants.max() // HOUR_MS:
+        return [(int(instants[0] // HOUR_MS), rows)]
+    hours = instants // HOUR_MS
     starts = [0, *(np.flatnonzero(np.diff(hours)) + 1).tolist(), len(hours)]
     return [(int(hours[start]), rows.slice(start, stop - start)) for start, stop in pairwise(starts) if stop > start]

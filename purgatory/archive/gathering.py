@@ -1,8 +1,8 @@
 """Gathering columns of several calls before Arrow arrays are made of them: that costs microseconds a column and batch.
 
-A column comes as a list or an array of a value for each operation (or item), as one value for all, or as none. Long
-ones become arrays of their type at once, while they are in the processor's cache; what is the same all over, and what
-is absent, is only counted. No object is made for a row.
+A column comes as a list of a value for each operation (or item), as one value for all, or as none; or, from
+completions, as a buffer of numbers. While it is gathered, it is only put to the others: all of it is read at once when
+it is taken. What is the same for all of a call, and what is absent, is only counted. No object is made for a row.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ __all__ = [
     "keys_as_names",
     "plain",
     "spread",
+    "topic_and_partition",
     "worded",
 ]
 
@@ -42,9 +43,6 @@ INT32_MAX: Final = 2**31 - 1
 
 NAMELESS: Final = -1
 """Place of a row that has no name: it pointed outside its dictionary, and was refused."""
-
-SHORT: Final = 32
-"""Lists up to this length are put together before they become arrays."""
 
 CONSTANT_ROWS: Final = 16_384
 INT32: Final = np.dtype(np.int32)
@@ -89,39 +87,31 @@ class Run:
 
 
 class Column:
-    """One column of several pieces, each added as it came."""
+    """One column of several pieces, each noted as it came."""
 
     __slots__ = ("_blocks", "_dtype", "_rows", "_type")
 
     def __init__(self, arrow_type: pa.DataType) -> None:
         self._type: Final = arrow_type
         self._dtype: Final = np.dtype(arrow_type.to_pandas_dtype())
-        self._blocks: Final[list[Run | list[Any] | npt.NDArray[Any]]] = []
+        self._blocks: Final[list[Run | range | list[Any]]] = []
         self._rows = 0
 
     def add(self, values: Sequence[Any], count: int) -> None:
         """The values of so many more rows: one for each, one for all, or none."""
         self._rows += count
         length = len(values)
-        if length == count > SHORT:
-            first = values[0]
-            is_list = type(values) is list
-            # The same object all over is told from its address; of equal ones the values would have to be read.
-            if is_list and first is values[-1] and values.count(first) == count:
-                self._add_run(first, count)
+        if length == count > 1:
+            last = self._blocks[-1] if self._blocks else None
+            if type(last) is list:
+                last += values
             else:
-                array = packed(values, count, self._dtype) if is_list else np.asarray(values, self._dtype)
-                if array[0] == array[-1] and (array == array[0]).all():
-                    self._add_run(first, count)
-                else:
-                    self._blocks.append(array)
-        elif length == count > 1:
-            self._add_short(values)
+                self._blocks.append(list(values))
         else:
             self._add_run(values[0] if length else None, count)
 
-    def add_array(self, values: npt.NDArray[Any]) -> None:
-        """The same from an array of the column's type."""
+    def add_range(self, values: range) -> None:
+        """The values of more rows, each one more than that before."""
         self._rows += len(values)
         self._blocks.append(values)
 
@@ -133,13 +123,6 @@ class Column:
             last.append(value)
         else:
             self._blocks.append(Run(value, count))
-
-    def _add_short(self, values: Sequence[Any]) -> None:
-        last = self._blocks[-1] if self._blocks else None
-        if type(last) is list:
-            last += values
-        else:
-            self._blocks.append(list(values))
 
     def take(self) -> pa.Array:
         """The gathered column, emptied. What was not given is null."""
@@ -167,8 +150,10 @@ class Column:
         start = 0
         for block in self._blocks:
             stop = start + (block.count if isinstance(block, Run) else len(block))
-            if not isinstance(block, Run):
-                values[start:stop] = block
+            if isinstance(block, list):
+                values[start:stop] = packed(block, len(block), self._dtype)
+            elif isinstance(block, range):
+                values[start:stop] = np.arange(block.start, block.stop)
             elif block.value is not None:
                 values[start:stop] = block.value
             else:
@@ -221,44 +206,51 @@ class Known(dict[Any, int]):
 
 
 class Names:
-    """Topics and partitions (or keys) of rows."""
+    """Topics and partitions (or keys) of rows that point into the dictionaries of their pieces."""
 
-    __slots__ = ("_known", "_places")
+    __slots__ = ("_counts", "_firsts", "_names", "_places")
 
     def __init__(self) -> None:
-        self._known = Known()
-        self._places: Final = Column(pa.int32())
+        self._names: Final[list[tuple[str, int]]] = []
+        """The dictionaries, one after the other."""
+        self._firsts: Final[list[int]] = []
+        """Where each begins."""
+        self._counts: Final[list[int]] = []
+        self._places: Final = Column(pa.int64())
 
-    def add(self, names: Sequence[tuple[str, int]]) -> None:
-        """One more piece: a name for each row."""
-        self._places.add_array(self._places_of(names))
-
-    def add_places(self, names: Sequence[tuple[str, int]], places: Sequence[int], count: int) -> None:
+    def add(self, names: Sequence[tuple[str, int]], places: Sequence[int], count: int) -> None:
         """One more piece: for each row (or for all) its place among the names, by default the first, or NAMELESS."""
-        if len(places) <= 1:
-            place = places[0] if places else 0
-            self._places.add((NAMELESS if place == NAMELESS else self._known[names[place]],), count)
-            return
-        given = packed(places, count, INT64)
-        known = self._places_of(names)
-        if given.min() == NAMELESS:
-            known = np.append(known, np.int32(NAMELESS))  # there it takes the one at the end
-        self._places.add_array(known.take(given))
-
-    def _places_of(self, names: Sequence[tuple[str, int]]) -> npt.NDArray[np.int32]:
-        return packed(map(self._known.__getitem__, names), len(names), INT32)
+        self._firsts.append(len(self._names))
+        self._counts.append(count)
+        self._names.extend(names)
+        self._places.add(places or (0,), count)
 
     def take(self) -> tuple[pa.Array, pa.Array]:
         """The columns `topic` and `partition`, emptied."""
-        words = Known()
-        topics = np.array([*(words[topic] for topic, _ in self._known), 0], np.int32)
-        partitions = np.array([*(partition for _, partition in self._known), 0], np.int64)
         places = self._places.take_array()
-        mask = places == NAMELESS if places.min() == NAMELESS else None
-        topic = worded(arrow(topics.take(places), mask, pa.int32()), list(words))
-        partition = arrow(partitions.clip(-INT32_MAX, INT32_MAX).astype(np.int32).take(places), mask, pa.int32())
-        self._known = Known()
-        return topic, partition
+        nameless = places == NAMELESS
+        places += np.repeat(self._firsts, self._counts)
+        columns = topic_and_partition(self._names, places, nameless if nameless.any() else None)
+        self._names.clear()
+        self._firsts.clear()
+        self._counts.clear()
+        return columns
+
+
+def topic_and_partition(
+    names: Sequence[tuple[str, int]],
+    places: npt.NDArray[np.int64] | None = None,
+    nameless: npt.NDArray[np.bool_] | None = None,
+) -> tuple[pa.Array, pa.Array]:
+    """The columns of these names, or of those at these places among them; null where rows have no name."""
+    known, words = Known(), Known()
+    place_of = packed(map(known.__getitem__, names), len(names), INT32)
+    if places is not None:
+        place_of = np.append(place_of, np.int32(0)).take(places)  # there is one even for rows that have no name
+    topics = np.array([*(words[topic] for topic, _ in known), 0], np.int32)
+    partitions = np.array([*(partition for _, partition in known), 0], np.int64).clip(-INT32_MAX, INT32_MAX)
+    topic = worded(arrow(topics.take(place_of), nameless, pa.int32()), list(words))
+    return topic, arrow(partitions.astype(np.int32).take(place_of), nameless, pa.int32())
 
 
 def keys_as_names(keys: Sequence[str]) -> list[tuple[str, int]]:
@@ -339,5 +331,5 @@ def spread(items: pa.Array, rows: int) -> tuple[pa.Array, pa.Array | None]:
 
 def finish(table: str, columns: dict[str, pa.Array]) -> pa.RecordBatch:
     """A table's record batch from its columns by name."""
-    schema = SCHEMAS[table]
-    return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+    names = SCHEMAS[table].names
+    return pa.RecordBatch.from_arrays([columns[name] for name in names], names)

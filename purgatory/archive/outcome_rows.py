@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -10,19 +11,18 @@ import pyarrow as pa
 from purgatory.archive.gathering import (
     Calls,
     CallStamp,
-    Column,
-    Names,
     Registrant,
     arrow,
     constant,
     finish,
     plain,
     spread,
+    topic_and_partition,
     worded,
 )
 from purgatory.archive.schema import KIND_WORDS, OUTCOME_WORDS, OUTCOMES, SCHEMAS
-from purgatory.engine.codes import EXPIRED, FETCH
-from purgatory.engine.completions import Completions, FetchedPartition
+from purgatory.engine.codes import FETCH
+from purgatory.engine.completions import Completions
 
 __all__ = ["OutcomeRows"]
 
@@ -49,7 +49,6 @@ FETCH_COLUMNS: Final = (
 )  # fmt: skip
 ABSENT_BELOW_ZERO: Final = frozenset({"estimated_remaining_ms", "pace_per_second"})
 """Only what has expired has them; elsewhere completions say -1."""
-ABSENT: Final = (-1,)
 WORDS: Final = {"kind": KIND_WORDS, "outcome": OUTCOME_WORDS}
 
 
@@ -59,48 +58,47 @@ class OutcomeRows:
     def __init__(self) -> None:
         self.rows = 0
         """Gathered so far."""
-        schema = SCHEMAS[OUTCOMES]
-        types = {name: pa.int32() if name in WORDS else schema.field(name).type for name in schema.names}
         self._calls: Final = Calls()
-        self._of_operations: Final = [(name, field, Column(types[name])) for name, field in OPERATION_COLUMNS]
-        self._of_items: Final = [(name, field, Column(types[name])) for name, field in ITEM_COLUMNS]
-        self._names: Final = Names()
-        self._fetched: Final[list[FetchedPartition]] = []
+        self._completions: Final[list[Completions]] = []
 
     def add(self, stamp: CallStamp, registrant: Registrant, completions: Completions) -> None:
         """What a call ended of one registrant's."""
-        operations, rows = len(completions), len(completions.item_partitions)
+        rows = len(completions.item_partitions)
         self.rows += rows
         self._calls.add(stamp, rows, registrant)
-        for _, field, column in self._of_operations:
-            column.add(getattr(completions, field), operations)
-        none_expired = EXPIRED not in completions.outcomes
-        for name, field, column in self._of_items:
-            is_absent = none_expired and name in ABSENT_BELOW_ZERO
-            column.add(ABSENT if is_absent else getattr(completions, field), rows)
-        self._names.add(completions.item_partitions)
-        self._fetched.extend(completions.fetched)
+        self._completions.append(completions)
 
     def take(self) -> pa.RecordBatch:
         """All that was gathered, as rows. There must be some."""
         rows = self.rows
         columns = self._calls.take()
-        of_operations = {name: column.take() for name, _, column in self._of_operations}
+        of_operations = {name: self._joined(name, field) for name, field in OPERATION_COLUMNS}
         columns["item"], operation_of = spread(of_operations["item_count"], rows)
         for name, array in of_operations.items():
             spread_out = array if operation_of is None else array.take(operation_of)
             words = WORDS.get(name)
             columns[name] = spread_out if words is None else worded(spread_out, words)
-        for name, _, column in self._of_items:
-            columns[name] = null_below_zero(column.take()) if name in ABSENT_BELOW_ZERO else column.take()
-        columns["topic"], columns["partition"] = self._names.take()
+        for name, field in ITEM_COLUMNS:
+            column = self._joined(name, field)
+            columns[name] = null_below_zero(column) if name in ABSENT_BELOW_ZERO else column
+        names = chain.from_iterable(completions.item_partitions for completions in self._completions)
+        columns["topic"], columns["partition"] = topic_and_partition(list(names))
         columns |= self._take_fetched(columns["kind"], rows)
+        self._completions.clear()
         self.rows = 0
         return finish(OUTCOMES, columns)
 
+    def _joined(self, name: str, field: str) -> pa.Array:
+        """A column of all completions, from their buffers."""
+        arrow_type = pa.int32() if name in WORDS else SCHEMAS[OUTCOMES].field(name).type
+        given = np.float64 if arrow_type == pa.float64() else np.int64
+        values = np.frombuffer(b"".join([getattr(completions, field) for completions in self._completions]), given)
+        return arrow(values.astype(arrow_type.to_pandas_dtype(), copy=False), None, arrow_type)
+
     def _take_fetched(self, kinds: pa.DictionaryArray, rows: int) -> dict[str, pa.Array]:
         """The columns that only fetches have."""
-        schema, fetched = SCHEMAS[OUTCOMES], self._fetched
+        schema = SCHEMAS[OUTCOMES]
+        fetched = list(chain.from_iterable(completions.fetched for completions in self._completions))
         if not fetched:
             return {name: constant(None, schema.field(name).type, rows) for name in FETCH_COLUMNS}
         is_fetch = plain(kinds.indices, np.dtype(np.int32)) == FETCH
@@ -110,7 +108,6 @@ class OutcomeRows:
             values = np.zeros(rows, dtype=arrow_type.to_pandas_dtype())
             values[is_fetch] = [getattr(part, name) for part in fetched]
             columns[name] = arrow(values, None if is_fetch.all() else ~is_fetch, arrow_type)
-        fetched.clear()
         return columns
 
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 
 from purgatory.archive.gathering import (
@@ -125,7 +124,7 @@ class RegistrationRows:
         self._kinds.add((kind,), rows)
         ids = batch.operation_ids
         if ids[-1] - ids[0] == operations - 1 and not codes:  # ids that were accepted rise
-            self._operation_ids.add_array(np.arange(ids[0], ids[-1] + 1))
+            self._operation_ids.add_range(range(ids[0], ids[-1] + 1))
         else:
             self._operation_ids.add(ids, operations)
         self._timeouts.add(batch.timeouts_ms or (timeout_ms_default,), operations)
@@ -137,10 +136,10 @@ class RegistrationRows:
         self._item_counts.add(batch.item_counts or (1,), operations)
         self._row_counts.add((1,) if bare else batch.item_counts or (1,), operations)
         if bare:
-            self._names.add_places((), (NAMELESS,), rows)
+            self._names.add((), (NAMELESS,), rows)
         else:
             names = keys_as_names(batch.keys) if kind == SIGNAL else batch.partitions
-            self._names.add_places(names, batch.item_indexes, rows)
+            self._names.add(names, batch.item_indexes, rows)
 
     def take(self) -> pa.RecordBatch:
         """All that was gathered, as rows. There must be some."""
