@@ -33,15 +33,16 @@ from purgatory.engine.codes import (
     UNKNOWN_TOPIC_OR_PARTITION,
 )
 from purgatory.engine.columns import value_at
-from purgatory.engine.event_checks import Event, EventChecks, Fault, check_columns, event_at
+from purgatory.engine.event_checks import POSITION_MAX, Event, EventChecks, Fault, check_columns, event_at
 from purgatory.engine.limits import EngineLimits
 from purgatory.engine.names import key_fault, partition_fault
 from purgatory.engine.partition import Partition
-from purgatory.engine.registry import Partitions, SignalKeys
+from purgatory.engine.registry import NamedPartitions, Partitions, SignalKeys
 from purgatory.engine.wakeups import Wakeups
 
 __all__ = ["Events"]
 
+PLAIN: Final = (LEADER_APPEND, FOLLOWER_PROGRESS, HIGH_WATERMARK)
 MOVED: Final = 1
 DEAD: Final = 1
 FENCED: Final = 2
@@ -78,14 +79,18 @@ class Events:
         row = start
         while row < len(batch.types) and row - start + pending.ended_total - ended_at_start < limit:
             before = pending.ended_total
-            self.apply_row(batch, row, now_ms, receipt)
+            self.apply_row(batch, row, now_ms, receipt, None)
             receipt.ended.append(pending.ended_total - before)
             row += 1
         receipt.next_index = row
         return receipt
 
-    def apply_row(self, batch: EventBatch, row: int, now_ms: i64, receipt: EventsReceipt) -> None:
-        """Applies one event of a batch whose columns were checked, or says in the receipt why not."""
+    def apply_row(
+        self, batch: EventBatch, row: int, now_ms: i64, receipt: EventsReceipt, known: NamedPartitions | None
+    ) -> None:
+        """Applies one event of a batch whose columns were checked, or says in the receipt why not. `known` are its
+        partitions, where that is worth while.
+        """
         kind = batch.types[row]
         place = value_at(batch.item_indexes, row, 0)
         names = len(batch.keys) if kind == KEY_SIGNALLED else len(batch.partitions)
@@ -96,26 +101,54 @@ class Events:
             fault = Fault(INVALID_ARGUMENT, "item_index", f"{place} is outside the dictionary of {names}")
         elif kind == KEY_SIGNALLED:
             fault = self._signal(batch.keys[place], value_at(batch.offsets, row, -1), now_ms)
-        elif kind == HIGH_WATERMARK and self._raise_known(batch, row, batch.partitions[place], now_ms, receipt):
+        elif kind in PLAIN and self._apply_plain(
+            batch,
+            row,
+            self.partitions.get(batch.partitions[place]) if known is None else known.at(place),
+            now_ms,
+            receipt,
+        ):
             fault = None
         else:
             fault = self._apply_event(batch.partitions[place], event_at(batch, row), now_ms, receipt)
         if fault is not None:
             receipt.refusals.append(Refusal(row, fault.code, fault.field, fault.message, fault.error_code))
 
-    def _raise_known(self, batch: EventBatch, row: int, name: AsGiven, now_ms: i64, receipt: EventsReceipt) -> bool:
-        """The commonest event, at the least cost: a high watermark nothing speaks against. False: it takes the long
-        way.
+    def _apply_plain(
+        self, batch: EventBatch, row: int, partition: Partition | None, now_ms: i64, receipt: EventsReceipt
+    ) -> bool:
+        """The commonest events, at the least cost: a mark of a known partition that nothing speaks against. False: it
+        takes the long way.
         """
-        partition = self.partitions.get(name)
         offset = value_at(batch.offsets, row, -1)
         if partition is None or partition.storage_failed or not 0 <= offset < OFFSET_MAX:
             return False
         epoch = value_at(batch.leader_epochs, row, -1)
         if epoch not in (-1, partition.leader_epoch):
             return False
-        partition.announced = True
-        if not self._high_watermark(partition, offset, now_ms):
+        kind = batch.types[row]
+        if kind == HIGH_WATERMARK:
+            partition.announced = True
+            changed = self._high_watermark(partition, offset, now_ms)
+        elif kind == LEADER_APPEND:
+            segment = value_at(batch.segment_base_offsets, row, -1)
+            position = value_at(batch.byte_positions, row, -1)
+            if not (-1 <= segment <= offset and -1 <= position < POSITION_MAX):
+                return False
+            if offset >= partition.log_end_offset and partition.positions.fault(offset, segment, position):
+                return False
+            partition.announced = True
+            changed = self._leader_append(partition, offset, segment, position, now_ms)
+        else:
+            replica_id = value_at(batch.replica_ids, row, -1)
+            log_start = value_at(batch.log_start_offsets, row, -1)
+            if replica_id not in partition.replicas or replica_id == partition.leader_id:
+                return False
+            if not -1 <= log_start < OFFSET_MAX:
+                return False
+            partition.announced = True
+            changed = self._follower_progress(partition, replica_id, offset, log_start, now_ms)
+        if not changed:
             partition.unchanged_events += 1
             receipt.unchanged += 1
         return True
@@ -182,9 +215,9 @@ class Events:
         if kind == HIGH_WATERMARK:
             return self._high_watermark(partition, event.offset, now_ms)
         if kind == LEADER_APPEND:
-            return self._leader_append(partition, event, now_ms)
+            return self._leader_append(partition, event.offset, event.segment_base_offset, event.byte_position, now_ms)
         if kind == FOLLOWER_PROGRESS:
-            return self._follower_progress(partition, event, now_ms)
+            return self._follower_progress(partition, event.replica_id, event.offset, event.log_start_offset, now_ms)
         if kind == LAST_STABLE_OFFSET:
             return self._last_stable_offset(partition, event.offset, now_ms)
         if kind == LOG_START_OFFSET:
@@ -216,9 +249,9 @@ class Events:
             self.wakeups.wake(partition, now_ms, fetches_first=False)
         return True
 
-    def _leader_append(self, partition: Partition, event: Event, now_ms: i64) -> bool:
+    def _leader_append(self, partition: Partition, offset: i64, segment: i64, position: i64, now_ms: i64) -> bool:
         had_positions = len(partition.positions) > 0
-        if not partition.append(event.offset, event.segment_base_offset, event.byte_position):
+        if not partition.append(offset, segment, position):
             return False
         partition.recompute_high_watermark(now_ms, self.lag_max_ms)
         if not had_positions and len(partition.positions) > 0:
@@ -226,8 +259,10 @@ class Events:
         self.wakeups.wake(partition, now_ms, fetches_first=False)
         return True
 
-    def _follower_progress(self, partition: Partition, event: Event, now_ms: i64) -> bool:
-        if not partition.follower_progress(event.replica_id, event.offset, event.log_start_offset, now_ms):
+    def _follower_progress(
+        self, partition: Partition, replica_id: int, offset: i64, log_start: i64, now_ms: i64
+    ) -> bool:
+        if not partition.follower_progress(replica_id, offset, log_start, now_ms):
             return False
         self._settle(partition, now_ms, True)
         return True

@@ -254,6 +254,10 @@ class OperationChecks:
 
     def _room_fault(self, columns: OperationColumns, first_item: int, count: int) -> Fault | None:
         """Whether the partitions or keys that the operation would make have room."""
+        known = len(self.partitions.by_name)
+        room = self.keys.room() if columns.kind == SIGNAL else self.limits.partitions_max - known
+        if count <= room:
+            return None
         made = 0
         idle = 0
         for item in range(first_item, first_item + count):
@@ -269,12 +273,12 @@ class OperationChecks:
         if made == 0:
             return None
         if columns.kind == SIGNAL:
-            if made <= self.keys.room() - idle:
+            if made <= room - idle:
                 return None
             return Fault(
                 RESOURCE_EXHAUSTED, "signal.keys", f"{self.keys.keys_max} keys are waited for, the most allowed"
             )
-        if len(self.partitions.by_name) + made <= self.limits.partitions_max:
+        if made <= room:
             return None
         return Fault(
             RESOURCE_EXHAUSTED,

@@ -64,6 +64,8 @@ class Partition:
     def __init__(self, name: AsGiven, index: i64) -> None:
         self.name: Final[AsGiven] = name
         self.index: Final[i64] = index
+        self.is_named = False
+        """Its name leads here."""
         self.announced = False
         """An event has spoken of it; until then it was only mentioned by those who wait."""
         self.removed_error_code: i64 = 0

@@ -13,7 +13,7 @@ from purgatory.engine.codes import OFFSET_MAX, PRODUCE
 from purgatory.engine.event_checks import INT32_MAX
 from purgatory.engine.operation_checks import OPERATION_ID_MAX, OperationColumns
 from purgatory.engine.partition import Partition
-from purgatory.engine.registry import Partitions
+from purgatory.engine.registry import NamedPartitions, Partitions
 
 __all__ = ["PlainRows"]
 
@@ -23,32 +23,23 @@ class PlainRows:
 
     def __init__(self, columns: OperationColumns, partitions: Partitions, timeout_ms_max: int) -> None:
         batch = columns.batch
-        self.there_may_be: Final = columns.kind == PRODUCE and not batch.item_counts and not batch.local_error_codes
+        self.there_may_be: Final = columns.kind == PRODUCE and not batch.local_error_codes
         self._columns: Final = columns
-        self._partitions: Final = partitions
+        self._partitions: Final = NamedPartitions(columns.partitions, partitions)
         self._timeout_ms_max: Final = timeout_ms_max
-        self._found: Final[list[Partition | None]] = [None] * len(columns.partitions)
 
-    def partition(self, row: int, highest_operation_id: int) -> Partition | None:
-        """The partition that an operation names; None where anything about it is unusual.
-
-        What was found stays known while its batch is registered: to forget it takes an event, or the end of all that
-        wait on it.
-        """
+    def partition(self, row: int, item: int, highest_operation_id: int) -> Partition | None:
+        """The partition that an operation names with its only item; None where anything about it is unusual."""
         columns = self._columns
         if not highest_operation_id < columns.operation_ids[row] <= OPERATION_ID_MAX:
             return None
         if not 1 <= columns.timeout_ms(row) <= self._timeout_ms_max:
             return None
-        if not 0 <= columns.offset(row) < OFFSET_MAX:
+        if columns.item_count(row) != 1:
             return None
-        if not -1 <= columns.leader_epoch(row) <= INT32_MAX:
+        if not 0 <= columns.offset(item) < OFFSET_MAX:
             return None
-        place = columns.place(row)
-        if not 0 <= place < len(self._found):
+        if not -1 <= columns.leader_epoch(item) <= INT32_MAX:
             return None
-        found = self._found[place]
-        if found is None:
-            found = self._partitions.get(columns.partitions[place])
-            self._found[place] = found
-        return found
+        place = columns.place(item)
+        return self._partitions.at(place) if 0 <= place < columns.names else None

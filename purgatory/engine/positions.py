@@ -32,6 +32,8 @@ class PositionIndex:
         self.segments: vec[i64] = vec[i64]()
         self.positions: vec[i64] = vec[i64]()
         self.reaches: vec[i64] = vec[i64]()
+        self._found: i64 = 0
+        """Where an offset was found last: the next one is often near."""
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -126,12 +128,17 @@ class PositionIndex:
         high: i64 = len(offsets)
         if high and offsets[high - 1] <= offset:
             return high - 1
+        near = self._found
+        if near < high - 1 and offsets[near] <= offset < offsets[near + 1]:
+            return near
         while high - low > 1:
             middle: i64 = (low + high) // 2
             if offsets[middle] <= offset:
                 low = middle
             else:
                 high = middle
+        if low >= 0:
+            self._found = low
         return low
 
     def reach(self, offset: i64) -> i64:

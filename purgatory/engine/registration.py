@@ -75,7 +75,7 @@ class Registration:
         known_before = int(owner.highest_operation_id)
         first_item = 0
         for row in range(columns.rows):
-            if plain.there_may_be and self._take_plain(owner, columns, plain, row, now_ms):
+            if plain.there_may_be and self.take_plain(owner, columns, plain, row, first_item, now_ms):
                 receipt.accepted += 1
                 first_item += 1
                 continue
@@ -156,12 +156,14 @@ class Registration:
             return False
         return self._wait_for_one(owner, columns, row, place, partition, now_ms)
 
-    def _take_plain(self, owner: Owner, columns: OperationColumns, plain: PlainRows, row: int, now_ms: i64) -> bool:
+    def take_plain(
+        self, owner: Owner, columns: OperationColumns, plain: PlainRows, row: int, item: int, now_ms: i64
+    ) -> bool:
         """The same for a row that needs no other check. False: nothing was done."""
-        partition = plain.partition(row, int(owner.highest_operation_id))
+        partition = plain.partition(row, item, int(owner.highest_operation_id))
         if partition is None or self.pending.count >= self.pending_max:
             return False
-        if not self._wait_for_one(owner, columns, row, row, partition, now_ms):
+        if not self._wait_for_one(owner, columns, row, item, partition, now_ms):
             return False
         owner.highest_operation_id = columns.operation_ids[row]
         return True

@@ -10,7 +10,7 @@ from purgatory.engine.batches import AsGiven, PartitionName
 from purgatory.engine.partition import Partition
 from purgatory.engine.watches import WatchList
 
-__all__ = ["Partitions", "SignalKey", "SignalKeys"]
+__all__ = ["NamedPartitions", "Partitions", "SignalKey", "SignalKeys"]
 
 
 class Partitions:
@@ -30,6 +30,7 @@ class Partitions:
         assert name not in self.by_name, f"partition {name} is known already"
         partition = self._place(name)
         self.by_name[name] = partition
+        partition.is_named = True
         return partition
 
     def make_missing(self, name: AsGiven, error_code: i64) -> Partition:
@@ -60,7 +61,7 @@ class Partitions:
         """
         assert partition.references > 0, f"partition {partition.name} is not held"
         partition.removed_error_code = error_code
-        del self.by_name[partition.name]
+        self._unname(partition)
 
     def hold(self, partition: Partition) -> None:
         """One more item names the partition."""
@@ -75,12 +76,33 @@ class Partitions:
         if partition.removed_error_code != 0:
             self._free_index(partition)
         elif not partition.announced:
-            del self.by_name[partition.name]
+            self._unname(partition)
             self._free_index(partition)
+
+    def _unname(self, partition: Partition) -> None:
+        del self.by_name[partition.name]
+        partition.is_named = False
 
     def _free_index(self, partition: Partition) -> None:
         self.by_index[partition.index] = None
         self._free.append(partition.index)
+
+
+class NamedPartitions:
+    """The partitions that a batch's dictionary names: each is looked up once, as long as its name leads there."""
+
+    def __init__(self, names: list[AsGiven], partitions: Partitions) -> None:
+        self._names: Final = names
+        self._partitions: Final = partitions
+        self._found: Final[list[Partition | None]] = [None] * len(names)
+
+    def at(self, place: int) -> Partition | None:
+        """The partition of the name at a place, if it is known."""
+        found = self._found[place]
+        if found is None or not found.is_named:
+            found = self._partitions.get(self._names[place])
+            self._found[place] = found
+        return found
 
 
 class SignalKey:

@@ -20,7 +20,9 @@ from purgatory.engine.event_checks import check_columns
 from purgatory.engine.events import Events
 from purgatory.engine.look import Look
 from purgatory.engine.operation_checks import OperationColumns
+from purgatory.engine.plain_rows import PlainRows
 from purgatory.engine.registration import Registration
+from purgatory.engine.registry import NamedPartitions
 from purgatory.engine.tables import Owner
 
 __all__ = [
@@ -114,8 +116,10 @@ class TapePlayer:
         """Takes all steps. Raises InvalidBatch before the first one."""
         played = Played()
         kinds = [self._kind_columns(tape, kind) for kind in range(len(KINDS) + 1)]
+        known: NamedPartitions | None = None
         if tape.events is not None:
             check_columns(tape.events)
+            known = NamedPartitions(tape.events.partitions, self._registration.partitions)
         for place, step in enumerate(tape.steps):
             now_ms: i64 = tape.times_ms[place]
             count = tape.counts[place]
@@ -129,7 +133,7 @@ class TapePlayer:
                 self._register(columns, count, now_ms, played)
             elif step == APPLY:
                 assert tape.events is not None, f"step {place} applies events, the tape has none"
-                self._apply(tape.events, count, now_ms, played)
+                self._apply(tape.events, known, count, now_ms, played)
             elif step == EXPIRE:
                 played.not_due += self._expire(count, now_ms)
             elif step in (CANCEL, SHUT_DOWN):
@@ -146,25 +150,28 @@ class TapePlayer:
 
     def _register(self, kind: KindColumns, count: int, now_ms: i64, played: Played) -> None:
         owner = self._owner
-        columns = kind.columns
+        columns, plain = kind.columns, kind.plain
         registration = self._registration
         stop = kind.next_row + count
         while kind.next_row < stop:
             row = kind.next_row
             operation_id = columns.operation_ids[row]
             assert operation_id > owner.highest_operation_id, f"id {operation_id} after {owner.highest_operation_id}"
+            kind.next_row = row + 1
+            if plain.there_may_be and registration.take_plain(owner, columns, plain, row, kind.next_item, now_ms):
+                kind.next_item += 1
+                continue
             owner.highest_operation_id = operation_id
             if registration.checks.fault(columns, row, kind.next_item, self._pending.count) is None:
                 registration.take(owner, columns, row, kind.next_item, now_ms)
             else:
                 played.refused_ids.append(operation_id)
             kind.next_item += columns.item_count(row)
-            kind.next_row = row + 1
 
-    def _apply(self, batch: EventBatch, count: int, now_ms: i64, played: Played) -> None:
+    def _apply(self, batch: EventBatch, known: NamedPartitions | None, count: int, now_ms: i64, played: Played) -> None:
         stop = self._next_event + count
         while self._next_event < stop:
-            self._events.apply_row(batch, self._next_event, now_ms, played.events)
+            self._events.apply_row(batch, self._next_event, now_ms, played.events, known)
             self._next_event += 1
 
     def _expire_due(self, until_ms: i64) -> None:
@@ -220,5 +227,6 @@ class KindColumns:
 
     def __init__(self, kind: int, batch: OperationBatch, registration: Registration) -> None:
         self.columns: Final = OperationColumns(kind, batch, registration.limits.timeout_ms_default)
+        self.plain: Final = PlainRows(self.columns, registration.partitions, registration.limits.timeout_ms_max)
         self.next_row = 0
         self.next_item = 0

@@ -230,6 +230,30 @@ EVENTS = (
         "row - start + pending.ended_total - ended_at_start < limit:",
         "row - start < limit:",
     ),
+    Mutant(
+        "a plain append may go back in its segment",
+        "events",
+        "if offset >= partition.log_end_offset and partition.positions.fault(offset, segment, position):",
+        "if offset >= partition.log_end_offset and partition.positions.fault(offset, -1, -1):",
+    ),
+    Mutant(
+        "a plain append may begin its segment above itself",
+        "events",
+        "if not (-1 <= segment <= offset and",
+        "if not (-1 <= segment < OFFSET_MAX and",
+    ),
+    Mutant(
+        "the leader's own progress is plain",
+        "events",
+        "if replica_id not in partition.replicas or replica_id == partition.leader_id:",
+        "if replica_id == -2:",
+    ),
+    Mutant(
+        "a partition that is gone is still found by its place",
+        "registry",
+        "        partition.is_named = False\n",
+        "",
+    ),
     Mutant("a signal counts once whatever its count", "events", "signal_key.count += count", "signal_key.count += 1"),
     Mutant("a signal wakes nobody", "events", "        self.wakeups.wake_key(signal_key, now_ms)\n", ""),
 )

@@ -120,11 +120,16 @@ ARRIVAL = (
     Mutant(
         "a plain operation may name what the dictionary has not",
         "plain_rows",
-        " < len(self._found):",
-        ":",
+        "if 0 <= place < columns.names else None",
+        "if place < columns.names else None",
     ),
     Mutant("operations with errors of their own are plain", "plain_rows", " and not batch.local_error_codes", ""),
-    Mutant("operations of several items are plain", "plain_rows", " and not batch.item_counts", ""),
+    Mutant(
+        "operations of several items are plain",
+        "plain_rows",
+        "if columns.item_count(row) != 1:",
+        "if columns.item_count(row) < 1:",
+    ),
     Mutant("operations of any kind are plain", "plain_rows", "columns.kind == PRODUCE and ", ""),
     Mutant(
         "one plain operation more than allowed",
@@ -147,14 +152,14 @@ ARRIVAL = (
     Mutant(
         "idle keys that are asked for count as room",
         "operation_checks",
-        "if made <= self.keys.room() - idle:",
-        "if made <= self.keys.room():",
+        "if made <= room - idle:",
+        "if made <= room:",
     ),
     Mutant(
         "one partition less than allowed",
         "operation_checks",
-        "if len(self.partitions.by_name) + made <= self.limits.partitions_max:",
-        "if len(self.partitions.by_name) + made < self.limits.partitions_max:",
+        "else self.limits.partitions_max - known",
+        "else self.limits.partitions_max - known - 1",
     ),
 )
 
