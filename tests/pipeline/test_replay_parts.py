@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from purgatory_pipeline.replay import tally
 from purgatory_pipeline.replay.arrivals import whole_operations
-from purgatory_pipeline.replay.chunk import Chunk, join
+from purgatory_pipeline.replay.chunk import Chunk, join, order_of
 from purgatory_pipeline.replay.connections import ALL_KEYS, Connections
 from purgatory_pipeline.replay.matching import find
 from purgatory_pipeline.replay.packing import pack, unpack
@@ -29,6 +29,12 @@ def column(values: list[int]) -> np.ndarray:
 
 
 # Matching.
+
+
+@given(keys=st.lists(st.one_of(st.integers(-3, 3), INTEGERS), max_size=40))
+def test_numbers_are_put_in_order_and_equal_ones_stay_as_they_were(keys: list[int]) -> None:
+    """The same as a stable sort of their places, however far apart they are."""
+    assert order_of(column(keys)).tolist() == sorted(range(len(keys)), key=keys.__getitem__)
 
 
 @given(KEYS, KEYS)

@@ -88,7 +88,8 @@ class Chunk:
 
     def take(self, rows: Column) -> Chunk:
         """These rows (places, or a mask), in this order."""
-        columns = {name: values[rows] for name, values in self.columns.items()}
+        rows = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+        columns = {name: values.take(rows) for name, values in self.columns.items()}
         if not self.details:
             return Chunk(self.table, columns, self.names)
         at = np.full(len(self), -1, np.int64)
@@ -139,8 +140,24 @@ def join(chunks: Sequence[Chunk]) -> Chunk:
 
 
 def in_order(chunk: Chunk) -> Chunk:
-    """The rows by call; those of one call as they were. Nearly always they are in order already."""
+    """The rows by call; those of one call as they were. Of a daemon's history they are in order already."""
     calls = chunk.columns["call"]
     if bool(np.all(calls[1:] >= calls[:-1])):
         return chunk
-    return chunk.take(np.argsort(calls, kind="stable"))
+    return chunk.take(order_of(calls))
+
+
+def order_of(keys: Column) -> Column:
+    """The places of numbers from the lowest to the highest, equal ones as they were.
+
+    A stable `argsort` at a tenth of its cost: each number is sorted with its place in its lower bits.
+    """
+    if not len(keys):
+        return np.empty(0, np.int64)
+    lowest, bits = int(keys.min()), len(keys).bit_length()
+    if int(keys.max()) - lowest >= 1 << (63 - bits):
+        return np.argsort(keys, kind="stable")
+    packed: Column = ((keys.astype(np.int64) - lowest) << bits) | np.arange(len(keys))
+    packed.sort()
+    packed &= (1 << bits) - 1
+    return packed

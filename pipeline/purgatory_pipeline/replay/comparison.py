@@ -97,9 +97,10 @@ class _Side:
 
     def keep(self, kept: Column, of_items: Column) -> None:
         """Forgets the others."""
-        self.ended = self.ended[kept]
-        self.operations = [values[kept] for values in self.operations]
-        self.items = [values[of_items] for values in self.items]
+        rows, items = np.flatnonzero(kept), np.flatnonzero(of_items)
+        self.ended = self.ended.take(rows)
+        self.operations = [values.take(rows) for values in self.operations]
+        self.items = [values.take(items) for values in self.items]
 
 
 def _grown(values: Column, rows: int) -> Column:

@@ -76,12 +76,13 @@ class OpenOperations:
 
     def keep(self, kept: Column) -> None:
         """Takes out all rows but these."""
-        self.columns = {name: values[kept] for name, values in self.columns.items()}
-        self.recorded = self.recorded[kept]
-        self.recorded_call = self.recorded_call[kept]
-        self.recorded_waited = self.recorded_waited[kept]
+        rows = np.flatnonzero(kept)
+        self.columns = {name: values.take(rows) for name, values in self.columns.items()}
+        self.recorded = self.recorded.take(rows)
+        self.recorded_call = self.recorded_call.take(rows)
+        self.recorded_waited = self.recorded_waited.take(rows)
         for column in (self.outcomes, self.waited):
-            column[:] = [values[kept] for values in column]
+            column[:] = [values.take(rows) for values in column]
         self._old = len(self)
 
 

@@ -173,9 +173,10 @@ def numbers(column: pa.ChunkedArray, default: Any) -> Column | None:  # noqa: AN
         column = column.cast(pa.int8())
     if not column.null_count:
         return np.asarray(column.to_numpy())
+    if not isinstance(default, np.ndarray):
+        return np.asarray(pc.fill_null(column, default).to_numpy())
     filled: Column = np.asarray(pc.fill_null(column, 0).to_numpy())
-    missing: Column = np.asarray(column.is_null().to_numpy())
-    return np.where(missing, default, filled)
+    return np.where(np.asarray(column.is_null().to_numpy()), default, filled)
 
 
 def word_codes(column: pa.ChunkedArray, known: dict[str, int]) -> Column:

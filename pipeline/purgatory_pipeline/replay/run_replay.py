@@ -114,19 +114,20 @@ class RunReplay:
             return
         operations = self._open
         verdicts = [self._verdicts(place) for place in range(len(self._players))]
+        rows = np.flatnonzero(done)
         self._tally.add(
             Ended(
-                operations["kind"][done],
-                operations["topic"][done],
-                operations.recorded[done].astype(np.int64),
-                operations.recorded_waited[done],
-                [outcomes[done].astype(np.int64) for outcomes in operations.outcomes],
-                [waited[done] for waited in operations.waited],
-                [verdict[done] for verdict in verdicts],
+                operations["kind"].take(rows),
+                operations["topic"].take(rows),
+                operations.recorded.take(rows).astype(np.int64),
+                operations.recorded_waited.take(rows),
+                [outcomes.take(rows).astype(np.int64) for outcomes in operations.outcomes],
+                [waited.take(rows) for waited in operations.waited],
+                [verdict.take(rows) for verdict in verdicts],
             )
         )
         if self._rows is not None:
-            self._rows(self._facts.run_id, operations, done, verdicts)
+            self._rows(self._facts.run_id, operations, rows, verdicts)
         kept = ~done
         for comparison in self._comparisons:
             if comparison is not None:

@@ -12,7 +12,7 @@ import numpy as np
 from purgatory.archive.schema import CALL_NAMES, CALLS, CANCEL, CANCEL_KEY, CANCEL_PARTITION, CANCEL_SESSION, SHUT_DOWN
 from purgatory.engine import tape
 from purgatory.engine.codes import SHUTTING_DOWN
-from purgatory_pipeline.replay.chunk import Chunk, Column, Name
+from purgatory_pipeline.replay.chunk import Chunk, Column, Name, order_of
 from purgatory_pipeline.replay.open_operations import OpenOperations
 
 NOTHING: Final = np.empty(0, np.int64)
@@ -43,7 +43,7 @@ def merged(parts: Sequence[Steps], *, by_time: bool) -> tuple[list[int], list[in
     call, time, code, count = (
         np.concatenate([getattr(part, name) for part in parts]) for name in ("call", "time", "code", "count")
     )
-    order = np.lexsort((call, time)) if by_time else np.argsort(call, kind="stable")
+    order = np.lexsort((call, time)) if by_time else order_of(call)
     time, code, count = time[order], code[order], count[order]
     if not len(order):
         return [], [], []

@@ -91,28 +91,28 @@ class _Sums:
     """Sums by a number that says of what."""
 
     def __init__(self) -> None:
-        self._parts: list[tuple[Column, Column, Column]] = []
+        self._parts: list[pa.Table] = []
         self._rows = 0
 
-    def add(self, keys: Column, values: Column | None = None) -> None:
+    def add(self, keys: Column, values: Column) -> None:
         """Counts each key, and adds its values up."""
-        distinct, places, counts = np.unique(keys, return_inverse=True, return_counts=True)
-        totals = np.zeros(len(distinct)) if values is None else np.bincount(places, values, len(distinct))
-        self._parts.append((distinct, counts, totals))
-        self._rows += len(distinct)
+        self._add(pa.table({"key": keys, "count": np.ones(len(keys), np.int64), "total": values}))
         if self._rows > 1_000_000 and len(self._parts) > 1:
             self.take()
 
     def take(self) -> tuple[Column, Column, Column]:
-        """Keys, counts and totals; they stay."""
+        """Keys from the lowest, counts and totals; they stay."""
         if not self._parts:
-            return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
-        keys, counts, totals = (np.concatenate([part[i] for part in self._parts]) for i in range(3))
-        distinct, places = np.unique(keys, return_inverse=True)
-        summed = np.bincount(places, counts), np.bincount(places, totals)
-        self._parts = [(distinct, summed[0].astype(np.int64), summed[1])]
-        self._rows = len(distinct)
-        return self._parts[0]
+            return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64)
+        parts, self._parts, self._rows = self._parts, [], 0
+        self._add(pa.concat_tables(parts))
+        summed = self._parts[0].sort_by("key")
+        return summed["key"].to_numpy(), summed["count"].to_numpy(), summed["total"].to_numpy()
+
+    def _add(self, rows: pa.Table) -> None:
+        summed = rows.group_by("key", use_threads=False).aggregate([("count", "sum"), ("total", "sum")])
+        self._parts.append(summed.rename_columns({"count_sum": "count", "total_sum": "total"}))
+        self._rows += len(summed)
 
 
 _SHAPE: Final = {"player": 10, "kind": 3, "recorded": 3, "replayed": 3, "detail": 16, "topic": 28}
@@ -150,7 +150,7 @@ class Tally:
             fields = _fields(keys)
             fields["player"] = fields["player"] - 1
             fields["topic"] = np.array(topics, object)[fields["topic"]]
-            fields |= {"operations": counts, "waited_ms": np.rint(totals).astype(np.int64)}
+            fields |= {"operations": counts, "waited_ms": totals}
             fields |= {"section": np.full(len(keys), section), "name": np.full(len(keys), "", object)}
             for name in SCHEMA.names:
                 columns[name].append(fields[name])

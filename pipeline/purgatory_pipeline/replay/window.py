@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from purgatory.archive.schema import CALLS, EVENTS, OUTCOMES, REGISTRATIONS
-from purgatory_pipeline.replay.chunk import Chunk, in_order, join
+from purgatory_pipeline.replay.chunk import Chunk, in_order, join, order_of
 
 ROWS_MIN: Final = 150_000
 """A window is closed when so many rows are held: what it costs by itself is then shared by many."""
@@ -107,7 +107,7 @@ class _Merger:
         chunks = list(taken.values())
         times = np.concatenate([chunk.columns["time"] for chunk in chunks])
         calls = np.concatenate([chunk.columns["call"] for chunk in chunks])
-        order = np.argsort(calls, kind="stable")
+        order = order_of(calls)
         in_order_of_calls = times[order]
         highest = np.maximum(np.maximum.accumulate(in_order_of_calls), self._now_ms)
         falls = int(np.count_nonzero(highest != in_order_of_calls))
