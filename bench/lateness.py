@@ -1,14 +1,16 @@
 """How late a wait expires: the daemon's own host and reaper on a real clock, beside bare `call_later` timers.
 
-Both run on uvloop, as the daemon does, and are told of timers at the same rate; neither has a network. Lateness is
-measured with a finer clock than the daemon's, from the very moment of registration: below zero is too early. No wait
-may be; timers are, by up to a millisecond.
+Both are told of timers at the same rate and at any moment, as calls come in from a network, which neither has. Lateness
+is measured with a finer clock than the daemon's, from the very moment of registration: below zero is too early. No wait
+may be, nor is any timer of asyncio's own loop. Those of uvloop, on which the daemon runs, are by up to a millisecond.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import time
+from collections.abc import Callable
 from typing import Final
 
 import uvloop
@@ -28,7 +30,7 @@ from purgatory.service.settings import GcSettings
 from purgatory.service.translate_operations import OperationRun
 
 TURN_S: Final = 0.005
-"""Timers are set in batches, one every so long."""
+"""Timers are set in batches: one within each so long, at a random moment of it."""
 
 TIMEOUT_MS: Final = 100
 HOUR_MS: Final = 3_600_000
@@ -61,6 +63,19 @@ def summary(late_s: list[float]) -> Numbers:
     }
 
 
+async def told(turn: Callable[[], None], seconds: float) -> None:
+    """Calls it on the running loop once within each turn, for so long: another thread says when, as a network would."""
+    loop, moment = asyncio.get_running_loop(), random.Random(1)
+
+    def tell() -> None:
+        start_s = time.monotonic()
+        for number in range(round(seconds / TURN_S)):
+            time.sleep(max(0.0, start_s + (number + moment.random()) * TURN_S - time.monotonic()))
+            loop.call_soon_threadsafe(turn)
+
+    await asyncio.to_thread(tell)
+
+
 def waits(parameters: Parameters) -> Numbers:
     """`rate` waits a second that all expire, beside `pending` that do not, for `seconds`."""
     return uvloop.run(_waits(parameters.integer("rate"), parameters.integer("pending"), parameters.number("seconds")))
@@ -84,9 +99,9 @@ async def _waits(rate: int, pending: int, seconds: float) -> Numbers:
     host.start()
     garbage.tune(GcSettings())
     each = round(rate * TURN_S)
-    loop = asyncio.get_running_loop()
-    next_s, end_s = loop.time(), loop.time() + seconds
-    while next_s < end_s:
+
+    def register() -> None:
+        nonlocal next_id
         ids = range(next_id, next_id + each)
         next_id = ids.stop
         batch = OperationBatch(list(ids), partitions=partitions[:1], offsets=[1], timeouts_ms=[TIMEOUT_MS])
@@ -94,8 +109,8 @@ async def _waits(rate: int, pending: int, seconds: float) -> Numbers:
         watch.due_s.update(dict.fromkeys(ids, due_s))
         host.register(session, [OperationRun(PRODUCE, batch)], [])
         session.acknowledge(session.outbox.last_sequence)
-        next_s += TURN_S
-        await asyncio.sleep(max(0.0, next_s - loop.time()))
+
+    await told(register, seconds)
     while watch.due_s:  # noqa: ASYNC110 - once, at the end
         await asyncio.sleep(TURN_S)
     await host.stop()
@@ -104,7 +119,12 @@ async def _waits(rate: int, pending: int, seconds: float) -> Numbers:
 
 
 def timers(parameters: Parameters) -> Numbers:
-    """The same with one `call_later` for each, and nothing else on the loop."""
+    """The same with one `call_later` for each, and nothing else on asyncio's own loop."""
+    return asyncio.run(_timers(parameters.integer("rate"), parameters.number("seconds")))
+
+
+def uvloop_timers(parameters: Parameters) -> Numbers:
+    """The same on uvloop."""
     return uvloop.run(_timers(parameters.integer("rate"), parameters.number("seconds")))
 
 
@@ -117,18 +137,19 @@ async def _timers(rate: int, seconds: float) -> Numbers:
         late_s.append(time.monotonic() - due_s)
 
     garbage.tune(GcSettings())
-    each = round(rate * TURN_S)
-    next_s, end_s = loop.time(), loop.time() + seconds
-    while next_s < end_s:
+
+    def set_timers() -> None:
+        nonlocal set_count
+        set_count += each
         for _ in range(each):
             loop.call_later(TIMEOUT_MS / 1_000, fire, time.monotonic() + TIMEOUT_MS / 1_000)
-        set_count += each
-        next_s += TURN_S
-        await asyncio.sleep(max(0.0, next_s - loop.time()))
+
+    each = round(rate * TURN_S)
+    await told(set_timers, seconds)
     while len(late_s) < set_count:  # noqa: ASYNC110 - once, at the end
         await asyncio.sleep(TURN_S)
     return summary(late_s)
 
 
 if __name__ == "__main__":
-    serve({"waits": waits, "timers": timers})
+    serve({"waits": waits, "timers": timers, "uvloop-timers": uvloop_timers})

@@ -130,7 +130,10 @@ def lateness(lab: Lab) -> None:
             Figure("service/expiry-lateness/p99", "ms", "p99_ms"),
         ],
         ("daemon", lambda: ours.run("waits", rate=rate, pending=scale.total_pending, seconds=seconds)),
-        {"asyncio": lambda: bare.run("timers", rate=rate, seconds=seconds)},
+        {
+            "asyncio": lambda: bare.run("timers", rate=rate, seconds=seconds),
+            "uvloop": lambda: bare.run("uvloop-timers", rate=rate, seconds=seconds),
+        },
         runs=min(3, scale.runs),
         warm_up=False,
     )

@@ -111,6 +111,7 @@ def test_lateness_is_measured_of_every_timer() -> None:
     for workload, line in (
         (lateness.waits, "rate=1000 pending=100 seconds=0.03"),
         (lateness.timers, "rate=1000 seconds=0.03"),
+        (lateness.uvloop_timers, "rate=1000 seconds=0.03"),
     ):
         numbers = workload(given(line))
         assert numbers["operations"] % 5 == 0
