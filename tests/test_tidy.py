@@ -38,6 +38,7 @@ EXPORTS: dict[str, list[str]] = {
         "Registered",
         "Result",
         "ResultColumns",
+        "Ticket",
         "errors",
         "events",
         "waits",

@@ -7,6 +7,7 @@ from purgatory_client.collecting import Collected
 from purgatory_client.events import AdvanceReceipt, Event
 from purgatory_client.registering import Registered
 from purgatory_client.results import OperationKind, Outcome, PartitionResult, Result, ResultColumns
+from purgatory_client.ticket import Ticket
 
 __all__ = [
     "DEFAULT_ADDRESS",
@@ -21,6 +22,7 @@ __all__ = [
     "Registered",
     "Result",
     "ResultColumns",
+    "Ticket",
     "errors",
     "events",
     "waits",

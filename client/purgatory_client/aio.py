@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Final, Self, TypeVar, Unpack
@@ -24,8 +25,10 @@ from purgatory_client.events import AdvanceReceipt, Event, signalled
 from purgatory_client.many import WaitColumns, key_columns, partition_columns
 from purgatory_client.marks import Marks, events_of
 from purgatory_client.names import partition_name
+from purgatory_client.outbox_file import OutboxFile
 from purgatory_client.registering import Registered, register
 from purgatory_client.results import OperationKind, Result, ResultColumns
+from purgatory_client.ticket import Ticket
 from purgatory_client.waits import ByPartition, Isolation, Name, Wait
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:7440"
@@ -43,6 +46,9 @@ class AsyncClient:
     `name` begins the session's id, so that one finds it in listings. `pending_max`: operations that may be pending in
     this client; more raise LimitExceeded. `give_up_after`: seconds without a connection after which everything pending
     raises Unavailable; None: never. Nothing is connected before the first call. Not to be carried over a fork.
+
+    `outbox`: a file that makes a crash of this program safe (docs/client.md). It has the session's id, so `name` does
+    not count, and what is in it is not given up, so neither does `give_up_after`. Raises OutboxError.
     """
 
     def __init__(
@@ -52,11 +58,16 @@ class AsyncClient:
         name: str = "",
         pending_max: int = 1_000_000,
         give_up_after: float | None = 30.0,
+        outbox: str | os.PathLike[str] | None = None,
     ) -> None:
         self.address: Final = address
         self._give_up_after: Final = give_up_after
         self._session: Final = SessionConnection(
-            address, name=name, pending_max=pending_max, give_up_after=give_up_after
+            address,
+            name=name,
+            pending_max=pending_max,
+            give_up_after=give_up_after,
+            file=None if outbox is None else OutboxFile(outbox),
         )
         self._events: Final = EventStream(lambda: self._stub().AdvanceStream())
         self._advancer: Final = Advancer(self._send_events)
@@ -270,6 +281,39 @@ class AsyncClient:
         batch = key_columns(keys, places, counts, timeouts_ms, item_counts)
         batch.set_signal(any, from_now)
         return await self._wait_many(batch)
+
+    # With an outbox
+
+    async def submit(self, wait: Wait, tag: str = "") -> Ticket:
+        """A wait (made by purgatory_client.waits) that outlives this program. Returns when it is in the outbox.
+
+        It stays there, with its result, until it is confirmed. `tag` is whatever tells the caller what it was for.
+        Raises OutboxUnwritable, LimitExceeded, ClientClosed; nothing is registered then.
+        """
+        return await self._session.keep(wait, tag)
+
+    async def submit_many(self, batch: WaitColumns, tag: str = "") -> Ticket:
+        """As `submit`, for a batch (made by purgatory_client.many) under one tag."""
+        return await self._session.keep(batch, tag)
+
+    async def recovered(self) -> list[Ticket]:
+        """What an earlier client has left unconfirmed in the outbox, in the order of operation ids; it goes on."""
+        return list(self._session.keeper().recovered)
+
+    async def result(self, ticket: Ticket) -> Result:
+        """The result of one wait, when there is one; may be asked for again. Cancelling this call cancels nothing else.
+
+        Raises what the daemon refused it with, ClientClosed, SessionTakenOver.
+        """
+        return await self._session.keeper().result(ticket)
+
+    async def result_many(self, ticket: Ticket) -> ResultColumns:
+        """As `result`, for a batch."""
+        return await self._session.keeper().result_many(ticket)
+
+    async def confirm(self, ticket: Ticket) -> None:
+        """The result has been used: the outbox forgets it. Returns when it is certain not to be recovered again."""
+        await self._session.keeper().confirm(ticket)
 
     # A session apart: registered by one, collected by another
 

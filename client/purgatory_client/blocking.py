@@ -61,10 +61,13 @@ class Client:
         name: str = "",
         pending_max: int = 1_000_000,
         give_up_after: float | None = 30.0,
+        outbox: str | os.PathLike[str] | None = None,
     ) -> None:
         self._pid = os.getpid()
         self._loop: BackgroundLoop = shared_loop()
-        self._client = AsyncClient(address, name=name, pending_max=pending_max, give_up_after=give_up_after)
+        self._client = AsyncClient(
+            address, name=name, pending_max=pending_max, give_up_after=give_up_after, outbox=outbox
+        )
         _open_clients.add(self)
 
     def __enter__(self) -> Self:
@@ -104,6 +107,12 @@ class Client:
     fetch_many = _blocking(AsyncClient.fetch_many)
     delete_records_many = _blocking(AsyncClient.delete_records_many)
     signal_many = _blocking(AsyncClient.signal_many)
+    submit = _blocking(AsyncClient.submit)
+    submit_many = _blocking(AsyncClient.submit_many)
+    recovered = _blocking(AsyncClient.recovered)
+    result = _blocking(AsyncClient.result)
+    result_many = _blocking(AsyncClient.result_many)
+    confirm = _blocking(AsyncClient.confirm)
     register = _blocking(AsyncClient.register)
     results = _iterating(AsyncClient.results)
     advance = _blocking(AsyncClient.advance)

@@ -23,16 +23,20 @@ from purgatory_client.backoff import Backoff
 from purgatory_client.channel import open_channel
 from purgatory_client.errors import (
     ClientClosed,
+    OutboxError,
     ProtocolError,
     PurgatoryClientError,
     SessionTakenOver,
     Unavailable,
     from_rpc_error,
 )
+from purgatory_client.keeper import Keeper
 from purgatory_client.many import WaitColumns
-from purgatory_client.pending import Answer
+from purgatory_client.outbox_file import OutboxFile
+from purgatory_client.pending import settle
 from purgatory_client.results import Result, ResultColumns
 from purgatory_client.session import SessionCore
+from purgatory_client.ticket import Ticket
 from purgatory_client.waits import Wait
 
 Call = grpc.aio.StreamStreamCall[wire.SessionRequest, wire.SessionResponse]
@@ -58,18 +62,25 @@ _log = logging.getLogger(__name__)
 
 
 class SessionConnection:
-    """The session of one client, connected as long as there is something to wait for. Belongs to one event loop."""
+    """The session of one client, connected as long as there is something to wait for. Belongs to one event loop.
 
-    def __init__(self, address: str, *, name: str, pending_max: int, give_up_after: float | None) -> None:
+    With an outbox file there is this session and no other: it is not given up, and what is pending when it is closed
+    stays pending.
+    """
+
+    def __init__(
+        self, address: str, *, name: str, pending_max: int, give_up_after: float | None, file: OutboxFile | None = None
+    ) -> None:
         self._address: Final = address
         self._name: Final = name
         self._pending_max: Final = pending_max
-        self._give_up_after: Final = give_up_after
+        self._give_up_after: Final = give_up_after if file is None else None
         self._backoff: Final = Backoff()
         self._work: Final = asyncio.Event()
         self._changed: Final = asyncio.Event()
         self._opened: Final = asyncio.Event()
-        self._core = self._new_core()
+        self._core = self._new_core() if file is None else SessionCore(file.session_id, pending_max)
+        self._keeper: Final = None if file is None else Keeper(file, self._core, self._something_changed)
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._received_at = 0.0
@@ -101,11 +112,33 @@ class SessionConnection:
         batch.future = asyncio.get_running_loop().create_future()
         return batch.future
 
+    async def keep(self, wait: Wait | WaitColumns, tag: str) -> Ticket:
+        """As `submit`, but it is kept in the outbox until it is confirmed. Returns when it is there."""
+        keeper = self.keeper()
+        self._submit(wait)
+        try:
+            return await keeper.keep(wait, tag)
+        except asyncio.CancelledError:
+            self.cancel(wait)
+            raise
+
     def cancel(self, wait: Wait | WaitColumns) -> None:
         """Nobody waits for it any more: cancel it at the daemon. Its future is left alone."""
         self._core.cancel(wait)
-        self._work.set()
-        self._changed.set()
+        if self._keeper is not None:
+            self._keeper.cancelled(wait)
+        self._something_changed()
+
+    def keeper(self) -> Keeper:
+        """The outbox, with what is in it taken in. Raises OutboxError when there is none."""
+        if self._keeper is None:
+            raise OutboxError("this client has no outbox; make it with outbox=PATH")
+        if self._closed is not None:
+            raise self._closed
+        self._keeper.begin()
+        if self._core.pending:
+            self._start()
+        return self._keeper
 
     async def close(self, finish: bool) -> None:
         """End the session. `finish`: let everything pending end first; else cancel it here and at the daemon."""
@@ -114,11 +147,18 @@ class SessionConnection:
         if self._closed is None:
             self._closed = ClientClosed("the client is closed")
         task, self._task = self._task, None
-        if task is None or task.done():
-            return
+        if task is not None and not task.done():
+            await self._leave(task)
+        if self._keeper is not None:
+            await self._keeper.close()
+
+    async def _leave(self, task: asyncio.Task[None]) -> None:
         for wait in self._core.waiting():
-            self._core.cancel(wait)
-            _settle(wait, ClientClosed("the client was closed while this wait was pending"))
+            if self._keeper is None:
+                self._core.cancel(wait)
+            settle(wait, ClientClosed("the client was closed while this wait was pending"))
+        if self._keeper is not None:
+            self._core.drain()
         self._core.end()
         self._work.set()
         if self._core.opened:
@@ -133,11 +173,22 @@ class SessionConnection:
     def _submit(self, wait: Wait | WaitColumns) -> None:
         if self._closed is not None:
             raise self._closed
-        loop = asyncio.get_running_loop()
-        self._core.submit(wait, loop.time())
+        if self._keeper is not None:
+            self._keeper.begin()
+        self._core.submit(wait, asyncio.get_running_loop().time())
+        if self._keeper is not None:
+            self._keeper.submitted()
         self._work.set()
+        self._start()
+
+    def _start(self) -> None:
         if self._task is None or self._task.done():
-            self._task = loop.create_task(self._run(), name=f"purgatory session {self.session_id}")
+            run = self._run()
+            self._task = asyncio.get_running_loop().create_task(run, name=f"purgatory session {self.session_id}")
+
+    def _something_changed(self) -> None:
+        self._work.set()
+        self._changed.set()
 
     async def _run(self) -> None:
         """Connect again and again, until the session is closed, taken over or given up."""
@@ -168,13 +219,16 @@ class SessionConnection:
             await asyncio.sleep(delay)
 
     def _end_session(self, error: PurgatoryClientError) -> None:
-        """Everything pending ends with `error`; what comes next begins a new session, unless this was taken over."""
-        if isinstance(error, SessionTakenOver):
+        """Everything pending ends with `error`; what comes next begins a new session, unless this was taken over, or
+        there is an outbox.
+        """
+        if isinstance(error, SessionTakenOver) or self._keeper is not None:
             self._closed = error
         pending = self._core.drain()
-        self._core = self._new_core()
+        if self._keeper is None:
+            self._core = self._new_core()
         for wait in pending:
-            _settle(wait, error)
+            settle(wait, error)
         self._changed.set()
 
     async def _connect_once(self) -> str:
@@ -188,10 +242,14 @@ class SessionConnection:
             asyncio.create_task(self._write(call)),
             asyncio.create_task(self._watch()),
         ]
+        if self._keeper is not None:
+            tasks.append(asyncio.create_task(_outcome(self._keeper.connecting())))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             return await self._why(call, [task for task in tasks if task in done])
         finally:
+            if self._keeper is not None:
+                await self._keeper_settled()
             self._core.connection_lost(asyncio.get_running_loop().time())
             self._stop_timer()
             for task in tasks:
@@ -225,13 +283,18 @@ class SessionConnection:
                 return "the daemon ended the stream"
             self._received_at = now = loop.time()
             was_open = self._core.opened
-            for wait, answer in self._core.receive(cast("wire.SessionResponse", message), now):
-                _settle(wait, answer)
+            response = cast("wire.SessionResponse", message)
+            if self._keeper is None:
+                for wait, answer in self._core.receive(response, now):
+                    settle(wait, answer)
+            elif self._keeper.takes(response):
+                self._keeper.arrived(response)
+            else:
+                self._keeper.ended(self._core.receive(response, now))
             if self._core.opened and not was_open:
                 self.connections += 1
                 self._opened.set()
-            self._work.set()
-            self._changed.set()
+            self._something_changed()
 
     async def _write(self, call: Call) -> str:
         loop = asyncio.get_running_loop()
@@ -240,6 +303,8 @@ class SessionConnection:
             message = self._core.next_message(loop.time())
             if message is not None:
                 await call.write(message)
+            elif self._core.ended and self._keeper is not None:
+                return "this client has left"
             elif self._core.ended:
                 await call.done_writing()
                 await loop.create_future()  # the reader will see the end of the stream
@@ -283,18 +348,16 @@ class SessionConnection:
             if self._received_at + silence_max <= loop.time():
                 return f"nothing came for {silence_max:.1f} s"
 
+    async def _keeper_settled(self) -> None:
+        """Returns when no results are under way to the outbox any more."""
+        keeper = self._keeper
+        await self._wait_until(lambda: keeper is None or keeper.settled)
+
     async def _wait_until(self, condition: Callable[[], bool]) -> None:
         while not condition():
             self._changed.clear()
             await self._changed.wait()
 
 
-def _settle(wait: Wait | WaitColumns, answer: Answer) -> None:
-    """Give a wait's future its answer, unless its caller has gone. A second answer is a bug, and raises."""
-    future: asyncio.Future[Answer] | None = wait.future  # type: ignore[assignment]
-    if future is None or future.cancelled():
-        return
-    if isinstance(answer, PurgatoryClientError):
-        future.set_exception(answer)
-    else:
-        future.set_result(answer)
+async def _outcome(future: asyncio.Future[str]) -> str:
+    return await future

@@ -10,6 +10,11 @@
     │   └── StaleEpoch         its leader epoch is older than the partition's (74)
     ├── SessionTakenOver       another client opened a session with the same id
     ├── ClientClosed           the client was closed while the call was waiting, or before it
+    ├── OutboxError            the outbox file cannot be used, or there is none
+    │   ├── OutboxInUse        another client uses it
+    │   ├── OutboxDamaged      it is not as it was written
+    │   ├── OutboxTooNew       a newer version of this package wrote it
+    │   └── OutboxUnwritable   the disk is full or broken, or the file may not be written; nothing was registered
     ├── DaemonError            the daemon failed in a way that is not the caller's fault
     │   └── ProtocolError      it sent something that this client cannot follow
     └── WaitError              raised by `Result.raise_for_outcome()`; `result` is the whole result
@@ -81,6 +86,26 @@ class SessionTakenOver(PurgatoryClientError):
 
 class ClientClosed(PurgatoryClientError):
     """The client was closed while the call was waiting, or before it."""
+
+
+class OutboxError(PurgatoryClientError):
+    """The outbox file cannot be used, or there is none."""
+
+
+class OutboxInUse(OutboxError):
+    """Another client uses the outbox file."""
+
+
+class OutboxDamaged(OutboxError):
+    """The outbox file is not as it was written."""
+
+
+class OutboxTooNew(OutboxError):
+    """A newer version of this package wrote the outbox file."""
+
+
+class OutboxUnwritable(OutboxError):
+    """The outbox file cannot be written or made: a full or broken disk, or missing rights. Nothing was registered."""
 
 
 class DaemonError(PurgatoryClientError):

@@ -6,6 +6,7 @@ of their ids, so what lies above the daemon's highest id is a tail of each.
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice
@@ -35,6 +36,11 @@ class Chunk:
         self.batch = batch
         self.positions = positions
 
+    @property
+    def last_id(self) -> int:
+        """The highest id in it."""
+        return self.waits[-1].operation_id if self.batch is None else self.batch.first_id + self.positions[-1]
+
     def operation_ids(self) -> Iterable[int]:
         """The ids in it, rising."""
         if self.batch is None:
@@ -55,6 +61,14 @@ class PendingTable:
     def start_after(self, operation_id: int) -> None:
         """Give no id up to this one: the daemon knows them already."""
         self._next_id = max(self._next_id, operation_id + 1)
+
+    def restore(self, entry: Wait | WaitColumns) -> None:
+        """Remember what has its ids from an earlier life, in their order."""
+        self.start_after((entry.first_id if isinstance(entry, WaitColumns) else entry.operation_id) - 1)
+        if isinstance(entry, WaitColumns):
+            self.add_batch(entry)
+        else:
+            self.add(entry)
 
     def add(self, wait: Wait) -> None:
         """Give the wait its id and remember it."""
@@ -213,3 +227,14 @@ def batch_chunks(batch: WaitColumns, chunk_max: int, start: int = 0) -> Iterator
     step = max(1, min(chunk_max, ITEMS_PER_CHUNK_MAX // items_each))
     for first in range(0, len(positions), step):
         yield Chunk([], batch, positions[first : first + step])
+
+
+def settle(wait: Wait | WaitColumns, answer: Answer) -> None:
+    """Give a wait's future its answer, unless its caller has gone. A second answer is a bug, and raises."""
+    future: asyncio.Future[Answer] | None = wait.future  # type: ignore[assignment]
+    if future is None or future.cancelled():
+        return
+    if isinstance(answer, PurgatoryClientError):
+        future.set_exception(answer)
+    else:
+        future.set_result(answer)

@@ -13,18 +13,20 @@ again with the daemon's default.
 - A repeated result is dropped by its sequence number, a result nobody waits for any more by its id. So each wait ends
 once.
 - A cancelled wait is forgotten at once here; the daemon is told until it answers.
+- With an outbox (`keep`), ids are given when waits go into its file (`stage`), and only what is written there is sent.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Final
 
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory_client.decode import ResultsArrived, arrived_row, refusal_error
 from purgatory_client.encode import fill_with_many, fill_with_waits
-from purgatory_client.errors import LimitExceeded
+from purgatory_client.errors import LimitExceeded, OutboxError
 from purgatory_client.many import WaitColumns
 from purgatory_client.pending import (
     OPERATIONS_PER_CHUNK_MAX,
@@ -42,6 +44,7 @@ from purgatory_client.waits import Wait
 WINDOW: Final = 8
 """Batches that may be without their receipt at a time."""
 CANCELS_PER_MESSAGE_MAX: Final = 10_000
+OPERATION_ID_MAX: Final = 2**64 - 1
 
 
 class SessionCore:
@@ -68,6 +71,10 @@ class SessionCore:
         self._lost_at = -1.0
         self._sent_at = 0.0
         self._ending = False
+        self._kept = False
+        self._sent_id = 0
+        self.written_id = OPERATION_ID_MAX
+        """With an outbox: the highest id that is in its file. Nothing above it is sent."""
 
     @property
     def pending(self) -> int:
@@ -131,6 +138,53 @@ class SessionCore:
         self._plan.clear()
         return drained
 
+    # What the outbox does
+
+    def keep(self, entries: Sequence[Wait | WaitColumns], next_id: int, now: float) -> None:
+        """There is an outbox, and this is what it holds of the session: all with its ids, in their order."""
+        self._kept = True
+        for entry in entries:
+            self._table.restore(entry)
+        self._table.start_after(next_id - 1)
+        self.written_id = self._sent_id = next_id - 1
+        self._sequence.start_anew()
+        self._lost_at = now
+
+    def replay(self, batch: wire.ResultBatch) -> list[Ended]:
+        """Results that the outbox has kept; returns the waits they ended."""
+        ended: list[Ended] = []
+        for arrived in _arrived(batch):
+            self._table.end(arrived, 0, ended)
+        return ended
+
+    def stage(self) -> list[Wait | WaitColumns]:
+        """Give their ids to all that has gathered, in this order, to be written to the outbox."""
+        planned = len(self._plan)
+        while self._plan_unsent():
+            pass
+        staged: dict[Wait | WaitColumns, None] = {}
+        for chunk in islice(self._plan, planned, None):
+            staged |= dict.fromkeys(chunk.waits) if chunk.batch is None else {chunk.batch: None}
+        return list(staged)
+
+    def withdraw(self, wait: Wait | WaitColumns) -> None:
+        """It could not be written, so it is not sent either; forgotten here."""
+        if isinstance(wait, Wait):
+            self._table.take_single(wait.operation_id)
+        elif self._table.take_batch(wait):
+            self._plan = deque(chunk for chunk in self._plan if chunk.batch is not wait)
+
+    def refused_results(self, receipt: wire.Receipt) -> wire.ResultBatch:
+        """The refusal of a whole batch, of which the daemon keeps no results, as the results that it would have had."""
+        results = wire.ResultBatch()
+        chunk = self._unreceipted.get(receipt.batch_id)
+        for operation_id in chunk.operation_ids() if chunk is not None else ():
+            results.columns.operation_id.append(operation_id)
+            results.columns.refusals.add().CopyFrom(receipt.batch_refusal)
+            results.columns.refusals[-1].operation_id = operation_id
+        results.columns.outcome.append(Outcome.REFUSED.value)
+        return results
+
     # What the connection does
 
     def open_message(self) -> wire.SessionRequest:
@@ -183,6 +237,11 @@ class SessionCore:
 
     def _on_opened(self, opened: wire.SessionOpened, now: float) -> None:
         highest = opened.highest_operation_id
+        if self._kept and highest > self._sent_id:
+            raise OutboxError(
+                f"the daemon knows operations of this session up to {highest}, the outbox has sent only those up to "
+                f"{self._sent_id}: it is an older copy of the file"
+            )
         if self._known and not opened.resumed:
             self._sequence.start_anew()
             self._cancelling.clear()
@@ -213,17 +272,14 @@ class SessionCore:
         return ended
 
     def _on_results(self, message: wire.ResultBatch, now: float) -> list[Ended]:
-        if message.WhichOneof("shape") == "rows":
-            arrived = [arrived_row(row) for row in message.rows.results]
-            skip = self._sequence.arrive(message.first_sequence, len(arrived), now)
-            ended: list[Ended] = []
-            for one in arrived[skip:]:
-                self._table.end(one, 0, ended)
-            return ended
-        columns = ResultsArrived(message.columns)
-        skip = self._sequence.arrive(message.first_sequence, len(columns.operation_ids), now)
-        ended = []
-        self._table.end(columns, skip, ended)
+        arrived = _arrived(message)
+        skip = self._sequence.arrive(message.first_sequence, sum(len(one.operation_ids) for one in arrived), now)
+        ended: list[Ended] = []
+        for one in arrived:
+            count = len(one.operation_ids)
+            if skip < count:
+                self._table.end(one, skip, ended)
+            skip = max(0, skip - count)
         return ended
 
     def _on_cancelled(self, receipt: wire.CancelReceipt) -> None:
@@ -250,17 +306,22 @@ class SessionCore:
         if len(self._unreceipted) >= WINDOW:
             return None
         while True:
-            if not self._plan and not self._plan_unsent():
+            if not self._plan and (self._kept or not self._plan_unsent()):
                 return None
             chunk = self._still_pending(self._plan.popleft())
-            if chunk is not None:
+            if chunk is None:
+                continue
+            if chunk.last_id <= self.written_id:
                 break
+            self._plan.appendleft(chunk)
+            return None
         message = wire.SessionRequest()
         message.register.batch_id = self._next_batch_id
         if chunk.batch is None:
             fill_with_waits(message.register.columns, chunk.waits, self._lost_at, now)
         else:
             fill_with_many(message.register.columns, chunk.batch, chunk.positions, self._lost_at, now)
+        self._sent_id = max(self._sent_id, chunk.last_id)
         self._unreceipted[self._next_batch_id] = chunk
         self._next_batch_id += 1
         return message
@@ -319,3 +380,9 @@ class SessionCore:
         for operation_id in operation_ids:
             self._cancelling[operation_id] = None
             self._cancels.append(operation_id)
+
+
+def _arrived(batch: wire.ResultBatch) -> list[ResultsArrived]:
+    if batch.WhichOneof("shape") == "rows":
+        return [arrived_row(row) for row in batch.rows.results]
+    return [ResultsArrived(batch.columns)]

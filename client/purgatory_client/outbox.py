@@ -1,0 +1,79 @@
+"""Writes to an outbox file in a thread of its own, off the event loop: what gathers during one commit is in the next.
+
+Every method is called on the event loop, and so is `done`, for each item in the order of writing: with what went wrong
+where it could not be written. What was confirmed in vain is tried again with the next commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from purgatory_client.errors import OutboxError, PurgatoryClientError
+from purgatory_client.outbox_file import Confirmed, Item, OutboxFile
+
+Done = Callable[[Sequence[Item], PurgatoryClientError | None], None]
+
+
+class Outbox:
+    """The writer of one file. `start` it before the first write."""
+
+    def __init__(self, file: OutboxFile, done: Done) -> None:
+        self.file: Final = file
+        self._done: Final = done
+        self._queue: Final[queue.SimpleQueue[Item | None]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Starts the thread; `done` will be called on the running loop. Harmless when started already."""
+        if self._thread is None:
+            arguments = (asyncio.get_running_loop(),)
+            self._thread = threading.Thread(target=self._run, args=arguments, name="purgatory outbox", daemon=True)
+            self._thread.start()
+
+    def write(self, item: Item) -> None:
+        """Writes it with the next commit."""
+        self._queue.put(item)
+
+    async def close(self) -> None:
+        """Writes what is left and gives the file free. Harmless when closed already."""
+        if self._thread is not None:
+            self._queue.put(None)
+            await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+            self._thread = None
+        self.file.close()
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        again: list[Item] = []
+        open_ = True
+        while open_:
+            items = [*again, *self._gathered()]
+            if items[-1] is None:
+                open_ = False
+            written = [item for item in items if item is not None]
+            error = self._commit(written) if written else None
+            again = [item for item in written if isinstance(item, Confirmed)] if error is not None else []
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._done, written, error)
+
+    def _gathered(self) -> list[Item | None]:
+        """All that is to be written, once there is something; None, at its end: that was the last."""
+        items = [self._queue.get()]
+        while items[-1] is not None:
+            try:
+                items.append(self._queue.get_nowait())
+            except queue.Empty:
+                break
+        return items
+
+    def _commit(self, items: Sequence[Item]) -> PurgatoryClientError | None:
+        try:
+            self.file.commit(items)
+        except PurgatoryClientError as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - whoever waits for this commit must hear of it
+            return OutboxError(f"writing to {self.file.path} failed: {error!r}")
+        return None

@@ -1,0 +1,341 @@
+"""The outbox file: what one client has registered and not confirmed yet, and the results that have come for it.
+
+SQLite in WAL mode; every commit is synced before it returns. Calls that block: `outbox.py` makes them in a thread.
+
+- `session`: one row, the session's id and the next operation id, which never goes back.
+- `registrations`: a row for each wait or batch of waits that is not confirmed, as it was or will be sent.
+- `results`: a row for each message of results, as it came; it goes when nothing unconfirmed has a result in it.
+
+Each row has a checksum. `FILE-lock` beside it is locked by the process that uses it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+import uuid
+import zlib
+from bisect import bisect_right, insort
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory_client.errors import OutboxDamaged, OutboxError, OutboxInUse, OutboxTooNew, OutboxUnwritable
+
+VERSION: Final = 1
+APPLICATION_ID: Final = 0x50757267
+"""What tells the file from other SQLite files: "Purg"."""
+
+SCHEMA: Final = """
+CREATE TABLE session (session_id TEXT NOT NULL, next_operation_id INTEGER NOT NULL);
+CREATE TABLE registrations (
+    first_operation_id INTEGER PRIMARY KEY,
+    operations INTEGER NOT NULL,
+    is_batch INTEGER NOT NULL,
+    tag TEXT NOT NULL,
+    submitted_time REAL NOT NULL,
+    columns BLOB NOT NULL,
+    checksum INTEGER NOT NULL
+);
+CREATE TABLE results (place INTEGER PRIMARY KEY, batch BLOB NOT NULL, checksum INTEGER NOT NULL);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A wait, or a batch of waits (`is_batch`), as `columns`: an encoded OperationColumns. Wall clock, seconds."""
+
+    first_operation_id: int
+    operations: int
+    is_batch: bool
+    tag: str
+    submitted_time: float
+    columns: bytes
+
+    @property
+    def checksum(self) -> int:
+        """Over all of it."""
+        head = f"{self.first_operation_id} {self.operations} {self.is_batch} {self.tag} {self.submitted_time!r}"
+        return zlib.crc32(self.columns, zlib.crc32(head.encode()))
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """Results have arrived: an encoded ResultBatch."""
+
+    batch: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """The registration with this first id is done with."""
+
+    first_operation_id: int
+
+
+Item: TypeAlias = Registration | Arrived | Confirmed
+"""What is written."""
+
+
+@dataclass(slots=True)
+class _Row:
+    """A registration in the file. `places` are the results rows that have some of its results."""
+
+    operations: int
+    is_batch: bool
+    places: set[int] = field(default_factory=set)
+
+
+class OutboxFile:
+    """An open outbox file. Raises OutboxInUse, OutboxDamaged, OutboxTooNew, OutboxUnwritable."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path: Final = Path(path)
+        self._lock: Final = _locked(self.path)
+        self._rows: Final[dict[int, _Row]] = {}
+        self._batch_ids: Final[list[int]] = []
+        self._holders: Final[dict[int, set[int]]] = {}
+        """For each results row the registrations that have results in it."""
+        self._database: sqlite3.Connection | None = None
+        try:
+            with self._typed_errors():
+                self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def session_id(self) -> str:
+        """The session that all in it belongs to."""
+        return self._session_id
+
+    @property
+    def next_operation_id(self) -> int:
+        """No operation of the session has this id or a higher one."""
+        with self._typed_errors():
+            self._opened()
+        return self._next_operation_id
+
+    def registrations(self) -> list[Registration]:
+        """All that is not confirmed, in the order of ids."""
+        with self._typed_errors():
+            return self._read_registrations(self._opened())
+
+    def results(self) -> list[bytes]:
+        """The results that are kept, in the order in which they came."""
+        with self._typed_errors():
+            return [batch for _, batch in self._read_results(self._opened())]
+
+    def commit(self, items: Sequence[Item]) -> None:
+        """Writes all of it or, when it raises, nothing. Returns when it is safe on the disk."""
+        with self._typed_errors():
+            database = self._opened()
+            database.execute("BEGIN IMMEDIATE")
+            for item in items:
+                if isinstance(item, Registration):
+                    self._add(database, item)
+                elif isinstance(item, Arrived):
+                    self._keep(database, item)
+                else:
+                    self._forget(database, item.first_operation_id)
+            database.execute("UPDATE session SET next_operation_id = ?", (self._next_operation_id,))
+            database.execute("COMMIT")
+
+    def close(self) -> None:
+        """Gives the file free. Harmless when closed already."""
+        self._drop_database()
+        self._lock.close()
+
+    # Opening
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._database is None:
+            self._open()
+        assert self._database is not None, "the outbox is not open"
+        return self._database
+
+    def _open(self) -> None:
+        """Opens the file, makes it if need be, and reads what is in it. After a failed write too: what is known of the
+        file then comes from the file.
+        """
+        self._database = database = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+        database.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = FULL")
+        version = int(database.execute("PRAGMA user_version").fetchone()[0])
+        if version > VERSION:
+            raise OutboxTooNew(f"{self.path} has version {version}, this client knows up to {VERSION}; install a newer")
+        if version == 0:
+            self._make(database)
+        elif int(database.execute("PRAGMA application_id").fetchone()[0]) != APPLICATION_ID:
+            raise OutboxDamaged(f"{self.path} is a SQLite file of something else; give the outbox a path of its own")
+        sessions = database.execute("SELECT session_id, next_operation_id FROM session").fetchall()
+        if len(sessions) != 1:
+            raise OutboxDamaged(f"{self.path} has {len(sessions)} sessions, where there must be one")
+        self._session_id, self._next_operation_id = str(sessions[0][0]), int(sessions[0][1])
+        self._rows.clear()
+        self._batch_ids.clear()
+        self._holders.clear()
+        self._last_place = 0
+        for registration in self._read_registrations(database):
+            self._index(registration)
+        for place, batch in self._read_results(database):
+            self._hold(place, batch)
+
+    def _make(self, database: sqlite3.Connection) -> None:
+        if database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            raise OutboxDamaged(f"{self.path} is a SQLite file of something else; give the outbox a path of its own")
+        database.executescript(
+            f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {VERSION};"
+        )
+        database.execute("INSERT INTO session VALUES (?, 1)", (uuid.uuid4().hex,))
+        database.execute("COMMIT")
+
+    def _read_registrations(self, database: sqlite3.Connection) -> list[Registration]:
+        found = []
+        for row in database.execute("SELECT * FROM registrations ORDER BY first_operation_id"):
+            registration = Registration(row[0], row[1], bool(row[2]), row[3], row[4], row[5])
+            if registration.checksum != row[6]:
+                raise OutboxDamaged(f"{self.path}: the registration of operation {row[0]} is not as it was written")
+            found.append(registration)
+        return found
+
+    def _read_results(self, database: sqlite3.Connection) -> list[tuple[int, bytes]]:
+        found = []
+        for place, batch, checksum in database.execute("SELECT * FROM results ORDER BY place"):
+            if zlib.crc32(batch) != checksum:
+                raise OutboxDamaged(f"{self.path}: results row {place} is not as it was written")
+            found.append((int(place), bytes(batch)))
+        return found
+
+    # Writing
+
+    def _add(self, database: sqlite3.Connection, one: Registration) -> None:
+        values = (one.operations, one.is_batch, one.tag, one.submitted_time, one.columns, one.checksum)
+        database.execute("INSERT INTO registrations VALUES (?, ?, ?, ?, ?, ?, ?)", (one.first_operation_id, *values))
+        self._index(one)
+        self._next_operation_id = max(self._next_operation_id, one.first_operation_id + one.operations)
+
+    def _keep(self, database: sqlite3.Connection, arrived: Arrived) -> None:
+        """Nothing is kept of results that nobody waits for."""
+        place = self._last_place + 1
+        if self._hold(place, arrived.batch):
+            values = (place, arrived.batch, zlib.crc32(arrived.batch))
+            database.execute("INSERT INTO results VALUES (?, ?, ?)", values)
+
+    def _forget(self, database: sqlite3.Connection, first_operation_id: int) -> None:
+        row = self._rows.pop(first_operation_id, None)
+        if row is None:
+            return
+        if row.is_batch:
+            self._batch_ids.remove(first_operation_id)
+        database.execute("DELETE FROM registrations WHERE first_operation_id = ?", (first_operation_id,))
+        for place in row.places:
+            holders = self._holders[place]
+            holders.remove(first_operation_id)
+            if not holders:
+                del self._holders[place]
+                database.execute("DELETE FROM results WHERE place = ?", (place,))
+
+    def _index(self, one: Registration) -> None:
+        self._rows[one.first_operation_id] = _Row(one.operations, one.is_batch)
+        if one.is_batch:
+            insort(self._batch_ids, one.first_operation_id)
+
+    def _hold(self, place: int, batch: bytes) -> bool:
+        """Notes whose results these are. False: nobody's. A wait that has its result needs no other."""
+        holders = self._holders_of(_operation_ids(batch))
+        for first_operation_id in holders:
+            self._rows[first_operation_id].places.add(place)
+        if holders:
+            self._holders[place] = holders
+            self._last_place = place
+        return bool(holders)
+
+    def _holders_of(self, operation_ids: Iterable[int]) -> set[int]:
+        holders = set()
+        for operation_id in operation_ids:
+            row = self._rows.get(operation_id)
+            if row is not None and not row.is_batch:
+                if not row.places:
+                    holders.add(operation_id)
+            elif self._batch_ids:
+                place = bisect_right(self._batch_ids, operation_id) - 1
+                first = self._batch_ids[place]
+                if place >= 0 and operation_id < first + self._rows[first].operations:
+                    holders.add(first)
+        return holders
+
+    # Errors
+
+    def _typed_errors(self) -> _TypedErrors:
+        return _TypedErrors(self)
+
+    def _drop_database(self) -> None:
+        database, self._database = self._database, None
+        if database is not None:
+            database.close()
+
+    def failed(self, error: BaseException) -> OutboxError | None:
+        """Gives up the connection to the file, so that the next call begins with what is in it; the error to raise."""
+        self._drop_database()
+        if not isinstance(error, sqlite3.Error):
+            return None
+        name = getattr(error, "sqlite_errorname", "") or ""
+        if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+            return OutboxDamaged(f"{self.path} is damaged: {error}; set it aside, its waits are still at the daemon")
+        return OutboxUnwritable(f"{self.path} cannot be written: {error} ({name}); nothing was registered")
+
+
+class _TypedErrors:
+    """Turns errors of SQLite within the block into those of this package."""
+
+    def __init__(self, file: OutboxFile) -> None:
+        self._file = file
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            typed = self._file.failed(error)
+            if typed is not None:
+                raise typed from error
+
+
+def _operation_ids(batch: bytes) -> list[int]:
+    message = wire.ResultBatch.FromString(batch)
+    if message.WhichOneof("shape") == "rows":
+        return [row.operation_id for row in message.rows.results]
+    return list(message.columns.operation_id)
+
+
+def _locked(path: Path) -> LockFile:
+    return LockFile(path.with_name(path.name + "-lock"), path)
+
+
+class LockFile:
+    """The lock beside an outbox, with the process id of its holder. The file stays, the lock goes with the process."""
+
+    def __init__(self, path: Path, of: Path) -> None:
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise OutboxUnwritable(f"{of}: {error}") from error
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(self._descriptor, 20, 0).decode("ascii", "replace") or "unknown"
+            self.close()
+            raise OutboxInUse(f"{of} is in use by process {holder}; each client needs an outbox of its own") from error
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, str(os.getpid()).encode(), 0)
+
+    def close(self) -> None:
+        """Gives the lock free. Harmless when it is."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1

@@ -1,0 +1,81 @@
+"""A caller with an outbox, to be killed at any moment: it writes down what it was told, a line for each thing, at once.
+
+`python -m tests.client.outbox_child ADDRESS FOLDER LIFE COUNT`: submits COUNT waits (0: collects only, and ends when
+nothing is left).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from pathlib import Path
+
+from purgatory_client import AsyncClient, Ticket, waits
+from purgatory_client.many import partition_columns
+from purgatory_client.results import OperationKind
+
+PARTITIONS = 4
+OFFSET_MAX = 1_000
+
+
+class Caller:
+    """One life of the caller."""
+
+    def __init__(self, client: AsyncClient, folder: Path, life: int) -> None:
+        self.client = client
+        self.life = life
+        self.random = random.Random(life)
+        self.log = (folder / "caller.log").open("a", encoding="utf-8", buffering=1)
+
+    async def live(self, count: int) -> None:
+        """Collects what was recovered while it submits."""
+        tasks = []
+        for ticket in await self.client.recovered():
+            self.log.write(f"recovered {name_of(ticket)}\n")
+            tasks.append(asyncio.create_task(self.collect(ticket)))
+        for number in range(count):
+            ticket = await self.submit(f"{self.life}-{number}")
+            self.log.write(f"submitted {name_of(ticket)}\n")
+            tasks.append(asyncio.create_task(self.collect(ticket)))
+            if not number % 3:
+                # Nobody asks for the result of this one again: its call is the caller.
+                tasks.append(asyncio.create_task(self.client.produce({"plain-0": 1}, timeout=0.05)))
+        await asyncio.gather(*tasks)
+
+    async def submit(self, tag: str) -> Ticket:
+        """One wait, or a small batch: some are reached, and some are not."""
+        timeout = self.random.choice([0.2, 60.0])
+        offset = self.random.randint(1, OFFSET_MAX if timeout > 1 else OFFSET_MAX * 1_000)
+        partition = f"p-{self.random.randrange(PARTITIONS)}"
+        if self.random.random() < 0.7:
+            return await self.client.submit(waits.produce({partition: offset}, timeout=timeout), tag)
+        offsets = [offset, self.random.randint(1, OFFSET_MAX), offset]
+        limits = [round(timeout * 1_000)]
+        batch = partition_columns(OperationKind.PRODUCE, [partition], None, offsets, limits, None)
+        return await self.client.submit_many(batch, tag)
+
+    async def collect(self, ticket: Ticket) -> None:
+        """Writes down the result before it confirms it, and that it did."""
+        if ticket.is_batch:
+            outcomes = (await self.client.result_many(ticket)).outcomes
+        else:
+            outcomes = [(await self.client.result(ticket)).outcome.value]
+        self.log.write(f"result {name_of(ticket)} {','.join(map(str, outcomes))}\n")
+        await self.client.confirm(ticket)
+        self.log.write(f"confirmed {name_of(ticket)}\n")
+
+
+def name_of(ticket: Ticket) -> str:
+    """Its tag; those of plain calls have none."""
+    return ticket.tag or f"plain-{ticket.operation_id}"
+
+
+async def main(address: str, folder: Path, life: int, count: int) -> None:
+    """One life."""
+    async with AsyncClient(address, outbox=folder / "outbox.db") as client:
+        await Caller(client, folder, life).live(count)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])))

@@ -1,0 +1,258 @@
+"""The outbox file: what was committed is there, whatever happens; what cannot be used says why."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from purgatory_client.errors import OutboxDamaged, OutboxInUse, OutboxTooNew, OutboxUnwritable
+from purgatory_client.outbox_file import Arrived, Confirmed, Item, OutboxFile, Registration
+
+from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.client.test_blocking import environment
+
+
+def registration(first: int, operations: int = 1, tag: str = "", size: int = 5) -> Registration:
+    return Registration(first, operations, operations > 1, tag, 1_700_000_000.25, b"x" * size)
+
+
+def arrived(*operation_ids: int) -> Arrived:
+    batch = wire.ResultBatch(first_sequence=1)
+    batch.columns.operation_id.extend(operation_ids)
+    return Arrived(batch.SerializeToString())
+
+
+def test_what_was_committed_is_there_again(tmp_path: Path) -> None:
+    """The session's id, registrations in the order of ids, results in the order in which they came, and the next id."""
+    file = OutboxFile(tmp_path / "o.db")
+    session_id = file.session_id
+    assert (file.next_operation_id, file.registrations(), file.results()) == (1, [], [])
+    batch, single = registration(1, 3, "batch"), registration(4, tag="ünï")
+    file.commit([batch, single, arrived(4), arrived(2, 3)])
+    file.close()
+    again = OutboxFile(tmp_path / "o.db")
+    assert (again.session_id, again.next_operation_id) == (session_id, 5)
+    assert again.registrations() == [batch, single]
+    assert again.results() == [arrived(4).batch, arrived(2, 3).batch]
+    again.close()
+
+
+def test_results_go_with_the_last_that_needs_them(tmp_path: Path) -> None:
+    """A message of results goes when all it answers is confirmed; one that answers nobody, or again, is not kept."""
+    file = OutboxFile(tmp_path / "o.db")
+    file.commit([registration(1), registration(2), registration(3, 2)])
+    file.commit([arrived(1, 2, 3), arrived(77), arrived(1)])
+    assert len(file.results()) == 1
+    file.commit([Confirmed(1), Confirmed(3), Confirmed(99)])
+    assert [one.first_operation_id for one in file.registrations()] == [2]
+    assert len(file.results()) == 1
+    file.commit([Confirmed(2), arrived(2)])
+    assert (file.registrations(), file.results(), file.next_operation_id) == ([], [], 5)
+    file.close()
+
+
+def test_a_second_client_is_told_who_has_the_file(tmp_path: Path) -> None:
+    """From this process or another: OutboxInUse with the process id; a holder that is killed leaves no lock."""
+    file = OutboxFile(tmp_path / "o.db")
+    with pytest.raises(OutboxInUse, match=f"in use by process {os.getpid()}"):
+        OutboxFile(tmp_path / "o.db")
+    file.close()
+    code = "import sys; from purgatory_client.outbox_file import OutboxFile; file = OutboxFile(sys.argv[1])"
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{code}; print('up', flush=True); input()", str(tmp_path / "o.db")],
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "up\n"
+        with pytest.raises(OutboxInUse, match=f"in use by process {holder.pid}"):
+            OutboxFile(tmp_path / "o.db")
+        holder.kill()
+    OutboxFile(tmp_path / "o.db").close()
+
+
+def test_a_file_that_is_no_outbox_is_refused(tmp_path: Path) -> None:
+    """Text, another program's SQLite file, and a session that is missing: OutboxDamaged, and the file is left alone."""
+    text = tmp_path / "text.db"
+    text.write_text("not a database, and long enough to be looked at as one" * 100)
+    with pytest.raises(OutboxDamaged, match="damaged"):
+        OutboxFile(text)
+    assert text.read_text().startswith("not a database")
+    for version in (0, 1):
+        other = tmp_path / f"other-{version}.db"
+        with sqlite3.connect(other) as database:
+            database.executescript(f"CREATE TABLE t (a); PRAGMA user_version = {version}")
+        database.close()
+        with pytest.raises(OutboxDamaged, match="something else"):
+            OutboxFile(other)
+    empty = tmp_path / "empty.db"
+    OutboxFile(empty).close()
+    with sqlite3.connect(empty) as database:
+        database.execute("DELETE FROM session")
+    database.close()
+    with pytest.raises(OutboxDamaged, match="0 sessions"):
+        OutboxFile(empty)
+
+
+@pytest.mark.parametrize(
+    ("statement", "what"),
+    [
+        ("UPDATE registrations SET columns = x'00' WHERE first_operation_id = 2", "registration of operation 2"),
+        ("UPDATE registrations SET tag = 'other' WHERE first_operation_id = 1", "registration of operation 1"),
+        ("UPDATE results SET batch = x'0801'", "results row 1"),
+    ],
+)
+def test_a_row_that_is_not_as_written_is_named(tmp_path: Path, statement: str, what: str) -> None:
+    """OutboxDamaged with the row; nothing is guessed."""
+    file = OutboxFile(tmp_path / "o.db")
+    file.commit([registration(1), registration(2), arrived(1)])
+    file.close()
+    with sqlite3.connect(tmp_path / "o.db") as database:
+        database.execute(statement)
+    database.close()
+    with pytest.raises(OutboxDamaged, match=what):
+        OutboxFile(tmp_path / "o.db")
+
+
+def test_a_file_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+    """OutboxTooNew, with both versions."""
+    OutboxFile(tmp_path / "o.db").close()
+    with sqlite3.connect(tmp_path / "o.db") as database:
+        database.execute("PRAGMA user_version = 7")
+    database.close()
+    with pytest.raises(OutboxTooNew, match="version 7, this client knows up to 1"):
+        OutboxFile(tmp_path / "o.db")
+
+
+def test_a_full_disk_writes_nothing_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    """A commit that does not fit raises OutboxUnwritable and leaves the file as it was; smaller ones still work."""
+    file = OutboxFile(tmp_path / "o.db")
+    file.commit([registration(1)])
+    limit_pages(file)
+    with pytest.raises(OutboxUnwritable, match="full"):
+        file.commit([registration(2), Confirmed(1), registration(3, size=1_000_000)])
+    assert [one.first_operation_id for one in file.registrations()] == [1]
+    assert file.next_operation_id == 2
+    file.commit([registration(3), arrived(1, 3), Confirmed(1)])
+    file.close()
+    again = OutboxFile(tmp_path / "o.db")
+    assert [one.first_operation_id for one in again.registrations()] == [3]
+    assert len(again.results()) == 1
+    again.close()
+
+
+def limit_pages(file: OutboxFile, pages: int = 20) -> None:
+    """The file must not grow past so many pages, until it is opened anew: what a full disk is to SQLite."""
+    file._opened().execute(f"PRAGMA max_page_count = {pages}")
+
+
+def test_a_folder_that_is_not_there_is_unwritable(tmp_path: Path) -> None:
+    """OutboxUnwritable, not a bare OSError."""
+    with pytest.raises(OutboxUnwritable, match="No such file"):
+        OutboxFile(tmp_path / "nowhere" / "o.db")
+
+
+class OutboxFileMachine(RuleBasedStateMachine):
+    """The file beside two dictionaries, through commits, full disks, crashes (copies of the files) and reopening."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp())
+        self.path = self.folder / "0" / "o.db"
+        self.path.parent.mkdir()
+        self.file = OutboxFile(self.path)
+        self.session_id = self.file.session_id
+        self.next_id = 1
+        self.unconfirmed: dict[int, Registration] = {}
+        self.kept: list[tuple[bytes, set[int]]] = []
+        self.answered: set[int] = set()
+
+    def commit(self, items: list[Item], *, full: bool) -> bool:
+        """Commits, on a full disk or not. True: it is written."""
+        if full:
+            limit_pages(self.file)
+            with pytest.raises(OutboxUnwritable):
+                self.file.commit([*items, registration(10**6, size=1_000_000)])
+            return False
+        self.file.commit(items)
+        return True
+
+    @rule(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=5), tag=st.text(max_size=3), full=st.booleans())
+    def register(self, sizes: list[int], tag: str, full: bool) -> None:
+        """Some registrations in one commit."""
+        made: dict[int, Registration] = {}
+        next_id = self.next_id
+        for size in sizes:
+            made[next_id] = registration(next_id, size, tag)
+            next_id += size
+        if self.commit(list(made.values()), full=full):
+            self.unconfirmed |= made
+            self.next_id = next_id
+
+    @rule(data=st.data(), full=st.booleans())
+    def arrive(self, data: st.DataObject, full: bool) -> None:
+        """Results of some operations, of this session or not."""
+        ids = data.draw(st.sets(st.integers(1, self.next_id + 2), min_size=1, max_size=6))
+        message = arrived(*ids)
+        if not self.commit([message], full=full):
+            return
+        holders = {
+            first
+            for first, one in self.unconfirmed.items()
+            if any(first <= operation_id < first + one.operations for operation_id in ids)
+            and not (not one.is_batch and first in self.answered)
+        }
+        if holders:
+            self.kept.append((message.batch, set(holders)))
+            self.answered |= holders
+
+    @precondition(lambda self: self.unconfirmed)
+    @rule(data=st.data(), full=st.booleans())
+    def confirm(self, data: st.DataObject, full: bool) -> None:
+        """Some are done with."""
+        firsts = data.draw(st.lists(st.sampled_from(sorted(self.unconfirmed)), min_size=1, max_size=3))
+        if not self.commit([Confirmed(first) for first in firsts], full=full):
+            return
+        for first in firsts:
+            self.unconfirmed.pop(first, None)
+            for _, holders in self.kept:
+                holders.discard(first)
+        self.kept = [(batch, holders) for batch, holders in self.kept if holders]
+
+    @rule(crash=st.booleans())
+    def reopen(self, crash: bool) -> None:
+        """The program ends, or dies: then the files are as they are now."""
+        if crash:
+            copied = self.folder / str(int(self.path.parent.name) + 1)
+            shutil.copytree(self.path.parent, copied)
+            self.path = copied / "o.db"
+        self.file.close()
+        self.file = OutboxFile(self.path)
+
+    @invariant()
+    def as_the_model(self) -> None:
+        """The file has what the model has."""
+        assert self.file.session_id == self.session_id
+        assert self.file.next_operation_id == self.next_id
+        assert self.file.registrations() == [self.unconfirmed[first] for first in sorted(self.unconfirmed)]
+        assert self.file.results() == [batch for batch, _ in self.kept]
+
+    def teardown(self) -> None:
+        """Nothing stays behind."""
+        self.file.close()
+        shutil.rmtree(self.folder)
+
+
+TestOutboxFileMachine = pytest.mark.slow(OutboxFileMachine.TestCase)
+TestOutboxFileMachine.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
