@@ -64,7 +64,8 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         connection, opened = self._connect(
             wire.SessionResponse, opening.session_id, opening.last_sequence, opening.columns, expects_heartbeats=True
         )
-        self._answer(connection, wire.SessionResponse(opened=opened))
+        # Not held back until it is durable: it comes before all results, and a later opening says what is known then.
+        connection.send(wire.SessionResponse(opened=opened))
         connection.reader = asyncio.create_task(self._read(requests, connection), name="session reader")
         try:
             await self._write(connection, context)

@@ -30,7 +30,7 @@ class Caller:
 
     async def live(self, count: int) -> None:
         """Collects what was recovered while it submits."""
-        tasks = []
+        tasks: list[asyncio.Task[object]] = []
         for ticket in await self.client.recovered():
             self.log.write(f"recovered {name_of(ticket)}\n")
             tasks.append(asyncio.create_task(self.collect(ticket)))

@@ -49,16 +49,21 @@ def run(shared_daemon: DaemonProcess) -> Run:
     """Runs `purgatory` with these arguments against the shared daemon."""
 
     def call(*arguments: str, address: str = shared_daemon.address) -> Answer:
-        return subprocess.run(
-            [*PROGRAM, *arguments],
-            env={**environment(), "PURGATORY_ADDRESS": address},
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-            check=False,
-        )
+        return purgatory(*arguments, address=address)
 
     return call
+
+
+def purgatory(*arguments: str, address: str) -> Answer:
+    """Runs `purgatory` with these arguments."""
+    return subprocess.run(
+        [*PROGRAM, *arguments],
+        env={**environment(), "PURGATORY_ADDRESS": address},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from purgatory_client import AsyncClient, waits
 
 from examples.replicated_log.cluster import PROJECT, Cluster
 
@@ -44,6 +45,17 @@ async def test_first_wait_is_satisfied(daemon: tuple[str, str]) -> None:
     printed = run_example("examples/first_wait.py", daemon[0])
     assert printed.startswith("satisfied after ")
     assert printed.endswith("orders-3 has reached 42\n")
+
+
+async def test_order_desk_ships_every_order(daemon: tuple[str, str], tmp_path: Path) -> None:
+    """New orders are shipped, and so are those that an earlier run has left."""
+    outbox = tmp_path / "desk.db"
+    printed = run_example("examples/order_desk.py", daemon[0], str(outbox))
+    assert printed.splitlines() == ["0 orders of an earlier run", *(f"order-{i}: satisfied" for i in range(3))]
+    async with AsyncClient(daemon[0], outbox=outbox) as client:
+        await client.submit(waits.produce({"orders-3": 2}, timeout=60), tag="order-left")
+    printed = run_example("examples/order_desk.py", daemon[0], str(outbox))
+    assert printed.splitlines() == ["1 orders of an earlier run", "order-left: satisfied"]
 
 
 async def test_demonstration_runs_twice_on_one_daemon(daemon: tuple[str, str], tmp_path: Path) -> None:
