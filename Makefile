@@ -24,7 +24,7 @@ SIMULATED := $(ENGINE) $(wildcard tests/engine/*.py tests/engine/oracle/*.py tes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run demo test test-compiled test-pure lint format proto docs wheel clean bench mutants fuzz sim sim-long sim-daemon \
+.PHONY: help run demo test test-compiled test-pure lint format proto docs wheel clean bench mutants fuzz crash sim sim-long sim-daemon \
 	check report replay screenshots notebook generate
 
 help: ## List the targets
@@ -87,6 +87,9 @@ sim: $(SIMULATOR)/stamp ## Run the engine against the oracle (SEED=7 for a certa
 sim-long: $(SIMULATOR)/stamp ## The same for 200 million steps, about an hour (to go on, ARGS="--seed 12001 --seeds 8000")
 	@cd $(SIMULATOR) && "$(CURDIR)/$(BIN)/python" -m tests.simulator --seed 1 --seeds 20000 --steps 10000 \
 		--processes $(JOBS) --progress 100 $(ARGS)
+
+crash: $(STAMPS)/dev $(STAMPS)/engine ## Kill a real daemon under load 200 times; nothing receipted may be lost (ARGS="--kills 50 --seed 7")
+	@$(BIN)/python -m tests.crash $(ARGS)
 
 fuzz: $(STAMPS)/dev $(STAMPS)/engine ## A million fuzzed requests, and bytes at the ports (ARGS="--requests 50000 --seed 7")
 	@$(BIN)/python -m tests.fuzz --requests 1000000 $(ARGS)

@@ -237,6 +237,14 @@ class Roster:
             self._gone[place >> 3] = byte | bit
             self.left -= 1
 
+    def remaining(self) -> list[int]:
+        """Who is not gone."""
+        return [
+            int(self.ids[place])
+            for place in range(len(self.ids))
+            if i64(self._gone[place >> 3]) >> (i64(place) & 7) & 1 == 0
+        ]
+
     def gone(self) -> bytes:
         """Who is gone, as the constructor takes it."""
         return bytes(self._gone)

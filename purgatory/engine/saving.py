@@ -12,7 +12,15 @@ from typing import Final
 from mypy_extensions import i32, i64
 
 from purgatory.engine.batches import AsGiven, PartitionName
-from purgatory.engine.codes import EXPIRED, FETCH, PRODUCE, READ_COMMITTED, SATISFIED, SIGNAL
+from purgatory.engine.codes import (
+    EXPIRED,
+    FETCH,
+    PRODUCE,
+    READ_COMMITTED,
+    SATISFIED,
+    SIGNAL,
+    UNKNOWN_TOPIC_OR_PARTITION,
+)
 from purgatory.engine.fetch import Fetch, FetchItem, examine
 from purgatory.engine.partition import Partition
 from purgatory.engine.partition_saving import partition_from, partition_to
@@ -191,7 +199,12 @@ class Saving:
                 last = pending.add_item(slot, last, key.index, required, saved.marks[item], -1, error)
                 entries = key.waits
             else:
-                partition = self._partition(name, saved.removed[item], saved.log_starts[item])
+                removed = saved.removed[item]
+                log_start = saved.log_starts[item]
+                if error != UNRESOLVED and removed == 0 and self.partitions.get(name) is None:
+                    removed = UNKNOWN_TOPIC_OR_PARTITION  # it has gone since, and is only to be named
+                    log_start = 0
+                partition = self._partition(name, removed, log_start)
                 last = pending.add_item(
                     slot, last, partition.index, required, saved.marks[item], saved.epochs[item], error
                 )

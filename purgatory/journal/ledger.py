@@ -57,7 +57,7 @@ class SessionLedger:
     def add_moved(self, registration: int, roster: Roster) -> None:
         """A new row of operations that were in other rows before, from which they were struck."""
         kept = Kept(registration, roster)
-        for operation_id in roster.ids:
+        for operation_id in roster.remaining():
             self._moved[operation_id] = kept
 
     def strike(self, ids: vec[i64]) -> list[Kept]:
@@ -65,15 +65,13 @@ class SessionLedger:
         changed: dict[int, Kept] = {}
         place, count = 0, len(ids)
         while place < count:
-            one = ids[place : place + 1]
-            kept = self._moved.pop(one[0], None) if self._moved else None
-            if kept is None:
-                kept = self._row_of(one[0])
+            one_by_one = bool(self._moved)  # the next one may have moved to quite another row
+            kept = (self._moved.pop(ids[place], None) if one_by_one else None) or self._row_of(ids[place])
             if kept is None:  # it began and ended within one group, and has no row
                 place += 1
                 continue
-            if self._moved:  # one at a time: the next may be one of those
-                kept.roster.strike(one, 0)
+            if one_by_one:
+                kept.roster.strike(ids[place : place + 1], 0)
                 place += 1
             else:
                 place = kept.roster.strike(ids, place)

@@ -84,7 +84,7 @@ class JournalKeeping:
         self._going: list[Callable[[], None]] = []
         """Answers that wait for the group under way."""
         self._releasing: list[tuple[Session, int]] = []
-        """Sessions whose results, up to a sequence number, wait for it."""
+        """Sessions whose results, up to a sequence number of the journal, wait for it."""
         self._is_called = False
 
     def start(self, thread: JournalThread, books: Bookkeeper) -> None:
@@ -293,7 +293,7 @@ class JournalKeeping:
             part.moved = self._engine.saving.save_some(session.owner, moved)
         session.journaled_operation_id = highest
         session.is_journaled = True
-        self._releasing.append((session, outbox.last_sequence))
+        self._releasing.append((session, state.last_sequence))
         return part
 
     # Told by the thread.
@@ -320,7 +320,7 @@ class JournalKeeping:
         for answer in going:
             answer()
         for session, sequence in releasing:
-            session.outbox.release(sequence)
+            session.outbox.release(sequence + session.sequence_shift)
             session.wake()
         if self._changed:
             self._go()

@@ -112,6 +112,8 @@ class OpenJournal:
             session.journaled_operation_id = state.highest_operation_id
             session.sequence_shift = state.sequence_shift
             session.is_journaled = True
+            if self._last is not None and not self._last[2]:
+                session.forgotten_after = state.last_sequence + state.sequence_shift
             self._sessions[state.session] = session
             states[state.session] = state
         started: set[int] = set()

@@ -170,6 +170,13 @@ class Outbox:
         self.last_sequence = self.acknowledged_sequence = sequence
         self._next_sequence = sequence + 1
 
+    def shift(self, count: int) -> None:
+        """All sequence numbers, given and to be given, are so much higher from now on."""
+        self.last_sequence += count
+        self.acknowledged_sequence += count
+        self._next_sequence += count
+        self._released_sequence += count
+
     def rewind(self) -> None:
         """A new stream begins: all that is unacknowledged is to be written (again)."""
         self._unwritten.extendleft(reversed(self._written))

@@ -39,6 +39,8 @@ class Session:
         """The highest that the journal has."""
         self.sequence_shift = 0
         """What the journal's sequence numbers are less than the client's."""
+        self.forgotten_after = -1
+        """Results above this number may have been given by a daemon that died before it could keep them; -1: none."""
 
     @property
     def is_blank(self) -> bool:
@@ -54,6 +56,18 @@ class Session:
         """There may be something to write on the session's stream."""
         if self.connection is not None:
             self.connection.wake()
+
+    def resume(self, sequence: int) -> None:
+        """A client that has all results up to `sequence` is back. What it has and nobody here remembers was given
+        before a crash: numbers go on after that.
+        """
+        forgotten = sequence - self.forgotten_after
+        if self.forgotten_after >= 0 and forgotten > 0:
+            self.outbox.acknowledge(self.forgotten_after)
+            self.outbox.shift(forgotten)
+            self.sequence_shift += forgotten
+        self.forgotten_after = -1
+        self.acknowledge(sequence)
 
     def acknowledge(self, sequence: int) -> None:
         """All results up to `sequence` have arrived. Refuses one that was never given."""
@@ -166,7 +180,7 @@ class Sessions:
         now_ms: int,
     ) -> Connection:
         """Makes a new stream the session's. One that it had is told that it was taken over."""
-        session.acknowledge(last_sequence)
+        session.resume(last_sequence)
         before = session.connection
         connection = Connection(
             session, response_type, columns=columns, expects_heartbeats=expects_heartbeats, now_ms=now_ms

@@ -7,6 +7,7 @@ but with no network and no clock of its own.
 from __future__ import annotations
 
 import asyncio
+import copy
 import random
 from pathlib import Path
 from typing import Any, Final
@@ -51,14 +52,9 @@ class Life:
         )
         limits = EngineLimits() if roomy else narrow
         started_ms = self.clock.now_ms()
-        engine = Engine(
-            limits,
-            started_ms,
-            tick_ms=settings.tick_ms,
-            wheel_size=settings.wheel_size,
-            strict_partitions=settings.strict_partitions,
-            replica_lag_time_max_ms=settings.replica_lag_time_max_ms,
-        )
+        self._settings: Final = settings
+        self._limits: Final = limits
+        engine = self.new_engine(started_ms)
         self._archive: Final = open_recorder(ArchiveSettings(uri=str(folder)), settings, limits, started_ms)
         host_limits = HostLimits(session_ttl_ms=SESSION_TTL_MS, unacknowledged_results_max=200)
         host_limits = HostLimits() if roomy else host_limits
@@ -67,6 +63,26 @@ class Life:
         self._last_id = 0
         self._marks: Final = dict.fromkeys(PARTITIONS, 0)
         self._epochs: Final = dict.fromkeys(PARTITIONS, 0)
+
+    def new_engine(self, started_ms: int) -> Engine:
+        """An engine with the settings of this life."""
+        settings = self._settings
+        return Engine(
+            self._limits,
+            started_ms,
+            tick_ms=settings.tick_ms,
+            wheel_size=settings.wheel_size,
+            strict_partitions=settings.strict_partitions,
+            replica_lag_time_max_ms=settings.replica_lag_time_max_ms,
+        )
+
+    def twin(self, host: Host, clock: ManualClock) -> Life:
+        """The same life with another host, drawing what this one will draw."""
+        twin = copy.copy(self)
+        changed = {"host": host, "clock": clock, "_random": random.Random(), "_marks": dict(self._marks)}
+        twin.__dict__.update(changed, _epochs=dict(self._epochs))
+        twin._random.setstate(self._random.getstate())
+        return twin
 
     async def live(self, steps: int) -> None:
         """Random steps."""
@@ -90,7 +106,7 @@ class Life:
     def _session(self) -> Session:
         session, _ = self.host.sessions.open(self._random.choice("abc"), self.clock.now_ms())
         if self._random.random() < 0.8:
-            session.acknowledge(session.outbox.last_sequence)
+            self.host.acknowledge(session, session.outbox.last_sequence)
         return session
 
     async def _register(self) -> None:

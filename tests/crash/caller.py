@@ -1,0 +1,216 @@
+"""A caller at the level of the wire that writes down what it asked and got, over any number of connections and daemons,
+and complains at once when the rule is broken: nothing receipted is lost, nothing ends twice, nothing ends too early.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from typing import Any, Final, NamedTuple
+
+import grpc
+
+from purgatory.v1 import operation_pb2, purgatory_service_pb2_grpc, result_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
+
+TOPICS: Final = ("t0", "t1", "t2")
+SATISFIED: Final = result_pb2.OUTCOME_SATISFIED
+EXPIRED: Final = result_pb2.OUTCOME_EXPIRED
+CANCELLED: Final = result_pb2.OUTCOME_CANCELLED
+REFUSED: Final = result_pb2.OUTCOME_REFUSED
+BATCH_MAX: Final = 40
+PACE_S: Final = 0.01
+RECONNECT_S: Final = 0.03
+AHEAD_MAX: Final = 30
+
+
+class Broken(AssertionError):
+    """The rule is broken."""
+
+
+class Asked(NamedTuple):
+    """One registration."""
+
+    topics: tuple[str, ...]
+    required: int
+    timeout_ms: int
+    at_s: float
+
+
+class Marks:
+    """What was pushed: sent at most, and answered, for each topic."""
+
+    def __init__(self) -> None:
+        self.sent: Final = dict.fromkeys(TOPICS, 0)
+        self.answered: Final = dict.fromkeys(TOPICS, 0)
+        self.seen: Final = dict.fromkeys(TOPICS, 0)
+        """The highest that any result spoke of."""
+
+
+class Caller:
+    """One session. `run` it against a daemon until it breaks, as often as need be."""
+
+    def __init__(self, name: str, marks: Marks, seed: int) -> None:
+        self.name: Final = name
+        self.asked: Final[dict[int, Asked]] = {}
+        self.outcomes: Final[dict[int, tuple[int, int]]] = {}
+        """(sequence number, outcome) of each operation that has ended."""
+        self.receipted = 0
+        """The highest id that a receipt spoke of."""
+        self.cancelled: Final[set[int]] = set()
+        """Those whose cancelling was answered."""
+        self.repeats = 0
+        self.last_sequence = 0
+        self._acknowledged = 0
+        self._marks: Final = marks
+        self._random: Final = random.Random(seed)
+        self._next_id = 1
+        self.is_quiet = False
+        """Registers nothing more."""
+
+    @property
+    def is_done(self) -> bool:
+        """All that was asked has ended."""
+        return len(self.outcomes) == len(self.asked)
+
+    def forget(self) -> None:
+        """The caller dies and is started again from its log: it knows only what it had acknowledged."""
+        self.last_sequence = self._acknowledged
+
+    async def run(self, address: str) -> None:
+        """Connects again and again until it is cancelled."""
+        while True:
+            async with grpc.aio.insecure_channel(address) as channel:
+                stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
+                with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, EOFError):
+                    await self._connection(stub.Session())
+            await asyncio.sleep(RECONNECT_S)
+
+    async def _connection(self, call: Any) -> None:  # noqa: ANN401 - grpc's own
+        opening = wire.OpenSession(session_id=self.name, last_sequence=self.last_sequence, columns=False)
+        await call.write(wire.SessionRequest(open=opening))
+        answer = await self._read(call)
+        opened = answer.opened
+        if opened.highest_operation_id < self.receipted:
+            raise Broken(f"{self.name}: receipted up to {self.receipted}, known up to {opened.highest_operation_id}")
+        self._acknowledged = max(self._acknowledged, self.last_sequence if opened.resumed else 0)
+        again = [number for number in self.asked if number > opened.highest_operation_id]
+        for first in range(0, len(again), BATCH_MAX):
+            await self._register(call, again[first : first + BATCH_MAX])
+        writer = asyncio.create_task(self._write(call))
+        try:
+            while True:
+                self._take(await self._read(call))
+        finally:
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+
+    @staticmethod
+    async def _read(call: Any) -> wire.SessionResponse:  # noqa: ANN401 - as above
+        message = await call.read()
+        if message is grpc.aio.EOF:
+            raise EOFError
+        assert isinstance(message, wire.SessionResponse)
+        return message
+
+    async def _write(self, call: Any) -> None:  # noqa: ANN401 - as above
+        while True:
+            await asyncio.sleep(self._random.random() * 2 * PACE_S)
+            deed = self._random.random()
+            if deed < 0.5 and not self.is_quiet:
+                await self._register(call, self._ask(self._random.randint(1, BATCH_MAX)))
+            elif deed < 0.6:
+                waiting = [number for number in self.asked if number not in self.outcomes]
+                ids = self._random.sample(waiting, min(2, len(waiting)))
+                await call.write(wire.SessionRequest(cancel=wire.CancelOperations(operation_ids=ids)))
+            elif deed < 0.8 and self.last_sequence > self._acknowledged:
+                acknowledge = wire.AcknowledgeResults(sequence=self.last_sequence)
+                await call.write(wire.SessionRequest(acknowledge=acknowledge))
+                self._acknowledged = self.last_sequence
+            else:
+                await call.write(wire.SessionRequest(heartbeat=wire.Heartbeat()))
+
+    def _ask(self, count: int) -> list[int]:
+        ids = list(range(self._next_id, self._next_id + count))
+        self._next_id += count
+        for number in ids:
+            topics = tuple(self._random.sample(TOPICS, self._random.choice((1, 1, 1, 2))))
+            required = max(self._marks.sent[topic] for topic in topics) + self._random.randint(-3, AHEAD_MAX)
+            timeout_ms = self._random.choice((50, 400, 2_000, 600_000, 600_000))
+            self.asked[number] = Asked(topics, max(0, required), timeout_ms, time.monotonic())
+        return ids
+
+    async def _register(self, call: Any, ids: list[int]) -> None:  # noqa: ANN401 - as above
+        operations = []
+        for number in ids:
+            asked = self.asked[number]
+            partitions = [
+                operation_pb2.ProducePartition(
+                    topic_partition=operation_pb2.TopicPartition(topic=topic), required_offset=asked.required
+                )
+                for topic in asked.topics
+            ]
+            operations.append(
+                operation_pb2.Operation(
+                    operation_id=number,
+                    timeout_ms=asked.timeout_ms,
+                    produce=operation_pb2.Produce(partitions=partitions),
+                )
+            )
+        batch = wire.RegisterBatch(batch_id=ids[-1], rows=operation_pb2.OperationRows(operations=operations))
+        await call.write(wire.SessionRequest(register=batch))
+
+    # What comes.
+
+    def _take(self, message: wire.SessionResponse) -> None:
+        if message.HasField("receipt"):
+            receipt = message.receipt
+            if receipt.HasField("batch_refusal"):
+                raise Broken(f"{self.name}: a batch was refused: {receipt.batch_refusal.message}")
+            self.receipted = max(self.receipted, receipt.highest_operation_id)
+        elif message.HasField("cancelled"):
+            self.cancelled.update(message.cancelled.cancelled_operation_ids)
+        elif message.HasField("results"):
+            for place, row in enumerate(message.results.rows.results):
+                self._take_result(message.results.first_sequence + place, row)
+
+    def _take_result(self, sequence: int, row: result_pb2.Result) -> None:
+        number, outcome = row.operation_id, int(row.outcome)
+        if number not in self.asked:
+            raise Broken(f"{self.name}: a result of {number}, which was never asked")
+        if sequence > self.last_sequence + 1:
+            raise Broken(f"{self.name}: result {sequence} came after {self.last_sequence}")
+        self.last_sequence = max(self.last_sequence, sequence)
+        before = self.outcomes.get(number)
+        if before is not None:
+            if before != (sequence, outcome):
+                raise Broken(f"{self.name}: {number} ended as {before}, and again as {(sequence, outcome)}")
+            self.repeats += 1
+            return
+        self.outcomes[number] = (sequence, outcome)
+        asked = self.asked[number]
+        if outcome == SATISFIED:
+            for partition in row.partitions:
+                topic = partition.topic_partition.topic
+                if not asked.required <= partition.reached_offset <= self._marks.sent[topic]:
+                    raise Broken(f"{self.name}: {number} was satisfied at {partition.reached_offset}: {asked}")
+                self._marks.seen[topic] = max(self._marks.seen[topic], partition.reached_offset)
+        elif outcome == EXPIRED:
+            if time.monotonic() - asked.at_s < asked.timeout_ms / 1_000:
+                raise Broken(f"{self.name}: {number} expired after {time.monotonic() - asked.at_s} s: {asked}")
+        elif outcome not in {CANCELLED, REFUSED}:
+            raise Broken(f"{self.name}: {number} ended as {outcome}")
+
+    def check_end(self) -> None:
+        """At the very end: everything has ended, and what was cancelled was cancelled."""
+        missing = [number for number in self.asked if number not in self.outcomes]
+        if missing:
+            raise Broken(f"{self.name}: {len(missing)} never ended, such as {missing[0]}: {self.asked[missing[0]]}")
+        for number in self.cancelled:
+            if self.outcomes[number][1] != CANCELLED:
+                raise Broken(f"{self.name}: {number} was cancelled, and ended as {self.outcomes[number]}")
+        sequences = sorted(sequence for sequence, _ in self.outcomes.values())
+        if sequences != list(range(1, len(sequences) + 1)):
+            raise Broken(f"{self.name}: the sequence numbers are not 1 to {len(sequences)}")

@@ -1,0 +1,145 @@
+"""One crash test: daemons one after the other on one folder, callers and an advancer that outlive them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import grpc
+
+from purgatory.journal.crash_points import POINTS
+from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2_grpc
+from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.crash.caller import TOPICS, Broken, Caller, Marks
+from tests.daemon_process import DaemonProcess
+
+CALLERS: Final = 3
+LIFE_S_MAX: Final = 0.7
+STOPPED_S: Final = 0.1
+SETTLE_S: Final = 60.0
+ADVANCE_S: Final = 0.01
+CALL_S: Final = 5.0
+
+
+class Tally(NamedTuple):
+    """What a run has come to."""
+
+    kills: int
+    operations: int
+    repeats: int
+
+
+class CrashRun:
+    """Kills `kills` daemons, then lets the last one live until all is settled. Raises `Broken`."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self._folder: Final = folder
+        self._random: Final = random.Random(seed)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._address: Final = f"127.0.0.1:{probe.getsockname()[1]}"
+        self._marks: Final = Marks()
+        self._callers: Final = [Caller(f"caller-{place}", self._marks, seed + place) for place in range(CALLERS)]
+
+    async def run(self, kills: int) -> Tally:
+        """The whole of it."""
+        tasks = {caller: asyncio.create_task(caller.run(self._address)) for caller in self._callers}
+        advancer = asyncio.create_task(self._advance())
+        daemon: DaemonProcess | None = None
+        try:
+            for number in range(kills):
+                daemon = await asyncio.to_thread(self._start, self._crash_point(number))
+                await self._live(daemon)
+                await asyncio.to_thread(daemon.kill)
+                if self._random.random() < 0.2:
+                    caller = self._random.choice(self._callers)
+                    tasks[caller].cancel()
+                    await asyncio.gather(tasks[caller], return_exceptions=True)
+                    caller.forget()
+                    tasks[caller] = asyncio.create_task(caller.run(self._address))
+                self._check_tasks([*tasks.values(), advancer])
+            daemon = await asyncio.to_thread(self._start, "never")
+            await self._settle([*tasks.values(), advancer])
+        finally:
+            for task in (*tasks.values(), advancer):
+                task.cancel()
+            await asyncio.gather(*tasks.values(), advancer, return_exceptions=True)
+            if daemon is not None:
+                await asyncio.to_thread(daemon.kill)
+        for caller in self._callers:
+            caller.check_end()
+        operations = sum(len(caller.asked) for caller in self._callers)
+        return Tally(kills, operations, sum(caller.repeats for caller in self._callers))
+
+    def _crash_point(self, number: int) -> str:
+        """Every third daemon is to die at a point of the journal, in turn; the others when they are killed."""
+        if number % 3:
+            return "never"
+        point = POINTS[number // 3 % len(POINTS)]
+        return f"{point}:{self._random.randint(1, 20)}"
+
+    def _start(self, crash_at: str) -> DaemonProcess:
+        arguments = ["--grpc-address", self._address, "--data-dir", str(self._folder / "data")]
+        return DaemonProcess(self._folder, [*arguments, "--journal-crash-at", crash_at, "--log-level", "warning"])
+
+    async def _live(self, daemon: DaemonProcess) -> None:
+        """Until it is time to be killed, or until it died at its point."""
+        until_s = time.monotonic() + self._random.random() * LIFE_S_MAX
+        is_stopped = self._random.random() < 0.2
+        while time.monotonic() < until_s and daemon.process.poll() is None:
+            await asyncio.sleep(0.02)
+            if is_stopped and self._random.random() < 0.2:
+                daemon.process.send_signal(signal.SIGSTOP)
+                await asyncio.sleep(STOPPED_S * self._random.random())
+                daemon.process.send_signal(signal.SIGCONT)
+        if daemon.process.poll() not in {None, -signal.SIGKILL}:
+            raise Broken(f"the daemon ended with {daemon.process.returncode}:\n{daemon.log[-4_000:]}")
+
+    @staticmethod
+    def _check_tasks(tasks: list[asyncio.Task[None]]) -> None:
+        for task in tasks:
+            if task.done():
+                task.result()
+
+    async def _advance(self) -> None:
+        """Pushes marks as long as it is not cancelled; what was answered must never be taken back."""
+        while True:
+            async with grpc.aio.insecure_channel(self._address) as channel:
+                stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
+                try:
+                    while True:
+                        await self._advance_once(stub)
+                        await asyncio.sleep(ADVANCE_S)
+                except grpc.aio.AioRpcError:
+                    await asyncio.sleep(ADVANCE_S)
+
+    async def _advance_once(self, stub: purgatory_service_pb2_grpc.PurgatoryServiceStub) -> None:
+        marks = self._marks
+        topic = self._random.choice(TOPICS)
+        name = operation_pb2.TopicPartition(topic=topic)
+        if self._random.random() < 0.2 and marks.answered[topic]:
+            at_least = max(marks.answered[topic], marks.seen[topic])
+            answer = await stub.GetPartition(wire.GetPartitionRequest(topic_partition=name), timeout=CALL_S)
+            if answer.partition.high_watermark < at_least:
+                raise Broken(f"{topic}: {at_least} was answered, now it is {answer.partition.high_watermark}")
+            return
+        marks.sent[topic] += self._random.randint(0, 10)
+        offset = marks.sent[topic]
+        event = event_pb2.Event(topic_partition=name, high_watermark=event_pb2.HighWatermark(offset=offset))
+        await stub.Advance(wire.AdvanceRequest(rows=event_pb2.EventRows(events=[event])), timeout=CALL_S)
+        marks.answered[topic] = max(marks.answered[topic], offset)
+
+    async def _settle(self, tasks: list[asyncio.Task[None]]) -> None:
+        """Nothing more is asked, marks go on, so all must end."""
+        for caller in self._callers:
+            caller.is_quiet = True
+        deadline_s = time.monotonic() + SETTLE_S
+        while not all(caller.is_done for caller in self._callers) and time.monotonic() < deadline_s:
+            self._check_tasks(tasks)
+            await asyncio.sleep(0.05)
+        self._check_tasks(tasks)

@@ -1,0 +1,129 @@
+"""What tests of the journal share: hosts with a journal, what can be seen of a host, and power cuts."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any, Final
+
+from purgatory.engine import codes
+from purgatory.engine.completions import Completions
+from purgatory.engine.saved import SavedOperations
+from purgatory.journal.crash_points import AFTER_COMMIT, CrashPoints
+from purgatory.journal.timeline import ReadClocks, Reading
+from purgatory.service.host import Host
+from purgatory.service.journal_opening import OpenJournal
+from purgatory.testing import ManualClock
+from tests.service.archive_life import KEYS, PARTITIONS
+
+COLUMNS: Final = (
+    "operation_ids", "kinds", "registered_ms", "deadlines_ms", "items_left", "item_counts", "required", "marks",
+    "epochs", "error_codes", "min_bytes", "replica_ids", "read_committed", "leader_only",
+    "max_bytes", "leader_epochs", "last_fetched_epochs", "throttled", "start_segments", "start_reaches",
+)  # fmt: skip
+"""Not why a partition is gone: what was resolved before it went does not say so."""
+
+BOOT: Final = "boot-1"
+
+
+def clocks_of(clock: ManualClock) -> ReadClocks:
+    """All of a machine's clocks, as one clock that is moved by hand."""
+    return lambda: Reading(clock.now_ms(), clock.now_ms(), BOOT)
+
+
+class PowerCut(CrashPoints):
+    """Copies the journal's files as they are after each of some commits: what is left if the power goes then."""
+
+    def __init__(self, folder: Path, copies: Path, group: int) -> None:
+        super().__init__()
+        self._folder: Final = folder
+        self.copy: Final = copies
+        self._group: Final = group
+        self._commits = 0
+
+    def reached(self, point: str) -> None:
+        """A point of the journal's thread."""
+        if point == AFTER_COMMIT:
+            self._commits += 1
+            if self._commits == self._group:
+                copy_files(self._folder, self.copy)
+
+
+def copy_files(folder: Path, copy: Path) -> None:
+    """The durable files of a journal."""
+    copy.mkdir()
+    for name in ("journal.db", "journal.db-wal"):
+        if (folder / name).exists():
+            shutil.copy(folder / name, copy / name)
+
+
+async def keep(host: Host, folder: Path, clock: ManualClock) -> OpenJournal:
+    """Gives a new host the journal in a folder: restores what is there, and keeps what comes."""
+    opened = OpenJournal(folder, is_sync=True, clocks=clocks_of(clock))
+    await opened.restore(host)
+    return opened
+
+
+def picture(host: Host) -> dict[str, Any]:
+    """All that a journal must bring back, as it can be seen."""
+    saving = host.engine.saving
+    sessions = {}
+    for session in host.sessions._by_id.values():
+        outbox = session.outbox
+        if session.is_blank:
+            continue
+        results = [row for part in (*outbox._written, *outbox._unwritten) for row in rows_of(part)]
+        sessions[session.session_id] = (
+            int(session.owner.highest_operation_id),
+            outbox.last_sequence,
+            outbox.acknowledged_sequence,
+            results,
+            columns_of(saving.save_above(session.owner, 0)),
+        )
+    return {
+        "sessions": sessions,
+        "partitions": {name: saving.save_partition(name) for name in PARTITIONS},
+        "keys": {key: saving.save_key(key) for key in KEYS},
+    }
+
+
+def columns_of(saved: SavedOperations) -> dict[str, list[Any]]:
+    """All columns of saved operations, with names for their places in the dictionary."""
+    columns = {name: list(getattr(saved, name)) for name in COLUMNS}
+    columns["places"] = [tuple(saved.names[place]) for place in saved.places]
+    return columns
+
+
+def rows_of(part: Any) -> list[tuple[Any, ...]]:  # noqa: ANN401 - a slice of an outbox
+    """Each result of a slice, with all that is said of it."""
+    completions = part.completions
+    rows = []
+    item, fetched = part.item_start, part.fetched_start
+    for place in range(part.start, part.stop):
+        count = completions.item_counts[place]
+        items = [
+            (
+                tuple(completions.item_partitions[item + within]),
+                completions.error_codes[item + within],
+                completions.required_offsets[item + within],
+                completions.reached_offsets[item + within],
+                completions.log_start_offsets[item + within],
+                completions.estimated_remaining_ms[item + within],
+                completions.paces_per_second[item + within],
+            )
+            for within in range(count)
+        ]
+        reads = []
+        if part.kind == codes.FETCH and isinstance(completions, Completions):
+            reads = [
+                (one.available_bytes, one.high_watermark, one.last_stable_offset, one.diverging_epoch)
+                for one in completions.fetched[fetched : fetched + count]
+            ]
+        why = part.refusals[place].message if part.refusals else ""
+        rows.append(
+            (completions.operation_ids[place], completions.kinds[place], completions.outcomes[place],
+             completions.waited_ms[place], completions.lateness_ms[place], items, reads, why)
+        )  # fmt: skip
+        item += count
+        fetched += count
+    return rows

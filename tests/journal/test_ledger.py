@@ -1,0 +1,57 @@
+"""The ledger of a session's rows: whatever ends or moves on, in whatever order, exactly the others are left."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from purgatory.engine.packing import Roster
+from purgatory.journal.ledger import SessionLedger
+
+Rows = dict[int, tuple[list[int], bytes]]
+"""By number: ids, and the bits of who is gone."""
+
+STEPS = 40
+
+
+def load(rows: Rows) -> SessionLedger:
+    """A ledger made of the rows that there are, as after a restart."""
+    ledger = SessionLedger()
+    for number in sorted(rows):
+        roster = Roster(vec[i64](rows[number][0]), rows[number][1])
+        (ledger.add if ledger.is_above_all(int(roster.first)) else ledger.add_moved)(number, roster)
+    return ledger
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_rows_hold_exactly_what_waits(seed: int) -> None:
+    """After each step of a random life, restarts included, the rows hold every operation that waits, and once."""
+    chance = random.Random(seed)
+    rows: Rows = {}
+    ledger = SessionLedger()
+    waiting: set[int] = set()
+    last_id = last_row = 0
+    for step in range(STEPS):
+        ended = chance.sample(sorted(waiting), min(len(waiting), chance.randint(0, 6)))
+        waiting.difference_update(ended)
+        moved = sorted(chance.sample(sorted(waiting), min(len(waiting), chance.choice((0, 0, 1, 3)))))
+        for ids in (ended, moved):
+            for kept in ledger.strike(vec[i64](ids)):
+                rows[kept.registration] = (rows[kept.registration][0], kept.roster.gone())
+        rows = {number: row for number, row in rows.items() if Roster(vec[i64](row[0]), row[1]).left}
+        new = [last_id + place for place in range(1, chance.randint(1, 6))]
+        last_id += len(new)
+        waits = [number for number in new if chance.random() < 0.8]
+        for ids, add in ((waits, ledger.add), (moved, ledger.add_moved)):
+            if ids:
+                last_row += 1
+                rows[last_row] = (ids, b"")
+                add(last_row, Roster(vec[i64](ids), b""))
+        waiting.update(waits)
+        held = [number for ids, gone in rows.values() for number in Roster(vec[i64](ids), gone).remaining()]
+        assert sorted(held) == sorted(waiting), f"step {step}"
+        if chance.random() < 0.2:
+            ledger = load(rows)

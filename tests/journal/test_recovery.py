@@ -1,0 +1,109 @@
+"""Random lives of a host with a journal: cut off after any commit, all is as it was then, and goes on the same way."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from purgatory.journal.group import Group
+from purgatory.service.host import Host
+from purgatory.service.journal_opening import OpenJournal
+from purgatory.service.observer import SilentObserver
+from purgatory.testing import ManualClock
+from tests.journal.kit import PowerCut, copy_files, keep, picture
+from tests.service.archive_life import Life
+
+SEEDS = 10
+STEPS = 60
+GROUP_MAX = 20
+PATIENCE_S = 30.0
+
+
+def watch_seals(life: Life, opened: OpenJournal) -> dict[int, Any]:
+    """What can be seen whenever a group is sealed, by the group's number."""
+    keeping = opened._keeping
+    assert keeping is not None
+    pictures: dict[int, Any] = {}
+    seal = keeping._seal
+
+    def sealed() -> Group:
+        group = seal()
+        pictures[group.number] = picture(life.host)
+        return group
+
+    keeping._seal = sealed  # type: ignore[method-assign]
+    return pictures
+
+
+async def live(life: Life) -> None:
+    """Random steps, after some of which all that was told becomes durable."""
+    pace = random.Random(life.clock.now_ms())
+    for _ in range(STEPS):
+        await life.live(1)
+        if pace.random() < 0.5:
+            await life.host.journal.durable()
+    await life.host.journal.durable()
+
+
+async def revive(life: Life, folder: Path) -> tuple[Host, OpenJournal, ManualClock]:
+    """A new host with what the journal in a folder knows, at a time when nothing is due."""
+    clock = ManualClock(0)
+    host = Host(life.new_engine(0), clock, life.host.limits, SilentObserver())
+    return host, await keep(host, folder, clock), clock
+
+
+@pytest.mark.slow  # starts an archive, two journals, and commits some dozens of times
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_a_cut_after_any_commit_loses_nothing_of_it(tmp_path: Path, seed: int) -> None:
+    """The files as they are after some commit bring back what there was when its group was sealed: no more, no less."""
+
+    async def lives() -> None:
+        life = Life(tmp_path / "archive", seed)
+        opened = await keep(life.host, tmp_path / "data", life.clock)
+        cut = PowerCut(tmp_path / "data", tmp_path / "cut", random.Random(seed).randint(2, GROUP_MAX))
+        opened._store._crash = cut  # type: ignore[misc]
+        pictures = watch_seals(life, opened)
+        await live(life)
+        assert cut.copy.exists(), f"there were only {len(pictures)} groups"
+        _, revived, _ = host_of = await revive(life, cut.copy)
+        assert revived._last is not None
+        assert picture(host_of[0]) == pictures[revived._last[1]]
+        assert await revived.close(PATIENCE_S)
+        assert await opened.close(PATIENCE_S)
+        await life.end()
+
+    asyncio.run(lives())
+
+
+@pytest.mark.slow  # as above
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_a_revived_host_goes_on_as_the_first_would_have(tmp_path: Path, seed: int) -> None:
+    """Told the same from then on, a revived host ends every operation when and as the first one does."""
+
+    async def lives() -> None:
+        life = Life(tmp_path / "archive", seed, roomy=True)
+        opened = await keep(life.host, tmp_path / "data", life.clock)
+        await live(life)
+        copy_files(tmp_path / "data", tmp_path / "copy")
+        host, revived, clock = await revive(life, tmp_path / "copy")
+        clock.jump(life.clock.now_ms())
+        twin = life.twin(host, clock)
+        for step in range(STEPS):
+            await life.live(1)
+            await twin.live(1)
+            assert in_order(picture(host)) == in_order(picture(life.host)), f"step {step}"
+        assert await revived.close(PATIENCE_S)
+        assert await opened.close(PATIENCE_S)
+        await life.end()
+
+    asyncio.run(lives())
+
+
+def in_order(seen: dict[str, Any]) -> dict[str, Any]:
+    """The same with results in order of their operations: who ends first of those that end at once is not kept."""
+    sessions = {name: (*said[:3], sorted(said[3]), said[4]) for name, said in seen["sessions"].items()}
+    return {**seen, "sessions": sessions}
