@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from purgatory_client.many import partition_columns
 from purgatory_client.results import OperationKind
 from purgatory_client.views import RemainingTime
 
-from tests.client.test_cli import Run, looking, run
+from tests.client.test_cli import Background, Run, looking, run, until_waiting
 from tests.daemon_process import DaemonProcess
 
 __all__ = ["looking", "run"]
@@ -71,6 +72,18 @@ def test_a_load_that_expires_says_so(run: Run) -> None:
     collected = run("results", "--session", "late")
     assert collected.returncode == 11
     assert re.fullmatch(r"(\d+ expired after 0\.0\d\d s\n){50}", collected.stdout)
+
+
+def test_an_interrupted_load_says_what_it_leaves(shared_daemon: DaemonProcess, looking: Client) -> None:
+    """Ctrl-C: exit code 130, and how to end what goes on at the daemon."""
+    command = Background(shared_daemon.address, "load", "-n", "10", "--session", "stopped", "--topic", "stopped")
+    until_waiting(looking, "stopped-9")
+    command.process.send_signal(signal.SIGINT)
+    code, _, error = command.end()
+    assert (code, error) == (
+        130, "purgatory: interrupted; what is registered goes on; end it with: purgatory cancel --session stopped\n"
+    )  # fmt: skip
+    assert looking.cancel(session_id="stopped") == 10
 
 
 def test_results_of_a_session_that_is_not_known(run: Run) -> None:

@@ -73,16 +73,17 @@ def load(
 
     The exit code is that of the gravest outcome; with --detach 0 when the daemon has taken all.
     """
+    session_id = session or f"load-{uuid.uuid4().hex[:12]}"
 
     async def call(client: AsyncClient) -> Exit:
         limit_ms = round(seconds(timeout) * 1_000)
-        session_id = session or f"load-{uuid.uuid4().hex[:12]}"
         wanted = Load(session_id, operations, topic, partitions, limit_ms, batch, rate)
         report = await _load(client, wanted, advance=advance, detach=detach)
         render_load.load_report(report, as_json=as_json)
         return exit_of_outcomes(report.outcomes)
 
-    raise typer.Exit(run(address, call))
+    stays = f"what is registered goes on; end it with: purgatory cancel --session {session_id}"
+    raise typer.Exit(run(address, call, interrupted=stays))
 
 
 async def _load(client: AsyncClient, wanted: Load, *, advance: bool, detach: bool) -> LoadReport:

@@ -36,4 +36,4 @@ def results(
         render_load.outcomes(session, outcomes, as_json=as_json, on_stdout=counts_only)
         return exit_of_outcomes(outcomes)
 
-    raise typer.Exit(run(address, call))
+    raise typer.Exit(run(address, call, interrupted="what was not printed is still at the daemon"))

@@ -14,12 +14,12 @@ from purgatory_client.errors import EventRefused, InvalidRequest, PurgatoryClien
 Command = Callable[[AsyncClient], Awaitable[Exit]]
 
 
-def run(address: str, command: Command) -> Exit:
-    """The exit code of a command. Ctrl-C cancels what it was waiting for at the daemon."""
+def run(address: str, command: Command, *, interrupted: str = "a wait is cancelled at the daemon") -> Exit:
+    """The exit code of a command. `interrupted` is what Ctrl-C leaves behind."""
     try:
         return asyncio.run(_with_client(address, command))
     except KeyboardInterrupt:
-        render.error_line("interrupted; a wait is cancelled at the daemon")
+        render.error_line(f"interrupted; {interrupted}")
         return Exit.INTERRUPTED
     except UsageError as error:
         render.error_line(str(error))

@@ -1,0 +1,62 @@
+"""The session beside an outbox, without daemon and file: what is sent, what is withdrawn, what is refused whole."""
+
+from __future__ import annotations
+
+from purgatory_client.errors import LimitExceeded
+from purgatory_client.session import SessionCore
+
+from purgatory.v1 import operation_pb2, purgatory_service_pb2
+from tests.client.test_session import many, submit
+from tests.client.wire_script import opened, registered, sent
+
+
+def test_with_an_outbox_only_what_is_written_is_sent() -> None:
+    """Ids are given when waits are staged; a chunk waits until the file has the last of it, over a reconnect too."""
+    core = SessionCore("s", 100)
+    core.keep([], 1, 0.0)
+    core.receive(opened(), 0.0)
+    first = submit(core, 2)
+    assert sent(core, 0.0) == []
+    assert core.stage() == first
+    assert [wait.operation_id for wait in first] == [1, 2]
+    assert sent(core, 0.0) == []
+    core.written_id = 1
+    assert sent(core, 0.0) == []
+    core.connection_lost(0.1)
+    core.receive(opened(), 0.2)
+    core.written_id = 2
+    assert registered(sent(core, 0.2)) == [[1, 2]]
+
+
+def test_with_an_outbox_what_was_not_written_is_withdrawn() -> None:
+    """A wait or a batch that could not be written is not pending and never sent; what comes after it is."""
+    core = SessionCore("s", 100)
+    core.keep([], 1, 0.0)
+    core.receive(opened(), 0.0)
+    (single,) = submit(core, 1)
+    batch = many(3)
+    core.submit(batch, 0.0)
+    for entry in core.stage():
+        core.withdraw(entry)
+    assert core.pending == 0
+    (later,) = submit(core, 1)
+    core.stage()
+    core.written_id = later.operation_id
+    assert registered(sent(core, 0.0)) == [[5]]
+    assert single.operation_id == 4
+
+
+def test_a_refused_batch_has_results_for_the_outbox() -> None:
+    """The daemon keeps no results of a batch it could not take at all: they are made here, and end its waits alike."""
+    core = SessionCore("s", 100)
+    core.keep([], 1, 0.0)
+    core.receive(opened(), 0.0)
+    waiting = submit(core, 2)
+    core.stage()
+    core.written_id = 2
+    assert registered(sent(core, 0.0)) == [[1, 2]]
+    refusal = operation_pb2.OperationRefusal(code=8, message="no room")
+    answer = purgatory_service_pb2.Receipt(batch_id=1, batch_refusal=refusal)
+    ended = core.replay(core.refused_results(answer))
+    assert [wait for wait, _ in ended] == waiting
+    assert all(isinstance(error, LimitExceeded) and str(error) == "no room" for _, error in ended)
