@@ -37,7 +37,12 @@ INLINING = ["-fno-semantic-interposition", "-fvisibility=hidden"] if os.name == 
 
 PROFILE = ROOT / "build" / "profile"
 WATCHED = [f"-fprofile-generate={PROFILE}", "-fprofile-update=single"]
-BY_PROFILE = [f"-fprofile-use={PROFILE}", "-fprofile-partial-training", "-Wno-missing-profile", "-Wno-coverage-mismatch"]
+BY_PROFILE = [
+    f"-fprofile-use={PROFILE}",
+    "-fprofile-partial-training",
+    "-Wno-missing-profile",
+    "-Wno-coverage-mismatch",
+]
 TRAINING = ("engine-register-complete", "engine-expire", "daemon-columns", "wheel")
 TRAINING_OPERATIONS = 20_000
 

@@ -249,7 +249,9 @@ async def test_callers_that_send_no_request_are_refused() -> None:
     before it was read leaves nothing: it is read like a stream.
     """
     async with serving() as served:
-        call = served.channel.stream_stream("/purgatory.v1.PurgatoryService/StreamResults")()
+        call: grpc.aio.StreamStreamCall[bytes, bytes] = served.channel.stream_stream(
+            "/purgatory.v1.PurgatoryService/StreamResults"
+        )()
         await call.done_writing()
         assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert await call.details() == "request: was not sent"
