@@ -260,3 +260,11 @@ def test_repeated_event_is_counted_as_unchanged() -> None:
     assert world.high_watermark("orders-0", 10).unchanged
     assert world.high_watermark("orders-0", 9).unchanged
     assert world.marks("orders-0").unchanged == 2
+
+
+def test_an_old_append_may_not_begin_its_segment_above_itself() -> None:
+    """It moves nothing, being behind the log end; still it is refused, as it would be for a partition not heard of."""
+    world = World()
+    world.append("orders-0", 10)
+    assert world.append("orders-0", 5, position=0, segment=7).refused == (3, 0)
+    assert world.append("orders-0", 5, position=0, segment=5).refused is None

@@ -24,7 +24,7 @@ from purgatory_pipeline.replay.placing import place
 from purgatory_pipeline.replay.policy import Policy
 from purgatory_pipeline.replay.reading import TableFile
 from purgatory_pipeline.replay.scattering import CONNECTIONS, PACKED, find_connections, replay_bins, scatter, units_of
-from purgatory_pipeline.replay.tally import KEYS, SCHEMA
+from purgatory_pipeline.replay.tally import KEYS, SCHEMA, added
 from purgatory_pipeline.replay.task import RESULTS, Replay, replay_runs
 
 TASKS_PER_CORE: Final = 4
@@ -47,38 +47,54 @@ def replay_rows(
 
     Runs of fewer rows than `divided_from` stay in one task.
     """
-    return _replayed(spark, archive, policies, RESULTS, divided_from)
+    whole, small, large = _divided(spark, archive, policies, divided_from)
+    frames = [_replay_large(spark, whole, large, RESULTS)] if large else []
+    if small:
+        heaps = heaps_of(small, spark.sparkContext.defaultParallelism)
+        frames.append(_in_tasks(spark, heaps, lambda heap: replay_runs(whole, heap, results=True), RESULTS))
+    return frames[0] if len(frames) == 1 else frames[0].unionAll(frames[1])
 
 
 def replay_sums(
     spark: SparkSession, archive: Archive, policies: Sequence[Policy], *, divided_from: int = DIVIDED_FROM_ROWS
 ) -> pd.DataFrame:
     """The sums over all operations (see `tally.SCHEMA`). Runs at once; the first policy should be UNCHANGED."""
-    parts = _replayed(spark, archive, policies, SCHEMA, divided_from)
-    summed = parts.groupBy(*KEYS).agg(F.sum("operations").alias("operations"), F.sum("waited_ms").alias("waited_ms"))
-    return summed.toPandas()
+    whole, small, large = _divided(spark, archive, policies, divided_from)
+    sums: list[pa.Table] = []
+    if large:
+        parts = _replay_large(spark, whole, large, SCHEMA).groupBy(*KEYS)
+        summed = parts.agg(F.sum("operations").alias("operations"), F.sum("waited_ms").alias("waited_ms"))
+        sums.append(summed.toArrow().cast(SCHEMA))
+    if small:
+        sums.append(_small_sums(spark, whole, small))
+    return added(sums).to_pandas()
 
 
-def _replayed(
-    spark: SparkSession, archive: Archive, policies: Sequence[Policy], schema: pa.Schema, divided_from: int
-) -> DataFrame:
+def _divided(
+    spark: SparkSession, archive: Archive, policies: Sequence[Policy], divided_from: int
+) -> tuple[Replay, list[RunFiles], list[RunFiles]]:
+    """What is to be replayed: runs that stay whole, and those that are to be divided."""
     runs = find_runs(archive)
     if not runs:
         raise ArchiveUnusable(f"{archive.uri} has no registrations, events or outcomes: there is nothing to replay")
-    whole = Replay(archive.uri, tuple(policies))
     large = large_runs(runs, spark.sparkContext.defaultParallelism, divided_from)
     small = [run for run in runs if run not in large]
-    frames = [_replay_small(spark, whole, small, schema)] if small else []
-    if large:
-        frames.append(_replay_large(spark, whole, [with_end(archive, run) for run in large], schema))
-    return frames[0] if len(frames) == 1 else frames[1].unionAll(frames[0])
+    return Replay(archive.uri, tuple(policies)), small, [with_end(archive, run) for run in large]
 
 
-def _replay_small(spark: SparkSession, whole: Replay, runs: Sequence[RunFiles], schema: pa.Schema) -> DataFrame:
-    """Each run in one task, straight from its files."""
+def _small_sums(spark: SparkSession, whole: Replay, runs: Sequence[RunFiles]) -> pa.Table:
+    """The sums of runs that are each replayed in one task, straight from their files.
+
+    No query has to be planned for them, and the workers that have looked the archive through go on with them.
+    """
     heaps = heaps_of(runs, spark.sparkContext.defaultParallelism)
-    results = schema is RESULTS
-    return _in_tasks(spark, heaps, lambda heap: replay_runs(whole, heap, results=results), schema)
+
+    def sums(heap: Sequence[RunFiles]) -> pa.Table:
+        return pa.Table.from_batches(replay_runs(whole, heap, results=False))
+
+    tasks = spark.sparkContext.parallelize(heaps, len(heaps))
+    found: pa.Table = tasks.map(sums).reduce(lambda one, other: added([one, other]))
+    return found
 
 
 def _replay_large(spark: SparkSession, whole: Replay, runs: Sequence[RunFiles], schema: pa.Schema) -> DataFrame:

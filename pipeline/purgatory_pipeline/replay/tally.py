@@ -7,6 +7,7 @@ less than one percent, whatever is added to what.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -55,6 +56,16 @@ SCHEMA: Final = pa.schema(
 """One row for each sum. What sums have in common may be added up."""
 
 KEYS: Final = [name for name in SCHEMA.names if name not in ("operations", "waited_ms")]
+
+
+def added(parts: Sequence[pa.Table]) -> pa.Table:
+    """Sums of several parts as those of the whole; there must be one."""
+    if len(parts) == 1:
+        return parts[0]
+    rows = pa.concat_tables(parts).group_by(KEYS, use_threads=False)
+    summed = rows.aggregate([("operations", "sum"), ("waited_ms", "sum")])
+    names = {"operations_sum": "operations", "waited_ms_sum": "waited_ms"}
+    return summed.rename_columns(names).select(SCHEMA.names)
 
 
 def bucket_of(waited_ms: Column) -> Column:
