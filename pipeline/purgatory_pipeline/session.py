@@ -49,6 +49,7 @@ _JAVA_OPTIONS: Final = (
     # Room for the classes of Spark: each time it must grow, by default, the whole heap is looked through.
     "-XX:MetaspaceSize=256m",
     "-XX:InitiatingHeapOccupancyPercent=70",
+    "-XX:-G1UseAdaptiveIHOP",
 )
 _JVM_DEFAULTS: Final = {
     "spark.ui.showConsoleProgress": "false",
@@ -59,6 +60,8 @@ _DEFAULTS: Final = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     # Archives have many small files. Listing them again is a job of that many tasks, by default up to 10,000.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "32",
+    # What is kept is read once or twice: packing it costs more than it spares, and what does not fit goes to the disk.
+    "spark.sql.inMemoryColumnarStorage.compressed": "false",
 }
 
 _SHUFFLE_PARTITIONS: Final = "spark.sql.shuffle.partitions"

@@ -118,7 +118,7 @@ def plot(
     spec = chart.properties(
         width="container", height=height, autosize=alt.AutoSizeParams(type="fit-x", contains="padding")
     )
-    whole = {**spec.to_dict(), "config": CONFIG, "description": description}
+    whole = {**spec.to_dict(validate=False), "config": CONFIG, "description": description}
     return Plot(title, whole, description, note, tuple(legend))
 
 

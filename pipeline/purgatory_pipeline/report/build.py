@@ -65,38 +65,48 @@ def make_report(
     """
     options = options or ReportOptions()
     unmatched = Unmatched(None, None) if is_matched else find_unmatched(registrations, outcomes)
-    pool = ThreadPoolExecutor(1)  # while one side is planned, the other has the cores
-    deepest = pool.submit(backlog.deepest_backlog, outcomes, unmatched.unfinished, approximate=options.approximate)
-    registered = registered_counts(registrations, options.window_ms).localCheckpoint()
-    facts = make_facts(registered, outcomes, unmatched, options.window_ms, approximate=options.approximate).persist()
-    few = condensed(facts).localCheckpoint()
-    rows = rollups.rolled_up(facts, few).localCheckpoint()
-    largest = advice.largest_topics(few, options.topics_max)
-    counts = advice.waited_counts(few, largest)
-    in_use = advice.timeouts_in_use(advice.timeout_counts(registered, largest))
-    advised = advice.advise(counts, in_use, options.timeouts_ms)
-    measured = anomalies.measured_windows(rows, options.topics_max)
-    windows = rollups.window_waits(measured, options.window_ms)
-    slow_over_ms = _slow_over_ms(counts, options)
-    slow = stragglers.slow_waits(outcomes, slow_over_ms or 0).localCheckpoint()
-    held = stragglers.held_counts(stragglers.held_back(slow, events))
-    computed = {
-        tables.GROUPS.name: rollups.group_waits(rows, options.window_ms),
-        tables.TOPICS.name: rollups.topic_waits(rows),
-        tables.BACKLOG.name: deepest.result(),
-    }
-    known = {
-        tables.WINDOWS.name: windows,
-        tables.HOT_KEYS.name: rollups.hot_keys(rows, options.top),
+    with ThreadPoolExecutor(2) as pool:  # while one side is planned, another has the cores
+        deepest = pool.submit(backlog.deepest_backlog, outcomes, unmatched.unfinished, approximate=options.approximate)
+        registered = registered_counts(registrations, options.window_ms).localCheckpoint()
+        facts = make_facts(registered, outcomes, unmatched, options.window_ms, approximate=options.approximate)
+        few = condensed(facts.persist()).localCheckpoint()
+        levels = pool.submit(_of_levels, facts, few, options)
+        largest = advice.largest_topics(few, options.topics_max)
+        counts = advice.waited_counts(few, largest)
+        slow_over_ms = _slow_over_ms(counts, options)
+        slow = stragglers.slow_waits(outcomes, slow_over_ms or 0).localCheckpoint()
+        held = stragglers.held_counts(stragglers.held_back(slow, events))
+        in_use = advice.timeouts_in_use(advice.timeout_counts(registered, largest))
+        advised = advice.advise(counts, in_use, options.timeouts_ms)
+        computed, known = levels.result()
+        computed[tables.BACKLOG.name] = deepest.result()
+    known |= {
         tables.SLOW_PRODUCES.name: stragglers.slow_produces(held),
         tables.STRAGGLERS.name: stragglers.stragglers(held),
         tables.ADVICE.name: advised.advice,
         tables.TIMEOUTS.name: advised.timeouts,
         tables.SURVIVAL.name: advised.survival,
+    }
+    totals = _totals(known[tables.WINDOWS.name])
+    return Report(registrations.sparkSession, computed, known, totals, slow_over_ms, (facts,))
+
+
+def _of_levels(
+    facts: DataFrame, few: DataFrame, options: ReportOptions
+) -> tuple[dict[str, DataFrame], dict[str, pa.Table]]:
+    """What adds facts up by group, topic or window: as Spark has it, and as the driver does."""
+    rows = rollups.rolled_up(facts, few).localCheckpoint()
+    measured = anomalies.measured_windows(rows, options.topics_max)
+    computed = {
+        tables.GROUPS.name: rollups.group_waits(rows, options.window_ms),
+        tables.TOPICS.name: rollups.topic_waits(rows),
+    }
+    known = {
+        tables.WINDOWS.name: rollups.window_waits(measured, options.window_ms),
+        tables.HOT_KEYS.name: rollups.hot_keys(rows, options.top),
         tables.ANOMALIES.name: anomalies.anomalies(measured, options.window_ms),
     }
-    pool.shutdown()
-    return Report(registrations.sparkSession, computed, known, _totals(windows), slow_over_ms, (facts,))
+    return computed, known
 
 
 def _totals(windows: pa.Table) -> dict[str, int]:
