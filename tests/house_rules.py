@@ -47,14 +47,17 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "purgatory.clock",
         "purgatory.v1",
     ),
-    "purgatory.__main__": ("purgatory.daemon",),
+    "purgatory.__main__": ("purgatory.daemon", "purgatory.journal"),
     "server": ("purgatory.daemon",),
     "purgatory_client": ("purgatory_client", "purgatory.v1"),
     "purgatory_pipeline": ("purgatory_pipeline", "purgatory_client", "purgatory.archive", "purgatory.engine"),
 }
 """What a part may import of ours; the longest name that fits decides. What is not named here may import anything."""
 
-MAY_ALSO = {("purgatory_client.cli", "purgatory.daemon"): "`purgatory serve` starts the daemon"}
+MAY_ALSO = {
+    ("purgatory_client.cli", "purgatory.daemon"): "`purgatory serve` starts the daemon",
+    ("purgatory_client.cli", "purgatory.journal.cli"): "`purgatory journal` looks after the daemon's journal",
+}
 """Single exceptions, from a package or module to a module, each with its reason."""
 
 WIRES_BOTH = {"purgatory.daemon"}

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from typing import Final
+from typing import Any, Final
 
 from purgatory.engine.completions import Completions
 from purgatory.engine.saved import completions_from, completions_to
 from purgatory.journal.group import Refused
+from purgatory.journal.schema import PLACED
 
 Value = int | str | bytes
 
@@ -37,6 +38,15 @@ def checksum(*values: Value) -> int:
             octets = value
         crc = zlib.crc32(octets, crc)
     return crc
+
+
+def is_sound(table: str, row: tuple[Any, ...]) -> bool:
+    """Whether a row of a table, read with all its columns, is what was written."""
+    values = row[1:-1] if table in PLACED else row[:-1]
+    try:
+        return bool(checksum(*values) == row[-1])
+    except (TypeError, AttributeError, OverflowError, ValueError):
+        return False
 
 
 def results_to(parts: list[Completions | Refused]) -> tuple[bytes, int]:

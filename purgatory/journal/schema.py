@@ -73,7 +73,27 @@ CREATE TABLE keys (
 MIGRATIONS: Final[tuple[str, ...]] = (VERSION_1,)
 """The script that makes version n + 1 out of version n; version 0 is an empty file. Only ever appended to."""
 
-TABLES: Final = ("moment", "sessions", "registrations", "gone", "results", "partitions", "keys")
+COLUMNS: Final = {
+    "moment": ("one", "engine_ms", "wall_ms", "boot_ms", "boot_id", "group_number", "clean"),
+    "sessions": (
+        "session", "session_id", "highest_operation_id", "last_sequence", "acknowledged_sequence", "sequence_shift",
+    ),
+    "registrations": ("registration", "session", "first_operation_id", "last_operation_id", "operations", "content"),
+    "gone": ("registration", "bits"),
+    "results": ("result", "session", "first_sequence", "results", "content"),
+    "partitions": ("place", "topic", "number", "content"),
+    "keys": ("place", "key", "count"),
+}  # fmt: skip
+"""The columns of each table, but for the checksum."""
+
+PLACED: Final = {"moment", "partitions", "keys"}
+"""Tables whose first column is a mere place, and not part of what the checksum is taken of."""
+
+
+def select(table: str) -> str:
+    """SQL for all rows of a table with all columns, in order of the first."""
+    columns = COLUMNS[table]
+    return f"SELECT {', '.join(columns)}, crc32 FROM {table} ORDER BY {columns[0]}"  # noqa: S608 - our own names
 
 
 def migrate(database: sqlite3.Connection, name: str, migrations: tuple[str, ...] = MIGRATIONS) -> int:

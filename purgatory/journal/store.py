@@ -20,8 +20,8 @@ from purgatory.journal.crash_points import (
 from purgatory.journal.directory import Directory
 from purgatory.journal.errors import JournalDamaged, JournalError
 from purgatory.journal.group import Closed, Moment, SessionState
-from purgatory.journal.rows import checksum
-from purgatory.journal.schema import APPLICATION_ID, migrate
+from purgatory.journal.rows import is_sound
+from purgatory.journal.schema import APPLICATION_ID, COLUMNS, migrate, select
 from purgatory.journal.statements import ORDER, Statements
 
 PAGE_BYTES: Final = 4_096
@@ -164,59 +164,50 @@ class Store:
 
     def moment(self) -> tuple[Moment, int, bool] | None:
         """The last moment, the number of the last group, and whether the last daemon ended in good order."""
-        for row in self._rows("moment", "one, engine_ms, wall_ms, boot_ms, boot_id, group_number, clean"):
+        for row in self._rows("moment"):
             return Moment(*row[1:5]), row[5], bool(row[6])
         return None
 
     def sessions(self) -> Iterator[SessionState]:
         """Of each session."""
-        for row in self._rows("sessions", SESSION_COLUMNS):
+        for row in self._rows("sessions"):
             yield SessionState(*row)
 
     def partitions(self) -> Iterator[tuple[tuple[str, int], bytes]]:
         """(name, content) in order of first mention."""
-        for _, topic, number, content in self._rows("partitions", "place, topic, number, content"):
+        for _, topic, number, content in self._rows("partitions"):
             yield (topic, number), content
 
     def signal_keys(self) -> Iterator[tuple[str, int]]:
         """(key, count), those signalled last at the end."""
-        for _, key, count in self._rows("keys", "place, key, count"):
+        for _, key, count in self._rows("keys"):
             yield key, count
 
     def registrations(self) -> Iterator[tuple[int, int, bytes, bytes]]:
         """(row, session, content, bits of who is gone)."""
-        bits = dict(self._rows("gone", "registration, bits"))
-        for row in self._rows("registrations", REGISTRATION_COLUMNS):
+        bits = dict(self._rows("gone"))
+        for row in self._rows("registrations"):
             yield row[0], row[1], row[5], bits.get(row[0], b"")
 
     def results(self) -> Iterator[tuple[int, int, int, int, bytes]]:
         """(row, session, first sequence number, how many, content)."""
-        for row in self._rows("results", RESULT_COLUMNS):
+        for row in self._rows("results"):
             yield row[0], row[1], row[2], row[3], row[4]
 
     def count(self, table: str) -> int:
         """Rows of a table."""
         return int(self._database.execute(f"SELECT count(*) FROM {table}").fetchone()[0])  # noqa: S608 - ours
 
-    def _rows(self, table: str, columns: str) -> Iterator[tuple[Any, ...]]:
-        """All rows of a table in order of its first column, which a checksum leaves out where it is a mere place."""
-        first = columns.partition(",")[0]
-        found = self._database.execute(f"SELECT {columns}, crc32 FROM {table} ORDER BY {first}")  # noqa: S608 - ours
+    def _rows(self, table: str) -> Iterator[tuple[Any, ...]]:
+        """All rows of a table in order of its first column."""
+        folder = self._directory.path
         try:
-            for row in found:
-                values = row[1:-1] if first in {"place", "one"} else row[:-1]
-                if checksum(*values) != row[-1]:
-                    raise damaged(self._directory.path, f"the row of {table} with {first} {row[0]} is not as written")
+            for row in self._database.execute(select(table)):
+                if not is_sound(table, row):
+                    raise damaged(folder, f"the row of {table} with {COLUMNS[table][0]} {row[0]} is not as written")
                 yield row[:-1]
-        except (sqlite3.DatabaseError, TypeError, OverflowError) as error:
-            raise damaged(self._directory.path, f"table {table} cannot be read: {error}") from None
-
-
-SESSION_COLUMNS: Final = (
-    "session, session_id, highest_operation_id, last_sequence, acknowledged_sequence, sequence_shift"
-)
-REGISTRATION_COLUMNS: Final = "registration, session, first_operation_id, last_operation_id, operations, content"
-RESULT_COLUMNS: Final = "result, session, first_sequence, results, content"
+        except sqlite3.DatabaseError as error:
+            raise damaged(folder, f"table {table} cannot be read: {error}") from None
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -64,8 +64,8 @@ class OpenJournal:
         self._sessions: Final[dict[int, Session]] = {}
         self._books: Final = Bookkeeper()
 
-    def refuse(self) -> None:
-        """Gives the folder up before anything was restored."""
+    def _give_up(self) -> None:
+        """Lets others have the folder."""
         self._store.close()
         self._directory.release()
 
@@ -81,7 +81,11 @@ class OpenJournal:
             self._restore_marks(host)
             self._restore_sessions(host)
             await self._restore_operations(host)
+        except JournalError:
+            self._give_up()
+            raise
         except (LookupError, ValueError, sqlite3.Error) as error:
+            self._give_up()
             raise damaged(self._directory.path, f"a row cannot be read ({error})") from error
         for session in self._sessions.values():
             session.owner.put_in_order()
@@ -160,9 +164,9 @@ class OpenJournal:
         kept = True
         if self._keeping is not None and not self.is_recovering:
             kept = await self._keeping.finish(timeout_s)
+            self._directory.release()
         else:
-            self._store.close()
-        self._directory.release()
+            self._give_up()
         return kept
 
 

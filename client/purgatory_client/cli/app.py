@@ -196,6 +196,18 @@ def serve(context: typer.Context) -> NoReturn:
     raise typer.Exit(run_daemon(context.args, program="purgatory serve"))
 
 
+@app.command(
+    "journal",
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def journal(context: typer.Context) -> NoReturn:
+    """Check, repair, dump, export or import a daemon's journal; `purgatory journal --help` says how."""
+    from purgatory.journal.cli import main as run_journal  # noqa: PLC0415 - only this command needs the engine
+
+    raise typer.Exit(run_journal(context.args))
+
+
 def main() -> None:
     """The entry point of the console script."""
     app(prog_name="purgatory", args=sys.argv[1:])

@@ -1,0 +1,120 @@
+"""`purgatory journal`: check, repair, dump, export and import a journal whose daemon does not run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sqlite3
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+from purgatory.journal.directory import Directory
+from purgatory.journal.errors import JournalError
+from purgatory.journal.mending import Inspection, inspect, repair
+from purgatory.journal.schema import COLUMNS
+
+EXIT_DAMAGED: Final = 1
+EXIT_FAILED: Final = 2
+
+COMMANDS: Final = {
+    "check": "Read everything and say what is wrong; exit code 1 if anything is.",
+    "repair": "Keep what can be trusted in a new journal; the old files stay beside it.",
+    "dump": "Print every row as a line of JSON, contents as their lengths.",
+    "export": "Write the journal into one file, for another machine.",
+    "import": "Make a journal of such a file, in a folder that has none.",
+}
+
+
+def main(arguments: Sequence[str] | None = None, program: str = "purgatory journal") -> int:
+    """Does what the arguments say; gives the exit code."""
+    given = _parser(program).parse_args(arguments)
+    try:
+        if given.command == "import":
+            return _import(given.folder, given.file)
+        directory = _existing(given.folder)
+        try:
+            return _run(given, directory)
+        finally:
+            directory.release()
+    except (JournalError, OSError, sqlite3.Error) as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return EXIT_FAILED
+
+
+def _parser(program: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(program, description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, said in COMMANDS.items():
+        command = commands.add_parser(name, help=said, description=said)
+        command.add_argument("folder", metavar="DIR", type=Path, help="the daemon's data folder")
+        if name in {"export", "import"}:
+            command.add_argument("file", metavar="FILE", type=Path, help="the portable file")
+    return parser
+
+
+def _existing(folder: Path) -> Directory:
+    if not folder.is_dir():
+        raise JournalError(f"there is no folder {folder}")
+    return Directory(folder)
+
+
+def _run(given: argparse.Namespace, directory: Directory) -> int:
+    if given.command == "export":
+        return _export(directory, given.file)
+    inspection = repair(directory) if given.command == "repair" else inspect(directory)
+    if given.command == "dump":
+        _dump(inspection)
+        return 0
+    _report(inspection, mended=given.command == "repair")
+    return EXIT_DAMAGED if inspection.faults and given.command == "check" else 0
+
+
+def _report(inspection: Inspection, *, mended: bool) -> None:
+    for fault in inspection.faults:
+        print(f"damaged: {fault}")
+    for session_id in inspection.set_aside:
+        print(f"{'set aside' if mended else 'would be set aside'}: session {session_id!r}, whose client begins anew")
+    kept = ", ".join(f"{len(rows)} {table}" for table, rows in inspection.rows.items())
+    print(f"sound: {kept}")
+
+
+def _dump(inspection: Inspection) -> None:
+    for table, rows in inspection.rows.items():
+        for row in rows:
+            values = [len(value) if isinstance(value, bytes) else value for value in row]
+            print(json.dumps({"table": table, **dict(zip(COLUMNS[table], values, strict=False))}))
+
+
+def _export(directory: Directory, file: Path) -> int:
+    if file.exists():
+        raise JournalError(f"{file} exists already: name another file")
+    faults = inspect(directory).faults
+    if faults:
+        raise JournalError(f"the journal is damaged ({faults[0]}): repair it first")
+    with closing(sqlite3.connect(directory.database)) as database:
+        database.execute("VACUUM INTO ?", (str(file),))
+    print(f"written: {file}, {file.stat().st_size} bytes")
+    return 0
+
+
+def _import(folder: Path, file: Path) -> int:
+    if folder.exists() and any(folder.iterdir()):
+        raise JournalError(f"{folder} is not empty: name a folder that has no journal")
+    if not file.is_file():
+        raise JournalError(f"there is no file {file}")
+    directory = Directory(folder)
+    try:
+        shutil.copyfile(file, directory.database)
+        faults = inspect(directory).faults
+        if faults:
+            directory.database.unlink()
+            raise JournalError(f"{file} is damaged ({faults[0]})")
+        directory.sync()
+    finally:
+        directory.release()
+    print(f"imported into {folder}")
+    return 0

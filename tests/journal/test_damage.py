@@ -1,0 +1,149 @@
+"""A journal that is not as written is noticed, reported and mended; one that is whole travels as one file."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from purgatory.engine import codes
+from purgatory.engine.batches import EventBatch, OperationBatch
+from purgatory.engine.engine import Engine
+from purgatory.engine.limits import EngineLimits
+from purgatory.journal.cli import main
+from purgatory.journal.directory import Directory
+from purgatory.journal.errors import JournalDamaged, JournalLocked, JournalTooNew
+from purgatory.service.host import Host
+from purgatory.service.journal_opening import OpenJournal
+from purgatory.service.limits import HostLimits
+from purgatory.service.observer import SilentObserver
+from purgatory.service.translate_operations import OperationRun
+from purgatory.testing import ManualClock
+from tests.journal.kit import keep
+
+PATIENCE_S = 30.0
+SESSIONS = ("a", "b")
+WAITS = 10
+
+
+def new_host(clock: ManualClock) -> Host:
+    """A host with nothing in it."""
+    return Host(Engine(EngineLimits(), clock.now_ms()), clock, HostLimits(), SilentObserver())
+
+
+async def write(folder: Path) -> None:
+    """A journal of two sessions, each with waits and a result."""
+    clock = ManualClock(1_000)
+    host = new_host(clock)
+    opened = await keep(host, folder, clock)
+    for name in SESSIONS:
+        session, _ = host.sessions.open(name, clock.now_ms())
+        batch = OperationBatch(
+            list(range(1, WAITS + 1)), partitions=[("t", 0)], offsets=list(range(1, WAITS + 1)), timeouts_ms=[60_000]
+        )
+        host.register(session, [OperationRun(codes.PRODUCE, batch)], [])
+    await host.journal.durable()
+    await host.apply(EventBatch([codes.HIGH_WATERMARK], partitions=[("t", 0)], offsets=[1]))
+    assert await opened.close(PATIENCE_S)
+
+
+async def read(folder: Path) -> tuple[int, list[str], int]:
+    """What a new daemon finds: pending, sessions, unacknowledged results."""
+    clock = ManualClock(1_000)
+    host = new_host(clock)
+    opened = await keep(host, folder, clock)
+    found = (host.engine.pending, sorted(host.sessions._by_id), host.sessions.unacknowledged_results)
+    assert await opened.close(PATIENCE_S)
+    return found
+
+
+def alter(folder: Path, sql: str) -> None:
+    """Changes the file behind the journal's back."""
+    with closing(sqlite3.connect(folder / "journal.db")) as database:
+        database.execute(sql)
+        database.commit()
+
+
+def test_a_whole_journal_brings_everything_back(tmp_path: Path) -> None:
+    """Nothing is found wrong with it, and nothing is missing."""
+    asyncio.run(write(tmp_path / "data"))
+    assert main(["check", str(tmp_path / "data")]) == 0
+    assert asyncio.run(read(tmp_path / "data")) == (2 * (WAITS - 1), list(SESSIONS), 2)
+
+
+@pytest.mark.parametrize(
+    ("sql", "sessions"),
+    [
+        ("UPDATE registrations SET content = zeroblob(length(content)) WHERE session = 1", ["b"]),
+        ("UPDATE gone SET bits = x'ff' WHERE registration = 2", ["a"]),
+        ("UPDATE results SET first_sequence = 2 WHERE session = 2", ["a"]),
+        ("UPDATE sessions SET highest_operation_id = 3 WHERE session = 1", ["b"]),
+        ("UPDATE registrations SET session = 7 WHERE session = 1", []),
+        ("UPDATE partitions SET topic = 'u'", ["a", "b"]),
+    ],
+)
+def test_a_changed_row_is_noticed_and_its_session_set_aside(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sql: str, sessions: list[str]
+) -> None:
+    """The daemon refuses to start and names the commands; after a repair all that is sound is there again."""
+    folder = tmp_path / "data"
+    asyncio.run(write(folder))
+    alter(folder, sql)
+    with pytest.raises(JournalDamaged, match=r"purgatory journal check .* repair"):
+        asyncio.run(read(folder))
+    assert main(["check", str(folder)]) == 1
+    assert main(["repair", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert all(f"set aside: session {name!r}" in said for name in set(SESSIONS) - set(sessions))
+    assert asyncio.run(read(folder))[1] == sessions
+    assert (folder / "damaged-1.db").exists()
+
+
+def test_a_torn_file_is_noticed(tmp_path: Path) -> None:
+    """A file that was cut off is refused, and can be repaired into one that opens."""
+    folder = tmp_path / "data"
+    asyncio.run(write(folder))
+    path = folder / "journal.db"
+    path.write_bytes(path.read_bytes()[: 5 * 4_096])
+    with pytest.raises(JournalDamaged):
+        asyncio.run(read(folder))
+    assert main(["check", str(folder)]) == 1
+    assert main(["repair", str(folder)]) == 0
+    asyncio.run(read(folder))
+
+
+def test_a_journal_travels_as_one_file(tmp_path: Path) -> None:
+    """What was exported and imported is as it was; an import needs a folder of its own."""
+    asyncio.run(write(tmp_path / "data"))
+    assert main(["export", str(tmp_path / "data"), str(tmp_path / "file")]) == 0
+    assert main(["import", str(tmp_path / "other"), str(tmp_path / "file")]) == 0
+    assert main(["import", str(tmp_path / "data"), str(tmp_path / "file")]) == 2
+    assert asyncio.run(read(tmp_path / "other")) == (2 * (WAITS - 1), list(SESSIONS), 2)
+
+
+def test_a_dump_says_every_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line for each row, with its table."""
+    asyncio.run(write(tmp_path / "data"))
+    assert main(["dump", str(tmp_path / "data")]) == 0
+    said = capsys.readouterr().out
+    assert said.count('"table": "registrations"') == 2
+    assert '"topic": "t"' in said
+
+
+def test_two_daemons_cannot_share_a_folder(tmp_path: Path) -> None:
+    """The second is told which process has it."""
+    directory = Directory(tmp_path / "data")
+    with pytest.raises(JournalLocked, match=r"in use by process \d+"):
+        OpenJournal(tmp_path / "data", is_sync=True)
+    directory.release()
+
+
+def test_a_newer_journal_is_refused(tmp_path: Path) -> None:
+    """With a line that says what to do, and nothing is changed."""
+    asyncio.run(write(tmp_path / "data"))
+    alter(tmp_path / "data", "PRAGMA user_version = 99")
+    with pytest.raises(JournalTooNew, match="version 99"):
+        OpenJournal(tmp_path / "data", is_sync=True)

@@ -1,0 +1,125 @@
+"""A disk that is full, fails, or fails to sync: new work is refused with the reason, nothing is lost, and it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from purgatory.engine import codes
+from purgatory.engine.batches import EventBatch, OperationBatch
+from purgatory.journal.crash_points import BEFORE_COMMIT, CrashPoints
+from purgatory.service.host import Host
+from purgatory.service.refusals import BatchRefused
+from purgatory.service.translate_operations import OperationRun
+from purgatory.testing import ManualClock
+from tests.journal.kit import keep
+from tests.journal.test_damage import new_host, read
+
+PATIENCE_S = 30.0
+
+
+class FailingDisk(CrashPoints):
+    """Lets commits fail with an error of SQLite's while `code` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.code = 0
+        self.failed = 0
+
+    def reached(self, point: str) -> None:
+        """A point of the journal's thread."""
+        if self.code and point == BEFORE_COMMIT:
+            self.failed += 1
+            error = sqlite3.OperationalError("as the test wants it")
+            error.sqlite_errorcode = self.code
+            raise error
+
+
+async def until_closed(host: Host, closed: bool) -> None:
+    """Waits until the journal refuses, or takes, new work."""
+    async with asyncio.timeout(PATIENCE_S):
+        while (host.journal.why_closed() is not None) != closed:  # noqa: ASYNC110 - another thread
+            await asyncio.sleep(0.01)
+
+
+def run_of(first: int) -> OperationRun:
+    """A wait that ends with offset 5."""
+    return OperationRun(codes.PRODUCE, OperationBatch([first], partitions=[("t", 0)], offsets=[5]))
+
+
+@pytest.mark.parametrize(
+    ("code", "refused_with"),
+    [
+        (sqlite3.SQLITE_FULL, codes.RESOURCE_EXHAUSTED),
+        (sqlite3.SQLITE_READONLY, codes.UNAVAILABLE),
+        (sqlite3.SQLITE_IOERR_WRITE, codes.UNAVAILABLE),
+        (sqlite3.SQLITE_IOERR_FSYNC, codes.UNAVAILABLE),
+    ],
+)
+def test_what_runs_goes_on_while_the_disk_fails(tmp_path: Path, code: int, refused_with: int) -> None:
+    """Registrations and events are refused, expiries go on; afterwards all is kept that was taken before."""
+
+    async def life() -> None:
+        clock = ManualClock(1_000)
+        host = new_host(clock)
+        opened = await keep(host, tmp_path / "data", clock)
+        disk: Any = FailingDisk()
+        opened._store._crash = disk  # type: ignore[misc]
+        session, _ = host.sessions.open("a", clock.now_ms())
+        host.register(session, [run_of(1)], [])
+        await host.journal.durable()
+        disk.code = code
+        host.register(session, [run_of(2)], [])
+        answered: list[str] = []
+        host.journal.when_durable(lambda: answered.append("registered"))
+        await until_closed(host, True)
+        with pytest.raises(BatchRefused) as refused:
+            host.register(session, [run_of(3)], [])
+        assert refused.value.refusal.code == refused_with
+        assert "journal" in refused.value.refusal.message
+        with pytest.raises(BatchRefused):
+            await host.apply(EventBatch([codes.HIGH_WATERMARK], partitions=[("t", 0)], offsets=[5]))
+        clock.jump(60_000)
+        host._advance_clock()
+        assert session.outbox.unacknowledged == 2
+        assert session.outbox.take(10)[1] == [], "a result is not written before it is kept"
+        assert not answered
+        disk.code = 0
+        await until_closed(host, False)
+        await host.journal.durable()
+        assert answered == ["registered"]
+        assert sum(len(part) for part in session.outbox.take(10)[1]) == 2
+        host.register(session, [run_of(4)], [])
+        assert await opened.close(PATIENCE_S)
+        assert disk.failed
+
+    asyncio.run(life())
+    assert asyncio.run(read(tmp_path / "data")) == (1, ["a"], 2)
+
+
+def test_a_full_disk_by_sqlite_itself(tmp_path: Path) -> None:
+    """When the file may not grow the daemon refuses with the reason, and goes on once it may."""
+
+    async def life() -> None:
+        clock = ManualClock(1_000)
+        host = new_host(clock)
+        opened = await keep(host, tmp_path / "data", clock)
+        database = opened._store._database
+        database.execute(f"PRAGMA max_page_count = {database.execute('PRAGMA page_count').fetchone()[0]}")
+        session, _ = host.sessions.open("a", clock.now_ms())
+        batch = OperationBatch(list(range(1, 2_000)), partitions=[("t", 0)], offsets=[n * n for n in range(1, 2_000)])
+        host.register(session, [OperationRun(codes.PRODUCE, batch)], [])
+        await until_closed(host, True)
+        closed = host.journal.why_closed()
+        assert closed is not None
+        assert "no room" in closed.message
+        database.execute("PRAGMA max_page_count = 100000")
+        await until_closed(host, False)
+        assert await opened.close(PATIENCE_S)
+
+    asyncio.run(life())
+    assert asyncio.run(read(tmp_path / "data"))[0] == 1_999
