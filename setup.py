@@ -15,6 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import shorten
@@ -37,12 +38,8 @@ INLINING = ["-fno-semantic-interposition", "-fvisibility=hidden"] if os.name == 
 
 PROFILE = ROOT / "build" / "profile"
 WATCHED = [f"-fprofile-generate={PROFILE}", "-fprofile-update=single"]
-BY_PROFILE = [
-    f"-fprofile-use={PROFILE}",
-    "-fprofile-partial-training",
-    "-Wno-missing-profile",
-    "-Wno-coverage-mismatch",
-]
+BY_PROFILE = [f"-fprofile-use={PROFILE}", "-fprofile-partial-training", "-Wno-missing-profile"]
+BY_PROFILE += ["-Wno-coverage-mismatch"]
 TRAINING = ("engine-register-complete", "engine-expire", "daemon-columns", "wheel")
 TRAINING_OPERATIONS = 20_000
 
@@ -128,6 +125,11 @@ class Profile(Command):
 
     def run(self) -> None:
         shutil.rmtree(PROFILE, ignore_errors=True)
+        compiler = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
+        said = subprocess.run([*compiler.split(), "--version"], capture_output=True, text=True, check=True).stdout
+        if "Free Software Foundation" not in said:
+            print(f"no profile: {compiler} is not gcc")
+            return
         BuildEngine.profiling = WATCHED
         self.reinitialize_command("build_ext", inplace=True, force=True)
         self.run_command("build_ext")
