@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from purgatory_pipeline.archive.ordering import order_of
 from purgatory_pipeline.replay import tally
 from purgatory_pipeline.replay.arrivals import whole_operations
-from purgatory_pipeline.replay.chunk import Chunk, join, order_of
+from purgatory_pipeline.replay.chunk import Chunk, join
 from purgatory_pipeline.replay.connections import ALL_KEYS, Connections
 from purgatory_pipeline.replay.matching import find
 from purgatory_pipeline.replay.packing import pack, unpack

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from purgatory.archive.schema import CALLS, EVENTS, OUTCOMES, REGISTRATIONS
+from purgatory_pipeline.archive.ordering import order_of
 
 Name = tuple[str, int]
 Column = npt.NDArray[Any]
@@ -145,19 +146,3 @@ def in_order(chunk: Chunk) -> Chunk:
     if bool(np.all(calls[1:] >= calls[:-1])):
         return chunk
     return chunk.take(order_of(calls))
-
-
-def order_of(keys: Column) -> Column:
-    """The places of numbers from the lowest to the highest, equal ones as they were.
-
-    A stable `argsort` at a tenth of its cost: each number is sorted with its place in its lower bits.
-    """
-    if not len(keys):
-        return np.empty(0, np.int64)
-    lowest, bits = int(keys.min()), len(keys).bit_length()
-    if int(keys.max()) - lowest >= 1 << (63 - bits):
-        return np.argsort(keys, kind="stable")
-    packed: Column = ((keys.astype(np.int64) - lowest) << bits) | np.arange(len(keys))
-    packed.sort()
-    packed &= (1 << bits) - 1
-    return packed

@@ -12,7 +12,8 @@ import numpy as np
 from purgatory.archive.schema import CALL_NAMES, CALLS, CANCEL, CANCEL_KEY, CANCEL_PARTITION, CANCEL_SESSION, SHUT_DOWN
 from purgatory.engine import tape
 from purgatory.engine.codes import SHUTTING_DOWN
-from purgatory_pipeline.replay.chunk import Chunk, Column, Name, order_of
+from purgatory_pipeline.archive.ordering import order_of
+from purgatory_pipeline.replay.chunk import Chunk, Column, Name
 from purgatory_pipeline.replay.open_operations import OpenOperations
 
 NOTHING: Final = np.empty(0, np.int64)

@@ -13,7 +13,8 @@ from typing import Final
 import numpy as np
 
 from purgatory.archive.schema import CALLS, EVENTS, OUTCOMES, REGISTRATIONS
-from purgatory_pipeline.replay.chunk import Chunk, in_order, join, order_of
+from purgatory_pipeline.archive.ordering import order_of
+from purgatory_pipeline.replay.chunk import Chunk, in_order, join
 
 ROWS_MIN: Final = 150_000
 """A window is closed when so many rows are held: what it costs by itself is then shared by many."""
