@@ -11,6 +11,7 @@ import struct
 import zlib
 from typing import Any, Final
 
+from purgatory.engine.batches import PartitionName
 from purgatory.engine.completions import Completions
 from purgatory.engine.saved import completions_from, completions_to
 from purgatory.journal.group import Refused
@@ -20,6 +21,8 @@ Value = int | str | bytes
 
 ENDED: Final = 0
 REFUSED: Final = 1
+CHANGE: Final = struct.Struct("<IqI")
+"""Before each partition of a row of changes: lengths of its topic and its content, and its number between them."""
 PART: Final = struct.Struct("<BI")
 """Before each part of the content of a row of results: what it is, and its length."""
 
@@ -47,6 +50,29 @@ def is_sound(table: str, row: tuple[Any, ...]) -> bool:
         return bool(checksum(*values) == row[-1])
     except (TypeError, AttributeError, OverflowError, ValueError):
         return False
+
+
+def changes_to(changes: list[tuple[PartitionName, bytes]]) -> bytes:
+    """The content of a row of changes: partitions, those that are gone without content."""
+    packed: list[bytes] = []
+    for (topic, number), content in changes:
+        name = topic.encode()
+        packed += CHANGE.pack(len(name), number, len(content)), name, content
+    return b"".join(packed)
+
+
+def changes_from(content: bytes) -> list[tuple[PartitionName, bytes]]:
+    """The partitions of a row of changes."""
+    changes: list[tuple[PartitionName, bytes]] = []
+    place = 0
+    while place < len(content):
+        name_length, number, length = CHANGE.unpack_from(content, place)
+        place += CHANGE.size
+        name = content[place : place + name_length].decode()
+        place += name_length
+        changes.append(((name, number), content[place : place + length]))
+        place += length
+    return changes
 
 
 def results_to(parts: list[Completions | Refused]) -> tuple[bytes, int]:

@@ -62,6 +62,11 @@ CREATE TABLE partitions (
     crc32 INTEGER NOT NULL,
     UNIQUE (topic, number)
 );
+CREATE TABLE changes (
+    change INTEGER PRIMARY KEY,
+    content BLOB NOT NULL,
+    crc32 INTEGER NOT NULL
+);
 CREATE TABLE keys (
     place INTEGER PRIMARY KEY,
     key TEXT NOT NULL UNIQUE,
@@ -82,6 +87,7 @@ COLUMNS: Final = {
     "gone": ("registration", "bits"),
     "results": ("result", "session", "first_sequence", "results", "content"),
     "partitions": ("place", "topic", "number", "content"),
+    "changes": ("change", "content"),
     "keys": ("place", "key", "count"),
 }  # fmt: skip
 """The columns of each table, but for the checksum."""

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from purgatory.engine.batches import PartitionName
 from purgatory.engine.packing import Roster
 from purgatory.engine.saved import SavedOperations
 from purgatory.journal.group import Group, SessionPart
 from purgatory.journal.ledger import Kept, SessionLedger
-from purgatory.journal.rows import checksum, results_to
+from purgatory.journal.rows import changes_to, checksum, results_to
 
 PUT_REGISTRATION: Final = "INSERT OR REPLACE INTO registrations VALUES (?, ?, ?, ?, ?, ?, ?)"
 PUT_GONE: Final = "INSERT OR REPLACE INTO gone VALUES (?, ?, ?)"
@@ -21,6 +22,8 @@ PUT_PARTITION: Final = (
     "INSERT INTO partitions (topic, number, content, crc32) VALUES (?, ?, ?, ?) "
     "ON CONFLICT (topic, number) DO UPDATE SET content = excluded.content, crc32 = excluded.crc32"
 )
+PUT_CHANGES: Final = "INSERT OR REPLACE INTO changes VALUES (?, ?, ?)"
+TAKE_CHANGES: Final = "DELETE FROM changes WHERE change = ?"
 PUT_KEY: Final = "INSERT OR REPLACE INTO keys (key, count, crc32) VALUES (?, ?, ?)"
 PUT_MOMENT: Final = "INSERT OR REPLACE INTO moment VALUES (1, ?, ?, ?, ?, ?, ?, ?)"
 TAKE_REGISTRATION: Final = "DELETE FROM registrations WHERE registration = ?"
@@ -31,11 +34,16 @@ TAKE_PARTITION: Final = "DELETE FROM partitions WHERE topic = ? AND number = ?"
 TAKE_KEY: Final = "DELETE FROM keys WHERE key = ?"
 
 ORDER: Final = (
-    PUT_REGISTRATION, PUT_GONE, PUT_RESULTS, PUT_SESSION, PUT_PARTITION, PUT_KEY, TAKE_REGISTRATION, TAKE_GONE,
-    TAKE_RESULTS, TAKE_SESSION, TAKE_PARTITION, TAKE_KEY, PUT_MOMENT,
+    PUT_REGISTRATION, PUT_GONE, PUT_RESULTS, PUT_SESSION, PUT_PARTITION, PUT_CHANGES, PUT_KEY,
+    TAKE_REGISTRATION, TAKE_GONE,
+    TAKE_RESULTS, TAKE_SESSION, TAKE_PARTITION, TAKE_CHANGES, TAKE_KEY, PUT_MOMENT,
 )  # fmt: skip
 
 Statements = dict[str, list[tuple[Any, ...]]]
+
+
+CHANGES_MAX: Final = 64
+FEW_PARTITIONS: Final = 4
 
 
 class Bookkeeper:
@@ -45,6 +53,11 @@ class Bookkeeper:
         self._ledgers: Final[dict[int, SessionLedger]] = {}
         self._last_registration = 0
         self._last_result = 0
+        self._last_change = 0
+        self._changes: Final[list[int]] = []
+        """Rows of changes that are not merged yet."""
+        self._changed: Final[dict[PartitionName, bytes]] = {}
+        """What they say."""
         self.registrations = 0
         """Rows there are."""
         self.results = 0
@@ -70,6 +83,12 @@ class Bookkeeper:
         self.results += 1
         self.ledger(session).add_results(result, last_sequence)
 
+    def found_changes(self, change: int, changes: list[tuple[PartitionName, bytes]]) -> None:
+        """A row of changes that is there already. To be told in order of the rows."""
+        self._last_change = change
+        self._changes.append(change)
+        self._changed.update(changes)
+
     def statements(self, group: Group) -> Statements:
         """What is to be done."""
         todo: Statements = {sql: [] for sql in ORDER}
@@ -78,11 +97,8 @@ class Bookkeeper:
                 self._drop(part, todo)
             else:
                 self._keep(part, todo)
-        for (topic, number), content in group.partitions:
-            if content:
-                todo[PUT_PARTITION].append((topic, number, content, checksum(topic, number, content)))
-            else:
-                todo[TAKE_PARTITION].append((topic, number))
+        if group.partitions:
+            self._keep_partitions(group, todo)
         for key, count in group.keys:
             if count:
                 todo[PUT_KEY].append((key, count, checksum(key, count)))
@@ -91,6 +107,25 @@ class Bookkeeper:
         moment = (*group.moment, group.number, int(group.is_last))
         todo[PUT_MOMENT].append((*moment, checksum(*moment)))
         return todo
+
+    def _keep_partitions(self, group: Group, todo: Statements) -> None:
+        """Many at a time go into one row, which costs less than a row for each; after some groups all are merged."""
+        self._changed.update(group.partitions)
+        few = not self._changes and len(group.partitions) <= FEW_PARTITIONS
+        if not few and len(self._changes) < CHANGES_MAX:
+            self._last_change += 1
+            self._changes.append(self._last_change)
+            row = (self._last_change, changes_to(group.partitions))
+            todo[PUT_CHANGES].append((*row, checksum(*row)))
+            return
+        for (topic, number), content in self._changed.items():
+            if content:
+                todo[PUT_PARTITION].append((topic, number, content, checksum(topic, number, content)))
+            else:
+                todo[TAKE_PARTITION].append((topic, number))
+        todo[TAKE_CHANGES].extend((change,) for change in self._changes)
+        self._changes.clear()
+        self._changed.clear()
 
     def _drop(self, part: SessionPart, todo: Statements) -> None:
         session = part.state.session

@@ -20,7 +20,7 @@ from purgatory.journal.crash_points import (
 from purgatory.journal.directory import Directory
 from purgatory.journal.errors import JournalDamaged, JournalError
 from purgatory.journal.group import Closed, Moment, SessionState
-from purgatory.journal.rows import is_sound
+from purgatory.journal.rows import changes_from, is_sound
 from purgatory.journal.schema import APPLICATION_ID, COLUMNS, migrate, select
 from purgatory.journal.statements import ORDER, Statements
 
@@ -177,6 +177,11 @@ class Store:
         """(name, content) in order of first mention."""
         for _, topic, number, content in self._rows("partitions"):
             yield (topic, number), content
+
+    def changes(self) -> Iterator[tuple[int, list[tuple[tuple[str, int], bytes]]]]:
+        """(row, partitions that changed later than the rows of `partitions` say)."""
+        for change, content in self._rows("changes"):
+            yield change, changes_from(content)
 
     def signal_keys(self) -> Iterator[tuple[str, int]]:
         """(key, count), those signalled last at the end."""

@@ -103,8 +103,13 @@ class OpenJournal:
 
     def _restore_marks(self, host: Host) -> None:
         saving = host.engine.saving
-        for name, content in self._store.partitions():
-            saving.restore_partition(name, content)
+        partitions = dict(self._store.partitions())
+        for row, changes in self._store.changes():
+            partitions.update(changes)
+            self._books.found_changes(row, changes)
+        for name, content in partitions.items():
+            if content:
+                saving.restore_partition(name, content)
         for key, count in self._store.signal_keys():
             saving.restore_key(key, count)
 

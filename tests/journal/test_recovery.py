@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from purgatory.journal import statements
 from purgatory.journal.group import Group
 from purgatory.service.host import Host
 from purgatory.service.journal_opening import OpenJournal
@@ -58,8 +59,10 @@ async def revive(life: Life, folder: Path) -> tuple[Host, OpenJournal, ManualClo
 
 @pytest.mark.slow  # starts an archive, two journals, and commits some dozens of times
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_a_cut_after_any_commit_loses_nothing_of_it(tmp_path: Path, seed: int) -> None:
+def test_a_cut_after_any_commit_loses_nothing_of_it(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files as they are after some commit bring back what there was when its group was sealed: no more, no less."""
+    monkeypatch.setattr(statements, "FEW_PARTITIONS", seed % 3)
+    monkeypatch.setattr(statements, "CHANGES_MAX", 3)
 
     async def lives() -> None:
         life = Life(tmp_path / "archive", seed)
