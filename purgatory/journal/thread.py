@@ -24,6 +24,8 @@ RETRY_S: Final = 0.5
 REST_S: Final = 0.5
 """Without a group for so long, there is time to give space back."""
 
+GROUPS_UNTIDIED_MAX: Final = 32
+
 IOERR: Final = 10
 """SQLite's codes of failed reads and writes have this in their low byte."""
 
@@ -46,6 +48,8 @@ class JournalThread:
         self._groups: Final[queue.SimpleQueue[Group | None]] = queue.SimpleQueue()
         self._closing: Final = threading.Event()
         self._must_rewrite = False
+        self._untidied = 0
+        """Groups since the files were last looked at, which costs more than a small group."""
         self._thread: Final = threading.Thread(target=self._work, name="journal", daemon=True)
 
     def start(self) -> None:
@@ -91,7 +95,9 @@ class JournalThread:
             return False
         self._tell(group)
         self._crash.reached(AFTER_TELLING)
-        self._tidy(at_rest=False)
+        self._untidied += 1
+        if self._untidied >= GROUPS_UNTIDIED_MAX:
+            self._tidy(at_rest=False)
         return True
 
     def _keep(self, statements: Statements) -> bool:
@@ -136,6 +142,7 @@ class JournalThread:
 
     def _tidy(self, *, at_rest: bool) -> bool:
         """A step of keeping the files small. That it fails is told when a commit does."""
+        self._untidied = 0
         try:
             more = self._store.tidy(at_rest=at_rest)
             self.bytes = self._store.size_bytes()

@@ -10,6 +10,7 @@ wall clock moves nothing while a daemon runs. What has passed between two daemon
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -43,7 +44,9 @@ def _boot_ms() -> int:
     return time.clock_gettime_ns(clock) // NS_PER_MS
 
 
+@functools.cache
 def _boot_id() -> str:
+    """Of this boot, which is one and the same while a process lives."""
     try:
         return BOOT_ID.read_text("ascii").strip()
     except OSError:
