@@ -7,6 +7,7 @@ request that cannot be decoded becomes one too.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from functools import partial
 from typing import Any, Final
 
@@ -27,6 +28,9 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import purgatory_service_pb2_grpc
 
 # ruff: noqa: N802 - methods have the names of the calls
+
+ANSWERS_MAX: Final = 64
+"""Answers of one stream of events that may wait to be durable."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -117,10 +121,40 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         await undisturbed(self._advance_all(requests, context))
 
     async def _advance_all(self, requests: Requests, context: Context) -> None:
+        if self._host.journal.keeps:
+            await self._advance_ahead(requests, context)
+            return
         while (request := await requests.read()) is not None:
             answer = wire.AdvanceStreamResponse(receipt=await self._advance(request))
             del request  # while the next one is waited for, nothing is kept of this
             await context.write(answer)
+
+    async def _advance_ahead(self, requests: Requests, context: Context) -> None:
+        """The same with a journal: what comes next is applied while answers wait to be durable, so one commit does for
+        many.
+        """
+        writing: deque[asyncio.Task[None]] = deque()
+        try:
+            while (request := await requests.read()) is not None:
+                answer = wire.AdvanceStreamResponse(receipt=await advance(self._host, request))
+                del request  # as above
+                before = writing[-1] if writing else None
+                writing.append(asyncio.create_task(self._write_after(before, answer, context)))
+                if len(writing) > ANSWERS_MAX:
+                    await writing.popleft()
+            while writing:
+                await writing.popleft()
+        finally:
+            await asyncio.gather(*writing, return_exceptions=True)  # they fail as the first has
+
+    async def _write_after(
+        self, before: asyncio.Task[None] | None, answer: wire.AdvanceStreamResponse, context: Context
+    ) -> None:
+        """Writes an answer when it is durable and the one before is written."""
+        await self._host.journal.durable()
+        if before is not None:
+            await before
+        await context.write(answer)
 
     async def _advance(self, request: wire.AdvanceRequest | wire.AdvanceStreamRequest) -> wire.AdvanceReceipt:
         receipt = await advance(self._host, request)
