@@ -63,6 +63,7 @@ class HostCollector(Collector):
         yield from self._events_and_refusals()
         yield from self._sessions()
         yield from self._archive()
+        yield from self._journal()
 
     def _operations(self) -> Iterable[Metric]:
         registered = CounterMetricFamily(
@@ -180,6 +181,19 @@ class HostCollector(Collector):
         yield CounterMetricFamily("purgatory_archive_files", "Files of history written.", statistics.files)
         yield CounterMetricFamily("purgatory_archive_bytes", "Bytes of history written.", statistics.bytes)
         yield CounterMetricFamily("purgatory_archive_errors", "Times history could not be written.", statistics.errors)
+
+    def _journal(self) -> Iterator[Metric]:
+        """Only where there is one."""
+        statistics = self._host.journal.statistics()
+        if statistics is None:
+            return
+        yield CounterMetricFamily("purgatory_journal_groups", "Transactions of the journal.", statistics.groups)
+        yield CounterMetricFamily("purgatory_journal_errors", "Times the disk failed.", statistics.errors)
+        yield _gauge("purgatory_journal_bytes", "Size of the journal's files.", statistics.bytes)
+        yield _gauge("purgatory_journal_registration_rows", "Rows of pending operations.", statistics.registrations)
+        yield _gauge("purgatory_journal_result_rows", "Rows of unacknowledged results.", statistics.results)
+        is_closed = self._host.journal.why_closed() is not None
+        yield _gauge("purgatory_journal_closed", "1: the disk fails, and new work is refused.", int(is_closed))
 
 
 def _build_info() -> Metric:

@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.journal.crash_points import BEFORE_COMMIT, CrashPoints
+from purgatory.service.exposition import make_registry
+from purgatory.service.garbage import PauseWatch
 from purgatory.service.host import Host
+from purgatory.service.metrics import Metrics
 from purgatory.service.refusals import BatchRefused
 from purgatory.service.translate_operations import OperationRun
 from purgatory.testing import ManualClock
@@ -81,6 +85,8 @@ def test_what_runs_goes_on_while_the_disk_fails(tmp_path: Path, code: int, refus
             host.register(session, [run_of(3)], [])
         assert refused.value.refusal.code == refused_with
         assert "journal" in refused.value.refusal.message
+        shown = generate_latest(make_registry(host, Metrics(), PauseWatch())).decode()
+        assert "purgatory_journal_closed 1.0" in shown
         with pytest.raises(BatchRefused):
             await host.apply(EventBatch([codes.HIGH_WATERMARK], partitions=[("t", 0)], offsets=[5]))
         clock.jump(60_000)
