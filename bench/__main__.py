@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from bench import suite_engine, suite_service
+from bench import suite_engine, suite_journal, suite_service
 from bench.lab import Lab
 from bench.page import write_table
 from bench.processes import ROOT, WorkerFailed
@@ -35,6 +35,9 @@ SUITES: Final[dict[str, Callable[[Lab], None]]] = {
     "service/latency": suite_service.latency,
     "service/lateness": suite_service.lateness,
     "service/herd": suite_service.herd,
+    "journal/columns": suite_journal.columns,
+    "journal/receipt": suite_journal.receipts,
+    "journal/recovery": suite_journal.recovery,
     "huge/": suite_service.huge,
 }
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 from bench.machine import description
@@ -58,11 +60,12 @@ class Lab:
                 self.skip(str(missing))
         return self._workers[peer]
 
-    def daemon(self) -> Daemon:
-        """The daemon of this house."""
-        server = self._servers.get("daemon")
+    def daemon(self, *arguments: str) -> Daemon:
+        """The daemon of this house, one for each command line."""
+        key = " ".join(("daemon", *arguments))
+        server = self._servers.get(key)
         if server is None:
-            server = self._servers["daemon"] = self._stack.enter_context(daemon())
+            server = self._servers[key] = self._stack.enter_context(daemon(*arguments))
         assert isinstance(server, Daemon)
         return server
 
@@ -85,6 +88,10 @@ class Lab:
         server = self._servers["redis"]
         assert server is None or isinstance(server, RedisServer)
         return server
+
+    def folder(self) -> Path:
+        """A new folder, which outlives all processes that are started after it."""
+        return Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="purgatory-bench-")))
 
     def skip(self, line: str) -> None:
         """Says once what is not measured, and why."""

@@ -71,6 +71,11 @@ class Process:
         if self._process.stdout is not None:
             self._process.stdout.close()
 
+    def kill(self) -> None:
+        """Ends it as a crash would."""
+        self._process.kill()
+        self._process.wait()
+
     def read_line(self, timeout_s: float) -> str:
         """The next line it writes. Raises WorkerFailed when it ends, or takes too long."""
         output = self._process.stdout

@@ -148,7 +148,7 @@ class Host:
     def acknowledge(self, session: Session, sequence: int) -> None:
         """All results of a session up to `sequence` have arrived. Refuses one that was never given."""
         session.acknowledge(sequence)
-        self.journal.changed(session)
+        self.journal.acknowledged(session)
 
     def _check_room_for_refusals(self, session: Session) -> None:
         """Refused registrations are results too: a caller that reads none of them is stopped here."""

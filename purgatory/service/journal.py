@@ -51,7 +51,10 @@ class Journal(Protocol):
         """How it fares; None where nothing is kept."""
 
     def changed(self, session: Session) -> None:
-        """Operations were registered in a session, or results acknowledged."""
+        """Operations were registered in a session, or it was opened."""
+
+    def acknowledged(self, session: Session) -> None:
+        """Results of a session were acknowledged. Nobody waits for that to be durable: who resumes says what it has."""
 
     def ended(self, session: Session, completions: Completions) -> None:
         """Operations of a session have ended. To be told before their results get their sequence numbers."""
@@ -97,6 +100,9 @@ class NoJournal:
         return None
 
     def changed(self, session: Session) -> None:
+        """Nothing to do."""
+
+    def acknowledged(self, session: Session) -> None:
         """Nothing to do."""
 
     def ended(self, session: Session, completions: Completions) -> None:

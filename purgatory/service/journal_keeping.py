@@ -121,10 +121,17 @@ class JournalKeeping:
         return JournalStatistics(groups, self._thread.errors, self._thread.bytes, books.registrations, books.results)
 
     def changed(self, session: Session) -> None:
-        """Operations were registered in a session, or results acknowledged."""
+        """Operations were registered in a session, or it was opened."""
         if not session.is_blank:
             self._of(session)
             self._stir()
+
+    def acknowledged(self, session: Session) -> None:
+        """Results were acknowledged: that goes with the next group, for a commit of its own would only keep the disk
+        from what somebody waits for.
+        """
+        if not session.is_blank:
+            self._of(session)
 
     def ended(self, session: Session, completions: Completions) -> None:
         """Operations of a session have ended. To be told before they get their sequence numbers."""
@@ -194,8 +201,10 @@ class JournalKeeping:
         await reached
 
     def tick(self) -> None:
-        """While something waits, the journal hears now and then what time it is."""
-        if self._engine.pending and self._time.now_ms() - self._sealed_ms >= TICK_MS:
+        """What nobody waits for has waited long enough; and while something waits, the journal hears now and then what
+        time it is.
+        """
+        if self._sessions or (self._engine.pending and self._time.now_ms() - self._sealed_ms >= TICK_MS):
             self._stir()
 
     # The end.

@@ -1,0 +1,190 @@
+"""Loads a daemon that keeps a journal: batches at a steady rate and how long each receipt takes; and a session that is
+filled, and emptied again, maybe by another daemon on the same folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Iterator
+from typing import Final, cast
+
+import grpc
+import uvloop
+from purgatory_client.channel import OPTIONS, open_channel
+from purgatory_client.connection import Call
+
+from bench.drivers.client import TIMEOUT_MS, new_topic
+from bench.drivers.latency import percentiles
+from bench.worker import Numbers, Parameters, measured, serve
+from purgatory.v1 import event_pb2, operation_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
+
+PARTITIONS: Final = 10
+"""That a batch at a steady rate is spread over."""
+
+FILLING: Final = 5_000
+"""Operations in a message where a session is filled."""
+
+HOUR_MS: Final = 3_600_000
+OFFSET_MAX: Final = 1_000_000
+
+
+def names_of(topic: str, count: int) -> list[operation_pb2.TopicPartition]:
+    """The partitions of a topic."""
+    return [operation_pb2.TopicPartition(topic=topic, partition=number) for number in range(count)]
+
+
+def marks_of(topic: str, count: int, offset: int) -> event_pb2.EventColumns:
+    """The same high watermark for each partition."""
+    return event_pb2.EventColumns(
+        partitions=names_of(topic, count),
+        type=[event_pb2.EVENT_TYPE_HIGH_WATERMARK] * count,
+        item_index=range(count),
+        offset=[offset],
+    )
+
+
+async def acknowledge(call: Call, results: wire.ResultBatch) -> int:
+    """Acknowledges results; how many they are."""
+    count = len(results.columns.operation_id)
+    last = results.first_sequence + count - 1
+    await call.write(wire.SessionRequest(acknowledge=wire.AcknowledgeResults(sequence=last)))
+    return count
+
+
+class Steady:
+    """Batches at a steady rate, each ended by events half a turn after it; its results are acknowledged at once."""
+
+    def __init__(self, stub: PurgatoryServiceStub, batch: int, turns: int, interval_s: float) -> None:
+        self.taken: Final[list[float]] = []
+        """From the writing of a batch to its receipt, in seconds."""
+        self._topic: Final = new_topic()
+        self._session: Final = cast("Call", stub.Session())
+        self._events: Final = stub.AdvanceStream()
+        self._batch: Final = batch
+        self._turns: Final = turns
+        self._interval_s: Final = interval_s
+        self._sent: Final[list[float]] = []
+
+    async def run(self) -> None:
+        """All turns, until the last result is there."""
+        opening = wire.OpenSession(session_id=self._topic, columns=True)
+        await self._session.write(wire.SessionRequest(open=opening))
+        await self._session.read()
+        reading = asyncio.create_task(self._read())
+        answers = asyncio.create_task(self._read_answers())
+        loop = asyncio.get_running_loop()
+        next_s = loop.time()
+        for turn in range(self._turns):
+            message = self._registration(turn)
+            await asyncio.sleep(max(0.0, next_s - loop.time()))
+            self._sent.append(time.perf_counter())
+            await self._session.write(message)
+            marks = marks_of(self._topic, PARTITIONS, turn + 1)
+            await asyncio.sleep(max(0.0, next_s + self._interval_s / 2 - loop.time()))
+            await self._events.write(wire.AdvanceStreamRequest(columns=marks))
+            next_s += self._interval_s
+        await reading
+        await self._events.done_writing()
+        await self._session.done_writing()
+        await answers
+
+    def _registration(self, turn: int) -> wire.SessionRequest:
+        first = turn * self._batch + 1
+        columns = operation_pb2.OperationColumns(
+            kind=operation_pb2.OPERATION_KIND_PRODUCE,
+            partitions=names_of(self._topic, PARTITIONS),
+            operation_id=range(first, first + self._batch),
+            timeout_ms=[TIMEOUT_MS],
+            item_index=[number % PARTITIONS for number in range(self._batch)],
+            offset=[turn + 1] * self._batch,
+        )
+        return wire.SessionRequest(register=wire.RegisterBatch(batch_id=turn + 1, columns=columns))
+
+    async def _read(self) -> None:
+        """Receipts and results, until all have ended."""
+        ended = 0
+        while ended < self._turns * self._batch:
+            message = cast("wire.SessionResponse", await self._session.read())
+            if message.HasField("receipt"):
+                self.taken.append(time.perf_counter() - self._sent[message.receipt.batch_id - 1])
+                assert message.receipt.accepted == self._batch, f"refused: {message.receipt.refusals[:1]}"
+            elif message.HasField("results"):
+                ended += await acknowledge(self._session, message.results)
+
+    async def _read_answers(self) -> None:
+        async for _ in self._events:
+            pass
+
+
+def receipts(parameters: Parameters) -> Numbers:
+    """`turns` batches of `batch`, `rate` operations a second: percentiles of what a receipt takes."""
+    return uvloop.run(_receipts(parameters))
+
+
+async def _receipts(parameters: Parameters) -> Numbers:
+    batch, turns = parameters.integer("batch"), parameters.integer("turns")
+    async with open_channel(parameters.text("address")) as channel:
+        steady = Steady(PurgatoryServiceStub(channel), batch, turns, batch / parameters.number("rate"))
+        await steady.run()
+    return percentiles(steady.taken)
+
+
+def fill(parameters: Parameters) -> Numbers:
+    """Registers `count` produce waits with random offsets and deadlines on `keys` partitions in the session `name`."""
+    count, keys, name = parameters.integer("count"), parameters.integer("keys"), parameters.text("name")
+    with grpc.insecure_channel(parameters.text("address"), options=OPTIONS) as channel:
+        stub = PurgatoryServiceStub(channel)
+        requests = list(filling(name, count, keys))
+        started = time.perf_counter()
+        accepted = sum(stub.Register(request).receipt.accepted for request in requests)
+        seconds = time.perf_counter() - started
+    assert accepted == count, f"{accepted} of {count} were accepted"
+    return measured(seconds, count)
+
+
+def filling(name: str, count: int, keys: int) -> Iterator[wire.RegisterRequest]:
+    """The messages that fill a session."""
+    drawn = random.Random(count)
+    for first in range(0, count, FILLING):
+        numbers = range(first + 1, min(first + FILLING, count) + 1)
+        columns = operation_pb2.OperationColumns(
+            kind=operation_pb2.OPERATION_KIND_PRODUCE,
+            partitions=names_of(name, keys),
+            operation_id=numbers,
+            item_index=[drawn.randrange(keys) for _ in numbers],
+            offset=[drawn.randint(1, OFFSET_MAX) for _ in numbers],
+            timeout_ms=[drawn.randint(HOUR_MS, 2 * HOUR_MS) for _ in numbers],
+        )
+        yield wire.RegisterRequest(session_id=name, batch=wire.RegisterBatch(columns=columns))
+
+
+def empty(parameters: Parameters) -> Numbers:
+    """Ends all `count` waits that `fill` has registered, and acknowledges their results."""
+    return uvloop.run(_empty(parameters))
+
+
+async def _empty(parameters: Parameters) -> Numbers:
+    count, keys, name = parameters.integer("count"), parameters.integer("keys"), parameters.text("name")
+    started = time.perf_counter()
+    async with open_channel(parameters.text("address")) as channel:
+        stub = PurgatoryServiceStub(channel)
+        call = cast("Call", stub.Session())
+        await call.write(wire.SessionRequest(open=wire.OpenSession(session_id=name, columns=True)))
+        await stub.Advance(wire.AdvanceRequest(columns=marks_of(name, keys, OFFSET_MAX)))
+        ended = 0
+        while ended < count:
+            message = cast("wire.SessionResponse", await call.read())
+            if message.HasField("results"):
+                ended += await acknowledge(call, message.results)
+        await call.done_writing()
+        while await call.read() is not grpc.aio.EOF:
+            pass
+    return measured(time.perf_counter() - started, ended)
+
+
+if __name__ == "__main__":
+    serve({"receipts": receipts, "fill": fill, "empty": empty})

@@ -1,0 +1,143 @@
+"""What keeping a journal costs: beside the same daemon without one, beside a bare disk, and over a crash."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+from bench.lab import Lab
+from bench.pairing import Figure, Measure
+from bench.processes import daemon
+from bench.worker import Numbers
+
+__all__ = ["columns", "receipts", "recovery"]
+
+CLIENT: Final = "bench.drivers.client"
+KEPT: Final = "bench.drivers.kept"
+LANES: Final = 8
+BATCH: Final = 100
+RATE: Final = 10_000
+"""Operations a second while receipts are measured."""
+KEYS: Final = 1_000
+SETTLED_S: Final = 1.5
+"""Files whose size has stayed the same for so long have been tidied."""
+POLL_S: Final = 0.1
+RUNS: Final = itertools.count(1)
+
+
+def columns(lab: Lab) -> None:
+    """Operations a second in batches of 500 with a journal, sync and async, beside the same daemon without."""
+    client = lab.worker(CLIENT)
+    work = {"batch": 500, "lanes": LANES, "seconds": 2 * lab.scale.seconds}
+    bare = lab.daemon().address
+
+    def loading(address: str) -> Measure:
+        return lambda: client.run("columns", address=address, **work)
+
+    for mode in ("sync", "async"):
+        kept = lab.daemon("--data-dir", str(lab.folder() / mode), "--journal-mode", mode).address
+        lab.measure(
+            [Figure(f"journal/columns-{mode}/batch=500", "ops/s")],
+            ("daemon", loading(kept)),
+            {"none": loading(bare)},
+        )
+
+
+def receipts(lab: Lab) -> None:
+    """How long a receipt in sync mode takes, beside writing and syncing as many bytes in a bare loop."""
+    scale, folder = lab.scale, lab.folder()
+    process = lab.daemon("--data-dir", str(folder / "data"))
+    driver, bare = lab.worker(KEPT), lab.worker("bench.peers.fsync_loop")
+    turns, turn_bytes = scale.probes, 0
+
+    def receipted() -> Numbers:
+        nonlocal turn_bytes
+        before = written_bytes(process.process_id)
+        numbers = driver.run("receipts", address=process.address, batch=BATCH, turns=turns, rate=RATE)
+        turn_bytes = (written_bytes(process.process_id) - before) // turns
+        return numbers
+
+    lab.measure(
+        [Figure(f"journal/receipt-{part}/rate={RATE}", "us", f"{part}_us") for part in ("p50", "p99")],
+        ("daemon", receipted),
+        {"fsync": lambda: bare.run("append", folder=str(folder), bytes=turn_bytes, turns=turns, rate=RATE / BATCH)},
+        runs=min(3, scale.runs),
+    )
+
+
+def recovery(lab: Lab) -> None:
+    """A daemon is filled and killed: the size of its files, and how soon the next one serves; and their size when all
+    have ended.
+    """
+    count = lab.scale.total_pending
+    lives: list[Numbers] = []
+
+    def recovered() -> Numbers:
+        lives.append(life(lab, count))
+        return {"seconds": lives[-1]["recovering_s"]}
+
+    lab.measure(
+        [Figure(f"journal/recovery/pending={count}", "s", "seconds")],
+        ("daemon", recovered),
+        {"registering": lambda: {"seconds": lives[-1]["registering_s"]}},
+        runs=min(3, lab.scale.runs),
+        warm_up=False,
+    )
+    lab.measure(
+        [
+            Figure(f"journal/bytes/pending={count}", "B", "bytes_each"),
+            Figure("journal/bytes/after", "B", "bytes_after"),
+        ],
+        ("daemon", lambda: lives[-1]),
+        {},
+        runs=1,
+        warm_up=False,
+    )
+
+
+def life(lab: Lab, count: int) -> Numbers:
+    """One folder: filled by a daemon that is killed, emptied by the next."""
+    driver = lab.worker(KEPT)
+    work: dict[str, str | float] = {"count": count, "keys": KEYS, "name": f"life-{next(RUNS)}"}
+    with tempfile.TemporaryDirectory(prefix="purgatory-bench-") as folder:
+        data = Path(folder, "data")
+        with daemon("--data-dir", str(data)) as process:
+            registering_s = driver.run("fill", address=process.address, **work)["seconds"]
+            bytes_each = size_bytes(data) / count
+            process.kill()
+        started = time.perf_counter()
+        with daemon("--data-dir", str(data)) as process:
+            recovering_s = time.perf_counter() - started
+            driver.run("empty", address=process.address, **work)
+            bytes_after = settled_bytes(data)
+    return {
+        "registering_s": registering_s,
+        "recovering_s": recovering_s,
+        "bytes_each": bytes_each,
+        "bytes_after": float(bytes_after),
+    }
+
+
+def settled_bytes(folder: Path) -> int:
+    """The size of the files once they no longer shrink."""
+    size, since_s = size_bytes(folder), time.monotonic()
+    while time.monotonic() - since_s < SETTLED_S:
+        time.sleep(POLL_S)
+        now = size_bytes(folder)
+        if now < size:
+            size, since_s = now, time.monotonic()
+    return size
+
+
+def size_bytes(folder: Path) -> int:
+    """Of the journal's file and its write-ahead log."""
+    return sum(path.stat().st_size for path in folder.iterdir() if path.name in {"journal.db", "journal.db-wal"})
+
+
+def written_bytes(process_id: int) -> int:
+    """What a process has had written to disks so far."""
+    lines = Path(f"/proc/{process_id}/io").read_text("ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("write_bytes"))

@@ -1,0 +1,74 @@
+"""What makes a group, and what goes with one that something else has made."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from purgatory.engine import codes
+from purgatory.engine.batches import EventBatch, OperationBatch
+from purgatory.service.host import Host
+from purgatory.service.journal import JournalStatistics
+from purgatory.service.sessions import Session
+from purgatory.service.translate_operations import OperationRun
+from purgatory.testing import ManualClock
+from tests.journal.kit import keep
+from tests.journal.test_damage import new_host
+
+PATIENCE_S = 30.0
+
+
+async def end_one(host: Host, session: Session) -> JournalStatistics:
+    """A wait is registered and ends, and its result is durable; what the journal then says of itself."""
+    batch = OperationBatch([1], partitions=[("t", 0)], offsets=[5])
+    host.register(session, [OperationRun(codes.PRODUCE, batch)], [])
+    await host.apply(EventBatch([codes.HIGH_WATERMARK], partitions=[("t", 0)], offsets=[5]))
+    await host.journal.durable()
+    session.outbox.take(10)
+    return statistics(host)
+
+
+def statistics(host: Host) -> JournalStatistics:
+    """What the journal says of itself."""
+    said = host.journal.statistics()
+    assert said is not None
+    return said
+
+
+def register_another(host: Host, session: Session) -> None:
+    """Something that must be durable."""
+    batch = OperationBatch([2], partitions=[("t", 0)], offsets=[9])
+    host.register(session, [OperationRun(codes.PRODUCE, batch)], [])
+
+
+@pytest.mark.parametrize("by_tick", [True, False])
+def test_an_acknowledgement_goes_with_the_next_group(tmp_path: Path, by_tick: bool) -> None:
+    """It keeps nobody waiting and makes no group of its own; the row of results goes with the next group, or the next
+    look at the sessions.
+    """
+
+    async def life() -> None:
+        clock = ManualClock(1_000)
+        host = new_host(clock)
+        opened = await keep(host, tmp_path / "data", clock)
+        session, _ = host.sessions.open("a", clock.now_ms())
+        before = await end_one(host, session)
+        assert before.results == 1
+        host.acknowledge(session, 1)
+        answered: list[str] = []
+        host.journal.when_durable(lambda: answered.append("at once"))
+        assert answered == ["at once"]
+        await asyncio.sleep(0)
+        assert statistics(host) == before
+        if by_tick:
+            host.journal.tick()
+        else:
+            register_another(host, session)
+        await host.journal.durable()
+        after = statistics(host)
+        assert (after.groups, after.results) == (before.groups + 1, 0)
+        assert await opened.close(PATIENCE_S)
+
+    asyncio.run(life())
