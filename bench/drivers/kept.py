@@ -47,12 +47,10 @@ def marks_of(topic: str, count: int, offset: int) -> event_pb2.EventColumns:
     )
 
 
-async def acknowledge(call: Call, results: wire.ResultBatch) -> int:
-    """Acknowledges results; how many they are."""
-    count = len(results.columns.operation_id)
-    last = results.first_sequence + count - 1
-    await call.write(wire.SessionRequest(acknowledge=wire.AcknowledgeResults(sequence=last)))
-    return count
+def acknowledgement(results: wire.ResultBatch) -> wire.SessionRequest:
+    """What is said when these results are there."""
+    last = results.first_sequence + len(results.columns.operation_id) - 1
+    return wire.SessionRequest(acknowledge=wire.AcknowledgeResults(sequence=last))
 
 
 class Steady:
@@ -68,6 +66,7 @@ class Steady:
         self._turns: Final = turns
         self._interval_s: Final = interval_s
         self._sent: Final[list[float]] = []
+        self._writing: Final = asyncio.Lock()
 
     async def run(self) -> None:
         """All turns, until the last result is there."""
@@ -82,7 +81,7 @@ class Steady:
             message = self._registration(turn)
             await asyncio.sleep(max(0.0, next_s - loop.time()))
             self._sent.append(time.perf_counter())
-            await self._session.write(message)
+            await self._write(message)
             marks = marks_of(self._topic, PARTITIONS, turn + 1)
             await asyncio.sleep(max(0.0, next_s + self._interval_s / 2 - loop.time()))
             await self._events.write(wire.AdvanceStreamRequest(columns=marks))
@@ -104,6 +103,11 @@ class Steady:
         )
         return wire.SessionRequest(register=wire.RegisterBatch(batch_id=turn + 1, columns=columns))
 
+    async def _write(self, message: wire.SessionRequest) -> None:
+        """One at a time, as gRPC wants it."""
+        async with self._writing:
+            await self._session.write(message)
+
     async def _read(self) -> None:
         """Receipts and results, until all have ended."""
         ended = 0
@@ -113,7 +117,8 @@ class Steady:
                 self.taken.append(time.perf_counter() - self._sent[message.receipt.batch_id - 1])
                 assert message.receipt.accepted == self._batch, f"refused: {message.receipt.refusals[:1]}"
             elif message.HasField("results"):
-                ended += await acknowledge(self._session, message.results)
+                ended += len(message.results.columns.operation_id)
+                await self._write(acknowledgement(message.results))
 
     async def _read_answers(self) -> None:
         async for _ in self._events:
@@ -179,7 +184,8 @@ async def _empty(parameters: Parameters) -> Numbers:
         while ended < count:
             message = cast("wire.SessionResponse", await call.read())
             if message.HasField("results"):
-                ended += await acknowledge(call, message.results)
+                ended += len(message.results.columns.operation_id)
+                await call.write(acknowledgement(message.results))
         await call.done_writing()
         while await call.read() is not grpc.aio.EOF:
             pass

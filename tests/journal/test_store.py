@@ -1,0 +1,79 @@
+"""The journal's files: the write-ahead log is begun anew in place while groups come, and emptied when none does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from purgatory.journal import store as stores
+from purgatory.journal.crash_points import CrashPoints
+from purgatory.journal.directory import Directory
+from purgatory.journal.group import Group, Moment
+from purgatory.journal.statements import Bookkeeper
+from purgatory.journal.store import Store
+
+PAGES_MAX = 20
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    """An empty journal with a small log."""
+    monkeypatch.setattr(stores, "WAL_PAGES_MAX", PAGES_MAX)
+    monkeypatch.setattr(stores, "WAL_PAGES_KEPT", 2 * PAGES_MAX)
+    directory = Directory(tmp_path)
+    opened = Store(directory, CrashPoints())
+    yield opened
+    opened.close()
+    directory.release()
+
+
+def commit(store: Store, number: int) -> None:
+    """A group in which nothing has happened but time."""
+    store.commit(Bookkeeper().statements(Group(number, Moment(number, number, number, "boot"))))
+
+
+def fill_log(store: Store, wal: Path) -> int:
+    """Commits until the log is to be copied; its size."""
+    number = 0
+    while not store._is_log_long():
+        number += 1
+        commit(store, number)
+    return wal.stat().st_size
+
+
+def test_the_log_is_begun_anew_in_place(tmp_path: Path, store: Store) -> None:
+    """Between groups it is copied once it is long, and what comes next is written over it: the file keeps its size."""
+    wal = tmp_path / "journal.db-wal"
+    store.tidy(at_rest=True)
+    size = fill_log(store, wal)
+    assert size == 32 + PAGES_MAX * (24 + stores.PAGE_BYTES)
+    store.tidy(at_rest=False)
+    commit(store, 1_000)
+    assert not store._is_log_long()
+    store.tidy(at_rest=False)
+    assert fill_log(store, wal) == size, "as many pages again, and none more"
+    commit(store, 1_000)
+    found = store.moment()
+    assert found is not None
+    assert found[1] == 1_000
+
+
+def test_a_log_that_has_become_too_long_is_cut(tmp_path: Path, store: Store) -> None:
+    """What it grew to in a busy hour is given back when it is begun anew."""
+    wal = tmp_path / "journal.db-wal"
+    for number in range(1, 10 * PAGES_MAX):
+        commit(store, number)
+    store.tidy(at_rest=False)
+    commit(store, 1_000)
+    assert wal.stat().st_size <= 2 * PAGES_MAX * stores.PAGE_BYTES
+
+
+def test_at_rest_the_log_is_emptied(tmp_path: Path, store: Store) -> None:
+    """When no group comes, what is in it goes into the file, and its room back to the disk."""
+    wal = tmp_path / "journal.db-wal"
+    fill_log(store, wal)
+    store.tidy(at_rest=True)
+    assert wal.stat().st_size == 0
+    assert store.size_bytes() == (tmp_path / "journal.db").stat().st_size
