@@ -22,8 +22,8 @@ BATCH: Final = 100
 RATE: Final = 10_000
 """Operations a second while receipts are measured."""
 KEYS: Final = 1_000
-SETTLED_S: Final = 1.5
-"""Files whose size has stayed the same for so long have been tidied."""
+SETTLED_S: Final = 2.5
+"""Files whose size has stayed the same for so long have been tidied: it begins when the last acknowledgement is in."""
 POLL_S: Final = 0.1
 RUNS: Final = itertools.count(1)
 
@@ -122,12 +122,12 @@ def life(lab: Lab, count: int) -> Numbers:
 
 
 def settled_bytes(folder: Path) -> int:
-    """The size of the files once they no longer shrink."""
+    """The size of the files once it no longer changes."""
     size, since_s = size_bytes(folder), time.monotonic()
     while time.monotonic() - since_s < SETTLED_S:
         time.sleep(POLL_S)
         now = size_bytes(folder)
-        if now < size:
+        if now != size:
             size, since_s = now, time.monotonic()
     return size
 
