@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Final
 
+from bench.drivers.latency import WARM_UP
 from bench.lab import Lab
 from bench.pairing import Figure, Measure
 from bench.processes import daemon
@@ -57,7 +58,7 @@ def receipts(lab: Lab) -> None:
         nonlocal turn_bytes
         before = written_bytes(process.process_id)
         numbers = driver.run("receipts", address=process.address, batch=BATCH, turns=turns, rate=RATE)
-        turn_bytes = (written_bytes(process.process_id) - before) // turns
+        turn_bytes = (written_bytes(process.process_id) - before) // (WARM_UP + turns)
         return numbers
 
     lab.measure(
@@ -65,6 +66,7 @@ def receipts(lab: Lab) -> None:
         ("daemon", receipted),
         {"fsync": lambda: bare.run("append", folder=str(folder), bytes=turn_bytes, turns=turns, rate=RATE / BATCH)},
         runs=min(3, scale.runs),
+        warm_up=False,
     )
 
 

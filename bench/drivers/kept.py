@@ -16,7 +16,7 @@ from purgatory_client.channel import OPTIONS, open_channel
 from purgatory_client.connection import Call
 
 from bench.drivers.client import TIMEOUT_MS, new_topic
-from bench.drivers.latency import percentiles
+from bench.drivers.latency import WARM_UP, percentiles
 from bench.worker import Numbers, Parameters, measured, serve
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -126,16 +126,18 @@ class Steady:
 
 
 def receipts(parameters: Parameters) -> Numbers:
-    """`turns` batches of `batch`, `rate` operations a second: percentiles of what a receipt takes."""
+    """`turns` batches of `batch`, `rate` operations a second, after some more to warm up: percentiles of what a receipt
+    takes.
+    """
     return uvloop.run(_receipts(parameters))
 
 
 async def _receipts(parameters: Parameters) -> Numbers:
-    batch, turns = parameters.integer("batch"), parameters.integer("turns")
+    batch, turns = parameters.integer("batch"), WARM_UP + parameters.integer("turns")
     async with open_channel(parameters.text("address")) as channel:
         steady = Steady(PurgatoryServiceStub(channel), batch, turns, batch / parameters.number("rate"))
         await steady.run()
-    return percentiles(steady.taken)
+    return percentiles(steady.taken[WARM_UP:])
 
 
 def fill(parameters: Parameters) -> Numbers:
