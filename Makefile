@@ -122,7 +122,7 @@ bench: $(STAMPS)/pipeline $(STAMPS)/profiled ## Measure this house beside its pe
 bench-quick: $(STAMPS)/profiled ## The same in under a minute, with nothing written
 	@$(BIN)/python -m bench --quick $(ARGS)
 
-bench-pipeline: $(STAMPS)/pipeline $(STAMPS)/engine ## Measure report and replay (ARGS="--operations 10M 30M 100M")
+bench-pipeline: $(STAMPS)/pipeline $(STAMPS)/profiled ## Measure report and replay (ARGS="--operations 10M 30M 100M")
 	@$(BIN)/python -m bench.pipeline $(ARGS)
 
 bench-compare: $(STAMPS)/engine ## Compare instructions, counters and ratios with the committed baseline (ARGS=--update)

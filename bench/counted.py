@@ -95,6 +95,32 @@ def translate(operations: int) -> None:
             results.SerializeToString()
 
 
+def tape(operations: int) -> None:
+    """A history played as a replay does: for each wait an append, the wait, two followers' progress and the mark."""
+    from purgatory.engine import tape as tapes
+    from purgatory.engine.batches import EventBatch, OperationBatch
+    from purgatory.engine.codes import FOLLOWER_PROGRESS, HIGH_WATERMARK, LEADER_APPEND, PRODUCE, UNKNOWN
+    from purgatory.engine.engine import Engine
+    from purgatory.engine.limits import EngineLimits
+
+    engine = Engine(EngineLimits(), 0)
+    owner = engine.add_owner()
+    partitions = [("bench", 0)]
+    for first in range(0, operations, BATCH):
+        ids = list(range(first + 1, first + BATCH + 1))
+        waits = OperationBatch(ids, partitions=partitions, offsets=ids, timeouts_ms=[TIMEOUT_MS])
+        events = EventBatch(
+            [LEADER_APPEND, FOLLOWER_PROGRESS, FOLLOWER_PROGRESS, HIGH_WATERMARK] * BATCH,
+            partitions=partitions,
+            offsets=[offset for offset in ids for _ in range(4)],
+            replica_ids=[UNKNOWN, 2, 3, UNKNOWN] * BATCH,
+        )
+        steps = [tapes.APPLY, tapes.REGISTER + PRODUCE, tapes.APPLY] * BATCH
+        times_ms = [at for number in ids for at in (number, number, number + 1)]
+        engine.play(owner, tapes.Tape(steps, times_ms, [1, 1, 3] * BATCH, operations=[None, waits], events=events))
+        assert sum(len(completions) for completions in engine.take_completions()) == BATCH
+
+
 def client(operations: int) -> None:
     """The client's share: batches submitted, sent and answered, without a network."""
     from purgatory_client.many import partition_columns
@@ -146,6 +172,7 @@ WORKLOADS: Final[dict[str, Callable[[int], None]]] = {
     "daemon-columns": translate,
     "client-columns": client,
     "wheel": wheel,
+    "replay-tape": tape,
 }
 
 if __name__ == "__main__":
