@@ -117,7 +117,9 @@ def tape(operations: int) -> None:
         )
         steps = [tapes.APPLY, tapes.REGISTER + PRODUCE, tapes.APPLY] * BATCH
         times_ms = [at for number in ids for at in (number, number, number + 1)]
-        engine.play(owner, tapes.Tape(steps, times_ms, [1, 1, 3] * BATCH, operations=[None, waits], events=events))
+        engine.play(
+            owner, tapes.Tape(steps, times_ms, [1, 1, 3] * BATCH, operations=[None, waits], events=events), False
+        )
         assert sum(len(completions) for completions in engine.take_completions()) == BATCH
 
 
