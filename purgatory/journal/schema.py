@@ -113,5 +113,6 @@ def migrate(database: sqlite3.Connection, name: str, migrations: tuple[str, ...]
             f"wrote it, or a newer one"
         )
     for number, script in enumerate(migrations[version:], version + 1):
-        database.executescript(f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {number}; COMMIT;")
+        pragmas = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {number};"
+        database.executescript(f"BEGIN IMMEDIATE; {script}; {pragmas} COMMIT;")
     return version

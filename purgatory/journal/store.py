@@ -22,7 +22,7 @@ from purgatory.journal.directory import Directory
 from purgatory.journal.errors import JournalDamaged, JournalError
 from purgatory.journal.group import Closed, Moment, SessionState
 from purgatory.journal.rows import changes_from, is_sound
-from purgatory.journal.schema import APPLICATION_ID, COLUMNS, migrate, select
+from purgatory.journal.schema import COLUMNS, migrate, select
 from purgatory.journal.statements import ORDER, Statements
 
 PAGE_BYTES: Final = 4_096
@@ -266,7 +266,6 @@ def _prepare(database: sqlite3.Connection, name: str) -> None:
     for pragma in pragmas:
         database.execute(f"PRAGMA {pragma}").fetchall()
     migrate(database, name)
-    database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
 
 
 def damaged(folder: Path, what: str) -> JournalDamaged:

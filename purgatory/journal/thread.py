@@ -47,6 +47,7 @@ class JournalThread:
         self._retry_s: Final = retry_s
         self._groups: Final[queue.SimpleQueue[Group | None]] = queue.SimpleQueue()
         self._closing: Final = threading.Event()
+        self._must_reopen = False
         self._must_rewrite = False
         self._untidied = 0
         """Groups since the files were last looked at, which costs more than a small group."""
@@ -119,6 +120,9 @@ class JournalThread:
             self._store.rewrite()
             self._must_rewrite = False
             LOGGER.warning("the journal was written anew after a failed fsync")
+        elif self._must_reopen:
+            self._store.reopen()
+        self._must_reopen = False
 
     def _note(self, error: sqlite3.Error | JournalError | OSError) -> None:
         self.errors += 1
@@ -128,17 +132,11 @@ class JournalThread:
             if code in FSYNC_FAILED:
                 self._must_rewrite = True
             elif code & 0xFF == IOERR:
-                self._reopen()
+                self._must_reopen = True
         else:
             closed = Closed(is_full=False, reason=str(error))
         LOGGER.warning("%s; trying again", closed.reason)
         self._tell(closed)
-
-    def _reopen(self) -> None:
-        try:
-            self._store.reopen()
-        except JournalError as error:
-            LOGGER.warning("%s", error)
 
     def _tidy(self, *, at_rest: bool) -> bool:
         """A step of keeping the files small. That it fails is told when a commit does."""

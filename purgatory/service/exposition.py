@@ -192,6 +192,7 @@ class HostCollector(Collector):
         yield _gauge("purgatory_journal_bytes", "Size of the journal's files.", statistics.bytes)
         yield _gauge("purgatory_journal_registration_rows", "Rows of pending operations.", statistics.registrations)
         yield _gauge("purgatory_journal_result_rows", "Rows of unacknowledged results.", statistics.results)
+        yield _gauge("purgatory_recovered_operations", "Operations kept that wait again, so far.", statistics.recovered)
         is_closed = self._host.journal.why_closed() is not None
         yield _gauge("purgatory_journal_closed", "1: the disk fails, and new work is refused.", int(is_closed))
 

@@ -31,6 +31,8 @@ class JournalStatistics(NamedTuple):
     """Rows that hold pending operations."""
     results: int
     """Rows that hold unacknowledged results."""
+    recovered: int
+    """Operations of the daemon before that wait again."""
 
 
 class Journal(Protocol):

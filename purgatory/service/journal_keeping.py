@@ -69,6 +69,8 @@ class JournalKeeping:
         self._is_sync: Final = is_sync
         self._number = number
         self._first_number: Final = number
+        self.recovered = 0
+        """Operations of the daemon before that wait again, so far."""
         self._thread: JournalThread | None = None
         self._books: Bookkeeper | None = None
         self._loop: Final = asyncio.get_running_loop()
@@ -114,11 +116,13 @@ class JournalKeeping:
 
     def statistics(self) -> JournalStatistics | None:
         """How it fares."""
-        if self._thread is None or self._books is None:
-            return None
-        books = self._books
+        thread, books = self._thread, self._books
+        if thread is None or books is None:
+            return JournalStatistics(0, 0, 0, 0, 0, self.recovered)
         groups = self._number - self._first_number
-        return JournalStatistics(groups, self._thread.errors, self._thread.bytes, books.registrations, books.results)
+        return JournalStatistics(
+            groups, thread.errors, thread.bytes, books.registrations, books.results, self.recovered
+        )
 
     def changed(self, session: Session) -> None:
         """Operations were registered in a session, or it was opened."""

@@ -53,11 +53,11 @@ class OpenJournal:
         except BaseException:
             self._directory.release()
             raise
+        self.is_continued: Final = self._last is not None
+        """Another daemon has used it before."""
         self.start_ms: Final = time_now_ms(self._last[0] if self._last else None, clocks())
         """The time that the engine begins at."""
         self.is_recovering = True
-        self.restored = 0
-        """Operations that wait again, so far."""
         self.to_restore: Final = self._store.count("registrations")
         """Rows of them."""
         self._keeping: JournalKeeping | None = None
@@ -80,7 +80,7 @@ class OpenJournal:
         try:
             self._restore_marks(host)
             self._restore_sessions(host)
-            await self._restore_operations(host)
+            await self._restore_operations(host, keeping)
         except JournalError:
             self._give_up()
             raise
@@ -146,14 +146,14 @@ class OpenJournal:
                 session.outbox.start_at(state.last_sequence + session.sequence_shift)
             session.outbox.acknowledge(state.acknowledged_sequence + session.sequence_shift)
 
-    async def _restore_operations(self, host: Host) -> None:
+    async def _restore_operations(self, host: Host, keeping: JournalKeeping) -> None:
         paused_s = reported_s = time.monotonic()
         for rows, (row, number, content, gone) in enumerate(self._store.registrations(), 1):
             session = self._sessions[number]
             saved = SavedOperations.from_bytes(content)
             self._books.found(number, row, Roster(saved.operation_ids, gone))
             now_ms = host.time.now_ms()
-            self.restored += host.engine.restore(session.owner, saved, gone, now_ms)
+            keeping.recovered += host.engine.restore(session.owner, saved, gone, now_ms)
             host.archive.expired(now_ms)
             host.deliver()
             now_s = time.monotonic()
@@ -162,7 +162,7 @@ class OpenJournal:
                 paused_s = time.monotonic()
             if now_s - reported_s >= REPORT_S:
                 reported_s = now_s
-                LOGGER.info("journal: %d operations restored, %d of %d rows", self.restored, rows, self.to_restore)
+                LOGGER.info("journal: %d operations restored, %d of %d rows", keeping.recovered, rows, self.to_restore)
 
     async def close(self, timeout_s: float) -> bool:
         """Keeps the last changes and ends; False: it could not."""

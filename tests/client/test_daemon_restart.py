@@ -12,8 +12,8 @@ from purgatory_client.cli.exits import Exit
 
 from tests.client.flaky_proxy import FlakyProxy
 from tests.client.outbox_child import OFFSET_MAX
+from tests.client.outbox_killed import Killed
 from tests.client.test_cli import purgatory
-from tests.client.test_outbox_crash import Killed
 from tests.client.until import until_pending
 from tests.daemon_process import DaemonProcess
 

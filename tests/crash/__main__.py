@@ -8,22 +8,46 @@ import random
 import tempfile
 import time
 from pathlib import Path
+from typing import Final
 
+from tests.crash.room import ROOMS, NoRoom, Room
 from tests.crash.run import CrashRun
+
+ASYNC_SHARE: Final = 4
+ROOM_SHARE: Final = 20
+"""One kill in so many, on top: of daemons in async mode, and of those on each kind of disk that fills up."""
+
+
+def run(title: str, seed: int, kills: int, folder: Path, mode: str = "sync", room: Room | None = None) -> None:
+    """Kills so many daemons, and prints what that came to."""
+    began_s = time.monotonic()
+    tally = asyncio.run(CrashRun(folder, seed, mode, room).run(kills))
+    print(
+        f"{title}: {tally.kills} kills, {tally.operations} operations, {tally.repeats} results sent again, "
+        f"{tally.refused_batches} batches refused; the caller with an outbox: {tally.outbox_kills} kills, "
+        f"{tally.outbox_waits} waits; {time.monotonic() - began_s:.0f} s",
+        flush=True,
+    )
 
 
 def main() -> None:
-    """Kills as many daemons as asked, and prints what that came to."""
+    """Each kind of life in turn. The rule broken is an error."""
     parser = argparse.ArgumentParser("python -m tests.crash", description=__doc__)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=random.randrange(2**31))
     given = parser.parse_args()
     print(f"seed {given.seed}", flush=True)
-    began_s = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        tally = asyncio.run(CrashRun(Path(folder), given.seed).run(given.kills))
-    seconds = time.monotonic() - began_s
-    print(f"{tally.kills} kills, {tally.operations} operations, {tally.repeats} results sent again, {seconds:.0f} s")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        run("sync", given.seed, given.kills, folder / "sync")
+        run("async", given.seed, given.kills // ASYNC_SHARE, folder / "async", "async")
+        for room_in in ROOMS:
+            title = room_in.__name__.replace("_", " ")
+            try:
+                with room_in(folder / title / "disk") as room:
+                    run(title, given.seed, given.kills // ROOM_SHARE, folder / title, room=room)
+            except NoRoom as error:
+                print(f"{title}: SKIPPED, {error}", flush=True)
     print("lost: 0, ended twice: 0, too early: 0")
 
 

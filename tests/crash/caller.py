@@ -1,5 +1,8 @@
 """A caller at the level of the wire that writes down what it asked and got, over any number of connections and daemons,
 and complains at once when the rule is broken: nothing receipted is lost, nothing ends twice, nothing ends too early.
+
+In async mode what the daemon had not written yet may be lost with it. Then the caller does what the client library
+does: it sends again what has not ended, and drops a result of what has; the first one counts.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import time
 from typing import Any, Final, NamedTuple
 
 import grpc
+from google.rpc import code_pb2
 
 from purgatory.v1 import operation_pb2, purgatory_service_pb2_grpc, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -24,6 +28,7 @@ BATCH_MAX: Final = 40
 PACE_S: Final = 0.01
 RECONNECT_S: Final = 0.03
 AHEAD_MAX: Final = 30
+NO_ROOM: Final = {code_pb2.RESOURCE_EXHAUSTED, code_pb2.UNAVAILABLE}
 
 
 class Broken(AssertionError):
@@ -52,7 +57,8 @@ class Marks:
 class Caller:
     """One session. `run` it against a daemon until it breaks, as often as need be."""
 
-    def __init__(self, name: str, marks: Marks, seed: int) -> None:
+    def __init__(self, name: str, marks: Marks, seed: int, *, is_sync: bool = True, may_refuse: bool = False) -> None:
+        """`may_refuse`: the disk may be full."""
         self.name: Final = name
         self.asked: Final[dict[int, Asked]] = {}
         self.outcomes: Final[dict[int, tuple[int, int]]] = {}
@@ -61,9 +67,15 @@ class Caller:
         """The highest id that a receipt spoke of."""
         self.cancelled: Final[set[int]] = set()
         """Those whose cancelling was answered."""
+        self.accepted_batches = 0
+        self.refused_batches = 0
         self.repeats = 0
         self.last_sequence = 0
         self._acknowledged = 0
+        self._unanswered: Final[dict[int, list[int]]] = {}
+        """Batches under way: the ids of each."""
+        self._is_sync: Final = is_sync
+        self._may_refuse: Final = may_refuse
         self._marks: Final = marks
         self._random: Final = random.Random(seed)
         self._next_id = 1
@@ -93,10 +105,14 @@ class Caller:
         await call.write(wire.SessionRequest(open=opening))
         answer = await self._read(call)
         opened = answer.opened
-        if opened.highest_operation_id < self.receipted:
+        if opened.highest_operation_id < self.receipted and self._is_sync:
             raise Broken(f"{self.name}: receipted up to {self.receipted}, known up to {opened.highest_operation_id}")
-        self._acknowledged = max(self._acknowledged, self.last_sequence if opened.resumed else 0)
-        again = [number for number in self.asked if number > opened.highest_operation_id]
+        if not opened.resumed:
+            self.last_sequence = 0
+        self._acknowledged = self.last_sequence
+        self._unanswered.clear()
+        waiting = [number for number in self.asked if number not in self.outcomes]
+        again = [number for number in waiting if number > opened.highest_operation_id]
         for first in range(0, len(again), BATCH_MAX):
             await self._register(call, again[first : first + BATCH_MAX])
         writer = asyncio.create_task(self._write(call))
@@ -159,6 +175,7 @@ class Caller:
                     produce=operation_pb2.Produce(partitions=partitions),
                 )
             )
+        self._unanswered[ids[-1]] = ids
         batch = wire.RegisterBatch(batch_id=ids[-1], rows=operation_pb2.OperationRows(operations=operations))
         await call.write(wire.SessionRequest(register=batch))
 
@@ -166,15 +183,25 @@ class Caller:
 
     def _take(self, message: wire.SessionResponse) -> None:
         if message.HasField("receipt"):
-            receipt = message.receipt
-            if receipt.HasField("batch_refusal"):
-                raise Broken(f"{self.name}: a batch was refused: {receipt.batch_refusal.message}")
-            self.receipted = max(self.receipted, receipt.highest_operation_id)
+            self._take_receipt(message.receipt)
         elif message.HasField("cancelled"):
             self.cancelled.update(message.cancelled.cancelled_operation_ids)
         elif message.HasField("results"):
             for place, row in enumerate(message.results.rows.results):
                 self._take_result(message.results.first_sequence + place, row)
+
+    def _take_receipt(self, receipt: wire.Receipt) -> None:
+        """A refused batch was never asked for: a result of it would break the rule."""
+        ids = self._unanswered.pop(receipt.batch_id)
+        if not receipt.HasField("batch_refusal"):
+            self.accepted_batches += 1
+            self.receipted = max(self.receipted, receipt.highest_operation_id)
+            return
+        if not (self._may_refuse and receipt.batch_refusal.code in NO_ROOM):
+            raise Broken(f"{self.name}: a batch was refused: {receipt.batch_refusal.message}")
+        self.refused_batches += 1
+        for number in ids:
+            del self.asked[number]
 
     def _take_result(self, sequence: int, row: result_pb2.Result) -> None:
         number, outcome = row.operation_id, int(row.outcome)
@@ -185,7 +212,7 @@ class Caller:
         self.last_sequence = max(self.last_sequence, sequence)
         before = self.outcomes.get(number)
         if before is not None:
-            if before != (sequence, outcome):
+            if before != (sequence, outcome) and self._is_sync:
                 raise Broken(f"{self.name}: {number} ended as {before}, and again as {(sequence, outcome)}")
             self.repeats += 1
             return
@@ -204,10 +231,12 @@ class Caller:
             raise Broken(f"{self.name}: {number} ended as {outcome}")
 
     def check_end(self) -> None:
-        """At the very end: everything has ended, and what was cancelled was cancelled."""
+        """At the very end: all has ended; in sync mode what was cancelled was cancelled, and no number is missing."""
         missing = [number for number in self.asked if number not in self.outcomes]
         if missing:
             raise Broken(f"{self.name}: {len(missing)} never ended, such as {missing[0]}: {self.asked[missing[0]]}")
+        if not self._is_sync:
+            return
         for number in self.cancelled:
             if self.outcomes[number][1] != CANCELLED:
                 raise Broken(f"{self.name}: {number} was cancelled, and ended as {self.outcomes[number]}")

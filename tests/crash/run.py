@@ -1,4 +1,8 @@
-"""One crash test: daemons one after the other on one folder, callers and an advancer that outlive them."""
+"""One crash test: daemons one after the other on one folder, callers and an advancer that outlive them.
+
+Callers are of two kinds: at the level of the wire, in this process (`caller`), and a process of its own with the client
+library and an outbox, which is killed too.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import random
 import signal
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -16,11 +21,14 @@ from purgatory.journal.crash_points import POINTS
 from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2_grpc
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.crash.caller import TOPICS, Broken, Caller, Marks
+from tests.crash.outbox_caller import OutboxCaller
+from tests.crash.room import Room
 from tests.daemon_process import DaemonProcess
 
 CALLERS: Final = 3
 LIFE_S_MAX: Final = 0.7
 STOPPED_S: Final = 0.1
+KILLED_WHILE_FULL: Final = 0.3
 SETTLE_S: Final = 60.0
 ADVANCE_S: Final = 0.01
 CALL_S: Final = 5.0
@@ -32,19 +40,32 @@ class Tally(NamedTuple):
     kills: int
     operations: int
     repeats: int
+    refused_batches: int
+    outbox_waits: int
+    outbox_kills: int
 
 
 class CrashRun:
-    """Kills `kills` daemons, then lets the last one live until all is settled. Raises `Broken`."""
+    """Kills `kills` daemons, then lets the last one live until all is settled. Raises `Broken`.
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    With a `room` the journal lies there, and each daemon but those that die at a point runs out of it.
+    """
+
+    def __init__(self, folder: Path, seed: int, mode: str = "sync", room: Room | None = None) -> None:
         self._folder: Final = folder
+        self._mode: Final = mode
+        self._room: Final = room
         self._random: Final = random.Random(seed)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self._address: Final = f"127.0.0.1:{probe.getsockname()[1]}"
         self._marks: Final = Marks()
-        self._callers: Final = [Caller(f"caller-{place}", self._marks, seed + place) for place in range(CALLERS)]
+        may_refuse = room is not None
+        self._callers: Final = [
+            Caller(f"caller-{place}", self._marks, seed + place, is_sync=mode == "sync", may_refuse=may_refuse)
+            for place in range(CALLERS)
+        ]
+        self._outbox: Final = OutboxCaller(folder / "outbox", seed)
 
     async def run(self, kills: int) -> Tally:
         """The whole of it."""
@@ -57,6 +78,8 @@ class CrashRun:
                 if daemon is not None:
                     await self._live(daemon)
                     await asyncio.to_thread(daemon.kill)
+                    if self._room is not None:
+                        self._room.free()
                 if self._random.random() < 0.2:
                     caller = self._random.choice(self._callers)
                     tasks[caller].cancel()
@@ -65,8 +88,12 @@ class CrashRun:
                     tasks[caller] = asyncio.create_task(caller.run(self._address))
                 self._check_tasks([*tasks.values(), advancer])
             daemon = await asyncio.to_thread(self._start, "never")
+            assert daemon is not None, "it was to die at no point"
             await self._settle([*tasks.values(), advancer])
+            if self._room is None:
+                await asyncio.to_thread(self._outbox.finish, daemon)
         finally:
+            self._outbox.kill()
             for task in (*tasks.values(), advancer):
                 task.cancel()
             await asyncio.gather(*tasks.values(), advancer, return_exceptions=True)
@@ -74,8 +101,14 @@ class CrashRun:
                 await asyncio.to_thread(daemon.kill)
         for caller in self._callers:
             caller.check_end()
-        operations = sum(len(caller.asked) for caller in self._callers)
-        return Tally(kills, operations, sum(caller.repeats for caller in self._callers))
+        return Tally(
+            kills,
+            sum(len(caller.asked) for caller in self._callers),
+            sum(caller.repeats for caller in self._callers),
+            sum(caller.refused_batches for caller in self._callers),
+            len(self._outbox.check()),
+            self._outbox.kills,
+        )
 
     def _crash_point(self, number: int) -> str:
         """Every third daemon is to die at a point of the journal, in turn; the others when they are killed."""
@@ -86,8 +119,9 @@ class CrashRun:
 
     def _start(self, crash_at: str) -> DaemonProcess | None:
         """None: it died at its point before it served."""
-        arguments = ["--grpc-address", self._address, "--data-dir", str(self._folder / "data")]
-        arguments += ["--journal-crash-at", crash_at, "--log-level", "warning"]
+        folder = self._folder if self._room is None else self._room.folder
+        arguments = ["--grpc-address", self._address, "--data-dir", str(folder / "data")]
+        arguments += ["--journal-mode", self._mode, "--journal-crash-at", crash_at, "--log-level", "warning"]
         try:
             return DaemonProcess(self._folder, arguments)
         except AssertionError as error:
@@ -97,6 +131,10 @@ class CrashRun:
 
     async def _live(self, daemon: DaemonProcess) -> None:
         """Until it is time to be killed, or until it died at its point."""
+        if self._room is None:
+            self._outbox.live(daemon)
+        else:
+            await self._run_out(self._room, daemon)
         until_s = time.monotonic() + self._random.random() * LIFE_S_MAX
         is_stopped = self._random.random() < 0.2
         while time.monotonic() < until_s and daemon.process.poll() is None:
@@ -107,6 +145,36 @@ class CrashRun:
                 daemon.process.send_signal(signal.SIGCONT)
         if daemon.process.poll() not in {None, -signal.SIGKILL}:
             raise Broken(f"the daemon ended with {daemon.process.returncode}:\n{daemon.log[-4_000:]}")
+
+    async def _run_out(self, room: Room, daemon: DaemonProcess) -> None:
+        """Each caller is refused; most times there is room again, and then each is served without anybody's help."""
+        room.fill(daemon.process.pid)
+        refused = [caller.refused_batches for caller in self._callers]
+        await self._until(
+            lambda: all(caller.refused_batches > before for caller, before in zip(self._callers, refused, strict=True)),
+            daemon,
+            "to be refused for want of room",
+        )
+        if self._random.random() < KILLED_WHILE_FULL:
+            return
+        room.free()
+        accepted = [caller.accepted_batches for caller in self._callers]
+        await self._until(
+            lambda: all(
+                caller.accepted_batches > before for caller, before in zip(self._callers, accepted, strict=True)
+            ),
+            daemon,
+            "to be served again",
+        )
+
+    @staticmethod
+    async def _until(condition: Callable[[], bool], daemon: DaemonProcess, what: str) -> None:
+        """Waits for it, with patience, while the daemon lives."""
+        deadline_s = time.monotonic() + SETTLE_S
+        while not condition() and daemon.process.poll() is None:
+            if time.monotonic() > deadline_s:
+                raise Broken(f"the callers waited in vain {what}; the daemon's log:\n{daemon.log[-4_000:]}")
+            await asyncio.sleep(0.02)
 
     @staticmethod
     def _check_tasks(tasks: list[asyncio.Task[None]]) -> None:
@@ -133,7 +201,7 @@ class CrashRun:
         if self._random.random() < 0.2 and marks.answered[topic]:
             at_least = max(marks.answered[topic], marks.seen[topic])
             answer = await stub.GetPartition(wire.GetPartitionRequest(topic_partition=name), timeout=CALL_S)
-            if answer.partition.high_watermark < at_least:
+            if answer.partition.high_watermark < at_least and self._mode == "sync":
                 raise Broken(f"{topic}: {at_least} was answered, now it is {answer.partition.high_watermark}")
             return
         marks.sent[topic] += self._random.randint(0, 10)

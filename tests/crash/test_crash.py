@@ -3,17 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
+from tests.crash.room import ROOMS, NoRoom, Room
 from tests.crash.run import CrashRun
 
 KILLS = 10
+KILLS_WHILE_FULL = 4
 
 
 @pytest.mark.slow  # eleven daemons
-def test_no_kill_loses_repeats_or_hastens_anything(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_no_kill_loses_repeats_or_hastens_anything(tmp_path: Path, mode: str) -> None:
     """Ten daemons are killed, some at points of the journal: all that was receipted ends once, and not too early."""
-    tally = asyncio.run(CrashRun(tmp_path, seed=1).run(KILLS))
+    tally = asyncio.run(CrashRun(tmp_path, 1, mode).run(KILLS))
     assert tally.operations > KILLS
+    assert tally.outbox_waits > KILLS
+    assert tally.outbox_kills
+
+
+@pytest.mark.slow  # five daemons
+@pytest.mark.parametrize("room_in", ROOMS)
+def test_a_disk_that_fills_up_loses_nothing(
+    tmp_path: Path, room_in: Callable[[Path], AbstractContextManager[Room]]
+) -> None:
+    """Without room every caller is refused and nothing ends; with room all go on by themselves, over kills in both."""
+    try:
+        with room_in(tmp_path / "disk") as room:
+            tally = asyncio.run(CrashRun(tmp_path, 3, room=room).run(KILLS_WHILE_FULL))
+    except NoRoom as error:
+        pytest.skip(str(error))
+    assert tally.refused_batches
+    assert tally.operations > KILLS_WHILE_FULL

@@ -13,9 +13,11 @@ from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
+from purgatory.journal import schema
 from purgatory.journal.cli import main
 from purgatory.journal.directory import Directory
 from purgatory.journal.errors import JournalDamaged, JournalLocked, JournalTooNew
+from purgatory.journal.schema import migrate
 from purgatory.service.host import Host
 from purgatory.service.journal_opening import OpenJournal
 from purgatory.service.limits import HostLimits
@@ -139,6 +141,34 @@ def test_two_daemons_cannot_share_a_folder(tmp_path: Path) -> None:
     with pytest.raises(JournalLocked, match=r"in use by process \d+"):
         OpenJournal(tmp_path / "data", is_sync=True)
     directory.release()
+
+
+def test_an_older_journal_is_brought_to_the_newest_version(tmp_path: Path) -> None:
+    """A version at a time, each in one transaction: one that fails leaves the journal at the version before."""
+    migrations = ("CREATE TABLE a (b)", "INSERT INTO a VALUES (1)", "UPDATE a SET b = b + 1; ALTER TABLE a ADD c")
+    with closing(sqlite3.connect(tmp_path / "old.db", isolation_level=None)) as database:
+        assert migrate(database, "old", migrations[:1]) == 0
+        with pytest.raises(sqlite3.OperationalError, match="no such table"):
+            migrate(database, "old", (*migrations[:2], "UPDATE a SET b = 9; UPDATE missing SET b = 1"))
+    with closing(sqlite3.connect(tmp_path / "old.db", isolation_level=None)) as database:
+        assert database.execute("PRAGMA user_version").fetchone() == (2,)
+        assert migrate(database, "old", migrations) == 2
+        assert migrate(database, "old", migrations) == 3
+        assert database.execute("SELECT b, c FROM a").fetchall() == [(2, None)]
+
+
+def test_an_older_journal_keeps_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon of a later version, with a table more, restores what one of today wrote; today's then refuses it."""
+    folder = tmp_path / "data"
+    asyncio.run(write(folder))
+    with monkeypatch.context() as later:
+        later.setattr(schema.migrate, "__defaults__", ((*schema.MIGRATIONS, "CREATE TABLE later (one)"),))
+        assert asyncio.run(read(folder)) == (2 * (WAITS - 1), list(SESSIONS), 2)
+    with closing(sqlite3.connect(folder / "journal.db")) as database:
+        assert database.execute("PRAGMA user_version").fetchone() == (2,)
+        assert database.execute("SELECT count(*) FROM later").fetchone() == (0,)
+    with pytest.raises(JournalTooNew, match="version 2"):
+        asyncio.run(read(folder))
 
 
 def test_a_newer_journal_is_refused(tmp_path: Path) -> None:

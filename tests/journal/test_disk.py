@@ -13,6 +13,7 @@ from prometheus_client import generate_latest
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.journal.crash_points import BEFORE_COMMIT, CrashPoints
+from purgatory.journal.errors import JournalError
 from purgatory.service.exposition import make_registry
 from purgatory.service.garbage import PauseWatch
 from purgatory.service.host import Host
@@ -105,6 +106,37 @@ def test_what_runs_goes_on_while_the_disk_fails(tmp_path: Path, code: int, refus
 
     asyncio.run(life())
     assert asyncio.run(read(tmp_path / "data")) == (1, ["a"], 2)
+
+
+def test_a_file_that_cannot_be_opened_again_is_tried_again(tmp_path: Path) -> None:
+    """After an I/O error the file is opened anew, and where that fails too, until it succeeds."""
+
+    async def life() -> None:
+        clock = ManualClock(1_000)
+        host = new_host(clock)
+        opened = await keep(host, tmp_path / "data", clock)
+        store: Any = opened._store
+        disk, reopen, failures = FailingDisk(), store.reopen, [1, 2]
+
+        def failing() -> None:
+            disk.code = 0
+            if failures:
+                failures.pop()
+                store._database.close()
+                raise JournalError("as the test wants it")
+            reopen()
+
+        store._crash, store.reopen = disk, failing
+        session, _ = host.sessions.open("a", clock.now_ms())
+        disk.code = sqlite3.SQLITE_IOERR_WRITE
+        host.register(session, [run_of(1)], [])
+        await until_closed(host, True)
+        await until_closed(host, False)
+        assert not failures
+        assert await opened.close(PATIENCE_S)
+
+    asyncio.run(life())
+    assert asyncio.run(read(tmp_path / "data")) == (1, ["a"], 0)
 
 
 def test_a_full_disk_by_sqlite_itself(tmp_path: Path) -> None:

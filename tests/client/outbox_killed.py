@@ -1,0 +1,84 @@
+"""The caller of outbox_child.py, killed and started again, and what it wrote down held against the rule."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+from purgatory_client import Client
+
+from tests.client.outbox_child import OFFSET_MAX, PARTITIONS
+from tests.client.test_blocking import environment
+from tests.daemon_process import DaemonProcess
+
+DEADLINE_S = 60.0
+ROOT = Path(__file__).parents[2]
+
+
+class Killed:
+    """The caller of tests/client/outbox_child.py, one life after the other, and somebody who moves the marks."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder = folder
+        self.random = random.Random(seed)
+        self.log = folder / "caller.log"
+        self.log.touch()
+        self.high_watermark = 0
+
+    def live(self, daemon: DaemonProcess, life: int, count: int) -> subprocess.Popen[str]:
+        """A life has begun."""
+        module = "tests.client.outbox_child"
+        arguments = [daemon.address, str(self.folder), str(life), str(count)]
+        return subprocess.Popen(
+            [sys.executable, "-m", module, *arguments], cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True
+        )
+
+    def advance(self, client: Client, step: int) -> None:
+        """All marks move."""
+        self.high_watermark = min(OFFSET_MAX, self.high_watermark + step)
+        for partition in range(PARTITIONS):
+            client.advance(f"p-{partition}", high_watermark=self.high_watermark)
+
+    def kill_at_random(self, daemon: DaemonProcess, life: int) -> None:
+        """One life of a random length, counted in lines that it writes down."""
+        with self.live(daemon, life, 100_000) as process, Client(daemon.address) as client:
+            lines = len(self.lines()) + self.random.randint(0, 200)
+            deadline = time.monotonic() + DEADLINE_S
+            while len(self.lines()) < lines:
+                assert process.poll() is None, process.stderr.read() if process.stderr else ""
+                assert time.monotonic() < deadline, f"the caller wrote {len(self.lines())} lines, not {lines}"
+                self.advance(client, 1)
+                time.sleep(self.random.uniform(0, 0.01))
+            process.kill()
+
+    def finish(self, daemon: DaemonProcess) -> None:
+        """The last life: collects what is left, and ends by itself."""
+        with self.live(daemon, 0, 0) as process, Client(daemon.address) as client:
+            self.advance(client, OFFSET_MAX)
+            _, error = process.communicate(timeout=DEADLINE_S)
+            assert process.returncode == 0, error
+
+    def lines(self) -> list[str]:
+        """What the caller wrote down so far, whole lines only."""
+        return self.log.read_text("utf-8").rpartition("\n")[0].splitlines()
+
+    def check(self) -> set[str]:
+        """Each wait ended, always in the same way, and was heard of no more once it was confirmed. Returns the tags."""
+        outcomes: dict[str, set[str]] = defaultdict(set)
+        seen, confirmed = set(), set()
+        for line in self.lines():
+            what, tag, *rest = line.split()
+            assert tag not in confirmed, f"{line!r} after it was confirmed"
+            seen.add(tag)
+            if what == "result":
+                outcomes[tag].add(rest[0])
+            elif what == "confirmed":
+                confirmed.add(tag)
+        assert seen == set(outcomes), f"without a result: {seen - set(outcomes)}"
+        ambiguous = {tag: ends for tag, ends in outcomes.items() if len(ends) > 1}
+        assert not ambiguous, f"ended in more than one way: {ambiguous}"
+        return seen

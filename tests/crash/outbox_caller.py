@@ -1,0 +1,55 @@
+"""The caller with an outbox as a process of its own, killed now and then while daemons come and go."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from pathlib import Path
+from typing import Final
+
+from tests.client.outbox_killed import Killed
+from tests.crash.caller import Broken
+from tests.daemon_process import DaemonProcess
+
+KILLED: Final = 0.4
+WAITS_MAX: Final = 100_000
+
+
+class OutboxCaller:
+    """One life after the other, some of them longer than a daemon's."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        folder.mkdir(parents=True)
+        self.kills = 0
+        self._killed: Final = Killed(folder, seed)
+        self._random: Final = random.Random(seed)
+        self._lives = 0
+        self._process: subprocess.Popen[str] | None = None
+
+    def live(self, daemon: DaemonProcess) -> None:
+        """It lives on, or is killed and started again."""
+        if self._process is not None and self._random.random() < KILLED:
+            self.kill()
+            self.kills += 1
+        if self._process is None:
+            self._lives += 1
+            self._process = self._killed.live(daemon, self._lives, WAITS_MAX)
+        elif self._process.poll() is not None:
+            error = self._process.stderr.read() if self._process.stderr else ""
+            raise Broken(f"the caller with an outbox ended with {self._process.returncode}: {error}")
+
+    def finish(self, daemon: DaemonProcess) -> None:
+        """The last life collects all that is left."""
+        self.kill()
+        self._killed.finish(daemon)
+
+    def kill(self) -> None:
+        """Ends it the hard way, if it lives."""
+        process, self._process = self._process, None
+        if process is not None:
+            with process:
+                process.kill()
+
+    def check(self) -> set[str]:
+        """Each wait ended once, and nothing was heard of it after it was confirmed; their names."""
+        return self._killed.check()

@@ -1,0 +1,106 @@
+"""Disks that fill up: a file system of a few megabytes, and a limit on the size of files where none may be mounted."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, Protocol
+
+SIZE_MB: Final = 16
+CHUNK: Final = bytes(65_536)
+
+
+class NoRoom(Exception):
+    """Such a disk cannot be had here; the message says why."""
+
+
+class Room(Protocol):
+    """Space for a daemon's journal in `folder`."""
+
+    folder: Path
+
+    def fill(self, pid: int) -> None:
+        """From now on the daemon with this process id can write nothing more."""
+
+    def free(self) -> None:
+        """There is room again."""
+
+
+class SmallFileSystem:
+    """A `Room` on a file system of its own, which a file fills."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._filler: Final = folder / "filler"
+
+    def fill(self, pid: int) -> None:
+        """Nobody can."""
+        try:
+            with self._filler.open("wb", buffering=0) as file:
+                while file.write(CHUNK):
+                    pass
+        except OSError:
+            return
+        raise AssertionError(f"{self.folder} has no end")
+
+    def free(self) -> None:
+        """The file goes."""
+        self._filler.unlink(missing_ok=True)
+
+
+class FileSizeLimit:
+    """A `Room` in any folder: the system lets the process write no file any more."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._pid = 0
+
+    def fill(self, pid: int) -> None:
+        """Only this one cannot."""
+        self._pid = pid
+        self._limit(0)
+
+    def free(self) -> None:
+        """It may again, if it lives."""
+        if self._pid:
+            self._limit(resource.RLIM_INFINITY)
+
+    def _limit(self, size_bytes: int) -> None:
+        try:
+            _, most = resource.prlimit(self._pid, resource.RLIMIT_FSIZE)
+            resource.prlimit(self._pid, resource.RLIMIT_FSIZE, (most if size_bytes < 0 else size_bytes, most))
+        except ProcessLookupError:
+            self._pid = 0
+
+
+@contextmanager
+def small_file_system(folder: Path) -> Iterator[Room]:
+    """A file system that is mounted on a new folder. Raises `NoRoom` where that is not allowed."""
+    mount, unmount = shutil.which("mount"), shutil.which("umount")
+    if mount is None or unmount is None:
+        raise NoRoom("there is no mount")
+    folder.mkdir(parents=True)
+    options = ["-t", "tmpfs", "-o", f"size={SIZE_MB}m", "purgatory-crash-test", str(folder)]
+    tried = subprocess.run([mount, *options], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        raise NoRoom(f"a file system may not be mounted: {tried.stderr.strip()}")
+    try:
+        yield SmallFileSystem(folder)
+    finally:
+        subprocess.run([unmount, "--lazy", str(folder)], check=True)
+
+
+@contextmanager
+def file_size_limit(folder: Path) -> Iterator[Room]:
+    """A folder in which a process can be kept from writing. Raises `NoRoom` where the system knows no such limit."""
+    if not hasattr(resource, "prlimit"):
+        raise NoRoom("limits of another process cannot be set here")
+    folder.mkdir(parents=True)
+    yield FileSizeLimit(folder)
+
+
+ROOMS: Final = (small_file_system, file_size_limit)
