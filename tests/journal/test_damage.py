@@ -58,6 +58,9 @@ async def read(folder: Path) -> tuple[int, list[str], int]:
     host = new_host(clock)
     opened = await keep(host, folder, clock)
     found = (host.engine.pending, sorted(host.sessions._by_id), host.sessions.unacknowledged_results)
+    statistics = host.journal.statistics()
+    assert statistics is not None
+    assert statistics.recovered == host.engine.pending
     assert await opened.close(PATIENCE_S)
     return found
 
