@@ -10,18 +10,20 @@ import time
 from pathlib import Path
 from typing import Final
 
-from tests.crash.room import ROOMS, NoRoom, Room
+from tests.crash.power import NoShim, Power
+from tests.crash.room import ROOMS, NoRoom
 from tests.crash.run import CrashRun
 
 ASYNC_SHARE: Final = 4
+POWER_SHARE: Final = 10
 ROOM_SHARE: Final = 20
-"""One kill in so many, on top: of daemons in async mode, and of those on each kind of disk that fills up."""
+"""One kill in so many, on top: of daemons in async mode, of those that lose power, on each disk that fills up."""
 
 
-def run(title: str, seed: int, kills: int, folder: Path, mode: str = "sync", room: Room | None = None) -> None:
+def run(title: str, kills: int, life: CrashRun) -> None:
     """Kills so many daemons, and prints what that came to."""
     began_s = time.monotonic()
-    tally = asyncio.run(CrashRun(folder, seed, mode, room).run(kills))
+    tally = asyncio.run(life.run(kills))
     print(
         f"{title}: {tally.kills} kills, {tally.operations} operations, {tally.repeats} results sent again, "
         f"{tally.refused_batches} batches refused; the caller with an outbox: {tally.outbox_kills} kills, "
@@ -39,13 +41,18 @@ def main() -> None:
     print(f"seed {given.seed}", flush=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        run("sync", given.seed, given.kills, folder / "sync")
-        run("async", given.seed, given.kills // ASYNC_SHARE, folder / "async", "async")
+        run("sync", given.kills, CrashRun(folder / "sync", given.seed))
+        run("async", given.kills // ASYNC_SHARE, CrashRun(folder / "async", given.seed, "async"))
+        try:
+            power = Power(folder / "shim")
+            run("power cuts", given.kills // POWER_SHARE, CrashRun(folder / "power", given.seed, power=power))
+        except NoShim as error:
+            print(f"power cuts: SKIPPED, {error}", flush=True)
         for room_in in ROOMS:
             title = room_in.__name__.replace("_", " ")
             try:
                 with room_in(folder / title / "disk") as room:
-                    run(title, given.seed, given.kills // ROOM_SHARE, folder / title, room=room)
+                    run(title, given.kills // ROOM_SHARE, CrashRun(folder / title, given.seed, room=room))
             except NoRoom as error:
                 print(f"{title}: SKIPPED, {error}", flush=True)
     print("lost: 0, ended twice: 0, too early: 0")

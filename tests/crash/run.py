@@ -22,6 +22,7 @@ from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2_grpc
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.crash.caller import TOPICS, Broken, Caller, Marks
 from tests.crash.outbox_caller import OutboxCaller
+from tests.crash.power import Power
 from tests.crash.room import Room
 from tests.daemon_process import DaemonProcess
 
@@ -29,6 +30,7 @@ CALLERS: Final = 3
 LIFE_S_MAX: Final = 0.7
 STOPPED_S: Final = 0.1
 KILLED_WHILE_FULL: Final = 0.3
+WALL_STEPS_S: Final = (-3_600, 0, 3_600)
 SETTLE_S: Final = 60.0
 ADVANCE_S: Final = 0.01
 CALL_S: Final = 5.0
@@ -48,13 +50,18 @@ class Tally(NamedTuple):
 class CrashRun:
     """Kills `kills` daemons, then lets the last one live until all is settled. Raises `Broken`.
 
-    With a `room` the journal lies there, and each daemon but those that die at a point runs out of it.
+    With a `room` the journal lies there, and each daemon but those that die at a point runs out of it. With `power`,
+    what was not synced is lost with each, and the wall clock of the next is set an hour back or forth.
     """
 
-    def __init__(self, folder: Path, seed: int, mode: str = "sync", room: Room | None = None) -> None:
+    def __init__(
+        self, folder: Path, seed: int, mode: str = "sync", room: Room | None = None, power: Power | None = None
+    ) -> None:
         self._folder: Final = folder
         self._mode: Final = mode
         self._room: Final = room
+        self._power: Final = power
+        self._data: Final = (folder if room is None else room.folder) / "data"
         self._random: Final = random.Random(seed)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -119,11 +126,14 @@ class CrashRun:
 
     def _start(self, crash_at: str) -> DaemonProcess | None:
         """None: it died at its point before it served."""
-        folder = self._folder if self._room is None else self._room.folder
-        arguments = ["--grpc-address", self._address, "--data-dir", str(folder / "data")]
+        environment = None
+        if self._power is not None:
+            self._power.fail(self._data)
+            environment = self._power.environment(self._random.choice(WALL_STEPS_S))
+        arguments = ["--grpc-address", self._address, "--data-dir", str(self._data)]
         arguments += ["--journal-mode", self._mode, "--journal-crash-at", crash_at, "--log-level", "warning"]
         try:
-            return DaemonProcess(self._folder, arguments)
+            return DaemonProcess(self._folder, arguments, environment)
         except AssertionError as error:
             if crash_at != "never" and f"ended with {-signal.SIGKILL}" in str(error):
                 return None

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.crash.power import NoShim, Power
 from tests.crash.room import ROOMS, NoRoom, Room
 from tests.crash.run import CrashRun
 
 KILLS = 10
 KILLS_WHILE_FULL = 4
+CUTS = 4
 
 
 @pytest.mark.slow  # eleven daemons
@@ -24,6 +26,17 @@ def test_no_kill_loses_repeats_or_hastens_anything(tmp_path: Path, mode: str) ->
     assert tally.operations > KILLS
     assert tally.outbox_waits > KILLS
     assert tally.outbox_kills
+
+
+@pytest.mark.slow  # five daemons, and a copy of the journal with every commit
+def test_no_power_cut_loses_anything(tmp_path: Path) -> None:
+    """Each daemon begins with the files as they were last synced, and another wall clock: a receipt needs no more."""
+    try:
+        power = Power(tmp_path / "shim")
+    except NoShim as error:
+        pytest.skip(str(error))
+    tally = asyncio.run(CrashRun(tmp_path, 2, power=power).run(CUTS))
+    assert tally.operations > CUTS
 
 
 @pytest.mark.slow  # five daemons

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
 import pytest
 
+from purgatory.engine import codes
+from purgatory.engine.batches import OperationBatch
 from purgatory.journal.group import Moment
 from purgatory.journal.timeline import Reading, time_now_ms
+from purgatory.service.host import Host
+from purgatory.service.journal_opening import OpenJournal
+from purgatory.service.translate_operations import OperationRun
+from purgatory.testing import ManualClock
+from tests.journal.test_damage import PATIENCE_S, new_host
 
 HOUR_MS = 3_600_000
+DOWN_MS = 2_000
+TIMEOUT_MS = 600_000
 LAST = Moment(engine_ms=5_000_000_000, wall_ms=9_000_000_000, boot_ms=70_000, boot_id="one")
 
 
@@ -23,6 +35,46 @@ def test_over_a_boot_the_wall_clock_is_believed_but_never_backwards(step_ms: int
     """A wall clock that was set back makes waits longer, never shorter than nothing."""
     now = Reading(LAST.wall_ms + 2_000 + step_ms, 10, "two")
     assert time_now_ms(LAST, now) == LAST.engine_ms + passed_ms
+
+
+@pytest.mark.parametrize(
+    ("boot_id", "step_ms", "left_ms"),
+    [
+        ("one", -HOUR_MS, TIMEOUT_MS - DOWN_MS),
+        ("one", HOUR_MS, TIMEOUT_MS - DOWN_MS),
+        ("two", -HOUR_MS, TIMEOUT_MS),
+        ("two", 0, TIMEOUT_MS - DOWN_MS),
+        ("two", HOUR_MS, None),
+    ],
+)
+def test_a_wait_over_a_restart_has_the_time_that_is_left(
+    tmp_path: Path, boot_id: str, step_ms: int, left_ms: int | None
+) -> None:
+    """As above, for a host and its journal; None: it was due meanwhile."""
+
+    async def open_at(now: Reading) -> tuple[Host, OpenJournal]:
+        opened = OpenJournal(tmp_path, is_sync=True, clocks=lambda: now)
+        host = new_host(ManualClock(opened.start_ms))
+        await opened.restore(host)
+        return host, opened
+
+    async def lives() -> None:
+        host, opened = await open_at(Reading(LAST.wall_ms, LAST.boot_ms, "one"))
+        session, _ = host.sessions.open("a", host.clock.now_ms())
+        batch = OperationBatch([1], partitions=[("t", 0)], offsets=[5], timeouts_ms=[TIMEOUT_MS])
+        host.register(session, [OperationRun(codes.PRODUCE, batch)], [])
+        (due_ms,) = host.engine.saving.save_above(session.owner, 0).deadlines_ms
+        assert await opened.close(PATIENCE_S)
+        later = Reading(LAST.wall_ms + DOWN_MS + step_ms, LAST.boot_ms + DOWN_MS, boot_id)
+        host, opened = await open_at(later)
+        host._advance_clock()
+        restored = list(host.engine.saving.save_above(host.sessions.get("a").owner, 0).deadlines_ms)
+        assert restored == ([] if left_ms is None else [due_ms])
+        assert host.sessions.unacknowledged_results == (left_ms is None)
+        assert left_ms is None or due_ms - opened.start_ms == left_ms
+        assert await opened.close(PATIENCE_S)
+
+    asyncio.run(lives())
 
 
 def test_an_unknown_boot_is_another_one() -> None:

@@ -1,0 +1,48 @@
+"""Power that fails, and a wall clock that is set meanwhile: what was not synced is gone. A library in front of the
+daemon's fsync copies what was.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Final
+
+SOURCE: Final = Path(__file__).with_name("machine.c")
+FILES: Final = ("journal.db", "journal.db-wal")
+
+
+class NoShim(Exception):
+    """The library cannot be had here; the message says why."""
+
+
+class Power:
+    """What is durable of one journal. Raises `NoShim`."""
+
+    def __init__(self, folder: Path) -> None:
+        compiler = shutil.which("cc")
+        if compiler is None:
+            raise NoShim("there is no C compiler")
+        self._durable: Final = folder / "durable"
+        self._durable.mkdir(parents=True)
+        library = folder / "machine.so"
+        arguments = ["-shared", "-fPIC", "-O2", "-o", str(library), str(SOURCE), "-ldl"]
+        tried = subprocess.run([compiler, *arguments], capture_output=True, text=True, check=False)
+        if tried.returncode:
+            raise NoShim(f"it does not compile: {tried.stderr.strip()}")
+        self._library: Final = library
+
+    def environment(self, wall_step_s: int) -> dict[str, str]:
+        """Of a daemon whose wall clock is off by so much."""
+        folder, library = str(self._durable), str(self._library)
+        return {"LD_PRELOAD": library, "DURABLE_FOLDER": folder, "WALL_STEP_S": str(wall_step_s)}
+
+    def fail(self, data: Path) -> None:
+        """The folder is as a power cut leaves it: each file as it was when it was last synced."""
+        for file in data.glob("journal.db*"):
+            file.unlink()
+        data.mkdir(parents=True, exist_ok=True)
+        for name in FILES:
+            if (self._durable / name).exists():
+                shutil.copy(self._durable / name, data / name)
