@@ -181,7 +181,14 @@ class Daemon:
 
         limits = self._host.engine.limits
         try:
-            self._archive = open_recorder(self.settings.archive, self.settings.engine, limits, self._engine_started_ms)
+            self._archive = open_recorder(
+                self.settings.archive,
+                self.settings.engine,
+                limits,
+                self._engine_started_ms,
+                has_journal=self._journal is not None,
+                is_continued=self._journal is not None and self._journal.is_continued,
+            )
         except CannotArchive:
             await self._site.stop()
             raise

@@ -31,6 +31,8 @@ class RunDetails:
 
     `limits` holds the `EngineLimits` that are not by default, by name. `expired_per_slice` is the limit that
     `advance_clock` was called with, and `shut_down`. The marker's `time_ms` is what the engine was made with.
+    `journal`: what waits at the run's end waits on in the daemon's next run. `continued`: this is such a next run, and
+    began with marks, keys and operations of which its own rows say nothing.
     """
 
     version: str
@@ -40,6 +42,8 @@ class RunDetails:
     replica_lag_time_max_ms: int = 30_000
     expired_per_slice: int = 2_000
     limits: dict[str, int] = field(default_factory=dict)
+    journal: bool = False
+    continued: bool = False
     host: str = field(default_factory=socket.gethostname)
     pid: int = field(default_factory=os.getpid)
 

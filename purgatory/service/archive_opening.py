@@ -45,7 +45,13 @@ class OpenArchive:
 
 
 def open_recorder(
-    settings: ArchiveSettings, engine: EngineSettings, limits: EngineLimits, engine_started_ms: int
+    settings: ArchiveSettings,
+    engine: EngineSettings,
+    limits: EngineLimits,
+    engine_started_ms: int,
+    *,
+    has_journal: bool = False,
+    is_continued: bool = False,
 ) -> OpenArchive:
     """Opens the archive of a new run. Raises `CannotArchive` when its place cannot be written to."""
     assert settings.uri is not None, "no archive is asked for"
@@ -57,6 +63,8 @@ def open_recorder(
         replica_lag_time_max_ms=engine.replica_lag_time_max_ms,
         expired_per_slice=EXPIRED_PER_SLICE,
         limits={name: getattr(limits, name) for name in LIMIT_NAMES},
+        journal=has_journal,
+        continued=is_continued,
     )
     run_id, at_ms = new_run_id(), wall_ms()
     started = CallStamp(run_id, 0, engine_started_ms, at_ms)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -130,6 +131,29 @@ def test_outcomes_older_than_what_is_kept_are_rolled_away(
     first = next(path for path in paths if schema.REGISTRATIONS in path.parts)
     first.unlink()
     assert found(taken_in()) == {intake.ROLLED_AWAY: 7}
+
+
+def test_what_a_journal_kept_over_a_restart_is_told_apart(
+    taken_in: Callable[..., IntakeAccount], tmp_path: Path
+) -> None:
+    """Waits that were registered in one run and ended in the daemon's next are named on both sides."""
+    first, second = History("run-a"), History("run-b", start=START + timedelta(hours=1))
+    first.mark(schema.STARTED, detail=json.dumps({"version": "1", "journal": True}))
+    for number in (1, 2, 3):
+        first.register(number, 10)
+    first.end(1, 15, waited_ms=5)
+    first.mark(schema.ENDED, 20)
+    first.write(tmp_path)
+    second.mark(schema.STARTED, detail=json.dumps({"version": "1", "journal": True, "continued": True}))
+    for number in (2, 3):
+        second.end(number, 10 * number, waited_ms=3_600_000)
+    second.register(4, 30)
+    second.end(4, 35, waited_ms=5)
+    second.mark(schema.ENDED, 40)
+    second.write(tmp_path)
+    taken = taken_in()
+    assert found(taken) == {intake.KEPT: 2, intake.EARLIER_RUN: 2}
+    assert taken.notes() == []
 
 
 def test_ends_in_a_file_that_was_set_aside_are_named_so(taken_in: Callable[..., IntakeAccount], tmp_path: Path) -> None:

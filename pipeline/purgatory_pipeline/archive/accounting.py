@@ -17,7 +17,7 @@ from purgatory_pipeline.archive.findings import clock_findings, loss_findings, u
 from purgatory_pipeline.archive.footer import ArchiveFile
 from purgatory_pipeline.archive.intake import IntakeAccount, Line
 from purgatory_pipeline.archive.matching import MARGIN_MS, Reading, Unmatched, find_unmatched
-from purgatory_pipeline.archive.runs import read_runs
+from purgatory_pipeline.archive.runs import Run, read_runs
 from purgatory_pipeline.archive.survey import SIDES, Survey, Window, survey_files
 from purgatory_pipeline.failures import own_errors
 
@@ -48,7 +48,7 @@ def account(
         survey = _survey(spark, archive.uri, files, window)
         sides = [file for file in files if file.table in SIDES]
         differing = survey.differing()
-        unmatched = _unmatched(spark, archive, sides, window, differing)
+        unmatched = _unmatched(spark, archive, runs, sides, window, differing)
     findings = [
         *clock_findings(survey.clocks),
         *unmatched_findings(unmatched, runs, archive),
@@ -103,14 +103,24 @@ def _survey(spark: SparkSession, uri: str, files: list[ArchiveFile], window: Win
 
 
 def _unmatched(
-    spark: SparkSession, archive: Archive, files: list[ArchiveFile], window: Window, differing: Flags
+    spark: SparkSession,
+    archive: Archive,
+    runs: Sequence[Run],
+    files: list[ArchiveFile],
+    window: Window,
+    differing: Flags,
 ) -> list[Unmatched]:
     if not differing.any():
         return []
     chunks = chunked(files, spark.sparkContext.defaultParallelism, len(files))
     together = not any(archive.overlapping(table) for table in SIDES)
     reading = Reading(archive.uri, chunks, window, differing, together)
-    return find_unmatched(spark, reading, _first_registered_ms(archive))
+    started = {run.run_id: _wall_ms(run.started_at) for run in runs if run.started_at is not None}
+    return find_unmatched(spark, reading, _first_registered_ms(archive), started)
+
+
+def _wall_ms(at: datetime) -> int:
+    return round(at.timestamp() * 1_000)
 
 
 def _first_registered_ms(archive: Archive) -> dict[str, int]:
@@ -118,7 +128,7 @@ def _first_registered_ms(archive: Archive) -> dict[str, int]:
     firsts: dict[str, int] = {}
     for file in archive.files(schema.REGISTRATIONS):
         if file.first_at is not None:
-            at_ms = round(file.first_at.timestamp() * 1_000)
+            at_ms = _wall_ms(file.first_at)
             firsts[file.run_id] = min(at_ms, firsts.get(file.run_id, at_ms))
     return firsts
 

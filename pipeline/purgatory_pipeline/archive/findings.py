@@ -86,11 +86,15 @@ def _reason(one: Unmatched, run: Run, archive: Archive) -> str:
         if _is_set_aside(archive, schema.OUTCOMES, run.run_id):
             return names.OUTCOME_SET_ASIDE
         if run.state == schema.ENDED:
-            return names.OUTCOME_DROPPED if run.dropped_rows.get(schema.OUTCOMES) else names.OUTCOME_MISSING
+            if run.dropped_rows.get(schema.OUTCOMES):
+                return names.OUTCOME_DROPPED
+            return names.KEPT if run.has_journal else names.OUTCOME_MISSING
         return names.PENDING if run.state == OPEN else names.CRASHED
     if one.what == NO_REGISTRATION:
         if _is_set_aside(archive, schema.REGISTRATIONS, run.run_id):
             return names.REGISTRATION_SET_ASIDE
+        if one.before_run and run.is_continued:
+            return names.EARLIER_RUN
         if one.early:
             return names.ROLLED_AWAY
         return names.REGISTRATION_DROPPED if run.dropped_rows.get(schema.REGISTRATIONS) else names.REGISTRATION_MISSING

@@ -27,8 +27,10 @@ PENDING: Final = "registrations without outcome, still pending"
 CRASHED: Final = "registrations without outcome, the run crashed"
 OUTCOME_DROPPED: Final = "registrations without outcome, which the disk could not follow"
 OUTCOME_SET_ASIDE: Final = "registrations without outcome, of which a file was set aside"
+KEPT: Final = "registrations without outcome, kept by the daemon's journal"
 OUTCOME_MISSING: Final = "registrations without outcome, for no known reason"
 EARLIER: Final = "outcomes of what was registered before the window"
+EARLIER_RUN: Final = "outcomes of what was registered in an earlier run"
 ROLLED_AWAY: Final = "outcomes without registration, older than what is kept"
 REGISTRATION_DROPPED: Final = "outcomes without registration, which the disk could not follow"
 REGISTRATION_SET_ASIDE: Final = "outcomes without registration, of which a file was set aside"
@@ -43,8 +45,10 @@ MEANINGS: Final = {
     CRASHED: "they may have ended in what was lost; they count as waiting until the last row of their run",
     OUTCOME_DROPPED: "their outcomes are among the dropped rows",
     OUTCOME_SET_ASIDE: "their outcomes are probably in there",
+    KEPT: "they wait on in the daemon's next run; they count as waiting until the last row of theirs",
     OUTCOME_MISSING: "their run ended, and nothing says that rows were lost",
     EARLIER: "they count as ended, not as registered",
+    EARLIER_RUN: "the daemon's journal kept it over a restart; they count as ended, not as registered",
     ROLLED_AWAY: "they count as ended, not as registered",
     REGISTRATION_DROPPED: "their registrations are among the dropped rows",
     REGISTRATION_SET_ASIDE: "their registrations are probably in there",
@@ -54,7 +58,7 @@ MEANINGS: Final = {
 }
 """What a finding means, where that is always the same."""
 
-ORDINARY: Final = frozenset({PENDING, EARLIER, ROLLED_AWAY, UNFINISHED})
+ORDINARY: Final = frozenset({PENDING, KEPT, EARLIER, EARLIER_RUN, ROLLED_AWAY, UNFINISHED})
 """Findings that are part of looking at a piece of a history: nothing was lost."""
 
 

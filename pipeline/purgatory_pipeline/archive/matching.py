@@ -35,6 +35,7 @@ _ROWS: Final = (
     "run_id string, session_number bigint, operation_id bigint, call_number bigint, registered_at_ms bigint, "
     "ended boolean, inside boolean, hash bigint"
 )
+_UNMATCHED: Final = ("run_id", "what", "early", "before_run", "count")
 _NEVER: Final = 2**63 - 1
 
 
@@ -42,12 +43,14 @@ _NEVER: Final = 2**63 - 1
 class Unmatched:
     """How many operations of a run have not exactly a registration and an outcome.
 
-    `early`: they were registered before the first registration of the run that is in the archive.
+    `early`: they were registered before the first registration of the run that is in the archive; `before_run`: before
+    the run began.
     """
 
     run_id: str
     what: str
     early: bool
+    before_run: bool
     operations: int
 
 
@@ -100,22 +103,27 @@ class Reading:
             )
 
 
-def find_unmatched(spark: SparkSession, reading: Reading, first_registered_ms: dict[str, int]) -> list[Unmatched]:
-    """Counts by run what does not fit: a handful of rows for each."""
+def find_unmatched(
+    spark: SparkSession, reading: Reading, first_registered_ms: dict[str, int], started_ms: dict[str, int]
+) -> list[Unmatched]:
+    """Counts by run what does not fit: a handful of rows for each. Both tables are by run, on the wall clock."""
     if reading.together:
         suspects = _operations(spark, reading).where("what is not null").select("hash").toArrow()
         reading = replace(reading, together=False, only=suspects.column("hash").to_numpy())
-    firsts = spark.createDataFrame(list(first_registered_ms.items()), "run_id string, first_ms bigint")
+    run_ids = sorted({*first_registered_ms, *started_ms})
+    starts = [(run_id, first_registered_ms.get(run_id, _NEVER), started_ms.get(run_id, 0)) for run_id in run_ids]
+    firsts = spark.createDataFrame(starts, "run_id string, first_ms bigint, started_ms bigint")
     early = F.col("registered_at_ms") < F.coalesce("first_ms", F.lit(_NEVER))
+    before_run = F.col("registered_at_ms") < F.coalesce("started_ms", F.lit(0))
     counted = (
         _operations(spark, reading)
         .where("what is not null")
         .join(F.broadcast(firsts), "run_id", "left")
-        .groupBy("run_id", "what", early.alias("early"))
+        .groupBy("run_id", "what", early.alias("early"), before_run.alias("before_run"))
         .count()
     )
-    found = [Unmatched(row["run_id"], row["what"], row["early"], row["count"]) for row in counted.collect()]
-    return sorted(found, key=lambda one: (one.run_id, one.what, one.early))
+    found = [Unmatched(*(row[name] for name in _UNMATCHED)) for row in counted.collect()]
+    return sorted(found, key=lambda one: (one.run_id, one.what, one.early, one.before_run))
 
 
 def _operations(spark: SparkSession, reading: Reading) -> DataFrame:

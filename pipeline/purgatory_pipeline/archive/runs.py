@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from purgatory.archive import schema
+from purgatory.archive.run_details import RunDetails
 from purgatory_pipeline.archive.catalog import Archive
 from purgatory_pipeline.archive.footer import ArchiveFile
 from purgatory_pipeline.archive.place import first_line, open_place
@@ -38,6 +39,10 @@ class Run:
     """The engine's clock at its beginning."""
     detail: str = ""
     """What it said of itself: `purgatory.archive.run_details`."""
+    has_journal: bool = False
+    """What waited at its end waits on in the daemon's next run."""
+    is_continued: bool = False
+    """It is such a next run."""
     last_call: int | None = None
     """The last call that is wholly there, where markers tell."""
     dropped_rows: dict[str, int] = field(default_factory=dict)
@@ -72,9 +77,21 @@ def _run(run_id: str, markers: Iterable[Mapping[str, Any]]) -> Run:
     dropped: Counter[str] = Counter()
     for row in markers:
         if row["marker"] == schema.STARTED:
-            run = replace(run, started_at=row["at"], started_ms=row["time_ms"], detail=row["detail"] or "")
+            detail = row["detail"] or ""
+            journal, continued = _journal_of(detail)
+            run = replace(run, started_at=row["at"], started_ms=row["time_ms"], detail=detail)
+            run = replace(run, has_journal=journal, is_continued=continued)
         elif row["marker"] == schema.DROPPED:
             dropped[row["table"]] += row["rows"] or 0
         elif row["marker"] == schema.ENDED or run.state != schema.ENDED:  # it may have ended after it was given up
             run = replace(run, state=row["marker"], last_call=row["call_number"])
     return replace(run, dropped_rows=dict(dropped))
+
+
+def _journal_of(detail: str) -> tuple[bool, bool]:
+    """Whether it has one, and goes on with what was there."""
+    try:
+        details = RunDetails.from_json(detail)
+    except (ValueError, TypeError):
+        return False, False
+    return details.journal, details.continued

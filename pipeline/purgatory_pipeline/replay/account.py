@@ -109,8 +109,8 @@ class ReplayAccount:
             notes.append(f"{_some(unknown)}: the engine's settings are not there; replayed with the usual ones")
         if gaps and self.check.in_doubt:
             notes.append(
-                f"{_some(gaps)}: events are missing; {self.check.in_doubt:,} operations that ended after that are not "
-                "compared"
+                f"{_some(gaps)}: events are missing, or the run went on with the marks of one before; "
+                f"{self.check.in_doubt:,} operations that ended after that are not compared"
             )
         return notes
 

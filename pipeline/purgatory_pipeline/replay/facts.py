@@ -89,6 +89,8 @@ def facts_of(
     doubts += [_set_aside(run_id, table, files, archive) for table in DECISIVE]
     doubts += [row["call_number"] for row in markers if row["marker"] == DROPPED and row["table"] in DECISIVE]
     doubts += _unfinished(markers, files)
+    if details.continued:
+        doubts.append(0)
     return RunFacts(
         run_id,
         details,

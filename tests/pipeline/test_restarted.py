@@ -1,0 +1,55 @@
+"""The archive of a daemon with a journal that was restarted: one history in several runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from purgatory_client import Client
+from purgatory_client.many import partition_columns
+from purgatory_client.results import OperationKind
+from purgatory_pipeline.archive import account, find_archive, intake
+from purgatory_pipeline.cli import main
+from pyspark.sql import SparkSession
+
+from purgatory.archive import schema
+from tests.daemon_process import DaemonProcess
+
+WAITS = 30
+PER_RUN = 10
+
+
+def live(folder: Path, first_id: int, mark: int) -> None:
+    """One run: as many waits as in every other, of which the marks reach those up to `mark` of all runs so far."""
+    arguments = ["--data-dir", str(folder / "data"), "--archive", str(folder / "archive")]
+    daemon = DaemonProcess(folder, arguments)
+    try:
+        with Client(daemon.address) as client:
+            offsets = list(range(first_id, first_id + WAITS))
+            batch = partition_columns(OperationKind.PRODUCE, ["orders-0"], None, offsets, [600_000], None)
+            client.register("desk", first_id, batch)
+            client.advance("orders-0", high_watermark=mark)
+        assert daemon.stop() == 0
+    finally:
+        daemon.kill()
+
+
+@pytest.mark.slow  # two daemons, and three commands on Spark
+def test_a_restarted_history_is_accounted_for(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was registered in one run and ended in the next is counted and named; no command minds."""
+    live(tmp_path, 1, PER_RUN)
+    live(tmp_path, WAITS + 1, 2 * WAITS)
+    archive = str(tmp_path / "archive")
+    taken = account(spark, find_archive(archive))
+    kept = WAITS - PER_RUN
+    assert {finding.name: finding.count for finding in taken.findings} == {intake.KEPT: kept, intake.EARLIER_RUN: kept}
+    assert taken.rows_used(schema.OUTCOMES) == taken.rows_used(schema.REGISTRATIONS) == 2 * WAITS
+    assert main(["check", archive]) == 0
+    assert f"{kept} {intake.EARLIER_RUN}" in capsys.readouterr().out
+    assert main(["report", archive, "--out", str(tmp_path / "report")]) == 0
+    assert main(["replay", archive, "--out", str(tmp_path / "replay")]) == 0
+    said = capsys.readouterr().out
+    assert f"unchanged policy: 100 % of {PER_RUN} outcomes equal" in said, "the second run's marks are not in its rows"
+    assert f"{WAITS} operations that ended after that are not compared" in said
