@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import resource
 import shutil
+import sqlite3
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final, Protocol
 
-SIZE_MB: Final = 16
+SIZE_MB: Final = 64
 CHUNK: Final = bytes(65_536)
 
 
@@ -101,6 +102,14 @@ def file_size_limit(folder: Path) -> Iterator[Room]:
         raise NoRoom("limits of another process cannot be set here")
     folder.mkdir(parents=True)
     yield FileSizeLimit(folder)
+
+
+def fold_log(data: Path) -> None:
+    """A journal that no daemon has becomes one file. In a log that had grown the next one could write for long, however
+    full the disk.
+    """
+    with closing(sqlite3.connect(data / "journal.db")) as database:
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 
 ROOMS: Final = (small_file_system, file_size_limit)

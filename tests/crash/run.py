@@ -23,7 +23,7 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.crash.caller import TOPICS, Broken, Caller, Marks
 from tests.crash.outbox_caller import OutboxCaller
 from tests.crash.power import Power
-from tests.crash.room import Room
+from tests.crash.room import Room, fold_log
 from tests.daemon_process import DaemonProcess
 
 CALLERS: Final = 3
@@ -87,6 +87,7 @@ class CrashRun:
                     await asyncio.to_thread(daemon.kill)
                     if self._room is not None:
                         self._room.free()
+                        fold_log(self._data)
                 if self._random.random() < 0.2:
                     caller = self._random.choice(self._callers)
                     tasks[caller].cancel()
