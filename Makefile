@@ -163,7 +163,7 @@ $(STAMPS)/stubs: $(PROTOS) setup.py $(STAMPS)/serving
 
 $(STAMPS)/engine: $(ENGINE) $(STAMPS)/stubs
 	@echo "== compiling the engine"
-	@rm -rf purgatory/engine/*.so ./*.so build/profile
+	@rm -rf purgatory/engine/*.so ./*.so build/profile build/temp.*
 	@$(BIN)/python setup.py -q build_ext --inplace
 	@touch $@
 
@@ -171,7 +171,7 @@ $(STAMPS)/engine: $(ENGINE) $(STAMPS)/stubs
 $(STAMPS)/profiled: $(STAMPS)/engine
 	@echo "== compiling the engine by a profile (gcc)"
 	@PURGATORY_BUILD=compiled $(BIN)/python setup.py -q profile
-	@PURGATORY_BUILD=compiled $(BIN)/python setup.py -q build_ext --inplace --force
+	@PURGATORY_BUILD=compiled $(BIN)/python setup.py -q build_ext --inplace
 	@touch $@
 
 # Building takes a minute, and most tests are no part of it: it looks by itself whether anything changed.

@@ -131,7 +131,7 @@ class Profile(Command):
             print(f"no profile: {compiler} is not gcc")
             return
         BuildEngine.profiling = WATCHED
-        self.reinitialize_command("build_ext", inplace=True, force=True)
+        self.reinitialize_command("build_ext", inplace=True)
         self.run_command("build_ext")
         for workload in TRAINING:
             subprocess.run(
@@ -168,6 +168,7 @@ class BuildEngine(build_ext):
     def compile_engine(self) -> None:
         from mypyc.build import mypycify  # noqa: PLC0415 - a build requirement, slow to import
 
+        self.force = bool(self.force or self.profiling)  # what was compiled without, or to be watched, is as old
         os.chdir(ROOT)  # mypy finds its settings in pyproject.toml here
         modules = sorted(str(path.relative_to(ROOT)) for path in ENGINE.glob("*.py") if path.name != "__init__.py")
         extensions = mypycify(modules, opt_level="3", debug_level="0", group_name=GROUP, target_dir=self.build_temp)
