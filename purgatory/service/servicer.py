@@ -107,6 +107,8 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         session = self._host.sessions.get(request.session_id)
         self._host.sessions.touch(session, self._host.clock.now_ms())
         self._host.acknowledge(session, request.sequence)
+        self._host.journal.changed(session)  # this call has an answer, so it is not left to the next group
+        await self._host.journal.durable()
         return wire.AcknowledgeResponse()
 
     # Events.

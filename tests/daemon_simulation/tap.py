@@ -131,6 +131,7 @@ class EngineTap:
         self.entries.append(ClockAdvanced(now_ms, limit))
         return self._engine.advance_clock(now_ms, limit)
 
-    def shut_down(self, now_ms: int, limit: int) -> int:
+    def shut_down(self, now_ms: int, limit: int, owner: Owner | None = None) -> int:
+        assert owner is None, "without a journal all pending operations are shut down"
         self.entries.append(ShutDown(now_ms, limit))
         return self._engine.shut_down(now_ms, limit)
