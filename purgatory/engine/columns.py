@@ -7,13 +7,18 @@ from __future__ import annotations
 
 from purgatory.engine.errors import InvalidBatch
 
-__all__ = ["check_length", "flag_at", "value_at"]
+__all__ = ["all_within", "check_length", "flag_at", "value_at"]
 
 
 def check_length(field: str, length: int, rows: int) -> None:
     """Raises InvalidBatch naming `field` when a column of `length` values fits neither rule for `rows` rows."""
     if length > 1 and length != rows:
         raise InvalidBatch(field, f"has {length} values; it takes {rows} (one for each row), 1 (for all) or none")
+
+
+def all_within(values: list[int], lowest: int, highest: int) -> bool:
+    """Whether no value of a column is out of bounds."""
+    return all(lowest <= value <= highest for value in values)
 
 
 def value_at(values: list[int], row: int, default: int) -> int:

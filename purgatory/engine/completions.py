@@ -9,8 +9,11 @@ from mypy_extensions import i64
 
 from purgatory.engine.batches import AsGiven, PartitionName
 
-ROOM: Final = 16
+ROOM: Final[i64] = 16
 """Of each column at first; it is doubled whenever it is full."""
+
+ROOM_MAX: Final[i64] = 1_024
+"""The most that there is from the beginning, however many ended the last time."""
 
 
 class Completions:
@@ -21,28 +24,29 @@ class Completions:
     that can be indexed, sliced and walked like a list, and read without a copy as a buffer.
 
     The columns are longer than what was written while it is being written, which costs less than to lengthen each by
-    one value at a time; `finish` cuts them.
+    one value at a time; `finish` cuts them. `expected` is how many operations may end, if that can be guessed.
     """
 
-    def __init__(self, owner_id: int) -> None:
+    def __init__(self, owner_id: int, expected: i64 = ROOM) -> None:
+        room = ROOM if expected < ROOM else ROOM_MAX if expected > ROOM_MAX else expected
         self.owner_id: Final = owner_id
         self._operations: i64 = 0
-        self.operation_ids: vec[i64] = vec[i64]([0] * ROOM)
-        self.kinds: vec[i64] = vec[i64]([0] * ROOM)
-        self.outcomes: vec[i64] = vec[i64]([0] * ROOM)
-        self.waited_ms: vec[i64] = vec[i64]([0] * ROOM)
-        self.lateness_ms: vec[i64] = vec[i64]([0] * ROOM)
-        self.item_counts: vec[i64] = vec[i64]([0] * ROOM)
+        self.operation_ids: vec[i64] = vec[i64]([0] * room)
+        self.kinds: vec[i64] = vec[i64]([0] * room)
+        self.outcomes: vec[i64] = vec[i64]([0] * room)
+        self.waited_ms: vec[i64] = vec[i64]([0] * room)
+        self.lateness_ms: vec[i64] = vec[i64]([0] * room)
+        self.item_counts: vec[i64] = vec[i64]([0] * room)
 
         self.item_partitions: Final[list[PartitionName]] = []
         """(topic, partition); for a signal's key: (key, -1)."""
-        self.error_codes: vec[i64] = vec[i64]([0] * ROOM)
-        self.required_offsets: vec[i64] = vec[i64]([0] * ROOM)
-        self.reached_offsets: vec[i64] = vec[i64]([0] * ROOM)
-        self.log_start_offsets: vec[i64] = vec[i64]([0] * ROOM)
-        self.estimated_remaining_ms: vec[i64] = vec[i64]([0] * ROOM)
+        self.error_codes: vec[i64] = vec[i64]([0] * room)
+        self.required_offsets: vec[i64] = vec[i64]([0] * room)
+        self.reached_offsets: vec[i64] = vec[i64]([0] * room)
+        self.log_start_offsets: vec[i64] = vec[i64]([0] * room)
+        self.estimated_remaining_ms: vec[i64] = vec[i64]([0] * room)
         """-1: absent."""
-        self.paces_per_second: vec[float] = vec[float]([0.0] * ROOM)
+        self.paces_per_second: vec[float] = vec[float]([0.0] * room)
         """-1.0: absent."""
 
         self.fetched: Final[list[FetchedPartition]] = []
@@ -107,19 +111,21 @@ class Completions:
     def finish(self) -> None:
         """Nothing is added any more: the columns are as long as what was written."""
         operations = self._operations
-        self.operation_ids = self.operation_ids[:operations]
-        self.kinds = self.kinds[:operations]
-        self.outcomes = self.outcomes[:operations]
-        self.waited_ms = self.waited_ms[:operations]
-        self.lateness_ms = self.lateness_ms[:operations]
-        self.item_counts = self.item_counts[:operations]
+        if operations < i64(len(self.operation_ids)):
+            self.operation_ids = self.operation_ids[:operations]
+            self.kinds = self.kinds[:operations]
+            self.outcomes = self.outcomes[:operations]
+            self.waited_ms = self.waited_ms[:operations]
+            self.lateness_ms = self.lateness_ms[:operations]
+            self.item_counts = self.item_counts[:operations]
         items = i64(len(self.item_partitions))
-        self.error_codes = self.error_codes[:items]
-        self.required_offsets = self.required_offsets[:items]
-        self.reached_offsets = self.reached_offsets[:items]
-        self.log_start_offsets = self.log_start_offsets[:items]
-        self.estimated_remaining_ms = self.estimated_remaining_ms[:items]
-        self.paces_per_second = self.paces_per_second[:items]
+        if items < i64(len(self.error_codes)):
+            self.error_codes = self.error_codes[:items]
+            self.required_offsets = self.required_offsets[:items]
+            self.reached_offsets = self.reached_offsets[:items]
+            self.log_start_offsets = self.log_start_offsets[:items]
+            self.estimated_remaining_ms = self.estimated_remaining_ms[:items]
+            self.paces_per_second = self.paces_per_second[:items]
 
 
 class FetchedPartition:

@@ -42,7 +42,6 @@ from purgatory.engine.wakeups import Wakeups
 
 __all__ = ["Events"]
 
-PLAIN: Final = (LEADER_APPEND, FOLLOWER_PROGRESS, HIGH_WATERMARK)
 MOVED: Final = 1
 DEAD: Final = 1
 FENCED: Final = 2
@@ -66,6 +65,7 @@ class Events:
         self.limits: Final = limits
         self.checks: Final = EventChecks(limits, strict_partitions)
         self.lag_max_ms: Final[i64] = lag_max_ms
+        self._named: Final = NamedPartitions(partitions)
 
     def apply(self, batch: EventBatch, now_ms: i64, start: int, limit: int) -> EventsReceipt:
         """Applies events from `start` on until events and ended operations together come to `limit`.
@@ -79,54 +79,52 @@ class Events:
         row = start
         while row < len(batch.types) and row - start + pending.ended_total - ended_at_start < limit:
             before = pending.ended_total
-            self.apply_row(batch, row, now_ms, receipt, None)
+            self.apply_row(batch, row, now_ms, receipt, self._named)
             receipt.ended.append(pending.ended_total - before)
             row += 1
         receipt.next_index = row
         return receipt
 
     def apply_row(
-        self, batch: EventBatch, row: int, now_ms: i64, receipt: EventsReceipt, known: NamedPartitions | None
+        self, batch: EventBatch, row: int, now_ms: i64, receipt: EventsReceipt, known: NamedPartitions
     ) -> None:
-        """Applies one event of a batch whose columns were checked, or says in the receipt why not. `known` are its
-        partitions, where that is worth while.
+        """Applies one event of a batch whose columns were checked, or says in the receipt why not. `known` are the
+        partitions of its dictionary.
         """
         kind = batch.types[row]
         place = value_at(batch.item_indexes, row, 0)
-        names = len(batch.keys) if kind == KEY_SIGNALLED else len(batch.partitions)
-        fault: Fault | None
-        if kind not in EVENT_NAMES:
-            fault = Fault(INVALID_ARGUMENT, "event", f"type {kind} is not known; set one event")
-        elif not 0 <= place < names:
-            fault = Fault(INVALID_ARGUMENT, "item_index", f"{place} is outside the dictionary of {names}")
-        elif kind == KEY_SIGNALLED:
-            fault = self._signal(batch.keys[place], value_at(batch.offsets, row, -1), now_ms)
-        elif kind in PLAIN and self._apply_plain(
-            batch,
-            row,
-            self.partitions.get(batch.partitions[place]) if known is None else known.at(place),
-            now_ms,
-            receipt,
-        ):
-            fault = None
-        else:
-            fault = self._apply_event(batch.partitions[place], event_at(batch, row), now_ms, receipt)
+        if kind in (HIGH_WATERMARK, LEADER_APPEND, FOLLOWER_PROGRESS) and 0 <= place < len(batch.partitions):
+            partition = known.at(batch.partitions, place)
+            if partition is not None and self._apply_plain(batch, kind, row, partition, now_ms, receipt):
+                return
+        fault = self._apply_any(batch, kind, row, place, now_ms, receipt)
         if fault is not None:
             receipt.refusals.append(Refusal(row, fault.code, fault.field, fault.message, fault.error_code))
 
+    def _apply_any(
+        self, batch: EventBatch, kind: int, row: int, place: int, now_ms: i64, receipt: EventsReceipt
+    ) -> Fault | None:
+        names = len(batch.keys) if kind == KEY_SIGNALLED else len(batch.partitions)
+        if kind not in EVENT_NAMES:
+            return Fault(INVALID_ARGUMENT, "event", f"type {kind} is not known; set one event")
+        if not 0 <= place < names:
+            return Fault(INVALID_ARGUMENT, "item_index", f"{place} is outside the dictionary of {names}")
+        if kind == KEY_SIGNALLED:
+            return self._signal(batch.keys[place], value_at(batch.offsets, row, -1), now_ms)
+        return self._apply_event(batch.partitions[place], event_at(batch, row), now_ms, receipt)
+
     def _apply_plain(
-        self, batch: EventBatch, row: int, partition: Partition | None, now_ms: i64, receipt: EventsReceipt
+        self, batch: EventBatch, kind: int, row: int, partition: Partition, now_ms: i64, receipt: EventsReceipt
     ) -> bool:
         """The commonest events, at the least cost: a mark of a known partition that nothing speaks against. False: it
         takes the long way.
         """
         offset = value_at(batch.offsets, row, -1)
-        if partition is None or partition.storage_failed or not 0 <= offset < OFFSET_MAX:
+        if partition.storage_failed or not 0 <= offset < OFFSET_MAX:
             return False
         epoch = value_at(batch.leader_epochs, row, -1)
         if epoch not in (-1, partition.leader_epoch):
             return False
-        kind = batch.types[row]
         if kind == HIGH_WATERMARK:
             partition.announced = True
             changed = self._high_watermark(partition, offset, now_ms)

@@ -260,7 +260,7 @@ class PendingOperations:
         """Where to write what has ended of an owner. What a closed owner would have been told is dropped."""
         completions = owner.completions
         if completions is None:
-            completions = Completions(owner.owner_id)
+            completions = Completions(owner.owner_id, owner.ended_last)
             if not owner.closed:
                 owner.completions = completions
                 self._ready.append(completions)
@@ -275,6 +275,7 @@ class PendingOperations:
             owner = self.owners[completions.owner_id]
             if owner is not None and owner.completions is completions:
                 owner.completions = None
+                owner.ended_last = len(completions)
         return ready
 
 

@@ -36,7 +36,7 @@ from purgatory.engine.operation_checks import OPERATION_ID_MAX, OperationChecks,
 from purgatory.engine.partition import Partition
 from purgatory.engine.pending import PendingOperations
 from purgatory.engine.plain_rows import PlainRows
-from purgatory.engine.registry import Partitions, SignalKey, SignalKeys
+from purgatory.engine.registry import NamedPartitions, Partitions, SignalKey, SignalKeys
 from purgatory.engine.tables import UNRESOLVED, Owner
 from purgatory.engine.wakeups import Wakeups, delete_records_state, partition_fault, produce_state
 from purgatory.engine.watches import WatchList
@@ -64,13 +64,14 @@ class Registration:
         self.strict_partitions: Final = strict_partitions
         self.pending_max: Final[i64] = min(limits.pending_operations_max, OFFSET_MAX)
         self.checks: Final = OperationChecks(limits, partitions, keys, not strict_partitions)
+        self._named: Final = NamedPartitions(partitions)
 
     def register(self, owner: Owner, kind: int, batch: OperationBatch, now_ms: i64) -> RegisterReceipt:
         """Serves a batch, operation by operation. Raises InvalidBatch before anything is done."""
         if kind not in KINDS:
             raise InvalidBatch("kind", f"{kind} is not known")
         columns = OperationColumns(kind, batch, self.limits.timeout_ms_default)
-        plain = PlainRows(columns, self.partitions, self.limits.timeout_ms_max)
+        plain = PlainRows(columns, self._named, self.limits.timeout_ms_max)
         receipt = RegisterReceipt()
         known_before = int(owner.highest_operation_id)
         first_item = 0

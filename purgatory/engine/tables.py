@@ -133,6 +133,8 @@ class Owner:
         self.closed = False
         self.completions: Completions | None = None
         """What has ended since it was last taken."""
+        self.ended_last: i64 = 0
+        """How many had ended when they were last taken: about as many may be next time."""
         self.ids: vec[i64] = vec[i64]()
         self.slots: vec[i32] = vec[i32]()
 
@@ -145,23 +147,25 @@ class Owner:
         self.pending += 1
 
     def _compact(self, operations: OperationTable) -> None:
-        ids = vec[i64]()
-        slots = vec[i32]()
+        ids = self.ids
+        slots = self.slots
+        kept: i64 = 0
         place: i64 = 0
-        count: i64 = i64(len(self.ids))
+        count: i64 = i64(len(ids))
         while place < count:
             if self._is_pending(place, operations):
-                ids = append(ids, self.ids[place])
-                slots = append(slots, self.slots[place])
+                ids[kept] = ids[place]
+                slots[kept] = slots[place]
+                kept += 1
             place += 1
-        self.ids = ids
-        self.slots = slots
+        self.ids = ids[:kept]
+        self.slots = slots[:kept]
 
     def _is_pending(self, place: i64, operations: OperationTable) -> bool:
         slot = i64(self.slots[place])
         return (
-            i64(operations.kind[slot]) != FREE
-            and operations.operation_id[slot] == self.ids[place]
+            operations.operation_id[slot] == self.ids[place]
+            and i64(operations.kind[slot]) != FREE
             and i64(operations.owner_id[slot]) == self.owner_id
         )
 

@@ -116,10 +116,9 @@ class TapePlayer:
         """Takes all steps. Raises InvalidBatch before the first one."""
         played = Played()
         kinds = [self._kind_columns(tape, kind) for kind in range(len(KINDS) + 1)]
-        known: NamedPartitions | None = None
+        known = NamedPartitions(self._registration.partitions)
         if tape.events is not None:
             check_columns(tape.events)
-            known = NamedPartitions(tape.events.partitions, self._registration.partitions)
         for place, step in enumerate(tape.steps):
             now_ms: i64 = tape.times_ms[place]
             count = tape.counts[place]
@@ -168,7 +167,7 @@ class TapePlayer:
                 played.refused_ids.append(operation_id)
             kind.next_item += columns.item_count(row)
 
-    def _apply(self, batch: EventBatch, known: NamedPartitions | None, count: int, now_ms: i64, played: Played) -> None:
+    def _apply(self, batch: EventBatch, known: NamedPartitions, count: int, now_ms: i64, played: Played) -> None:
         stop = self._next_event + count
         while self._next_event < stop:
             self._events.apply_row(batch, self._next_event, now_ms, played.events, known)
@@ -227,6 +226,7 @@ class KindColumns:
 
     def __init__(self, kind: int, batch: OperationBatch, registration: Registration) -> None:
         self.columns: Final = OperationColumns(kind, batch, registration.limits.timeout_ms_default)
-        self.plain: Final = PlainRows(self.columns, registration.partitions, registration.limits.timeout_ms_max)
+        named = NamedPartitions(registration.partitions)
+        self.plain: Final = PlainRows(self.columns, named, registration.limits.timeout_ms_max)
         self.next_row = 0
         self.next_item = 0

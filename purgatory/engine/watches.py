@@ -161,18 +161,8 @@ class WatchList:
 
     def _drop_head(self) -> None:
         """Give back the memory of the popped head of the run."""
-        old_thresholds = self._thresholds
-        old_refs = self._refs
-        thresholds = vec[i64]()
-        refs = vec[i64]()
-        index: i64 = self._head
-        end: i64 = i64(len(old_refs))
-        while index < end:
-            thresholds = append(thresholds, old_thresholds[index])
-            refs = append(refs, old_refs[index])
-            index += 1
-        self._thresholds = thresholds
-        self._refs = refs
+        self._thresholds = self._thresholds[self._head :]
+        self._refs = self._refs[self._head :]
         self._head = 0
 
     def _is_near_tail(self, threshold: i64) -> bool:

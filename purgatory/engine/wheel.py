@@ -48,7 +48,8 @@ from mypy_extensions import i32, i64
 
 from purgatory.engine.heap import PackedHeap
 
-DEADLINE_MAX: Final[i64] = 2**62
+DEADLINE_BITS: Final = 62
+DEADLINE_MAX: Final[i64] = 2**DEADLINE_BITS
 """Later deadlines are taken as this one: 146 million years of milliseconds, and sums with it cannot wrap."""
 
 TICK_MS_MAX: Final[i64] = 2**31
@@ -64,7 +65,7 @@ NONE_RECENT: Final = -1
 
 def round_up_to_tick(deadline_ms: i64, tick_ms: i64) -> i64:
     """The first multiple of `tick_ms` at or after `deadline_ms`, which is clamped to `DEADLINE_MAX` first."""
-    if deadline_ms > DEADLINE_MAX:
+    if deadline_ms >> DEADLINE_BITS > 0:
         deadline_ms = DEADLINE_MAX
     if tick_ms == 1:
         return deadline_ms

@@ -97,6 +97,29 @@ def test_what_is_not_plain_is_refused_between_plain_ones(values: Values, field: 
     assert (receipt.accepted, engine.pending) == (2, 3)
 
 
+def test_a_batch_without_names_is_refused_row_by_row() -> None:
+    """There is nothing to wait on, and each operation is told so."""
+    engine = Engine(EngineLimits(), 0)
+    receipt = engine.register(engine.add_owner(), PRODUCE, OperationBatch([1, 2], offsets=[7]), 0)
+    assert [(refusal.index, refusal.field) for refusal in receipt.refusals] == [(0, "item_index"), (1, "item_index")]
+
+
+def test_a_place_stands_for_the_name_that_is_there_now() -> None:
+    """Batches with one dictionary, or one like it, find the same partitions; another name at a place is another."""
+    engine = Engine(EngineLimits(), 0)
+    owner = engine.add_owner()
+    names = [("orders", 0), ("orders", 1)]
+    for first in (1, 3):
+        engine.register(owner, PRODUCE, OperationBatch([first, first + 1], partitions=names, item_indexes=[0, 1]), 0)
+    names.reverse()
+    engine.register(owner, PRODUCE, OperationBatch([5, 6], partitions=names, item_indexes=[0, 1]), 0)
+    alike = [(topic, partition) for topic, partition in names]
+    engine.register(owner, PRODUCE, OperationBatch([7, 8], partitions=alike, item_indexes=[0, 1]), 0)
+    assert engine.cancel_partition(("orders", 0), 0) == 4
+    [completions] = engine.take_completions()
+    assert list(completions.operation_ids) == [1, 3, 6, 8]
+
+
 def test_an_id_that_repeats_is_refused_between_plain_ones() -> None:
     """The second use of an id in one batch is no re-sent registration."""
     engine, receipt = register(ids=(11, 11, 12))

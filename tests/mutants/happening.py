@@ -254,6 +254,12 @@ EVENTS = (
         "        partition.is_named = False\n",
         "",
     ),
+    Mutant(
+        "a partition is found by its place whatever its name",
+        "registry",
+        "self._names[place] is name:",
+        "name is not None:",
+    ),
     Mutant("a signal counts once whatever its count", "events", "signal_key.count += count", "signal_key.count += 1"),
     Mutant("a signal wakes nobody", "events", "        self.wakeups.wake_key(signal_key, now_ms)\n", ""),
 )

@@ -80,8 +80,8 @@ WATCHES = (
     Mutant(
         "popped entries come back when the head is dropped",
         "watches",
-        "        index: i64 = self._head\n",
-        "        index: i64 = self._head - 1\n",
+        "        self._refs = self._refs[self._head :]\n        self._head = 0\n",
+        "        self._refs = self._refs[self._head - 1 :]\n        self._head = 0\n",
     ),
     Mutant(
         "popped entries keep their memory",
@@ -111,8 +111,8 @@ TABLES = (
     Mutant(
         "a successor in the slot passes for the old operation",
         "tables",
-        "            and operations.operation_id[slot] == self.ids[place]\n",
-        "",
+        "            operations.operation_id[slot] == self.ids[place]\n            and i64",
+        "            i64",
     ),
     Mutant(
         "another owner's operation passes for one's own",
