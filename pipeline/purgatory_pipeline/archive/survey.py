@@ -26,6 +26,7 @@ from purgatory_pipeline.archive.clocks import ClockReader, FileClock, Flags, Int
 from purgatory_pipeline.archive.footer import ArchiveFile
 from purgatory_pipeline.archive.place import first_line, open_place
 from purgatory_pipeline.errors import ArchiveUnusable
+from purgatory_pipeline.memory import keep_freed_memory
 
 BUCKETS: Final = 1 << 14
 SIDES: Final = (schema.REGISTRATIONS, schema.OUTCOMES)
@@ -121,6 +122,7 @@ class Operations:
 
 def survey_files(uri: str, files: Sequence[ArchiveFile], window: Window) -> Survey:
     """Reads some files whole, one part after the other."""
+    keep_freed_memory()
     survey = Survey()
     for file in files:
         clock = ClockReader(file)

@@ -69,10 +69,10 @@ def write(page: Page, path: Path) -> None:
 
 def render(page: Page) -> str:
     """The whole file."""
-    libraries, program = _libraries(), _asset("page.js")
+    scripts, program = libraries(), _asset("page.js")
     numbers = itertools.count(1)
     return _PAGE.format(
-        policy=_policy(libraries, program),
+        policy=_policy(scripts, program),
         title=page.title,
         subtitle=page.subtitle,
         style=Markup(_asset("page.css")),  # noqa: S704 -- our own file
@@ -84,7 +84,7 @@ def render(page: Page) -> str:
         ),
         sections=Markup("\n").join(_section(section, numbers) for section in page.sections),
         footer=page.footer,
-        libraries=Markup(libraries),  # noqa: S704 -- Vega's own bundle
+        libraries=Markup(scripts),  # noqa: S704 -- Vega's own bundle
         program=Markup(program),  # noqa: S704 -- our own file
     )
 
@@ -118,8 +118,8 @@ def _asset(file: str) -> str:
 
 
 @functools.cache
-def _libraries() -> str:
-    """Vega, Vega-Lite and Vega-Embed in one script, as vl-convert carries them."""
+def libraries() -> str:
+    """Vega, Vega-Lite and Vega-Embed in one script, as vl-convert carries them; bundling them takes a second, once."""
     import vl_convert  # noqa: PLC0415 -- 60 MB that only pages need
 
     bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")

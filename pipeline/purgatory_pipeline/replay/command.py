@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -41,10 +42,6 @@ def replay(
     from purgatory_pipeline.archive import account, find_archive  # noqa: PLC0415 -- Spark is slow to import
     from purgatory_pipeline.failures import own_errors  # noqa: PLC0415
     from purgatory_pipeline.output import open_output  # noqa: PLC0415
-    from purgatory_pipeline.replay import jobs, outputs  # noqa: PLC0415
-    from purgatory_pipeline.replay.account import ReplayAccount  # noqa: PLC0415
-    from purgatory_pipeline.replay.facts import find_runs  # noqa: PLC0415
-    from purgatory_pipeline.replay.frames import frames_of  # noqa: PLC0415
     from purgatory_pipeline.replay.policy import UNCHANGED, parse_policies  # noqa: PLC0415
     from purgatory_pipeline.session import spark_session  # noqa: PLC0415
 
@@ -52,10 +49,19 @@ def replay(
     found = find_archive(archive)
     place = open_output(out)
     spark = spark_session("replay")
-    account(spark, found).print()
-    with own_errors():
+    with ThreadPoolExecutor(2) as pool, own_errors():
+        intake = pool.submit(account, spark, found)  # its tasks come first; while they run the rest is made ready
+        from purgatory_pipeline.page import document  # noqa: PLC0415
+        from purgatory_pipeline.replay import jobs, outputs  # noqa: PLC0415
+        from purgatory_pipeline.replay.account import ReplayAccount  # noqa: PLC0415
+        from purgatory_pipeline.replay.facts import find_runs  # noqa: PLC0415
+        from purgatory_pipeline.replay.frames import frames_of  # noqa: PLC0415
+
+        pool.submit(document.libraries)
         sums = jobs.replay_sums(spark, found, policies)
-        if results:
+    intake.result().print()
+    if results:
+        with own_errors():
             rows = jobs.replay_rows(spark, found, policies)
             rows.write.mode("overwrite").parquet(place.spark_path(f"{place.root}/results"))
     frames = frames_of(sums, policies)

@@ -28,7 +28,7 @@ from purgatory_pipeline.replay.tally import KEYS, SCHEMA, added
 from purgatory_pipeline.replay.task import RESULTS, Replay, replay_runs
 
 TASKS_PER_CORE: Final = 4
-ROWS_PER_TASK: Final = 4_000_000
+ROWS_PER_TASK: Final = 1_000_000
 """Small runs share a task, up to so many rows."""
 UNIT_ROWS_MIN: Final = 100_000
 DIVIDED_FROM_ROWS: Final = 200_000
@@ -93,8 +93,7 @@ def _small_sums(spark: SparkSession, whole: Replay, runs: Sequence[RunFiles]) ->
         return pa.Table.from_batches(replay_runs(whole, heap, results=False))
 
     tasks = spark.sparkContext.parallelize(heaps, len(heaps))
-    found: pa.Table = tasks.map(sums).reduce(lambda one, other: added([one, other]))
-    return found
+    return added(tasks.map(sums).collect())
 
 
 def _replay_large(spark: SparkSession, whole: Replay, runs: Sequence[RunFiles], schema: pa.Schema) -> DataFrame:

@@ -18,6 +18,7 @@ import pyarrow as pa
 from purgatory.archive.schema import CALLS, EVENTS, OUTCOMES, REGISTRATIONS
 from purgatory_pipeline.archive import ArchiveFile
 from purgatory_pipeline.archive.place import Place, open_place
+from purgatory_pipeline.memory import keep_freed_memory
 from purgatory_pipeline.replay.chunk import Chunk, Column, join
 from purgatory_pipeline.replay.connections import Connections
 from purgatory_pipeline.replay.facts import RunFacts, RunFiles
@@ -85,6 +86,7 @@ def units_of(runs: Sequence[RunFiles], tables: Sequence[str], rows_max: int) -> 
 
 def find_connections(uri: str, unit: Unit, keys_max: int) -> pa.RecordBatch:
     """The names of a unit's rows and what connects them."""
+    keep_freed_memory()
     place = open_place(uri)
     connections = Connections(keys_max)
     for file in unit.files:
@@ -109,6 +111,7 @@ NAMING: Final = {
 
 def scatter(uri: str, unit: Unit, placing: Placing) -> Iterator[pa.RecordBatch]:
     """A unit's rows by bin, packed; and at the end what was counted."""
+    keep_freed_memory()
     place = open_place(uri)
     counts: Counter[str] = Counter()
     for number, chunk in enumerate(_gathered(place, unit, counts)):

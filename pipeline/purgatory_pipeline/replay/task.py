@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from purgatory.engine.codes import KIND_NAMES, OUTCOME_NAMES
 from purgatory_pipeline.archive.place import open_place
+from purgatory_pipeline.memory import keep_freed_memory
 from purgatory_pipeline.replay.chunk import Chunk, Column
 from purgatory_pipeline.replay.facts import RunFacts, RunFiles
 from purgatory_pipeline.replay.open_operations import OpenOperations
@@ -67,6 +68,7 @@ def replay_run(
     replay: Replay, facts: RunFacts, chunks: Iterable[Chunk], tally: Tally, *, results: bool
 ) -> Iterator[pa.RecordBatch]:
     """Replays one run, adding to the sums; rows for its operations where they are asked for."""
+    keep_freed_memory()
     rows = ResultRows(replay.policies, tally.topics) if results else None
     run = RunReplay(facts, replay.policies, tally, None if rows is None else rows.add)
     collecting = gc.isenabled()
