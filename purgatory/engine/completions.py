@@ -16,6 +16,10 @@ ROOM_MAX: Final[i64] = 1_024
 """The most that there is from the beginning, however many ended the last time."""
 
 
+NOBODY: Final[AsGiven] = ("", -1)
+"""Holds the place of a name."""
+
+
 class Completions:
     """Ended operations of one owner, in the order they ended.
 
@@ -31,6 +35,8 @@ class Completions:
         room = ROOM if expected < ROOM else ROOM_MAX if expected > ROOM_MAX else expected
         self.owner_id: Final = owner_id
         self._operations: i64 = 0
+        self.items: i64 = 0
+        """How many items were written."""
         self.operation_ids: vec[i64] = vec[i64]([0] * room)
         self.kinds: vec[i64] = vec[i64]([0] * room)
         self.outcomes: vec[i64] = vec[i64]([0] * room)
@@ -38,7 +44,7 @@ class Completions:
         self.lateness_ms: vec[i64] = vec[i64]([0] * room)
         self.item_counts: vec[i64] = vec[i64]([0] * room)
 
-        self.item_partitions: Final[list[PartitionName]] = []
+        self.item_partitions: Final[list[PartitionName]] = [NOBODY] * room
         """(topic, partition); for a signal's key: (key, -1)."""
         self.error_codes: vec[i64] = vec[i64]([0] * room)
         self.required_offsets: vec[i64] = vec[i64]([0] * room)
@@ -81,16 +87,17 @@ class Completions:
         pace_per_second: float,
     ) -> None:
         """The next item of the operation that is being written down."""
-        place = i64(len(self.item_partitions))
+        place = self.items
         if place == i64(len(self.error_codes)):
             self._double_items()
-        self.item_partitions.append(name)
+        self.item_partitions[place] = name
         self.error_codes[place] = error_code
         self.required_offsets[place] = required_offset
         self.reached_offsets[place] = reached_offset
         self.log_start_offsets[place] = log_start_offset
         self.estimated_remaining_ms[place] = estimated_remaining_ms
         self.paces_per_second[place] = pace_per_second
+        self.items = place + 1
 
     def _double_operations(self) -> None:
         self.operation_ids = extend(self.operation_ids, self.operation_ids)
@@ -101,6 +108,7 @@ class Completions:
         self.item_counts = extend(self.item_counts, self.item_counts)
 
     def _double_items(self) -> None:
+        self.item_partitions.extend(self.item_partitions)
         self.error_codes = extend(self.error_codes, self.error_codes)
         self.required_offsets = extend(self.required_offsets, self.required_offsets)
         self.reached_offsets = extend(self.reached_offsets, self.reached_offsets)
@@ -118,8 +126,9 @@ class Completions:
             self.waited_ms = self.waited_ms[:operations]
             self.lateness_ms = self.lateness_ms[:operations]
             self.item_counts = self.item_counts[:operations]
-        items = i64(len(self.item_partitions))
+        items = self.items
         if items < i64(len(self.error_codes)):
+            del self.item_partitions[items:]
             self.error_codes = self.error_codes[:items]
             self.required_offsets = self.required_offsets[:items]
             self.reached_offsets = self.reached_offsets[:items]

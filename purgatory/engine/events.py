@@ -73,6 +73,7 @@ class Events:
         Raises InvalidBatch before anything is done.
         """
         check_columns(batch)
+        self._named.use(batch.partitions)
         pending = self.wakeups.pending
         receipt = EventsReceipt()
         ended_at_start = pending.ended_total
@@ -94,7 +95,7 @@ class Events:
         kind = batch.types[row]
         place = value_at(batch.item_indexes, row, 0)
         if kind in (HIGH_WATERMARK, LEADER_APPEND, FOLLOWER_PROGRESS) and 0 <= place < len(batch.partitions):
-            partition = known.at(batch.partitions, place)
+            partition = known.at(place)
             if partition is not None and self._apply_plain(batch, kind, row, partition, now_ms, receipt):
                 return
         fault = self._apply_any(batch, kind, row, place, now_ms, receipt)

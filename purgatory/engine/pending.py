@@ -59,16 +59,16 @@ class PendingOperations:
 
     # Admission.
 
-    def admit(self, owner: Owner, kind: i64, operation_id: i64, timeout_ms: i64, now_ms: i64) -> i64:
-        """A slot for an operation that has to wait, timed, without items yet."""
-        slot = self.enter(owner, kind, operation_id, now_ms)
+    def admit(self, owner: Owner, kind: i64, items_left: i64, operation_id: i64, timeout_ms: i64, now_ms: i64) -> i64:
+        """A slot for an operation that has to wait for so many items, timed, without any yet."""
+        slot = self.enter(owner, kind, items_left, operation_id, now_ms)
         linked = self.wheel.add(slot, now_ms + timeout_ms)
         assert linked, f"deadline {now_ms + timeout_ms} was due at once, now_ms={now_ms}"
         return slot
 
-    def enter(self, owner: Owner, kind: i64, operation_id: i64, registered_ms: i64) -> i64:
+    def enter(self, owner: Owner, kind: i64, items_left: i64, operation_id: i64, registered_ms: i64) -> i64:
         """The same, not timed yet."""
-        slot = self.operations.take(kind, owner.owner_id, operation_id, registered_ms)
+        slot = self.operations.take(kind, owner.owner_id, operation_id, registered_ms, items_left)
         self.wheel.ensure(self.operations.size)
         owner.note(operation_id, slot, self.operations)
         self.count += 1
@@ -118,7 +118,7 @@ class PendingOperations:
         else:
             self.wheel.remove(slot)
         completions = self.completions_of(owner)
-        items_before = i64(len(completions.item_partitions))
+        items_before = completions.items
         if kind == FETCH:
             failed = self._end_fetch(slot, completions)
         elif kind == SIGNAL:
@@ -127,7 +127,7 @@ class PendingOperations:
             failed = self._end_countdown(slot, kind, outcome, waited_ms, completions)
         if outcome == SATISFIED and failed:
             outcome = FAILED
-        item_count = i64(len(completions.item_partitions)) - items_before
+        item_count = completions.items - items_before
         completions.add_operation(self.operations.operation_id[slot], kind, outcome, waited_ms, lateness_ms, item_count)
         self.operations.release(slot)
         owner.pending -= 1

@@ -9,38 +9,50 @@ from __future__ import annotations
 
 from typing import Final
 
+from mypy_extensions import i64
+
 from purgatory.engine.codes import OFFSET_MAX, PRODUCE
-from purgatory.engine.columns import all_within
+from purgatory.engine.columns import Column
 from purgatory.engine.event_checks import INT32_MAX
 from purgatory.engine.operation_checks import OPERATION_ID_MAX, OperationColumns
 from purgatory.engine.partition import Partition
 from purgatory.engine.registry import NamedPartitions
 
-__all__ = ["PlainRows"]
+__all__ = ["PlainRows", "plain_rows"]
+
+
+def plain_rows(columns: OperationColumns, named: NamedPartitions, timeout_ms_max: int) -> PlainRows | None:
+    """The rows of a batch of which each may be plain; None where none is. `named` is to know its dictionary then."""
+    if columns.kind != PRODUCE or columns.names == 0 or columns.batch.local_error_codes:
+        return None
+    rows = PlainRows(columns, named, timeout_ms_max)
+    if not rows.are_within:
+        return None
+    named.use(columns.partitions)
+    return rows
 
 
 class PlainRows:
-    """Finds the partitions that plain rows of a batch wait on; `named` are those of its dictionary."""
+    """The columns of produces, and the partitions they name. Whether a row is plain is for `Registration` to see."""
 
     def __init__(self, columns: OperationColumns, named: NamedPartitions, timeout_ms_max: int) -> None:
         batch = columns.batch
-        self.there_may_be: Final = (
-            columns.kind == PRODUCE
-            and columns.names > 0
-            and not batch.local_error_codes
-            and all_within(batch.timeouts_ms, 1, timeout_ms_max)
-            and all_within(batch.offsets, 0, OFFSET_MAX - 1)
-            and all_within(batch.leader_epochs, -1, INT32_MAX)
-            and all_within(batch.item_indexes, 0, columns.names - 1)
-        )
-        self._columns: Final = columns
+        self.operation_ids: Final = Column(columns.operation_ids, 0, 1, OPERATION_ID_MAX)
+        self.timeouts_ms: Final = Column(batch.timeouts_ms, columns.timeout_ms_default, 1, timeout_ms_max)
+        self.item_counts: Final = Column(columns.item_counts, 1, 1, INT32_MAX)
+        self.offsets: Final = Column(columns.offsets, columns.offset_default, 0, OFFSET_MAX - 1)
+        self.leader_epochs: Final = Column(batch.leader_epochs, -1, -1, INT32_MAX)
+        self._places: Final = Column(columns.item_indexes, 0, 0, columns.names - 1)
         self._named: Final = named
+        self.are_within: Final = (
+            self.operation_ids.is_within
+            and self.timeouts_ms.is_within
+            and self.item_counts.is_within
+            and self.offsets.is_within
+            and self.leader_epochs.is_within
+            and self._places.is_within
+        )
 
-    def partition(self, row: int, item: int, highest_operation_id: int) -> Partition | None:
-        """The partition that an operation names with its only item; None where anything about it is unusual."""
-        columns = self._columns
-        if not highest_operation_id < columns.operation_ids[row] <= OPERATION_ID_MAX:
-            return None
-        if columns.item_count(row) != 1:
-            return None
-        return self._named.at(columns.partitions, columns.place(item))
+    def partition(self, item: i64) -> Partition | None:
+        """The partition that an item names, if it is known."""
+        return self._named.at(self._places.at(item))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mypy_extensions import i32, i64
+from mypy_extensions import i64
 
 from purgatory.engine.batches import AsGiven, OperationBatch, Refusal, RegisterReceipt
 from purgatory.engine.codes import (
@@ -35,7 +35,7 @@ from purgatory.engine.limits import EngineLimits
 from purgatory.engine.operation_checks import OPERATION_ID_MAX, OperationChecks, OperationColumns
 from purgatory.engine.partition import Partition
 from purgatory.engine.pending import PendingOperations
-from purgatory.engine.plain_rows import PlainRows
+from purgatory.engine.plain_rows import PlainRows, plain_rows
 from purgatory.engine.registry import NamedPartitions, Partitions, SignalKey, SignalKeys
 from purgatory.engine.tables import UNRESOLVED, Owner
 from purgatory.engine.wakeups import Wakeups, delete_records_state, partition_fault, produce_state
@@ -71,12 +71,12 @@ class Registration:
         if kind not in KINDS:
             raise InvalidBatch("kind", f"{kind} is not known")
         columns = OperationColumns(kind, batch, self.limits.timeout_ms_default)
-        plain = PlainRows(columns, self._named, self.limits.timeout_ms_max)
+        plain = plain_rows(columns, self._named, self.limits.timeout_ms_max)
         receipt = RegisterReceipt()
         known_before = int(owner.highest_operation_id)
         first_item = 0
         for row in range(columns.rows):
-            if plain.there_may_be and self.take_plain(owner, columns, plain, row, first_item, now_ms):
+            if plain is not None and self.take_plain(owner, plain, row, first_item, now_ms):
                 receipt.accepted += 1
                 first_item += 1
                 continue
@@ -155,32 +155,43 @@ class Registration:
         partition = self.partitions.get(columns.partitions[columns.place(place)])
         if partition is None or columns.local_error_code(place) != NONE:
             return False
-        return self._wait_for_one(owner, columns, row, place, partition, now_ms)
+        offset, epoch = columns.offset(place), columns.leader_epoch(place)
+        return self._wait_for_one(
+            owner, partition, columns.operation_ids[row], offset, epoch, columns.timeout_ms(row), now_ms
+        )
 
-    def take_plain(
-        self, owner: Owner, columns: OperationColumns, plain: PlainRows, row: int, item: int, now_ms: i64
-    ) -> bool:
+    def take_plain(self, owner: Owner, plain: PlainRows, row: i64, item: i64, now_ms: i64) -> bool:
         """The same for a row that needs no other check. False: nothing was done."""
-        partition = plain.partition(row, item, int(owner.highest_operation_id))
+        operation_id = plain.operation_ids.at(row)
+        if operation_id <= owner.highest_operation_id:
+            return False
+        if plain.item_counts.at(row) != 1:
+            return False
+        partition = plain.partition(item)
         if partition is None or self.pending.count >= self.pending_max:
             return False
-        if not self._wait_for_one(owner, columns, row, item, partition, now_ms):
+        offset, epoch = plain.offsets.at(item), plain.leader_epochs.at(item)
+        if not self._wait_for_one(owner, partition, operation_id, offset, epoch, plain.timeouts_ms.at(row), now_ms):
             return False
-        owner.highest_operation_id = columns.operation_ids[row]
+        owner.highest_operation_id = operation_id
         return True
 
     def _wait_for_one(
-        self, owner: Owner, columns: OperationColumns, row: int, place: int, partition: Partition, now_ms: i64
+        self,
+        owner: Owner,
+        partition: Partition,
+        operation_id: i64,
+        required: i64,
+        epoch: i64,
+        timeout_ms: i64,
+        now_ms: i64,
     ) -> bool:
         """Lets a produce of one partition wait. False: nothing was done, it has not to."""
-        required: i64 = columns.offset(place)
-        epoch: i64 = columns.leader_epoch(place)
         if produce_state(partition, required, epoch) != UNRESOLVED:
             return False
         pending = self.pending
         self.partitions.hold(partition)
-        slot = pending.admit(owner, PRODUCE, columns.operation_ids[row], columns.timeout_ms(row), now_ms)
-        pending.operations.items_left[slot] = i32(1)
+        slot = pending.admit(owner, PRODUCE, 1, operation_id, timeout_ms, now_ms)
         item = pending.add_item(slot, -1, partition.index, required, partition.high_watermark, epoch, UNRESOLVED)
         pending.watch(produces_of(partition), PRODUCE, item, required)
         return True
@@ -216,8 +227,7 @@ class Registration:
             self._complete_at_once(owner, columns, row, draft)
             return
         pending = self.pending
-        slot = pending.admit(owner, kind, columns.operation_ids[row], columns.timeout_ms(row), now_ms)
-        pending.operations.items_left[slot] = i32(draft.left)
+        slot = pending.admit(owner, kind, draft.left, columns.operation_ids[row], columns.timeout_ms(row), now_ms)
         item: i64 = -1
         for place, partition in enumerate(draft.partitions):
             error = draft.errors[place]
@@ -275,7 +285,7 @@ class Registration:
                 self.partitions.release(part.partition)
             self._note(owner, columns, row, FAILED if failed else SATISFIED)
             return
-        slot = pending.admit(owner, FETCH, columns.operation_ids[row], columns.timeout_ms(row), now_ms)
+        slot = pending.admit(owner, FETCH, 0, columns.operation_ids[row], columns.timeout_ms(row), now_ms)
         last: i64 = -1
         for part in fetch.items:
             last = pending.add_item(slot, last, part.partition.index, part.fetch_offset, -1, -1, UNRESOLVED)
@@ -307,8 +317,9 @@ class Registration:
             self._note(owner, columns, row, SATISFIED)
             return
         pending = self.pending
-        slot = pending.admit(owner, SIGNAL, columns.operation_ids[row], columns.timeout_ms(row), now_ms)
-        pending.operations.items_left[slot] = i32(1 if any_key else left)
+        if any_key:
+            left = 1
+        slot = pending.admit(owner, SIGNAL, left, columns.operation_ids[row], columns.timeout_ms(row), now_ms)
         item: i64 = -1
         for place, key in enumerate(held):
             error_code: i64 = NONE if key.count >= required[place] else UNRESOLVED

@@ -89,34 +89,28 @@ class Partitions:
 
 
 class NamedPartitions:
-    """The partitions that the dictionaries of batches name.
+    """The partitions that a dictionary names: each is looked up once, as long as its name leads there.
 
-    What was found at a place is kept as long as its name leads there and the dictionary has the same object at that
-    place: within a batch, and from batch to batch of a caller who keeps the names.
+    What was found is kept for the next batch, if that has the same dictionary.
     """
 
     def __init__(self, partitions: Partitions) -> None:
         self._partitions: Final = partitions
-        self._names: Final[list[AsGiven]] = []
-        self._found: Final[list[Partition | None]] = []
+        self._names: list[AsGiven] = []
+        self._found: list[Partition | None] = []
 
-    def at(self, names: list[AsGiven], place: int) -> Partition | None:
-        """The partition of the name at a place of a dictionary, if it is known."""
-        name = names[place]
-        if place < len(self._names) and self._names[place] is name:
-            found = self._found[place]
-            if found is not None and found.is_named:
-                return found
-        return self._look_up(name, place)
+    def use(self, names: list[AsGiven]) -> None:
+        """Takes the dictionary whose places are asked for from now on."""
+        if names != self._names:
+            self._names = list(names)
+            self._found = [None] * len(names)
 
-    def _look_up(self, name: AsGiven, place: int) -> Partition | None:
-        missing = place + 1 - len(self._names)
-        if missing > 0:
-            self._names.extend([None] * missing)
-            self._found.extend([None] * missing)
-        found = self._partitions.get(name)
-        self._names[place] = name
-        self._found[place] = found
+    def at(self, place: i64) -> Partition | None:
+        """The partition of the name at a place, if it is known."""
+        found = self._found[place]
+        if found is None or not found.is_named:
+            found = self._partitions.get(self._names[place])
+            self._found[place] = found
         return found
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mypy_extensions import i32, i64
+from mypy_extensions import i64
 
 from purgatory.engine.batches import AsGiven, PartitionName
 from purgatory.engine.codes import (
@@ -170,8 +170,9 @@ class Saving:
         pending = self.pending
         kind = saved.kinds[place]
         deadline_ms = saved.deadlines_ms[place]
-        slot = pending.enter(owner, kind, saved.operation_ids[place], saved.registered_ms[place])
-        pending.operations.items_left[slot] = i32(saved.items_left[place])
+        slot = pending.enter(
+            owner, kind, saved.items_left[place], saved.operation_ids[place], saved.registered_ms[place]
+        )
         waits = pending.wheel.add(slot, deadline_ms)
         if kind == FETCH:
             ready = self._restore_fetch(saved, slot, saved.item_counts[place], item, fetch, fetch_item)

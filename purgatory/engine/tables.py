@@ -39,7 +39,7 @@ class OperationTable:
         self.items_left: vec[i32] = vec[i32]()
         self._free: i64 = -1
 
-    def take(self, kind: i64, owner_id: i64, operation_id: i64, registered_ms: i64) -> i64:
+    def take(self, kind: i64, owner_id: i64, operation_id: i64, registered_ms: i64, items_left: i64) -> i64:
         """A slot for a new operation, without items yet."""
         slot = self._free
         if slot >= 0:
@@ -58,7 +58,7 @@ class OperationTable:
         self.operation_id[slot] = operation_id
         self.registered_ms[slot] = registered_ms
         self.first_item[slot] = i32(-1)
-        self.items_left[slot] = i32(0)
+        self.items_left[slot] = i32(items_left)
         return slot
 
     def release(self, slot: i64) -> None:

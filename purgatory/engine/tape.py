@@ -20,7 +20,7 @@ from purgatory.engine.event_checks import check_columns
 from purgatory.engine.events import Events
 from purgatory.engine.look import Look
 from purgatory.engine.operation_checks import OperationColumns
-from purgatory.engine.plain_rows import PlainRows
+from purgatory.engine.plain_rows import plain_rows
 from purgatory.engine.registration import Registration
 from purgatory.engine.registry import NamedPartitions
 from purgatory.engine.tables import Owner
@@ -119,6 +119,7 @@ class TapePlayer:
         known = NamedPartitions(self._registration.partitions)
         if tape.events is not None:
             check_columns(tape.events)
+            known.use(tape.events.partitions)
         for place, step in enumerate(tape.steps):
             now_ms: i64 = tape.times_ms[place]
             count = tape.counts[place]
@@ -157,7 +158,7 @@ class TapePlayer:
             operation_id = columns.operation_ids[row]
             assert operation_id > owner.highest_operation_id, f"id {operation_id} after {owner.highest_operation_id}"
             kind.next_row = row + 1
-            if plain.there_may_be and registration.take_plain(owner, columns, plain, row, kind.next_item, now_ms):
+            if plain is not None and registration.take_plain(owner, plain, row, kind.next_item, now_ms):
                 kind.next_item += 1
                 continue
             owner.highest_operation_id = operation_id
@@ -227,6 +228,6 @@ class KindColumns:
     def __init__(self, kind: int, batch: OperationBatch, registration: Registration) -> None:
         self.columns: Final = OperationColumns(kind, batch, registration.limits.timeout_ms_default)
         named = NamedPartitions(registration.partitions)
-        self.plain: Final = PlainRows(self.columns, named, registration.limits.timeout_ms_max)
+        self.plain: Final = plain_rows(self.columns, named, registration.limits.timeout_ms_max)
         self.next_row = 0
         self.next_item = 0

@@ -257,8 +257,8 @@ EVENTS = (
     Mutant(
         "a partition is found by its place whatever its name",
         "registry",
-        "self._names[place] is name:",
-        "name is not None:",
+        "if names != self._names:",
+        "if len(names) != len(self._names):",
     ),
     Mutant("a signal counts once whatever its count", "events", "signal_key.count += count", "signal_key.count += 1"),
     Mutant("a signal wakes nobody", "events", "        self.wakeups.wake_key(signal_key, now_ms)\n", ""),

@@ -14,8 +14,8 @@ ARRIVAL = (
     Mutant(
         "an id may come twice in a batch",
         "registration",
-        "        if operation_id <= owner.highest_operation_id:\n",
-        "        if operation_id < owner.highest_operation_id:\n",
+        "        if operation_id <= owner.highest_operation_id:\n            return Fault(",
+        "        if operation_id < owner.highest_operation_id:\n            return Fault(",
     ),
     Mutant(
         "a refused id may be used again",
@@ -41,7 +41,7 @@ ARRIVAL = (
         "            if from_now:\n",
         "            if from_now and key.count < 0:\n",
     ),
-    Mutant("any key waits for all", "registration", "i32(1 if any_key else left)", "i32(left)"),
+    Mutant("any key waits for all", "registration", "        if any_key:\n            left = 1\n", ""),
     Mutant(
         "any key waits although one was signalled already",
         "registration",
@@ -99,39 +99,45 @@ ARRIVAL = (
     Mutant("any timeout is taken", "operation_checks", "<= timeout_ms <= limits.timeout_ms_max:", "<= timeout_ms:"),
     Mutant(
         "a plain operation may repeat the id before it",
-        "plain_rows",
-        "if not highest_operation_id < columns.operation_ids[row]",
-        "if not highest_operation_id <= columns.operation_ids[row]",
+        "registration",
+        "        if operation_id <= owner.highest_operation_id:\n            return False\n",
+        "        if operation_id < owner.highest_operation_id:\n            return False\n",
     ),
-    Mutant("a plain operation may have any id", "plain_rows", " <= OPERATION_ID_MAX:", ":"),
-    Mutant("a plain operation may wait for no time", "plain_rows", "timeouts_ms, 1,", "timeouts_ms, 0,"),
-    Mutant("a plain operation may wait for any time", "plain_rows", "timeout_ms_max)\n", "2**62)\n"),
-    Mutant("a plain operation may wait for any offset", "plain_rows", "OFFSET_MAX - 1)", "2**63)"),
-    Mutant("a plain operation may wait for an offset below 0", "plain_rows", "offsets, 0,", "offsets, -1,"),
-    Mutant("a plain operation may have any epoch", "plain_rows", "INT32_MAX)", "2**40)"),
-    Mutant("a plain operation may have an epoch below -1", "plain_rows", "leader_epochs, -1,", "leader_epochs, -2,"),
-    Mutant("a plain operation may name what is before the dictionary", "plain_rows", "indexes, 0,", "indexes, -1,"),
-    Mutant("a plain operation may name what is behind the dictionary", "plain_rows", "names - 1)", "names)"),
-    Mutant("a plain operation may name nothing", "plain_rows", "            and columns.names > 0\n", ""),
+    Mutant("a plain operation may have any id", "plain_rows", "OPERATION_ID_MAX)", "2**62)"),
+    Mutant("a plain operation may wait for no time", "plain_rows", "timeout_ms_default, 1,", "timeout_ms_default, 0,"),
+    Mutant("a plain operation may wait for any time", "plain_rows", "1, timeout_ms_max)\n", "1, 2**62)\n"),
+    Mutant("a plain operation may wait for any offset", "plain_rows", "OFFSET_MAX - 1)", "2**62)"),
     Mutant(
-        "one value within bounds speaks for all",
+        "a plain operation may wait for an offset below 0", "plain_rows", "offset_default, 0,", "offset_default, -1,"
+    ),
+    Mutant("a plain operation may have any epoch", "plain_rows", "-1, -1, INT32_MAX)", "-1, -1, 2**40)"),
+    Mutant(
+        "a plain operation may have an epoch below -1", "plain_rows", "leader_epochs, -1, -1,", "leader_epochs, -1, -2,"
+    ),
+    Mutant(
+        "a plain operation may name what is before the dictionary", "plain_rows", "indexes, 0, 0,", "indexes, 0, -1,"
+    ),
+    Mutant("a plain operation may name what is behind the dictionary", "plain_rows", "names - 1)", "names)"),
+    Mutant("a plain operation may name nothing", "plain_rows", " or columns.names == 0", ""),
+    Mutant(
+        "the first value of a column speaks for all",
         "columns",
-        "all(lowest",
-        "not values or any(lowest",
+        "self.is_within: Final = place == count",
+        "self.is_within: Final = place > 0",
     ),
     Mutant(
         "operations with errors of their own are plain",
         "plain_rows",
-        "            and not batch.local_error_codes\n",
-        "",
+        " or columns.batch.local_error_codes:",
+        ":",
     ),
     Mutant(
         "operations of several items are plain",
-        "plain_rows",
-        "if columns.item_count(row) != 1:",
-        "if columns.item_count(row) < 1:",
+        "registration",
+        "if plain.item_counts.at(row) != 1:",
+        "if plain.item_counts.at(row) < 1:",
     ),
-    Mutant("operations of any kind are plain", "plain_rows", "columns.kind == PRODUCE", "columns.kind > 0"),
+    Mutant("operations of any kind are plain", "plain_rows", "columns.kind != PRODUCE", "columns.kind < 0"),
     Mutant(
         "one plain operation more than allowed",
         "registration",
@@ -141,8 +147,8 @@ ARRIVAL = (
     Mutant(
         "a plain operation leaves the highest id as it was",
         "registration",
-        "        owner.highest_operation_id = columns.operation_ids[row]\n",
-        "",
+        "            return False\n        owner.highest_operation_id = operation_id\n",
+        "            return False\n",
     ),
     Mutant(
         "a partition may be named twice",
