@@ -38,10 +38,11 @@ class Whole:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def first(self, name: str) -> Column:
-        """A column, of the first item of each operation."""
+    def first(self, name: str, rows: Column | None = None) -> Column:
+        """A column, of the first item of each operation, or of those in some rows."""
         values = self.chunk.column(name)
-        return values if len(values) == len(self.starts) else values[self.starts]
+        starts = self.starts if rows is None else self.starts.take(rows)
+        return values if len(values) == len(starts) else values.take(starts)
 
 
 def whole_operations(chunk: Chunk) -> Whole:
@@ -89,27 +90,23 @@ class Arrivals:
         self._whole: Final = whole
         self._batches: dict[int, dict[str, Any]] = {}
 
-    def of_kind(self, kind: int) -> Column | None:
-        """The operations of one kind as a mask; None when all are."""
-        mask: Column = self.kind == kind
-        return None if bool(np.all(mask)) else mask
-
     def batch(self, kind: int, timeouts_ms: Column, min_bytes: Column) -> OperationBatch:
         """The operations of one kind. Columns that no policy changes are made once."""
-        mask = self.of_kind(kind)
+        chosen = self.kind == kind
+        rows = None if bool(np.all(chosen)) else np.flatnonzero(chosen)
         fixed = self._batches.get(kind)
         if fixed is None:
-            fixed = self._batches[kind] = self._fixed(kind, mask)
-        ids = (self.ids if mask is None else self.ids[mask]).tolist()
-        own = {"timeouts_ms": listed(timeouts_ms, mask)}
+            fixed = self._batches[kind] = self._fixed(kind, rows)
+        ids = (self.ids if rows is None else self.ids.take(rows)).tolist()
+        own = {"timeouts_ms": listed(timeouts_ms, rows)}
         if kind == codes.FETCH:
-            own["min_bytes"] = listed(min_bytes, mask)
+            own["min_bytes"] = listed(min_bytes, rows)
         return OperationBatch(ids, **own, **fixed)
 
-    def _fixed(self, kind: int, mask: Column | None) -> dict[str, Any]:
+    def _fixed(self, kind: int, rows: Column | None) -> dict[str, Any]:
         columns = self._whole.chunk.columns
         single = len(self._names_of_items) == self.rows
-        items = mask if mask is None or single else np.repeat(mask, self.item_counts)
+        items = rows if rows is None or single else np.flatnonzero(np.repeat(self.kind == kind, self.item_counts))
         names, places = self._dictionary(items)
         fixed: dict[str, Any] = {"item_indexes": listed(places, None)}
         if kind == codes.SIGNAL:
@@ -117,11 +114,11 @@ class Arrivals:
         else:
             fixed["partitions"] = names
         if not single:
-            fixed["item_counts"] = listed(self.item_counts, mask)
+            fixed["item_counts"] = listed(self.item_counts, rows)
         for name, field in (OPERATION_NUMBERS | OPERATION_FLAGS).items():
             if name in columns:
-                values = self._whole.first(name)
-                fixed[field] = listed(values != 0 if name in OPERATION_FLAGS else values, mask)
+                values = self._whole.first(name, rows)
+                fixed[field] = listed(values != 0 if name in OPERATION_FLAGS else values, None)
         for name, field in (ITEM_NUMBERS | ITEM_FLAGS).items():
             if name in columns:
                 values = columns[name]
@@ -130,7 +127,7 @@ class Arrivals:
 
     def _dictionary(self, items: Column | None) -> tuple[list[Name], Column]:
         """The names of some items, and for each item its place there."""
-        places = self._names_of_items if items is None else self._names_of_items[items]
+        places = self._names_of_items if items is None else self._names_of_items.take(items)
         used = np.zeros(len(self.names), np.int64)
         used[places] = 1
         kept = np.flatnonzero(used)
@@ -138,10 +135,10 @@ class Arrivals:
         return [self.names[place] for place in kept.tolist()], used[places]
 
 
-def listed(values: Column, mask: Column | None) -> list[Any]:
-    """A column as the engine takes it: a single value where all are the same."""
-    chosen = values if mask is None else values[mask]
-    if len(chosen) > 1 and bool(np.all(chosen == chosen[0])):
+def listed(values: Column, rows: Column | None) -> list[Any]:
+    """A column, or some rows of it, as the engine takes it: a single value where all are the same."""
+    chosen = values if rows is None else values.take(rows)
+    if len(chosen) > 1 and chosen[0] == chosen[-1] and bool(np.all(chosen == chosen[0])):
         return [chosen[0].item()]
     found: list[Any] = chosen.tolist()
     return found
