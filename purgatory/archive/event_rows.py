@@ -11,7 +11,7 @@ from purgatory.archive.gathering import (
     NAMELESS,
     Calls,
     CallStamp,
-    Column,
+    Columns,
     Names,
     arrow,
     constant,
@@ -48,10 +48,7 @@ class EventRows:
         self.rows = 0
         """Gathered so far."""
         self._calls: Final = Calls()
-        self._columns: Final = {name: Column(SCHEMAS[EVENTS].field(name).type) for name, _ in COLUMNS}
-        self._types: Final = Column(pa.int32())
-        self._refusal_codes: Final = Column(pa.int32())
-        self._ended: Final = Column(pa.int32())
+        self._columns: Final = Columns()
         self._names: Final = Names()
         self._sets: Final[list[tuple[int, list[ReplicaSets | None]]]] = []
         """Of the slices that have any: their first row, and the sets of each row."""
@@ -61,27 +58,24 @@ class EventRows:
         stop = receipt.next_index
         count = stop - start
         types = batch.types[start:stop]
-        codes: tuple[int, ...] = (ACCEPTED,)
+        codes = [ACCEPTED]
         if receipt.refusals:
             code_of = {refusal.index: refusal.code for refusal in receipt.refusals}
-            codes = tuple(code_of.get(row, ACCEPTED) for row in range(start, stop))
+            codes = [code_of.get(row, ACCEPTED) for row in range(start, stop)]
             types = [event_type if event_type in EVENT_NAMES else 0 for event_type in types]
         if batch.replica_sets:
             self._sets.append((self.rows, batch.replica_sets[start:stop]))
         self.rows += count
         self._calls.add(stamp, count)
-        self._types.add(types, count)
-        self._refusal_codes.add(codes, count)
-        self._ended.add(receipt.ended, count)
-        for name, field in COLUMNS:
-            self._columns[name].add(_sliced(getattr(batch, field), start, stop), count)
+        columns = {name: _sliced(getattr(batch, field), start, stop) for name, field in COLUMNS}
+        self._columns.add(count, {"type": types, "refusal_code": codes, "ended": receipt.ended, **columns})
         self._add_names(batch, types, start, receipt)
 
     def _add_names(self, batch: EventBatch, types: list[int], start: int, receipt: EventsReceipt) -> None:
         """The dictionary of partitions and that of keys as one; where an event points outside its own, no name."""
         stop = receipt.next_index
         if not receipt.refusals and not batch.keys:
-            self._names.add(batch.partitions, _sliced(batch.item_indexes, start, stop), stop - start)
+            self._names.add_indexes(batch.partitions, _sliced(batch.item_indexes, start, stop), stop - start)
             return
         partitions = len(batch.partitions)
         names: list[PartitionName] = [*batch.partitions, *keys_as_names(batch.keys)]
@@ -90,7 +84,7 @@ class EventRows:
             place = value_at(batch.item_indexes, row, 0)
             first, length = (partitions, len(batch.keys)) if event_type == KEY_SIGNALLED else (0, partitions)
             places.append(first + place if 0 <= place < length else NAMELESS)
-        self._names.add(names, places, stop - start)
+        self._names.add_indexes(names, places, stop - start)
 
     def take(self) -> pa.RecordBatch:
         """All that was gathered, as rows. There must be some."""
@@ -99,13 +93,12 @@ class EventRows:
         starts = np.cumsum(counts) - counts
         columns = self._calls.take()
         columns["row"] = arrow((np.arange(rows) - np.repeat(starts, counts)).astype(np.int32), None, pa.int32())
-        columns["type"] = worded(self._types.take(), EVENT_WORDS)
-        for name, column in self._columns.items():
-            columns[name] = column.take()
-        columns["refusal_code"] = self._refusal_codes.take()
-        columns["ended"] = self._ended.take()
+        columns["type"] = worded(self._columns.column("type", pa.int32()), EVENT_WORDS)
+        for name in ("refusal_code", "ended", *(name for name, _ in COLUMNS)):
+            columns[name] = self._columns.column(name, SCHEMAS[EVENTS].field(name).type)
         columns["topic"], columns["partition"] = self._names.take()
         columns |= self._take_sets(rows)
+        self._columns.clear()
         self.rows = 0
         return finish(EVENTS, columns)
 

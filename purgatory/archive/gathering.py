@@ -1,22 +1,25 @@
-"""Gathering columns of several calls before Arrow arrays are made of them: that costs microseconds a column and batch.
+"""Columns of several calls as one, because to make an Arrow array costs microseconds whatever its length.
 
-A column comes as a list of a value for each operation (or item), as one value for all, or as none; or, from
-completions, as a buffer of numbers. While it is gathered, it is only put to the others: all of it is read at once when
-it is taken. What is the same for all of a call, and what is absent, is only counted. No object is made for a row.
+A column comes in pieces: a list of a value for each operation (or item), or of one for all, or of none; or, from
+completions, a buffer of numbers. Whoever gathers pieces only notes them, and makes whole columns of them in the end.
+What is the same for all of a call, and what is absent, is only counted. No object is made for a row.
 """
 
 from __future__ import annotations
 
 import functools
-import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from librt.vecs import vec
+from mypy_extensions import i64
 
 from purgatory.archive.schema import NO_PARTITION, SCHEMAS
+from purgatory.engine.batches import PartitionName
+from purgatory.engine.packed_columns import chosen, numbered, packed
 
 __all__ = [
     "INT32_MAX",
@@ -25,7 +28,7 @@ __all__ = [
     "NO_SESSION",
     "CallStamp",
     "Calls",
-    "Column",
+    "Columns",
     "Names",
     "Registrant",
     "arrow",
@@ -33,8 +36,8 @@ __all__ = [
     "finish",
     "keys_as_names",
     "plain",
+    "repeated",
     "spread",
-    "topic_and_partition",
     "worded",
 ]
 
@@ -43,6 +46,9 @@ INT32_MAX: Final = 2**31 - 1
 
 NAMELESS: Final = -1
 """Place of a row that has no name: it pointed outside its dictionary, and was refused."""
+
+FIRST: Final = [0]
+NOT_GIVEN: Final[tuple[int, ...]] = ()
 
 CONSTANT_ROWS: Final = 16_384
 INT32: Final = np.dtype(np.int32)
@@ -76,97 +82,63 @@ NO_SESSION: Final = Registrant(0, "")
 """The registrant of unary waits."""
 
 
-class Run:
-    """So many rows with the same value; None: with none."""
-
-    __slots__ = ("count", "value")
-
-    def __init__(self, value: Any, count: int) -> None:  # noqa: ANN401 - of whatever type the column has
-        self.value: Final = value
-        self.count = count
+Values = Sequence[int] | vec[i64]
+"""A piece of a column."""
 
 
-class Column:
-    """One column of several pieces, each noted as it came."""
+class Columns:
+    """Columns of several pieces, each of which has some of them. Lists are packed at once: they need not be kept."""
 
-    __slots__ = ("_blocks", "_dtype", "_rows", "_type")
+    __slots__ = ("_pieces", "counts")
 
-    def __init__(self, arrow_type: pa.DataType) -> None:
-        self._type: Final = arrow_type
-        self._dtype: Final = np.dtype(arrow_type.to_pandas_dtype())
-        self._blocks: Final[list[Run | range | list[Any]]] = []
-        self._rows = 0
+    def __init__(self) -> None:
+        self.counts: Final[list[int]] = []
+        """Rows of each piece."""
+        self._pieces: Final[list[Mapping[str, Values]]] = []
 
-    def add(self, values: Sequence[Any], count: int) -> None:
-        """The values of so many more rows: one for each, one for all, or none."""
-        self._rows += count
-        length = len(values)
-        if length == count > 1:
-            last = self._blocks[-1] if self._blocks else None
-            if type(last) is list:
-                last += values
-            else:
-                self._blocks.append(list(values))
-        else:
-            self._add_run(values[0] if length else None, count)
+    def add(self, count: int, columns: dict[str, list[int]]) -> None:
+        """One more piece of so many rows: a column has a value for each, one for all, or none."""
+        held: dict[str, Values] = {
+            name: packed(values) if len(values) > 1 else values for name, values in columns.items()
+        }
+        self.add_packed(count, held)
 
-    def add_range(self, values: range) -> None:
-        """The values of more rows, each one more than that before."""
-        self._rows += len(values)
-        self._blocks.append(values)
+    def add_packed(self, count: int, columns: Mapping[str, Values]) -> None:
+        """The same, where a column that has several values is packed."""
+        self.counts.append(count)
+        self._pieces.append(columns)
 
-    def _add_run(self, value: Any, count: int) -> None:  # noqa: ANN401
-        last = self._blocks[-1] if self._blocks else None
-        if type(last) is Run and last.value == value:
-            last.count += count
-        elif type(last) is list and value is not None and count == 1:
-            last.append(value)
-        else:
-            self._blocks.append(Run(value, count))
+    def column(self, name: str, arrow_type: pa.DataType) -> pa.Array:
+        """A column of all pieces. What was not given is null."""
+        return column([piece.get(name, NOT_GIVEN) for piece in self._pieces], self.counts, arrow_type)
 
-    def take(self) -> pa.Array:
-        """The gathered column, emptied. What was not given is null."""
-        [block, *others] = self._blocks
-        if not others and type(block) is Run:
-            column = constant(block.value, self._type, self._rows)
-        else:
-            column = arrow(*self._filled(), self._type)
-        self._blocks.clear()
-        self._rows = 0
-        return column
-
-    def take_array(self) -> npt.NDArray[Any]:
-        """The same as an array. There must be no nulls."""
-        values, mask = self._filled()
-        assert mask is None, "a column that always has values has none"
-        self._blocks.clear()
-        self._rows = 0
-        return values
-
-    def _filled(self) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
-        """All values, and where there are none."""
-        values = np.empty(self._rows, self._dtype)
-        mask: npt.NDArray[np.bool_] | None = None
-        start = 0
-        for block in self._blocks:
-            stop = start + (block.count if isinstance(block, Run) else len(block))
-            if isinstance(block, list):
-                values[start:stop] = packed(block, len(block), self._dtype)
-            elif isinstance(block, range):
-                values[start:stop] = np.arange(block.start, block.stop)
-            elif block.value is not None:
-                values[start:stop] = block.value
-            else:
-                mask = np.zeros(self._rows, np.bool_) if mask is None else mask
-                mask[start:stop] = True
-                values[start:stop] = 0
-            start = stop
-        return values, mask
+    def clear(self) -> None:
+        """Begins anew."""
+        self.counts.clear()
+        self._pieces.clear()
 
 
-def packed(values: Iterable[Any], count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """So many Python numbers as an array, in half the time that numpy takes for it."""
-    return np.frombuffer(struct.pack(f"{count}{dtype.char}", *values), dtype)
+def column(pieces: list[Values], counts: Sequence[int], arrow_type: pa.DataType) -> pa.Array:
+    """One column of several pieces of so many rows each: a value for each (packed), one for all, or none (null)."""
+    lengths = {*map(len, pieces)}
+    if lengths == {0}:
+        return constant(None, arrow_type, sum(counts))
+    mask = np.repeat([not len(piece) for piece in pieces], counts) if 0 in lengths else None
+    if max(lengths) > 1:
+        parts = [
+            numbers(piece) if len(piece) > 1 else np.full(count, piece[0] if piece else 0, INT64)
+            for piece, count in zip(pieces, counts, strict=True)
+        ]
+        return arrow(np.concatenate(parts), mask, pa.int64()).cast(arrow_type)
+    if mask is None:
+        return repeated([value for [value] in pieces], counts, arrow_type)
+    values = np.array([piece[0] if piece else 0 for piece in pieces], INT64)
+    return arrow(np.repeat(values, counts), mask, pa.int64()).cast(arrow_type)
+
+
+def numbers(buffer: Any) -> npt.NDArray[np.int64]:  # noqa: ANN401 - types do not know yet what is a buffer
+    """What a packed array or bytes hold, without a copy."""
+    return np.frombuffer(buffer, INT64)
 
 
 def arrow(values: npt.NDArray[Any], mask: npt.NDArray[np.bool_] | None, arrow_type: pa.DataType) -> pa.Array:
@@ -197,60 +169,42 @@ def _constant(value: Any, arrow_type: pa.DataType, rows: int) -> pa.Array:  # no
     return pa.nulls(rows, arrow_type) if value is None else pa.repeat(pa.scalar(value, arrow_type), rows)
 
 
-class Known(dict[Any, int]):
-    """Words or names by the order of their first mention: looking one up enters it."""
-
-    def __missing__(self, name: Any) -> int:  # noqa: ANN401 - any name
-        place = self[name] = len(self)
-        return place
-
-
 class Names:
     """Topics and partitions (or keys) of rows that point into the dictionaries of their pieces."""
 
-    __slots__ = ("_counts", "_firsts", "_names", "_places")
+    __slots__ = ("_counts", "_known", "_places")
 
     def __init__(self) -> None:
-        self._names: Final[list[tuple[str, int]]] = []
-        """The dictionaries, one after the other."""
-        self._firsts: Final[list[int]] = []
-        """Where each begins."""
+        self._known: Final[dict[PartitionName, int]] = {}
+        """All names so far, and their places."""
+        self._places: Final[list[Values]] = []
         self._counts: Final[list[int]] = []
-        self._places: Final = Column(pa.int64())
 
-    def add(self, names: Sequence[tuple[str, int]], places: Sequence[int], count: int) -> None:
-        """One more piece: for each row (or for all) its place among the names, by default the first, or NAMELESS."""
-        self._firsts.append(len(self._names))
+    def add(self, names: list[PartitionName], count: int) -> None:
+        """One more piece: the name of each row."""
+        self._places.append(numbered(names, self._known))
         self._counts.append(count)
-        self._names.extend(names)
-        self._places.add(places or (0,), count)
+
+    def add_indexes(self, names: list[PartitionName], indexes: list[int], count: int) -> None:
+        """One more piece: for each row (or for all) its place among the names, by default the first, or NAMELESS."""
+        self._places.append(chosen(numbered(names, self._known), indexes or FIRST))
+        self._counts.append(count)
 
     def take(self) -> tuple[pa.Array, pa.Array]:
-        """The columns `topic` and `partition`, emptied."""
-        places = self._places.take_array()
+        """The columns `topic` and `partition`, emptied; null where rows have no name."""
+        places = plain(column(self._places, self._counts, pa.int64()), INT64)
         nameless = places == NAMELESS
-        places += np.repeat(self._firsts, self._counts)
-        columns = topic_and_partition(self._names, places, nameless if nameless.any() else None)
-        self._names.clear()
-        self._firsts.clear()
+        mask = nameless if nameless.any() else None
+        words: dict[str, int] = {}
+        # Without a name is the last of either.
+        topics = np.array([*(words.setdefault(topic, len(words)) for topic, _ in self._known), 0], np.int32)
+        partitions = np.array([*(partition for _, partition in self._known), 0]).clip(-INT32_MAX, INT32_MAX)
+        topic = worded(arrow(topics.take(places), mask, pa.int32()), list(words))
+        partition = arrow(partitions.astype(np.int32).take(places), mask, pa.int32())
+        self._known.clear()
+        self._places.clear()
         self._counts.clear()
-        return columns
-
-
-def topic_and_partition(
-    names: Sequence[tuple[str, int]],
-    places: npt.NDArray[np.int64] | None = None,
-    nameless: npt.NDArray[np.bool_] | None = None,
-) -> tuple[pa.Array, pa.Array]:
-    """The columns of these names, or of those at these places among them; null where rows have no name."""
-    known, words = Known(), Known()
-    place_of = packed(map(known.__getitem__, names), len(names), INT32)
-    if places is not None:
-        place_of = np.append(place_of, np.int32(0)).take(places)  # there is one even for rows that have no name
-    topics = np.array([*(words[topic] for topic, _ in known), 0], np.int32)
-    partitions = np.array([*(partition for _, partition in known), 0], np.int64).clip(-INT32_MAX, INT32_MAX)
-    topic = worded(arrow(topics.take(place_of), nameless, pa.int32()), list(words))
-    return topic, arrow(partitions.astype(np.int32).take(place_of), nameless, pa.int32())
+        return topic, partition
 
 
 def keys_as_names(keys: Sequence[str]) -> list[tuple[str, int]]:
@@ -295,22 +249,18 @@ class Calls:
         return columns
 
 
-def repeated(values: list[int], counts: list[int], arrow_type: pa.DataType) -> pa.Array:
+def repeated(values: list[int], counts: Sequence[int], arrow_type: pa.DataType) -> pa.Array:
     """Each value as often as its count says."""
     if values[0] == values[-1] and values.count(values[0]) == len(values):
         return constant(values[0], arrow_type, sum(counts))
-    return arrow(np.repeat(np.array(values, np.int64), counts), None, arrow_type)
+    return arrow(np.repeat(np.array(values, np.int64), counts), None, pa.int64()).cast(arrow_type)
 
 
 def words_of(values: list[str], counts: list[int]) -> pa.Array:
     """Each word as often as its count says, dictionary-encoded."""
-    words = Known()
-    places = [words[value] for value in values]
-    if len(words) == 1:
-        indices = constant(0, pa.int32(), sum(counts))
-    else:
-        indices = arrow(np.repeat(np.array(places, np.int32), counts), None, pa.int32())
-    return worded(indices, list(words))
+    words: dict[str, int] = {}
+    places = [words.setdefault(value, len(words)) for value in values]
+    return worded(repeated(places, counts, pa.int32()), list(words))
 
 
 def worded(places: pa.Array, words: list[str]) -> pa.Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, Final
 
@@ -14,7 +13,7 @@ from purgatory.archive.gathering import (
     NAMELESS,
     Calls,
     CallStamp,
-    Column,
+    Columns,
     Names,
     Registrant,
     finish,
@@ -48,6 +47,13 @@ ITEM_COLUMNS: Final = (
 )
 """(column, field of `OperationBatch`)."""
 
+ROWS_EACH: Final = "rows_each"
+"""Of each operation: its items, but one where they cannot be read. No column of the archive."""
+
+OPERATION_NAMES: Final = (
+    "operation_id", "timeout_ms", "refusal_code", "item_count", *(name for name, _ in OPERATION_COLUMNS)
+)  # fmt: skip
+
 KIND_COLUMNS: Final[dict[int, frozenset[str]]] = {
     PRODUCE: frozenset({"offset", "local_error_code", "leader_epoch"}),
     FETCH: frozenset(
@@ -61,7 +67,12 @@ KIND_COLUMNS: Final[dict[int, frozenset[str]]] = {
 }  # fmt: skip
 """What a kind has besides the columns of all kinds. What else is in its batch the engine does not look at."""
 
-NOT_GIVEN: Final[tuple[int, ...]] = ()
+OF_OPERATIONS: Final = {
+    kind: [(name, field) for name, field in OPERATION_COLUMNS if name in had] for kind, had in KIND_COLUMNS.items()
+}
+OF_ITEMS: Final = {
+    kind: [(name, field) for name, field in ITEM_COLUMNS if name in had] for kind, had in KIND_COLUMNS.items()
+}
 
 
 class RegistrationRows:
@@ -70,17 +81,9 @@ class RegistrationRows:
     def __init__(self) -> None:
         self.rows = 0
         """Gathered so far."""
-        types = {field.name: field.type for field in SCHEMAS[REGISTRATIONS]}
         self._calls: Final = Calls()
-        self._kinds: Final = Column(pa.int32())
-        self._operation_ids: Final = Column(pa.int64())
-        self._timeouts: Final = Column(pa.int64())
-        self._of_operations: Final = [(name, field, Column(types[name])) for name, field in OPERATION_COLUMNS]
-        self._of_items: Final = [(name, field, Column(types[name])) for name, field in ITEM_COLUMNS]
-        self._refusal_codes: Final = Column(pa.int32())
-        self._item_counts: Final = Column(pa.int32())
-        self._row_counts: Final = Column(pa.int64())
-        """Rows of each operation: its items, but one where they cannot be read."""
+        self._operations: Final = Columns()
+        self._items: Final = Columns()
         self._names: Final = Names()
 
     def add(
@@ -94,7 +97,7 @@ class RegistrationRows:
     ) -> None:
         """A batch and what became of it. Operations that were known already make no rows."""
         if not receipt.refusals and not receipt.already_known:
-            self._add(stamp, registrant, kind, batch, (), timeout_ms_default)
+            self._add(stamp, registrant, kind, batch, [], timeout_ms_default)
             return
         sifted = _Sifted(kind, batch, receipt)
         if sifted.whole:
@@ -110,7 +113,7 @@ class RegistrationRows:
         registrant: Registrant,
         kind: int,
         batch: OperationBatch,
-        codes: Sequence[int],
+        codes: list[int],
         timeout_ms_default: int,
         *,
         bare: bool = False,
@@ -118,45 +121,42 @@ class RegistrationRows:
         """Operations of one batch, all of which make rows; `bare` ones a single row without a name each."""
         operations = len(batch.operation_ids)
         rows = operations if bare else _items_in(batch)
-        had = KIND_COLUMNS[kind]
+        counts = batch.item_counts or [1]
         self.rows += rows
         self._calls.add(stamp, rows, registrant)
-        self._kinds.add((kind,), rows)
-        ids = batch.operation_ids
-        if ids[-1] - ids[0] == operations - 1 and not codes:  # ids that were accepted rise
-            self._operation_ids.add_range(range(ids[0], ids[-1] + 1))
-        else:
-            self._operation_ids.add(ids, operations)
-        self._timeouts.add(batch.timeouts_ms or (timeout_ms_default,), operations)
-        for name, field, column in self._of_operations:
-            column.add(getattr(batch, field) if name in had else NOT_GIVEN, operations)
-        for name, field, column in self._of_items:
-            column.add(getattr(batch, field) if name in had and not bare else NOT_GIVEN, rows)
-        self._refusal_codes.add(codes or (ACCEPTED,), operations)
-        self._item_counts.add(batch.item_counts or (1,), operations)
-        self._row_counts.add((1,) if bare else batch.item_counts or (1,), operations)
+        self._operations.add(
+            operations,
+            {
+                "operation_id": batch.operation_ids,
+                "timeout_ms": batch.timeouts_ms or [timeout_ms_default],
+                "refusal_code": codes or [ACCEPTED],
+                "item_count": counts,
+                ROWS_EACH: [1] if bare else counts,
+                **{name: getattr(batch, field) for name, field in OF_OPERATIONS[kind]},
+            },
+        )
+        of_items = () if bare else OF_ITEMS[kind]
+        self._items.add(rows, {"kind": [kind], **{name: getattr(batch, field) for name, field in of_items}})
         if bare:
-            self._names.add((), (NAMELESS,), rows)
+            self._names.add_indexes([], [NAMELESS], rows)
         else:
             names = keys_as_names(batch.keys) if kind == SIGNAL else batch.partitions
-            self._names.add(names, batch.item_indexes, rows)
+            self._names.add_indexes(names, batch.item_indexes, rows)
 
     def take(self) -> pa.RecordBatch:
         """All that was gathered, as rows. There must be some."""
-        rows = self.rows
+        types = {field.name: field.type for field in SCHEMAS[REGISTRATIONS]}
         columns = self._calls.take()
-        columns["kind"] = worded(self._kinds.take(), KIND_WORDS)
-        of_operations = {name: column.take() for name, _, column in self._of_operations}
-        of_operations["operation_id"] = self._operation_ids.take()
-        of_operations["timeout_ms"] = self._timeouts.take()
-        of_operations["refusal_code"] = self._refusal_codes.take()
-        of_operations["item_count"] = self._item_counts.take()
-        columns["item"], operation_of = spread(self._row_counts.take(), rows)
-        for name, array in of_operations.items():
+        columns["item"], operation_of = spread(self._operations.column(ROWS_EACH, pa.int64()), self.rows)
+        for name in OPERATION_NAMES:
+            array = self._operations.column(name, types[name])
             columns[name] = array if operation_of is None else array.take(operation_of)
-        for name, _, column in self._of_items:
-            columns[name] = column.take()
+        columns["kind"] = worded(self._items.column("kind", pa.int32()), KIND_WORDS)
+        for name, _ in ITEM_COLUMNS:
+            columns[name] = self._items.column(name, types[name])
         columns["topic"], columns["partition"] = self._names.take()
+        self._operations.clear()
+        self._items.clear()
         self.rows = 0
         return finish(REGISTRATIONS, columns)
 

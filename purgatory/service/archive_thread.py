@@ -30,7 +30,7 @@ IDLE_S: Final = 0.2
 CALLS_PER_TURN: Final = 10_000
 RETRY_S: Final = 1.0
 TRIES_AT_END: Final = 3
-ROWS_AT_ONCE: Final = 16_384
+ROWS_AT_ONCE: Final = 32_768
 """Rows that are gathered before Arrow arrays are made of them."""
 
 ROWS_BETWEEN_PAUSES: Final = 4_096
