@@ -20,7 +20,7 @@ from typing import Final
 
 from bench import suite_engine, suite_journal, suite_service
 from bench.lab import Lab
-from bench.page import write_table
+from bench.page import pictures_in, write_table
 from bench.processes import ROOT, WorkerFailed
 from bench.rows import Row, table, write_rows
 from bench.scale import FULL, QUICK, Scale
@@ -59,7 +59,7 @@ def main() -> None:
         print(f"\nwritten: {output}")
         print(plotted(rows, output.parent))
         if arguments.output is None:
-            write_table(PAGE, output)
+            write_table(PAGE, output, pictures_in(output.parent))
             print(f"written: {PAGE}")
 
 

@@ -22,12 +22,11 @@ PICTURES: Final = {
 }
 
 
-def write_table(page: Path, results: Path, begins: str = BEGIN) -> None:
-    """Replaces the page's table and plots by those of a file of results (read, since writing rounds) and its folder.
+def write_table(page: Path, results: Path, pictures: Sequence[str] = (), begins: str = BEGIN) -> None:
+    """Replaces the page's table by that of a file of results (read, since writing rounds), and its plots by these.
 
     Raises ValueError without the markers.
     """
-    pictures = pictures_in(results.parent) if begins == BEGIN else []
     page.write_text(with_table(page.read_text("utf-8"), read_rows(results), pictures, begins), "utf-8")
 
 

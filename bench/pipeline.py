@@ -53,7 +53,7 @@ def main() -> None:
     print(table(with_lab.rows))
     if not given.dry:
         write_rows(merged(read_rows(RESULTS) if RESULTS.exists() else [], with_lab.rows), RESULTS)
-        write_table(PAGE, RESULTS, BEGINS)
+        write_table(PAGE, RESULTS, begins=BEGINS)
 
 
 def parsed() -> argparse.Namespace:

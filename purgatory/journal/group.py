@@ -50,6 +50,8 @@ class SessionPart:
         """What has come and waits."""
         self.moved: SavedOperations | None = None
         """What waited before, and came a step further."""
+        self.unheard_after = -1
+        """Results above this number may be others than those that the client has; -1: none."""
         self.dropped = False
 
 

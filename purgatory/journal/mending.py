@@ -15,7 +15,7 @@ from typing import Any, Final
 from purgatory.journal.directory import Directory
 from purgatory.journal.errors import JournalError
 from purgatory.journal.rows import is_sound
-from purgatory.journal.schema import COLUMNS, migrate, select
+from purgatory.journal.schema import COLUMNS, MIGRATIONS, SINCE, migrate, select
 
 Rows = dict[str, list[tuple[Any, ...]]]
 
@@ -38,8 +38,10 @@ class Inspection:
             said = str(error)
         if said != "ok":
             self.faults.append(f"the file: {said}")
+        version = _version(database)
         for table in COLUMNS:
-            self._read(database, table)
+            if version >= SINCE.get(table, 1):
+                self._read(database, table)
         self._weigh()
 
     def _read(self, database: sqlite3.Connection, table: str) -> None:
@@ -51,7 +53,7 @@ class Inspection:
                 break
             except sqlite3.DatabaseError as error:
                 self.faults.append(f"{table}: {error}")
-                self._all_hurt |= table in {"sessions", "registrations", "gone", "results"}
+                self._all_hurt |= table in {"sessions", "unheard", "registrations", "gone", "results"}
         for row in sorted(found.values()):
             if is_sound(table, row):
                 self.rows[table].append(row)
@@ -65,6 +67,8 @@ class Inspection:
         elif table == "sessions":
             self._hurt.add(row[0])
             self._broken[row[0]] = str(row[1])
+        elif table == "unheard":
+            self._hurt.add(row[0])
         elif table == "gone":
             self._hurt.update(kept[1] for kept in self.rows["registrations"] if kept[0] == row[0])
 
@@ -75,11 +79,20 @@ class Inspection:
             self._all_hurt = True  # nobody knows whose rows those were
         whole = set() if self._all_hurt else set(known) - self._hurt
         self.set_aside.extend(sorted(known[session] for session in set(known) - whole))
-        self.rows["sessions"] = [row for row in self.rows["sessions"] if row[0] in whole]
+        for table in ("sessions", "unheard"):
+            self.rows[table] = [row for row in self.rows[table] if row[0] in whole]
         for table in ("registrations", "results"):
             self.rows[table] = [row for row in self.rows[table] if row[1] in whole]
         registrations = {row[0] for row in self.rows["registrations"]}
         self.rows["gone"] = [row for row in self.rows["gone"] if row[0] in registrations]
+
+
+def _version(database: sqlite3.Connection) -> int:
+    """Of the tables; where it cannot be read, all tables are looked for."""
+    try:
+        return int(database.execute("PRAGMA user_version").fetchone()[0])
+    except sqlite3.DatabaseError:
+        return len(MIGRATIONS)
 
 
 def inspect(directory: Directory) -> Inspection:

@@ -75,14 +75,26 @@ CREATE TABLE keys (
 );
 """
 
-MIGRATIONS: Final[tuple[str, ...]] = (VERSION_1,)
+VERSION_2: Final = """
+CREATE TABLE unheard (
+    session INTEGER PRIMARY KEY,
+    after_sequence INTEGER NOT NULL,
+    crc32 INTEGER NOT NULL
+);
+"""
+
+MIGRATIONS: Final[tuple[str, ...]] = (VERSION_1, VERSION_2)
 """The script that makes version n + 1 out of version n; version 0 is an empty file. Only ever appended to."""
+
+SINCE: Final = {"unheard": 2}
+"""The version that a table came with, where it is not the first."""
 
 COLUMNS: Final = {
     "moment": ("one", "engine_ms", "wall_ms", "boot_ms", "boot_id", "group_number", "clean"),
     "sessions": (
         "session", "session_id", "highest_operation_id", "last_sequence", "acknowledged_sequence", "sequence_shift",
     ),
+    "unheard": ("session", "after_sequence"),
     "registrations": ("registration", "session", "first_operation_id", "last_operation_id", "operations", "content"),
     "gone": ("registration", "bits"),
     "results": ("result", "session", "first_sequence", "results", "content"),

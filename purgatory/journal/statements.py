@@ -18,6 +18,7 @@ PUT_REGISTRATION: Final = "INSERT OR REPLACE INTO registrations VALUES (?, ?, ?,
 PUT_GONE: Final = "INSERT OR REPLACE INTO gone VALUES (?, ?, ?)"
 PUT_RESULTS: Final = "INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?, ?)"
 PUT_SESSION: Final = "INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?)"
+PUT_UNHEARD: Final = "INSERT OR REPLACE INTO unheard VALUES (?, ?, ?)"
 PUT_PARTITION: Final = (
     "INSERT INTO partitions (topic, number, content, crc32) VALUES (?, ?, ?, ?) "
     "ON CONFLICT (topic, number) DO UPDATE SET content = excluded.content, crc32 = excluded.crc32"
@@ -30,13 +31,14 @@ TAKE_REGISTRATION: Final = "DELETE FROM registrations WHERE registration = ?"
 TAKE_GONE: Final = "DELETE FROM gone WHERE registration = ?"
 TAKE_RESULTS: Final = "DELETE FROM results WHERE result = ?"
 TAKE_SESSION: Final = "DELETE FROM sessions WHERE session = ?"
+TAKE_UNHEARD: Final = "DELETE FROM unheard WHERE session = ?"
 TAKE_PARTITION: Final = "DELETE FROM partitions WHERE topic = ? AND number = ?"
 TAKE_KEY: Final = "DELETE FROM keys WHERE key = ?"
 
 ORDER: Final = (
-    PUT_REGISTRATION, PUT_GONE, PUT_RESULTS, PUT_SESSION, PUT_PARTITION, PUT_CHANGES, PUT_KEY,
-    TAKE_REGISTRATION, TAKE_GONE,
-    TAKE_RESULTS, TAKE_SESSION, TAKE_PARTITION, TAKE_CHANGES, TAKE_KEY, PUT_MOMENT,
+    PUT_REGISTRATION, PUT_GONE, PUT_RESULTS, PUT_SESSION, PUT_UNHEARD, PUT_PARTITION, PUT_CHANGES, PUT_KEY,
+    TAKE_REGISTRATION, TAKE_GONE, TAKE_RESULTS, TAKE_SESSION, TAKE_UNHEARD, TAKE_PARTITION, TAKE_CHANGES, TAKE_KEY,
+    PUT_MOMENT,
 )  # fmt: skip
 
 Statements = dict[str, list[tuple[Any, ...]]]
@@ -51,6 +53,8 @@ class Bookkeeper:
 
     def __init__(self) -> None:
         self._ledgers: Final[dict[int, SessionLedger]] = {}
+        self._unheard: Final[set[int]] = set()
+        """Sessions that have such a row."""
         self._last_registration = 0
         self._last_result = 0
         self._last_change = 0
@@ -82,6 +86,10 @@ class Bookkeeper:
         self._last_result = result
         self.results += 1
         self.ledger(session).add_results(result, last_sequence)
+
+    def found_unheard(self, session: int) -> None:
+        """A row of unheard sessions that is there already."""
+        self._unheard.add(session)
 
     def found_changes(self, change: int, changes: list[tuple[PartitionName, bytes]]) -> None:
         """A row of changes that is there already. To be told in order of the rows."""
@@ -131,6 +139,7 @@ class Bookkeeper:
         session = part.state.session
         ledger = self._ledgers.pop(session, None)
         todo[TAKE_SESSION].append((session,))
+        self._keep_unheard(session, -1, todo)
         if ledger is not None:
             self._take_registrations(ledger.registrations(), todo)
             self._take_results(ledger.acknowledge(part.state.last_sequence), todo)
@@ -157,6 +166,16 @@ class Bookkeeper:
         if part.results and state.last_sequence > state.acknowledged_sequence:
             self._put_results(part, ledger, todo)
         todo[PUT_SESSION].append((*state, checksum(*state)))
+        self._keep_unheard(state.session, part.unheard_after, todo)
+
+    def _keep_unheard(self, session: int, after_sequence: int, todo: Statements) -> None:
+        """The row is written once, and stays until the client is back."""
+        if after_sequence >= 0 and session not in self._unheard:
+            self._unheard.add(session)
+            todo[PUT_UNHEARD].append((session, after_sequence, checksum(session, after_sequence)))
+        elif after_sequence < 0 and session in self._unheard:
+            self._unheard.remove(session)
+            todo[TAKE_UNHEARD].append((session,))
 
     def _put(self, session: int, saved: SavedOperations, todo: Statements) -> int:
         self._last_registration += 1

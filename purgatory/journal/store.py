@@ -205,6 +205,11 @@ class Store:
         for row in self._rows("sessions"):
             yield SessionState(*row)
 
+    def unheard(self) -> Iterator[tuple[int, int]]:
+        """(session, the sequence number above which its client may have other results)."""
+        for row in self._rows("unheard"):
+            yield row[0], row[1]
+
     def partitions(self) -> Iterator[tuple[tuple[str, int], bytes]]:
         """(name, content) in order of first mention."""
         for _, topic, number, content in self._rows("partitions"):

@@ -31,7 +31,6 @@ LOGGER: Final = logging.getLogger(__name__)
 ASYNC_CHANGES_MAX: Final = 100_000
 """In async mode: results and events that may be answered and not be durable; beyond, answers wait as in sync mode."""
 
-
 TICK_MS: Final = 10_000
 POLL_AT_END_S: Final = 0.005
 
@@ -306,7 +305,10 @@ class JournalKeeping:
             part.moved = self._engine.saving.save_some(session.owner, moved)
         session.journaled_operation_id = highest
         session.is_journaled = True
-        self._releasing.append((session, state.last_sequence))
+        if session.forgotten_after >= 0:
+            part.unheard_after = session.forgotten_after - shift  # its results go once it is durable that it is back
+        else:
+            self._releasing.append((session, state.last_sequence))
         return part
 
     # Told by the thread.

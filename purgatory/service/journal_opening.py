@@ -115,13 +115,17 @@ class OpenJournal:
 
     def _restore_sessions(self, host: Host) -> None:
         states: dict[int, SessionState] = {}
+        unheard = dict(self._store.unheard())
         for state in self._store.sessions():
             session = host.sessions.restore(state.session_id, state.session, host.clock.now_ms())
             session.owner.highest_operation_id = state.highest_operation_id
             session.journaled_operation_id = state.highest_operation_id
             session.sequence_shift = state.sequence_shift
             session.is_journaled = True
-            if self._last is not None and not self._last[2]:
+            if state.session in unheard:
+                session.forgotten_after = unheard[state.session] + state.sequence_shift
+                self._books.found_unheard(state.session)
+            elif self._last is not None and not self._last[2]:
                 session.forgotten_after = state.last_sequence + state.sequence_shift
             self._sessions[state.session] = session
             states[state.session] = state
@@ -145,6 +149,8 @@ class OpenJournal:
             if number not in started:
                 session.outbox.start_at(state.last_sequence + session.sequence_shift)
             session.outbox.acknowledge(state.acknowledged_sequence + session.sequence_shift)
+            if number in unheard:
+                session.outbox.release(session.forgotten_after)  # the others once it is durable that the client is back
 
     async def _restore_operations(self, host: Host, keeping: JournalKeeping) -> None:
         paused_s = reported_s = time.monotonic()

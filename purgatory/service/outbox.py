@@ -17,6 +17,9 @@ from purgatory.engine.batches import PartitionName, Refusal
 from purgatory.engine.completions import Completions, FetchedPartition
 from purgatory.service.packed import FLOAT, SIGNED, UNSIGNED, is_uniform
 
+ALL: Final = 2**63
+"""More than any sequence number."""
+
 
 class RefusedOperations:
     """Operations that never got into the engine, in the columns of `Completions`; from (refusal, id, kind or 0).
@@ -116,9 +119,6 @@ def slices_of(completions: Results, refusals: Sequence[Refusal] = ()) -> list[Re
             fetched_start += items
         start = stop
     return slices
-
-
-ALL: Final = 2**63
 
 
 class Outbox:

@@ -40,7 +40,9 @@ class Session:
         self.sequence_shift = 0
         """What the journal's sequence numbers are less than the client's."""
         self.forgotten_after = -1
-        """Results above this number may have been given by a daemon that died before it could keep them; -1: none."""
+        """Until the client is back: results above this number may have been given, as others than those here, by a
+        daemon that died before it could keep them; -1: none.
+        """
 
     @property
     def is_blank(self) -> bool:

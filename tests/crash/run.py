@@ -73,11 +73,14 @@ class CrashRun:
             for place in range(CALLERS)
         ]
         self._outbox: Final = OutboxCaller(folder / "outbox", seed)
+        self._tasks: Final[dict[Caller | None, asyncio.Task[None]]] = {}
+        """Of each caller, and of the advancer (None)."""
 
     async def run(self, kills: int) -> Tally:
         """The whole of it."""
-        tasks = {caller: asyncio.create_task(caller.run(self._address)) for caller in self._callers}
-        advancer = asyncio.create_task(self._advance())
+        tasks = self._tasks
+        tasks[None] = asyncio.create_task(self._advance())
+        tasks.update((caller, asyncio.create_task(caller.run(self._address))) for caller in self._callers)
         daemon: DaemonProcess | None = None
         try:
             for number in range(kills):
@@ -94,17 +97,17 @@ class CrashRun:
                     await asyncio.gather(tasks[caller], return_exceptions=True)
                     caller.forget()
                     tasks[caller] = asyncio.create_task(caller.run(self._address))
-                self._check_tasks([*tasks.values(), advancer])
+                self._check_tasks()
             daemon = await asyncio.to_thread(self._start, "never")
             assert daemon is not None, "it was to die at no point"
-            await self._settle([*tasks.values(), advancer])
+            await self._settle()
             if self._room is None:
                 await asyncio.to_thread(self._outbox.finish, daemon)
         finally:
             self._outbox.kill()
-            for task in (*tasks.values(), advancer):
+            for task in tasks.values():
                 task.cancel()
-            await asyncio.gather(*tasks.values(), advancer, return_exceptions=True)
+            await asyncio.gather(*tasks.values(), return_exceptions=True)
             if daemon is not None:
                 await asyncio.to_thread(daemon.kill)
         for caller in self._callers:
@@ -178,18 +181,18 @@ class CrashRun:
             "to be served again",
         )
 
-    @staticmethod
-    async def _until(condition: Callable[[], bool], daemon: DaemonProcess, what: str) -> None:
+    async def _until(self, condition: Callable[[], bool], daemon: DaemonProcess, what: str) -> None:
         """Waits for it, with patience, while the daemon lives."""
         deadline_s = time.monotonic() + SETTLE_S
         while not condition() and daemon.process.poll() is None:
+            self._check_tasks()
             if time.monotonic() > deadline_s:
                 raise Broken(f"the callers waited in vain {what}; the daemon's log:\n{daemon.log[-4_000:]}")
             await asyncio.sleep(0.02)
 
-    @staticmethod
-    def _check_tasks(tasks: list[asyncio.Task[None]]) -> None:
-        for task in tasks:
+    def _check_tasks(self) -> None:
+        """Raises what a caller has found, or the advancer."""
+        for task in self._tasks.values():
             if task.done():
                 task.result()
 
@@ -221,12 +224,12 @@ class CrashRun:
         await stub.Advance(wire.AdvanceRequest(rows=event_pb2.EventRows(events=[event])), timeout=CALL_S)
         marks.answered[topic] = max(marks.answered[topic], offset)
 
-    async def _settle(self, tasks: list[asyncio.Task[None]]) -> None:
+    async def _settle(self) -> None:
         """Nothing more is asked, marks go on, so all must end."""
         for caller in self._callers:
             caller.is_quiet = True
         deadline_s = time.monotonic() + SETTLE_S
         while not all(caller.is_done for caller in self._callers) and time.monotonic() < deadline_s:
-            self._check_tasks(tasks)
+            self._check_tasks()
             await asyncio.sleep(0.05)
-        self._check_tasks(tasks)
+        self._check_tasks()
