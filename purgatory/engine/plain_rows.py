@@ -23,7 +23,7 @@ __all__ = ["PlainRows", "plain_rows"]
 
 def plain_rows(columns: OperationColumns, named: NamedPartitions, timeout_ms_max: int) -> PlainRows | None:
     """The rows of a batch of which each may be plain; None where none is. `named` is to know its dictionary then."""
-    if columns.kind != PRODUCE or columns.names == 0 or columns.batch.local_error_codes:
+    if columns.kind != PRODUCE or columns.batch.local_error_codes:
         return None
     rows = PlainRows(columns, named, timeout_ms_max)
     if not rows.are_within:

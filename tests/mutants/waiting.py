@@ -118,7 +118,6 @@ ARRIVAL = (
         "a plain operation may name what is before the dictionary", "plain_rows", "indexes, 0, 0,", "indexes, 0, -1,"
     ),
     Mutant("a plain operation may name what is behind the dictionary", "plain_rows", "names - 1)", "names)"),
-    Mutant("a plain operation may name nothing", "plain_rows", " or columns.names == 0", ""),
     Mutant(
         "the first value of a column speaks for all",
         "columns",
