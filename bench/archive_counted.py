@@ -52,14 +52,18 @@ class Keeper:
         while (call := self._queue.take()) is not None:
             for part in call.parts:
                 self._gatherers[part.table].add(call.stamp, *part.values)
+        self._make_rows(ROWS_AT_ONCE)
+
+    def _make_rows(self, least: int) -> None:
         for table, gatherer in self._gatherers.items():
-            if gatherer.rows >= ROWS_AT_ONCE:
+            if gatherer.rows >= least:
                 rows = gatherer.take()
                 if self._writer is not None:
                     self._writer.write(table, rows)
 
     def close(self) -> None:
-        """Writes the files."""
+        """Makes rows of what is left, and writes the files."""
+        self._make_rows(1)
         if self._writer is not None:
             self._writer.close()
 

@@ -1,8 +1,8 @@
 """Columns of several calls as one, because to make an Arrow array costs microseconds whatever its length.
 
 A column comes in pieces: a list of a value for each operation (or item), or of one for all, or of none; or, from
-completions, a buffer of numbers. Whoever gathers pieces only notes them, and makes whole columns of them in the end.
-What is the same for all of a call, and what is absent, is only counted. No object is made for a row.
+completions, a packed array. Lists are packed when they come, and whole columns made of all pieces in the end. What is
+the same for all of a call, and what is absent, is only counted. No object is made for a row.
 """
 
 from __future__ import annotations
@@ -196,9 +196,9 @@ class Names:
         nameless = places == NAMELESS
         mask = nameless if nameless.any() else None
         words: dict[str, int] = {}
-        # Without a name is the last of either.
+        # Rows without a name find the last of either.
         topics = np.array([*(words.setdefault(topic, len(words)) for topic, _ in self._known), 0], np.int32)
-        partitions = np.array([*(partition for _, partition in self._known), 0]).clip(-INT32_MAX, INT32_MAX)
+        partitions = np.array([*(partition for _, partition in self._known), 0], INT64).clip(-INT32_MAX, INT32_MAX)
         topic = worded(arrow(topics.take(places), mask, pa.int32()), list(words))
         partition = arrow(partitions.astype(np.int32).take(places), mask, pa.int32())
         self._known.clear()
