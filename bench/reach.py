@@ -67,6 +67,8 @@ REACH: Final[dict[tuple[str, str | None], Reach]] = {
     ("report/growth/operations=30000000", "self"): Reach(1 / 1.2),
     ("report/growth/operations=100000000", "self"): Reach(1 / 1.2),
     ("replay/operations=10000000", "one core"): Reach(1.7, value_min=500_000),
+    ("replay/growth/operations=30000000", "self"): Reach(1 / 1.2),
+    ("replay/growth/operations=100000000", "self"): Reach(1 / 1.2),
     ("service/herd/drain", "kafka"): Reach(1),
     ("service/herd/advance-p99", "self"): Reach(1 / 10),
     ("journal/columns-sync/batch=500", "none"): Reach(0.6),

@@ -1,4 +1,4 @@
-"""The replay of a history, unchanged, on one core and on two.
+"""The replay of a history, unchanged, on one core and on two, and how its time grows with the history.
 
     python -m bench.replay ARCHIVE DIR    # one replay: prints its seconds, without those in which Java starts
 
@@ -26,12 +26,20 @@ __all__ = ["main", "replay"]
 
 
 def replay(lab: Lab, histories: Sequence[Path]) -> None:
-    """Operations a second on two cores, beside one."""
-    for history in histories:
+    """The first history on two cores, beside one; each further one beside the first, as time for each operation."""
+    first = histories[0]
+    lab.measure(
+        [Figure(f"replay/operations={operations_in(first)}", "ops/s")],
+        ("two cores", on_cores(2, first)),
+        {"one core": on_cores(1, first)},
+        warm_up=False,
+    )
+    for other in histories[1:]:
         lab.measure(
-            [Figure(f"replay/operations={operations_in(history)}", "ops/s")],
-            ("two cores", on_cores(2, history)),
-            {"one core": on_cores(1, history)},
+            [Figure(f"replay/growth/operations={operations_in(other)}", "us/op", "us_each")],
+            ("two cores", on_cores(2, other)),
+            {"self": on_cores(2, first)},
+            runs=1,
             warm_up=False,
         )
 
@@ -50,7 +58,8 @@ def on_cores(cores: int, history: Path) -> Measure:
                 check=True,
                 text=True,
             ).stdout
-        return {"seconds": float(json.loads(said)["seconds"]), "operations": float(operations_in(history))}
+        seconds, operations = float(json.loads(said)["seconds"]), float(operations_in(history))
+        return {"seconds": seconds, "operations": operations, "us_each": seconds / operations * 1e6}
 
     return measure
 
