@@ -38,6 +38,7 @@ SUITES: Final[dict[str, Callable[[Lab], None]]] = {
     "journal/columns": suite_journal.columns,
     "journal/receipt": suite_journal.receipts,
     "journal/recovery": suite_journal.recovery,
+    "archive/columns": suite_journal.archived,
     "huge/": suite_service.huge,
 }
 

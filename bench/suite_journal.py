@@ -1,4 +1,4 @@
-"""What keeping a journal costs: beside the same daemon without one, beside a bare disk, and over a crash."""
+"""What it costs to keep a journal, or an archive: beside the same daemon without one, a bare disk, and over a crash."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench.pairing import Figure, Measure
 from bench.processes import daemon
 from bench.worker import Numbers
 
-__all__ = ["columns", "receipts", "recovery"]
+__all__ = ["archived", "columns", "receipts", "recovery"]
 
 CLIENT: Final = "bench.drivers.client"
 KEPT: Final = "bench.drivers.kept"
@@ -31,20 +31,27 @@ RUNS: Final = itertools.count(1)
 
 def columns(lab: Lab) -> None:
     """Operations a second in batches of 500 with a journal, sync and async, beside the same daemon without."""
+    for mode in ("sync", "async"):
+        _beside_none(lab, f"journal/columns-{mode}", "--data-dir", str(lab.folder() / mode), "--journal-mode", mode)
+
+
+def archived(lab: Lab) -> None:
+    """The same with an archive."""
+    _beside_none(lab, "archive/columns", "--archive", str(lab.folder() / "archive"))
+
+
+def _beside_none(lab: Lab, name: str, *arguments: str) -> None:
     client = lab.worker(CLIENT)
     work = {"batch": 500, "lanes": LANES, "seconds": 2 * lab.scale.seconds}
-    bare = lab.daemon().address
 
     def loading(address: str) -> Measure:
         return lambda: client.run("columns", address=address, **work)
 
-    for mode in ("sync", "async"):
-        kept = lab.daemon("--data-dir", str(lab.folder() / mode), "--journal-mode", mode).address
-        lab.measure(
-            [Figure(f"journal/columns-{mode}/batch=500", "ops/s")],
-            ("daemon", loading(kept)),
-            {"none": loading(bare)},
-        )
+    lab.measure(
+        [Figure(f"{name}/batch=500", "ops/s")],
+        ("daemon", loading(lab.daemon(*arguments).address)),
+        {"none": loading(lab.daemon().address)},
+    )
 
 
 def receipts(lab: Lab) -> None:
