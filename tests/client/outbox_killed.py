@@ -48,18 +48,25 @@ class Killed:
         with self.live(daemon, life, 100_000) as process, Client(daemon.address) as client:
             lines = len(self.lines()) + self.random.randint(0, 200)
             deadline = time.monotonic() + DEADLINE_S
-            while len(self.lines()) < lines:
-                assert process.poll() is None, process.stderr.read() if process.stderr else ""
-                assert time.monotonic() < deadline, f"the caller wrote {len(self.lines())} lines, not {lines}"
-                self.advance(client, 1)
-                time.sleep(self.random.uniform(0, 0.01))
-            process.kill()
+            try:
+                while len(self.lines()) < lines:
+                    assert process.poll() is None, process.stderr.read() if process.stderr else ""
+                    assert time.monotonic() < deadline, f"the caller wrote {len(self.lines())} lines, not {lines}"
+                    self.advance(client, 1)
+                    time.sleep(self.random.uniform(0, 0.01))
+            finally:
+                process.kill()
 
     def finish(self, daemon: DaemonProcess) -> None:
         """The last life: collects what is left, and ends by itself."""
         with self.live(daemon, 0, 0) as process, Client(daemon.address) as client:
             self.advance(client, OFFSET_MAX)
-            _, error = process.communicate(timeout=DEADLINE_S)
+            try:
+                _, error = process.communicate(timeout=DEADLINE_S)
+            except subprocess.TimeoutExpired:
+                raise AssertionError(f"the caller did not end; the daemon says\n{client.status()}") from None
+            finally:
+                process.kill()
             assert process.returncode == 0, error
 
     def lines(self) -> list[str]:
