@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
@@ -11,6 +12,9 @@ import pytest
 from hypothesis import settings
 
 from tests.daemon_process import DaemonProcess
+
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+"""Or gRPC starts threads in what is forked beside a channel of a test, before that is the program it is to be."""
 
 settings.register_profile("house", deadline=None)  # a test never asserts an absolute time
 settings.load_profile("house")

@@ -8,7 +8,6 @@ prints the master's URL and runs until it is interrupted. Tests start it in a fo
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import re
 import signal
@@ -23,8 +22,15 @@ import pyspark
 
 HOME = Path(pyspark.__file__).parent
 DAEMON_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dspark.master.rest.enabled=false"
-LIBRARY = ctypes.CDLL(None)
+END_WITH_PARENT = """
+import ctypes, os, signal, sys
 PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""A process that nobody is left to end ends by itself: Linux tells it when the one that started it is gone. Said by the
+process itself, for between fork and exec nothing is safe in one that has threads of gRPC.
+"""
 START_S = 300
 """A machine that has much else to do may take its time."""
 
@@ -80,14 +86,11 @@ class StandaloneCluster:
             str(HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{role.lower()}.{role}",
             "--host", "127.0.0.1", "--webui-port", "0", *arguments,
         ]  # fmt: skip
+        if sys.platform == "linux":
+            command = [sys.executable, "-c", END_WITH_PARENT, *command]
         with self._log(name).open("wb") as stream:
             self._processes[name] = subprocess.Popen(
-                command,
-                stdout=stream,
-                stderr=stream,
-                cwd=self.folder,
-                env=_environment(),
-                preexec_fn=_end_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 -- one system call
+                command, stdout=stream, stderr=stream, cwd=self.folder, env=_environment()
             )
 
     def _wait(self, name: str, ready: str) -> str:
@@ -102,11 +105,6 @@ class StandaloneCluster:
 
     def _log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
-
-
-def _end_with_parent() -> None:
-    """A process that nobody is left to end ends by itself: Linux tells it when the one that started it is gone."""
-    LIBRARY.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _environment() -> dict[str, str]:

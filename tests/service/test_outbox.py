@@ -16,7 +16,8 @@ def completions_of(operation_ids: list[int], kinds: list[int]) -> Completions:
     completions = Completions(1)
     for operation_id, kind in zip(operation_ids, kinds, strict=True):
         completions.add_operation(operation_id, kind, codes.SATISFIED, 0, 0, operation_id % 10)
-        completions.item_partitions.extend([("t", operation_id)] * (operation_id % 10))
+        for _ in range(operation_id % 10):
+            completions.add_item(("t", operation_id), codes.NONE, 0, 0, -1, -1, -1.0)
     completions.finish()
     return completions
 
