@@ -114,6 +114,7 @@ docs: $(STAMPS)/serving $(STAMPS)/stubs ## Write docs/configuration.md from the 
 wheel: $(STAMPS)/serving ## Build the wheel into dist/
 	@rm -rf build/lib*
 	@$(PIP) wheel -q --no-build-isolation --no-deps -w $(DIST) .
+	@rm -rf purgatory.egg-info # or it is taken for what is installed, by whoever stands here and looks for that
 
 .PHONY: bench-quick bench-compare bench-pipeline
 bench: $(STAMPS)/pipeline $(STAMPS)/profiled ## Measure this house beside its peers (ARGS="--huge", ARGS="--only 'timer/*'")
