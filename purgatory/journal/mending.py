@@ -15,7 +15,7 @@ from typing import Any, Final
 from purgatory.journal.directory import Directory
 from purgatory.journal.errors import JournalError
 from purgatory.journal.rows import is_sound
-from purgatory.journal.schema import COLUMNS, MIGRATIONS, SINCE, migrate, select
+from purgatory.journal.schema import COLUMNS, MIGRATIONS, SINCE, migrate, select, version_of
 
 Rows = dict[str, list[tuple[Any, ...]]]
 
@@ -64,11 +64,10 @@ class Inspection:
     def _hurt_by(self, table: str, row: tuple[Any, ...]) -> None:
         if table in {"registrations", "results"}:
             self._hurt.add(row[1])
-        elif table == "sessions":
+        elif table in {"sessions", "unheard"}:
             self._hurt.add(row[0])
-            self._broken[row[0]] = str(row[1])
-        elif table == "unheard":
-            self._hurt.add(row[0])
+            if table == "sessions":
+                self._broken[row[0]] = str(row[1])
         elif table == "gone":
             self._hurt.update(kept[1] for kept in self.rows["registrations"] if kept[0] == row[0])
 
@@ -90,7 +89,7 @@ class Inspection:
 def _version(database: sqlite3.Connection) -> int:
     """Of the tables; where it cannot be read, all tables are looked for."""
     try:
-        return int(database.execute("PRAGMA user_version").fetchone()[0])
+        return version_of(database)
     except sqlite3.DatabaseError:
         return len(MIGRATIONS)
 

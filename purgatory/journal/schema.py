@@ -114,11 +114,16 @@ def select(table: str) -> str:
     return f"SELECT {', '.join(columns)}, crc32 FROM {table} ORDER BY {columns[0]}"  # noqa: S608 - our own names
 
 
+def version_of(database: sqlite3.Connection) -> int:
+    """The version of a file's tables."""
+    return int(database.execute("PRAGMA user_version").fetchone()[0])
+
+
 def migrate(database: sqlite3.Connection, name: str, migrations: tuple[str, ...] = MIGRATIONS) -> int:
     """Brings a journal to the newest version, a version at a time; gives the version that it had. Raises
     `JournalTooNew` for one that is newer still.
     """
-    version = int(database.execute("PRAGMA user_version").fetchone()[0])
+    version = version_of(database)
     if version > len(migrations):
         raise JournalTooNew(
             f"{name} is of version {version}, and this program knows {len(migrations)} at most: run the program that "
