@@ -1,27 +1,32 @@
-"""Work whose instructions `python -m bench.archive --instructions` counts: the same waits with and without rows.
+"""Work whose instructions `python -m bench.archive --instructions` counts: the same waits, kept up to some point.
 
     python -m bench.archive_counted plain 20000     # bytes in, host, engine, bytes out; no network
-    python -m bench.archive_counted rows 20000      # and rows of all of it, as the archive's thread makes them
+    python -m bench.archive_counted pieces 20000    # and packed and unpacked, as they are sent to the keeper
+    python -m bench.archive_counted rows 20000      # and rows of all of it, as the keeper makes them
     python -m bench.archive_counted files 20000     # and files of those
 
-Rows are made by whoever holds the interpreter, so they are taken from the event loop wherever they are made; encoding
-files is not. All of it runs in one thread here, so that two runs count the same.
+A daemon pays for the pieces; rows and files are the keeper's, in a process of its own. All of it runs in one thread
+here, so that two runs count the same.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
+from pathlib import Path
 from typing import Any, Final
 
 from purgatory.archive.files import ArchiveWriter, open_archive
+from purgatory.archive.frames import read_frame, write_frame
+from purgatory.archive.keeper import NEW_GATHERERS
+from purgatory.archive.pieces import Call
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service import intake
 from purgatory.service.archive import ArchiveStatistics
+from purgatory.service.archive_opening import ROWS_AT_ONCE
 from purgatory.service.archive_queue import CallQueue
 from purgatory.service.archive_recorder import Recorder
-from purgatory.service.archive_thread import NEW_GATHERERS, ROWS_AT_ONCE
 from purgatory.service.host import Host
 from purgatory.service.limits import HostLimits
 from purgatory.service.metrics import Metrics
@@ -32,26 +37,37 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 
 BATCH: Final = 1_000
 PARTITIONS: Final = 100
-MODES: Final = ("plain", "rows", "files")
+MODES: Final = ("plain", "pieces", "rows", "files")
 NAMES: Final = [operation_pb2.TopicPartition(topic="bench", partition=number) for number in range(PARTITIONS)]
 STEP: Final = BATCH // PARTITIONS
 
 
 class Keeper:
-    """What the archive's thread does, done by the caller."""
+    """What the archive's thread and the keeper do, done by the caller."""
 
-    def __init__(self, folder: str, *, writes: bool) -> None:
+    def __init__(self, folder: str, mode: str) -> None:
         self._queue: Final = CallQueue(sys.maxsize, strict=False)
         self._gatherers: Final[dict[str, Any]] = {table: make() for table, make in NEW_GATHERERS.items()}
-        self._writer: Final = ArchiveWriter(*open_archive(folder), "run") if writes else None
+        self._makes_rows: Final = mode != "pieces"
+        self._writer: Final = ArchiveWriter(*open_archive(folder), "run") if mode == "files" else None
+        self._file: Final = Path(folder, "frame").open("w+b")  # noqa: SIM115 - closed with the process
         nothing = ArchiveStatistics({}, {}, 0, 0, 0, 0)
         self.recorder: Final = Recorder("run", self._queue, lambda: nothing, timeout_ms_default=30_000)
 
     def keep(self) -> None:
-        """Makes rows of what has come."""
+        """Keeps what has come."""
+        calls = []
         while (call := self._queue.take()) is not None:
-            for part in call.parts:
-                self._gatherers[part.table].add(call.stamp, *part.values)
+            calls.append(call)
+        self._file.seek(0)
+        write_frame(self._file, [call.flat() for call in calls])
+        self._queue.writer.give_back(calls[-1].taken)
+        self._file.seek(0)
+        frame = read_frame(self._file)
+        assert frame is not None, "a whole frame was written"
+        for stamp, parts, _ in map(Call.of, frame.unpacked()) if self._makes_rows else ():
+            for table, content in parts:
+                self._gatherers[table].add(stamp, content)
         self._make_rows(ROWS_AT_ONCE)
 
     def _make_rows(self, least: int) -> None:
@@ -122,7 +138,7 @@ def work(operations: int, keeper: Keeper | None) -> None:
 def main(mode: str, operations: int) -> None:
     """One run."""
     with tempfile.TemporaryDirectory(prefix="bench-archive-") as folder:
-        keeper = None if mode == MODES[0] else Keeper(folder, writes=mode == MODES[2])
+        keeper = None if mode == MODES[0] else Keeper(folder, mode)
         work(operations, keeper)
         if keeper is not None:
             keeper.close()

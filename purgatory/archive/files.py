@@ -41,9 +41,8 @@ from purgatory.archive.layout import (
     unfinished_path,
 )
 from purgatory.archive.schema import EVENTS, SCHEMAS, VERSION
-from purgatory.archive.wall_clock import wall_ms
 
-__all__ = ["ArchiveUnusable", "ArchiveWriter", "Placed", "new_run_id", "open_archive"]
+__all__ = ["ArchiveUnusable", "ArchiveWriter", "Placed", "open_archive"]
 
 ROLL_S: Final = 60.0
 ROLL_BYTES: Final = 64 * 1024 * 1024
@@ -91,12 +90,6 @@ class Placed(NamedTuple):
     size: int
 
 
-def new_run_id() -> str:
-    """A name for a run that no other has: begins with the time (UTC), so runs sort by it."""
-    now = datetime.fromtimestamp(wall_ms() / 1_000, UTC)
-    return f"{now:%Y%m%dT%H%M%S}-{secrets.token_hex(4)}"
-
-
 def open_archive(place: str) -> tuple[fs.FileSystem, str]:
     """The filesystem and the folder that a path or a URI means (file, s3, gs, hdfs, ...); the folder is made.
 
@@ -142,8 +135,15 @@ class ArchiveWriter:
         self._clock: Final = clock
         self._open: Final[dict[str, _TableFile]] = {}
         self._finished: Final[list[_FinishedFile]] = []
-        self._last_number: Final[dict[str, int]] = dict.fromkeys(SCHEMAS, 0)
+        self.last_numbers: Final = dict.fromkeys(SCHEMAS, 0)
+        """The last file number that was given, by table."""
         self._opened_s = 0.0
+
+    def go_on(self, last_numbers: dict[str, int], rows: dict[str, int], files: int, size: int) -> None:
+        """Continues a run of which another writer has placed so much."""
+        self.last_numbers.update(last_numbers)
+        self.rows.update(rows)
+        self.files, self.bytes = files, size
 
     @property
     def unplaced_rows(self) -> int:
@@ -196,8 +196,8 @@ class ArchiveWriter:
     def _start(self, table: str, hour: int) -> _TableFile:
         if not self._open:
             self._opened_s = self._clock()
-        self._last_number[table] += 1
-        file = self._open[table] = _TableFile(table, self.run_id, self._last_number[table], hour)
+        self.last_numbers[table] += 1
+        file = self._open[table] = _TableFile(table, self.run_id, self.last_numbers[table], hour)
         return file
 
     def _write_aside(self, file: _FinishedFile) -> None:

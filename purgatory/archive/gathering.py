@@ -1,144 +1,77 @@
-"""Columns of several calls as one, because to make an Arrow array costs microseconds whatever its length.
+"""Pieces of several calls as one, because to make an Arrow array costs microseconds whatever its length.
 
-A column comes in pieces: a list of a value for each operation (or item), or of one for all, or of none; or, from
-completions, a packed array. Lists are packed when they come, and whole columns made of all pieces in the end. What is
-the same for all of a call, and what is absent, is only counted. No object is made for a row.
+What is the same for all of a call, and what is absent, is only counted; whole columns are made of all pieces in the
+end. No object is made for a row.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from librt.vecs import vec
-from mypy_extensions import i64
 
-from purgatory.archive.schema import NO_PARTITION, SCHEMAS
+from purgatory.archive.pieces import INT32_MAX, NAMELESS, CallStamp, Registrant
+from purgatory.archive.schema import SCHEMAS
 from purgatory.engine.batches import PartitionName
-from purgatory.engine.packed_columns import chosen, numbered, packed
+from purgatory.engine.packed_columns import ColumnWriter, Layout, Piece
 
-__all__ = [
-    "INT32_MAX",
-    "INT64_MAX",
-    "NAMELESS",
-    "NO_SESSION",
-    "CallStamp",
-    "Calls",
-    "Columns",
-    "Names",
-    "Registrant",
-    "arrow",
-    "constant",
-    "finish",
-    "keys_as_names",
-    "plain",
-    "repeated",
-    "spread",
-    "worded",
-]
-
-INT64_MAX: Final = 2**63 - 1
-INT32_MAX: Final = 2**31 - 1
-
-NAMELESS: Final = -1
-"""Place of a row that has no name: it pointed outside its dictionary, and was refused."""
-
-FIRST: Final = [0]
-NOT_GIVEN: Final[tuple[int, ...]] = ()
+__all__ = ["Gathered", "arrow", "constant", "finish", "plain", "repeated", "spread", "worded"]
 
 CONSTANT_ROWS: Final = 16_384
 INT32: Final = np.dtype(np.int32)
 INT64: Final = np.dtype(np.int64)
 
-
-class CallStamp:
-    """Which engine call rows belong to. `time_ms` is the engine's clock, `at_ms` wall-clock time since 1970 in UTC."""
-
-    __slots__ = ("at_ms", "call_number", "run_id", "time_ms")
-
-    def __init__(self, run_id: str, call_number: int, time_ms: int, at_ms: int) -> None:
-        self.run_id: Final = run_id
-        self.call_number: Final = call_number
-        self.time_ms: Final = time_ms
-        self.at_ms: Final = at_ms
-
-
-class Registrant:
-    """Whose operations rows are about."""
-
-    __slots__ = ("principal", "session_id", "session_number")
-
-    def __init__(self, session_number: int, session_id: str, principal: str = "") -> None:
-        self.session_number: Final = session_number
-        self.session_id: Final = session_id
-        self.principal: Final = principal
-
-
-NO_SESSION: Final = Registrant(0, "")
-"""The registrant of unary waits."""
-
-
-Values = Sequence[int] | vec[i64]
-"""A piece of a column."""
+Values = list[int] | npt.NDArray[np.int64]
+"""A piece of a column: a value for each row as an array, or a list of one for all or of none."""
 
 
 class Columns:
-    """Columns of several pieces, each of which has some of them. Lists are packed at once: they need not be kept."""
+    """Columns of several pieces."""
 
-    __slots__ = ("_pieces", "counts")
+    __slots__ = ("_columns", "_counts")
 
-    def __init__(self) -> None:
-        self.counts: Final[list[int]] = []
+    def __init__(self, names: Sequence[str]) -> None:
+        self._counts: Final[list[int]] = []
         """Rows of each piece."""
-        self._pieces: Final[list[Mapping[str, Values]]] = []
+        self._columns: Final[dict[str, list[Values]]] = {name: [] for name in names}
 
-    def add(self, count: int, columns: dict[str, list[int]]) -> None:
-        """One more piece of so many rows: a column has a value for each, one for all, or none."""
-        held: dict[str, Values] = {
-            name: packed(values) if len(values) > 1 else values for name, values in columns.items()
-        }
-        self.add_packed(count, held)
-
-    def add_packed(self, count: int, columns: Mapping[str, Values]) -> None:
-        """The same, where a column that has several values is packed."""
-        self.counts.append(count)
-        self._pieces.append(columns)
+    def add(self, count: int, columns: list[Values]) -> None:
+        """One more piece of so many rows: its columns in the order of the names."""
+        self._counts.append(count)
+        for pieces, values in zip(self._columns.values(), columns, strict=True):
+            pieces.append(values)
 
     def column(self, name: str, arrow_type: pa.DataType) -> pa.Array:
         """A column of all pieces. What was not given is null."""
-        return column([piece.get(name, NOT_GIVEN) for piece in self._pieces], self.counts, arrow_type)
+        return column(self._columns[name], self._counts, arrow_type)
 
     def clear(self) -> None:
         """Begins anew."""
-        self.counts.clear()
-        self._pieces.clear()
+        self._counts.clear()
+        for pieces in self._columns.values():
+            pieces.clear()
 
 
 def column(pieces: list[Values], counts: Sequence[int], arrow_type: pa.DataType) -> pa.Array:
-    """One column of several pieces of so many rows each: a value for each (packed), one for all, or none (null)."""
+    """One column of several pieces of so many rows each. Where there is no value, it is null."""
     lengths = {*map(len, pieces)}
     if lengths == {0}:
         return constant(None, arrow_type, sum(counts))
     mask = np.repeat([not len(piece) for piece in pieces], counts) if 0 in lengths else None
     if max(lengths) > 1:
         parts = [
-            numbers(piece) if len(piece) > 1 else np.full(count, piece[0] if piece else 0, INT64)
+            np.full(count, piece[0] if piece else 0, INT64) if isinstance(piece, list) else piece
             for piece, count in zip(pieces, counts, strict=True)
         ]
         return arrow(np.concatenate(parts), mask, pa.int64()).cast(arrow_type)
     if mask is None:
         return repeated([value for [value] in pieces], counts, arrow_type)
-    values = np.array([piece[0] if piece else 0 for piece in pieces], INT64)
+    values = np.array([piece[0] if len(piece) else 0 for piece in pieces], INT64)
     return arrow(np.repeat(values, counts), mask, pa.int64()).cast(arrow_type)
-
-
-def numbers(buffer: Any) -> npt.NDArray[np.int64]:  # noqa: ANN401 - types do not know yet what is a buffer
-    """What a packed array or bytes hold, without a copy."""
-    return np.frombuffer(buffer, INT64)
 
 
 def arrow(values: npt.NDArray[Any], mask: npt.NDArray[np.bool_] | None, arrow_type: pa.DataType) -> pa.Array:
@@ -166,7 +99,9 @@ def constant(value: Any, arrow_type: pa.DataType, rows: int) -> pa.Array:  # noq
 
 @functools.lru_cache(maxsize=256)
 def _constant(value: Any, arrow_type: pa.DataType, rows: int) -> pa.Array:  # noqa: ANN401
-    return pa.nulls(rows, arrow_type) if value is None else pa.repeat(pa.scalar(value, arrow_type), rows)
+    return (
+        pa.nulls(rows, arrow_type) if value is None else pa.repeat(pa.scalar(value, pa.int64()).cast(arrow_type), rows)
+    )
 
 
 class Names:
@@ -180,14 +115,15 @@ class Names:
         self._places: Final[list[Values]] = []
         self._counts: Final[list[int]] = []
 
-    def add(self, names: list[PartitionName], count: int) -> None:
-        """One more piece: the name of each row."""
-        self._places.append(numbered(names, self._known))
-        self._counts.append(count)
-
-    def add_indexes(self, names: list[PartitionName], indexes: list[int], count: int) -> None:
+    def add(self, names: list[PartitionName], places: Values, count: int) -> None:
         """One more piece: for each row (or for all) its place among the names, by default the first, or NAMELESS."""
-        self._places.append(chosen(numbered(names, self._known), indexes or FIRST))
+        known = self._known
+        numbers = [known.setdefault(name, len(known)) for name in names]
+        numbers.append(NAMELESS)  # found at place -1
+        if isinstance(places, list):
+            self._places.append([numbers[places[0] if places else 0]])
+        else:
+            self._places.append(np.array(numbers, INT64)[places])
         self._counts.append(count)
 
     def take(self) -> tuple[pa.Array, pa.Array]:
@@ -205,11 +141,6 @@ class Names:
         self._places.clear()
         self._counts.clear()
         return topic, partition
-
-
-def keys_as_names(keys: Sequence[str]) -> list[tuple[str, int]]:
-    """Keys of signals as the archive names them."""
-    return [(key, NO_PARTITION) for key in keys]
 
 
 class Calls:
@@ -247,6 +178,52 @@ class Calls:
         registrants.clear()
         counts.clear()
         return columns
+
+
+class Gathered:
+    """The pieces of one table, whose columns are laid out so. Its subclasses `take` rows of them."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.rows = 0
+        """Gathered so far."""
+        self._calls: Final = Calls()
+        self._operations: Final = Columns(layout.of_operations)
+        self._rows: Final = Columns(layout.of_rows)
+        self._names: Final = Names()
+        self._split: Final = len(layout.of_operations)
+
+    @functools.cached_property
+    def _writer(self) -> ColumnWriter:
+        """Of pieces that are made here, not sent."""
+        return ColumnWriter()
+
+    def add(self, stamp: CallStamp, piece: Piece) -> None:
+        """One more piece."""
+        places, *columns = columns_in(piece.columns)
+        self.rows += piece.rows
+        self._calls.add(stamp, piece.rows, piece.registrant)
+        self._operations.add(piece.operations, columns[: self._split])
+        self._rows.add(piece.rows, columns[self._split :])
+        self._names.add(piece.names, places, piece.rows)
+
+    def clear(self) -> None:
+        """Begins anew: all that was gathered has been taken."""
+        self._operations.clear()
+        self._rows.clear()
+        self.rows = 0
+        self._writer.give_back(self._writer.taken)
+
+
+def columns_in(packed: memoryview | bytes) -> list[Values]:
+    """The columns that a `ColumnWriter` wrote, without a copy of those that are long."""
+    numbers = np.frombuffer(packed, INT64)
+    columns: list[Values] = []
+    place, end = 0, len(numbers)
+    while place < end:
+        count = int(numbers[place])
+        first, place = place + 1, place + 1 + count
+        columns.append(numbers[first:place] if count > 1 else numbers[first:place].tolist())
+    return columns
 
 
 def repeated(values: list[int], counts: Sequence[int], arrow_type: pa.DataType) -> pa.Array:

@@ -14,37 +14,29 @@ hundreds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 
 from purgatory.archive.event_rows import EventRows
-from purgatory.archive.gathering import INT64_MAX, NO_SESSION, CallStamp, Registrant
 from purgatory.archive.outcome_rows import OutcomeRows
-from purgatory.archive.registration_rows import RegistrationRows, registration_rows_count
+from purgatory.archive.pieces import CallStamp, Registrant, Row, call_values, marker_values
+from purgatory.archive.registration_rows import RegistrationRows
 from purgatory.archive.schema import CALLS, MARKERS, SCHEMAS
 from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, RegisterReceipt
 from purgatory.engine.completions import Completions
 
 __all__ = [
-    "NO_SESSION",
-    "CallStamp",
     "EventRows",
     "OutcomeRows",
-    "Registrant",
     "RegistrationRows",
     "SingleRows",
     "call_row",
-    "call_values",
     "event_rows",
     "marker_row",
-    "marker_values",
     "outcome_rows",
     "registration_rows",
-    "registration_rows_count",
 ]
-
-Row = dict[str, Any]
 
 
 def registration_rows(
@@ -57,21 +49,21 @@ def registration_rows(
 ) -> pa.RecordBatch:
     """What was registered and what was refused, one row for each item; nothing of what was known already."""
     rows = RegistrationRows()
-    rows.add(stamp, registrant, kind, batch, receipt, timeout_ms_default)
+    rows.add_batch(stamp, registrant, kind, batch, receipt, timeout_ms_default)
     return rows.take()
 
 
 def outcome_rows(stamp: CallStamp, registrant: Registrant, completions: Completions) -> pa.RecordBatch:
     """What has ended, one row for each item."""
     rows = OutcomeRows()
-    rows.add(stamp, registrant, completions)
+    rows.add_completions(stamp, registrant, completions)
     return rows.take()
 
 
 def event_rows(stamp: CallStamp, batch: EventBatch, start: int, receipt: EventsReceipt) -> pa.RecordBatch:
     """The events from `start` to `receipt.next_index`, one row each."""
     rows = EventRows()
-    rows.add(stamp, batch, start, receipt)
+    rows.add_slice(stamp, batch, start, receipt)
     return rows.take()
 
 
@@ -99,26 +91,6 @@ def call_row(
     return rows.take()
 
 
-def call_values(
-    call: str,
-    *,
-    session_number: int | None = None,
-    operation_ids: Sequence[int] | None = None,
-    topic: str | None = None,
-    partition: int | None = None,
-    ended: int,
-) -> Row:
-    """The columns of a call that are its own."""
-    return {
-        "call": call,
-        "session_number": session_number,
-        "operation_ids": None if operation_ids is None else [min(value, INT64_MAX) for value in operation_ids],
-        "topic": topic,
-        "partition": partition,
-        "ended": ended,
-    }
-
-
 def marker_row(
     stamp: CallStamp,
     marker: str,
@@ -132,18 +104,6 @@ def marker_row(
     gathered = SingleRows(MARKERS)
     gathered.add(stamp, marker_values(marker, table=table, rows=rows, last_call_number=last_call_number, detail=detail))
     return gathered.take()
-
-
-def marker_values(
-    marker: str,
-    *,
-    table: str | None = None,
-    rows: int | None = None,
-    last_call_number: int | None = None,
-    detail: str | None = None,
-) -> Row:
-    """The columns of a marker that are its own."""
-    return {"marker": marker, "table": table, "rows": rows, "last_call_number": last_call_number, "detail": detail}
 
 
 class SingleRows:

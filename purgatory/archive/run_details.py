@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from typing import Final
 
+from purgatory.archive.wall_clock import wall_ms
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 
-__all__ = ["LIMIT_NAMES", "RunDetails"]
+__all__ = ["LIMIT_NAMES", "RunDetails", "new_run_id"]
 
 LIMIT_NAMES: Final = (
     "pending_operations_max",
@@ -23,6 +26,12 @@ LIMIT_NAMES: Final = (
     "topic_length_max",
 )
 """Of `EngineLimits`."""
+
+
+def new_run_id() -> str:
+    """A name for a run that no other has: begins with the time (UTC), so runs sort by it."""
+    now = datetime.fromtimestamp(wall_ms() / 1_000, UTC)
+    return f"{now:%Y%m%dT%H%M%S}-{secrets.token_hex(4)}"
 
 
 @dataclass(frozen=True)

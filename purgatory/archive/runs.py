@@ -21,7 +21,7 @@ from pyarrow import fs
 from purgatory.archive.layout import RUNNING, WRITING, is_unfinished_of, running_path
 from purgatory.archive.wall_clock import wall_ms
 
-__all__ = ["RENEW_S", "SILENT_S", "DeadRun", "RunFile", "RunState", "claim_dead_runs"]
+__all__ = ["RENEW_S", "SILENT_S", "DeadRun", "RunFile", "RunState", "claim_dead_runs", "remove_unfinished"]
 
 RENEW_S: Final = 30.0
 """How often the file should be renewed."""
@@ -67,6 +67,7 @@ class RunFile:
         if filesystem.type_name == "local":
             # Locked before it has the name that others look for.
             unnamed = f"{self._path}.new"
+            Path(unnamed).unlink(missing_ok=True)
             self._descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
             self.renew()
@@ -106,12 +107,7 @@ class DeadRun:
 
     def remove_leftovers(self) -> int:
         """Deletes its files that are not whole, and says how many they were."""
-        count = 0
-        for info in self._filesystem.get_file_info(fs.FileSelector(f"{self._root}/{WRITING}", allow_not_found=True)):
-            if is_unfinished_of(info.base_name, self.state.run_id):
-                self._filesystem.delete_file(info.path)
-                count += 1
-        return count
+        return remove_unfinished(self._filesystem, self._root, self.state.run_id)
 
     def forget(self) -> None:
         """Removes its file, once the archive says that it crashed."""
@@ -123,6 +119,16 @@ class DeadRun:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def remove_unfinished(filesystem: fs.FileSystem, root: str, run_id: str) -> int:
+    """Deletes the files of a run that are not whole, and says how many they were."""
+    count = 0
+    for info in filesystem.get_file_info(fs.FileSelector(f"{root}/{WRITING}", allow_not_found=True)):
+        if is_unfinished_of(info.base_name, run_id):
+            filesystem.delete_file(info.path)
+            count += 1
+    return count
 
 
 def claim_dead_runs(

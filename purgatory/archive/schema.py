@@ -21,41 +21,15 @@ from typing import Final
 
 import pyarrow as pa
 
+from purgatory.archive import words
+from purgatory.archive.words import *  # noqa: F403 - whoever shares the schemas shares the words
 from purgatory.engine import codes
+
+__all__ = ["EVENT_WORDS", "KIND_WORDS", "OUTCOME_WORDS", "SCHEMAS", "VERSION"]
+__all__ += words.__all__
 
 VERSION: Final = 1
 """Of these schemas. A reader takes its own and older ones, and refuses newer ones by name."""
-
-REGISTRATIONS: Final = "registrations"
-OUTCOMES: Final = "outcomes"
-EVENTS: Final = "events"
-CALLS: Final = "calls"
-MARKERS: Final = "markers"
-
-NO_PARTITION: Final = -1
-"""`partition` of a signal: `topic` is then the key."""
-
-ACCEPTED: Final = 0
-"""`refusal_code` of what was not refused; otherwise a google.rpc.Code."""
-
-# Kinds of call, in `calls`: everything that changes an engine besides registrations, events and the clock.
-CANCEL: Final = "cancel"
-CANCEL_SESSION: Final = "cancel_session"
-CANCEL_PARTITION: Final = "cancel_partition"
-CANCEL_KEY: Final = "cancel_key"
-SHUT_DOWN: Final = "shut_down"
-CALL_NAMES: Final = (CANCEL, CANCEL_SESSION, CANCEL_PARTITION, CANCEL_KEY, SHUT_DOWN)
-
-# Kinds of marker, in `markers`.
-STARTED: Final = "started"
-"""A run begins; `detail` is a JSON object: purgatory's version and the engine's settings (`archive.run_details`)."""
-ENDED: Final = "ended"
-"""A run was shut down; everything that was not dropped is there."""
-DROPPED: Final = "dropped"
-"""The disk could not follow: `rows` rows of `table` between the calls `call_number` and `last_call_number` are lost."""
-CRASHED: Final = "crashed"
-"""Written by a later run: the run `run_id` has no end; its rows after `call_number` (the last one kept) are lost."""
-MARKER_NAMES: Final = (STARTED, ENDED, DROPPED, CRASHED)
 
 _WORD: Final = pa.dictionary(pa.int32(), pa.string())
 _INSTANT: Final = pa.timestamp("ms", tz="UTC")
@@ -81,7 +55,7 @@ _ITEM: Final = [
 ]
 
 SCHEMAS: Final[dict[str, pa.Schema]] = {
-    REGISTRATIONS: pa.schema(
+    words.REGISTRATIONS: pa.schema(
         [
             *_COMMON,
             *_OPERATION,
@@ -102,7 +76,7 @@ SCHEMAS: Final[dict[str, pa.Schema]] = {
             ("from_now", pa.bool_()),
         ]
     ),
-    OUTCOMES: pa.schema(
+    words.OUTCOMES: pa.schema(
         [
             *_COMMON,
             *_OPERATION,
@@ -123,7 +97,7 @@ SCHEMAS: Final[dict[str, pa.Schema]] = {
             ("diverging_end_offset", pa.int64()),
         ]
     ),
-    EVENTS: pa.schema(
+    words.EVENTS: pa.schema(
         [
             *_COMMON,
             ("row", pa.int32()),  # place in its call, from 0
@@ -146,7 +120,7 @@ SCHEMAS: Final[dict[str, pa.Schema]] = {
             ("ended", pa.int32()),  # operations that it ended
         ]
     ),
-    CALLS: pa.schema(
+    words.CALLS: pa.schema(
         [
             *_COMMON,
             ("call", _WORD),  # CALL_NAMES
@@ -157,7 +131,7 @@ SCHEMAS: Final[dict[str, pa.Schema]] = {
             ("ended", pa.int32()),
         ]
     ),
-    MARKERS: pa.schema(
+    words.MARKERS: pa.schema(
         [
             *_COMMON,
             ("marker", _WORD),  # MARKER_NAMES
@@ -169,7 +143,6 @@ SCHEMAS: Final[dict[str, pa.Schema]] = {
     ),
 }
 
-TABLES: Final = tuple(SCHEMAS)
 KIND_WORDS: Final = ["", *(codes.KIND_NAMES[kind] for kind in sorted(codes.KIND_NAMES))]
 """Dictionary of `kind`: index = code."""
 OUTCOME_WORDS: Final = ["", *(codes.OUTCOME_NAMES[outcome] for outcome in sorted(codes.OUTCOME_NAMES))]

@@ -13,7 +13,7 @@ A text is its length in bytes and its UTF-8. Nothing says what a column means: w
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, cast
 
 from librt.strings import (
     BytesWriter,
@@ -183,11 +183,17 @@ class ColumnReader:
 class Roster:
     """Ids, rising, of which some are gone."""
 
-    def __init__(self, ids: vec[i64], gone: bytes) -> None:
-        """`gone` has a bit for each id, the lowest of the first byte for the first; it may be too short."""
+    def __init__(self, given: object, gone: bytes) -> None:
+        """`given` are the ids, a `vec[i64]`; `gone` has a bit for each, the lowest of the first byte for the first; it
+        may be too short.
+
+        A compiled function that is handed a `vec` by Python that is not compiled never lets go of it, unless it takes
+        it as an object.
+        """
+        ids = cast("vec[i64]", given)
         count: i64 = i64(len(ids))
         assert count > 0, "a roster of nobody"
-        self.ids: Final = ids
+        self.ids: Final[vec[i64]] = ids
         self.first: Final[i64] = ids[0]
         self.last: Final[i64] = ids[count - 1]
         self.left: i64 = count
@@ -199,10 +205,11 @@ class Roster:
                 self._cross_off(place)
             place += 1
 
-    def strike(self, ids: vec[i64], start: i64) -> i64:
-        """Crosses off the ids from `start` on, as long as they lie between the first and the last here; where it
-        stopped.
+    def strike(self, given: object, start: i64) -> i64:
+        """Crosses off the ids (`given`, a `vec[i64]`) from `start` on, as long as they lie between the first and the
+        last here; where it stopped.
         """
+        ids = cast("vec[i64]", given)
         place = start
         count: i64 = i64(len(ids))
         while place < count:

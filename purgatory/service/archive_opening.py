@@ -1,23 +1,18 @@
-"""Opens a daemon's archive: says there that the run has started, and starts to keep. Imported only where one is asked
-for, because it brings pyarrow.
-"""
+"""Opens a daemon's archive: begins the process that keeps it, which says there that the run has started."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Final
 
-import pyarrow as pa
-
 from purgatory import __version__
-from purgatory.archive import schema
-from purgatory.archive.files import ArchiveUnusable, ArchiveWriter, new_run_id, open_archive
-from purgatory.archive.rows import CallStamp, marker_row
-from purgatory.archive.run_details import LIMIT_NAMES, RunDetails
-from purgatory.archive.runs import RunFile, RunState
+from purgatory.archive import words
+from purgatory.archive.opening import Opening
+from purgatory.archive.run_details import LIMIT_NAMES, RunDetails, new_run_id
 from purgatory.archive.wall_clock import wall_ms
 from purgatory.engine.limits import EngineLimits
-from purgatory.service.archive import ArchiveStatistics, CannotArchive
+from purgatory.service.archive_keeper import KeeperProcess, Link
 from purgatory.service.archive_queue import CallQueue
 from purgatory.service.archive_recorder import Recorder
 from purgatory.service.archive_thread import ArchiveThread
@@ -26,9 +21,14 @@ from purgatory.service.settings import ArchiveSettings, EngineSettings
 
 LOGGER: Final = logging.getLogger(__name__)
 
+ROWS_AT_ONCE: Final = 32_768
+"""Rows of a table that are gathered before Arrow arrays are made of them."""
+SHARE_AT_ONCE: Final = 16
+"""But no more than this part of all that may wait, so that what is gathered leaves room for more."""
+
 
 class OpenArchive:
-    """A run's archive: `recorder` is what the host tells, the thread behind it keeps it. `close` it at the end."""
+    """A run's archive: `recorder` is what the host tells, the thread behind it sends it away. `close` it at the end."""
 
     def __init__(self, recorder: Recorder, thread: ArchiveThread) -> None:
         self.recorder: Final = recorder
@@ -36,7 +36,7 @@ class OpenArchive:
 
     def end(self, now_ms: int) -> None:
         """Says that the run has ended: the last that is told, and on the event loop as all else."""
-        self.recorder.mark(schema.ENDED, now_ms)
+        self.recorder.mark(words.ENDED, now_ms)
 
     def close(self, timeout_s: float) -> None:
         """Keeps what is left while there is time. Blocks."""
@@ -52,6 +52,7 @@ def open_recorder(
     *,
     has_journal: bool = False,
     is_continued: bool = False,
+    new_link: Callable[[], Link] = KeeperProcess,
 ) -> OpenArchive:
     """Opens the archive of a new run. Raises `CannotArchive` when its place cannot be written to."""
     assert settings.uri is not None, "no archive is asked for"
@@ -66,31 +67,22 @@ def open_recorder(
         journal=has_journal,
         continued=is_continued,
     )
-    run_id, at_ms = new_run_id(), wall_ms()
-    started = CallStamp(run_id, 0, engine_started_ms, at_ms)
-    try:
-        filesystem, root = open_archive(settings.uri)
-        roll_s = settings.roll_ms / 1_000
-        writer = ArchiveWriter(filesystem, root, run_id, roll_s=roll_s, roll_bytes=settings.roll_bytes)
-        run = RunFile(filesystem, root, RunState(run_id, details.host, details.pid, 0, engine_started_ms, at_ms))
-        try:
-            writer.write(schema.MARKERS, marker_row(started, schema.STARTED, detail=details.to_json()))
-            writer.roll()
-        except (OSError, pa.ArrowException):
-            run.remove()
-            raise
-    except ArchiveUnusable as error:
-        raise CannotArchive(str(error)) from None
-    except (OSError, pa.ArrowException) as error:
-        raise CannotArchive(f"cannot write an archive to {settings.uri}: {error}") from None
+    opening = Opening(
+        place=settings.uri,
+        run_id=new_run_id(),
+        host=details.host,
+        pid=details.pid,
+        started_ms=engine_started_ms,
+        started_at_ms=wall_ms(),
+        details=details.to_json(),
+        roll_s=settings.roll_ms / 1_000,
+        roll_bytes=settings.roll_bytes,
+        gives_way=not settings.strict,  # where nothing may be dropped, nobody is admitted until it has kept up
+        rows_at_once=min(ROWS_AT_ONCE, settings.queue_rows_max // SHARE_AT_ONCE + 1),
+    )
     queue = CallQueue(settings.queue_rows_max, strict=settings.strict)
-    thread = ArchiveThread(queue, writer, run, roll_s=roll_s)
-
-    def look() -> ArchiveStatistics:
-        dropped = {table: queue.rows_dropped[table] + thread.rows_lost[table] for table in schema.TABLES}
-        return ArchiveStatistics(dict(writer.rows), dropped, queue.rows, writer.files, writer.bytes, thread.errors)
-
-    recorder = Recorder(run_id, queue, look, timeout_ms_default=limits.timeout_ms_default)
+    thread = ArchiveThread(queue, opening, new_link)
     thread.start()
-    LOGGER.info("archive: run %s in %s", run_id, settings.uri)
+    recorder = Recorder(opening.run_id, queue, thread.statistics, timeout_ms_default=limits.timeout_ms_default)
+    LOGGER.info("archive: run %s in %s", opening.run_id, settings.uri)
     return OpenArchive(recorder, thread)

@@ -1,6 +1,7 @@
-"""Engine calls on their way from the event loop to the thread that keeps them: bounded in rows, never waited for.
+"""Engine calls on their way from the event loop to the archive: bounded in rows, never waited for.
 
-One thread puts, another takes; each number here is changed by one of them only, so there is no lock. When there is no
+One thread puts, another takes, a third hears what is done; each number here is changed by one of them only, so there is
+no lock. When there is no
 room, whole calls are dropped until half of it is free again: one long gap is easier to read around than many short
 ones. Where nothing may be dropped (`strict`), everything is taken, and `is_closed` says that no more should come.
 """
@@ -8,25 +9,11 @@ ones. Where nothing may be dropped (`strict`), everything is taken, and `is_clos
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Final, NamedTuple
+from typing import Final
 
-from purgatory.archive.rows import CallStamp
-from purgatory.archive.schema import TABLES
-
-
-class Part(NamedTuple):
-    """Rows of one table that a call makes: `values` are what the table's gatherer is given besides the stamp."""
-
-    table: str
-    rows: int
-    values: tuple[Any, ...]
-
-
-class Call(NamedTuple):
-    """One engine call, with all that it changed."""
-
-    stamp: CallStamp
-    parts: list[Part]
+from purgatory.archive.pieces import Call, CallStamp, rows_of
+from purgatory.archive.words import TABLES
+from purgatory.engine.packed_columns import ColumnWriter
 
 
 class Gap:
@@ -41,8 +28,8 @@ class Gap:
     def add(self, call: Call) -> None:
         """One more call that is dropped."""
         self.last_call_number = call.stamp.call_number
-        for part in call.parts:
-            self.rows[part.table] = self.rows.get(part.table, 0) + part.rows
+        for table, rows in call.rows().items():
+            self.rows[table] = self.rows.get(table, 0) + rows
 
 
 class CallQueue:
@@ -50,6 +37,8 @@ class CallQueue:
 
     def __init__(self, rows_max: int, *, strict: bool) -> None:
         assert rows_max > 0, f"rows_max={rows_max}"
+        self.writer: Final = ColumnWriter()
+        """Of the pieces of all calls. The taker gives back what it is done with."""
         self.rows_dropped: Final = dict.fromkeys(TABLES, 0)
         """By table; those in a gap that lasts included."""
         self._rows_max: Final = rows_max
@@ -57,13 +46,14 @@ class CallQueue:
         self._calls: Final[deque[Call]] = deque()
         self._rows_put = 0
         self._rows_done = 0
+        self._rows_given_up = 0
         self._gap: Gap | None = None
         self._was_closed = False
 
     @property
     def rows(self) -> int:
         """Rows of calls that were put and are not done with."""
-        return self._rows_put - self._rows_done
+        return self._rows_put - self._rows_done - self._rows_given_up
 
     # The putting side.
 
@@ -77,21 +67,24 @@ class CallQueue:
 
     def put(self, call: Call) -> Gap | None:
         """Hands a call over, or drops it when there is no room. Gives the gap that ends with it, if one does."""
-        rows = sum(part.rows for part in call.parts)
+        rows = 0
+        for _, content in call.parts:
+            rows += rows_of(content)
         if not self._strict and not self._has_room(rows):
             if self._gap is None:
                 self._gap = Gap(call.stamp)
             self._gap.add(call)
-            for part in call.parts:
-                self.rows_dropped[part.table] += part.rows
+            for table, count in call.rows().items():
+                self.rows_dropped[table] += count
             return None
-        gap = self.end_gap()
-        self.force(call)
+        gap, self._gap = self._gap, None
+        self._rows_put += rows
+        self._calls.append(call)
         return gap
 
     def force(self, call: Call) -> None:
         """Hands a call over whatever the room: markers."""
-        self._rows_put += sum(part.rows for part in call.parts)
+        self._rows_put += sum(call.rows().values())
         self._calls.append(call)
 
     def end_gap(self) -> Gap | None:
@@ -113,5 +106,9 @@ class CallQueue:
         return self._calls.popleft() if self._calls else None
 
     def done(self, rows: int) -> None:
-        """So many rows need no room here any more."""
+        """So many rows need no room here any more. Told by whoever hears of it."""
         self._rows_done += rows
+
+    def give_up(self, rows: int) -> None:
+        """The same of rows that are lost; negative: of rows that were never put. Told by the taker."""
+        self._rows_given_up += rows

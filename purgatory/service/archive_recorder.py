@@ -1,6 +1,8 @@
-"""The archive of a daemon, as its host sees it: numbers the engine calls and hands them to the thread that keeps them.
+"""The archive of a daemon, as its host sees it: numbers the engine calls and hands them to the thread that sends them
+away to be kept.
 
-A call costs what it takes to note references to its lists, whatever is in them; rows are made in `archive_thread`.
+To keep the lists that callers sent would cost the event loop more than to copy their numbers: fresh memory would be
+needed for all that comes next. So a call is packed at once, in memory that goes round.
 """
 
 from __future__ import annotations
@@ -9,20 +11,17 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
-from purgatory.archive import schema
-from purgatory.archive.rows import (
-    NO_SESSION,
-    CallStamp,
-    Registrant,
-    call_values,
-    marker_values,
-    registration_rows_count,
-)
+from purgatory.archive import words
+from purgatory.archive.event_pieces import event_pieces
+from purgatory.archive.outcome_pieces import outcome_pieces
+from purgatory.archive.pieces import NO_SESSION, Call, CallStamp, Part, Registrant, Row, call_values, marker_values
+from purgatory.archive.registration_pieces import registration_pieces
 from purgatory.archive.wall_clock import wall_ms
 from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, PartitionName, RegisterReceipt
 from purgatory.engine.completions import Completions
+from purgatory.engine.packed_columns import Piece
 from purgatory.service.archive import ArchiveStatistics
-from purgatory.service.archive_queue import Call, CallQueue, Gap, Part
+from purgatory.service.archive_queue import CallQueue, Gap
 from purgatory.service.sessions import Session
 
 LOGGER: Final = logging.getLogger(__name__)
@@ -53,7 +52,11 @@ class Recorder:
         self._wall_ms: Final = wall_ms
         self._wall_offset_ms = 0
         self._anchored_until_ms = -1
-        self._call: Call | None = None
+        self._called: CallStamp | None = None
+        """The call that is being told of, if one is."""
+        self._parts: list[Part] = []
+        """What it adds to tables."""
+        self._writer: Final = queue.writer
 
     @property
     def keeps(self) -> bool:
@@ -72,74 +75,84 @@ class Recorder:
         self, session: Session | None, kind: int, batch: OperationBatch, receipt: RegisterReceipt, now_ms: int
     ) -> None:
         """A batch of registrations. One of which all was known already changed nothing."""
-        rows = registration_rows_count(kind, batch, receipt)
-        if rows:
-            values = (registrant_of(session), kind, batch, receipt, self._timeout_ms_default)
-            self._begin(now_ms, schema.REGISTRATIONS, rows, values)
+        if len(batch.operation_ids) > receipt.already_known:
+            self._begin(now_ms)
+            whose = registrant_of(session)
+            self._add(words.REGISTRATIONS, registration_pieces, whose, kind, batch, receipt, self._timeout_ms_default)
 
     def applied(self, batch: EventBatch, start: int, receipt: EventsReceipt, now_ms: int) -> None:
         """A slice of a batch of events. An empty batch changed nothing."""
-        rows = receipt.next_index - start
-        if rows:
-            self._begin(now_ms, schema.EVENTS, rows, (batch, start, receipt))
+        if receipt.next_index > start:
+            self._begin(now_ms)
+            self._add(words.EVENTS, event_pieces, batch, start, receipt)
 
     def cancelled(self, session: Session | None, operation_ids: list[int], ended: int, now_ms: int) -> None:
         """Some operations were cancelled by id."""
         number = registrant_of(session).session_number
-        self._other(now_ms, call_values(schema.CANCEL, session_number=number, operation_ids=operation_ids, ended=ended))
+        self._other(now_ms, call_values(words.CANCEL, session_number=number, operation_ids=operation_ids, ended=ended))
 
     def cancelled_session(self, session: Session, ended: int, now_ms: int) -> None:
         """All of a session was cancelled."""
-        self._other(now_ms, call_values(schema.CANCEL_SESSION, session_number=session.number, ended=ended))
+        self._other(now_ms, call_values(words.CANCEL_SESSION, session_number=session.number, ended=ended))
 
     def cancelled_partition(self, name: PartitionName, ended: int, now_ms: int) -> None:
         """All that waited on a partition was cancelled."""
         topic, partition = name
-        self._other(now_ms, call_values(schema.CANCEL_PARTITION, topic=topic, partition=partition, ended=ended))
+        self._other(now_ms, call_values(words.CANCEL_PARTITION, topic=topic, partition=partition, ended=ended))
 
     def cancelled_key(self, key: str, ended: int, now_ms: int) -> None:
         """All that waited on a key was cancelled."""
-        values = call_values(schema.CANCEL_KEY, topic=key, partition=schema.NO_PARTITION, ended=ended)
+        values = call_values(words.CANCEL_KEY, topic=key, partition=words.NO_PARTITION, ended=ended)
         self._other(now_ms, values)
 
     def shut_down(self, ended: int, now_ms: int) -> None:
         """A slice of what was pending ended because the daemon ends."""
-        self._other(now_ms, call_values(schema.SHUT_DOWN, ended=ended))
+        self._other(now_ms, call_values(words.SHUT_DOWN, ended=ended))
 
     def expired(self, now_ms: int) -> None:
         """The clock was advanced, and something expired: the call has no row of its own, only what it ended."""
-        self.finish()
-        self._call = Call(self._next_stamp(now_ms), [])
+        self._begin(now_ms)
 
     def ended(self, session: Session | None, completions: Completions) -> None:
         """What the call ended, of one owner."""
-        assert self._call is not None, f"{len(completions)} operations ended by no call"
-        part = Part(schema.OUTCOMES, len(completions.item_partitions), (registrant_of(session), completions))
-        self._call.parts.append(part)
+        assert self._called is not None, f"{len(completions)} operations ended by no call"
+        self._add(words.OUTCOMES, outcome_pieces, registrant_of(session), completions)
 
     def finish(self) -> None:
         """Hands the call over."""
-        call, self._call = self._call, None
-        if call is not None:
-            self._report(self._queue.put(call))
+        called, self._called = self._called, None
+        if called is not None:
+            self._report(self._queue.put(Call(called, self._parts, self._writer.taken)))
 
     def mark(self, marker: str, now_ms: int, detail: str | None = None) -> None:
         """A marker at this point of the run. It belongs to no call, so it has the number of the last one."""
         self.finish()
         self._report(self._queue.end_gap())
         stamp = self._stamp(self.last_call_number, now_ms)
-        self._queue.force(Call(stamp, [Part(schema.MARKERS, 1, (marker_values(marker, detail=detail),))]))
+        self._queue.force(Call(stamp, [(words.MARKERS, marker_values(marker, detail=detail))]))
 
-    def _other(self, now_ms: int, values: dict[str, Any]) -> None:
-        self._begin(now_ms, schema.CALLS, 1, (values,))
+    def _other(self, now_ms: int, values: Row) -> None:
+        self._begin(now_ms)
+        self._parts.append((words.CALLS, values))
 
-    def _begin(self, now_ms: int, table: str, rows: int, values: tuple[Any, ...]) -> None:
+    def _begin(self, now_ms: int) -> None:
         self.finish()  # what was interrupted, if anything was, is history too
-        self._call = Call(self._next_stamp(now_ms), [Part(table, rows, values)])
-
-    def _next_stamp(self, now_ms: int) -> CallStamp:
         self.last_call_number += 1
-        return self._stamp(self.last_call_number, now_ms)
+        self._called, self._parts = self._stamp(self.last_call_number, now_ms), []
+
+    def _add(self, table: str, pack: Callable[..., list[Piece]], *values: Any) -> None:  # noqa: ANN401 - of its kind
+        """Packs what the call adds to a table at once, while it is at hand: later it would cost several times as much.
+
+        What cannot be packed is lost; the archive says so, and the call that waits for this one goes on.
+        """
+        try:
+            for piece in pack(self._writer, *values):
+                self._parts.append((table, piece))
+        except Exception:
+            LOGGER.exception("rows of %s of call %d cannot be packed, and are lost", table, self.last_call_number)
+            self._queue.rows_dropped[table] += 1  # how many they are, nobody knows
+            lost = marker_values(words.DROPPED, table=table, rows=1, last_call_number=self.last_call_number)
+            self._parts.append((words.MARKERS, lost))
 
     def _stamp(self, call_number: int, now_ms: int) -> CallStamp:
         if now_ms >= self._anchored_until_ms:
@@ -158,8 +171,8 @@ class Recorder:
             gap.last_call_number,
         )
         for table, rows in gap.rows.items():
-            values = marker_values(schema.DROPPED, table=table, rows=rows, last_call_number=gap.last_call_number)
-            self._queue.force(Call(gap.first, [Part(schema.MARKERS, 1, (values,))]))
+            values = marker_values(words.DROPPED, table=table, rows=rows, last_call_number=gap.last_call_number)
+            self._queue.force(Call(gap.first, [(words.MARKERS, values)]))
 
 
 def registrant_of(session: Session | None) -> Registrant:

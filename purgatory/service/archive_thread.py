@@ -1,82 +1,72 @@
-"""The thread that keeps the archive: takes engine calls from the queue, makes rows of many at once, writes the files.
+"""The thread that sends the history away: takes engine calls from the queue and hands them to the keeper.
 
-It looks every `TURN_S` rather than being told, so handing a call over costs no more than an append. While files
-cannot be written it waits and tries again; the queue fills up meanwhile, and what then happens is the queue's affair.
-All tables are rolled together, between two calls: what lies at its place is everything up to one call.
+The keeper is a process of its own (`purgatory.archive.keeping_process`): what rows and files cost is not taken from the
+event loop. The thread looks every `TURN_S` rather than being told, so handing a call over costs no more than an append.
+If the keeper dies, another one goes on, and the archive says what was lost.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import threading
-import time
-from typing import Any, Final
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
 
-import pyarrow as pa
-
-from purgatory.archive import schema
-from purgatory.archive.files import HOUR_MS, ArchiveWriter
-from purgatory.archive.rows import CallStamp, EventRows, OutcomeRows, RegistrationRows, SingleRows, marker_row
-from purgatory.archive.runs import RENEW_S, RunFile, claim_dead_runs
-from purgatory.service.archive_queue import Call, CallQueue
+from purgatory.archive import words
+from purgatory.archive.opening import KeeperStatistics, Opening
+from purgatory.archive.pieces import Call, CallStamp, Part, marker_values, rows_of
+from purgatory.service.archive import ArchiveStatistics, CannotArchive
+from purgatory.service.archive_keeper import Link, RemoteKeeper
+from purgatory.service.archive_queue import CallQueue
 
 LOGGER: Final = logging.getLogger(__name__)
 
 TURN_S: Final = 0.01
 IDLE_S: Final = 0.2
 """It looks less and less often while there is nothing."""
-CALLS_PER_TURN: Final = 10_000
+FRAMES_PER_TURN: Final = 1_000
+FRAME_ROWS: Final = 16_384
 RETRY_S: Final = 1.0
-TRIES_AT_END: Final = 3
-ROWS_AT_ONCE: Final = 32_768
-"""Rows that are gathered before Arrow arrays are made of them."""
 
-ROWS_BETWEEN_PAUSES: Final = 4_096
-PAUSE_S: Final = 0.000_1
-"""Long enough for the event loop to take the interpreter back; otherwise it would have to wait for up to 5 ms."""
 
-CANNOT_WRITE: Final = (OSError, pa.ArrowException)
-NEW_GATHERERS: Final[dict[str, Any]] = {
-    schema.REGISTRATIONS: RegistrationRows,
-    schema.OUTCOMES: OutcomeRows,
-    schema.EVENTS: EventRows,
-    schema.CALLS: lambda: SingleRows(schema.CALLS),
-    schema.MARKERS: lambda: SingleRows(schema.MARKERS),
-}
+class Frame(NamedTuple):
+    """What was sent and may not be in its place yet."""
+
+    first: CallStamp
+    last_call_number: int
+    rows: dict[str, int]
+    """By table."""
 
 
 class ArchiveThread:
-    """Keeps what comes through `queue`. `start` it, `close` it at the end."""
+    """Sends what comes through `queue` to a keeper at the end of a new link. `start` it, `close` it at the end."""
 
     def __init__(
-        self, queue: CallQueue, writer: ArchiveWriter, run: RunFile, *, roll_s: float, retry_s: float = RETRY_S
+        self, queue: CallQueue, opening: Opening, new_link: Callable[[], Link], *, retry_s: float = RETRY_S
     ) -> None:
-        self.errors = 0
-        """Times that files could not be written, or rows not be made."""
-        self.rows_lost: Final = dict.fromkeys(schema.TABLES, 0)
-        """Rows that could not be made."""
-        self.writer: Final = writer
         self._queue: Final = queue
-        self._run: Final = run
-        self._roll_s: Final = roll_s
+        self._opening: Final = opening
+        self._new_link: Final = new_link
         self._retry_s: Final = retry_s
-        self._gatherers: Final[dict[str, Any]] = {table: make() for table, make in NEW_GATHERERS.items()}
-        self._first_gathered: Final[dict[str, CallStamp]] = {}
-        """The first call that is gathered, by table."""
-        self._last_call: CallStamp | None = None
-        self._hour = -1
-        self._unrolled_since_s: float | None = None
-        self._looked_s = -RENEW_S
-        """When it last said that it is alive, and looked who is not."""
-        self._is_failing = False
+        self._keeper: RemoteKeeper
+        self._unrolled: Final[deque[Frame]] = deque()
+        self._rows_sent = 0
+        """To this keeper."""
+        self._errors = 0
+        """Those of keepers that are no more included."""
+        self._rows_lost: Final = dict.fromkeys(words.TABLES, 0)
+        """The same of rows."""
         self._is_closing = False
+        self._is_late = False
+        self._all_kept = False
         self._wake: Final = threading.Event()
         self._thread: Final = threading.Thread(target=self._work, name="archive", daemon=True)
 
     def start(self) -> None:
-        """Begins to keep."""
+        """Begins to keep. Raises `CannotArchive` when the place cannot be written to."""
+        self._keeper = RemoteKeeper(self._new_link(), self._opening, self._queue.done)
         self._thread.start()
 
     def close(self, timeout_s: float) -> bool:
@@ -84,151 +74,122 @@ class ArchiveThread:
         self._is_closing = True
         self._wake.set()
         self._thread.join(timeout_s)
-        return not self._thread.is_alive() and not self._is_failing
+        if self._thread.is_alive():
+            self._is_late = True
+            self._keeper.kill()
+            self._thread.join()
+        return self._all_kept
+
+    def statistics(self) -> ArchiveStatistics:
+        """What became of the rows so far."""
+        told = self._keeper.told
+        lost = (self._queue.rows_dropped, self._rows_lost, told.rows_lost)
+        return ArchiveStatistics(
+            rows_kept=told.rows_kept,
+            rows_dropped={table: sum(rows[table] for rows in lost) for table in words.TABLES},
+            rows_waiting=self._queue.rows,
+            files=told.files,
+            bytes=told.bytes,
+            errors=self._errors + told.errors,
+        )
 
     # The thread.
 
     def _work(self) -> None:
-        pause_s = TURN_S
-        is_last = False
+        pause_s, is_last = TURN_S, False
         while not is_last:
             self._wake.wait(pause_s)
             is_last = self._is_closing
             try:
-                calls = self._turn(sys.maxsize if is_last else CALLS_PER_TURN)
-                pause_s = TURN_S if calls else min(pause_s * 2, IDLE_S)
-                if is_last:
-                    self._roll()
-                    self._run.remove()
-            except Exception:
-                self.errors += 1
-                LOGGER.exception("a turn of the archive failed; it goes on")
-        self._run.release()
+                frames = self._turn(sys.maxsize if is_last else FRAMES_PER_TURN)
+                pause_s = TURN_S if frames else min(pause_s * 2, IDLE_S)
+            except OSError as error:
+                is_last = not self._go_on(error)
+        self._all_kept = self._keeper.end() and not self._is_late
 
-    def _turn(self, calls_max: int) -> int:
-        """Keeps what has come, at most so many calls, and rolls if it is time; returns how many calls there were."""
-        calls = rows = 0
-        while calls < calls_max and (call := self._queue.take()) is not None:
-            self._keep(call)
-            calls += 1
-            rows += sum(part.rows for part in call.parts)
-            if rows >= ROWS_BETWEEN_PAUSES:
-                rows = 0
-                time.sleep(PAUSE_S)
-        now_s = time.monotonic()
-        since_s = self._unrolled_since_s
-        if self.writer.is_due or (since_s is not None and now_s - since_s >= self._roll_s):
-            self._roll()
-        if now_s - self._looked_s >= RENEW_S:
-            self._looked_s = now_s
-            try:
-                self._run.renew()
-                self._bury_dead_runs()
-            except CANNOT_WRITE as error:
-                self._note_failure(error)
-        return calls
+    def _turn(self, frames_max: int) -> int:
+        """Sends what has come, at most so many frames; returns how many there were. Raises OSError: no keeper."""
+        if self._keeper.has_ended:
+            raise BrokenPipeError("it has ended")
+        frames = 0
+        while frames < frames_max and (calls := list(self._next_calls())):
+            self._send(calls)
+            frames += 1
+        return frames
 
-    def _keep(self, call: Call) -> None:
-        stamp = call.stamp
-        hour = stamp.at_ms // HOUR_MS
-        if hour != self._hour:
-            if self._unrolled_since_s is not None:
-                self._roll()
-            self._hour = hour
-        if self._unrolled_since_s is None:
-            self._unrolled_since_s = time.monotonic()
-        for part in call.parts:
-            self._first_gathered.setdefault(part.table, stamp)
-            rows = self._gathered(part.table)
-            try:
-                self._gatherers[part.table].add(stamp, *part.values)
-            except Exception:
-                LOGGER.exception("call %d cannot be kept", stamp.call_number)
-                self._lose(part.table, rows + part.rows, stamp)
-        if self._last_call is None or stamp.call_number >= self._last_call.call_number:
-            self._last_call = stamp
-        for part in call.parts:
-            if self._gathered(part.table) >= ROWS_AT_ONCE:
-                self._make_rows(part.table)
-        if self.writer.is_due:
-            self._roll()
+    def _next_calls(self) -> Iterator[Call]:
+        """The next calls of which a frame is made."""
+        rows = 0
+        while rows < FRAME_ROWS and (call := self._queue.take()) is not None:
+            for _, content in call.parts:
+                rows += rows_of(content)
+            yield call
 
-    def _gathered(self, table: str) -> int:
-        return int(self._gatherers[table].rows)
+    def _send(self, calls: list[Call]) -> None:
+        rows = dict.fromkeys(words.TABLES, 0)
+        for call in calls:
+            for table, content in call.parts:
+                rows[table] += rows_of(content)
+        while self._unrolled and self._unrolled[0].last_call_number <= self._keeper.told.call_number:
+            self._unrolled.popleft()
+        self._unrolled.append(Frame(calls[0].stamp, calls[-1].stamp.call_number, rows))
+        self._rows_sent += sum(rows.values())
+        self._keeper.send([call.flat() for call in calls])
+        self._queue.writer.give_back(calls[-1].taken)
 
-    def _make_rows(self, table: str) -> None:
-        """Makes rows of what is gathered for a table, into the file that is being encoded."""
-        rows = self._gathered(table)
+    def _go_on(self, error: OSError) -> bool:
+        """The keeper is no more: begins another one, and says what was lost. False: there is no time left for it."""
+        LOGGER.error("the process that keeps the archive has died (%s); another one goes on", error)
+        self._errors += 1
+        told = self._bury()
+        kept = told._replace(rows_done=0, errors=0, rows_lost=dict.fromkeys(words.TABLES, 0))
+        opening = self._opening._replace(kept=kept)
+        lost = [frame for frame in self._unrolled if frame.last_call_number > told.call_number]
+        self._unrolled.clear()
+        calls = [self._marked(lost)] if lost else []
+        while not self._is_late:
+            if self._begin_again(opening, calls):
+                return True
+            self._errors += 1
+            if self._is_closing:
+                return False
+            self._wake.wait(self._retry_s)
+        return False
+
+    def _begin_again(self, opening: Opening, calls: list[Call]) -> bool:
+        """Whether there is another keeper that could be sent these calls, of markers."""
         try:
-            self.writer.write(table, self._gatherers[table].take())
-        except Exception:
-            LOGGER.exception("%d rows of %s cannot be kept", rows, table)
-            self._lose(table, rows, self._last_call)
-            return
-        del self._first_gathered[table]
-        self._queue.done(rows)
-
-    def _lose(self, table: str, rows: int, last: CallStamp | None) -> None:
-        """Rows that cannot be made, through no fault of the disk: the archive says so, and the rest goes on."""
-        self.errors += 1
-        self.rows_lost[table] += rows
-        first = self._first_gathered.pop(table)
-        self._gatherers[table] = NEW_GATHERERS[table]()
-        self._queue.done(rows)
-        last_call_number = first.call_number if last is None else last.call_number
-        marker = marker_row(first, schema.DROPPED, table=table, rows=rows, last_call_number=last_call_number)
-        self.writer.write(schema.MARKERS, marker)
-
-    def _roll(self) -> None:
-        """Puts everything so far at its place. Tries until it is done; at the end of the run only some times."""
-        for table in list(self._first_gathered):
-            if self._gathered(table):
-                self._make_rows(table)
-        tries = 0
-        while True:
-            try:
-                self.writer.roll()
-                if self._last_call is not None:
-                    state, last = self._run.state, self._last_call
-                    state.call_number, state.time_ms, state.at_ms = last.call_number, last.time_ms, last.at_ms
-                self._run.renew()
-                break
-            except CANNOT_WRITE as error:
-                self._note_failure(error)
-                tries += 1
-                if self._is_closing and tries >= TRIES_AT_END:
-                    raise
-                self._wake.wait(self._retry_s)
-        self._unrolled_since_s = None
-        if self._is_failing:
-            self._is_failing = False
-            LOGGER.info("the archive is being written again")
-
-    def _note_failure(self, error: Exception) -> None:
-        """Says once that something is wrong with the disk, and counts every time."""
-        self.errors += 1
-        if not self._is_failing:
-            self._is_failing = True
-            LOGGER.error("cannot write the archive; history waits in memory: %s", error)
-
-    def _bury_dead_runs(self) -> None:
-        """Says in the archive which runs crashed, and removes what is left of them that nobody could read."""
-        dead_runs = claim_dead_runs(self.writer.filesystem, self.writer.root, self.writer.run_id)
+            self._keeper = RemoteKeeper(self._new_link(), opening, self._queue.done)
+        except (CannotArchive, OSError) as reason:
+            LOGGER.warning("cannot go on with the archive: %s", reason)
+            return False
+        self._rows_sent = sum(len(call.parts) for call in calls)
+        self._queue.give_up(-self._rows_sent)
         try:
-            for dead in dead_runs:
-                state = dead.state
-                leftovers = dead.remove_leftovers()
-                detail = {"host": state.host, "pid": state.pid, "found_by": self.writer.run_id, "leftovers": leftovers}
-                stamp = CallStamp(state.run_id, state.call_number, state.time_ms, state.at_ms)
-                self.writer.write(schema.MARKERS, marker_row(stamp, schema.CRASHED, detail=json.dumps(detail)))
-                LOGGER.warning(
-                    "archive: run %s (%s, pid %d) crashed; its history ends with call %d",
-                    state.run_id, state.host, state.pid, state.call_number,
-                )  # fmt: skip
-            if dead_runs:
-                self._roll()
-                for dead in dead_runs:
-                    dead.forget()
-        finally:
-            for dead in dead_runs:
-                dead.release()
+            self._keeper.send([call.flat() for call in calls])
+        except OSError as reason:
+            LOGGER.warning("cannot go on with the archive: %s", reason)
+            self._bury()
+            return False
+        return True
+
+    def _bury(self) -> KeeperStatistics:
+        """What the keeper had last said; what it was sent and said nothing of is lost."""
+        self._keeper.end()
+        told = self._keeper.told
+        self._queue.give_up(self._rows_sent - told.rows_done)
+        self._rows_sent = 0
+        return told
+
+    def _marked(self, lost: list[Frame]) -> Call:
+        """Markers that say what the keeper before had been sent and had not put into its place."""
+        tables = {table: sum(frame.rows[table] for frame in lost) for table in words.TABLES}
+        parts: list[Part] = []
+        for table, rows in tables.items():
+            if rows:
+                self._rows_lost[table] += rows
+                values = marker_values(
+                    words.DROPPED, table=table, rows=rows, last_call_number=lost[-1].last_call_number
+                )
+                parts.append((words.MARKERS, values))
+        return Call(lost[0].first, parts)

@@ -179,7 +179,7 @@ class ArchiveSettings(Part):
     )
     roll_bytes: Count = Field(default=64 * 1024 * 1024, description="Finish a file that has grown to so many bytes.")
     queue_rows_max: Count = Field(
-        default=1_000_000, description="Rows that may wait in memory for the disk (some 300 bytes each)."
+        default=4_000_000, description="Rows that may wait in memory for the disk (some 20 to 60 bytes each)."
     )
 
 

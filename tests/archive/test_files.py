@@ -10,8 +10,10 @@ import pytest
 from pyarrow import fs
 
 from purgatory.archive import layout, schema
-from purgatory.archive.files import ArchiveUnusable, ArchiveWriter, Placed, new_run_id, open_archive
-from purgatory.archive.rows import CallStamp, call_row
+from purgatory.archive.files import ArchiveUnusable, ArchiveWriter, Placed, open_archive
+from purgatory.archive.pieces import CallStamp
+from purgatory.archive.rows import call_row
+from purgatory.archive.run_details import new_run_id
 from tests.archive.failing_disk import FailingDisk
 
 RUN = "run-a"

@@ -11,7 +11,8 @@ import pytest
 
 from purgatory.archive import schema
 from purgatory.archive.files import ArchiveWriter, open_archive
-from purgatory.archive.rows import NO_SESSION, CallStamp, outcome_rows
+from purgatory.archive.pieces import NO_SESSION, CallStamp
+from purgatory.archive.rows import outcome_rows
 from purgatory.engine import codes
 from purgatory.engine.completions import Completions
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 
 import pytest
 from librt.vecs import vec
@@ -55,3 +56,17 @@ def test_rows_hold_exactly_what_waits(seed: int) -> None:
         assert sorted(held) == sorted(waiting), f"step {step}"
         if chance.random() < 0.2:
             ledger = load(rows)
+
+
+def test_rosters_and_strikes_leave_nothing_behind() -> None:
+    """Ids are let go of: a compiled function that is handed an array of them by other code would keep it."""
+
+    def work(times: int) -> int:
+        for _ in range(times):
+            ledger = SessionLedger()
+            ledger.add(1, Roster(vec[i64](range(1, 41)), b""))
+            ledger.strike(vec[i64](range(1, 31)))
+        return sys.getallocatedblocks()
+
+    before = work(100)
+    assert work(2_000) - before < 1_000

@@ -11,18 +11,11 @@ from purgatory_pipeline.replay.chunk import TABLES, Chunk
 from purgatory_pipeline.replay.reading import chunk_of
 
 from purgatory.archive import schema
-from purgatory.archive.rows import (
-    CallStamp,
-    EventRows,
-    OutcomeRows,
-    Registrant,
-    RegistrationRows,
-    SingleRows,
-    call_values,
-    marker_values,
-    registration_rows_count,
-)
+from purgatory.archive.pieces import CallStamp, Registrant, call_values, marker_values
+from purgatory.archive.registration_pieces import registration_pieces
+from purgatory.archive.rows import EventRows, OutcomeRows, RegistrationRows, SingleRows
 from purgatory.archive.run_details import RunDetails
+from purgatory.engine.packed_columns import ColumnWriter
 from purgatory.engine.tables import Owner
 from tests.engine import plain
 from tests.engine.adapter import event_batch, operation_batch
@@ -117,16 +110,18 @@ class RecordedLife:
     def _register(self, owner: int, operations: list[plain.Operation]) -> None:
         kind, batch = operations[0].kind, operation_batch(operations)
         receipt = self._engine.register(self._owners[owner][0], kind, batch, self.now_ms)
-        if registration_rows_count(kind, batch, receipt):
-            registrant = self._owners[owner][1]
-            self._registrations.add(self._stamp(), registrant, kind, batch, receipt, 30_000)
+        pieces = registration_pieces(ColumnWriter(1), self._owners[owner][1], kind, batch, receipt, 30_000)
+        if pieces:
+            stamp = self._stamp()
+            for piece in pieces:
+                self._registrations.add(stamp, piece)
             self._take_outcomes()
 
     def _apply(self, events: list[plain.Event], limit: int) -> None:
         batch, start = event_batch(events), 0
         while start < len(events):
             receipt = self._engine.apply(batch, self.now_ms, start, limit)
-            self._events.add(self._stamp(), batch, start, receipt)
+            self._events.add_slice(self._stamp(), batch, start, receipt)
             self._take_outcomes()
             start = receipt.next_index
 
@@ -168,7 +163,7 @@ class RecordedLife:
     def _take_outcomes(self) -> None:
         registrants = {owner.owner_id: registrant for owner, registrant in self._owners}
         for completions in self._engine.take_completions():
-            self._outcomes.add(self._last_stamp(), registrants[completions.owner_id], completions)
+            self._outcomes.add_completions(self._last_stamp(), registrants[completions.owner_id], completions)
 
     def _mark(self, marker: str, detail: str | None = None) -> None:
         self._markers.add(self._last_stamp(), marker_values(marker, detail=detail))

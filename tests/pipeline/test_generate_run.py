@@ -18,7 +18,7 @@ from purgatory_pipeline.generate.summary import sum_up
 from purgatory_pipeline.generate.truth import RunTruth
 
 from purgatory.archive import schema
-from purgatory.archive.gathering import CallStamp, Registrant
+from purgatory.archive.pieces import CallStamp, Registrant
 from purgatory.archive.rows import OutcomeRows
 from purgatory.archive.run_details import RunDetails
 from purgatory.engine.engine import Engine
@@ -181,7 +181,7 @@ def test_an_unchanged_replay_gives_the_same_outcomes(rows: Rows) -> None:
         _replay(engine, owners, tables[call[0][1]], own, details.expired_per_slice)
         stamp = CallStamp(own[0]["run_id"], number, own[0]["time_ms"], 0)
         for completions in engine.take_completions():
-            ended.add(stamp, registrants[completions.owner_id], completions)
+            ended.add_completions(stamp, registrants[completions.owner_id], completions)
     assert engine.pending == 0
     assert ended.take().drop_columns(["at"]).to_pylist() == rows[schema.OUTCOMES]
 

@@ -1,19 +1,24 @@
-"""An archive without a daemon: queue, thread and recorder put together by a test, with any disk and any wall clock."""
+"""An archive without a daemon: queue, thread, keeper and recorder put together, with any disk and any wall clock."""
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from pyarrow import fs
 
 from purgatory.archive import layout, schema
 from purgatory.archive.files import ArchiveWriter
+from purgatory.archive.frames import read_frame
+from purgatory.archive.keeper import Keeper
+from purgatory.archive.keeping_process import Teller, keep_all, serve
+from purgatory.archive.opening import KeeperStatistics, Opening
 from purgatory.archive.runs import RunFile, RunState
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
-from purgatory.service.archive import ArchiveStatistics
 from purgatory.service.archive_queue import CallQueue
 from purgatory.service.archive_recorder import Recorder
 from purgatory.service.archive_thread import ArchiveThread
@@ -28,8 +33,38 @@ RUN: Final = "run-a"
 AT_MS: Final = 1_700_011_800_000  # 2023-11-15 01:30 UTC
 
 
+class ThreadLink:
+    """A link to what keeps an archive in this process: all that a process would do, on a thread."""
+
+    def __init__(self, keep: Callable[[BinaryIO, Teller], bool] = serve) -> None:
+        frames, self.frames = pipe()
+        self.lines, lines = pipe()
+        self._kept = False
+        self._thread: Final = threading.Thread(target=self._run, args=(keep, frames, lines))
+        self._thread.start()
+
+    def _run(self, keep: Callable[[BinaryIO, Teller], bool], frames: BinaryIO, lines: BinaryIO) -> None:
+        with frames, lines:
+            self._kept = keep(frames, Teller(lines))
+
+    def wait(self) -> bool:
+        """Waits until it has ended; whether it could write all, and the end."""
+        self._thread.join()
+        return self._kept
+
+    def kill(self) -> None:
+        """Lets it see its end."""
+        self.frames.close()
+
+
+def pipe() -> tuple[BinaryIO, BinaryIO]:
+    """Where to read, and where to write."""
+    reading, writing = os.pipe()
+    return os.fdopen(reading, "rb"), os.fdopen(writing, "wb")
+
+
 class Kept:
-    """A host with an archive in a folder. The thread works from `start` on; `close` completes the archive."""
+    """A host with an archive in a folder. It is kept from `start` on; `close` completes the archive."""
 
     def __init__(
         self,
@@ -48,23 +83,44 @@ class Kept:
         self.clock: Final = ManualClock(1_000)
         self.run: Final = RunFile(filesystem, str(folder), RunState(run_id, "here", 1, 0, 1_000, AT_MS))
         self.queue: Final = CallQueue(rows_max, strict=strict)
-        writer = ArchiveWriter(filesystem, str(folder), run_id)
-        self.thread: Final = ArchiveThread(self.queue, writer, self.run, roll_s=0.01, retry_s=0.01)
-        self.recorder: Final = Recorder(run_id, self.queue, self.look, timeout_ms_default=30_000, wall_ms=wall_ms)
+        self._teller: Teller | None = None
+        self.keeper: Final = Keeper(
+            ArchiveWriter(filesystem, str(folder), run_id),
+            self.run,
+            self._tell,
+            roll_s=0.01,
+            rows_at_once=1_000,
+            retry_s=0.01,
+        )
+        opening = Opening(str(folder), run_id, "here", 1, 1_000, AT_MS, "{}", 0.01, 1 << 20, 1_000, gives_way=False)
+        self.thread: Final = ArchiveThread(self.queue, opening, lambda: ThreadLink(self._keep))
+        self.recorder: Final = Recorder(
+            run_id, self.queue, self.thread.statistics, timeout_ms_default=30_000, wall_ms=wall_ms
+        )
         host_limits = HostLimits(session_ttl_ms=100)
         self.host: Final = Host(Engine(EngineLimits(), 1_000), self.clock, host_limits, observer or SilentObserver())
         self.host.archive = self.recorder
 
-    def look(self) -> ArchiveStatistics:
-        """What a daemon's metrics show."""
-        writer = self.thread.writer
-        dropped = {table: self.queue.rows_dropped[table] + self.thread.rows_lost[table] for table in schema.TABLES}
-        return ArchiveStatistics(
-            dict(writer.rows), dropped, self.queue.rows, writer.files, writer.bytes, self.thread.errors
-        )
+    def _tell(self, statistics: KeeperStatistics) -> None:
+        if self._teller is not None:
+            self._teller.statistics(statistics)
+
+    def _keep(self, frames: BinaryIO, teller: Teller) -> bool:
+        """What the process does, with this keeper."""
+        self._teller = teller
+        assert read_frame(frames) is not None, "the opening comes first"
+        teller.statistics(self.keeper.statistics())
+        return keep_all(frames, self.keeper)
+
+    def keep_by_hand(self, calls: int) -> None:
+        """So many calls are kept, and lie in their files, without the thread."""
+        taken = [call for _ in range(calls) if (call := self.queue.take()) is not None]
+        self.keeper.keep(taken)
+        self.keeper._roll()
+        self.queue.done(sum(sum(call.rows().values()) for call in taken))
 
     def start(self) -> None:
-        """The thread begins to keep."""
+        """Everything is kept from now on."""
         self.thread.start()
 
     def close(self) -> bool:

@@ -25,6 +25,7 @@ from purgatory.service.sessions import Session
 from purgatory.service.settings import ArchiveSettings, EngineSettings
 from purgatory.service.translate_operations import OperationRun
 from purgatory.testing import ManualClock
+from tests.service.archive_kit import ThreadLink
 
 PARTITIONS: Final = [(topic, partition) for topic in ("orders", "clicks") for partition in range(3)]
 KEYS: Final = ["paid", "shipped", "closed"]
@@ -55,7 +56,9 @@ class Life:
         self._settings: Final = settings
         self._limits: Final = limits
         engine = self.new_engine(started_ms)
-        self._archive: Final = open_recorder(ArchiveSettings(uri=str(folder)), settings, limits, started_ms)
+        self._archive: Final = open_recorder(
+            ArchiveSettings(uri=str(folder)), settings, limits, started_ms, new_link=ThreadLink
+        )
         host_limits = HostLimits(session_ttl_ms=SESSION_TTL_MS, unacknowledged_results_max=200)
         host_limits = HostLimits() if roomy else host_limits
         self.host: Final = Host(engine, self.clock, host_limits, SilentObserver())

@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from purgatory.archive import schema
-from purgatory.archive.rows import CallStamp, Registrant, outcome_rows
+from purgatory.archive.pieces import CallStamp, Registrant
+from purgatory.archive.rows import outcome_rows
 from purgatory.archive.run_details import RunDetails
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch, PartitionName, ReplicaSets

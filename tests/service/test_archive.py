@@ -10,7 +10,7 @@ import pytest
 
 from purgatory.archive import layout, schema
 from purgatory.engine import codes
-from purgatory.engine.batches import EventBatch, OperationBatch, Refusal, RegisterReceipt
+from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, Refusal, RegisterReceipt
 from purgatory.engine.completions import Completions
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
@@ -23,7 +23,7 @@ from purgatory.service.observer import SilentObserver
 from purgatory.service.refusals import BatchRefused, CallRefused
 from purgatory.service.translate_operations import OperationRun
 from tests.archive.failing_disk import FailingDisk
-from tests.service.archive_kit import AT_MS, Kept
+from tests.service.archive_kit import AT_MS, CLOSE_S, Kept
 from tests.service.serving import eventually
 
 HOUR_MS = 3_600_000
@@ -140,8 +140,7 @@ async def test_what_does_not_fit_is_one_gap_with_a_marker(tmp_path: Path) -> Non
     """Calls are dropped whole until half of the room is free; kept and dropped rows together are all there were."""
     kept = Kept(tmp_path, rows_max=10)
     full(kept, calls=5, each=4)  # 8 rows fit, then nothing does
-    kept.thread._turn(1)
-    kept.thread._roll()  # 4 rows wait: half is free
+    kept.keep_by_hand(1)  # 4 rows wait: half is free
     session, _ = kept.host.sessions.open("s", 0)
     kept.host.register(session, [produces(100, 2)], [])
     kept.start()
@@ -152,7 +151,7 @@ async def test_what_does_not_fit_is_one_gap_with_a_marker(tmp_path: Path) -> Non
     assert (dropped["table"], dropped["rows"]) == (schema.REGISTRATIONS, 12)
     assert (dropped["call_number"], dropped["last_call_number"]) == (3, 5)
     assert ended["marker"] == schema.ENDED
-    assert kept.look().rows_dropped[schema.REGISTRATIONS] == 12
+    assert kept.thread.statistics().rows_dropped[schema.REGISTRATIONS] == 12
 
 
 async def test_a_gap_that_lasts_to_the_end_is_told(tmp_path: Path) -> None:
@@ -206,7 +205,7 @@ async def test_history_waits_for_a_disk_that_fails(tmp_path: Path, caplog: pytes
     disk.fails = {"write"}
     kept.start()
     full(kept, calls=1, each=4)
-    await eventually(lambda: kept.look().errors > 3, "the disk was tried several times")
+    await eventually(lambda: kept.thread.statistics().errors > 3, "the disk was tried several times")
     assert [record.levelname for record in caplog.records if "cannot write" in record.message] == ["ERROR"]
     full(kept, calls=10, each=4)
     disk.fails = set()
@@ -217,7 +216,7 @@ async def test_history_waits_for_a_disk_that_fails(tmp_path: Path, caplog: pytes
     told = sum(row["rows"] for row in kept.rows(schema.MARKERS) if row["marker"] == schema.DROPPED)
     assert told > 0
     assert len(kept.rows(schema.REGISTRATIONS)) + told == 4 + 40 + 1
-    statistics = kept.look()
+    statistics = kept.thread.statistics()
     assert statistics.rows_kept[schema.REGISTRATIONS] == len(kept.rows(schema.REGISTRATIONS))
     assert statistics.rows_dropped[schema.REGISTRATIONS] == told
 
@@ -240,8 +239,7 @@ async def test_a_crashed_run_is_buried_by_the_next(tmp_path: Path) -> None:
     """Its leftovers go, a marker says which call it has everything up to, and it is said once only."""
     crashed = Kept(tmp_path, run_id="run-a")
     full(crashed, calls=2, each=3)
-    crashed.thread._turn(1)
-    crashed.thread._roll()
+    crashed.keep_by_hand(1)
     leftover = tmp_path / layout.unfinished_path(schema.OUTCOMES, "run-a", 7)
     leftover.write_bytes(b"PAR1 and no end")
     crashed.run.release()  # as the end of its process does
@@ -281,8 +279,7 @@ async def test_rows_that_cannot_be_made_are_lost_and_told_of(tmp_path: Path) -> 
     receipt.refusals.append(Refusal(0, codes.INVALID_ARGUMENT, "", ""))
     kept.recorder.registered(None, codes.PRODUCE, batch, receipt, kept.clock.now_ms())
     kept.recorder.finish()
-    kept.thread._turn(2)
-    kept.thread._roll()
+    kept.keep_by_hand(2)
     await kept.host.apply(marks(10))
     kept.start()
     assert kept.close()
@@ -290,7 +287,7 @@ async def test_rows_that_cannot_be_made_are_lost_and_told_of(tmp_path: Path) -> 
     assert len(kept.rows(schema.OUTCOMES)) == 2
     [told] = [row for row in kept.rows(schema.MARKERS) if row["marker"] == schema.DROPPED]
     assert (told["table"], told["rows"], told["call_number"], told["last_call_number"]) == ("registrations", 3, 1, 2)
-    assert kept.look().rows_dropped[schema.REGISTRATIONS] == 3
+    assert kept.thread.statistics().rows_dropped[schema.REGISTRATIONS] == 3
     assert kept.queue.rows == 0
 
 
@@ -332,8 +329,9 @@ async def test_metrics_tell_of_the_archive(tmp_path: Path) -> None:
 
     kept = Kept(tmp_path, rows_max=4)
     full(kept, calls=2, each=4)
-    assert samples(kept.host)["purgatory_archive_queue_rows"] == 4
+    assert kept.queue.rows == 4
     kept.start()
+    assert "purgatory_archive_queue_rows" in samples(kept.host)
     assert kept.close()
     told = samples(kept.host)
     assert told.pop("purgatory_archive_bytes_total") > 0
@@ -344,3 +342,32 @@ async def test_metrics_tell_of_the_archive(tmp_path: Path) -> None:
         "purgatory_archive_files_total": 2,
     }
     assert samples(Host(Engine(EngineLimits(), 0), kept.clock, HostLimits(), SilentObserver())) == {}
+
+
+async def test_a_run_whose_end_nobody_told_has_crashed_and_is_kept(tmp_path: Path) -> None:
+    """What keeps it sees that nothing more comes: all that was sent is in its place, and a marker says how far."""
+    kept = Kept(tmp_path)
+    full(kept, calls=3, each=4)
+    kept.start()
+    assert kept.thread.close(CLOSE_S)
+    assert [row["call_number"] for row in kept.rows(schema.REGISTRATIONS)] == [1] * 4 + [2] * 4 + [3] * 4
+    [crashed] = kept.rows(schema.MARKERS)
+    assert (crashed["marker"], crashed["run_id"], crashed["call_number"]) == (schema.CRASHED, "run-a", 3)
+    assert list((tmp_path / layout.WRITING).iterdir()) == []
+
+
+async def test_rows_that_cannot_be_packed_are_lost_and_told_of(tmp_path: Path) -> None:
+    """A number that no column holds costs its call's rows, and neither the call nor what comes next."""
+    kept = Kept(tmp_path)
+    batch = EventBatch([codes.HIGH_WATERMARK], partitions=[("orders", 0)], offsets=[2**70])
+    receipt = EventsReceipt()
+    receipt.next_index = 1
+    kept.recorder.applied(batch, 0, receipt, kept.clock.now_ms())
+    kept.recorder.finish()
+    full(kept, calls=1, each=2)
+    kept.start()
+    assert kept.close()
+    assert len(kept.rows(schema.REGISTRATIONS)) == 2
+    [told] = [row for row in kept.rows(schema.MARKERS) if row["marker"] == schema.DROPPED]
+    assert (told["table"], told["call_number"], told["last_call_number"]) == (schema.EVENTS, 1, 1)
+    assert kept.thread.statistics().rows_dropped[schema.EVENTS] == 1

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -22,8 +24,11 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.conftest import StartDaemon
 from tests.daemon_process import DEADLINE_S, DaemonProcess, daemon_environment, run_to_end
-from tests.service.archive_replay import Replay, rows_of, without
+from tests.service.archive_replay import Replay, Row, rows_of, without
+from tests.service.test_daemon import fetch_page
 
+EACH = 50
+"""Waits that a caller registers and completes at a time."""
 NAMES = [operation_pb2.TopicPartition(topic="orders", partition=number) for number in range(4)]
 
 
@@ -37,8 +42,8 @@ class Caller:
         self.last_id = 0
 
     def work(self) -> None:
-        """Registers 50 waits and completes them."""
-        ids = range(self.last_id + 1, self.last_id + 51)
+        """Registers some waits and completes them."""
+        ids = range(self.last_id + 1, self.last_id + EACH + 1)
         self._offset += 1
         columns = operation_pb2.OperationColumns(
             kind=operation_pb2.OPERATION_KIND_PRODUCE,
@@ -48,7 +53,7 @@ class Caller:
             offset=[self._offset],
         )
         request = wire.RegisterRequest(session_id="caller", batch=wire.RegisterBatch(batch_id=1, columns=columns))
-        assert self._stub.Register(request).receipt.accepted == 50
+        assert self._stub.Register(request).receipt.accepted == EACH
         self.last_id = ids[-1]
         marks = event_pb2.EventColumns(
             partitions=NAMES,
@@ -56,7 +61,7 @@ class Caller:
             item_index=range(len(NAMES)),
             offset=[self._offset],
         )
-        assert sum(self._stub.Advance(wire.AdvanceRequest(columns=marks)).receipt.ended) == 50
+        assert sum(self._stub.Advance(wire.AdvanceRequest(columns=marks)).receipt.ended) == EACH
         self._stub.Acknowledge(wire.AcknowledgeRequest(session_id="caller", sequence=self.last_id))
 
     def work_until(self, condition: Callable[[], bool], what: str) -> None:
@@ -99,37 +104,150 @@ def test_a_life_from_start_to_end(start_daemon: StartDaemon, tmp_path: Path) -> 
     assert list((folder / layout.WRITING).iterdir()) == []
 
 
+def keepers_of(daemon: DaemonProcess) -> list[int]:
+    """The ids of the processes that a daemon has begun: any of its threads may have."""
+    threads = Path(f"/proc/{daemon.process.pid}/task").iterdir()
+    return [int(child) for thread in threads for child in (thread / "children").read_text("ascii").split()]
+
+
+def keeper_of(daemon: DaemonProcess) -> int:
+    """The id of the process that keeps a daemon's archive."""
+    [keeper_id] = keepers_of(daemon)
+    return keeper_id
+
+
+def is_alive(process_id: int) -> bool:
+    """Whether there is such a process, and it has not ended."""
+    stat = Path(f"/proc/{process_id}/stat")
+    try:
+        return stat.read_text("utf-8").rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Waits for a condition; fails when it does not hold in time."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"never came to hold: {what}"
+        time.sleep(0.01)
+
+
+def crashed_in(folder: Path) -> Row:
+    """The only marker of a crash."""
+    [crashed] = [row for row in rows_of(folder, schema.MARKERS) if row["marker"] == schema.CRASHED]
+    return crashed
+
+
+def assert_kept_up_to(folder: Path, crashed: Row) -> None:
+    """All calls up to that of the marker are there, in files that are whole."""
+    for table in schema.TABLES:
+        for path in files_of(folder, table):
+            assert pq.ParquetFile(path).read().num_rows > 0
+    kept = {row["operation_id"] for row in rows_of(folder, schema.REGISTRATIONS)}
+    assert kept == set(range(1, len(kept) + 1))
+    calls = {row["call_number"] for table in (schema.REGISTRATIONS, schema.EVENTS) for row in rows_of(folder, table)}
+    assert set(range(1, crashed["call_number"] + 1)) <= calls
+
+
+def read_by(process_id: int) -> int:
+    """Bytes that a process has read so far."""
+    return int(Path(f"/proc/{process_id}/io").read_text("ascii").split()[1])
+
+
+def work_until_sent(caller: Caller, keeper_id: int) -> None:
+    """Works once, and waits until the keeper has been sent some of it."""
+    before = read_by(keeper_id)
+    caller.work()
+    until(lambda: read_by(keeper_id) > before + 8 * EACH, "the keeper has read the registrations")
+
+
+def test_a_daemon_that_is_killed_leaves_what_it_had_sent(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """Its keeper goes on until all that it was given is in its place, and says itself that the run has crashed."""
+    folder = tmp_path / "archive"
+    daemon = start_daemon("--archive", str(folder))
+    keeper_id, caller = keeper_of(daemon), Caller(daemon)
+    os.kill(keeper_id, signal.SIGTERM)  # a service's processes all get these; only the daemon's end is the keeper's
+    os.kill(keeper_id, signal.SIGINT)
+    work_until_sent(caller, keeper_id)
+    daemon.process.send_signal(signal.SIGKILL)
+    daemon.process.wait(DEADLINE_S)
+    caller.close()
+    until(lambda: not is_alive(keeper_id), "its keeper has ended")
+    crashed = crashed_in(folder)
+    detail = json.loads(crashed["detail"])
+    assert (detail["pid"], detail["found_by"]) == (daemon.process.pid, crashed["run_id"])
+    assert_kept_up_to(folder, crashed)
+    assert len(rows_of(folder, schema.REGISTRATIONS)) == EACH
+    assert list((folder / layout.WRITING).iterdir()) == []
+
+
 @pytest.mark.slow  # two daemons, three rolls
 def test_after_a_kill_every_file_is_whole_and_only_the_last_interval_is_missing(
     start_daemon: StartDaemon, tmp_path: Path
 ) -> None:
-    """SIGKILL in the middle of work: what was rolled is there and readable; the next start says where it ends."""
+    """SIGKILL of all in the middle of work: what was rolled is there; the next start says where it ends."""
     folder = tmp_path / "archive"
     daemon = start_daemon("--archive", str(folder), "--archive-roll-ms", "100")
-    caller = Caller(daemon)
+    keeper_id, caller = keeper_of(daemon), Caller(daemon)
     caller.work_until(lambda: len(files_of(folder, schema.OUTCOMES)) >= 1, "a roll is done")
     accepted, rolls = caller.last_id, len(files_of(folder, schema.OUTCOMES))
     caller.work_until(lambda: len(files_of(folder, schema.OUTCOMES)) >= rolls + 2, "two more are done")
+    os.kill(daemon.process.pid, signal.SIGSTOP)  # or it would begin another keeper
+    os.kill(keeper_id, signal.SIGKILL)
     daemon.process.send_signal(signal.SIGKILL)
     daemon.process.wait(DEADLINE_S)
     caller.close()
-    for table in schema.TABLES:
-        for path in files_of(folder, table):
-            assert pq.ParquetFile(path).read().num_rows > 0
-    registrations = rows_of(folder, schema.REGISTRATIONS)
-    kept = {row["operation_id"] for row in registrations}
-    assert kept == set(range(1, len(kept) + 1))
-    assert len(kept) >= accepted
+    assert len(rows_of(folder, schema.REGISTRATIONS)) >= accepted
     [(run_id, _)] = markers(folder)
     half = folder / layout.unfinished_path(schema.OUTCOMES, run_id, 999)
     half.write_bytes(b"PAR1")
     assert start_daemon("--archive", str(folder)).stop() == 0
     assert (run_id, schema.CRASHED) in markers(folder)
-    [crashed] = [row for row in rows_of(folder, schema.MARKERS) if row["marker"] == schema.CRASHED]
+    crashed = crashed_in(folder)
     assert json.loads(crashed["detail"])["pid"] == daemon.process.pid
-    calls = {row["call_number"] for table in (schema.REGISTRATIONS, schema.EVENTS) for row in rows_of(folder, table)}
-    assert set(range(1, crashed["call_number"] + 1)) <= calls
+    assert_kept_up_to(folder, crashed)
     assert list((folder / layout.WRITING).iterdir()) == []
+
+
+def test_another_keeper_goes_on_where_one_was_killed(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """What the dead one had not put into its place is lost and said to be; nothing else is, and no caller notices."""
+    folder = tmp_path / "archive"
+    daemon = start_daemon("--archive", str(folder))
+    caller = Caller(daemon)
+    for died in (1, 2):
+        keeper_id = keeper_of(daemon)
+        work_until_sent(caller, keeper_id)
+        os.kill(keeper_id, signal.SIGKILL)
+        until(partial(is_another, daemon, keeper_id, died), "another one has begun")
+    caller.work()
+    assert daemon.stop() == 0
+    caller.close()
+    names = [marker for _, marker in markers(folder)]
+    assert (names[0], names[-1]) == (schema.STARTED, schema.ENDED)
+    assert set(names[1:-1]) == {schema.DROPPED}
+    dropped = sum(row["rows"] for row in rows_of(folder, schema.MARKERS) if row["marker"] == schema.DROPPED)
+    in_files = sum(len(rows_of(folder, table)) for table in schema.TABLES if table != schema.MARKERS)
+    assert in_files + dropped == 3 * (2 * EACH + len(NAMES))  # registrations, outcomes and events
+    assert dropped >= 2 * EACH
+    assert len(rows_of(folder, schema.OUTCOMES)) >= EACH
+    assert list((folder / layout.WRITING).iterdir()) == []
+
+
+def is_another(daemon: DaemonProcess, before: int, died: int) -> bool:
+    """Whether so many keepers have died, and one that is not the one before has begun."""
+    keepers = keepers_of(daemon)
+    return archive_metrics(daemon)["purgatory_archive_errors_total"] >= died and bool(keepers) and keepers != [before]
+
+
+def archive_metrics(daemon: DaemonProcess) -> dict[str, float]:
+    """What the metrics say of the archive, by name, tables added up."""
+    values: dict[str, float] = {}
+    for line in fetch_page(daemon, "/metrics")[1].splitlines():
+        if line.startswith("purgatory_archive"):
+            name, value = line.partition("{")[0].partition(" ")[0], float(line.rpartition(" ")[2])
+            values[name] = values.get(name, 0.0) + value
+    return values
 
 
 @pytest.mark.parametrize("place", ["{file}/below", "nonsense://x"])

@@ -22,7 +22,8 @@ from pyspark.sql import SparkSession
 from purgatory import __version__
 from purgatory.archive.files import ArchiveUnusable as ArchivePlaceUnusable
 from purgatory.archive.files import ArchiveWriter, open_archive
-from purgatory.archive.rows import CallStamp, marker_row
+from purgatory.archive.pieces import CallStamp
+from purgatory.archive.rows import marker_row
 from purgatory.archive.run_details import RunDetails
 from purgatory.archive.schema import ENDED, MARKERS, STARTED
 from purgatory_pipeline.errors import ArchiveUnusable

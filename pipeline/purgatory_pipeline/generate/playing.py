@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from purgatory.archive import schema
-from purgatory.archive.gathering import CallStamp
-from purgatory.archive.rows import EventRows, OutcomeRows, RegistrationRows, SingleRows, call_values
+from purgatory.archive.pieces import CallStamp, call_values
+from purgatory.archive.rows import EventRows, OutcomeRows, RegistrationRows, SingleRows
 from purgatory.engine.batches import EventBatch
 from purgatory.engine.codes import KEY_SIGNALLED
 from purgatory.engine.engine import Engine
@@ -118,14 +118,14 @@ class Player:
 
     def _take(self, stamp: CallStamp) -> None:
         for completions in self._engine.take_completions():
-            self._outcomes.add(stamp, REGISTRANTS[completions.owner_id], completions)
+            self._outcomes.add_completions(stamp, REGISTRANTS[completions.owner_id], completions)
 
     def _register(self, messages: Messages, time_ms: int, start: int, end: int) -> None:
         session, kind, batch = messages.operations(start, end)
         receipt = self._engine.register(self._owners[session], kind, batch, time_ms)
         assert not receipt.refusals, f"refused: {receipt.refusals[0].field} {receipt.refusals[0].message}"
         stamp = self._stamp(time_ms)
-        self._registrations.add(stamp, REGISTRANTS[session], kind, batch, receipt, LIMITS.timeout_ms_default)
+        self._registrations.add_batch(stamp, REGISTRANTS[session], kind, batch, receipt, LIMITS.timeout_ms_default)
         self._take(stamp)
 
     def _apply(self, batch: EventBatch, time_ms: int) -> None:
@@ -133,7 +133,7 @@ class Player:
         while start < len(batch.types):
             receipt = self._engine.apply(batch, time_ms, start, 1_000_000_000)
             stamp = self._stamp(time_ms)
-            self._events.add(stamp, batch, start, receipt)
+            self._events.add_slice(stamp, batch, start, receipt)
             self._take(stamp)
             start = receipt.next_index
 

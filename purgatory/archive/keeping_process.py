@@ -1,0 +1,144 @@
+"""The process that keeps a daemon's archive, begun by the daemon.
+
+Frames come in on stdin, the first says what is opened, all others are calls; lines go out on stdout, the first says
+whether it could be opened. It ends when its input does: with the daemon, however that ended. So it outlives a daemon
+that was killed for as long as it takes to keep what it was given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import BinaryIO, Final
+
+import pyarrow as pa
+
+from purgatory.archive.files import ArchiveUnusable
+from purgatory.archive.frames import Frame, read_frame, write_line
+from purgatory.archive.keeper import Keeper, open_keeper
+from purgatory.archive.opening import KeeperStatistics, Opening
+from purgatory.archive.pieces import Call
+
+__all__ = ["main", "serve"]
+
+LOOK_S: Final = 0.2
+"""How often it looks whether it is time to roll while nothing comes."""
+
+LOGGER: Final = logging.getLogger(__name__)
+
+
+class Teller:
+    """Writes lines to the daemon. Once that is gone there is nobody to tell."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream: Final = stream
+        self._lock: Final = threading.Lock()
+
+    def unusable(self, why: str) -> None:
+        """The first line, and the last."""
+        self._write({"unusable": why})
+
+    def statistics(self, statistics: KeeperStatistics) -> None:
+        """What became of the rows."""
+        self._write({"statistics": statistics._asdict()})
+
+    def log(self, level: int, message: str) -> None:
+        """A line for the daemon's log."""
+        self._write({"level": level, "message": message})
+
+    def _write(self, line: dict[str, object]) -> None:
+        with contextlib.suppress(OSError), self._lock:
+            write_line(self._stream, line)
+
+
+class LogToDaemon(logging.Handler):
+    """Passes what is logged on to the daemon, which knows where its log goes and how it looks."""
+
+    def __init__(self, teller: Teller) -> None:
+        super().__init__()
+        self._teller: Final = teller
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One line, or several with a traceback."""
+        self._teller.log(record.levelno, self.format(record))
+
+
+def serve(frames: BinaryIO, teller: Teller, prepare: Callable[[Opening], None] | None = None) -> bool:
+    """Keeps what comes until there is no more; whether the end could be written. First prepares for it."""
+    first = read_frame(frames)
+    if first is None:
+        return False
+    opening: Opening = first.unpacked()
+    if prepare is not None:
+        prepare(opening)
+    try:
+        keeper = open_keeper(opening, teller.statistics)
+    except ArchiveUnusable as error:
+        teller.unusable(str(error))
+        return False
+    teller.statistics(keeper.statistics())
+    return keep_all(frames, keeper)
+
+
+def keep_all(frames: BinaryIO, keeper: Keeper) -> bool:
+    """The same with a keeper that is open."""
+    waiting: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+    threading.Thread(target=read_all, args=(frames, waiting, keeper), name="archive-frames", daemon=True).start()
+    try:
+        keep_until_end(waiting, keeper)
+        keeper.end()
+    except (OSError, pa.ArrowException):
+        LOGGER.exception("the end of the archive cannot be written")
+        return False
+    return True
+
+
+def keep_until_end(waiting: queue.SimpleQueue[Frame | None], keeper: Keeper) -> None:
+    """Keeps frame after frame, until None."""
+    while True:
+        try:
+            frame = waiting.get(timeout=LOOK_S)
+        except queue.Empty:
+            keeper.look_after()
+            continue
+        if frame is None:
+            return
+        keeper.keep([Call.of(flat) for flat in frame.unpacked()])
+        keeper.look_after()
+
+
+def read_all(frames: BinaryIO, waiting: queue.SimpleQueue[Frame | None], keeper: Keeper) -> None:
+    """Takes frames in as they come: packed, they need far less room here than before they were."""
+    while (frame := read_frame(frames)) is not None:
+        waiting.put(frame)
+    keeper.ending.set()
+    waiting.put(None)
+
+
+def main() -> int:
+    """Exit code 0: all was kept, and the run's end is written."""
+    # Only the daemon decides when it ends: these are sent to all processes of a terminal, or of a service.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    teller = Teller(sys.stdout.buffer)
+    logger = logging.getLogger("purgatory.archive")
+    logger.setLevel(logging.DEBUG)
+    logger.addHandler(LogToDaemon(teller))
+    return 0 if serve(sys.stdin.buffer, teller, give_way) else 1
+
+
+def give_way(opening: Opening) -> None:
+    """Lets everything else that wants a processor have it first, where that is wanted and the system knows how to."""
+    if opening.gives_way and hasattr(os, "SCHED_IDLE"):
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,164 @@
+"""Batches of registrations, and what became of them, as pieces of the archive."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any, Final
+
+from purgatory.archive.pieces import (
+    INT32_MAX,
+    INT64_MAX,
+    Registrant,
+    keys_as_names,
+)
+from purgatory.archive.words import ACCEPTED
+from purgatory.engine.batches import OperationBatch, RegisterReceipt
+from purgatory.engine.codes import SIGNAL
+from purgatory.engine.columns import check_length, value_at
+from purgatory.engine.errors import InvalidBatch
+from purgatory.engine.packed_columns import ColumnWriter, Piece
+
+__all__ = ["registration_pieces"]
+
+OPERATION_FIELDS: Final = ("min_bytes", "replica_ids", "isolation_levels", "follower_reads", "any_key", "from_now")
+ITEM_FIELDS: Final = (
+    "offsets", "local_error_codes", "leader_epochs", "partition_max_bytes", "last_fetched_epochs", "throttled",
+)  # fmt: skip
+"""Columns of `OperationBatch`."""
+
+
+def registration_pieces(
+    writer: ColumnWriter,
+    registrant: Registrant,
+    kind: int,
+    batch: OperationBatch,
+    receipt: RegisterReceipt,
+    timeout_ms_default: int,
+) -> list[Piece]:
+    """What was registered and what was refused, a row for each item; nothing of what was known already."""
+    if not receipt.refusals and not receipt.already_known:
+        return [_piece(writer, registrant, kind, batch, [], timeout_ms_default)]
+    pieces: list[Piece] = []
+    sifted = _Sifted(kind, batch, receipt)
+    if sifted.whole:
+        part, codes = sifted.batch_of(sifted.whole)
+        pieces.append(_piece(writer, registrant, kind, part, codes, timeout_ms_default))
+    if sifted.bare:
+        part, codes = sifted.heads_of(sifted.bare)
+        pieces.append(_piece(writer, registrant, kind, part, codes, timeout_ms_default, bare=True))
+    return pieces
+
+
+def _piece(
+    writer: ColumnWriter,
+    registrant: Registrant,
+    kind: int,
+    batch: OperationBatch,
+    codes: list[int],
+    timeout_ms_default: int,
+    *,
+    bare: bool = False,
+) -> Piece:
+    """Operations of one batch, all of which make rows; `bare` ones a single row without a name each."""
+    writer.begin()
+    writer.add_operations(kind, batch, codes, timeout_ms_default, bare=bare)
+    operations = len(batch.operation_ids)
+    if bare:
+        return Piece(operations, operations, registrant, [], writer.take())
+    names = keys_as_names(batch.keys) if kind == SIGNAL else batch.partitions
+    return Piece(_items_in(batch), operations, registrant, names, writer.take())
+
+
+def _items_in(batch: OperationBatch) -> int:
+    """Items of a batch of which all was accepted: several items of an operation differ, so each has its index."""
+    return max(len(batch.operation_ids), len(batch.item_indexes))
+
+
+class _Sifted:
+    """The operations of a batch that make rows, by their places: `whole` with their items, `bare` ones without.
+
+    Bare are those refused whose items are none, or point outside the dictionary, or did not arrive.
+    """
+
+    def __init__(self, kind: int, batch: OperationBatch, receipt: RegisterReceipt) -> None:
+        self._batch: Final = batch
+        self._codes: Final = {refusal.index: refusal.code for refusal in receipt.refusals}
+        self.whole: Final[list[int]] = []
+        self.bare: Final[list[int]] = []
+        ids = batch.operation_ids
+        known_up_to = 0
+        if receipt.already_known:
+            # Known are the ids from 1 up to some id, so they are the lowest ones.
+            known_up_to = sorted(value for value in ids if value > 0)[receipt.already_known - 1]
+        self._readable: Final = _is_readable(batch)
+        counts = [value_at(batch.item_counts, row, 1) if self._readable else 0 for row in range(len(ids))]
+        self._first_items: Final = [0, *accumulate(counts)]
+        names = len(batch.keys) if kind == SIGNAL else len(batch.partitions)
+        for row, operation_id in enumerate(ids):
+            if 0 < operation_id <= known_up_to:
+                continue
+            is_whole = row not in self._codes or self._has_names(row, counts[row], names)
+            (self.whole if is_whole else self.bare).append(row)
+
+    def _has_names(self, row: int, count: int, names: int) -> bool:
+        indexes = self._batch.item_indexes
+        if count > 1 and len(indexes) <= 1:
+            return False
+        first = self._first_items[row]
+        return count > 0 and all(value_at(indexes, first + item, 0) < names for item in range(count))
+
+    def batch_of(self, rows: list[int]) -> tuple[OperationBatch, list[int]]:
+        """These operations as a batch of their own, and the refusal code of each."""
+        batch = self._batch
+        counts = [value_at(batch.item_counts, row, 1) for row in rows]
+        items = [
+            self._first_items[row] + item for row, count in zip(rows, counts, strict=True) for item in range(count)
+        ]
+        ids, codes = self._ids_and_codes(rows)
+        columns = self._of_operations(rows)
+        columns |= {field: _chosen(getattr(batch, field), items) for field in ITEM_FIELDS}
+        indexes = _chosen(batch.item_indexes, items)
+        part = OperationBatch(
+            ids, partitions=batch.partitions, keys=batch.keys, item_counts=counts, item_indexes=indexes, **columns
+        )
+        return part, codes
+
+    def heads_of(self, rows: list[int]) -> tuple[OperationBatch, list[int]]:
+        """These operations without their items, and the refusal code of each."""
+        batch = self._batch
+        ids, codes = self._ids_and_codes(rows)
+        if not self._readable:
+            return OperationBatch(ids, item_counts=[0]), codes
+        counts = [min(value_at(batch.item_counts, row, 1), INT32_MAX) for row in rows]
+        return OperationBatch(ids, item_counts=counts, **self._of_operations(rows)), codes
+
+    def _of_operations(self, rows: list[int]) -> dict[str, list[Any]]:
+        fields = ("timeouts_ms", *OPERATION_FIELDS)
+        return {field: _chosen(getattr(self._batch, field), rows) for field in fields}
+
+    def _ids_and_codes(self, rows: list[int]) -> tuple[list[int], list[int]]:
+        ids = self._batch.operation_ids
+        return [min(ids[row], INT64_MAX) for row in rows], [self._codes.get(row, ACCEPTED) for row in rows]
+
+
+def _chosen(values: list[Any], places: list[int]) -> list[Any]:
+    """The values at these places of a column, which may also have one for all, or none."""
+    return [values[place] for place in places] if len(values) > 1 else values
+
+
+def _is_readable(batch: OperationBatch) -> bool:
+    """Whether the columns fit together. The engine looked before it took the batch, but some never got there."""
+    operations = len(batch.operation_ids)
+    counts = batch.item_counts
+    items = operations if not counts else counts[0] * operations if len(counts) == 1 else sum(counts)
+    try:
+        check_length("item_count", len(counts), operations)
+        check_length("item_index", len(batch.item_indexes), items)
+        check_length("timeout_ms", len(batch.timeouts_ms), operations)
+        for field in OPERATION_FIELDS:
+            check_length(field, len(getattr(batch, field)), operations)
+        for field in ITEM_FIELDS:
+            check_length(field, len(getattr(batch, field)), items)
+    except InvalidBatch:
+        return False
+    return True
