@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import grpc
 import uvloop
@@ -30,6 +30,7 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service import garbage
 from purgatory.service.archive import CannotArchive
+from purgatory.service.archive_opening import OpenArchive, open_recorder
 from purgatory.service.exposition import make_registry
 from purgatory.service.flags import config_lines, read_command_line
 from purgatory.service.handlers import SERVICE, add_to_server
@@ -42,9 +43,6 @@ from purgatory.service.log import start_logging
 from purgatory.service.metrics import Metrics
 from purgatory.service.servicer import PurgatoryServicer
 from purgatory.service.settings import Settings, SettingsError, split_address, unknown_variables
-
-if TYPE_CHECKING:
-    from purgatory.service.archive_opening import OpenArchive
 
 LOGGER: Final = logging.getLogger(__name__)
 CALLS_UNREAD_MAX: Final = 1_000_000
@@ -177,8 +175,6 @@ class Daemon:
     async def _open_archive(self) -> None:
         if self.settings.archive.uri is None:
             return
-        from purgatory.service.archive_opening import open_recorder  # noqa: PLC0415 - pyarrow is slow to import
-
         limits = self._host.engine.limits
         try:
             self._archive = open_recorder(

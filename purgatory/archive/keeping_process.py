@@ -8,6 +8,7 @@ that was killed for as long as it takes to keep what it was given.
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import queue
@@ -27,6 +28,9 @@ from purgatory.archive.pieces import Call
 
 __all__ = ["main", "serve"]
 
+NICENESS: Final = 10
+YOUNG_MAX: Final = 100_000
+"""Objects that may come together before garbage is looked for: hardly anything here is in a cycle."""
 LOOK_S: Final = 0.2
 """How often it looks whether it is time to roll while nothing comes."""
 
@@ -126,6 +130,7 @@ def main() -> int:
     # Only the daemon decides when it ends: these are sent to all processes of a terminal, or of a service.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    gc.set_threshold(YOUNG_MAX)
     teller = Teller(sys.stdout.buffer)
     logger = logging.getLogger("purgatory.archive")
     logger.setLevel(logging.DEBUG)
@@ -134,10 +139,9 @@ def main() -> int:
 
 
 def give_way(opening: Opening) -> None:
-    """Lets everything else that wants a processor have it first, where that is wanted and the system knows how to."""
-    if opening.gives_way and hasattr(os, "SCHED_IDLE"):
-        with contextlib.suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    """Lets what else wants a processor have it first, but for a tenth or so: it must not fall behind for long."""
+    if opening.gives_way:
+        os.nice(NICENESS)
 
 
 if __name__ == "__main__":

@@ -276,27 +276,6 @@ class ColumnWriter:
             place += 1
         self._end = place
 
-    def add_names(self, names: list[AsGiven]) -> list[AsGiven]:
-        """A column of each row's place in a dictionary of names, which is returned: neighbours are mostly the same."""
-        known: dict[AsGiven, int] = {}
-        count: i64 = len(names)
-        start = self._column(count)
-        place = start
-        numbers = self._numbers
-        number: i64 = 0
-        last: AsGiven = None
-        for name in names:
-            if name is not last:
-                number = known.setdefault(name, len(known))
-                last = name
-            numbers[place] = number
-            place += 1
-        if len(known) == 1:
-            numbers[start - 1] = 1
-            place = start + 1
-        self._end = place
-        return list(known)
-
     def take(self) -> memoryview:
         """All that was written since `begin`, without a copy."""
         start, end = self._start, self._end
