@@ -133,7 +133,7 @@ class Server(Process):
 
 
 class Daemon(Process):
-    """The daemon of this house, which writes its address into a ready file."""
+    """The daemon of this house, which writes its addresses into a ready file."""
 
     def __init__(self, folder: Path, arguments: Sequence[str]) -> None:
         ready = folder / "ready.json"
@@ -143,7 +143,9 @@ class Daemon(Process):
         super().__init__([*command, *arguments], wants_input=False)
         try:
             self._wait_for(ready)
-            self.address: Final[str] = json.loads(ready.read_text("utf-8"))["grpc_address"]
+            told = json.loads(ready.read_text("utf-8"))
+            self.address: Final[str] = told["grpc_address"]
+            self.http_address: Final[str] = told["http_address"]
         except BaseException:
             self.stop()
             raise
