@@ -15,8 +15,10 @@ import queue
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
-from typing import BinaryIO, Final
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, BinaryIO, Final
 
 import pyarrow as pa
 
@@ -28,11 +30,15 @@ from purgatory.archive.pieces import Call
 
 __all__ = ["main", "serve"]
 
-NICENESS: Final = 10
+LAG_MAX_S: Final = 5.0
+"""How long what has come may wait before the keeper no longer gives way."""
 YOUNG_MAX: Final = 100_000
 """Objects that may come together before garbage is looked for: hardly anything here is in a cycle."""
 LOOK_S: Final = 0.2
 """How often it looks whether it is time to roll while nothing comes."""
+
+Waiting = tuple[float, Frame]
+"""When it came, and what."""
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -73,29 +79,49 @@ class LogToDaemon(logging.Handler):
         self._teller.log(record.levelno, self.format(record))
 
 
-def serve(frames: BinaryIO, teller: Teller, prepare: Callable[[Opening], None] | None = None) -> bool:
-    """Keeps what comes until there is no more; whether the end could be written. First prepares for it."""
+class Turns:
+    """Two threads that take turns: one to which everything else comes first, and one like any other.
+
+    The first does all the work until it lags behind by `LAG_MAX_S`, which it does where all processors are busy.
+    """
+
+    def __init__(self, *, gives_way: bool) -> None:
+        self._first: Final = ThreadPoolExecutor(1, "archive-keeper", give_way if gives_way else None)
+        self._second: Final = ThreadPoolExecutor(1, "archive-keeper-late") if gives_way else self._first
+
+    def do(self, work: Callable[..., None], *values: Any, lag_s: float = 0.0) -> None:  # noqa: ANN401
+        """Has something done, and waits for it. Raises what it raises."""
+        (self._second if lag_s > LAG_MAX_S else self._first).submit(work, *values).result()
+
+
+def give_way() -> None:
+    """Lets everything else that wants a processor have it before this thread, where the system knows how to."""
+    if hasattr(os, "SCHED_IDLE"):
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+def serve(frames: BinaryIO, teller: Teller) -> bool:
+    """Keeps what comes until there is no more; whether the end could be written."""
     first = read_frame(frames)
     if first is None:
         return False
     opening: Opening = first.unpacked()
-    if prepare is not None:
-        prepare(opening)
     try:
         keeper = open_keeper(opening, teller.statistics)
     except ArchiveUnusable as error:
         teller.unusable(str(error))
         return False
     teller.statistics(keeper.statistics())
-    return keep_all(frames, keeper)
+    return keep_all(frames, keeper, gives_way=opening.gives_way)
 
 
-def keep_all(frames: BinaryIO, keeper: Keeper) -> bool:
+def keep_all(frames: BinaryIO, keeper: Keeper, *, gives_way: bool) -> bool:
     """The same with a keeper that is open."""
-    waiting: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+    waiting: queue.SimpleQueue[Waiting | None] = queue.SimpleQueue()
     threading.Thread(target=read_all, args=(frames, waiting, keeper), name="archive-frames", daemon=True).start()
     try:
-        keep_until_end(waiting, keeper)
+        keep_until_end(waiting, keeper, Turns(gives_way=gives_way))
         keeper.end()
     except (OSError, pa.ArrowException):
         LOGGER.exception("the end of the archive cannot be written")
@@ -103,24 +129,30 @@ def keep_all(frames: BinaryIO, keeper: Keeper) -> bool:
     return True
 
 
-def keep_until_end(waiting: queue.SimpleQueue[Frame | None], keeper: Keeper) -> None:
+def keep_until_end(waiting: queue.SimpleQueue[Waiting | None], keeper: Keeper, turns: Turns) -> None:
     """Keeps frame after frame, until None."""
     while True:
         try:
-            frame = waiting.get(timeout=LOOK_S)
+            one = waiting.get(timeout=LOOK_S)
         except queue.Empty:
-            keeper.look_after()
+            turns.do(keeper.look_after)
             continue
-        if frame is None:
+        if one is None:
             return
-        keeper.keep([Call.of(flat) for flat in frame.unpacked()])
-        keeper.look_after()
+        since_s, frame = one
+        turns.do(keep, keeper, frame, lag_s=time.monotonic() - since_s)
 
 
-def read_all(frames: BinaryIO, waiting: queue.SimpleQueue[Frame | None], keeper: Keeper) -> None:
+def keep(keeper: Keeper, frame: Frame) -> None:
+    """Keeps what is in a frame."""
+    keeper.keep([Call.of(flat) for flat in frame.unpacked()])
+    keeper.look_after()
+
+
+def read_all(frames: BinaryIO, waiting: queue.SimpleQueue[Waiting | None], keeper: Keeper) -> None:
     """Takes frames in as they come: packed, they need far less room here than before they were."""
     while (frame := read_frame(frames)) is not None:
-        waiting.put(frame)
+        waiting.put((time.monotonic(), frame))
     keeper.ending.set()
     waiting.put(None)
 
@@ -135,13 +167,7 @@ def main() -> int:
     logger = logging.getLogger("purgatory.archive")
     logger.setLevel(logging.DEBUG)
     logger.addHandler(LogToDaemon(teller))
-    return 0 if serve(sys.stdin.buffer, teller, give_way) else 1
-
-
-def give_way(opening: Opening) -> None:
-    """Lets what else wants a processor have it first, but for a tenth or so: it must not fall behind for long."""
-    if opening.gives_way:
-        os.nice(NICENESS)
+    return 0 if serve(sys.stdin.buffer, teller) else 1
 
 
 if __name__ == "__main__":

@@ -50,6 +50,6 @@ class Opening(NamedTuple):
     rows_at_once: int
     """Rows of a table that are gathered before Arrow arrays are made of them."""
     gives_way: bool
-    """Whether the daemon and others come first where there are not processors enough."""
+    """Whether everything else comes first where there are not processors enough."""
     kept: KeeperStatistics | None = None
     """What the keeper before had said; it died, and this one goes on with the run."""

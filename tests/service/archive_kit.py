@@ -110,7 +110,7 @@ class Kept:
         self._teller = teller
         assert read_frame(frames) is not None, "the opening comes first"
         teller.statistics(self.keeper.statistics())
-        return keep_all(frames, self.keeper)
+        return keep_all(frames, self.keeper, gives_way=False)
 
     def keep_by_hand(self, calls: int) -> None:
         """So many calls are kept, and lie in their files, without the thread."""
