@@ -26,7 +26,6 @@ def event_pieces(writer: ColumnWriter, batch: EventBatch, start: int, receipt: E
         codes = [code_of.get(row, ACCEPTED) for row in range(start, stop)]
         types = [event_type if event_type in EVENT_NAMES else 0 for event_type in types]
     names, places = _names(batch, types, start, receipt)
-    writer.begin()
     writer.add_events(places, types, codes, batch, start, receipt)
     sets = [
         None if given is None else tuple(getattr(given, name) for name in SETS)

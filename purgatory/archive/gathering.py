@@ -21,6 +21,7 @@ from purgatory.engine.packed_columns import ColumnWriter, Layout, Piece
 
 __all__ = ["Gathered", "arrow", "constant", "finish", "plain", "repeated", "spread", "worded"]
 
+ABSENT: Final[list[int]] = []
 CONSTANT_ROWS: Final = 16_384
 INT32: Final = np.dtype(np.int32)
 INT64: Final = np.dtype(np.int64)
@@ -191,6 +192,7 @@ class Gathered:
         self._rows: Final = Columns(layout.of_rows)
         self._names: Final = Names()
         self._split: Final = len(layout.of_operations)
+        self._columns: Final = int(layout.columns)
 
     @functools.cached_property
     def _writer(self) -> ColumnWriter:
@@ -199,7 +201,7 @@ class Gathered:
 
     def add(self, stamp: CallStamp, piece: Piece) -> None:
         """One more piece."""
-        places, *columns = columns_in(piece.columns)
+        places, *columns = columns_in(piece.columns, self._columns)
         self.rows += piece.rows
         self._calls.add(stamp, piece.rows, piece.registrant)
         self._operations.add(piece.operations, columns[: self._split])
@@ -214,15 +216,17 @@ class Gathered:
         self._writer.give_back(self._writer.taken)
 
 
-def columns_in(packed: memoryview | bytes) -> list[Values]:
-    """The columns that a `ColumnWriter` wrote, without a copy of those that are long."""
+def columns_in(packed: memoryview | bytes, count: int) -> list[Values]:
+    """So many columns that a `ColumnWriter` wrote, without a copy of those that are long."""
     numbers = np.frombuffer(packed, INT64)
     columns: list[Values] = []
-    place, end = 0, len(numbers)
-    while place < end:
-        count = int(numbers[place])
-        first, place = place + 1, place + 1 + count
-        columns.append(numbers[first:place] if count > 1 else numbers[first:place].tolist())
+    place = count
+    for length in numbers[:count].tolist():
+        if length > 1:
+            columns.append(numbers[place : place + length])
+        else:
+            columns.append([numbers.item(place)] if length else ABSENT)
+        place += length
     return columns
 
 

@@ -18,7 +18,6 @@ FETCH_COLUMNS: Final = (
 
 def outcome_pieces(writer: ColumnWriter, registrant: Registrant, completions: Completions) -> list[Piece]:
     """What a call ended of one registrant's, a row for each item."""
-    writer.begin()
     names, paces = writer.add_completions(completions)
     rows = len(completions.item_partitions)
     fetched = [tuple(getattr(part, name) for name in FETCH_COLUMNS) for part in completions.fetched]

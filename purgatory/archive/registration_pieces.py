@@ -60,7 +60,6 @@ def _piece(
     bare: bool = False,
 ) -> Piece:
     """Operations of one batch, all of which make rows; `bare` ones a single row without a name each."""
-    writer.begin()
     writer.add_operations(kind, batch, codes, timeout_ms_default, bare=bare)
     operations = len(batch.operation_ids)
     if bare:

@@ -23,6 +23,7 @@ class Layout:
     def __init__(self, of_operations: tuple[str, ...], of_rows: tuple[str, ...]) -> None:
         self.of_operations: Final = of_operations
         self.of_rows: Final = of_rows
+        self.columns: Final[i64] = 1 + len(of_operations) + len(of_rows)
 
 
 REGISTRATION_COLUMNS: Final = Layout(
@@ -92,7 +93,7 @@ NO_FLAGS: Final[list[bool]] = []
 
 
 class ColumnWriter:
-    """Writes columns one after the other: of each first how many values it has, then these.
+    """Writes the columns of a piece: how many values each has, and then the values, one column after the other.
 
     A column has a value for each row; or one, which is that of all; or none. What is written goes round in a ring of
     memory, because fresh memory would cost several times as much as to write into it. So whoever is done with what it
@@ -106,6 +107,8 @@ class ColumnWriter:
         self._start: i64 = 0
         """Where in it begins what was written and not taken, and where it ends."""
         self._end: i64 = 0
+        self._column_number: i64 = 0
+        """Of the column that is written next."""
         self._taken: i64 = 0
         """Numbers of the ring that were ever taken, with those passed over at its end; and of these, given back."""
         self._given_back: i64 = 0
@@ -119,13 +122,6 @@ class ColumnWriter:
         """All that was taken when `taken` said this will not be looked at any more."""
         self._given_back = max(self._given_back, taken)
 
-    def begin(self) -> None:
-        """Forgets what was written and not taken."""
-        length: i64 = len(self._ring)
-        self._numbers = self._ring
-        self._start = self._taken % length
-        self._end = self._start
-
     def add_operations(
         self, kind: i64, batch: OperationBatch, codes: list[int], timeout_ms_default: i64, *, bare: bool
     ) -> None:
@@ -135,6 +131,7 @@ class ColumnWriter:
         64-bit number.
         """
         counts = batch.item_counts or ONE
+        self._begin(REGISTRATION_COLUMNS)
         self._list(NAMELESS if bare else batch.item_indexes)
         self._list(batch.operation_ids)
         if batch.timeouts_ms:
@@ -172,6 +169,7 @@ class ColumnWriter:
     ) -> None:
         """A slice of a batch of events as EVENT_COLUMNS; `codes` are those of refusals."""
         stop: i64 = receipt.next_index
+        self._begin(EVENT_COLUMNS)
         self._list(places)
         self._list(types)
         self._list(codes)
@@ -189,6 +187,7 @@ class ColumnWriter:
 
         Paces are no whole numbers: they are returned, packed as they are; empty where all are absent.
         """
+        self._begin(COMPLETION_COLUMNS)
         names = self._names(completions.item_partitions)
         self._vector(completions.operation_ids)
         self._vector(completions.kinds)
@@ -256,7 +255,7 @@ class ColumnWriter:
             numbers[place] = number
             place += 1
         if len(known) == 1:
-            numbers[start - 1] = 1
+            self._numbers[self._start + self._column_number - 1] = 1
             place = start + 1
         self._end = place
         return list(known)
@@ -277,19 +276,31 @@ class ColumnWriter:
         self._end = place
 
     def take(self) -> memoryview:
-        """All that was written since `begin`, without a copy."""
+        """What was written last, without a copy."""
         start, end = self._start, self._end
         if len(self._numbers) == len(self._ring):
             self._taken += end - start
         return memoryview(self._numbers)[start:end]
 
+    def _begin(self, layout: Layout) -> None:
+        """Begins a piece with so many columns. Forgets what was written and not taken."""
+        length: i64 = len(self._ring)
+        self._numbers = self._ring
+        self._start = self._taken % length
+        self._end = self._start
+        if self._end + layout.columns >= self._limit():
+            self._move(layout.columns)
+        self._end += layout.columns
+        self._column_number = 0
+
     def _column(self, count: i64) -> i64:
-        """Room for a column of so many values, and where its first one goes."""
+        """Room for the next column, of so many values, and where its first one goes."""
         place = self._end
         if place + count >= self._limit():
             place = self._move(count)
-        self._numbers[place] = count
-        return place + 1
+        self._numbers[self._start + self._column_number] = count
+        self._column_number += 1
+        return place
 
     def _limit(self) -> i64:
         """Where the room ends for what is being written."""

@@ -14,7 +14,7 @@ from purgatory.archive.gathering import columns_in
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch
 from purgatory.engine.completions import Completions
-from purgatory.engine.packed_columns import ColumnWriter
+from purgatory.engine.packed_columns import EVENT_COLUMNS, REGISTRATION_COLUMNS, ColumnWriter
 
 
 def batch_of(ids: list[int]) -> OperationBatch:
@@ -23,7 +23,7 @@ def batch_of(ids: list[int]) -> OperationBatch:
 
 def ids_in(columns: memoryview | bytes) -> list[int]:
     """The ids of a batch of registrations that was packed."""
-    return [int(number) for number in columns_in(columns)[1]]
+    return [int(number) for number in columns_in(columns, REGISTRATION_COLUMNS.columns)[1]]
 
 
 @given(st.integers(0, 2**32), st.sampled_from([1, 50, 64, 200, 1_000]))
@@ -34,7 +34,6 @@ def test_what_is_taken_stays_as_it_was_written_until_it_is_given_back(seed: int,
     held: list[tuple[list[int], memoryview, int]] = []
     for first in range(1, 4_000, 100):
         batch = batch_of(list(range(first, first + draw.choice((1, 2, 7, 40, 90)))))
-        writer.begin()
         writer.add_operations(codes.PRODUCE, batch, [], 1_000, bare=False)
         if draw.random() < 0.2:
             continue  # forgotten
@@ -51,11 +50,10 @@ def test_what_is_taken_stays_as_it_was_written_until_it_is_given_back(seed: int,
 def test_columns_come_back_as_they_went(offsets: list[int]) -> None:
     """A value for each, one for all, or none, up to the ends of 64 bits."""
     writer = ColumnWriter(1)
-    writer.begin()
     receipt = EventsReceipt()
     receipt.next_index = len(offsets)
     writer.add_events([], [3] * len(offsets), [0], EventBatch([], offsets=offsets), 0, receipt)
-    columns = [np.asarray(column, np.int64).tolist() for column in columns_in(writer.take())]
+    columns = [np.asarray(column, np.int64).tolist() for column in columns_in(writer.take(), EVENT_COLUMNS.columns)]
     assert columns[4] == offsets
     assert columns[1] == [3] * len(offsets)
     assert (columns[0], columns[2], columns[-1]) == ([], [0], [])
@@ -64,10 +62,8 @@ def test_columns_come_back_as_they_went(offsets: list[int]) -> None:
 def test_what_is_too_large_is_refused_and_spoils_nothing() -> None:
     """A number of more than 64 bits is an error, and what is written next is whole."""
     writer = ColumnWriter(64)
-    writer.begin()
     with pytest.raises((OverflowError, ValueError)):
         writer.add_operations(codes.PRODUCE, batch_of([1, 2**70]), [], 1, bare=False)
-    writer.begin()
     writer.add_operations(codes.PRODUCE, batch_of([7, 8]), [], 1, bare=False)
     assert ids_in(writer.take()) == [7, 8]
 
@@ -87,7 +83,6 @@ def test_packing_leaves_nothing_behind() -> None:
 
     def pack(times: int) -> int:
         for _ in range(times):
-            writer.begin()
             writer.add_completions(completions_of(8))
             writer.take()
             writer.give_back(writer.taken)
