@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -145,10 +146,16 @@ class Daemon(Process):
             self._wait_for(ready)
             told = json.loads(ready.read_text("utf-8"))
             self.address: Final[str] = told["grpc_address"]
-            self.http_address: Final[str] = told["http_address"]
+            self._metrics: Final = f"http://{told['http_address']}/metrics"
         except BaseException:
             self.stop()
             raise
+
+    def metric(self, name: str) -> float:
+        """A metric as it is now, all labels added up."""
+        with urllib.request.urlopen(self._metrics, timeout=START_TIMEOUT_S) as response:  # noqa: S310 - our own
+            lines: list[str] = response.read().decode().splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.partition("{")[0] == name)
 
     def _wait_for(self, ready: Path) -> None:
         deadline_s = time.monotonic() + START_TIMEOUT_S

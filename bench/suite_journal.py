@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import tempfile
 import time
-import urllib.request
 from pathlib import Path
 from typing import Final
 
@@ -40,17 +39,8 @@ def archived(lab: Lab) -> None:
     """The same with an archive that drops nothing."""
     place = ("--archive", str(lab.folder() / "archive"))
     _beside_none(lab, "archive/columns", *place)
-    dropped = dropped_rows(lab.daemon(*place).http_address)
+    dropped = lab.daemon(*place).metric("purgatory_archive_dropped_rows_total")
     assert dropped == 0, f"{dropped:,.0f} rows of history were dropped: what was measured was not all kept"
-
-
-def dropped_rows(http_address: str) -> float:
-    """Rows of its history that a daemon has lost."""
-    with urllib.request.urlopen(f"http://{http_address}/metrics", timeout=POLL_S * 100) as response:
-        lines = response.read().decode().splitlines()
-    return sum(
-        float(line.rpartition(" ")[2]) for line in lines if line.startswith("purgatory_archive_dropped_rows_total")
-    )
 
 
 def _beside_none(lab: Lab, name: str, *arguments: str) -> None:

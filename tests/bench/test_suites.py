@@ -29,6 +29,10 @@ class Stub:
         del workload, parameters
         return {"seconds": 1.0, "operations": 1.0, "p99_us": 1.0}
 
+    def metric(self, name: str) -> float:
+        del name
+        return 0.0
+
 
 class StubLab:
     """A lab that measures nothing and notes what it was asked to."""
