@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import math
 import os
 import queue
 import signal
@@ -140,7 +141,8 @@ def keep_until_end(waiting: queue.SimpleQueue[Waiting | None], keeper: Keeper, t
         if one is None:
             return
         since_s, frame = one
-        turns.do(keep, keeper, frame, lag_s=time.monotonic() - since_s)
+        lag_s = math.inf if keeper.ending.is_set() else time.monotonic() - since_s  # at the end somebody waits
+        turns.do(keep, keeper, frame, lag_s=lag_s)
 
 
 def keep(keeper: Keeper, frame: Frame) -> None:
@@ -171,4 +173,9 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        code = main()
+    except Exception:
+        LOGGER.exception("keeping the archive failed")
+        code = 1
+    os._exit(code)  # the thread that reads may still be waiting, and the interpreter would wait for it
