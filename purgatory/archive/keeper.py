@@ -117,7 +117,7 @@ class Keeper:
         )
 
     def keep(self, calls: list[Call]) -> None:
-        """Keeps some more calls, in order. Blocks while a file that is due cannot be written."""
+        """Keeps some more calls, in order. After it, `look_after` what is due."""
         if self._unrolled_since_s is None:
             self._unrolled_since_s = time.monotonic()
         for stamp, parts, _ in calls:
@@ -126,17 +126,26 @@ class Keeper:
                 self._gather(stamp, part)
             if self._last_call is None or stamp.call_number >= self._last_call.call_number:
                 self._last_call = stamp
-        if self._writer.is_due:
-            self._roll()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is something to look after."""
+        return self._is_roll_due or time.monotonic() - self._looked_s >= RENEW_S
+
+    @property
+    def _is_roll_due(self) -> bool:
+        since_s = self._unrolled_since_s
+        return self._writer.is_due or (since_s is not None and time.monotonic() - since_s >= self._roll_s)
 
     def look_after(self) -> None:
-        """What is to be done now and then: rolls if it is time, and looks after its own run and dead ones."""
-        now_s = time.monotonic()
-        since_s = self._unrolled_since_s
-        if self._writer.is_due or (since_s is not None and now_s - since_s >= self._roll_s):
+        """What is to be done now and then: rolls if it is time, and looks after its own run and dead ones.
+
+        Blocks while a file that is due cannot be written.
+        """
+        if self._is_roll_due:
             self._roll()
-        if now_s - self._looked_s >= RENEW_S:
-            self._looked_s = now_s
+        if time.monotonic() - self._looked_s >= RENEW_S:
+            self._looked_s = time.monotonic()
             try:
                 self._run.renew()
                 self._bury_dead_runs()

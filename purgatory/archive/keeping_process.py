@@ -133,10 +133,11 @@ def keep_all(frames: BinaryIO, keeper: Keeper, *, gives_way: bool) -> bool:
 def keep_until_end(waiting: queue.SimpleQueue[Waiting | None], keeper: Keeper, turns: Turns) -> None:
     """Keeps frame after frame, until None."""
     while True:
+        if keeper.is_due:
+            turns.do(keeper.look_after, lag_s=math.inf)  # soon done, and it must not wait
         try:
             one = waiting.get(timeout=LOOK_S)
         except queue.Empty:
-            turns.do(keeper.look_after)
             continue
         if one is None:
             return
@@ -148,7 +149,6 @@ def keep_until_end(waiting: queue.SimpleQueue[Waiting | None], keeper: Keeper, t
 def keep(keeper: Keeper, frame: Frame) -> None:
     """Keeps what is in a frame."""
     keeper.keep([Call.of(flat) for flat in frame.unpacked()])
-    keeper.look_after()
 
 
 def read_all(frames: BinaryIO, waiting: queue.SimpleQueue[Waiting | None], keeper: Keeper) -> None:
