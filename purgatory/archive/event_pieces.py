@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from purgatory.archive.pieces import NAMELESS, keys_as_names
+from purgatory.archive.pieces import keys_as_names
 from purgatory.archive.words import ACCEPTED
 from purgatory.engine.batches import EventBatch, EventsReceipt, PartitionName
 from purgatory.engine.codes import EVENT_NAMES, KEY_SIGNALLED
 from purgatory.engine.columns import value_at
-from purgatory.engine.packed_columns import ColumnWriter, Piece
+from purgatory.engine.packed_columns import NAMELESS, ColumnWriter, Piece
 
 __all__ = ["SETS", "event_pieces"]
 

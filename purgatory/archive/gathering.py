@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from purgatory.archive.pieces import INT32_MAX, NAMELESS, CallStamp, Registrant
+from purgatory.archive.pieces import INT32_MAX, CallStamp, Registrant
 from purgatory.archive.schema import SCHEMAS
 from purgatory.engine.batches import PartitionName
-from purgatory.engine.packed_columns import ColumnWriter, Layout, Piece
+from purgatory.engine.packed_columns import NAMELESS, ColumnWriter, Layout, Piece
 
 __all__ = ["Gathered", "arrow", "constant", "finish", "plain", "repeated", "spread", "worded"]
 

@@ -18,8 +18,8 @@ import pyarrow as pa
 from purgatory.archive import schema
 from purgatory.archive.files import ArchiveUnusable, ArchiveWriter, open_archive
 from purgatory.archive.opening import KeeperStatistics, Opening
-from purgatory.archive.pieces import Call, CallStamp, Part, rows_of
-from purgatory.archive.rows import EventRows, OutcomeRows, RegistrationRows, SingleRows, marker_row
+from purgatory.archive.pieces import Call, CallStamp, Part, marker_values, rows_of
+from purgatory.archive.rows import EventRows, OutcomeRows, RegistrationRows, SingleRows, single_row
 from purgatory.archive.runs import RENEW_S, RunFile, RunState, claim_dead_runs, remove_unfinished
 
 __all__ = ["Keeper", "open_keeper"]
@@ -54,7 +54,8 @@ def open_keeper(opening: Opening, tell: Callable[[KeeperStatistics], None]) -> K
         try:
             if kept is None:
                 started = CallStamp(opening.run_id, 0, opening.started_ms, opening.started_at_ms)
-                writer.write(schema.MARKERS, marker_row(started, schema.STARTED, detail=opening.details))
+                values = marker_values(schema.STARTED, detail=opening.details)
+                writer.write(schema.MARKERS, single_row(schema.MARKERS, started, values))
                 writer.roll()
         except CANNOT_WRITE:
             run.remove()
@@ -204,8 +205,8 @@ class Keeper:
         self._gatherers[table] = NEW_GATHERERS[table]()
         self._rows_done += rows
         last_call_number = first.call_number if last is None else max(first.call_number, last.call_number)
-        marker = marker_row(first, schema.DROPPED, table=table, rows=rows, last_call_number=last_call_number)
-        self._writer.write(schema.MARKERS, marker)
+        values = marker_values(schema.DROPPED, table=table, rows=rows, last_call_number=last_call_number)
+        self._writer.write(schema.MARKERS, single_row(schema.MARKERS, first, values))
 
     def _roll(self) -> None:
         """Puts everything so far at its place. Tries until it is done; at the end of the run only some times."""
@@ -257,7 +258,8 @@ class Keeper:
     def _write_crashed(self, state: RunState, leftovers: int) -> None:
         detail = {"host": state.host, "pid": state.pid, "found_by": self._writer.run_id, "leftovers": leftovers}
         stamp = CallStamp(state.run_id, state.call_number, state.time_ms, state.at_ms)
-        self._writer.write(schema.MARKERS, marker_row(stamp, schema.CRASHED, detail=json.dumps(detail)))
+        values = marker_values(schema.CRASHED, detail=json.dumps(detail))
+        self._writer.write(schema.MARKERS, single_row(schema.MARKERS, stamp, values))
         LOGGER.warning(
             "archive: run %s (%s, pid %d) crashed; its history ends with call %d",
             state.run_id, state.host, state.pid, state.call_number,

@@ -17,7 +17,6 @@ from purgatory.engine.packed_columns import Piece
 __all__ = [
     "INT32_MAX",
     "INT64_MAX",
-    "NAMELESS",
     "NO_SESSION",
     "Call",
     "CallStamp",
@@ -33,9 +32,6 @@ __all__ = [
 
 INT64_MAX: Final = 2**63 - 1
 INT32_MAX: Final = 2**31 - 1
-
-NAMELESS: Final = -1
-"""Place of a row that has no name: it pointed outside its dictionary, and was refused."""
 
 Row = dict[str, Any]
 

@@ -3,8 +3,7 @@
     registration_rows   a batch and its receipt
     outcome_rows        completions
     event_rows          a slice of a batch of events and its receipt
-    call_row            one of the other calls
-    marker_row          what happened to the archive itself
+    single_row          one of the other calls, or what happened to the archive itself
 
 Each has the schema of its table (`purgatory.archive.schema`). Where there are many small batches, gather them first in
 `RegistrationRows`, `OutcomeRows`, `EventRows` or `SingleRows`: making Arrow arrays costs as much for one row as for
@@ -13,16 +12,15 @@ hundreds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 import pyarrow as pa
 
 from purgatory.archive.event_rows import EventRows
 from purgatory.archive.outcome_rows import OutcomeRows
-from purgatory.archive.pieces import CallStamp, Registrant, Row, call_values, marker_values
+from purgatory.archive.pieces import CallStamp, Registrant, Row
 from purgatory.archive.registration_rows import RegistrationRows
-from purgatory.archive.schema import CALLS, MARKERS, SCHEMAS
+from purgatory.archive.schema import SCHEMAS
 from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, RegisterReceipt
 from purgatory.engine.completions import Completions
 
@@ -31,11 +29,10 @@ __all__ = [
     "OutcomeRows",
     "RegistrationRows",
     "SingleRows",
-    "call_row",
     "event_rows",
-    "marker_row",
     "outcome_rows",
     "registration_rows",
+    "single_row",
 ]
 
 
@@ -67,43 +64,11 @@ def event_rows(stamp: CallStamp, batch: EventBatch, start: int, receipt: EventsR
     return rows.take()
 
 
-def call_row(
-    stamp: CallStamp,
-    call: str,
-    *,
-    session_number: int | None = None,
-    operation_ids: Sequence[int] | None = None,
-    topic: str | None = None,
-    partition: int | None = None,
-    ended: int,
-) -> pa.RecordBatch:
-    """One of schema.CALL_NAMES. For CANCEL_KEY the topic is the key and the partition NO_PARTITION."""
-    values = call_values(
-        call,
-        session_number=session_number,
-        operation_ids=operation_ids,
-        topic=topic,
-        partition=partition,
-        ended=ended,
-    )
-    rows = SingleRows(CALLS)
+def single_row(table: str, stamp: CallStamp, values: Row) -> pa.RecordBatch:
+    """One of the other calls, or a marker: `values` are its own columns, of `call_values` or `marker_values`."""
+    rows = SingleRows(table)
     rows.add(stamp, values)
     return rows.take()
-
-
-def marker_row(
-    stamp: CallStamp,
-    marker: str,
-    *,
-    table: str | None = None,
-    rows: int | None = None,
-    last_call_number: int | None = None,
-    detail: str | None = None,
-) -> pa.RecordBatch:
-    """One of schema.MARKER_NAMES."""
-    gathered = SingleRows(MARKERS)
-    gathered.add(stamp, marker_values(marker, table=table, rows=rows, last_call_number=last_call_number, detail=detail))
-    return gathered.take()
 
 
 class SingleRows:

@@ -14,7 +14,7 @@ from purgatory.engine.batches import AsGiven, EventBatch, EventsReceipt, Operati
 from purgatory.engine.codes import DELETE_RECORDS, FETCH, PRODUCE, SIGNAL
 from purgatory.engine.completions import Completions
 
-__all__ = ["COMPLETION_COLUMNS", "EVENT_COLUMNS", "REGISTRATION_COLUMNS", "ColumnWriter", "Layout", "Piece"]
+__all__ = ["COMPLETION_COLUMNS", "EVENT_COLUMNS", "NAMELESS", "REGISTRATION_COLUMNS", "ColumnWriter", "Layout", "Piece"]
 
 
 class Layout:
@@ -84,8 +84,8 @@ class Piece:
 RING: Final[i64] = 131_072
 """Numbers that may be written and not be given back."""
 
-NAMELESS: Final = [-1]
-"""Place of a row that has no name."""
+NAMELESS: Final = -1
+"""Place of a row that has no name: it pointed outside its dictionary, and was refused."""
 ZERO: Final = [0]
 ONE: Final = [1]
 NOTHING: Final[list[int]] = []
@@ -132,7 +132,10 @@ class ColumnWriter:
         """
         counts = batch.item_counts or ONE
         self._begin(REGISTRATION_COLUMNS)
-        self._list(NAMELESS if bare else batch.item_indexes)
+        if bare:
+            self._one(NAMELESS)
+        else:
+            self._list(batch.item_indexes)
         self._list(batch.operation_ids)
         if batch.timeouts_ms:
             self._list(batch.timeouts_ms)

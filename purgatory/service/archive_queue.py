@@ -1,9 +1,9 @@
 """Engine calls on their way from the event loop to the archive: bounded in rows, never waited for.
 
 One thread puts, another takes, a third hears what is done; each number here is changed by one of them only, so there is
-no lock. When there is no
-room, whole calls are dropped until half of it is free again: one long gap is easier to read around than many short
-ones. Where nothing may be dropped (`strict`), everything is taken, and `is_closed` says that no more should come.
+no lock. When there is no room, whole calls are dropped until half of it is free again: one long gap is easier to read
+around than many short ones. Where nothing may be dropped (`strict`), everything is taken, and `is_closed` says that no
+more should come.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class CallQueue:
             for table, count in call.rows().items():
                 self.rows_dropped[table] += count
             return None
-        gap, self._gap = self._gap, None
+        gap = self.end_gap()
         self._rows_put += rows
         self._calls.append(call)
         return gap

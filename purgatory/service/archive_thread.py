@@ -11,7 +11,7 @@ import logging
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from purgatory.archive import words
@@ -31,7 +31,7 @@ FRAME_ROWS: Final = 16_384
 RETRY_S: Final = 1.0
 
 
-class Frame(NamedTuple):
+class Sent(NamedTuple):
     """What was sent and may not be in its place yet."""
 
     first: CallStamp
@@ -51,7 +51,7 @@ class ArchiveThread:
         self._new_link: Final = new_link
         self._retry_s: Final = retry_s
         self._keeper: RemoteKeeper
-        self._unrolled: Final[deque[Frame]] = deque()
+        self._unrolled: Final[deque[Sent]] = deque()
         self._rows_sent = 0
         """To this keeper."""
         self._errors = 0
@@ -112,30 +112,30 @@ class ArchiveThread:
         if self._keeper.has_ended:
             raise BrokenPipeError("it has ended")
         frames = 0
-        while frames < frames_max and (calls := list(self._next_calls())):
-            self._send(calls)
+        while frames < frames_max and self._send_next():
             frames += 1
         return frames
 
-    def _next_calls(self) -> Iterator[Call]:
-        """The next calls of which a frame is made."""
-        rows = 0
-        while rows < FRAME_ROWS and (call := self._queue.take()) is not None:
-            for _, content in call.parts:
-                rows += rows_of(content)
-            yield call
-
-    def _send(self, calls: list[Call]) -> None:
+    def _send_next(self) -> bool:
+        """Sends a frame of the next calls; False: there are none."""
+        calls: list[Call] = []
         rows = dict.fromkeys(words.TABLES, 0)
-        for call in calls:
+        count = 0
+        while count < FRAME_ROWS and (call := self._queue.take()) is not None:
+            calls.append(call)
             for table, content in call.parts:
-                rows[table] += rows_of(content)
+                more = rows_of(content)
+                rows[table] += more
+                count += more
+        if not calls:
+            return False
         while self._unrolled and self._unrolled[0].last_call_number <= self._keeper.told.call_number:
             self._unrolled.popleft()
-        self._unrolled.append(Frame(calls[0].stamp, calls[-1].stamp.call_number, rows))
-        self._rows_sent += sum(rows.values())
+        self._unrolled.append(Sent(calls[0].stamp, calls[-1].stamp.call_number, rows))
+        self._rows_sent += count
         self._keeper.send([call.flat() for call in calls])
         self._queue.writer.give_back(calls[-1].taken)
+        return True
 
     def _go_on(self, error: OSError) -> bool:
         """The keeper is no more: begins another one, and says what was lost. False: there is no time left for it."""
@@ -181,7 +181,7 @@ class ArchiveThread:
         self._rows_sent = 0
         return told
 
-    def _marked(self, lost: list[Frame]) -> Call:
+    def _marked(self, lost: list[Sent]) -> Call:
         """Markers that say what the keeper before had been sent and had not put into its place."""
         tables = {table: sum(frame.rows[table] for frame in lost) for table in words.TABLES}
         parts: list[Part] = []

@@ -11,8 +11,8 @@ from pyarrow import fs
 
 from purgatory.archive import layout, schema
 from purgatory.archive.files import ArchiveUnusable, ArchiveWriter, Placed, open_archive
-from purgatory.archive.pieces import CallStamp
-from purgatory.archive.rows import call_row
+from purgatory.archive.pieces import CallStamp, call_values
+from purgatory.archive.rows import single_row
 from purgatory.archive.run_details import new_run_id
 from tests.archive.failing_disk import FailingDisk
 
@@ -31,7 +31,8 @@ class HandClock:
 
 
 def row(call_number: int, at_ms: int = HALF_PAST_ONE_MS) -> pa.RecordBatch:
-    return call_row(CallStamp(RUN, call_number, 0, at_ms), schema.CANCEL_KEY, topic=f"key-{call_number}", ended=0)
+    values = call_values(schema.CANCEL_KEY, topic=f"key-{call_number}", ended=0)
+    return single_row(schema.CALLS, CallStamp(RUN, call_number, 0, at_ms), values)
 
 
 def writer_to(folder: Path, clock: HandClock | None = None, roll_bytes: int = 10**9) -> ArchiveWriter:

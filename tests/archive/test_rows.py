@@ -13,16 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from purgatory.archive import schema
-from purgatory.archive.pieces import CallStamp, Registrant
+from purgatory.archive.pieces import CallStamp, Registrant, call_values, marker_values
 from purgatory.archive.rows import (
     EventRows,
     OutcomeRows,
     RegistrationRows,
-    call_row,
     event_rows,
-    marker_row,
     outcome_rows,
     registration_rows,
+    single_row,
 )
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch, Refusal, RegisterReceipt, ReplicaSets
@@ -236,12 +235,14 @@ def test_an_operation_of_a_billion_items_has_one_row() -> None:
 
 def test_calls_and_markers_are_single_rows() -> None:
     """What is not said is null; ids beyond what a column holds are cut to its highest."""
-    [call] = plain(call_row(stamp(3), schema.CANCEL, session_number=2, operation_ids=[1, 2**64 - 1], ended=1))
+    values = call_values(schema.CANCEL, session_number=2, operation_ids=[1, 2**64 - 1], ended=1)
+    [call] = plain(single_row(schema.CALLS, stamp(3), values))
     assert call == {
         "run_id": "run-a", "call_number": 3, "time_ms": 5, "at": 1_700_000_000_005, "call": "cancel",
         "session_number": 2, "operation_ids": [1, 2**63 - 1], "topic": None, "partition": None, "ended": 1,
     }  # fmt: skip
-    [marker] = plain(marker_row(stamp(3), schema.DROPPED, table="events", rows=9, last_call_number=8))
+    values = marker_values(schema.DROPPED, table="events", rows=9, last_call_number=8)
+    [marker] = plain(single_row(schema.MARKERS, stamp(3), values))
     assert marker == {
         "run_id": "run-a", "call_number": 3, "time_ms": 5, "at": 1_700_000_000_005, "marker": "dropped",
         "table": "events", "rows": 9, "last_call_number": 8, "detail": None,

@@ -22,8 +22,8 @@ from pyspark.sql import SparkSession
 from purgatory import __version__
 from purgatory.archive.files import ArchiveUnusable as ArchivePlaceUnusable
 from purgatory.archive.files import ArchiveWriter, open_archive
-from purgatory.archive.pieces import CallStamp
-from purgatory.archive.rows import marker_row
+from purgatory.archive.pieces import CallStamp, marker_values
+from purgatory.archive.rows import single_row
 from purgatory.archive.run_details import RunDetails
 from purgatory.archive.schema import ENDED, MARKERS, STARTED
 from purgatory_pipeline.errors import ArchiveUnusable
@@ -58,13 +58,13 @@ def make_run(plan: RunPlan, out: str) -> RunTruth:
     writer = ArchiveWriter(filesystem, root, plan.run_id, roll_s=math.inf, roll_bytes=ROLL_BYTES)
     details = RunDetails(version=__version__, expired_per_slice=ENDED_PER_CALL, host="generated", pid=0)
     begin = CallStamp(plan.run_id, 0, 0, plan.start_ms)
-    writer.write(MARKERS, marker_row(begin, STARTED, detail=details.to_json()))
+    writer.write(MARKERS, single_row(MARKERS, begin, marker_values(STARTED, detail=details.to_json())))
     run = draw_run(plan)
     player = Player(run, writer)
     player.play()
     end_ms = run.timeline.end_ms
     end = CallStamp(plan.run_id, player.call_number, end_ms, plan.start_ms + end_ms)
-    writer.write(MARKERS, marker_row(end, ENDED))
+    writer.write(MARKERS, single_row(MARKERS, end, marker_values(ENDED)))
     writer.close()
     player.rows[MARKERS] = 2
     seconds = time.perf_counter() - started_s
