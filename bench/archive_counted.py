@@ -16,17 +16,22 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
+from purgatory.archive import words
 from purgatory.archive.files import ArchiveWriter, open_archive
-from purgatory.archive.frames import read_frame, write_frame
+from purgatory.archive.frames import framed, read_frame
 from purgatory.archive.keeper import NEW_GATHERERS
-from purgatory.archive.pieces import Call
+from purgatory.archive.packing import Chunk
+from purgatory.archive.pieces import pieces_in
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service import intake
 from purgatory.service.archive import ArchiveStatistics
 from purgatory.service.archive_opening import ROWS_AT_ONCE
-from purgatory.service.archive_queue import CallQueue
 from purgatory.service.archive_recorder import Recorder
+from purgatory.service.archive_room import Room
+from purgatory.service.archive_sender import Sent
 from purgatory.service.host import Host
 from purgatory.service.limits import HostLimits
 from purgatory.service.metrics import Metrics
@@ -43,32 +48,32 @@ STEP: Final = BATCH // PARTITIONS
 
 
 class Keeper:
-    """What the archive's thread and the keeper do, done by the caller."""
+    """What sends and keeps, done by the caller."""
 
     def __init__(self, folder: str, mode: str) -> None:
-        self._queue: Final = CallQueue(sys.maxsize, strict=False)
         self._gatherers: Final[dict[str, Any]] = {table: make() for table, make in NEW_GATHERERS.items()}
         self._makes_rows: Final = mode != "pieces"
         self._writer: Final = ArchiveWriter(*open_archive(folder), "run") if mode == "files" else None
         self._file: Final = Path(folder, "frame").open("w+b")  # noqa: SIM115 - closed with the process
         nothing = ArchiveStatistics({}, {}, 0, 0, 0, 0)
-        self.recorder: Final = Recorder("run", self._queue, lambda: nothing, timeout_ms_default=30_000)
+        room = Room(sys.maxsize, strict=False)
+        self.recorder: Final = Recorder(
+            "run", room, self._keep, lambda: nothing, timeout_ms_default=30_000, send_numbers=1
+        )
 
-    def keep(self) -> None:
-        """Keeps what has come."""
-        calls = []
-        while (call := self._queue.take()) is not None:
-            calls.append(call)
+    def _keep(self, chunk: Chunk, _sent: Sent) -> None:
+        """Keeps what has come: a call, or as many as make a frame."""
         self._file.seek(0)
-        write_frame(self._file, [call.flat() for call in calls])
-        self._queue.writer.give_back(calls[-1].taken)
+        self._file.writelines(framed(chunk))
         self._file.seek(0)
         frame = read_frame(self._file)
         assert frame is not None, "a whole frame was written"
-        for stamp, parts, _ in map(Call.of, frame.unpacked()) if self._makes_rows else ():
-            for table, content in parts:
-                self._gatherers[table].add(stamp, content)
-        self._make_rows(ROWS_AT_ONCE)
+        received: Chunk = frame.unpacked()
+        if self._makes_rows:
+            numbers = np.frombuffer(received.numbers, np.int64)
+            for number, starts in pieces_in(numbers).items():
+                self._gatherers[words.TABLES[number]].add(received, numbers, starts)
+            self._make_rows(ROWS_AT_ONCE)
 
     def _make_rows(self, least: int) -> None:
         for table, gatherer in self._gatherers.items():
@@ -131,8 +136,6 @@ def work(operations: int, keeper: Keeper | None) -> None:
         fill_batch(results, first_sequence, slices, columns=True)
         results.SerializeToString()
         session.acknowledge(session.outbox.last_sequence)
-        if keeper is not None:
-            keeper.keep()
 
 
 def main(mode: str, operations: int) -> None:

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from purgatory.archive.event_pieces import SETS, event_pieces
-from purgatory.archive.gathering import Gathered, arrow, constant, finish, worded
-from purgatory.archive.pieces import CallStamp
+from purgatory.archive.arrow_columns import arrow, constant, finish, worded
+from purgatory.archive.calls import CallStamp
+from purgatory.archive.gathering import Gathered
+from purgatory.archive.packing import SETS
 from purgatory.archive.schema import EVENT_WORDS, EVENTS, SCHEMAS
 from purgatory.engine.batches import EventBatch, EventsReceipt
-from purgatory.engine.packed_columns import EVENT_COLUMNS, Piece
+from purgatory.engine.packed_columns import EVENT_COLUMNS
 
 __all__ = ["EventRows"]
 
@@ -27,18 +28,17 @@ class EventRows(Gathered):
 
     def add_slice(self, stamp: CallStamp, batch: EventBatch, start: int, receipt: EventsReceipt) -> None:
         """The events from `start` to `receipt.next_index`, and what they did."""
-        for piece in event_pieces(self._writer, batch, start, receipt):
-            self.add(stamp, piece)
+        self._packer.begin_call(stamp)
+        self._packer.add_slice(batch, start, receipt)
 
-    def add(self, stamp: CallStamp, piece: Piece) -> None:
-        """One more piece."""
-        self._sets += [(row, sets) for row, sets in enumerate(piece.sets, self.rows) if sets is not None]
-        super().add(stamp, piece)
+    def _add_extra(self, extra: list[tuple[Any, ...] | None], first_row: int, rows: int) -> None:
+        assert len(extra) == rows, f"{len(extra)} replica sets of {rows} events"
+        self._sets += [(row, sets) for row, sets in enumerate(extra, first_row) if sets is not None]
 
     def take(self) -> pa.RecordBatch:
         """All that was gathered, as rows. There must be some."""
-        rows = self.rows
-        counts = np.array(self._calls.counts)
+        self._unpack()
+        rows, counts = self.rows, self._calls.counts
         starts = np.cumsum(counts) - counts
         columns = self._calls.take()
         columns["row"] = arrow((np.arange(rows) - np.repeat(starts, counts)).astype(np.int32), None, pa.int32())

@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from purgatory.archive.gathering import plain
+from purgatory.archive.arrow_columns import plain
 from purgatory.archive.layout import (
     FILE_NUMBER_KEY,
     RUN_KEY,

@@ -8,17 +8,13 @@ neither looks at versions.
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import struct
 from typing import Any, BinaryIO, Final, NamedTuple
 
-__all__ = ["Frame", "Line", "read_frame", "read_line", "write_frame", "write_line"]
+__all__ = ["Frame", "Line", "framed", "read_frame", "read_line", "write_line"]
 
 NUMBER: Final = struct.Struct("<I")
-
-PARTS_MAX: Final = 1_024
-"""That one call may write: Linux's IOV_MAX."""
 
 Line = dict[str, Any]
 
@@ -35,23 +31,13 @@ class Frame(NamedTuple):
         return pickle.loads(self.head, buffers=self.buffers)  # noqa: S301
 
 
-def write_frame(stream: BinaryIO, content: Any) -> None:  # noqa: ANN401 - plain data
-    """Writes one frame to a file; what stands in a PickleBuffer is not copied.
-
-    Raises OSError when nobody reads any more. All is written in one call if there is room for it: each would give the
-    interpreter away, and have to wait until it gets it back.
-    """
+def framed(content: Any) -> list[memoryview]:  # noqa: ANN401 - plain data
+    """A frame, in parts that are to be written one after the other; what stands in a PickleBuffer is not copied."""
     buffers: list[pickle.PickleBuffer] = []
     head = pickle.dumps(content, pickle.HIGHEST_PROTOCOL, buffer_callback=buffers.append)
     views = [buffer.raw() for buffer in buffers]
     lengths = b"".join(map(NUMBER.pack, (len(head), len(views), *map(len, views))))
-    parts = [memoryview(lengths + head), *views]
-    while parts:
-        written = os.writev(stream.fileno(), parts[:PARTS_MAX])
-        while parts and written >= len(parts[0]):
-            written -= len(parts.pop(0))
-        if written:
-            parts[0] = parts[0][written:]
+    return [memoryview(lengths + head), *views]
 
 
 def read_frame(stream: BinaryIO) -> Frame | None:

@@ -1,4 +1,4 @@
-"""Pieces of several calls as one, because to make an Arrow array costs microseconds whatever its length.
+"""Pieces of many calls as one, because to make an Arrow array costs microseconds whatever its length.
 
 What is the same for all of a call, and what is absent, is only counted; whole columns are made of all pieces in the
 end. No object is made for a row.
@@ -6,130 +6,95 @@ end. No object is made for a row.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from purgatory.archive.pieces import INT32_MAX, CallStamp, Registrant
-from purgatory.archive.schema import SCHEMAS
+from purgatory.archive.arrow_columns import arrow, constant, plain, repeated, worded, words_of
+from purgatory.archive.calls import INT32_MAX, Registrant
+from purgatory.archive.packing import Chunk, Packer
+from purgatory.archive.pieces import INT64, Numbers, Part, Pieces, pieces_in
 from purgatory.engine.batches import PartitionName
-from purgatory.engine.packed_columns import NAMELESS, ColumnWriter, Layout, Piece
+from purgatory.engine.packed_columns import NAMELESS, NO_EXTRA, NOBODYS, Layout
 
-__all__ = ["Gathered", "arrow", "constant", "finish", "plain", "repeated", "spread", "worded"]
-
-ABSENT: Final[list[int]] = []
-CONSTANT_ROWS: Final = 16_384
-INT32: Final = np.dtype(np.int32)
-INT64: Final = np.dtype(np.int64)
-
-Values = list[int] | npt.NDArray[np.int64]
-"""A piece of a column: a value for each row as an array, or a list of one for all or of none."""
+__all__ = ["Gathered"]
 
 
 class Columns:
-    """Columns of several pieces."""
-
-    __slots__ = ("_columns", "_counts")
+    """Columns of the pieces of several chunks."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        self._counts: Final[list[int]] = []
-        """Rows of each piece."""
-        self._columns: Final[dict[str, list[Values]]] = {name: [] for name in names}
+        self._counts: Final[list[Numbers]] = []
+        """Of each chunk: rows of each piece."""
+        self._parts: Final[dict[str, list[Part]]] = {name: [] for name in names}
 
-    def add(self, count: int, columns: list[Values]) -> None:
-        """One more piece of so many rows: its columns in the order of the names."""
-        self._counts.append(count)
-        for pieces, values in zip(self._columns.values(), columns, strict=True):
-            pieces.append(values)
+    def add(self, counts: Numbers, columns: Iterable[Part]) -> None:
+        """One more chunk of pieces of so many rows: its columns in the order of the names."""
+        self._counts.append(counts)
+        for parts, part in zip(self._parts.values(), columns, strict=True):
+            parts.append(part)
 
     def column(self, name: str, arrow_type: pa.DataType) -> pa.Array:
         """A column of all pieces. What was not given is null."""
-        return column(self._columns[name], self._counts, arrow_type)
+        parts = self._parts[name]
+        if all(part.values is None for part in parts):
+            return constant(None, arrow_type, sum(int(counts.sum()) for counts in self._counts))
+        if all(part.values is not None and not part.whole and part.given is None for part in parts):
+            return repeated(np.concatenate([part.values for part in parts]), joined(self._counts), arrow_type)
+        whole = [whole_of(part, counts) for part, counts in zip(parts, self._counts, strict=True)]
+        mask = None
+        if any(part.given is not None or part.values is None for part in parts):
+            mask = np.concatenate([absent_in(part, counts) for part, counts in zip(parts, self._counts, strict=True)])
+        return arrow(np.concatenate(whole), mask, pa.int64()).cast(arrow_type)
 
     def clear(self) -> None:
         """Begins anew."""
         self._counts.clear()
-        for pieces in self._columns.values():
-            pieces.clear()
+        for parts in self._parts.values():
+            parts.clear()
 
 
-def column(pieces: list[Values], counts: Sequence[int], arrow_type: pa.DataType) -> pa.Array:
-    """One column of several pieces of so many rows each. Where there is no value, it is null."""
-    lengths = {*map(len, pieces)}
-    if lengths == {0}:
-        return constant(None, arrow_type, sum(counts))
-    mask = np.repeat([not len(piece) for piece in pieces], counts) if 0 in lengths else None
-    if max(lengths) > 1:
-        parts = [
-            np.full(count, piece[0] if piece else 0, INT64) if isinstance(piece, list) else piece
-            for piece, count in zip(pieces, counts, strict=True)
-        ]
-        return arrow(np.concatenate(parts), mask, pa.int64()).cast(arrow_type)
-    if mask is None:
-        return repeated([value for [value] in pieces], counts, arrow_type)
-    values = np.array([piece[0] if len(piece) else 0 for piece in pieces], INT64)
-    return arrow(np.repeat(values, counts), mask, pa.int64()).cast(arrow_type)
+def whole_of(part: Part, counts: Numbers) -> Numbers:
+    """A value for each row; anything where it is absent."""
+    if part.values is None:
+        return np.zeros(int(counts.sum()), INT64)
+    return part.values if part.whole else np.repeat(part.values, counts)
 
 
-def arrow(values: npt.NDArray[Any], mask: npt.NDArray[np.bool_] | None, arrow_type: pa.DataType) -> pa.Array:
-    """An array as a column, null where the mask is set, without a copy."""
-    rows = len(values)
-    if values.dtype == np.bool_:
-        values = np.packbits(values, bitorder="little")
-    valid = None if mask is None else pa.py_buffer(np.packbits(~mask, bitorder="little"))
-    return pa.Array.from_buffers(arrow_type, rows, [valid, pa.py_buffer(values)])
+def absent_in(part: Part, counts: Numbers) -> npt.NDArray[np.bool_]:
+    """The rows that have no value."""
+    given = np.full(len(counts), part.values is not None) if part.given is None else part.given
+    return np.repeat(~given, counts)
 
 
-def plain(column: pa.Array, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """The values of a column as an array, whatever stands where it is null. The way back."""
-    _, buffer = column.buffers()
-    return np.frombuffer(buffer, dtype)[column.offset : column.offset + len(column)]
-
-
-def constant(value: Any, arrow_type: pa.DataType, rows: int) -> pa.Array:  # noqa: ANN401
-    """A column of one value; of nulls for None. Most are the same few values again and again, so they are kept."""
-    length = CONSTANT_ROWS
-    while length < rows:
-        length *= 2
-    return _constant(value, arrow_type, length).slice(0, rows)
-
-
-@functools.lru_cache(maxsize=256)
-def _constant(value: Any, arrow_type: pa.DataType, rows: int) -> pa.Array:  # noqa: ANN401
-    return (
-        pa.nulls(rows, arrow_type) if value is None else pa.repeat(pa.scalar(value, pa.int64()).cast(arrow_type), rows)
-    )
+def joined(arrays: list[Numbers]) -> Numbers:
+    """Several as one."""
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 class Names:
-    """Topics and partitions (or keys) of rows that point into the dictionaries of their pieces."""
-
-    __slots__ = ("_counts", "_known", "_places")
+    """Topics and partitions (or keys) of rows that point at the names of their chunks."""
 
     def __init__(self) -> None:
         self._known: Final[dict[PartitionName, int]] = {}
         """All names so far, and their places."""
-        self._places: Final[list[Values]] = []
-        self._counts: Final[list[int]] = []
+        self._places: Final = Columns(("place",))
 
-    def add(self, names: list[PartitionName], places: Values, count: int) -> None:
-        """One more piece: for each row (or for all) its place among the names, by default the first, or NAMELESS."""
+    def add(self, names: list[PartitionName], part: Part, counts: Numbers) -> None:
+        """One more chunk: for each row (or piece) its place among the names, or NAMELESS."""
+        assert part.values is not None, "a piece without a column of names"
+        own = np.full(len(names) + 1, NAMELESS, INT64)  # the last is found at place -1
         known = self._known
-        numbers = [known.setdefault(name, len(known)) for name in names]
-        numbers.append(NAMELESS)  # found at place -1
-        if isinstance(places, list):
-            self._places.append([numbers[places[0] if places else 0]])
-        else:
-            self._places.append(np.array(numbers, INT64)[places])
-        self._counts.append(count)
+        for place in np.flatnonzero(np.bincount(part.values + 1, minlength=1)[1:]).tolist():
+            own[place] = known.setdefault(names[place], len(known))
+        self._places.add(counts, [part._replace(values=own[part.values])])
 
     def take(self) -> tuple[pa.Array, pa.Array]:
         """The columns `topic` and `partition`, emptied; null where rows have no name."""
-        places = plain(column(self._places, self._counts, pa.int64()), INT64)
+        places = plain(self._places.column("place", pa.int64()), INT64)
         nameless = places == NAMELESS
         mask = nameless if nameless.any() else None
         words: dict[str, int] = {}
@@ -140,44 +105,55 @@ class Names:
         partition = arrow(partitions.astype(np.int32).take(places), mask, pa.int32())
         self._known.clear()
         self._places.clear()
-        self._counts.clear()
         return topic, partition
 
 
 class Calls:
-    """The columns that all rows of a call share: those of every table and, with `registrants`, whose rows they are."""
-
-    __slots__ = ("_registrants", "_stamps", "counts")
+    """The columns that all rows of a call share: those of every table, and whose rows they are, if anybody's."""
 
     def __init__(self) -> None:
-        self.counts: Final[list[int]] = []
-        """Rows of each piece."""
-        self._stamps: Final[list[CallStamp]] = []
-        self._registrants: Final[list[Registrant]] = []
+        self._run_ids: Final[list[str]] = []
+        """Of each chunk, as the next ones of each piece."""
+        self._counts: Final[list[Numbers]] = []
+        self._stamps: Final[list[tuple[Numbers, Numbers, Numbers]]] = []
+        self._known: Final[dict[Registrant, int]] = {}
+        """All registrants so far, and their places."""
+        self._places: Final[list[Numbers]] = []
 
-    def add(self, stamp: CallStamp, count: int, registrant: Registrant | None = None) -> None:
-        """One more piece, of so many rows."""
-        self.counts.append(count)
-        self._stamps.append(stamp)
-        if registrant is not None:
-            self._registrants.append(registrant)
+    @property
+    def counts(self) -> Numbers:
+        """Rows of each piece."""
+        return joined(self._counts)
+
+    def add(self, chunk: Chunk, pieces: Pieces) -> None:
+        """One more chunk."""
+        self._run_ids.append(chunk.run_id)
+        self._counts.append(pieces.rows)
+        self._stamps.append((pieces.call_numbers, pieces.times_ms, pieces.instants_ms))
+        if pieces.registrants[0] != NOBODYS:
+            known = self._known
+            own = np.array([known.setdefault(Registrant._make(whose), len(known)) for whose in chunk.registrants])
+            self._places.append(own[pieces.registrants])
 
     def take(self) -> dict[str, pa.Array]:
         """The columns by name, emptied."""
-        stamps, registrants, counts = self._stamps, self._registrants, self.counts
+        counts = self.counts
+        run_rows = np.array([int(rows.sum()) for rows in self._counts], INT64)
+        call_numbers, times_ms, instants_ms = (joined(list(each)) for each in zip(*self._stamps, strict=True))
         columns = {
-            "run_id": words_of([stamp.run_id for stamp in stamps], counts),
-            "call_number": repeated([stamp.call_number for stamp in stamps], counts, pa.int64()),
-            "time_ms": repeated([stamp.time_ms for stamp in stamps], counts, pa.int64()),
-            "at": repeated([stamp.at_ms for stamp in stamps], counts, pa.timestamp("ms", tz="UTC")),
+            "run_id": words_of(self._run_ids, run_rows),
+            "call_number": repeated(call_numbers, counts, pa.int64()),
+            "time_ms": repeated(times_ms, counts, pa.int64()),
+            "at": repeated(instants_ms, counts, pa.timestamp("ms", tz="UTC")),
         }
-        if registrants:
-            columns["session_number"] = repeated([whose.session_number for whose in registrants], counts, pa.int64())
-            columns["session_id"] = words_of([whose.session_id for whose in registrants], counts)
-            columns["principal"] = words_of([whose.principal for whose in registrants], counts)
-        stamps.clear()
-        registrants.clear()
-        counts.clear()
+        if self._places:
+            numbers, session_ids, principals = zip(*self._known, strict=True)
+            places = joined(self._places)
+            columns["session_number"] = repeated(np.array(numbers, INT64)[places], counts, pa.int64())
+            columns["session_id"] = words_of(session_ids, counts, places)
+            columns["principal"] = words_of(principals, counts, places)
+        for each in (self._run_ids, self._counts, self._stamps, self._known, self._places):
+            each.clear()
         return columns
 
 
@@ -185,82 +161,54 @@ class Gathered:
     """The pieces of one table, whose columns are laid out so. Its subclasses `take` rows of them."""
 
     def __init__(self, layout: Layout) -> None:
-        self.rows = 0
-        """Gathered so far."""
+        self._layout: Final = layout
+        self._gathered = 0
+        """Rows of the chunks that came."""
         self._calls: Final = Calls()
         self._operations: Final = Columns(layout.of_operations)
         self._rows: Final = Columns(layout.of_rows)
         self._names: Final = Names()
-        self._split: Final = len(layout.of_operations)
-        self._columns: Final = int(layout.columns)
+        self._packer: Final = Packer()
+        """Of calls that were not packed by somebody else before."""
 
-    @functools.cached_property
-    def _writer(self) -> ColumnWriter:
-        """Of pieces that are made here, not sent."""
-        return ColumnWriter()
+    @property
+    def rows(self) -> int:
+        """Gathered so far."""
+        return self._gathered + sum(self._packer.rows.values())
 
-    def add(self, stamp: CallStamp, piece: Piece) -> None:
-        """One more piece."""
-        places, *columns = columns_in(piece.columns, self._columns)
-        self.rows += piece.rows
-        self._calls.add(stamp, piece.rows, piece.registrant)
-        self._operations.add(piece.operations, columns[: self._split])
-        self._rows.add(piece.rows, columns[self._split :])
-        self._names.add(piece.names, places, piece.rows)
+    def add(self, chunk: Chunk, numbers: Numbers, starts: Sequence[int]) -> None:
+        """The pieces of a chunk, whose numbers these are, that begin there."""
+        pieces = Pieces(numbers, starts, self._layout)
+        split = 1 + len(self._layout.of_operations)
+        self._calls.add(chunk, pieces)
+        self._names.add(chunk.names, pieces.part(0, pieces.rows), pieces.rows)
+        operations = (pieces.part(column, pieces.operations) for column in range(1, split))
+        self._operations.add(pieces.operations, operations)
+        rows = (pieces.part(column, pieces.rows) for column in range(split, self._layout.columns))
+        self._rows.add(pieces.rows, rows)
+        places = pieces.extras.tolist()
+        if any(place != NO_EXTRA for place in places):
+            first = self._gathered
+            for place, count in zip(places, pieces.rows.tolist(), strict=True):
+                if place != NO_EXTRA:
+                    self._add_extra(chunk.extras[place], first, count)
+                first += count
+        self._gathered += int(pieces.rows.sum())
+
+    def _add_extra(self, extra: Any, first_row: int, rows: int) -> None:  # noqa: ANN401
+        """What a piece has that is no number."""
+        raise NotImplementedError
+
+    def _unpack(self) -> None:
+        """What was packed here is gathered, too."""
+        chunk = self._packer.take()
+        numbers = np.frombuffer(chunk.numbers, INT64)
+        for starts in pieces_in(numbers).values():
+            self.add(chunk, numbers, starts)
+        self._packer.clear()
 
     def clear(self) -> None:
         """Begins anew: all that was gathered has been taken."""
         self._operations.clear()
         self._rows.clear()
-        self.rows = 0
-        self._writer.give_back(self._writer.taken)
-
-
-def columns_in(packed: memoryview | bytes, count: int) -> list[Values]:
-    """So many columns that a `ColumnWriter` wrote, without a copy of those that are long."""
-    numbers = np.frombuffer(packed, INT64)
-    columns: list[Values] = []
-    place = count
-    for length in numbers[:count].tolist():
-        if length > 1:
-            columns.append(numbers[place : place + length])
-        else:
-            columns.append([numbers.item(place)] if length else ABSENT)
-        place += length
-    return columns
-
-
-def repeated(values: list[int], counts: Sequence[int], arrow_type: pa.DataType) -> pa.Array:
-    """Each value as often as its count says."""
-    if values[0] == values[-1] and values.count(values[0]) == len(values):
-        return constant(values[0], arrow_type, sum(counts))
-    return arrow(np.repeat(np.array(values, np.int64), counts), None, pa.int64()).cast(arrow_type)
-
-
-def words_of(values: list[str], counts: list[int]) -> pa.Array:
-    """Each word as often as its count says, dictionary-encoded."""
-    words: dict[str, int] = {}
-    places = [words.setdefault(value, len(words)) for value in values]
-    return worded(repeated(places, counts, pa.int32()), list(words))
-
-
-def worded(places: pa.Array, words: list[str]) -> pa.Array:
-    """A dictionary-encoded column. The places must be those of words: nobody looks."""
-    return pa.DictionaryArray.from_arrays(places, pa.array(words, pa.string()), safe=False)
-
-
-def spread(items: pa.Array, rows: int) -> tuple[pa.Array, pa.Array | None]:
-    """From the rows of each operation: the column `item`, and the operation of each row (None: one row each)."""
-    if len(items) == rows:
-        return constant(0, pa.int32(), rows), None
-    counts = plain(items, INT64 if items.type == pa.int64() else INT32)
-    operation_of = np.repeat(np.arange(len(counts)), counts)
-    first_row = np.cumsum(counts) - counts
-    item = (np.arange(rows) - first_row[operation_of]).astype(np.int32)
-    return arrow(item, None, pa.int32()), arrow(operation_of, None, pa.int64())
-
-
-def finish(table: str, columns: dict[str, pa.Array]) -> pa.RecordBatch:
-    """A table's record batch from its columns by name."""
-    names = SCHEMAS[table].names
-    return pa.RecordBatch.from_arrays([columns[name] for name in names], names)
+        self._gathered = 0

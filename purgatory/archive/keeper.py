@@ -13,12 +13,15 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 
-from purgatory.archive import schema
+from purgatory.archive import schema, words
+from purgatory.archive.calls import CallStamp, marker_values
 from purgatory.archive.files import ArchiveUnusable, ArchiveWriter, open_archive
 from purgatory.archive.opening import KeeperStatistics, Opening
-from purgatory.archive.pieces import Call, CallStamp, Part, marker_values, rows_of
+from purgatory.archive.packing import Chunk
+from purgatory.archive.pieces import Numbers, extra_at, pieces_in, rows_at, stamp_at
 from purgatory.archive.rows import EventRows, OutcomeRows, RegistrationRows, SingleRows, single_row
 from purgatory.archive.runs import RENEW_S, RunFile, RunState, claim_dead_runs, remove_unfinished
 
@@ -28,6 +31,10 @@ LOGGER: Final = logging.getLogger(__name__)
 
 RETRY_S: Final = 1.0
 TRIES_AT_END: Final = 3
+TELL_S: Final = 0.25
+"""Rows that are made are told of so often,"""
+UNTOLD_MAX: Final = 4
+"""or when they are so many times as many as are made at once: a quarter of the room that there is for rows at most."""
 
 CANNOT_WRITE: Final = (OSError, pa.ArrowException)
 NEW_GATHERERS: Final[dict[str, Callable[[], Any]]] = {
@@ -66,7 +73,7 @@ def open_keeper(opening: Opening, tell: Callable[[KeeperStatistics], None]) -> K
 
 
 class Keeper:
-    """Keeps calls. What becomes of them it tells whenever that changes.
+    """Keeps calls. What becomes of them it tells now and then, and whenever files have been placed.
 
     `ending` is set by whoever knows that nothing more comes: then what cannot be written is no longer tried for ever.
     """
@@ -96,7 +103,8 @@ class Keeper:
         self._unrolled_since_s: float | None = None
         self._looked_s = -RENEW_S
         """When it last said that it is alive, and looked who is not."""
-        self._rows_done = 0
+        self._rows_done = self._rows_told = 0
+        self._told_s = 0.0
         self._rows_lost: Final = dict.fromkeys(schema.TABLES, 0)
         self._errors = 0
         self._is_failing = False
@@ -117,16 +125,24 @@ class Keeper:
             dict(writer.last_numbers),
         )
 
-    def keep(self, calls: list[Call]) -> None:
+    def tell(self) -> None:
+        """Tells what became of the rows, if that has changed. Whoever is told has to interrupt its work for it."""
+        if self._rows_told != self._rows_done:
+            self._rows_told, self._told_s = self._rows_done, time.monotonic()
+            self._tell(self.statistics())
+
+    def keep(self, chunk: Chunk) -> None:
         """Keeps some more calls, in order. After it, `look_after` what is due."""
         if self._unrolled_since_s is None:
             self._unrolled_since_s = time.monotonic()
-        for stamp, parts, _ in calls:
-            for part in parts:
-                self._first_gathered.setdefault(part[0], stamp)
-                self._gather(stamp, part)
-            if self._last_call is None or stamp.call_number >= self._last_call.call_number:
-                self._last_call = stamp
+        numbers = np.frombuffer(chunk.numbers, np.int64)
+        for number, starts in pieces_in(numbers).items():
+            table = words.TABLES[number]
+            last = stamp_at(chunk, numbers, starts[-1])
+            self._first_gathered.setdefault(table, stamp_at(chunk, numbers, starts[0]))
+            self._gather(table, chunk, numbers, starts, last)
+            if self._last_call is None or last.call_number >= self._last_call.call_number:
+                self._last_call = last
 
     @property
     def is_due(self) -> bool:
@@ -168,18 +184,17 @@ class Keeper:
         finally:
             self._run.release()
 
-    def _gather(self, stamp: CallStamp, part: Part) -> None:
-        table, content = part
+    def _gather(self, table: str, chunk: Chunk, numbers: Numbers, starts: list[int], last: CallStamp) -> None:
         gatherer = self._gatherers[table]
-        rows = gatherer.rows + rows_of(content)
+        rows = gatherer.rows + rows_at(numbers, starts)
         try:
-            gatherer.add(stamp, content)
+            gatherer.add(chunk, numbers, starts)
         except Exception:
-            LOGGER.exception("call %d cannot be kept", stamp.call_number)
-            self._lose(table, rows, stamp)
+            LOGGER.exception("calls up to %d cannot be kept", last.call_number)
+            self._lose(table, rows, last)
             return
-        if isinstance(content, dict) and table == schema.MARKERS:
-            self._has_ended = content["marker"] == schema.ENDED
+        if table == schema.MARKERS:
+            self._has_ended = extra_at(chunk, numbers, starts[-1])["marker"] == schema.ENDED
         if gatherer.rows >= self._rows_at_once:
             self._make_rows(table)
 
@@ -195,7 +210,9 @@ class Keeper:
             return
         del self._first_gathered[table]
         self._rows_done += rows
-        self._tell(self.statistics())
+        untold = self._rows_done - self._rows_told
+        if untold >= UNTOLD_MAX * self._rows_at_once or time.monotonic() - self._told_s >= TELL_S:
+            self.tell()
 
     def _lose(self, table: str, rows: int, last: CallStamp | None) -> None:
         """Rows that cannot be made, through no fault of the disk: the archive says so, and the rest goes on."""

@@ -27,7 +27,6 @@ from purgatory.archive.files import ArchiveUnusable
 from purgatory.archive.frames import Frame, read_frame, write_line
 from purgatory.archive.keeper import Keeper, open_keeper
 from purgatory.archive.opening import KeeperStatistics, Opening
-from purgatory.archive.pieces import Call
 
 __all__ = ["main", "serve"]
 
@@ -138,6 +137,7 @@ def keep_until_end(waiting: queue.SimpleQueue[Waiting | None], keeper: Keeper, t
         try:
             one = waiting.get(timeout=LOOK_S)
         except queue.Empty:
+            keeper.tell()
             continue
         if one is None:
             return
@@ -148,7 +148,7 @@ def keep_until_end(waiting: queue.SimpleQueue[Waiting | None], keeper: Keeper, t
 
 def keep(keeper: Keeper, frame: Frame) -> None:
     """Keeps what is in a frame."""
-    keeper.keep([Call.of(flat) for flat in frame.unpacked()])
+    keeper.keep(frame.unpacked())
 
 
 def read_all(frames: BinaryIO, waiting: queue.SimpleQueue[Waiting | None], keeper: Keeper) -> None:

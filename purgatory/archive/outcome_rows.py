@@ -7,13 +7,14 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from purgatory.archive.gathering import Gathered, arrow, constant, finish, plain, spread, worded
-from purgatory.archive.outcome_pieces import FETCH_COLUMNS, outcome_pieces
-from purgatory.archive.pieces import CallStamp, Registrant
+from purgatory.archive.arrow_columns import arrow, constant, finish, plain, spread, worded
+from purgatory.archive.calls import CallStamp, Registrant
+from purgatory.archive.gathering import Gathered
+from purgatory.archive.packing import FETCH_COLUMNS
 from purgatory.archive.schema import KIND_WORDS, OUTCOME_WORDS, OUTCOMES, SCHEMAS
 from purgatory.engine.codes import FETCH
 from purgatory.engine.completions import Completions
-from purgatory.engine.packed_columns import COMPLETION_COLUMNS, Piece
+from purgatory.engine.packed_columns import COMPLETION_COLUMNS
 
 __all__ = ["OutcomeRows"]
 
@@ -27,23 +28,24 @@ class OutcomeRows(Gathered):
 
     def __init__(self) -> None:
         super().__init__(COMPLETION_COLUMNS)
-        self._paces: list[tuple[int, bytes]] = []
-        """Of each piece: its rows, and their paces, if any has one."""
+        self._paces: list[tuple[int, int, bytes]] = []
+        """Of each piece that has some: its first row, its rows, and their paces."""
         self._fetched: list[tuple[int, ...]] = []
 
     def add_completions(self, stamp: CallStamp, registrant: Registrant, completions: Completions) -> None:
         """What a call ended of one registrant's."""
-        for piece in outcome_pieces(self._writer, registrant, completions):
-            self.add(stamp, piece)
+        self._packer.begin_call(stamp)
+        self._packer.add_completions(registrant, completions)
 
-    def add(self, stamp: CallStamp, piece: Piece) -> None:
-        """One more piece."""
-        super().add(stamp, piece)
-        self._paces.append((piece.rows, piece.paces))
-        self._fetched.extend(piece.fetched)
+    def _add_extra(self, extra: tuple[bytes, list[tuple[int, ...]]], first_row: int, rows: int) -> None:
+        paces, fetched = extra
+        if paces:
+            self._paces.append((first_row, rows, paces))
+        self._fetched += fetched
 
     def take(self) -> pa.RecordBatch:
         """All that was gathered, as rows. There must be some."""
+        self._unpack()
         rows, types = self.rows, {field.name: field.type for field in SCHEMAS[OUTCOMES]}
         columns = self._calls.take()
         columns["item"], operation_of = spread(self._operations.column("item_count", pa.int64()), rows)
@@ -63,11 +65,13 @@ class OutcomeRows(Gathered):
 
     def _take_paces(self) -> pa.Array:
         """The column of paces, null where absent."""
-        paces, self._paces = self._paces, []
-        if not any(packed for _, packed in paces):
+        given, self._paces = self._paces, []
+        if not given:
             return constant(None, pa.float64(), self.rows)
-        parts = [np.frombuffer(packed) if packed else np.full(rows, -1.0) for rows, packed in paces]
-        return null_below_zero(arrow(np.concatenate(parts), None, pa.float64()))
+        values = np.full(self.rows, -1.0)
+        for first_row, rows, paces in given:
+            values[first_row : first_row + rows] = np.frombuffer(paces)
+        return null_below_zero(arrow(values, None, pa.float64()))
 
     def _take_fetched(self, kinds: pa.DictionaryArray, rows: int) -> dict[str, pa.Array]:
         """The columns that only fetches have."""

@@ -1,150 +1,111 @@
-"""Engine calls as plain data, on their way from the daemon to the process that keeps its archive. Needs no Arrow.
-
-A piece is what one call adds to one table: columns as they came, packed but not spread out. To make one costs the
-daemon's event loop a nanosecond or two for each value; what rows and files cost is paid elsewhere.
-"""
+"""The pieces of a chunk, read side by side: what one column is in many calls, without a step for each value."""
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from purgatory.archive.words import NO_PARTITION
-from purgatory.engine.batches import PartitionName
-from purgatory.engine.packed_columns import Piece
+import numpy as np
+import numpy.typing as npt
 
-__all__ = [
-    "INT32_MAX",
-    "INT64_MAX",
-    "NO_SESSION",
-    "Call",
-    "CallStamp",
-    "Part",
-    "Piece",
-    "Registrant",
-    "Row",
-    "call_values",
-    "keys_as_names",
-    "marker_values",
-    "rows_of",
-]
+from purgatory.archive.calls import CallStamp
+from purgatory.archive.packing import Chunk
+from purgatory.engine.number_block import RUN
+from purgatory.engine.packed_columns import HEAD, Layout
 
-INT64_MAX: Final = 2**63 - 1
-INT32_MAX: Final = 2**31 - 1
+__all__ = ["INT64", "Numbers", "Part", "Pieces", "extra_at", "pieces_in", "rows_at", "stamp_at"]
 
-Row = dict[str, Any]
+INT64: Final = np.dtype(np.int64)
+
+Numbers = npt.NDArray[np.int64]
 
 
-class CallStamp(NamedTuple):
-    """Which engine call rows belong to. `time_ms` is the engine's clock, `at_ms` wall-clock time since 1970 in UTC."""
-
-    run_id: str
-    call_number: int
-    time_ms: int
-    at_ms: int
-
-
-class Registrant(NamedTuple):
-    """Whose operations rows are about."""
-
-    session_number: int
-    session_id: str
-    principal: str = ""
+def pieces_in(numbers: Numbers) -> dict[int, list[int]]:
+    """Where the pieces of a chunk begin, by the number of their table."""
+    starts: dict[int, list[int]] = {}
+    place = 0
+    while place < len(numbers):
+        length, table = numbers[place : place + 2].tolist()
+        starts.setdefault(table, []).append(place)
+        place += length
+    return starts
 
 
-NO_SESSION: Final = Registrant(0, "")
-"""The registrant of unary waits."""
+def stamp_at(chunk: Chunk, numbers: Numbers, start: int) -> CallStamp:
+    """The call of the piece that begins there."""
+    return CallStamp(chunk.run_id, *numbers[start + 2 : start + 5].tolist())
 
 
-Part = tuple[str, Piece | Row]
-"""What a call adds to a table: its name and a piece, or (to calls and markers) a row without its stamp."""
+def extra_at(chunk: Chunk, numbers: Numbers, start: int) -> Any:  # noqa: ANN401
+    """What the piece that begins there has that is no number."""
+    return chunk.extras[numbers[start + 8]]
 
 
-class Call(NamedTuple):
-    """One engine call, with all that it changed."""
-
-    stamp: CallStamp
-    parts: list[Part]
-    taken: int = 0
-    """To be given back to the `ColumnWriter` of its pieces."""
-
-    def rows(self) -> dict[str, int]:
-        """How many rows it makes, by table."""
-        rows: dict[str, int] = {}
-        for table, content in self.parts:
-            rows[table] = rows.get(table, 0) + rows_of(content)
-        return rows
-
-    def flat(self) -> tuple[Any, ...]:
-        """As tuples of plain data, which are sent at a fraction of the cost."""
-        return tuple(self.stamp), [(table, flat_content(content)) for table, content in self.parts]
-
-    @classmethod
-    def of(cls, flat: tuple[Any, ...]) -> Call:
-        """The way back."""
-        stamp, parts = flat
-        return cls(CallStamp._make(stamp), [(table, whole_content(content)) for table, content in parts])
+def rows_at(numbers: Numbers, starts: Sequence[int]) -> int:
+    """How many rows the pieces make that begin there."""
+    return int(numbers[np.array(starts) + 5].sum())
 
 
-def rows_of(content: Piece | Row) -> int:
-    """How many rows it makes."""
-    return 1 if isinstance(content, dict) else content.rows
+class Part(NamedTuple):
+    """A column of the pieces of one chunk."""
+
+    values: Numbers | None
+    """One for each piece, or (`whole`) for each row; None: no piece has it."""
+    whole: bool
+    given: npt.NDArray[np.bool_] | None
+    """The pieces that have it; None: all."""
 
 
-def flat_content(content: Piece | Row) -> tuple[Any, ...] | Row:
-    """A piece as plain data; a row is."""
-    if isinstance(content, dict):
-        return content
-    columns = pickle.PickleBuffer(content.columns)
-    whose = content.registrant and tuple(content.registrant)
-    others = (content.paces, content.fetched, content.sets)
-    return content.rows, content.operations, whose, content.names, columns, *others
+class Pieces:
+    """The pieces of one table in a chunk, side by side."""
 
+    def __init__(self, numbers: Numbers, starts: Sequence[int], layout: Layout) -> None:
+        width = HEAD + layout.columns
+        places = np.array(starts, INT64)
+        heads = numbers[places[:, None] + np.arange(width)]
+        self.call_numbers: Final = heads[:, 2]
+        self.times_ms: Final = heads[:, 3]
+        self.instants_ms: Final = heads[:, 4]
+        self.rows: Final = heads[:, 5]
+        self.operations: Final = heads[:, 6]
+        self.registrants: Final = heads[:, 7]
+        self.extras: Final = heads[:, 8]
+        self._numbers: Final = numbers
+        self._counts: Final = heads[:, HEAD:]
+        taken = np.where(self._counts < 0, -RUN * self._counts, self._counts)
+        self._places: Final = (places + width)[:, None] + np.cumsum(taken, axis=1) - taken
+        self._firsts: Final = numbers[np.minimum(self._places, len(numbers) - 1)]
+        self._least: Final = self._counts.min(axis=0).tolist()
+        self._most: Final = self._counts.max(axis=0).tolist()
 
-def whole_content(content: tuple[Any, ...] | Row) -> Piece | Row:
-    """The way back."""
-    if isinstance(content, dict):
-        return content
-    rows, operations, whose, *others = content
-    return Piece(rows, operations, whose and Registrant._make(whose), *others)
+    def part(self, column: int, rows: Numbers) -> Part:
+        """A column; `rows` of each piece, or operations, whichever it has values for."""
+        least, most = self._least[column], self._most[column]
+        if least == most == 0:
+            return Part(None, False, None)
+        counts, firsts = self._counts[:, column], self._firsts[:, column]
+        given = None if least == 1 or counts.all() else counts != 0
+        if least >= 0 and most <= 1:
+            return Part(firsts, False, given)
+        places = self._places[:, column]
+        values = self._spread_runs(counts, places, firsts, rows) if least < 0 else np.repeat(firsts, rows)
+        starts = np.cumsum(rows) - rows
+        for piece in np.flatnonzero(counts > 1).tolist():
+            place, start, count = places[piece], starts[piece], counts[piece]
+            values[start : start + count] = self._numbers[place : place + count]
+        return Part(values, True, given)
 
-
-def keys_as_names(keys: Sequence[str]) -> list[PartitionName]:
-    """Keys of signals as the archive names them."""
-    return [(key, NO_PARTITION) for key in keys]
-
-
-def call_values(
-    call: str,
-    *,
-    session_number: int | None = None,
-    operation_ids: Sequence[int] | None = None,
-    topic: str | None = None,
-    partition: int | None = None,
-    ended: int,
-) -> Row:
-    """The columns of one of `words.CALL_NAMES` that are its own.
-
-    For CANCEL_KEY the topic is the key and the partition NO_PARTITION.
-    """
-    return {
-        "call": call,
-        "session_number": session_number,
-        "operation_ids": None if operation_ids is None else [min(value, INT64_MAX) for value in operation_ids],
-        "topic": topic,
-        "partition": partition,
-        "ended": ended,
-    }
-
-
-def marker_values(
-    marker: str,
-    *,
-    table: str | None = None,
-    rows: int | None = None,
-    last_call_number: int | None = None,
-    detail: str | None = None,
-) -> Row:
-    """The columns of one of `words.MARKER_NAMES` that are its own."""
-    return {"marker": marker, "table": table, "rows": rows, "last_call_number": last_call_number, "detail": detail}
+    def _spread_runs(self, counts: Numbers, places: Numbers, firsts: Numbers, rows: Numbers) -> Numbers:
+        """A value for each row of a column some pieces of which consist of runs; others are taken for one of each."""
+        runs = np.where(counts < 0, -counts, 1)
+        is_run = np.repeat(counts < 0, runs)
+        before = np.cumsum(runs) - runs
+        own = np.repeat(places, runs) + RUN * (np.arange(len(is_run)) - np.repeat(before, runs))
+        own = np.where(is_run, own, 0)
+        lengths = np.where(is_run, self._numbers[own], np.repeat(rows, runs))
+        values = np.repeat(np.where(is_run, self._numbers[own + 1], np.repeat(firsts, runs)), lengths)
+        steps = np.where(is_run, self._numbers[own + 2], 0)
+        if steps.any():
+            starts = np.cumsum(lengths) - lengths
+            values += np.repeat(steps, lengths) * (np.arange(len(values)) - np.repeat(starts, lengths))
+        return values

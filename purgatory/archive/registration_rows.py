@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from purgatory.archive.gathering import Gathered, finish, spread, worded
-from purgatory.archive.pieces import CallStamp, Registrant
-from purgatory.archive.registration_pieces import registration_pieces
+from purgatory.archive.arrow_columns import finish, spread, worded
+from purgatory.archive.calls import CallStamp, Registrant
+from purgatory.archive.gathering import Gathered
 from purgatory.archive.schema import KIND_WORDS, REGISTRATIONS, SCHEMAS
 from purgatory.engine.batches import OperationBatch, RegisterReceipt
 from purgatory.engine.packed_columns import REGISTRATION_COLUMNS
@@ -30,11 +30,12 @@ class RegistrationRows(Gathered):
         timeout_ms_default: int,
     ) -> None:
         """A batch and what became of it. Operations that were known already make no rows."""
-        for piece in registration_pieces(self._writer, registrant, kind, batch, receipt, timeout_ms_default):
-            self.add(stamp, piece)
+        self._packer.begin_call(stamp)
+        self._packer.add_batch(registrant, kind, batch, receipt, timeout_ms_default)
 
     def take(self) -> pa.RecordBatch:
         """All that was gathered, as rows. There must be some."""
+        self._unpack()
         types = {field.name: field.type for field in SCHEMAS[REGISTRATIONS]}
         columns = self._calls.take()
         columns["item"], operation_of = spread(self._operations.column("rows_each", pa.int64()), self.rows)

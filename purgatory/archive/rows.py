@@ -12,13 +12,16 @@ hundreds.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import pyarrow as pa
 
+from purgatory.archive.calls import CallStamp, Registrant, Row
 from purgatory.archive.event_rows import EventRows
 from purgatory.archive.outcome_rows import OutcomeRows
-from purgatory.archive.pieces import CallStamp, Registrant, Row
+from purgatory.archive.packing import Chunk
+from purgatory.archive.pieces import Numbers, extra_at, stamp_at
 from purgatory.archive.registration_rows import RegistrationRows
 from purgatory.archive.schema import SCHEMAS
 from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, RegisterReceipt
@@ -67,7 +70,7 @@ def event_rows(stamp: CallStamp, batch: EventBatch, start: int, receipt: EventsR
 def single_row(table: str, stamp: CallStamp, values: Row) -> pa.RecordBatch:
     """One of the other calls, or a marker: `values` are its own columns, of `call_values` or `marker_values`."""
     rows = SingleRows(table)
-    rows.add(stamp, values)
+    rows.add_row(stamp, values)
     return rows.take()
 
 
@@ -83,15 +86,15 @@ class SingleRows:
         """Gathered so far."""
         return len(self._rows)
 
-    def add(self, stamp: CallStamp, values: Row) -> None:
+    def add_row(self, stamp: CallStamp, values: Row) -> None:
         """One row: of `call_values` or `marker_values`."""
-        common = {
-            "run_id": stamp.run_id,
-            "call_number": stamp.call_number,
-            "time_ms": stamp.time_ms,
-            "at": stamp.at_ms,
-        }
-        self._rows.append(common | values)
+        run_id, call_number, time_ms, at_ms = stamp
+        self._rows.append({"run_id": run_id, "call_number": call_number, "time_ms": time_ms, "at": at_ms} | values)
+
+    def add(self, chunk: Chunk, numbers: Numbers, starts: Sequence[int]) -> None:
+        """The rows of a chunk, whose numbers these are, that begin there."""
+        for start in starts:
+            self.add_row(stamp_at(chunk, numbers, start), extra_at(chunk, numbers, start))
 
     def take(self) -> pa.RecordBatch:
         """All that was gathered. There must be some."""

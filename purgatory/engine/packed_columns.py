@@ -1,32 +1,53 @@
-"""Columns packed into one array of numbers, for whoever keeps them: the archive.
+"""Columns packed into one block of numbers, for whoever keeps them: the archive.
 
 The engine itself needs none of it. It is here because it looks at each value, and what is here is compiled.
+
+A piece is what one engine call adds to one table: a head of `HEAD` numbers, then for each column of the table's layout
+how many values it has, and then the values, one column after the other. A column has a value for each row; or one,
+which is that of all; or none. Or it consists of a few runs, as ids do, and mostly names, times and offsets: then minus
+their number stands in place of how many values there are, and each is how many rows it has, its first value, and what
+is added from each to the next.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from librt.vecs import vec
 from mypy_extensions import i64
 
 from purgatory.engine.batches import AsGiven, EventBatch, EventsReceipt, OperationBatch
-from purgatory.engine.codes import DELETE_RECORDS, FETCH, PRODUCE, SIGNAL
+from purgatory.engine.codes import DELETE_RECORDS, FETCH, KEY_SIGNALLED, PRODUCE, SIGNAL
 from purgatory.engine.completions import Completions
+from purgatory.engine.number_block import NumberBlock
 
-__all__ = ["COMPLETION_COLUMNS", "EVENT_COLUMNS", "NAMELESS", "REGISTRATION_COLUMNS", "ColumnWriter", "Layout", "Piece"]
+__all__ = [
+    "COMPLETION_COLUMNS",
+    "EVENT_COLUMNS",
+    "HEAD",
+    "NAMELESS",
+    "NOBODYS",
+    "NO_EXTRA",
+    "REGISTRATION_COLUMNS",
+    "ColumnWriter",
+    "Layout",
+    "packed_paces",
+]
 
 
 class Layout:
-    """Names of columns in the order in which they are written, after the first: of each row, its place among names."""
+    """Names of a table's columns in the order in which they are written, after the first: of each row, its name."""
 
-    def __init__(self, of_operations: tuple[str, ...], of_rows: tuple[str, ...]) -> None:
+    def __init__(self, table: int, of_operations: tuple[str, ...], of_rows: tuple[str, ...]) -> None:
+        self.table: Final[i64] = table
+        """Its number."""
         self.of_operations: Final = of_operations
         self.of_rows: Final = of_rows
         self.columns: Final[i64] = 1 + len(of_operations) + len(of_rows)
 
 
 REGISTRATION_COLUMNS: Final = Layout(
+    0,
     (
         "operation_id", "timeout_ms", "refusal_code", "item_count", "rows_each", "min_bytes", "replica_id",
         "isolation_level", "follower_reads", "any_key", "from_now",
@@ -38,10 +59,12 @@ REGISTRATION_COLUMNS: Final = Layout(
 """`rows_each`: rows that an operation has, which are its items; but one where they cannot be read."""
 
 COMPLETION_COLUMNS: Final = Layout(
+    1,
     ("operation_id", "kind", "outcome", "waited_ms", "lateness_ms", "item_count"),
     ("error_code", "required_offset", "reached_offset", "log_start_offset", "estimated_remaining_ms"),
 )
 EVENT_COLUMNS: Final = Layout(
+    2,
     (),
     (
         "type", "refusal_code", "ended", "offset", "leader_epoch", "replica_id", "byte_position",
@@ -49,93 +72,70 @@ EVENT_COLUMNS: Final = Layout(
     ),
 )  # fmt: skip
 
+HEAD: Final[i64] = 9
+"""Numbers before a piece's columns: how many it is long, the table's, the call's, the engine's clock, wall-clock time,
+rows, operations that the rows are of (0: of none), the registrant's place, and that of what is no number."""
 
-class Piece:
-    """Rows of one table that one call makes, as plain data."""
-
-    def __init__(
-        self,
-        rows: int,
-        operations: int,
-        registrant: Any,  # noqa: ANN401 - plain data, as the next ones
-        names: list[AsGiven],
-        columns: Any,  # noqa: ANN401
-        paces: bytes = b"",
-        fetched: Any = (),  # noqa: ANN401
-        sets: Any = (),  # noqa: ANN401
-    ) -> None:
-        self.rows: Final = rows
-        self.operations: Final = operations
-        """That the rows are of; 0: of none."""
-        self.registrant: Final = registrant
-        """Whose operations they are; None: nobody's."""
-        self.names: Final = names
-        """A dictionary of topics and partitions, or of keys."""
-        self.columns: Final = columns
-        """The buffer that a `ColumnWriter` gave."""
-        self.paces: Final = paces
-        """Of outcomes: packed floating-point numbers, -1.0 where absent; empty: all are."""
-        self.fetched: Final = fetched
-        """Of outcomes: what each row of a fetch would read, as tuples."""
-        self.sets: Final = sets
-        """Of events: the replica sets of each row, as tuples or None; empty: none has any."""
-
-
-RING: Final[i64] = 131_072
-"""Numbers that may be written and not be given back."""
-
-NAMELESS: Final = -1
+NAMELESS: Final[i64] = -1
 """Place of a row that has no name: it pointed outside its dictionary, and was refused."""
+NOBODYS: Final[i64] = -1
+"""Place of the registrant of what is nobody's."""
+NO_EXTRA: Final[i64] = -1
+
+NO_PARTITION: Final = -1
+"""Of a key's name."""
+
 ZERO: Final = [0]
 ONE: Final = [1]
 NOTHING: Final[list[int]] = []
 NO_FLAGS: Final[list[bool]] = []
 
 
-class ColumnWriter:
-    """Writes the columns of a piece: how many values each has, and then the values, one column after the other.
+class ColumnWriter(NumberBlock):
+    """Writes pieces one after the other. A method that raises has written nothing: `length` counts whole pieces."""
 
-    A column has a value for each row; or one, which is that of all; or none. What is written goes round in a ring of
-    memory, because fresh memory would cost several times as much as to write into it. So whoever is done with what it
-    took gives it back (`give_back`), in the order in which it was taken. That may be another thread.
-    """
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: dict[AsGiven, int] = {}
+        """Topics and partitions (of a key: it and -1) of all pieces, and the places by which these point at them."""
+        self._call_number: i64 = 0
+        self._time_ms: i64 = 0
+        self._at_ms: i64 = 0
 
-    def __init__(self, ring: i64 = RING) -> None:
-        self._ring: Final = vec[i64]([0] * ring)
-        self._numbers: vec[i64] = self._ring
-        """The ring, or a block beside it when there was no room left."""
-        self._start: i64 = 0
-        """Where in it begins what was written and not taken, and where it ends."""
-        self._end: i64 = 0
-        self._column_number: i64 = 0
-        """Of the column that is written next."""
-        self._taken: i64 = 0
-        """Numbers of the ring that were ever taken, with those passed over at its end; and of these, given back."""
-        self._given_back: i64 = 0
+    def begin_call(self, call_number: i64, time_ms: i64, at_ms: i64) -> None:
+        """What is written from now on belongs to this call: the engine's clock, and wall-clock time since 1970."""
+        self._call_number = call_number
+        self._time_ms = time_ms
+        self._at_ms = at_ms
 
-    @property
-    def taken(self) -> int:
-        """How much was ever taken: to be given back when all of it is done with."""
-        return self._taken
-
-    def give_back(self, taken: int) -> None:
-        """All that was taken when `taken` said this will not be looked at any more."""
-        self._given_back = max(self._given_back, taken)
+    def clear(self) -> None:
+        """Begins anew."""
+        super().clear()
+        self.names.clear()
 
     def add_operations(
-        self, kind: i64, batch: OperationBatch, codes: list[int], timeout_ms_default: i64, *, bare: bool
-    ) -> None:
-        """A batch of operations as REGISTRATION_COLUMNS; what the kind does not have is left out.
+        self,
+        registrant: i64,
+        kind: i64,
+        batch: OperationBatch,
+        codes: list[int],
+        timeout_ms_default: i64,
+        *,
+        bare: bool,
+    ) -> int:
+        """A batch of operations as REGISTRATION_COLUMNS; what the kind does not have is left out. Returns the rows.
 
         `codes` are those of refusals; `bare`: without the items. Raises OverflowError (or ValueError) for what is no
         64-bit number.
         """
+        operations: i64 = len(batch.operation_ids)
+        rows = operations if bare else max(operations, i64(len(batch.item_indexes)))  # several items have indexes
         counts = batch.item_counts or ONE
-        self._begin(REGISTRATION_COLUMNS)
+        self._begin(REGISTRATION_COLUMNS, rows, operations, registrant, NO_EXTRA)
         if bare:
             self._one(NAMELESS)
         else:
-            self._list(batch.item_indexes)
+            self._places(batch, kind == SIGNAL, rows)
         self._list(batch.operation_ids)
         if batch.timeouts_ms:
             self._list(batch.timeouts_ms)
@@ -160,20 +160,18 @@ class ColumnWriter:
         self._list(batch.partition_max_bytes if is_fetch and not bare else NOTHING)
         self._list(batch.last_fetched_epochs if is_fetch and not bare else NOTHING)
         self._flags(batch.throttled if is_fetch and not bare else NO_FLAGS)
+        return self._commit(rows)
 
     def add_events(
-        self,
-        places: list[int],
-        types: list[int],
-        codes: list[int],
-        batch: EventBatch,
-        start: i64,
-        receipt: EventsReceipt,
-    ) -> None:
-        """A slice of a batch of events as EVENT_COLUMNS; `codes` are those of refusals."""
+        self, types: list[int], codes: list[int], batch: EventBatch, start: i64, receipt: EventsReceipt, extra: i64
+    ) -> int:
+        """A slice of a batch of events as EVENT_COLUMNS; `codes` are those of refusals. Returns the rows.
+
+        `types` are those of the slice, 0 where there is no such type.
+        """
         stop: i64 = receipt.next_index
-        self._begin(EVENT_COLUMNS)
-        self._list(places)
+        self._begin(EVENT_COLUMNS, stop - start, 0, NOBODYS, extra)
+        self._event_places(batch, types, start)
         self._list(types)
         self._list(codes)
         self._list(receipt.ended)
@@ -184,14 +182,13 @@ class ColumnWriter:
         self._slice(batch.segment_base_offsets, start, stop)
         self._slice(batch.log_start_offsets, start, stop)
         self._slice(batch.flags, start, stop)
+        return self._commit(stop - start)
 
-    def add_completions(self, completions: Completions) -> tuple[list[AsGiven], bytes]:
-        """Completions as COMPLETION_COLUMNS, and the dictionary that the places point into.
-
-        Paces are no whole numbers: they are returned, packed as they are; empty where all are absent.
-        """
-        self._begin(COMPLETION_COLUMNS)
-        names = self._names(completions.item_partitions)
+    def add_completions(self, registrant: i64, completions: Completions, extra: i64) -> int:
+        """Completions as COMPLETION_COLUMNS. Returns the rows."""
+        rows: i64 = len(completions.item_partitions)
+        self._begin(COMPLETION_COLUMNS, rows, len(completions), registrant, extra)
+        self._names(completions.item_partitions)
         self._vector(completions.operation_ids)
         self._vector(completions.kinds)
         self._vector(completions.outcomes)
@@ -203,141 +200,118 @@ class ColumnWriter:
         self._vector(completions.reached_offsets)
         self._vector(completions.log_start_offsets)
         self._vector(completions.estimated_remaining_ms)
-        paces = completions.paces_per_second
-        for index in range(len(paces)):
-            if paces[index] >= 0.0:
-                return names, bytes(paces)
-        return names, b""
+        return self._commit(rows)
 
-    def _one(self, value: i64) -> None:
-        """A column of one value for all."""
-        place = self._column(1)
-        self._numbers[place] = value
-        self._end = place + 1
+    def add_row(self, table: i64, extra: i64) -> None:
+        """A row that is no numbers, of a table without a layout."""
+        self._head(table, HEAD, 1, 0, NOBODYS, extra)
+        self._commit(1)
 
-    def _list(self, values: list[int]) -> None:
-        """A column as it was given."""
-        count: i64 = len(values)
-        place = self._column(count)
+    # A piece.
+
+    def _begin(self, layout: Layout, rows: i64, operations: i64, registrant: i64, extra: i64) -> None:
+        self._head(layout.table, HEAD + layout.columns, rows, operations, registrant, extra)
+        self._column = self.length + HEAD
+
+    def _head(self, table: i64, count: i64, rows: i64, operations: i64, registrant: i64, extra: i64) -> None:
+        """Begins a piece whose first so many numbers are not values."""
+        place = self._end = self.length
+        self._make_room(count)
         numbers = self._numbers
-        for value in values:
-            numbers[place] = value
-            place += 1
-        self._end = place
+        numbers[place + 1] = table
+        numbers[place + 2] = self._call_number
+        numbers[place + 3] = self._time_ms
+        numbers[place + 4] = self._at_ms
+        numbers[place + 5] = rows
+        numbers[place + 6] = operations
+        numbers[place + 7] = registrant
+        numbers[place + 8] = extra
+        self._end = place + count
 
-    def _flags(self, values: list[bool]) -> None:
-        """A column of flags."""
-        count: i64 = len(values)
-        place = self._column(count)
-        numbers = self._numbers
-        for value in values:
-            numbers[place] = 1 if value else 0
-            place += 1
-        self._end = place
+    def _commit(self, rows: i64) -> int:
+        self._numbers[self.length] = self._end - self.length
+        self.length = self._end
+        return rows
 
-    def _slice(self, values: list[int], start: i64, stop: i64) -> None:
-        """A part of a column that has a value for each row; of others all."""
-        if len(values) <= 1 or (start == 0 and stop == i64(len(values))):
-            self._list(values)
+    # Names.
+
+    def _place(self, name: AsGiven) -> i64:
+        """The place of a name among all."""
+        return i64(self.names.setdefault(name, len(self.names)))
+
+    def _places_of(self, names: list[AsGiven]) -> vec[i64]:
+        """The places of all names of a dictionary."""
+        places = vec[i64]([0] * len(names))
+        for index in range(i64(len(names))):
+            places[index] = self._place(names[index])
+        return places
+
+    def _places(self, batch: OperationBatch, are_keys: bool, rows: i64) -> None:
+        """A column of the names of a batch whose items all point into its dictionary."""
+        names: list[AsGiven] = [(key, NO_PARTITION) for key in batch.keys] if are_keys else batch.partitions
+        indexes = batch.item_indexes
+        if not names:
+            self._one(NAMELESS)
+        elif len(indexes) <= 1 or len(names) == 1:
+            self._one(self._place(names[indexes[0] if indexes else 0]))
         else:
-            self._list(values[start:stop])
+            known = self._places_of(names)
+            self._make_room(2 * rows)
+            numbers, place = self._numbers, self._end
+            for given in indexes:
+                index: i64 = given
+                numbers[place] = known[index]
+                place += 1
+            self._compact(rows)
 
-    def _names(self, names: list[AsGiven]) -> list[AsGiven]:
-        """A column of each row's place in a dictionary of names, which is returned: neighbours are mostly the same."""
-        known: dict[AsGiven, int] = {}
+    def _event_places(self, batch: EventBatch, types: list[int], start: i64) -> None:
+        """A column of the names of some events; one that points outside its dictionary has none."""
+        rows: i64 = len(types)
+        indexes, partitions, keys = batch.item_indexes, batch.partitions, batch.keys
+        own: i64 = len(indexes)
+        self._make_room(2 * rows)
+        end = self._end
+        for row in range(rows):
+            index: i64 = indexes[start + row] if own > 1 else indexes[0] if own else 0
+            place = NAMELESS
+            if types[row] == KEY_SIGNALLED:
+                if 0 <= index < i64(len(keys)):
+                    place = self._place((keys[index], NO_PARTITION))
+            elif 0 <= index < i64(len(partitions)):
+                place = self._place(partitions[index])
+            self._numbers[end + row] = place
+        self._compact(rows)
+
+    def _names(self, names: list[AsGiven]) -> None:
+        """A column of the names that rows have: neighbours are mostly the same."""
         count: i64 = len(names)
-        start = self._column(count)
-        place = start
-        numbers = self._numbers
+        same: i64 = 0
+        if count:
+            first = names[0]
+            for name in names:
+                if name is not first:
+                    break
+                same += 1
+            if same == count:
+                self._one(self._place(first))
+                return
+        self._make_room(2 * count)
+        numbers, place = self._numbers, self._end
         number: i64 = 0
         last: AsGiven = None
         for name in names:
             if name is not last:
-                number = known.setdefault(name, len(known))
+                number = self._place(name)
                 last = name
             numbers[place] = number
             place += 1
-        if len(known) == 1:
-            self._numbers[self._start + self._column_number - 1] = 1
-            place = start + 1
-        self._end = place
-        return list(known)
-
-    def _vector(self, values: vec[i64]) -> None:
-        """A column of a value for each row."""
-        count: i64 = len(values)
-        same = condensed_length(values)
-        place = self._column(same)
-        if same == 1:
-            self._numbers[place] = values[0]
-            self._end = place + 1
-            return
-        numbers = self._numbers
-        for index in range(count):
-            numbers[place] = values[index]
-            place += 1
-        self._end = place
-
-    def take(self) -> memoryview:
-        """What was written last, without a copy."""
-        start, end = self._start, self._end
-        if len(self._numbers) == len(self._ring):
-            self._taken += end - start
-        return memoryview(self._numbers)[start:end]
-
-    def _begin(self, layout: Layout) -> None:
-        """Begins a piece with so many columns. Forgets what was written and not taken."""
-        length: i64 = len(self._ring)
-        self._numbers = self._ring
-        self._start = self._taken % length
-        self._end = self._start
-        if self._end + layout.columns >= self._limit():
-            self._move(layout.columns)
-        self._end += layout.columns
-        self._column_number = 0
-
-    def _column(self, count: i64) -> i64:
-        """Room for the next column, of so many values, and where its first one goes."""
-        place = self._end
-        if place + count >= self._limit():
-            place = self._move(count)
-        self._numbers[self._start + self._column_number] = count
-        self._column_number += 1
-        return place
-
-    def _limit(self) -> i64:
-        """Where the room ends for what is being written."""
-        room: i64 = len(self._numbers)
-        length: i64 = len(self._ring)
-        if room != length:
-            return room
-        free = self._given_back + length - self._taken
-        return room if self._start + free > room else self._start + free
-
-    def _move(self, count: i64) -> i64:
-        """Goes on where there is more room: at the ring's beginning, or beside it. Returns where."""
-        start, used = self._start, self._end - self._start
-        numbers, length = self._numbers, i64(len(self._ring))
-        rest = length - start
-        if i64(len(numbers)) == length and self._given_back + length - self._taken - rest > used + count:
-            self._taken += rest  # passed over
-        else:
-            room = 2 * (used + count + 1)
-            self._numbers = vec[i64]([0] * (room + 1 if room == length else room))
-        for index in range(used):
-            self._numbers[index] = numbers[start + index]
-        self._start = 0
-        self._end = used
-        return used
+        self._compact(count)
 
 
-def condensed_length(values: vec[i64]) -> i64:
-    """1 where all values are the same, otherwise how many they are."""
-    count: i64 = len(values)
-    if count:
-        first = values[0]
-        for index in range(1, count):
-            if values[index] != first:
-                return count
-        return 1
-    return 0
+def packed_paces(completions: Completions) -> bytes:
+    """Paces are no whole numbers: as they are, packed, -1.0 where absent; empty where all are."""
+    paces = completions.paces_per_second
+    for index in range(len(paces)):
+        if paces[index] >= 0.0:
+            return bytes(paces)
+    return b""

@@ -6,22 +6,25 @@ import contextlib
 import fcntl
 import logging
 import os
+import select
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Protocol
+from typing import BinaryIO, Final, Protocol
 
 import purgatory
-from purgatory.archive.frames import read_line, write_frame
+from purgatory.archive.frames import framed, read_line
 from purgatory.archive.opening import KeeperStatistics, Opening
 from purgatory.service.archive import CannotArchive
 
 LOGGER: Final = logging.getLogger(__name__)
 
 PIPE_BYTES: Final = 1024 * 1024
-"""Room for several frames, so that a write mostly does not wait."""
+"""Room for several frames, so that mostly nothing has to wait."""
+LOOK_MS: Final = 1_000
+"""How often whoever waits for room looks whether anybody still reads."""
 PROGRAM: Final = "purgatory.archive.keeping_process"
 
 
@@ -70,9 +73,11 @@ class KeeperProcess:
 
 
 class RemoteKeeper:
-    """A keeper that is open. What it says is heard on a thread of its own; `heard` is called there with rows done."""
+    """A keeper that is open. What it says is heard on a thread of its own: there `heard` is called with rows that are
+    done, and `ended` when it says nothing any more.
+    """
 
-    def __init__(self, link: Link, opening: Opening, heard: Callable[[int], None]) -> None:
+    def __init__(self, link: Link, opening: Opening, heard: Callable[[int], None], ended: Callable[[], None]) -> None:
         """Opens the archive. Raises `CannotArchive` where it cannot be written to."""
         self.has_ended = False
         """It says nothing any more."""
@@ -80,13 +85,36 @@ class RemoteKeeper:
         """The last that it said of itself."""
         self._link: Final = link
         self._heard: Final = heard
+        self._ended: Final = ended
+        os.set_blocking(link.frames.fileno(), False)
         self.told = self._open(opening)
         self._listener: Final = threading.Thread(target=self._listen, name="archive-told", daemon=True)
         self._listener.start()
 
-    def send(self, content: Any) -> None:  # noqa: ANN401 - plain data
-        """Sends a frame. Raises OSError when it is no more."""
-        write_frame(self._link.frames, content)
+    def write_some(self, parts: list[memoryview]) -> list[memoryview]:
+        """Writes as much of a frame as there is room for, and returns the rest: the same list if it is all of it.
+
+        Raises OSError when the keeper is no more.
+        """
+        if self._link.frames.closed:
+            raise BrokenPipeError("nothing is sent to it any more")
+        try:
+            written = os.writev(self._link.frames.fileno(), parts)
+        except BlockingIOError:
+            return parts
+        rest = parts.copy()
+        while rest and written >= len(rest[0]):
+            written -= len(rest.pop(0))
+        if rest:
+            rest[0] = rest[0][written:]
+        return rest
+
+    def write(self, parts: list[memoryview]) -> None:
+        """Writes a frame, or the rest of one, and waits for room. Raises OSError when the keeper is no more."""
+        while parts := self.write_some(parts):
+            waiting = select.poll()
+            waiting.register(self._link.frames, select.POLLOUT)
+            waiting.poll(LOOK_MS)
 
     def end(self) -> bool:
         """Says that nothing more comes, and waits until it has ended; whether it could write all, and the end."""
@@ -104,7 +132,7 @@ class RemoteKeeper:
     def _open(self, opening: Opening) -> KeeperStatistics:
         line = None
         with contextlib.suppress(OSError):
-            write_frame(self._link.frames, opening)
+            self.write(framed(opening))
             line = read_line(self._link.lines)
         if line is not None and "statistics" in line:
             return KeeperStatistics(**line["statistics"])
@@ -122,3 +150,4 @@ class RemoteKeeper:
             before, self.told = self.told, KeeperStatistics(**line["statistics"])
             self._heard(self.told.rows_done - before.rows_done)
         self.has_ended = True
+        self._ended()

@@ -13,9 +13,9 @@ from purgatory.archive.run_details import LIMIT_NAMES, RunDetails, new_run_id
 from purgatory.archive.wall_clock import wall_ms
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.archive_keeper import KeeperProcess, Link
-from purgatory.service.archive_queue import CallQueue
 from purgatory.service.archive_recorder import Recorder
-from purgatory.service.archive_thread import ArchiveThread
+from purgatory.service.archive_room import Room
+from purgatory.service.archive_sender import ArchiveSender
 from purgatory.service.reaper import EXPIRED_PER_SLICE
 from purgatory.service.settings import ArchiveSettings, EngineSettings
 
@@ -28,11 +28,11 @@ SHARE_AT_ONCE: Final = 16
 
 
 class OpenArchive:
-    """A run's archive: `recorder` is what the host tells, the thread behind it sends it away. `close` it at the end."""
+    """A run's archive: `recorder` is what the host tells, `sender` sends it away. `close` it at the end."""
 
-    def __init__(self, recorder: Recorder, thread: ArchiveThread) -> None:
+    def __init__(self, recorder: Recorder, sender: ArchiveSender) -> None:
         self.recorder: Final = recorder
-        self._thread: Final = thread
+        self._sender: Final = sender
 
     def end(self, now_ms: int) -> None:
         """Says that the run has ended: the last that is told, and on the event loop as all else."""
@@ -40,7 +40,7 @@ class OpenArchive:
 
     def close(self, timeout_s: float) -> None:
         """Keeps what is left while there is time. Blocks."""
-        if not self._thread.close(timeout_s):
+        if not self._sender.close(timeout_s):
             LOGGER.error("the end of the history could not be written; the next start will say that this run crashed")
 
 
@@ -80,9 +80,11 @@ def open_recorder(
         gives_way=not settings.strict,  # where nothing may be dropped, nobody is admitted until it has kept up
         rows_at_once=min(ROWS_AT_ONCE, settings.queue_rows_max // SHARE_AT_ONCE + 1),
     )
-    queue = CallQueue(settings.queue_rows_max, strict=settings.strict)
-    thread = ArchiveThread(queue, opening, new_link)
-    thread.start()
-    recorder = Recorder(opening.run_id, queue, thread.statistics, timeout_ms_default=limits.timeout_ms_default)
+    room = Room(settings.queue_rows_max, strict=settings.strict)
+    sender = ArchiveSender(room, opening, new_link)
+    sender.start()
+    recorder = Recorder(
+        opening.run_id, room, sender.send, sender.statistics, timeout_ms_default=limits.timeout_ms_default
+    )
     LOGGER.info("archive: run %s in %s", opening.run_id, settings.uri)
-    return OpenArchive(recorder, thread)
+    return OpenArchive(recorder, sender)

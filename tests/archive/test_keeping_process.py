@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from purgatory.archive.frames import read_frame, write_frame
+from purgatory.archive.frames import framed, read_frame
 from purgatory.archive.keeping_process import LAG_MAX_S, Turns
 
 
@@ -47,9 +47,9 @@ def test_a_frame_that_was_cut_is_none(tmp_path: Path, kept: int) -> None:
     """A daemon that dies while it writes leaves half a frame: what was whole is read, the rest is the end."""
     path = tmp_path / "frames"
     with path.open("wb") as file:
-        write_frame(file, ["first", {"a": 1}])
-        whole = path.stat().st_size
-        write_frame(file, ["second"])
+        file.writelines(framed(["first", {"a": 1}]))
+        whole = file.tell()
+        file.writelines(framed(["second"]))
     content = path.read_bytes()
     end = len(content) - 1 if kept < 0 else whole + kept
     stream = io.BytesIO(content[:end])

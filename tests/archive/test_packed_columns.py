@@ -1,8 +1,8 @@
-"""The ring that calls are packed in: what was taken is what was written, however it goes round."""
+"""Columns that calls are packed in: what is read from a chunk is what was written, however it was compacted."""
 
 from __future__ import annotations
 
-import random
+import itertools
 import sys
 
 import numpy as np
@@ -10,62 +10,134 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from purgatory.archive.gathering import columns_in
+from purgatory.archive.pieces import Pieces, pieces_in
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch
 from purgatory.engine.completions import Completions
-from purgatory.engine.packed_columns import EVENT_COLUMNS, REGISTRATION_COLUMNS, ColumnWriter
+from purgatory.engine.packed_columns import (
+    EVENT_COLUMNS,
+    NO_EXTRA,
+    REGISTRATION_COLUMNS,
+    ColumnWriter,
+)
+
+LEAST, MOST = -(2**63), 2**63 - 1
+OFFSET = 1 + EVENT_COLUMNS.of_rows.index("offset")
+IDS = 1 + REGISTRATION_COLUMNS.of_operations.index("operation_id")
+
+
+def flat(parts: list[list[int]]) -> list[int]:
+    return list(itertools.chain.from_iterable(parts))
+
+
+runs = st.builds(
+    lambda first, step, count: [min(max(first + step * place, LEAST), MOST) for place in range(count)],
+    st.integers(LEAST, MOST) | st.integers(-3, 3),
+    st.integers(-(2**62), 2**62) | st.integers(-2, 2),
+    st.integers(1, 40),
+)
+columns = st.lists(runs | st.lists(st.integers(LEAST, MOST), max_size=8), max_size=6).map(flat)
+"""Of runs, and of values that have nothing in common."""
+
+
+def write_offsets(writer: ColumnWriter, offsets: list[int], rows: int) -> None:
+    """A piece of so many events on one partition."""
+    receipt = EventsReceipt()
+    receipt.next_index = rows
+    batch = EventBatch([], partitions=[("orders", 0)], offsets=offsets)
+    writer.add_events([codes.HIGH_WATERMARK] * rows, [0], batch, 0, receipt, NO_EXTRA)
+
+
+def read(writer: ColumnWriter, table: int) -> Pieces:
+    """The pieces of a table."""
+    numbers = np.frombuffer(writer.written(), np.int64)
+    layout = (REGISTRATION_COLUMNS, None, EVENT_COLUMNS)[table]
+    assert layout is not None, "not read here"
+    return Pieces(numbers, pieces_in(numbers)[table], layout)
+
+
+@given(st.lists(columns.filter(bool), min_size=1, max_size=5))
+def test_columns_come_back_as_they_went(pieces: list[list[int]]) -> None:
+    """Runs, single values and all others, up to the ends of 64 bits, of several pieces of several lengths."""
+    writer = ColumnWriter()
+    for offsets in pieces:
+        write_offsets(writer, offsets, len(offsets))
+    found = read(writer, 2)
+    part = found.part(OFFSET, found.rows)
+    assert part.given is None
+    assert part.values is not None
+    values = part.values if part.whole else np.repeat(part.values, found.rows)
+    assert values.tolist() == flat(pieces)
+
+
+@given(st.lists(st.sampled_from([[], [7], [3, 4, 5, 6, 7, 8, 9, 10], [5, 5, 5, 5, 1, 2, 3, 9]]), min_size=1))
+def test_a_column_may_be_absent_from_some_pieces(pieces: list[list[int]]) -> None:
+    """One value for all, one for each, and none, side by side."""
+    writer = ColumnWriter()
+    for offsets in pieces:
+        write_offsets(writer, offsets, 8)
+    found = read(writer, 2)
+    part = found.part(OFFSET, found.rows)
+    given = [True] * len(pieces) if part.given is None else part.given.tolist()
+    if part.values is None:
+        assert not any(pieces)
+        return
+    assert given == [bool(offsets) for offsets in pieces]
+    values = (part.values if part.whole else np.repeat(part.values, found.rows)).reshape(len(pieces), 8).tolist()
+    for offsets, value in zip(pieces, values, strict=True):
+        if offsets:
+            assert value == (offsets if len(offsets) == 8 else offsets * 8)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "numbers"),
+    [
+        ([5] * 500, 1),
+        (list(range(500)), 3),
+        (list(range(250)) + [9] * 250, 6),
+        ([place * place for place in range(500)], 500),
+        ([1, 2], 2),
+    ],
+)
+def test_few_runs_take_few_numbers(offsets: list[int], numbers: int) -> None:
+    """One value for all, three numbers for each run; where there are too many runs, the values as they are."""
+    writer, shortest = ColumnWriter(), ColumnWriter()
+    write_offsets(writer, offsets, len(offsets))
+    write_offsets(shortest, [], len(offsets))
+    assert writer.length - shortest.length == numbers
 
 
 def batch_of(ids: list[int]) -> OperationBatch:
-    return OperationBatch(ids, partitions=[("orders", 0)], offsets=[number * 2 for number in ids])
+    return OperationBatch(ids, partitions=[("orders", 0)], offsets=[1])
 
 
-def ids_in(columns: memoryview | bytes) -> list[int]:
-    """The ids of a batch of registrations that was packed."""
-    return [int(number) for number in columns_in(columns, REGISTRATION_COLUMNS.columns)[1]]
-
-
-@given(st.integers(0, 2**32), st.sampled_from([1, 50, 64, 200, 1_000]))
-def test_what_is_taken_stays_as_it_was_written_until_it_is_given_back(seed: int, ring: int) -> None:
-    """In a ring of any size, with batches of any size, some forgotten, and given back late or never."""
-    draw = random.Random(seed)
-    writer = ColumnWriter(ring)
-    held: list[tuple[list[int], memoryview, int]] = []
-    for first in range(1, 4_000, 100):
-        batch = batch_of(list(range(first, first + draw.choice((1, 2, 7, 40, 90)))))
-        writer.add_operations(codes.PRODUCE, batch, [], 1_000, bare=False)
-        if draw.random() < 0.2:
-            continue  # forgotten
-        held.append((batch.operation_ids, writer.take(), writer.taken))
-        if draw.random() < 0.5:
-            done = draw.randrange(len(held))
-            writer.give_back(held[done][2])
-            del held[: done + 1]
-        for ids, columns, _ in held:
-            assert ids_in(columns) == ids
-
-
-@given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=20))
-def test_columns_come_back_as_they_went(offsets: list[int]) -> None:
-    """A value for each, one for all, or none, up to the ends of 64 bits."""
-    writer = ColumnWriter(1)
-    receipt = EventsReceipt()
-    receipt.next_index = len(offsets)
-    writer.add_events([], [3] * len(offsets), [0], EventBatch([], offsets=offsets), 0, receipt)
-    columns = [np.asarray(column, np.int64).tolist() for column in columns_in(writer.take(), EVENT_COLUMNS.columns)]
-    assert columns[4] == offsets
-    assert columns[1] == [3] * len(offsets)
-    assert (columns[0], columns[2], columns[-1]) == ([], [0], [])
+def ids_in(writer: ColumnWriter) -> list[int]:
+    found = read(writer, 0)
+    values = found.part(IDS, found.operations).values
+    return [] if values is None else values.tolist()
 
 
 def test_what_is_too_large_is_refused_and_spoils_nothing() -> None:
-    """A number of more than 64 bits is an error, and what is written next is whole."""
-    writer = ColumnWriter(64)
+    """A number of more than 64 bits is an error; what was written before and is written next is whole."""
+    writer = ColumnWriter()
+    writer.add_operations(0, codes.PRODUCE, batch_of([5, 9]), [], 1, bare=False)
     with pytest.raises((OverflowError, ValueError)):
-        writer.add_operations(codes.PRODUCE, batch_of([1, 2**70]), [], 1, bare=False)
-    writer.add_operations(codes.PRODUCE, batch_of([7, 8]), [], 1, bare=False)
-    assert ids_in(writer.take()) == [7, 8]
+        writer.add_operations(0, codes.PRODUCE, batch_of([1, 2**70]), [], 1, bare=False)
+    writer.add_operations(0, codes.PRODUCE, batch_of([7, 8]), [], 1, bare=False)
+    assert ids_in(writer) == [5, 9, 7, 8]
+
+
+def test_it_grows_with_what_is_written_and_begins_anew() -> None:
+    """More than there was room for, several times over; what is cleared is gone, names too."""
+    writer = ColumnWriter()
+    for _ in range(2):
+        ids = [place * place for place in range(1, 300_000)]
+        writer.add_operations(0, codes.PRODUCE, batch_of(ids), [], 1, bare=False)
+        writer.add_operations(0, codes.PRODUCE, batch_of([1, 4]), [], 1, bare=False)
+        assert ids_in(writer) == [*ids, 1, 4]
+        assert writer.names == {("orders", 0): 0}
+        writer.clear()
+        assert (writer.length, writer.names) == (0, {})
 
 
 def completions_of(count: int) -> Completions:
@@ -83,9 +155,8 @@ def test_packing_leaves_nothing_behind() -> None:
 
     def pack(times: int) -> int:
         for _ in range(times):
-            writer.add_completions(completions_of(8))
-            writer.take()
-            writer.give_back(writer.taken)
+            writer.add_completions(0, completions_of(8), NO_EXTRA)
+            writer.clear()
         return sys.getallocatedblocks()
 
     before = pack(100)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from purgatory.archive import schema
+from purgatory.archive.calls import NO_SESSION, CallStamp
 from purgatory.archive.files import ArchiveWriter, open_archive
-from purgatory.archive.pieces import NO_SESSION, CallStamp
 from purgatory.archive.rows import outcome_rows
 from purgatory.engine import codes
 from purgatory.engine.completions import Completions

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from purgatory.archive import schema
-from purgatory.archive.pieces import CallStamp, Registrant, call_values, marker_values
+from purgatory.archive.calls import CallStamp, Registrant, call_values, marker_values
 from purgatory.archive.rows import (
     EventRows,
     OutcomeRows,

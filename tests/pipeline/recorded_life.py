@@ -11,11 +11,9 @@ from purgatory_pipeline.replay.chunk import TABLES, Chunk
 from purgatory_pipeline.replay.reading import chunk_of
 
 from purgatory.archive import schema
-from purgatory.archive.pieces import CallStamp, Registrant, call_values, marker_values
-from purgatory.archive.registration_pieces import registration_pieces
+from purgatory.archive.calls import CallStamp, Registrant, call_values, marker_values
 from purgatory.archive.rows import EventRows, OutcomeRows, RegistrationRows, SingleRows
 from purgatory.archive.run_details import RunDetails
-from purgatory.engine.packed_columns import ColumnWriter
 from purgatory.engine.tables import Owner
 from tests.engine import plain
 from tests.engine.adapter import event_batch, operation_batch
@@ -110,11 +108,8 @@ class RecordedLife:
     def _register(self, owner: int, operations: list[plain.Operation]) -> None:
         kind, batch = operations[0].kind, operation_batch(operations)
         receipt = self._engine.register(self._owners[owner][0], kind, batch, self.now_ms)
-        pieces = registration_pieces(ColumnWriter(1), self._owners[owner][1], kind, batch, receipt, 30_000)
-        if pieces:
-            stamp = self._stamp()
-            for piece in pieces:
-                self._registrations.add(stamp, piece)
+        if len(operations) > receipt.already_known:
+            self._registrations.add_batch(self._stamp(), self._owners[owner][1], kind, batch, receipt, 30_000)
             self._take_outcomes()
 
     def _apply(self, events: list[plain.Event], limit: int) -> None:
@@ -157,7 +152,7 @@ class RecordedLife:
         return CallStamp(self.run_id, self.call_number, self.now_ms, WALL_MS + self.now_ms)
 
     def _note_call(self, values: dict[str, object]) -> None:
-        self._calls.add(self._stamp(), values)
+        self._calls.add_row(self._stamp(), values)
         self._take_outcomes()
 
     def _take_outcomes(self) -> None:
@@ -166,7 +161,7 @@ class RecordedLife:
             self._outcomes.add_completions(self._last_stamp(), registrants[completions.owner_id], completions)
 
     def _mark(self, marker: str, detail: str | None = None) -> None:
-        self._markers.add(self._last_stamp(), marker_values(marker, detail=detail))
+        self._markers.add_row(self._last_stamp(), marker_values(marker, detail=detail))
 
 
 def live(seed: int, batches: int, *, end: bool = True) -> RecordedLife:

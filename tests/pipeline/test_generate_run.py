@@ -18,7 +18,7 @@ from purgatory_pipeline.generate.summary import sum_up
 from purgatory_pipeline.generate.truth import RunTruth
 
 from purgatory.archive import schema
-from purgatory.archive.pieces import CallStamp, Registrant
+from purgatory.archive.calls import CallStamp, Registrant
 from purgatory.archive.rows import OutcomeRows
 from purgatory.archive.run_details import RunDetails
 from purgatory.engine.engine import Engine

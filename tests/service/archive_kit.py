@@ -1,10 +1,11 @@
-"""An archive without a daemon: queue, thread, keeper and recorder put together, with any disk and any wall clock."""
+"""An archive without a daemon: recorder, sender and keeper put together, with any disk and any wall clock."""
 
 from __future__ import annotations
 
 import os
 import threading
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -19,9 +20,9 @@ from purgatory.archive.opening import KeeperStatistics, Opening
 from purgatory.archive.runs import RunFile, RunState
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
-from purgatory.service.archive_queue import CallQueue
 from purgatory.service.archive_recorder import Recorder
-from purgatory.service.archive_thread import ArchiveThread
+from purgatory.service.archive_room import Room
+from purgatory.service.archive_sender import ArchiveSender
 from purgatory.service.host import Host
 from purgatory.service.limits import HostLimits
 from purgatory.service.observer import Observer, SilentObserver
@@ -82,7 +83,7 @@ class Kept:
         filesystem = filesystem or fs.LocalFileSystem()
         self.clock: Final = ManualClock(1_000)
         self.run: Final = RunFile(filesystem, str(folder), RunState(run_id, "here", 1, 0, 1_000, AT_MS))
-        self.queue: Final = CallQueue(rows_max, strict=strict)
+        self.room: Final = Room(rows_max, strict=strict)
         self._teller: Teller | None = None
         self.keeper: Final = Keeper(
             ArchiveWriter(filesystem, str(folder), run_id),
@@ -93,9 +94,15 @@ class Kept:
             retry_s=0.01,
         )
         opening = Opening(str(folder), run_id, "here", 1, 1_000, AT_MS, "{}", 0.01, 1 << 20, 1_000, gives_way=False)
-        self.thread: Final = ArchiveThread(self.queue, opening, lambda: ThreadLink(self._keep))
+        self.sender: Final = ArchiveSender(self.room, opening, lambda: ThreadLink(self._keep))
         self.recorder: Final = Recorder(
-            run_id, self.queue, self.thread.statistics, timeout_ms_default=30_000, wall_ms=wall_ms
+            run_id,
+            self.room,
+            self.sender.send,
+            self.sender.statistics,
+            timeout_ms_default=30_000,
+            wall_ms=wall_ms,
+            send_numbers=1,  # each call is a frame of its own
         )
         host_limits = HostLimits(session_ttl_ms=100)
         self.host: Final = Host(Engine(EngineLimits(), 1_000), self.clock, host_limits, observer or SilentObserver())
@@ -113,20 +120,24 @@ class Kept:
         return keep_all(frames, self.keeper, gives_way=False)
 
     def keep_by_hand(self, calls: int) -> None:
-        """So many calls are kept, and lie in their files, without the thread."""
-        taken = [call for _ in range(calls) if (call := self.queue.take()) is not None]
-        self.keeper.keep(taken)
+        """So many calls are kept, and lie in their files, without the sender."""
+        waiting = self.sender._waiting
+        for sent, (head, *buffers) in [waiting.popleft() for _ in range(min(calls, len(waiting)))]:
+            assert sent is not None, "a whole frame"
+            frame = read_frame(BytesIO(b"".join([head, *buffers])))
+            assert frame is not None, "a whole frame"
+            self.keeper.keep(frame.unpacked())
+            self.room.done(sum(sent.rows.values()))
         self.keeper._roll()
-        self.queue.done(sum(sum(call.rows().values()) for call in taken))
 
     def start(self) -> None:
         """Everything is kept from now on."""
-        self.thread.start()
+        self.sender.start()
 
     def close(self) -> bool:
         """Ends the run; whether everything could be kept."""
         self.recorder.mark(schema.ENDED, self.clock.now_ms())
-        return self.thread.close(CLOSE_S)
+        return self.sender.close(CLOSE_S)
 
     def rows(self, table: str) -> list[dict[str, Any]]:
         """What lies in the archive."""

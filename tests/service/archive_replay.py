@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from purgatory.archive import schema
-from purgatory.archive.pieces import CallStamp, Registrant
+from purgatory.archive.calls import CallStamp, Registrant
 from purgatory.archive.rows import outcome_rows
 from purgatory.archive.run_details import RunDetails
 from purgatory.engine import codes

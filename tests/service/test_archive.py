@@ -151,7 +151,7 @@ async def test_what_does_not_fit_is_one_gap_with_a_marker(tmp_path: Path) -> Non
     assert (dropped["table"], dropped["rows"]) == (schema.REGISTRATIONS, 12)
     assert (dropped["call_number"], dropped["last_call_number"]) == (3, 5)
     assert ended["marker"] == schema.ENDED
-    assert kept.thread.statistics().rows_dropped[schema.REGISTRATIONS] == 12
+    assert kept.sender.statistics().rows_dropped[schema.REGISTRATIONS] == 12
 
 
 async def test_a_gap_that_lasts_to_the_end_is_told(tmp_path: Path) -> None:
@@ -205,18 +205,18 @@ async def test_history_waits_for_a_disk_that_fails(tmp_path: Path, caplog: pytes
     disk.fails = {"write"}
     kept.start()
     full(kept, calls=1, each=4)
-    await eventually(lambda: kept.thread.statistics().errors > 3, "the disk was tried several times")
+    await eventually(lambda: kept.sender.statistics().errors > 3, "the disk was tried several times")
     assert [record.levelname for record in caplog.records if "cannot write" in record.message] == ["ERROR"]
     full(kept, calls=10, each=4)
     disk.fails = set()
-    await eventually(lambda: kept.queue.rows == 0, "the disk has followed")
+    await eventually(lambda: kept.room.rows == 0, "the disk has followed")
     full(kept, calls=1, each=1)
     assert kept.close()
     assert [record.levelname for record in caplog.records if "written again" in record.message] == ["INFO"]
     told = sum(row["rows"] for row in kept.rows(schema.MARKERS) if row["marker"] == schema.DROPPED)
     assert told > 0
     assert len(kept.rows(schema.REGISTRATIONS)) + told == 4 + 40 + 1
-    statistics = kept.thread.statistics()
+    statistics = kept.sender.statistics()
     assert statistics.rows_kept[schema.REGISTRATIONS] == len(kept.rows(schema.REGISTRATIONS))
     assert statistics.rows_dropped[schema.REGISTRATIONS] == told
 
@@ -287,8 +287,8 @@ async def test_rows_that_cannot_be_made_are_lost_and_told_of(tmp_path: Path) -> 
     assert len(kept.rows(schema.OUTCOMES)) == 2
     [told] = [row for row in kept.rows(schema.MARKERS) if row["marker"] == schema.DROPPED]
     assert (told["table"], told["rows"], told["call_number"], told["last_call_number"]) == ("registrations", 3, 1, 2)
-    assert kept.thread.statistics().rows_dropped[schema.REGISTRATIONS] == 3
-    assert kept.queue.rows == 0
+    assert kept.sender.statistics().rows_dropped[schema.REGISTRATIONS] == 3
+    assert kept.room.rows == 0
 
 
 async def test_a_call_that_was_interrupted_is_kept(tmp_path: Path) -> None:
@@ -329,7 +329,7 @@ async def test_metrics_tell_of_the_archive(tmp_path: Path) -> None:
 
     kept = Kept(tmp_path, rows_max=4)
     full(kept, calls=2, each=4)
-    assert kept.queue.rows == 4
+    assert kept.room.rows == 4
     kept.start()
     assert "purgatory_archive_queue_rows" in samples(kept.host)
     assert kept.close()
@@ -349,7 +349,7 @@ async def test_a_run_whose_end_nobody_told_has_crashed_and_is_kept(tmp_path: Pat
     kept = Kept(tmp_path)
     full(kept, calls=3, each=4)
     kept.start()
-    assert kept.thread.close(CLOSE_S)
+    assert kept.sender.close(CLOSE_S)
     assert [row["call_number"] for row in kept.rows(schema.REGISTRATIONS)] == [1] * 4 + [2] * 4 + [3] * 4
     [crashed] = kept.rows(schema.MARKERS)
     assert (crashed["marker"], crashed["run_id"], crashed["call_number"]) == (schema.CRASHED, "run-a", 3)
@@ -370,4 +370,4 @@ async def test_rows_that_cannot_be_packed_are_lost_and_told_of(tmp_path: Path) -
     assert len(kept.rows(schema.REGISTRATIONS)) == 2
     [told] = [row for row in kept.rows(schema.MARKERS) if row["marker"] == schema.DROPPED]
     assert (told["table"], told["call_number"], told["last_call_number"]) == (schema.EVENTS, 1, 1)
-    assert kept.thread.statistics().rows_dropped[schema.EVENTS] == 1
+    assert kept.sender.statistics().rows_dropped[schema.EVENTS] == 1

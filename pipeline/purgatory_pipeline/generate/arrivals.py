@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from purgatory.archive.pieces import NO_SESSION, Registrant
+from purgatory.archive.calls import NO_SESSION, Registrant
 from purgatory.engine.codes import DELETE_RECORDS, FETCH, PRODUCE, SIGNAL
 from purgatory_pipeline.generate.cluster import Cluster, Flags, Floats, Ints, LeaderChange, Log
 from purgatory_pipeline.generate.plan import BROKERS, RunPlan

@@ -20,9 +20,9 @@ from pyarrow import fs
 from pyspark.sql import SparkSession
 
 from purgatory import __version__
+from purgatory.archive.calls import CallStamp, marker_values
 from purgatory.archive.files import ArchiveUnusable as ArchivePlaceUnusable
 from purgatory.archive.files import ArchiveWriter, open_archive
-from purgatory.archive.pieces import CallStamp, marker_values
 from purgatory.archive.rows import single_row
 from purgatory.archive.run_details import RunDetails
 from purgatory.archive.schema import ENDED, MARKERS, STARTED

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from purgatory.archive import schema
-from purgatory.archive.pieces import CallStamp, call_values
+from purgatory.archive.calls import CallStamp, call_values
 from purgatory.archive.rows import EventRows, OutcomeRows, RegistrationRows, SingleRows
 from purgatory.engine.batches import EventBatch
 from purgatory.engine.codes import KEY_SIGNALLED
@@ -168,7 +168,7 @@ class Player:
 
     def _note(self, time_ms: int, values: dict[str, object]) -> None:
         stamp = self._stamp(time_ms)
-        self._calls.add(stamp, values)
+        self._calls.add_row(stamp, values)
         self._take(stamp)
 
     # Rows.

@@ -1,24 +1,19 @@
-"""Batches of registrations, and what became of them, as pieces of the archive."""
+"""Batches of registrations of which not all was accepted: the operations that make rows of the archive."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any, Final
 
-from purgatory.archive.pieces import (
-    INT32_MAX,
-    INT64_MAX,
-    Registrant,
-    keys_as_names,
-)
+from purgatory.archive.calls import INT32_MAX, INT64_MAX
 from purgatory.archive.words import ACCEPTED
 from purgatory.engine.batches import OperationBatch, RegisterReceipt
 from purgatory.engine.codes import SIGNAL
 from purgatory.engine.columns import check_length, value_at
 from purgatory.engine.errors import InvalidBatch
-from purgatory.engine.packed_columns import ColumnWriter, Piece
 
-__all__ = ["registration_pieces"]
+__all__ = ["Sifted"]
 
 OPERATION_FIELDS: Final = ("min_bytes", "replica_ids", "isolation_levels", "follower_reads", "any_key", "from_now")
 ITEM_FIELDS: Final = (
@@ -27,53 +22,7 @@ ITEM_FIELDS: Final = (
 """Columns of `OperationBatch`."""
 
 
-def registration_pieces(
-    writer: ColumnWriter,
-    registrant: Registrant,
-    kind: int,
-    batch: OperationBatch,
-    receipt: RegisterReceipt,
-    timeout_ms_default: int,
-) -> list[Piece]:
-    """What was registered and what was refused, a row for each item; nothing of what was known already."""
-    if not receipt.refusals and not receipt.already_known:
-        return [_piece(writer, registrant, kind, batch, [], timeout_ms_default)]
-    pieces: list[Piece] = []
-    sifted = _Sifted(kind, batch, receipt)
-    if sifted.whole:
-        part, codes = sifted.batch_of(sifted.whole)
-        pieces.append(_piece(writer, registrant, kind, part, codes, timeout_ms_default))
-    if sifted.bare:
-        part, codes = sifted.heads_of(sifted.bare)
-        pieces.append(_piece(writer, registrant, kind, part, codes, timeout_ms_default, bare=True))
-    return pieces
-
-
-def _piece(
-    writer: ColumnWriter,
-    registrant: Registrant,
-    kind: int,
-    batch: OperationBatch,
-    codes: list[int],
-    timeout_ms_default: int,
-    *,
-    bare: bool = False,
-) -> Piece:
-    """Operations of one batch, all of which make rows; `bare` ones a single row without a name each."""
-    writer.add_operations(kind, batch, codes, timeout_ms_default, bare=bare)
-    operations = len(batch.operation_ids)
-    if bare:
-        return Piece(operations, operations, registrant, [], writer.take())
-    names = keys_as_names(batch.keys) if kind == SIGNAL else batch.partitions
-    return Piece(_items_in(batch), operations, registrant, names, writer.take())
-
-
-def _items_in(batch: OperationBatch) -> int:
-    """Items of a batch of which all was accepted: several items of an operation differ, so each has its index."""
-    return max(len(batch.operation_ids), len(batch.item_indexes))
-
-
-class _Sifted:
+class Sifted:
     """The operations of a batch that make rows, by their places: `whole` with their items, `bare` ones without.
 
     Bare are those refused whose items are none, or point outside the dictionary, or did not arrive.
@@ -82,8 +31,8 @@ class _Sifted:
     def __init__(self, kind: int, batch: OperationBatch, receipt: RegisterReceipt) -> None:
         self._batch: Final = batch
         self._codes: Final = {refusal.index: refusal.code for refusal in receipt.refusals}
-        self.whole: Final[list[int]] = []
-        self.bare: Final[list[int]] = []
+        self._whole: Final[list[int]] = []
+        self._bare: Final[list[int]] = []
         ids = batch.operation_ids
         known_up_to = 0
         if receipt.already_known:
@@ -97,7 +46,14 @@ class _Sifted:
             if 0 < operation_id <= known_up_to:
                 continue
             is_whole = row not in self._codes or self._has_names(row, counts[row], names)
-            (self.whole if is_whole else self.bare).append(row)
+            (self._whole if is_whole else self._bare).append(row)
+
+    def parts(self) -> Iterator[tuple[OperationBatch, list[int], bool]]:
+        """Batches of their own, the refusal codes of their operations, and whether these are bare."""
+        if self._whole:
+            yield *self._batch_of(self._whole), False
+        if self._bare:
+            yield *self._heads_of(self._bare), True
 
     def _has_names(self, row: int, count: int, names: int) -> bool:
         indexes = self._batch.item_indexes
@@ -106,7 +62,7 @@ class _Sifted:
         first = self._first_items[row]
         return count > 0 and all(value_at(indexes, first + item, 0) < names for item in range(count))
 
-    def batch_of(self, rows: list[int]) -> tuple[OperationBatch, list[int]]:
+    def _batch_of(self, rows: list[int]) -> tuple[OperationBatch, list[int]]:
         """These operations as a batch of their own, and the refusal code of each."""
         batch = self._batch
         counts = [value_at(batch.item_counts, row, 1) for row in rows]
@@ -122,7 +78,7 @@ class _Sifted:
         )
         return part, codes
 
-    def heads_of(self, rows: list[int]) -> tuple[OperationBatch, list[int]]:
+    def _heads_of(self, rows: list[int]) -> tuple[OperationBatch, list[int]]:
         """These operations without their items, and the refusal code of each."""
         batch = self._batch
         ids, codes = self._ids_and_codes(rows)
