@@ -4,10 +4,15 @@ What rows and files cost is not taken from the event loop. The loop itself write
 time another thread did, the two would have to pass the interpreter to and fro. What the pipe has no room for, a thread
 writes, and all that comes until it is through; the same thread begins another keeper when one has died, and the archive
 says what was lost.
+
+There is no lock: the thread writes while anything is in `_waiting`, and takes a frame out when it is through with it;
+else whoever sends does. So one of them alone has the pipe, and what is noted of it.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import threading
 from collections import deque
@@ -53,11 +58,9 @@ class ArchiveSender:
         self._new_link: Final = new_link
         self._retry_s: Final = retry_s
         self._keeper: RemoteKeeper
-        self._lock: Final = threading.Lock()
-        """Of who writes: the thread, while there is anything that waits; else whoever sends."""
+        self._loop: asyncio.AbstractEventLoop
+        """That sends."""
         self._waiting: Final[deque[Outgoing]] = deque()
-        self._writes_itself = False
-        """Whoever sends."""
         self._unrolled: Final[deque[Sent]] = deque()
         self._rows_sent = 0
         """To this keeper."""
@@ -72,24 +75,18 @@ class ArchiveSender:
         self._thread: Final = threading.Thread(target=self._work, name="archive", daemon=True)
 
     def start(self) -> None:
-        """Begins to keep. Raises `CannotArchive` when the place cannot be written to."""
+        """Begins to keep what the running loop sends. Raises `CannotArchive` when the place cannot be written to."""
+        self._loop = asyncio.get_running_loop()
         self._keeper = self._new_keeper(self._opening)
         self._thread.start()
         self._wake.set()
 
     def send(self, chunk: Chunk, sent: Sent) -> None:
         """Sends a chunk, whose numbers need not stay valid. Never waits."""
-        parts = framed(chunk)
-        with self._lock:
-            outgoing = Outgoing(sent, parts)
-            if self._writes_itself:
-                rest = self._write_now(outgoing)
-                if rest is None:
-                    return
-                outgoing = rest
-                self._writes_itself = False
-            self._waiting.append(Outgoing(outgoing.sent, [memoryview(bytes(part)) for part in outgoing.parts]))
-        self._wake.set()
+        outgoing = Outgoing(sent, framed(chunk))
+        rest = outgoing if self._waiting or not self._thread.is_alive() else self._write_now(outgoing)
+        if rest is not None:
+            self._hand_over(Outgoing(rest.sent, [memoryview(bytes(part)) for part in rest.parts]))
 
     def close(self, timeout_s: float) -> bool:
         """Keeps what is left and ends; False: it could not, or not in this time."""
@@ -114,6 +111,11 @@ class ArchiveSender:
             bytes=told.bytes,
             errors=self._errors + told.errors,
         )
+
+    def _hand_over(self, outgoing: Outgoing) -> None:
+        """From now on the thread writes, until it is through."""
+        self._waiting.append(outgoing)
+        self._wake.set()
 
     def _write_now(self, outgoing: Outgoing) -> Outgoing | None:
         """Writes as much as there is room for; returns what is left, if anything is."""
@@ -142,6 +144,9 @@ class ArchiveSender:
             self._wake.wait()
             self._wake.clear()
             is_last = self._closing.is_set()
+            if not (is_last or self._waiting):
+                self._ask()
+                continue
             try:
                 self._write_waiting()
             except OSError as error:
@@ -149,29 +154,30 @@ class ArchiveSender:
                 self._wake.set()
         self._all_kept = self._keeper.end() and not self._is_late
 
+    def _ask(self) -> None:
+        """If the keeper is no more, whoever sends is to hand over. Once the loop is closed, nobody sends."""
+        if self._keeper.has_ended:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._hand_over, Outgoing(None, []))
+
     def _write_waiting(self) -> None:
         """Writes all that waits. Raises OSError: the keeper is no more."""
         while True:
+            if not (self._waiting or self._closing.is_set()):
+                return
             if self._keeper.has_ended:
                 raise BrokenPipeError("it has ended")
-            with self._lock:
-                if not self._waiting:
-                    self._writes_itself = True
-                    return
-                sent, parts = self._waiting[0]
+            if not self._waiting:
+                return
+            sent, parts = self._waiting[0]
             self._keeper.write(parts)
-            with self._lock:
-                self._waiting.popleft()
-                self._note(sent)
+            self._note(sent)
+            self._waiting.popleft()
 
     def _go_on(self, error: OSError) -> bool:
         """The keeper is no more: begins another one, and says what was lost. False: there is no time left for it."""
         LOGGER.error("the process that keeps the archive has died (%s); another one goes on", error)
         self._errors += 1
-        with self._lock:
-            self._writes_itself = False
-            if self._waiting and self._waiting[0].sent is None:
-                self._waiting.popleft()
         told = self._bury()
         lost = [sent for sent in self._unrolled if sent.last_call_number > told.call_number]
         self._unrolled.clear()
@@ -179,6 +185,8 @@ class ArchiveSender:
         markers = self._marked(lost) if lost else None
         while not self._is_late:
             if self._begin_again(self._opening._replace(kept=kept), markers):
+                if self._waiting and self._waiting[0].sent is None:  # the rest of one that is lost
+                    self._waiting.popleft()
                 return True
             self._errors += 1
             if self._closing.is_set():

@@ -27,7 +27,7 @@ THREADS = {"threading", "multiprocessing", "concurrent.futures", "_thread"}
 
 
 def test_lesson_58_there_is_no_lock_to_take_in_the_wrong_order() -> None:
-    """Neither engine nor service makes a lock, nor a thread but the archive's two, which share a queue without one.
+    """Neither engine nor service makes a lock, nor a thread but the archive's two, which do without one.
 
     The one lock there is belongs to the embedded purgatory.
     """
