@@ -31,10 +31,8 @@ LOGGER: Final = logging.getLogger(__name__)
 
 RETRY_S: Final = 1.0
 TRIES_AT_END: Final = 3
-TELL_S: Final = 0.25
-"""Rows that are made are told of so often,"""
-UNTOLD_MAX: Final = 4
-"""or when they are so many times as many as are made at once: a quarter of the room that there is for rows at most."""
+TELL_S: Final = 1.0
+"""Rows that are made are told of so often, or when there are `rows_untold_max`."""
 
 CANNOT_WRITE: Final = (OSError, pa.ArrowException)
 NEW_GATHERERS: Final[dict[str, Callable[[], Any]]] = {
@@ -69,7 +67,14 @@ def open_keeper(opening: Opening, tell: Callable[[KeeperStatistics], None]) -> K
             raise
     except CANNOT_WRITE as error:
         raise ArchiveUnusable(f"cannot write an archive to {opening.place}: {error}") from None
-    return Keeper(writer, run, tell, roll_s=opening.roll_s, rows_at_once=opening.rows_at_once)
+    return Keeper(
+        writer,
+        run,
+        tell,
+        roll_s=opening.roll_s,
+        rows_at_once=opening.rows_at_once,
+        rows_untold_max=opening.rows_untold_max,
+    )
 
 
 class Keeper:
@@ -86,6 +91,7 @@ class Keeper:
         *,
         roll_s: float,
         rows_at_once: int,
+        rows_untold_max: int = 1,
         retry_s: float = RETRY_S,
     ) -> None:
         self.ending: Final = threading.Event()
@@ -94,6 +100,7 @@ class Keeper:
         self._tell: Final = tell
         self._roll_s: Final = roll_s
         self._rows_at_once: Final = rows_at_once
+        self._rows_untold_max: Final = rows_untold_max
         self._retry_s: Final = retry_s
         self._gatherers: Final[dict[str, Any]] = {table: make() for table, make in NEW_GATHERERS.items()}
         self._first_gathered: Final[dict[str, CallStamp]] = {}
@@ -211,7 +218,7 @@ class Keeper:
         del self._first_gathered[table]
         self._rows_done += rows
         untold = self._rows_done - self._rows_told
-        if untold >= UNTOLD_MAX * self._rows_at_once or time.monotonic() - self._told_s >= TELL_S:
+        if untold >= self._rows_untold_max or time.monotonic() - self._told_s >= TELL_S:
             self.tell()
 
     def _lose(self, table: str, rows: int, last: CallStamp | None) -> None:

@@ -49,6 +49,8 @@ class Opening(NamedTuple):
     roll_bytes: int
     rows_at_once: int
     """Rows of a table that are gathered before Arrow arrays are made of them."""
+    rows_untold_max: int
+    """Rows that may be made and not be told of: those have their room until they are."""
     gives_way: bool
     """Whether everything else comes first where there are not processors enough."""
     kept: KeeperStatistics | None = None

@@ -65,7 +65,7 @@ class Packer:
     def begin_call(self, stamp: CallStamp) -> None:
         """What is added from now on belongs to this call."""
         run_id, call_number, time_ms, at_ms = stamp
-        if run_id != self._run_id:
+        if run_id is not self._run_id and run_id != self._run_id:
             assert not self.numbers, f"calls of {run_id} and {self._run_id} in one chunk"
             self._run_id = run_id
         self._writer.begin_call(call_number, time_ms, at_ms)

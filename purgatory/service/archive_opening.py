@@ -26,6 +26,9 @@ ROWS_AT_ONCE: Final = 32_768
 SHARE_AT_ONCE: Final = 16
 """But no more than this part of all that may wait, so that what is gathered leaves room for more."""
 
+SHARE_UNTOLD: Final = 8
+"""The same of rows that the keeper has made and not told of yet."""
+
 
 class OpenArchive:
     """A run's archive: `recorder` is what the host tells, `sender` sends it away. `close` it at the end."""
@@ -79,6 +82,7 @@ def open_recorder(
         roll_bytes=settings.roll_bytes,
         gives_way=not settings.strict,  # where nothing may be dropped, nobody is admitted until it has kept up
         rows_at_once=min(ROWS_AT_ONCE, settings.queue_rows_max // SHARE_AT_ONCE + 1),
+        rows_untold_max=settings.queue_rows_max // SHARE_UNTOLD + 1,
     )
     room = Room(settings.queue_rows_max, strict=settings.strict)
     sender = ArchiveSender(room, opening, new_link)

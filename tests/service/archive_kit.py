@@ -93,7 +93,7 @@ class Kept:
             rows_at_once=1_000,
             retry_s=0.01,
         )
-        opening = Opening(str(folder), run_id, "here", 1, 1_000, AT_MS, "{}", 0.01, 1 << 20, 1_000, gives_way=False)
+        opening = Opening(str(folder), run_id, "here", 1, 1_000, AT_MS, "{}", 0.01, 1 << 20, 1_000, 1, gives_way=False)
         self.sender: Final = ArchiveSender(self.room, opening, lambda: ThreadLink(self._keep))
         self.recorder: Final = Recorder(
             run_id,

@@ -18,7 +18,7 @@ from tests.service.serving import eventually
 
 RUN = "run-a"
 NOTHING = dict.fromkeys(words.TABLES, 0)
-OPENING = Opening("nowhere", RUN, "here", 1, 0, 0, "{}", 60.0, 1 << 20, 1_000, gives_way=False)
+OPENING = Opening("nowhere", RUN, "here", 1, 0, 0, "{}", 60.0, 1 << 20, 1_000, 1, gives_way=False)
 
 
 class Listener:
