@@ -58,7 +58,7 @@ class Keeper:
         nothing = ArchiveStatistics({}, {}, 0, 0, 0, 0)
         room = Room(sys.maxsize, strict=False)
         self.recorder: Final = Recorder(
-            "run", room, self._keep, lambda: nothing, timeout_ms_default=30_000, send_numbers=1
+            "run", room, self._keep, lambda: nothing, timeout_ms_default=30_000, send_rows=1
         )
 
     def _keep(self, chunk: Chunk, _sent: Sent) -> None:

@@ -13,7 +13,7 @@ from purgatory.archive.run_details import LIMIT_NAMES, RunDetails, new_run_id
 from purgatory.archive.wall_clock import wall_ms
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.archive_keeper import KeeperProcess, Link
-from purgatory.service.archive_recorder import Recorder
+from purgatory.service.archive_recorder import SEND_ROWS, Recorder
 from purgatory.service.archive_room import Room
 from purgatory.service.archive_sender import ArchiveSender
 from purgatory.service.reaper import EXPIRED_PER_SLICE
@@ -24,7 +24,8 @@ LOGGER: Final = logging.getLogger(__name__)
 ROWS_AT_ONCE: Final = 32_768
 """Rows of a table that are gathered before Arrow arrays are made of them."""
 SHARE_AT_ONCE: Final = 16
-"""But no more than this part of all that may wait, so that what is gathered leaves room for more."""
+"""But no more than this part of all that may wait, so that what is gathered leaves room for more; nor are more sent at
+once."""
 
 SHARE_UNTOLD: Final = 8
 """The same of rows that the keeper has made and not told of yet."""
@@ -88,7 +89,12 @@ def open_recorder(
     sender = ArchiveSender(room, opening, new_link)
     sender.start()
     recorder = Recorder(
-        opening.run_id, room, sender.send, sender.statistics, timeout_ms_default=limits.timeout_ms_default
+        opening.run_id,
+        room,
+        sender.send,
+        sender.statistics,
+        timeout_ms_default=limits.timeout_ms_default,
+        send_rows=min(SEND_ROWS, settings.queue_rows_max // SHARE_AT_ONCE + 1),
     )
     LOGGER.info("archive: run %s in %s", opening.run_id, settings.uri)
     return OpenArchive(recorder, sender)

@@ -50,7 +50,7 @@ class Recorder:
         *,
         timeout_ms_default: int,
         wall_ms: Callable[[], int] = wall_ms,
-        send_numbers: int = SEND_NUMBERS,
+        send_rows: int = SEND_ROWS,
     ) -> None:
         self.run_id: Final = run_id
         self.last_call_number = 0
@@ -59,7 +59,7 @@ class Recorder:
         self._look: Final = look
         self._timeout_ms_default: Final = timeout_ms_default
         self._wall_ms: Final = wall_ms
-        self._send_numbers: Final = send_numbers
+        self._send_rows: Final = send_rows
         self._wall_offset_ms = 0
         self._anchored_until_ms = -1
         self._packer: Final = Packer()
@@ -70,7 +70,8 @@ class Recorder:
         self._numbers_before = 0
         self._rows_before: dict[str, int] = {}
         self._first: CallStamp | None = None
-        """The first call and how many rows of those that are to be sent."""
+        """Of what is to be sent: the first call, the number of the last one, and how many rows there are."""
+        self._last_number = 0
         self._rows = 0
         self._is_due = False
         """Whether what there is will be sent by itself."""
@@ -146,15 +147,19 @@ class Recorder:
         if not self._room.take(self._call_rows):
             before = self._rows_before
             self._room.drop(called, {table: rows - before[table] for table, rows in packer.rows.items()})
-            packer.cut(self._numbers_before, before)
+            if self._first is None:
+                packer.clear()  # names and all: it may be long until something is sent
+            else:
+                packer.cut(self._numbers_before, before)
             return
         self._rows += self._call_rows
+        self._last_number = called.call_number
         if self._first is None:
             self._first = called
         gap = self._room.end_gap()
         if gap is not None:
             self._report(gap)
-        if packer.numbers >= self._send_numbers or self._rows >= SEND_ROWS:
+        if self._rows >= self._send_rows or packer.numbers >= SEND_NUMBERS:
             self.send()
         elif not self._is_due:
             self._is_due = True
@@ -171,7 +176,7 @@ class Recorder:
         """Sends what there is."""
         if self._first is not None:
             packer = self._packer
-            self._send(packer.take(), Sent(self._first, self.last_call_number, dict(packer.rows)))
+            self._send(packer.take(), Sent(self._first, self._last_number, dict(packer.rows)))
             packer.clear()
             self._first, self._rows = None, 0
 
@@ -216,7 +221,7 @@ class Recorder:
         self._packer.begin_call(stamp)
         self._room.force(self._packer.add_row(words.MARKERS, values))
         if self._first is None:
-            self._first = stamp
+            self._first, self._last_number = stamp, stamp.call_number
 
     def _report(self, gap: Gap | None) -> None:
         """Says in the archive what is missing from it."""

@@ -102,7 +102,7 @@ class Kept:
             self.sender.statistics,
             timeout_ms_default=30_000,
             wall_ms=wall_ms,
-            send_numbers=1,  # each call is a frame of its own
+            send_rows=1,  # each call is a frame of its own
         )
         host_limits = HostLimits(session_ttl_ms=100)
         self.host: Final = Host(Engine(EngineLimits(), 1_000), self.clock, host_limits, observer or SilentObserver())

@@ -154,6 +154,20 @@ async def test_what_does_not_fit_is_one_gap_with_a_marker(tmp_path: Path) -> Non
     assert kept.sender.statistics().rows_dropped[schema.REGISTRATIONS] == 12
 
 
+async def test_a_gap_takes_no_memory(tmp_path: Path) -> None:
+    """Of calls that are dropped nothing stays, however long it lasts: no names either."""
+    kept = Kept(tmp_path, rows_max=4)
+    full(kept, calls=1, each=4)
+    for number in range(100):
+        await kept.host.apply(EventBatch([codes.HIGH_WATERMARK], partitions=[("clicks", number)], offsets=[1]))
+    chunk = kept.recorder._packer.take()
+    assert (chunk.names, chunk.extras, chunk.registrants) == ([], [], [])
+    kept.start()
+    assert kept.close()
+    [dropped] = [row for row in kept.rows(schema.MARKERS) if row["marker"] == schema.DROPPED]
+    assert (dropped["table"], dropped["rows"]) == (schema.EVENTS, 100)
+
+
 async def test_a_gap_that_lasts_to_the_end_is_told(tmp_path: Path) -> None:
     """The end of the run reports what is being dropped just then, of every table."""
     kept = Kept(tmp_path, rows_max=4)
