@@ -135,8 +135,11 @@ class Keeper:
     def tell(self) -> None:
         """Tells what became of the rows, if that has changed. Whoever is told has to interrupt its work for it."""
         if self._rows_told != self._rows_done:
-            self._rows_told, self._told_s = self._rows_done, time.monotonic()
-            self._tell(self.statistics())
+            self._tell_all()
+
+    def _tell_all(self) -> None:
+        self._rows_told, self._told_s = self._rows_done, time.monotonic()
+        self._tell(self.statistics())
 
     def keep(self, chunk: Chunk) -> None:
         """Keeps some more calls, in order. After it, `look_after` what is due."""
@@ -239,7 +242,7 @@ class Keeper:
         tries = 0
         while True:
             try:
-                self._tell(self.statistics())  # numbers of files are known before the files are there
+                self._tell_all()  # numbers of files are known before the files are there
                 self._writer.roll()
                 if self._last_call is not None:
                     state, last = self._run.state, self._last_call
@@ -256,7 +259,7 @@ class Keeper:
         if self._is_failing:
             self._is_failing = False
             LOGGER.info("the archive is being written again")
-        self._tell(self.statistics())
+        self._tell_all()
 
     def _note_failure(self, error: Exception) -> None:
         """Says once that something is wrong with the disk, and counts every time."""

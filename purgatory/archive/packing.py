@@ -53,8 +53,6 @@ class Packer:
         self._writer: Final = ColumnWriter()
         self._run_id = ""
         self._registrants: Final[dict[Registrant, int]] = {}
-        self._last: Registrant | None = None
-        self._last_place = 0
         self._extras: Final[list[Any]] = []
 
     @property
@@ -65,7 +63,7 @@ class Packer:
     def begin_call(self, stamp: CallStamp) -> None:
         """What is added from now on belongs to this call."""
         run_id, call_number, time_ms, at_ms = stamp
-        if run_id is not self._run_id and run_id != self._run_id:
+        if run_id != self._run_id:
             assert not self.numbers, f"calls of {run_id} and {self._run_id} in one chunk"
             self._run_id = run_id
         self._writer.begin_call(call_number, time_ms, at_ms)
@@ -144,16 +142,12 @@ class Packer:
         """Begins anew."""
         self._writer.clear()
         self._registrants.clear()
-        self._last = None
         self._extras.clear()
         for table in self.rows:
             self.rows[table] = 0
 
     def _place_of(self, registrant: Registrant) -> int:
-        if registrant is not self._last:
-            self._last = registrant
-            self._last_place = self._registrants.setdefault(registrant, len(self._registrants))
-        return self._last_place
+        return self._registrants.setdefault(registrant, len(self._registrants))
 
     def _keep(self, extra: Any) -> int:  # noqa: ANN401 - plain data
         self._extras.append(extra)

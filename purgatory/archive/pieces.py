@@ -19,6 +19,9 @@ INT64: Final = np.dtype(np.int64)
 
 Numbers = npt.NDArray[np.int64]
 
+CALL_NUMBER, TIME_MS, AT_MS, ROWS, OPERATIONS, REGISTRANT, EXTRA = range(2, 9)
+"""Places in the head of a piece, after its length and its table (`HEAD`)."""
+
 
 def pieces_in(numbers: Numbers) -> dict[int, list[int]]:
     """Where the pieces of a chunk begin, by the number of their table."""
@@ -33,17 +36,17 @@ def pieces_in(numbers: Numbers) -> dict[int, list[int]]:
 
 def stamp_at(chunk: Chunk, numbers: Numbers, start: int) -> CallStamp:
     """The call of the piece that begins there."""
-    return CallStamp(chunk.run_id, *numbers[start + 2 : start + 5].tolist())
+    return CallStamp(chunk.run_id, *numbers[start + CALL_NUMBER : start + ROWS].tolist())
 
 
 def extra_at(chunk: Chunk, numbers: Numbers, start: int) -> Any:  # noqa: ANN401
     """What the piece that begins there has that is no number."""
-    return chunk.extras[numbers[start + 8]]
+    return chunk.extras[numbers[start + EXTRA]]
 
 
 def rows_at(numbers: Numbers, starts: Sequence[int]) -> int:
     """How many rows the pieces make that begin there."""
-    return int(numbers[np.array(starts) + 5].sum())
+    return int(numbers[np.array(starts) + ROWS].sum())
 
 
 class Part(NamedTuple):
@@ -63,13 +66,13 @@ class Pieces:
         width = HEAD + layout.columns
         places = np.array(starts, INT64)
         heads = numbers[places[:, None] + np.arange(width)]
-        self.call_numbers: Final = heads[:, 2]
-        self.times_ms: Final = heads[:, 3]
-        self.instants_ms: Final = heads[:, 4]
-        self.rows: Final = heads[:, 5]
-        self.operations: Final = heads[:, 6]
-        self.registrants: Final = heads[:, 7]
-        self.extras: Final = heads[:, 8]
+        self.call_numbers: Final = heads[:, CALL_NUMBER]
+        self.times_ms: Final = heads[:, TIME_MS]
+        self.instants_ms: Final = heads[:, AT_MS]
+        self.rows: Final = heads[:, ROWS]
+        self.operations: Final = heads[:, OPERATIONS]
+        self.registrants: Final = heads[:, REGISTRANT]
+        self.extras: Final = heads[:, EXTRA]
         self._numbers: Final = numbers
         self._counts: Final = heads[:, HEAD:]
         taken = np.where(self._counts < 0, -RUN * self._counts, self._counts)

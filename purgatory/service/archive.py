@@ -1,9 +1,8 @@
 """What the host tells of its engine calls so that they can be kept: the protocol of the archive, and the one that keeps
-nothing. `archive_recorder` is the other; it alone needs pyarrow.
+nothing. `archive_recorder` is the other.
 
 Calls are told in the order in which the engine had them: first the call, then (`ended`) what it ended, then `finish`.
-Nothing here blocks, copies, or costs more for a large batch than for a small one. What is handed over must not change
-any more.
+Nothing here blocks. What is told is copied: it may change afterwards.
 """
 
 from __future__ import annotations

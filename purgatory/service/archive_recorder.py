@@ -19,7 +19,7 @@ from purgatory.archive.wall_clock import wall_ms
 from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, PartitionName, RegisterReceipt
 from purgatory.engine.completions import Completions
 from purgatory.service.archive import ArchiveStatistics
-from purgatory.service.archive_room import Gap, Room
+from purgatory.service.archive_room import Room
 from purgatory.service.archive_sender import Sent
 from purgatory.service.sessions import Session
 
@@ -156,9 +156,7 @@ class Recorder:
         self._last_number = called.call_number
         if self._first is None:
             self._first = called
-        gap = self._room.end_gap()
-        if gap is not None:
-            self._report(gap)
+        self._report_gap()
         if self._rows >= self._send_rows or packer.numbers >= SEND_NUMBERS:
             self.send()
         elif not self._is_due:
@@ -168,7 +166,7 @@ class Recorder:
     def mark(self, marker: str, now_ms: int, detail: str | None = None) -> None:
         """A marker at this point of the run. It belongs to no call, so it has the number of the last one. Sends all."""
         self.finish()
-        self._report(self._room.end_gap())
+        self._report_gap()
         self._mark(self._stamp(self.last_call_number, now_ms), marker_values(marker, detail=detail))
         self.send()
 
@@ -223,8 +221,9 @@ class Recorder:
         if self._first is None:
             self._first, self._last_number = stamp, stamp.call_number
 
-    def _report(self, gap: Gap | None) -> None:
-        """Says in the archive what is missing from it."""
+    def _report_gap(self) -> None:
+        """Says in the archive what is missing from it, if anything was dropped until now."""
+        gap = self._room.end_gap()
         if gap is None:
             return
         LOGGER.warning(

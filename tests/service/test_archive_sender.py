@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any, BinaryIO
 
+import pytest
+
 from purgatory.archive import words
 from purgatory.archive.calls import CallStamp, call_values
 from purgatory.archive.frames import read_frame
@@ -99,9 +101,10 @@ async def test_another_keeper_goes_on_and_tells_what_was_lost() -> None:
     assert sending.sender.statistics().errors == 1
 
 
-async def test_what_could_not_be_begun_goes_to_the_next_keeper() -> None:
+@pytest.mark.parametrize("read", [0, 1])
+async def test_what_could_not_be_begun_goes_to_the_next_keeper(read: int) -> None:
     """The pipe was full when the first one died: of what waited, only the frame that was half written is lost."""
-    first, second = Listener(dies_after=1), Listener()
+    first, second = Listener(dies_after=read), Listener()
     second.may_read.set()
     sending = Sending(first, second)
     for number in range(1, 201):
