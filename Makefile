@@ -19,7 +19,7 @@ JOBS ?= 2
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 PROTOS := $(wildcard proto/purgatory/v1/*.proto)
-ENGINE := $(wildcard purgatory/engine/*.py)
+ENGINE := $(shell find purgatory/engine -name "*.py")
 SIMULATED := $(ENGINE) $(wildcard tests/engine/*.py tests/engine/oracle/*.py tests/simulator/*.py)
 
 .DEFAULT_GOAL := help
@@ -131,7 +131,8 @@ bench-compare: $(STAMPS)/engine ## Compare instructions, counters and ratios wit
 
 clean: ## Remove what the build made; .venv goes too
 	rm -rf $(VENV) .build build dist purgatory.egg-info purgatory/v1 .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	rm -f purgatory/engine/*.so ./*.so
+	rm -f ./*.so
+	find purgatory/engine -name "*.so" -delete
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Set-up, one stamp a step, so that nothing is done twice.
@@ -164,7 +165,7 @@ $(STAMPS)/stubs: $(PROTOS) setup.py $(STAMPS)/serving
 
 $(STAMPS)/engine: $(ENGINE) $(STAMPS)/stubs
 	@echo "== compiling the engine"
-	@rm -rf purgatory/engine/*.so ./*.so build/profile build/temp.*
+	@rm -rf ./*.so build/profile build/temp.* && find purgatory/engine -name "*.so" -delete
 	@$(BIN)/python setup.py -q build_ext --inplace
 	@touch $@
 

@@ -170,7 +170,7 @@ class BuildEngine(build_ext):
 
         self.force = bool(self.force or self.profiling)  # what was compiled without, or to be watched, is as old
         os.chdir(ROOT)  # mypy finds its settings in pyproject.toml here
-        modules = sorted(str(path.relative_to(ROOT)) for path in ENGINE.glob("*.py") if path.name != "__init__.py")
+        modules = sorted(str(path.relative_to(ROOT)) for path in ENGINE.rglob("*.py") if path.name != "__init__.py")
         extensions = mypycify(modules, opt_level="3", debug_level="0", group_name=GROUP, target_dir=self.build_temp)
         for extension in extensions:
             extension.extra_compile_args += INLINING + self.profiling
@@ -183,7 +183,7 @@ class BuildEngine(build_ext):
     def remove_outputs(self, *, inplace: bool) -> None:
         outputs = [Path(output) for output in self.get_outputs()]
         if inplace:
-            outputs += [*ENGINE.glob("*.so"), *ROOT.glob(f"{SHARED_LIBRARY}*.so")]
+            outputs += [*ENGINE.rglob("*.so"), *ROOT.glob(f"{SHARED_LIBRARY}*.so")]
         for output in outputs:
             output.unlink(missing_ok=True)
         self.extensions = []

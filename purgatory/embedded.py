@@ -20,8 +20,8 @@ from types import TracebackType
 from typing import Final, Self
 
 from purgatory.clock import Clock, SystemClock
-from purgatory.engine.operation import ActionQueue, DelayedOperation, OnError, run_effects
-from purgatory.engine.purgatory import DelayedOperationPurgatory
+from purgatory.engine.generic.operation import ActionQueue, DelayedOperation, OnError, run_effects
+from purgatory.engine.generic.purgatory import DelayedOperationPurgatory
 
 __all__ = ["EmbeddedPurgatory", "ExpiredOperationReaper"]
 

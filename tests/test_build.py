@@ -18,7 +18,8 @@ SUFFIXES = {"compiled": (".so", ".pyd"), "pure": (".py",)}
 
 def engine_files() -> dict[str, str]:
     """Where each module of the engine was loaded from."""
-    names = [f"purgatory.engine.{module.name}" for module in pkgutil.iter_modules(purgatory.engine.__path__)]
+    found = pkgutil.walk_packages(purgatory.engine.__path__, "purgatory.engine.")
+    names = [module.name for module in found if not module.ispkg]
     files = {name: importlib.import_module(name).__file__ for name in names}
     return {name: file for name, file in files.items() if file}
 
@@ -31,8 +32,10 @@ def test_engine_is_wholly_one_build() -> None:
 
 def test_modules_say_where_they_are() -> None:
     """A module's __file__, compiled or not, is a file that is there, beside its source."""
-    folder = Path(purgatory.engine.__file__ or "").parent
-    assert [file for file in engine_files().values() if not Path(file).exists() or Path(file).parent != folder] == []
+    top = Path(purgatory.engine.__file__ or "").parent.parent.parent
+    folders = {name: top.joinpath(*name.split(".")[:-1]) for name in engine_files()}
+    strays = [file for name, file in engine_files().items() if Path(file).parent != folders[name]]
+    assert [*strays, *(file for file in engine_files().values() if not Path(file).exists())] == []
 
 
 def test_engine_is_the_build_asked_for() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from purgatory.engine.operation import DelayedOperation
-from purgatory.engine.purgatory import DelayedOperationPurgatory
+from purgatory.engine.generic.operation import DelayedOperation
+from purgatory.engine.generic.purgatory import DelayedOperationPurgatory
 from tests.engine.world import World
 
 

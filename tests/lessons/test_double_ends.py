@@ -20,7 +20,7 @@ from tests.client.flaky_proxy import FlakyProxy
 from tests.client.until import until_pending
 from tests.client.wire_script import opened, results, sent
 from tests.daemon_process import DaemonProcess
-from tests.engine.recording_operation import DEADLINE_S, RecordingOperation, never_told
+from tests.engine.generic.recording_operation import DEADLINE_S, RecordingOperation, never_told
 from tests.lessons.daemon_calls import Calls, produce_columns
 from tests.service.serving import Peer, produce
 from tests.service.serving import signal as signal_wait

@@ -23,7 +23,7 @@ from purgatory.service.translate_operations import OperationRun
 from purgatory.testing import ManualClock
 from tests.client.until import until
 from tests.daemon_process import DaemonProcess
-from tests.engine.recording_operation import DEADLINE_S, RecordingOperation, never_told
+from tests.engine.generic.recording_operation import DEADLINE_S, RecordingOperation, never_told
 from tests.lessons.daemon_calls import Calls, produce_columns
 from tests.service.serving import Peer, eventually, produce
 

@@ -94,11 +94,11 @@ def walk(node: ast.AST) -> Iterator[ast.AST]:
 def generated(count: int, seed: int) -> list[Mutant]:
     """`count` mutants, the same ones for the same seed and text."""
     found: list[Mutant] = []
-    for path in sorted(ENGINE.glob("*.py")):
+    for path in sorted(ENGINE.rglob("*.py")):
         if path.stem in NOUNS:
             continue
         source = path.read_text(encoding="utf-8")
-        text = Text(path.stem, source)
+        text = Text(str(path.relative_to(ENGINE).with_suffix("")), source)
         for function in ast.walk(ast.parse(source)):
             if isinstance(function, ast.FunctionDef):
                 found += [mutant for node in walk(function) for mutant in changes(text, node)]

@@ -50,7 +50,7 @@ class Judge:
 
     def __init__(self, known: Known) -> None:
         self.known = known
-        self.file_prefix = f"test_{known.module}"
+        self.file_prefix = f"test_{Path(known.module).name}"
         self.costs: dict[str, float] = {}
         self.caught_by = ""
         self.says = ""

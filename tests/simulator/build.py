@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 BUILT = ROOT / ".build" / "simulator"
 SOURCES = (
     "purgatory/__init__.py",
-    "purgatory/engine/*.py",
+    "purgatory/engine/**/*.py",
     "tests/engine/adapter.py",
     "tests/engine/pair.py",
     "tests/engine/plain.py",

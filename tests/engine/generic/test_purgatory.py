@@ -8,9 +8,9 @@ import pytest
 
 from purgatory.engine.codes import CANCELLED, EXPIRED, PENDING, SATISFIED, SHUTTING_DOWN
 from purgatory.engine.errors import PurgatoryClosed, ReentrantCall
-from purgatory.engine.operation import ActionQueue, DelayedOperation
-from purgatory.engine.purgatory import DelayedOperationPurgatory
-from tests.engine.recording_operation import Errors, RecordingOperation, fail, never_told
+from purgatory.engine.generic.operation import ActionQueue, DelayedOperation
+from purgatory.engine.generic.purgatory import DelayedOperationPurgatory
+from tests.engine.generic.recording_operation import Errors, RecordingOperation, fail, never_told
 
 
 def make() -> DelayedOperationPurgatory:

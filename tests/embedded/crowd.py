@@ -19,7 +19,7 @@ from purgatory.clock import Clock, SystemClock
 from purgatory.embedded import EmbeddedPurgatory
 from purgatory.engine.codes import CANCELLED, EXPIRED, PENDING, SATISFIED
 from purgatory.engine.errors import PurgatoryClosed
-from purgatory.engine.operation import DelayedOperation
+from purgatory.engine.generic.operation import DelayedOperation
 
 STUCK_AFTER_S = 60.0
 """So long without a single operation done by anyone means that they wait for each other."""

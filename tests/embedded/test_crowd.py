@@ -1,6 +1,6 @@
 """The embedded purgatory under a crowd of threads: each operation is answered once, no wake-up is lost, none is stuck.
 
-`CROWD_OPERATIONS=20000 make test ARGS=tests/test_embedded_threads.py` does as much in each of the 16 threads.
+`CROWD_OPERATIONS=20000 make test ARGS=tests/embedded/test_crowd.py` does as much in each of the 16 threads.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import pytest
 from purgatory.embedded import EmbeddedPurgatory
 from purgatory.engine import COMPILED
 from purgatory.engine.codes import CANCELLED, EXPIRED, PENDING, SATISFIED, SHUTTING_DOWN
-from tests import embedded_crowd
-from tests.embedded_crowd import KEYS, Crowd, EagerSwitching, all_stacks, watch
-from tests.engine.recording_operation import (
+from tests.embedded import crowd as crowd_module
+from tests.embedded.crowd import KEYS, Crowd, EagerSwitching, all_stacks, watch
+from tests.engine.generic.recording_operation import (
     DEADLINE_S,
     RecordingOperation,
     SignallingOperation,
@@ -188,7 +188,7 @@ def test_a_registration_just_before_the_reaper_sleeps(monkeypatch: pytest.Monkey
 
 def test_the_watchdog_says_who_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads that make no progress are reported with their stacks, not waited for."""
-    monkeypatch.setattr(embedded_crowd, "STUCK_AFTER_S", 0.05)
+    monkeypatch.setattr(crowd_module, "STUCK_AFTER_S", 0.05)
     release = threading.Event()
     stuck = threading.Thread(target=lambda: release.wait(60), daemon=True)
     stuck.start()

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from purgatory.clock import SystemClock
 from purgatory.engine.codes import EXPIRED
-from purgatory.engine.operation import DelayedOperation
+from purgatory.engine.generic.operation import DelayedOperation
 
 DEADLINE_S = 20.0
 """Beyond any hiccup of a busy machine; no test waits for it unless it fails."""

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from purgatory.engine.codes import EXPIRED, PENDING, SATISFIED
-from purgatory.engine.purgatory import DelayedOperationPurgatory
-from tests.engine.recording_operation import Errors, RecordingOperation, fail, never_told
+from purgatory.engine.generic.purgatory import DelayedOperationPurgatory
+from tests.engine.generic.recording_operation import Errors, RecordingOperation, fail, never_told
 
 KEYS = ["a", "b", "c", "d"]
 STEPS = st.one_of(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from purgatory.engine.purgatory import DelayedOperationPurgatory
-from tests.engine.recording_operation import Errors, RecordingOperation
+from purgatory.engine.generic.purgatory import DelayedOperationPurgatory
+from tests.engine.generic.recording_operation import Errors, RecordingOperation
 
 
 def test_what_was_due_at_once_counts_against_the_limit() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from purgatory.clock import OFFSET_MS_MAX, SystemClock
 from purgatory.testing import ManualClock
-from tests.engine.recording_operation import (
+from tests.engine.generic.recording_operation import (
     DEADLINE_S,
 )
 

@@ -13,9 +13,9 @@ from purgatory.clock import SystemClock
 from purgatory.embedded import EmbeddedPurgatory
 from purgatory.engine.codes import CANCELLED, EXPIRED, PENDING, SATISFIED, SHUTTING_DOWN
 from purgatory.engine.errors import PurgatoryClosed
-from purgatory.engine.operation import DelayedOperation
+from purgatory.engine.generic.operation import DelayedOperation
 from purgatory.testing import ManualClock
-from tests.engine.recording_operation import (
+from tests.engine.generic.recording_operation import (
     DEADLINE_S,
     Errors,
     RecordingOperation,
