@@ -26,16 +26,16 @@ from purgatory.archive.packing import Chunk
 from purgatory.archive.pieces import pieces_in
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
-from purgatory.service import intake
-from purgatory.service.archive import ArchiveStatistics
-from purgatory.service.archive_opening import ROWS_AT_ONCE
-from purgatory.service.archive_recorder import Recorder
-from purgatory.service.archive_room import Room
-from purgatory.service.archive_sender import Sent
 from purgatory.service.host import Host
-from purgatory.service.limits import HostLimits
-from purgatory.service.metrics import Metrics
-from purgatory.service.translate_results import fill_batch
+from purgatory.service.host_limits import HostLimits
+from purgatory.service.listeners.archive import ArchiveStatistics
+from purgatory.service.listeners.archive_opening import ROWS_AT_ONCE
+from purgatory.service.listeners.archive_recorder import Recorder
+from purgatory.service.listeners.archive_room import Room
+from purgatory.service.listeners.archive_sender import Sent
+from purgatory.service.listeners.metrics import Metrics
+from purgatory.service.rpc import intake
+from purgatory.service.translate.results import fill_batch
 from purgatory.testing import ManualClock
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire

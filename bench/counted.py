@@ -67,9 +67,9 @@ def translate(operations: int) -> None:
     from purgatory.engine.codes import HIGH_WATERMARK
     from purgatory.engine.engine import Engine
     from purgatory.engine.limits import EngineLimits
-    from purgatory.service.outbox import slices_of
-    from purgatory.service.translate_operations import runs_from_columns
-    from purgatory.service.translate_results import fill_batch
+    from purgatory.service.sessions.outbox import slices_of
+    from purgatory.service.translate.operations import runs_from_columns
+    from purgatory.service.translate.results import fill_batch
     from purgatory.v1 import operation_pb2
     from purgatory.v1 import purgatory_service_pb2 as wire
 
@@ -154,7 +154,7 @@ def client(operations: int) -> None:
 
 def wheel(operations: int) -> None:
     """The timing wheel alone: add and cancel, add and fire."""
-    from purgatory.engine.wheel import TimingWheel
+    from purgatory.engine.waiting.wheel import TimingWheel
 
     timers = TimingWheel(1, 20, 0)
     timers.ensure(BATCH)

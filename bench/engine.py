@@ -17,7 +17,7 @@ from purgatory.engine.batches import EventBatch, OperationBatch, PartitionName
 from purgatory.engine.codes import FETCH, HIGH_WATERMARK, LEADER_APPEND, PRODUCE
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
-from purgatory.engine.tables import Owner
+from purgatory.engine.waiting.tables import Owner
 
 TIMEOUT_MS: Final = 600_000
 BATCH: Final = 500

@@ -24,10 +24,10 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service import garbage
 from purgatory.service.host import Host
-from purgatory.service.limits import HostLimits
-from purgatory.service.observer import SilentObserver
+from purgatory.service.host_limits import HostLimits
+from purgatory.service.listeners.observer import SilentObserver
 from purgatory.service.settings import GcSettings
-from purgatory.service.translate_operations import OperationRun
+from purgatory.service.translate.operations import OperationRun
 
 TURN_S: Final = 0.005
 """Timers are set in batches: one within each so long, at a random moment of it."""

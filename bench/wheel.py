@@ -9,7 +9,7 @@ from typing import Final
 
 from bench.timers import timer_workloads
 from bench.worker import serve
-from purgatory.engine.wheel import TimingWheel
+from purgatory.engine.waiting.wheel import TimingWheel
 
 FIRED_PER_CALL: Final = 100_000
 

@@ -29,19 +29,19 @@ from purgatory.engine import COMPILED
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service import garbage
-from purgatory.service.archive import CannotArchive
-from purgatory.service.archive_opening import OpenArchive, open_recorder
-from purgatory.service.exposition import make_registry
 from purgatory.service.flags import config_lines, read_command_line
-from purgatory.service.handlers import SERVICE, add_to_server
 from purgatory.service.host import Host
-from purgatory.service.http import HttpSite
-from purgatory.service.in_flight import UnaryCalls
-from purgatory.service.journal_opening import JournalError, OpenJournal, open_journal
-from purgatory.service.limits import HostLimits
+from purgatory.service.host_limits import HostLimits
+from purgatory.service.http.site import HttpSite
+from purgatory.service.listeners.archive import CannotArchive
+from purgatory.service.listeners.archive_opening import OpenArchive, open_recorder
+from purgatory.service.listeners.exposition import make_registry
+from purgatory.service.listeners.journal_opening import JournalError, OpenJournal, open_journal
+from purgatory.service.listeners.metrics import Metrics
 from purgatory.service.log import start_logging
-from purgatory.service.metrics import Metrics
-from purgatory.service.servicer import PurgatoryServicer
+from purgatory.service.rpc.handlers import SERVICE, add_to_server
+from purgatory.service.rpc.in_flight import UnaryCalls
+from purgatory.service.rpc.servicer import PurgatoryServicer
 from purgatory.service.settings import Settings, SettingsError, split_address, unknown_variables
 
 LOGGER: Final = logging.getLogger(__name__)

@@ -68,7 +68,7 @@ def test_compiled_and_uncompiled_live_the_same_life() -> None:
 
 PLANTED = {
     "a mark equal to the required offset completes nothing": (
-        "purgatory/engine/watches.py",
+        "purgatory/engine/waiting/watches.py",
         "self._thresholds[head] > mark",
         "self._thresholds[head] >= mark",
     ),

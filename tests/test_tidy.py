@@ -146,7 +146,7 @@ PLANTED = [
         "may not import purgatory.daemon",
     ),
     (rules.check_layers, "purgatory/service/a.py", "import purgatory_client", "may not import purgatory_client"),
-    (rules.check_layers, "purgatory/clock.py", "def f():\n    import purgatory.engine.wheel", "may not import"),
+    (rules.check_layers, "purgatory/clock.py", "def f():\n    import purgatory.engine.waiting.wheel", "may not import"),
     (rules.check_layers, "client/purgatory_client/a.py", "from purgatory.engine import wheel", "may not import"),
     (rules.check_layers, "client/purgatory_client/a.py", "from purgatory.v1 import event_pb2", ""),
     (rules.check_layers, "client/purgatory_client/a.py", "import purgatory.daemon", "may not import purgatory.daemon"),

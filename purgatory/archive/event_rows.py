@@ -13,7 +13,7 @@ from purgatory.archive.gathering import Gathered
 from purgatory.archive.packing import SETS
 from purgatory.archive.schema import EVENT_WORDS, EVENTS, SCHEMAS
 from purgatory.engine.batches import EventBatch, EventsReceipt
-from purgatory.engine.packed_columns import EVENT_COLUMNS
+from purgatory.engine.snapshot.packed_columns import EVENT_COLUMNS
 
 __all__ = ["EventRows"]
 

@@ -18,7 +18,7 @@ from purgatory.archive.calls import INT32_MAX, Registrant
 from purgatory.archive.packing import Chunk, Packer
 from purgatory.archive.pieces import INT64, Numbers, Part, Pieces, pieces_in
 from purgatory.engine.batches import PartitionName
-from purgatory.engine.packed_columns import NAMELESS, NO_EXTRA, NOBODYS, Layout
+from purgatory.engine.snapshot.packed_columns import NAMELESS, NO_EXTRA, NOBODYS, Layout
 
 __all__ = ["Gathered"]
 

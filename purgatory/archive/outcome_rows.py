@@ -14,7 +14,7 @@ from purgatory.archive.packing import FETCH_COLUMNS
 from purgatory.archive.schema import KIND_WORDS, OUTCOME_WORDS, OUTCOMES, SCHEMAS
 from purgatory.engine.codes import FETCH
 from purgatory.engine.completions import Completions
-from purgatory.engine.packed_columns import COMPLETION_COLUMNS
+from purgatory.engine.snapshot.packed_columns import COMPLETION_COLUMNS
 
 __all__ = ["OutcomeRows"]
 

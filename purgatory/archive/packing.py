@@ -1,8 +1,8 @@
 """Engine calls on their way to the archive, packed: many calls in one chunk of plain data. Needs no Arrow.
 
 To pack one costs the event loop a nanosecond or two for each value; what rows and files cost is paid elsewhere.
-What is a column of numbers is a piece of the block (`purgatory.engine.packed_columns`); names, sessions and what is no
-number stand beside it, once for all pieces that point at them.
+What is a column of numbers is a piece of the block (`purgatory.engine.snapshot.packed_columns`); names, sessions and
+what is no number stand beside it, once for all pieces that point at them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from purgatory.archive.words import ACCEPTED
 from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, PartitionName, RegisterReceipt
 from purgatory.engine.codes import EVENT_NAMES
 from purgatory.engine.completions import Completions
-from purgatory.engine.packed_columns import NO_EXTRA, ColumnWriter, packed_paces
+from purgatory.engine.snapshot.packed_columns import NO_EXTRA, ColumnWriter, packed_paces
 
 __all__ = ["FETCH_COLUMNS", "SETS", "Chunk", "Packer"]
 

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from purgatory.archive.calls import CallStamp
 from purgatory.archive.packing import Chunk
-from purgatory.engine.number_block import RUN
-from purgatory.engine.packed_columns import HEAD, Layout
+from purgatory.engine.snapshot.number_block import RUN
+from purgatory.engine.snapshot.packed_columns import HEAD, Layout
 
 __all__ = ["INT64", "Numbers", "Part", "Pieces", "extra_at", "pieces_in", "rows_at", "stamp_at"]
 

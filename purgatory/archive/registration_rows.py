@@ -9,7 +9,7 @@ from purgatory.archive.calls import CallStamp, Registrant
 from purgatory.archive.gathering import Gathered
 from purgatory.archive.schema import KIND_WORDS, REGISTRATIONS, SCHEMAS
 from purgatory.engine.batches import OperationBatch, RegisterReceipt
-from purgatory.engine.packed_columns import REGISTRATION_COLUMNS
+from purgatory.engine.snapshot.packed_columns import REGISTRATION_COLUMNS
 
 __all__ = ["RegistrationRows"]
 

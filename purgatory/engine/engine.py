@@ -13,18 +13,18 @@ from mypy_extensions import i64
 from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, PartitionName, RegisterReceipt
 from purgatory.engine.codes import CANCELLED, EXPIRED, SHUTTING_DOWN
 from purgatory.engine.completions import Completions
-from purgatory.engine.events import Events
+from purgatory.engine.inspection import Look
 from purgatory.engine.limits import EngineLimits
-from purgatory.engine.look import Look
-from purgatory.engine.pending import PendingOperations
-from purgatory.engine.registration import Registration
-from purgatory.engine.registry import Partitions, SignalKeys
-from purgatory.engine.saved import SavedOperations
-from purgatory.engine.saving import Saving
-from purgatory.engine.tables import FREE, Owner
+from purgatory.engine.marks.events import Events
+from purgatory.engine.marks.registry import Partitions, SignalKeys
+from purgatory.engine.snapshot.saved import SavedOperations
+from purgatory.engine.snapshot.saving import Saving
 from purgatory.engine.tape import Played, Tape, TapePlayer
 from purgatory.engine.views import KindCounts, PartitionView, PendingView, RemainingTimes
-from purgatory.engine.wakeups import Wakeups
+from purgatory.engine.waiting.pending import PendingOperations
+from purgatory.engine.waiting.registration import Registration
+from purgatory.engine.waiting.tables import FREE, Owner
+from purgatory.engine.waiting.wakeups import Wakeups
 
 __all__ = ["Engine"]
 

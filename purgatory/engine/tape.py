@@ -16,14 +16,14 @@ from mypy_extensions import i64
 
 from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, PartitionName
 from purgatory.engine.codes import CANCELLED, EXPIRED, KINDS, SHUTTING_DOWN
-from purgatory.engine.event_checks import check_columns
-from purgatory.engine.events import Events
-from purgatory.engine.look import Look
-from purgatory.engine.operation_checks import OperationColumns
-from purgatory.engine.plain_rows import plain_rows
-from purgatory.engine.registration import Registration
-from purgatory.engine.registry import NamedPartitions
-from purgatory.engine.tables import Owner
+from purgatory.engine.inspection import Look
+from purgatory.engine.kinds.operation_checks import OperationColumns
+from purgatory.engine.kinds.plain_rows import plain_rows
+from purgatory.engine.marks.event_checks import check_columns
+from purgatory.engine.marks.events import Events
+from purgatory.engine.marks.registry import NamedPartitions
+from purgatory.engine.waiting.registration import Registration
+from purgatory.engine.waiting.tables import Owner
 
 __all__ = [
     "APPLY",

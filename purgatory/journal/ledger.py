@@ -14,7 +14,7 @@ from typing import Final
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from purgatory.engine.packing import Roster
+from purgatory.engine.snapshot.packing import Roster
 
 
 class Kept:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from purgatory.engine.batches import PartitionName
-from purgatory.engine.packing import Roster
-from purgatory.engine.saved import SavedOperations
+from purgatory.engine.snapshot.packing import Roster
+from purgatory.engine.snapshot.saved import SavedOperations
 from purgatory.journal.group import Group, SessionPart
 from purgatory.journal.ledger import Kept, SessionLedger
 from purgatory.journal.rows import changes_to, checksum, results_to

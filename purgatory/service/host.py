@@ -20,18 +20,18 @@ from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, EventsReceipt, PartitionName, Refusal, RegisterReceipt
 from purgatory.engine.engine import Engine
 from purgatory.engine.errors import InvalidBatch
-from purgatory.engine.operation_checks import OPERATION_ID_MAX
-from purgatory.service.archive import Archive, NoArchive
+from purgatory.engine.kinds.operation_checks import OPERATION_ID_MAX
 from purgatory.service.engine_time import EngineTime
-from purgatory.service.journal import Journal, NoJournal
-from purgatory.service.limits import HostLimits
-from purgatory.service.observer import Observer
-from purgatory.service.outbox import RefusedOperations, ResultSlice, slices_of
+from purgatory.service.host_limits import HostLimits
+from purgatory.service.listeners.archive import Archive, NoArchive
+from purgatory.service.listeners.journal import Journal, NoJournal
+from purgatory.service.listeners.observer import Observer
 from purgatory.service.reaper import EXPIRED_PER_SLICE, Reaper
-from purgatory.service.refusals import BatchRefused, from_refusal, unavailable, unreadable_batch
-from purgatory.service.sessions import Session, Sessions
-from purgatory.service.translate_operations import OperationRun
-from purgatory.service.waits import Waits
+from purgatory.service.rpc.refusals import BatchRefused, from_refusal, unavailable, unreadable_batch
+from purgatory.service.sessions.outbox import RefusedOperations, ResultSlice, slices_of
+from purgatory.service.sessions.session import Session, Sessions
+from purgatory.service.sessions.unary_waits import Waits
+from purgatory.service.translate.operations import OperationRun
 
 LOGGER: Final = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import Final
 from purgatory.clock import Clock
 from purgatory.engine.engine import Engine
 from purgatory.service.alarm import Alarm, make_alarm
-from purgatory.service.observer import Observer
+from purgatory.service.listeners.observer import Observer
 
 LOGGER: Final = logging.getLogger(__name__)
 

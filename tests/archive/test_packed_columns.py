@@ -14,7 +14,7 @@ from purgatory.archive.pieces import Pieces, pieces_in
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch
 from purgatory.engine.completions import Completions
-from purgatory.engine.packed_columns import (
+from purgatory.engine.snapshot.packed_columns import (
     EVENT_COLUMNS,
     NO_EXTRA,
     REGISTRATION_COLUMNS,

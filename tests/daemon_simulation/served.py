@@ -10,12 +10,12 @@ import grpc.aio
 from purgatory.clock import SystemClock
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
-from purgatory.service.handlers import add_to_server
 from purgatory.service.host import Host
-from purgatory.service.in_flight import UnaryCalls
-from purgatory.service.limits import HostLimits
-from purgatory.service.observer import SilentObserver
-from purgatory.service.servicer import PurgatoryServicer
+from purgatory.service.host_limits import HostLimits
+from purgatory.service.listeners.observer import SilentObserver
+from purgatory.service.rpc.handlers import add_to_server
+from purgatory.service.rpc.in_flight import UnaryCalls
+from purgatory.service.rpc.servicer import PurgatoryServicer
 from tests.daemon_simulation.faulty_proxy import NOBODY
 from tests.daemon_simulation.plan import Plan
 from tests.daemon_simulation.tap import EngineTap

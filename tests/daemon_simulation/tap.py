@@ -12,8 +12,8 @@ from typing import Any
 
 from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, RegisterReceipt
 from purgatory.engine.engine import Engine
-from purgatory.engine.tables import Owner
-from purgatory.service.sessions import Session
+from purgatory.engine.waiting.tables import Owner
+from purgatory.service.sessions.session import Session
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from tests.engine import plain
 if TYPE_CHECKING:
     from purgatory.engine.batches import EventsReceipt, RegisterReceipt
     from purgatory.engine.completions import Completions
-    from purgatory.engine.tables import Owner
     from purgatory.engine.views import PartitionView, PendingView
+    from purgatory.engine.waiting.tables import Owner
 
 
 NOTHING_READ = (-1, -1, -1, -1, -1)

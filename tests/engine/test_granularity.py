@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.engine import plain
 from tests.engine.adapter import EngineUnderTest
 from tests.engine.test_against_oracle import EVENT, OPERATION
-from tests.engine.wheel_steps import GEOMETRIES
+from tests.engine.timer.wheel_steps import GEOMETRIES
 
 FEW = st.integers(1, 3)
 TIMEOUTS = st.one_of(st.integers(1, 12), st.sampled_from([19, 20, 21, 26, 27, 28, 80, 399, 400, 401, 2_000]))

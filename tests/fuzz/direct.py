@@ -16,12 +16,12 @@ from google.protobuf.message import DecodeError, Message
 from purgatory.engine.codes import KINDS
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
-from purgatory.service import intake, looking
 from purgatory.service.host import Host
-from purgatory.service.limits import HostLimits
-from purgatory.service.metrics import Metrics
-from purgatory.service.refusals import BatchRefused, CallRefused
-from purgatory.service.translate_results import fill_batch
+from purgatory.service.host_limits import HostLimits
+from purgatory.service.listeners.metrics import Metrics
+from purgatory.service.rpc import intake, looking
+from purgatory.service.rpc.refusals import BatchRefused, CallRefused
+from purgatory.service.translate.results import fill_batch
 from purgatory.testing import ManualClock
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.fuzz.shaping import Shaper

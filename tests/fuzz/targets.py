@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from purgatory.engine.limits import EngineLimits
-from purgatory.service.limits import HostLimits
+from purgatory.service.host_limits import HostLimits
 from tests.daemon_process import DaemonProcess
 from tests.fuzz.callers import SERVICE, Caller
 from tests.fuzz.raw import send_grpc_garbage, send_http_garbage

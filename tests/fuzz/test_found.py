@@ -16,10 +16,10 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from purgatory.service.connection import Connection
-from purgatory.service.handlers import Requests, add_to_server, is_no_broken_call
-from purgatory.service.in_flight import UnaryCalls
-from purgatory.service.refusals import CallRefused
+from purgatory.service.rpc.handlers import Requests, add_to_server, is_no_broken_call
+from purgatory.service.rpc.in_flight import UnaryCalls
+from purgatory.service.rpc.refusals import CallRefused
+from purgatory.service.sessions.connection import Connection
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.daemon_process import DaemonProcess

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from google.protobuf.message_factory import GetMessageClass
 
-from purgatory.service import looking
+from purgatory.service.rpc import looking
 from tests.fuzz.callers import SERVICE
 from tests.fuzz.direct import fuzz_direct
 from tests.fuzz.shaping import Shaper

@@ -19,10 +19,10 @@ from purgatory.journal.directory import Directory
 from purgatory.journal.errors import JournalDamaged, JournalLocked, JournalTooNew
 from purgatory.journal.schema import migrate
 from purgatory.service.host import Host
-from purgatory.service.journal_opening import OpenJournal
-from purgatory.service.limits import HostLimits
-from purgatory.service.observer import SilentObserver
-from purgatory.service.translate_operations import OperationRun
+from purgatory.service.host_limits import HostLimits
+from purgatory.service.listeners.journal_opening import OpenJournal
+from purgatory.service.listeners.observer import SilentObserver
+from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
 from tests.journal.kit import keep
 

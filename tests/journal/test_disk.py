@@ -14,12 +14,12 @@ from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.journal.crash_points import BEFORE_COMMIT, CrashPoints
 from purgatory.journal.errors import JournalError
-from purgatory.service.exposition import make_registry
 from purgatory.service.garbage import PauseWatch
 from purgatory.service.host import Host
-from purgatory.service.metrics import Metrics
-from purgatory.service.refusals import BatchRefused
-from purgatory.service.translate_operations import OperationRun
+from purgatory.service.listeners.exposition import make_registry
+from purgatory.service.listeners.metrics import Metrics
+from purgatory.service.rpc.refusals import BatchRefused
+from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
 from tests.journal.kit import keep
 from tests.journal.test_damage import new_host, read

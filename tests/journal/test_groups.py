@@ -10,9 +10,9 @@ import pytest
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.service.host import Host
-from purgatory.service.journal import JournalStatistics
-from purgatory.service.sessions import Session
-from purgatory.service.translate_operations import OperationRun
+from purgatory.service.listeners.journal import JournalStatistics
+from purgatory.service.sessions.session import Session
+from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
 from tests.journal.kit import keep
 from tests.journal.test_damage import new_host

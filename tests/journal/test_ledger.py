@@ -9,7 +9,7 @@ import pytest
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from purgatory.engine.packing import Roster
+from purgatory.engine.snapshot.packing import Roster
 from purgatory.journal.ledger import SessionLedger
 
 Rows = dict[int, tuple[list[int], bytes]]

@@ -12,8 +12,8 @@ import pytest
 from purgatory.journal import statements
 from purgatory.journal.group import Group
 from purgatory.service.host import Host
-from purgatory.service.journal_opening import OpenJournal
-from purgatory.service.observer import SilentObserver
+from purgatory.service.listeners.journal_opening import OpenJournal
+from purgatory.service.listeners.observer import SilentObserver
 from purgatory.testing import ManualClock
 from tests.journal.kit import PowerCut, copy_files, keep, picture
 from tests.service.archive_life import Life

@@ -12,8 +12,8 @@ from purgatory.engine.batches import OperationBatch
 from purgatory.journal.group import Moment
 from purgatory.journal.timeline import Reading, time_now_ms
 from purgatory.service.host import Host
-from purgatory.service.journal_opening import OpenJournal
-from purgatory.service.translate_operations import OperationRun
+from purgatory.service.listeners.journal_opening import OpenJournal
+from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
 from tests.journal.test_damage import PATIENCE_S, new_host
 

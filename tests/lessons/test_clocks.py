@@ -20,9 +20,9 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service import reaper as reaper_module
 from purgatory.service.host import Host
-from purgatory.service.limits import HostLimits
-from purgatory.service.observer import SilentObserver
-from purgatory.service.translate_operations import OperationRun
+from purgatory.service.host_limits import HostLimits
+from purgatory.service.listeners.observer import SilentObserver
+from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import result_pb2

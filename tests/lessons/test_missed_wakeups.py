@@ -17,9 +17,9 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service import host as host_module
 from purgatory.service.host import Host
-from purgatory.service.limits import HostLimits
-from purgatory.service.observer import SilentObserver
-from purgatory.service.translate_operations import OperationRun
+from purgatory.service.host_limits import HostLimits
+from purgatory.service.listeners.observer import SilentObserver
+from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
 from tests.client.until import until
 from tests.daemon_process import DaemonProcess

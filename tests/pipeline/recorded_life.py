@@ -14,7 +14,7 @@ from purgatory.archive import schema
 from purgatory.archive.calls import CallStamp, Registrant, call_values, marker_values
 from purgatory.archive.rows import EventRows, OutcomeRows, RegistrationRows, SingleRows
 from purgatory.archive.run_details import RunDetails
-from purgatory.engine.tables import Owner
+from purgatory.engine.waiting.tables import Owner
 from tests.engine import plain
 from tests.engine.adapter import event_batch, operation_batch
 from tests.simulator import steps

@@ -22,7 +22,7 @@ from purgatory.archive.calls import CallStamp, Registrant
 from purgatory.archive.rows import OutcomeRows
 from purgatory.archive.run_details import RunDetails
 from purgatory.engine.engine import Engine
-from purgatory.engine.tables import Owner
+from purgatory.engine.waiting.tables import Owner
 from tests.service.archive_replay import KIND_OF, events_of, operations_of, read_table
 
 pytestmark = pytest.mark.slow  # a run of six thousand operations is made, read and played again

@@ -16,7 +16,7 @@ from purgatory_pipeline.replay.task import Replay, replay_run
 from purgatory.archive import schema
 from purgatory.archive.run_details import RunDetails
 from purgatory.engine import codes
-from purgatory.engine.tables import Owner
+from purgatory.engine.waiting.tables import Owner
 from tests.pipeline.recorded_life import chunks_of, live
 from tests.service.archive_replay import events_of, operations_of
 

@@ -20,12 +20,12 @@ from purgatory.archive.opening import KeeperStatistics, Opening
 from purgatory.archive.runs import RunFile, RunState
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
-from purgatory.service.archive_recorder import Recorder
-from purgatory.service.archive_room import Room
-from purgatory.service.archive_sender import ArchiveSender
 from purgatory.service.host import Host
-from purgatory.service.limits import HostLimits
-from purgatory.service.observer import Observer, SilentObserver
+from purgatory.service.host_limits import HostLimits
+from purgatory.service.listeners.archive_recorder import Recorder
+from purgatory.service.listeners.archive_room import Room
+from purgatory.service.listeners.archive_sender import ArchiveSender
+from purgatory.service.listeners.observer import Observer, SilentObserver
 from purgatory.testing import ManualClock
 from tests.service.archive_replay import rows_of
 

@@ -16,14 +16,14 @@ from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch, ReplicaSets
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
-from purgatory.service.archive_opening import open_recorder
 from purgatory.service.host import Host
-from purgatory.service.limits import HostLimits
-from purgatory.service.observer import SilentObserver
-from purgatory.service.refusals import BatchRefused, CallRefused
-from purgatory.service.sessions import Session
+from purgatory.service.host_limits import HostLimits
+from purgatory.service.listeners.archive_opening import open_recorder
+from purgatory.service.listeners.observer import SilentObserver
+from purgatory.service.rpc.refusals import BatchRefused, CallRefused
+from purgatory.service.sessions.session import Session
 from purgatory.service.settings import ArchiveSettings, EngineSettings
-from purgatory.service.translate_operations import OperationRun
+from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
 from tests.service.archive_kit import ThreadLink
 

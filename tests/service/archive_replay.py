@@ -20,7 +20,7 @@ from purgatory.archive.run_details import RunDetails
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch, PartitionName, ReplicaSets
 from purgatory.engine.engine import Engine
-from purgatory.engine.tables import Owner
+from purgatory.engine.waiting.tables import Owner
 
 Row = dict[str, Any]
 

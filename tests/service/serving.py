@@ -12,12 +12,12 @@ import grpc
 from purgatory.clock import Clock, SystemClock
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
-from purgatory.service.handlers import add_to_server
 from purgatory.service.host import Host
-from purgatory.service.in_flight import UnaryCalls
-from purgatory.service.limits import HostLimits
-from purgatory.service.observer import Observer, SilentObserver
-from purgatory.service.servicer import PurgatoryServicer
+from purgatory.service.host_limits import HostLimits
+from purgatory.service.listeners.observer import Observer, SilentObserver
+from purgatory.service.rpc.handlers import add_to_server
+from purgatory.service.rpc.in_flight import UnaryCalls
+from purgatory.service.rpc.servicer import PurgatoryServicer
 from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2_grpc
 from purgatory.v1 import purgatory_service_pb2 as wire
 

@@ -14,14 +14,14 @@ from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, 
 from purgatory.engine.completions import Completions
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
-from purgatory.service.exposition import HostCollector
 from purgatory.service.garbage import PauseWatch
 from purgatory.service.host import Host
-from purgatory.service.limits import HostLimits
-from purgatory.service.metrics import Metrics
-from purgatory.service.observer import SilentObserver
-from purgatory.service.refusals import BatchRefused, CallRefused
-from purgatory.service.translate_operations import OperationRun
+from purgatory.service.host_limits import HostLimits
+from purgatory.service.listeners.exposition import HostCollector
+from purgatory.service.listeners.metrics import Metrics
+from purgatory.service.listeners.observer import SilentObserver
+from purgatory.service.rpc.refusals import BatchRefused, CallRefused
+from purgatory.service.translate.operations import OperationRun
 from tests.archive.failing_disk import FailingDisk
 from tests.service.archive_kit import AT_MS, CLOSE_S, Kept
 from tests.service.serving import eventually

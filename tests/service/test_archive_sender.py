@@ -13,8 +13,8 @@ from purgatory.archive.frames import read_frame
 from purgatory.archive.keeping_process import Teller
 from purgatory.archive.opening import KeeperStatistics, Opening
 from purgatory.archive.packing import Chunk, Packer
-from purgatory.service.archive_room import Room
-from purgatory.service.archive_sender import ArchiveSender, Sent
+from purgatory.service.listeners.archive_room import Room
+from purgatory.service.listeners.archive_sender import ArchiveSender, Sent
 from tests.service.archive_kit import CLOSE_S, ThreadLink
 from tests.service.serving import eventually
 

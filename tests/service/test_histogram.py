@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from purgatory.service.histogram import Histogram
+from purgatory.service.listeners.histogram import Histogram
 
 
 def test_bounds_are_inclusive_and_cumulative() -> None:

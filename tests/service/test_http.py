@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 
-from purgatory.service.http import HttpSite
+from purgatory.service.http.site import HttpSite
 
 
 class Readiness:

@@ -16,8 +16,8 @@ from purgatory.engine.codes import (
     SATISFIED,
 )
 from purgatory.engine.completions import Completions
-from purgatory.service.metrics import Metrics
-from purgatory.service.observer import Observer
+from purgatory.service.listeners.metrics import Metrics
+from purgatory.service.listeners.observer import Observer
 
 
 def completions_of(*ends: tuple[int, int, int, int, list[int]]) -> Completions:

@@ -8,7 +8,7 @@ import pytest
 
 from purgatory.engine import codes
 from purgatory.engine.completions import Completions
-from purgatory.service.outbox import Outbox, ResultSlice, slices_of
+from purgatory.service.sessions.outbox import Outbox, ResultSlice, slices_of
 
 
 def completions_of(operation_ids: list[int], kinds: list[int]) -> Completions:

@@ -19,10 +19,10 @@ from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.host import Host
-from purgatory.service.limits import HostLimits
-from purgatory.service.observer import SilentObserver
-from purgatory.service.sessions import Session
-from purgatory.service.translate_operations import OperationRun
+from purgatory.service.host_limits import HostLimits
+from purgatory.service.listeners.observer import SilentObserver
+from purgatory.service.sessions.session import Session
+from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
 from purgatory.v1 import event_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire

@@ -10,7 +10,7 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from purgatory.engine.limits import EngineLimits
-from purgatory.service.limits import HostLimits
+from purgatory.service.host_limits import HostLimits
 from purgatory.v1 import event_pb2, operation_pb2, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.service.serving import Peer, Served, eventually, produce, serving, signal

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from purgatory.engine.limits import EngineLimits
-from purgatory.service.limits import HostLimits
+from purgatory.service.host_limits import HostLimits
 from purgatory.testing import ManualClock
 from purgatory.v1 import operation_pb2, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire

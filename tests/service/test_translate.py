@@ -7,11 +7,11 @@ import pytest
 from purgatory.engine import codes
 from purgatory.engine.batches import Refusal
 from purgatory.engine.completions import Completions, FetchedPartition
-from purgatory.service.outbox import RefusedOperations, ResultSlice, slices_of
-from purgatory.service.refusals import BatchRefused
-from purgatory.service.translate_events import events_from_columns, events_from_rows
-from purgatory.service.translate_operations import runs_from_columns, runs_from_rows
-from purgatory.service.translate_results import MESSAGES_MAX, event_refusals, fill_columns, fill_rows
+from purgatory.service.rpc.refusals import BatchRefused
+from purgatory.service.sessions.outbox import RefusedOperations, ResultSlice, slices_of
+from purgatory.service.translate.events import events_from_columns, events_from_rows
+from purgatory.service.translate.operations import runs_from_columns, runs_from_rows
+from purgatory.service.translate.results import MESSAGES_MAX, event_refusals, fill_columns, fill_rows
 from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2, result_pb2
 from tests.service.serving import produce, signal
 

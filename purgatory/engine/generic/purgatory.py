@@ -25,7 +25,7 @@ from typing import Final
 from purgatory.engine.codes import CANCELLED, EXPIRED, PENDING, SATISFIED, SHUTTING_DOWN
 from purgatory.engine.errors import PurgatoryClosed, ReentrantCall
 from purgatory.engine.generic.operation import ActionQueue, DelayedOperation, OnError
-from purgatory.engine.wheel import DEADLINE_MAX, TimingWheel
+from purgatory.engine.waiting.wheel import DEADLINE_MAX, TimingWheel
 
 
 class DelayedOperationPurgatory:

@@ -1,0 +1,216 @@
+"""Looking at the engine without changing it: views of operations and partitions, and counters."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mypy_extensions import i64
+
+from purgatory.engine.batches import PartitionName
+from purgatory.engine.codes import (
+    CANCELLED,
+    DELETE_RECORDS,
+    EXPIRED,
+    FAILED,
+    FETCH,
+    PRODUCE,
+    REQUEST_TIMED_OUT,
+    SATISFIED,
+    SHUTTING_DOWN,
+    SIGNAL,
+)
+from purgatory.engine.marks.partition import Partition
+from purgatory.engine.marks.registry import Partitions, SignalKeys
+from purgatory.engine.views import ItemView, KindCounts, PartitionView, PendingView, RemainingTimes, ReplicaView
+from purgatory.engine.waiting.pending import OUTCOMES_MAX, PendingOperations
+from purgatory.engine.waiting.tables import FREE, UNRESOLVED, Owner
+
+__all__ = ["Look"]
+
+SLOTS_PER_RESULT: Final = 50
+"""A listing looks at no more slots than this for each result it may return, and a few thousand besides."""
+
+ITEMS_PER_PAGE: Final = 4_000
+"""A page ends with the operation at which it has walked so many items: looking must not hold up the waiting."""
+
+
+class Look:
+    """Reads the state of the engine."""
+
+    def __init__(self, partitions: Partitions, keys: SignalKeys, pending: PendingOperations) -> None:
+        self.partitions: Final = partitions
+        self.keys: Final = keys
+        self.pending: Final = pending
+        self._items_walked: i64 = 0
+
+    def find(self, owner: Owner, operation_id: int) -> i64:
+        """Slot of a pending operation; -1 when it is not pending (or cannot be an id)."""
+        if not 1 <= operation_id <= int(owner.highest_operation_id):
+            return -1
+        return owner.find(operation_id, self.pending.operations)
+
+    def describe(self, owner: Owner, operation_id: int) -> PendingView | None:
+        """A pending operation; None when it is not pending."""
+        slot = self.find(owner, operation_id)
+        return None if slot < 0 else self._view(slot)
+
+    def list_pending(
+        self, start: int, limit: int, owner_id: int, kind: int, partition: PartitionName | None, key: str
+    ) -> tuple[list[PendingView], int]:
+        """One page; see `Engine.list_pending`."""
+        operations = self.pending.operations
+        found: list[PendingView] = []
+        slot: i64 = start
+        last: i64 = start + limit * SLOTS_PER_RESULT + 4_000
+        self._items_walked = 0
+        while slot < operations.size and slot < last and len(found) < limit and self._items_walked < ITEMS_PER_PAGE:
+            if (
+                operations.kind[slot] != FREE
+                and (owner_id < 0 or operations.owner_id[slot] == owner_id)
+                and (kind == 0 or operations.kind[slot] == kind)
+                and self._names(slot, partition, key)
+            ):
+                found.append(self._view(slot))
+            slot += 1
+        return found, slot if slot < operations.size else -1
+
+    def count_remaining(self, start: int, limit: int, now_ms: int, times: RemainingTimes) -> int:
+        """Adds `limit` slots to `times`; see `Engine.count_remaining`."""
+        operations, wheel = self.pending.operations, self.pending.wheel
+        now: i64 = now_ms
+        slot: i64 = start
+        stop: i64 = min(start + limit, int(operations.size))
+        while slot < stop:
+            if operations.kind[slot] != FREE:
+                left = wheel.deadline_ms(slot) - now
+                if left < 0:
+                    left = 0
+                place = 0
+                while place < len(times.bounds_ms) and times.bounds_ms[place] < left:
+                    place += 1
+                times.operations[place] += 1
+                if times.soonest_ms < 0 or left < times.soonest_ms:
+                    times.soonest_ms = left
+                if left > times.latest_ms:
+                    times.latest_ms = left
+            slot += 1
+        return slot if slot < operations.size else -1
+
+    def _names(self, slot: i64, partition: PartitionName | None, key: str) -> bool:
+        """Whether an operation names the partition and the key (each: if asked for)."""
+        if partition is None and not key:
+            return True
+        is_signal = self.pending.operations.kind[slot] == SIGNAL
+        if (partition is not None and is_signal) or (key and not is_signal):
+            return False
+        items = self.pending.items
+        item = i64(self.pending.operations.first_item[slot])
+        while item >= 0:
+            self._items_walked += 1
+            target = i64(items.target[item])
+            if is_signal:
+                if self.keys.at(target).key == key:
+                    return True
+            elif self.partitions.at(target).name == partition:
+                return True
+            item = i64(items.next[item])
+        return False
+
+    def _view(self, slot: i64) -> PendingView:
+        operations = self.pending.operations
+        kind = i64(operations.kind[slot])
+        items: list[ItemView] = []
+        item = i64(operations.first_item[slot])
+        while item >= 0:
+            self._items_walked += 1
+            items.append(self._item_view(slot, kind, item))
+            item = i64(self.pending.items.next[item])
+        return PendingView(
+            i64(operations.owner_id[slot]),
+            operations.operation_id[slot],
+            kind,
+            operations.registered_ms[slot],
+            self.pending.wheel.deadline_ms(slot),
+            self.pending.fetches[int(slot)].min_bytes if kind == FETCH else -1,
+            items,
+        )
+
+    def _item_view(self, slot: i64, kind: i64, item: i64) -> ItemView:
+        items = self.pending.items
+        error = i64(items.error_code[item])
+        waits = error == UNRESOLVED
+        reached = items.mark[item]
+        target = i64(items.target[item])
+        if kind == SIGNAL:
+            key = self.keys.at(target)
+            return ItemView(
+                key.name,
+                REQUEST_TIMED_OUT if waits else error,
+                items.required[item],
+                key.count if waits else reached,
+                -1,
+            )
+        partition = self.partitions.at(target)
+        if waits:
+            error = REQUEST_TIMED_OUT
+            if kind == PRODUCE:
+                reached = partition.high_watermark
+            elif kind == DELETE_RECORDS:
+                reached = partition.low_watermark()
+            else:
+                reached = self.pending.fetches[int(slot)].end_offset(partition)
+        return ItemView(partition.name, error, items.required[item], reached, partition.log_start_offset)
+
+    def partition_view(self, name: PartitionName) -> PartitionView | None:
+        """A known partition; None otherwise."""
+        partition = self.partitions.get(name)
+        if partition is None:
+            return None
+        return PartitionView(
+            partition.name,
+            leader_epoch=partition.leader_epoch,
+            is_leader=partition.is_leader,
+            leader_id=partition.leader_id,
+            storage_failed=partition.storage_failed,
+            log_start_offset=partition.log_start_offset,
+            last_stable_offset=partition.last_stable_offset(),
+            high_watermark=partition.high_watermark,
+            log_end_offset=partition.log_end_offset,
+            low_watermark=partition.low_watermark(),
+            min_in_sync_replicas=partition.min_in_sync_replicas,
+            in_sync_replica_ids=list(partition.in_sync),
+            replicas=self._replica_views(partition),
+            watched=partition.watched(),
+            unchanged_events=partition.unchanged_events,
+            stale_events=partition.stale_events,
+        )
+
+    def _replica_views(self, partition: Partition) -> list[ReplicaView]:
+        return [
+            ReplicaView(
+                replica.replica_id,
+                replica.log_end_offset,
+                replica.log_start_offset,
+                replica.in_sync,
+                replica.dead,
+                replica.fenced,
+            )
+            for replica in partition.replicas.values()
+        ]
+
+    def counts(self, kind: int) -> KindCounts:
+        """Counters of one kind; what was registered is the sum of what ended and what is pending."""
+        pending = self.pending
+        first = kind * OUTCOMES_MAX
+        ended = list(pending.ended[first : first + OUTCOMES_MAX])
+        return KindCounts(
+            registered=sum(ended) + pending.pending_by_kind[kind],
+            pending=pending.pending_by_kind[kind],
+            watched=pending.watched_by_kind[kind],
+            satisfied=ended[SATISFIED],
+            failed=ended[FAILED],
+            expired=ended[EXPIRED],
+            cancelled=ended[CANCELLED],
+            shutting_down=ended[SHUTTING_DOWN],
+            evaluations=pending.evaluations_by_kind[kind],
+        )

@@ -1,0 +1,272 @@
+"""What an event says, and what speaks against it. All checks pass before anything is changed."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from purgatory.engine.batches import EventBatch, PartitionName, ReplicaSets
+from purgatory.engine.codes import (
+    EVENT_NAMES,
+    FAILED_PRECONDITION,
+    FENCED_LEADER_EPOCH,
+    FOLLOWER_PROGRESS,
+    HIGH_WATERMARK,
+    IN_SYNC_REPLICAS,
+    INVALID_ARGUMENT,
+    KAFKA_STORAGE_ERROR,
+    LAST_STABLE_OFFSET,
+    LEADER_APPEND,
+    LEADERSHIP,
+    LOG_START_OFFSET,
+    NOT_FOUND,
+    OFFSET_MAX,
+    OFFSET_OUT_OF_RANGE,
+    PARTITION_REMOVED,
+    REPLICA_STATE,
+    RESOURCE_EXHAUSTED,
+    STORAGE_FAILED,
+    STORAGE_ONLINE,
+    TRUNCATION,
+    UNKNOWN_TOPIC_OR_PARTITION,
+)
+from purgatory.engine.columns import check_length, value_at
+from purgatory.engine.errors import InvalidBatch
+from purgatory.engine.limits import EngineLimits
+from purgatory.engine.marks.partition import Partition
+
+__all__ = ["Event", "EventChecks", "Fault", "check_columns", "event_at"]
+
+INT32_MAX: Final = 2**31 - 1
+POSITION_MAX: Final = OFFSET_MAX // 4
+"""Byte positions add up over segments."""
+
+REPLICAS_MAX: Final = 1_000
+"""Replicas of one partition."""
+
+NO_SETS: Final = ReplicaSets()
+
+
+class Event:
+    """One event, taken from its columns. -1: not given."""
+
+    def __init__(
+        self,
+        kind: int,
+        leader_epoch: int,
+        offset: int,
+        replica_id: int,
+        byte_position: int,
+        segment_base_offset: int,
+        log_start_offset: int,
+        flags: int,
+        sets: ReplicaSets,
+    ) -> None:
+        self.kind: Final = kind
+        self.leader_epoch: Final = leader_epoch
+        self.offset: Final = offset
+        self.replica_id: Final = replica_id
+        self.byte_position: Final = byte_position
+        self.segment_base_offset: Final = segment_base_offset
+        self.log_start_offset: Final = log_start_offset
+        self.flags: Final = flags
+        self.sets: Final = sets
+
+
+def check_columns(batch: EventBatch) -> None:
+    """Raises InvalidBatch when the columns of a batch cannot be read together."""
+    rows = len(batch.types)
+    check_length("item_index", len(batch.item_indexes), rows)
+    check_length("offset", len(batch.offsets), rows)
+    check_length("leader_epoch", len(batch.leader_epochs), rows)
+    check_length("replica_id", len(batch.replica_ids), rows)
+    check_length("byte_position", len(batch.byte_positions), rows)
+    check_length("segment_base_offset", len(batch.segment_base_offsets), rows)
+    check_length("log_start_offset", len(batch.log_start_offsets), rows)
+    check_length("flags", len(batch.flags), rows)
+    if len(batch.replica_sets) not in (0, rows):
+        raise InvalidBatch("replica_sets", f"has {len(batch.replica_sets)} values; it takes {rows} or none")
+
+
+def event_at(batch: EventBatch, row: int) -> Event:
+    """The event in a row of a batch whose columns were checked."""
+    sets = batch.replica_sets[row] if batch.replica_sets else None
+    return Event(
+        batch.types[row],
+        value_at(batch.leader_epochs, row, -1),
+        value_at(batch.offsets, row, -1),
+        value_at(batch.replica_ids, row, -1),
+        value_at(batch.byte_positions, row, -1),
+        value_at(batch.segment_base_offsets, row, -1),
+        value_at(batch.log_start_offsets, row, -1),
+        value_at(batch.flags, row, 0),
+        sets if sets is not None else NO_SETS,
+    )
+
+
+class Fault:
+    """Why an event is refused: what a `Refusal` says, without its place in the batch."""
+
+    def __init__(self, code: int, field: str, message: str, error_code: int = 0) -> None:
+        self.code: Final = code
+        self.field: Final = field
+        self.message: Final = message
+        self.error_code: Final = error_code
+
+
+class EventChecks:
+    """The checks of one event: its own shape, then the state of its partition."""
+
+    def __init__(self, limits: EngineLimits, strict_partitions: bool) -> None:
+        self.limits: Final = limits
+        self.strict_partitions: Final = strict_partitions
+
+    def fault(
+        self, name: PartitionName, partition: Partition | None, partition_count: int, event: Event
+    ) -> Fault | None:
+        """Why the event is refused, or None. `partition` is None where it is not known yet."""
+        return self._shape_fault(event) or self._state_fault(name, partition, partition_count, event)
+
+    def _shape_fault(self, event: Event) -> Fault | None:
+        """What is wrong with an event whatever the state of its partition."""
+        kind = event.kind
+        name = EVENT_NAMES[kind]
+        if event.leader_epoch < -1 or event.leader_epoch > INT32_MAX:
+            return Fault(INVALID_ARGUMENT, "leader_epoch", f"{event.leader_epoch} is not in 0..{INT32_MAX}")
+        if kind in (LEADER_APPEND, FOLLOWER_PROGRESS, HIGH_WATERMARK, LOG_START_OFFSET, TRUNCATION):
+            field = f"{name}.offset" if kind not in (LEADER_APPEND, FOLLOWER_PROGRESS) else f"{name}.log_end_offset"
+            if not 0 <= event.offset < OFFSET_MAX:
+                return Fault(INVALID_ARGUMENT, field, f"{event.offset} is not in 0..{OFFSET_MAX - 1}")
+        if kind in (LAST_STABLE_OFFSET, LEADERSHIP) and not -1 <= event.offset < OFFSET_MAX:
+            return Fault(INVALID_ARGUMENT, f"{name}.offset", f"{event.offset} is not in 0..{OFFSET_MAX - 1}")
+        if kind in (FOLLOWER_PROGRESS, REPLICA_STATE) and not 0 <= event.replica_id <= INT32_MAX:
+            return Fault(INVALID_ARGUMENT, f"{name}.replica_id", f"{event.replica_id} is not in 0..{INT32_MAX}")
+        if kind == FOLLOWER_PROGRESS and not -1 <= event.log_start_offset < OFFSET_MAX:
+            return Fault(
+                INVALID_ARGUMENT, f"{name}.log_start_offset", f"{event.log_start_offset} is not in 0..{OFFSET_MAX - 1}"
+            )
+        if kind == LEADER_APPEND:
+            if not -1 <= event.byte_position < POSITION_MAX:
+                return Fault(
+                    INVALID_ARGUMENT, f"{name}.byte_position", f"{event.byte_position} is not in 0..{POSITION_MAX - 1}"
+                )
+            if not -1 <= event.segment_base_offset <= event.offset:
+                return Fault(
+                    INVALID_ARGUMENT,
+                    f"{name}.segment_base_offset",
+                    f"{event.segment_base_offset} is not in 0..{event.offset}, the log end offset",
+                )
+        if kind == LEADERSHIP and event.leader_epoch < 0:
+            return Fault(INVALID_ARGUMENT, "leader_epoch", "a leadership event needs its leader epoch")
+        return self._sets_fault(event) if kind in (IN_SYNC_REPLICAS, LEADERSHIP) else None
+
+    def _sets_fault(self, event: Event) -> Fault | None:
+        """What is wrong with the replica ids of an event."""
+        sets = event.sets
+        name = EVENT_NAMES[event.kind]
+        for field, ids in (
+            ("replica_ids", sets.replicas),
+            ("replica_ids", sets.in_sync),
+            ("proposed_replica_ids", sets.proposed),
+        ):
+            if len(ids) > REPLICAS_MAX:
+                return Fault(
+                    INVALID_ARGUMENT, f"{name}.{field}", f"{len(ids)} ids are over the limit of {REPLICAS_MAX}"
+                )
+            for replica_id in ids:
+                if not 0 <= replica_id <= INT32_MAX:
+                    return Fault(INVALID_ARGUMENT, f"{name}.{field}", f"{replica_id} is not in 0..{INT32_MAX}")
+        if not -1 <= sets.leader_id <= INT32_MAX:
+            return Fault(INVALID_ARGUMENT, f"{name}.leader_id", f"{sets.leader_id} is not in 0..{INT32_MAX}")
+        if sets.min_in_sync_replicas != -1 and not 1 <= sets.min_in_sync_replicas <= INT32_MAX:
+            return Fault(
+                INVALID_ARGUMENT,
+                f"{name}.min_in_sync_replicas",
+                f"{sets.min_in_sync_replicas} is not in 1..{INT32_MAX}",
+            )
+        return None
+
+    def _state_fault(
+        self, name: PartitionName, partition: Partition | None, partition_count: int, event: Event
+    ) -> Fault | None:
+        """What speaks against an event as its partition is now."""
+        kind = event.kind
+        if partition is None:
+            if kind != PARTITION_REMOVED and self.strict_partitions and kind not in (LEADERSHIP, LEADER_APPEND):
+                return Fault(
+                    NOT_FOUND,
+                    "topic_partition",
+                    f"{name[0]}-{name[1]} is not known; announce it with a leadership or leader_append event",
+                    UNKNOWN_TOPIC_OR_PARTITION,
+                )
+            if partition_count >= self.limits.partitions_max and kind != PARTITION_REMOVED:
+                return Fault(
+                    RESOURCE_EXHAUSTED,
+                    "topic_partition",
+                    f"{self.limits.partitions_max} partitions are known, the most allowed",
+                )
+        elif 0 <= event.leader_epoch < partition.leader_epoch:
+            return Fault(
+                FAILED_PRECONDITION,
+                "leader_epoch",
+                f"{event.leader_epoch} is stale; the partition is at epoch {partition.leader_epoch}",
+                FENCED_LEADER_EPOCH,
+            )
+        elif partition.storage_failed and kind not in (STORAGE_ONLINE, STORAGE_FAILED, PARTITION_REMOVED, LEADERSHIP):
+            return Fault(
+                FAILED_PRECONDITION,
+                "topic_partition",
+                f"the storage of {name[0]}-{name[1]} has failed; tell when it is online again",
+                KAFKA_STORAGE_ERROR,
+            )
+        return self._replica_fault(partition, event) or (
+            None if partition is None else self._offset_fault(partition, event)
+        )
+
+    def _replica_fault(self, partition: Partition | None, event: Event) -> Fault | None:
+        """What speaks against an event's replica ids as the partition's leader is now."""
+        kind = event.kind
+        leader_id = -1 if partition is None else int(partition.leader_id)
+        if kind == IN_SYNC_REPLICAS and leader_id < 0 and event.sets.leader_id < 0:
+            return Fault(
+                INVALID_ARGUMENT, "in_sync_replicas.leader_id", "the leader's id is not known yet; give it here"
+            )
+        if kind in (FOLLOWER_PROGRESS, REPLICA_STATE) and event.replica_id == leader_id:
+            return Fault(
+                INVALID_ARGUMENT,
+                f"{EVENT_NAMES[kind]}.replica_id",
+                f"{event.replica_id} is the leader; its progress is a leader_append",
+            )
+        return None if partition is None else self._replica_room_fault(partition, event)
+
+    @staticmethod
+    def _replica_room_fault(partition: Partition, event: Event) -> Fault | None:
+        """Whether the replicas that the event would make have room: what an append costs grows with them."""
+        kind = event.kind
+        known = partition.replicas
+        made = 0
+        if kind in (FOLLOWER_PROGRESS, REPLICA_STATE):
+            made = 0 if event.replica_id in known else 1
+        elif kind == IN_SYNC_REPLICAS:
+            made = sum(replica_id not in known for replica_id in set(event.sets.in_sync) | set(event.sets.proposed))
+        if made == 0 or len(known) + made <= REPLICAS_MAX:
+            return None
+        return Fault(
+            RESOURCE_EXHAUSTED,
+            EVENT_NAMES[kind],
+            f"{len(known)} replicas are known, the most is {REPLICAS_MAX}; a leadership event says which are assigned",
+        )
+
+    def _offset_fault(self, partition: Partition, event: Event) -> Fault | None:
+        """What speaks against an event's offsets as the log is now."""
+        if event.kind == LOG_START_OFFSET and 0 <= partition.high_watermark < event.offset:
+            return Fault(
+                INVALID_ARGUMENT,
+                "log_start_offset.offset",
+                f"{event.offset} is above the high watermark {partition.high_watermark}",
+                OFFSET_OUT_OF_RANGE,
+            )
+        if event.kind == LEADER_APPEND and event.offset >= partition.log_end_offset:
+            said = partition.positions.fault(event.offset, event.segment_base_offset, event.byte_position)
+            if said:
+                return Fault(INVALID_ARGUMENT, "leader_append.byte_position", said, OFFSET_OUT_OF_RANGE)
+        return None

@@ -1,0 +1,351 @@
+"""Events: each is checked, then moves the marks of its partition, then wakes whom that concerns.
+
+An event that is refused changes nothing and the rest of its batch is applied. The order within one event is always:
+check everything, change state, wake.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mypy_extensions import i64
+
+from purgatory.engine.batches import AsGiven, EventBatch, EventsReceipt, Refusal
+from purgatory.engine.codes import (
+    EVENT_NAMES,
+    FENCED_LEADER_EPOCH,
+    FOLLOWER_PROGRESS,
+    HIGH_WATERMARK,
+    IN_SYNC_REPLICAS,
+    INVALID_ARGUMENT,
+    KEY_SIGNALLED,
+    LAST_STABLE_OFFSET,
+    LEADER_APPEND,
+    LEADERSHIP,
+    LOG_START_OFFSET,
+    NOT_LEADER_OR_FOLLOWER,
+    OFFSET_MAX,
+    PARTITION_REMOVED,
+    REPLICA_STATE,
+    RESOURCE_EXHAUSTED,
+    STORAGE_FAILED,
+    TRUNCATION,
+    UNKNOWN_TOPIC_OR_PARTITION,
+)
+from purgatory.engine.columns import value_at
+from purgatory.engine.limits import EngineLimits
+from purgatory.engine.marks.event_checks import POSITION_MAX, Event, EventChecks, Fault, check_columns, event_at
+from purgatory.engine.marks.partition import Partition
+from purgatory.engine.marks.registry import NamedPartitions, Partitions, SignalKeys
+from purgatory.engine.names import key_fault, partition_fault
+from purgatory.engine.waiting.wakeups import Wakeups
+
+__all__ = ["Events"]
+
+MOVED: Final = 1
+DEAD: Final = 1
+FENCED: Final = 2
+
+
+class Events:
+    """Applies events to partitions and keys."""
+
+    def __init__(
+        self,
+        partitions: Partitions,
+        keys: SignalKeys,
+        wakeups: Wakeups,
+        limits: EngineLimits,
+        strict_partitions: bool,
+        lag_max_ms: i64,
+    ) -> None:
+        self.partitions: Final = partitions
+        self.keys: Final = keys
+        self.wakeups: Final = wakeups
+        self.limits: Final = limits
+        self.checks: Final = EventChecks(limits, strict_partitions)
+        self.lag_max_ms: Final[i64] = lag_max_ms
+        self._named: Final = NamedPartitions(partitions)
+
+    def apply(self, batch: EventBatch, now_ms: i64, start: int, limit: int) -> EventsReceipt:
+        """Applies events from `start` on until events and ended operations together come to `limit`.
+
+        Raises InvalidBatch before anything is done.
+        """
+        check_columns(batch)
+        self._named.use(batch.partitions)
+        pending = self.wakeups.pending
+        receipt = EventsReceipt()
+        ended_at_start = pending.ended_total
+        row = start
+        while row < len(batch.types) and row - start + pending.ended_total - ended_at_start < limit:
+            before = pending.ended_total
+            self.apply_row(batch, row, now_ms, receipt, self._named)
+            receipt.ended.append(pending.ended_total - before)
+            row += 1
+        receipt.next_index = row
+        return receipt
+
+    def apply_row(
+        self, batch: EventBatch, row: int, now_ms: i64, receipt: EventsReceipt, known: NamedPartitions
+    ) -> None:
+        """Applies one event of a batch whose columns were checked, or says in the receipt why not. `known` are the
+        partitions of its dictionary.
+        """
+        kind = batch.types[row]
+        place = value_at(batch.item_indexes, row, 0)
+        if kind in (HIGH_WATERMARK, LEADER_APPEND, FOLLOWER_PROGRESS) and 0 <= place < len(batch.partitions):
+            partition = known.at(place)
+            if partition is not None and self._apply_plain(batch, kind, row, partition, now_ms, receipt):
+                return
+        fault = self._apply_any(batch, kind, row, place, now_ms, receipt)
+        if fault is not None:
+            receipt.refusals.append(Refusal(row, fault.code, fault.field, fault.message, fault.error_code))
+
+    def _apply_any(
+        self, batch: EventBatch, kind: int, row: int, place: int, now_ms: i64, receipt: EventsReceipt
+    ) -> Fault | None:
+        names = len(batch.keys) if kind == KEY_SIGNALLED else len(batch.partitions)
+        if kind not in EVENT_NAMES:
+            return Fault(INVALID_ARGUMENT, "event", f"type {kind} is not known; set one event")
+        if not 0 <= place < names:
+            return Fault(INVALID_ARGUMENT, "item_index", f"{place} is outside the dictionary of {names}")
+        if kind == KEY_SIGNALLED:
+            return self._signal(batch.keys[place], value_at(batch.offsets, row, -1), now_ms)
+        return self._apply_event(batch.partitions[place], event_at(batch, row), now_ms, receipt)
+
+    def _apply_plain(
+        self, batch: EventBatch, kind: int, row: int, partition: Partition, now_ms: i64, receipt: EventsReceipt
+    ) -> bool:
+        """The commonest events, at the least cost: a mark of a known partition that nothing speaks against. False: it
+        takes the long way.
+        """
+        offset = value_at(batch.offsets, row, -1)
+        if partition.storage_failed or not 0 <= offset < OFFSET_MAX:
+            return False
+        epoch = value_at(batch.leader_epochs, row, -1)
+        if epoch not in (-1, partition.leader_epoch):
+            return False
+        if kind == HIGH_WATERMARK:
+            partition.announced = True
+            changed = self._high_watermark(partition, offset, now_ms)
+        elif kind == LEADER_APPEND:
+            segment = value_at(batch.segment_base_offsets, row, -1)
+            position = value_at(batch.byte_positions, row, -1)
+            if not (-1 <= segment <= offset and -1 <= position < POSITION_MAX):
+                return False
+            if offset >= partition.log_end_offset and partition.positions.fault(offset, segment, position):
+                return False
+            partition.announced = True
+            changed = self._leader_append(partition, offset, segment, position, now_ms)
+        else:
+            replica_id = value_at(batch.replica_ids, row, -1)
+            log_start = value_at(batch.log_start_offsets, row, -1)
+            if replica_id not in partition.replicas or replica_id == partition.leader_id:
+                return False
+            if not -1 <= log_start < OFFSET_MAX:
+                return False
+            partition.announced = True
+            changed = self._follower_progress(partition, replica_id, offset, log_start, now_ms)
+        if not changed:
+            partition.unchanged_events += 1
+            receipt.unchanged += 1
+        return True
+
+    def _signal(self, key: str, count: int, now_ms: i64) -> Fault | None:
+        said = key_fault(key, self.limits.topic_length_max)
+        if said:
+            return Fault(INVALID_ARGUMENT, "key_signalled.key", said)
+        if count == -1:
+            count = 1
+        signal_key = self.keys.get(key)
+        counted = 0 if signal_key is None else int(signal_key.count)
+        if not 1 <= count < OFFSET_MAX - counted:
+            return Fault(INVALID_ARGUMENT, "key_signalled.count", f"{count} is not in 1..{OFFSET_MAX - counted - 1}")
+        if signal_key is None:
+            if self.keys.room() < 1:
+                return Fault(
+                    RESOURCE_EXHAUSTED,
+                    "key_signalled.key",
+                    f"{self.keys.keys_max} keys are waited for, the most allowed",
+                )
+            signal_key = self.keys.make(key)
+        signal_key.count += count
+        self.keys.touch(signal_key)
+        self.wakeups.wake_key(signal_key, now_ms)
+        return None
+
+    def _apply_event(self, name: AsGiven, event: Event, now_ms: i64, receipt: EventsReceipt) -> Fault | None:
+        said = partition_fault(name, self.limits.topic_length_max)
+        if said:
+            return Fault(INVALID_ARGUMENT, "topic_partition", said)
+        partition = self.partitions.get(name)
+        fault = self.checks.fault(name, partition, len(self.partitions.by_name), event)
+        if fault is not None:
+            if partition is not None and fault.error_code == FENCED_LEADER_EPOCH:
+                partition.stale_events += 1
+            return fault
+        if partition is None:
+            if event.kind == PARTITION_REMOVED:
+                receipt.unchanged += 1
+                return None
+            partition = self.partitions.make(name)
+        partition.announced = True
+        changed = self._take_newer_epoch(partition, event, now_ms)
+        if self._change(partition, event, now_ms):
+            changed = True
+        if not changed:
+            partition.unchanged_events += 1
+            receipt.unchanged += 1
+        return None
+
+    # Changes. Each answers whether anything moved.
+
+    def _take_newer_epoch(self, partition: Partition, event: Event, now_ms: i64) -> bool:
+        """An event of a newer epoch takes it over: the same role, what is known of the replicas is kept."""
+        if event.leader_epoch <= partition.leader_epoch or event.kind in (LEADERSHIP, PARTITION_REMOVED):
+            return False
+        partition.take_epoch(event.leader_epoch)
+        self.wakeups.recheck(partition, now_ms)
+        return True
+
+    def _change(self, partition: Partition, event: Event, now_ms: i64) -> bool:
+        kind = event.kind
+        if kind == HIGH_WATERMARK:
+            return self._high_watermark(partition, event.offset, now_ms)
+        if kind == LEADER_APPEND:
+            return self._leader_append(partition, event.offset, event.segment_base_offset, event.byte_position, now_ms)
+        if kind == FOLLOWER_PROGRESS:
+            return self._follower_progress(partition, event.replica_id, event.offset, event.log_start_offset, now_ms)
+        if kind == LAST_STABLE_OFFSET:
+            return self._last_stable_offset(partition, event.offset, now_ms)
+        if kind == LOG_START_OFFSET:
+            return self._log_start(partition, event.offset, now_ms)
+        if kind == IN_SYNC_REPLICAS:
+            return self._in_sync_replicas(partition, event, now_ms)
+        if kind == LEADERSHIP:
+            return self._leadership(partition, event, now_ms)
+        if kind == REPLICA_STATE:
+            return self._replica_state(partition, event, now_ms)
+        if kind == TRUNCATION:
+            return self._truncation(partition, event.offset, now_ms)
+        if kind == PARTITION_REMOVED:
+            return self._removed(partition, event.flags & MOVED != 0, now_ms)
+        return self._storage(partition, kind == STORAGE_FAILED, now_ms)
+
+    def _settle(self, partition: Partition, now_ms: i64, fetches_first: bool) -> None:
+        """Lets the high watermark follow the replicas, and wakes whom the marks concern."""
+        partition.recompute_high_watermark(now_ms, self.lag_max_ms)
+        self.wakeups.wake(partition, now_ms, fetches_first)
+
+    def _high_watermark(self, partition: Partition, offset: i64, now_ms: i64) -> bool:
+        before = partition.high_watermark
+        if not partition.raise_high_watermark(offset):
+            return False
+        if partition.high_watermark < before:
+            self.wakeups.recheck_fetches(partition, now_ms)
+        else:
+            self.wakeups.wake(partition, now_ms, fetches_first=False)
+        return True
+
+    def _leader_append(self, partition: Partition, offset: i64, segment: i64, position: i64, now_ms: i64) -> bool:
+        had_positions = len(partition.positions) > 0
+        if not partition.append(offset, segment, position):
+            return False
+        partition.recompute_high_watermark(now_ms, self.lag_max_ms)
+        if not had_positions and len(partition.positions) > 0:
+            self.wakeups.anchor_fetches(partition, now_ms)
+        self.wakeups.wake(partition, now_ms, fetches_first=False)
+        return True
+
+    def _follower_progress(
+        self, partition: Partition, replica_id: int, offset: i64, log_start: i64, now_ms: i64
+    ) -> bool:
+        if not partition.follower_progress(replica_id, offset, log_start, now_ms):
+            return False
+        self._settle(partition, now_ms, True)
+        return True
+
+    def _last_stable_offset(self, partition: Partition, offset: i64, now_ms: i64) -> bool:
+        if not partition.set_first_unstable(offset):
+            return False
+        self.wakeups.wake(partition, now_ms, fetches_first=False)
+        return True
+
+    def _log_start(self, partition: Partition, offset: i64, now_ms: i64) -> bool:
+        if not partition.raise_log_start(offset):
+            return False
+        if partition.log_start_offset > partition.lowest_fetch_offset:
+            self.wakeups.recheck_fetches(partition, now_ms)
+        self.wakeups.wake(partition, now_ms, fetches_first=False)
+        return True
+
+    def _in_sync_replicas(self, partition: Partition, event: Event, now_ms: i64) -> bool:
+        """A mere proposal moves nothing; a commit, a new minimum or leader, or the end of a proposal may."""
+        committed = partition.in_sync
+        proposed = partition.proposed
+        minimum = partition.min_in_sync_replicas
+        leader_id = partition.leader_id
+        if not partition.set_in_sync(event.sets):
+            return False
+        if (
+            committed != partition.in_sync
+            or minimum != partition.min_in_sync_replicas
+            or leader_id != partition.leader_id
+            or any(member not in partition.proposed for member in proposed)
+        ):
+            partition.recompute_high_watermark(now_ms, self.lag_max_ms)
+        if partition.throttled_fetches > 0:
+            self.wakeups.recheck_fetches(partition, now_ms)
+        self.wakeups.wake(partition, now_ms, fetches_first=True)
+        return True
+
+    def _leadership(self, partition: Partition, event: Event, now_ms: i64) -> bool:
+        is_leader = event.flags != 0
+        before = partition.assignment()
+        newer = event.leader_epoch > partition.leader_epoch
+        turned = is_leader != partition.is_leader
+        partition.leader_epoch = event.leader_epoch
+        if (newer and event.offset >= 0) or (is_leader and (newer or turned)):
+            partition.note_epoch_start(event.offset)
+        partition.set_leader(is_leader)
+        partition.assign(event.sets.replicas, event.sets.leader_id)
+        if not newer and not turned and partition.assignment() == before:
+            return False
+        self.wakeups.recheck(partition, now_ms)
+        self._settle(partition, now_ms, True)
+        return True
+
+    def _replica_state(self, partition: Partition, event: Event, now_ms: i64) -> bool:
+        known = event.replica_id in partition.replicas
+        replica = partition.replica(event.replica_id)
+        dead = event.flags & DEAD != 0
+        fenced = event.flags & FENCED != 0
+        if known and replica.dead == dead and replica.fenced == fenced:
+            return False
+        replica.dead = dead
+        replica.fenced = fenced
+        self.wakeups.wake(partition, now_ms, fetches_first=False)
+        return True
+
+    def _truncation(self, partition: Partition, offset: i64, now_ms: i64) -> bool:
+        if not partition.truncate(offset):
+            return False
+        self.wakeups.recheck_fetches(partition, now_ms)
+        self.wakeups.wake(partition, now_ms, fetches_first=False)
+        return True
+
+    def _removed(self, partition: Partition, moved: bool, now_ms: i64) -> bool:
+        """All that waits on it ends; the last item that names it lets go of it."""
+        self.partitions.hold(partition)
+        self.partitions.forget(partition, NOT_LEADER_OR_FOLLOWER if moved else UNKNOWN_TOPIC_OR_PARTITION)
+        self.wakeups.recheck(partition, now_ms)
+        self.partitions.release(partition)
+        return True
+
+    def _storage(self, partition: Partition, failed: bool, now_ms: i64) -> bool:
+        if partition.storage_failed == failed:
+            return False
+        partition.storage_failed = failed
+        self.wakeups.recheck(partition, now_ms)
+        return True

@@ -1,0 +1,198 @@
+"""Which partitions and which signal keys are known: by name, and by the index that items carry. Bounded, both."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mypy_extensions import i64
+
+from purgatory.engine.batches import AsGiven, PartitionName
+from purgatory.engine.marks.partition import Partition
+from purgatory.engine.waiting.watches import WatchList
+
+__all__ = ["NamedPartitions", "Partitions", "SignalKey", "SignalKeys"]
+
+
+class Partitions:
+    """Known partitions. One that is gone stays in its place until the last operation that names it has ended."""
+
+    def __init__(self) -> None:
+        self.by_name: Final[dict[PartitionName, Partition]] = {}
+        self.by_index: Final[list[Partition | None]] = []
+        self._free: Final[list[int]] = []
+
+    def get(self, name: AsGiven) -> Partition | None:
+        """The partition of that name, if it is known."""
+        return self.by_name.get(name)
+
+    def make(self, name: AsGiven) -> Partition:
+        """A new partition; the name must be unknown and the limit checked."""
+        assert name not in self.by_name, f"partition {name} is known already"
+        partition = self._place(name)
+        self.by_name[name] = partition
+        partition.is_named = True
+        return partition
+
+    def make_missing(self, name: AsGiven, error_code: i64) -> Partition:
+        """A stand-in for a partition that is not known and shall not be made: it only answers `error_code`."""
+        partition = self._place(name)
+        partition.removed_error_code = error_code
+        partition.log_start_offset = -1
+        return partition
+
+    def _place(self, name: AsGiven) -> Partition:
+        index = self._free.pop() if self._free else len(self.by_index)
+        partition = Partition(name, index)
+        if index == len(self.by_index):
+            self.by_index.append(partition)
+        else:
+            self.by_index[index] = partition
+        return partition
+
+    def at(self, index: i64) -> Partition:
+        """The partition that an item names."""
+        partition = self.by_index[index]
+        assert partition is not None, f"no partition at {index}"
+        return partition
+
+    def forget(self, partition: Partition, error_code: i64) -> None:
+        """Takes a held partition out of the names: a later mention makes a new one, this one only answers
+        `error_code`.
+        """
+        assert partition.references > 0, f"partition {partition.name} is not held"
+        partition.removed_error_code = error_code
+        self._unname(partition)
+
+    def hold(self, partition: Partition) -> None:
+        """One more item names the partition."""
+        partition.references += 1
+
+    def release(self, partition: Partition) -> None:
+        """One item less names the partition; one that was only mentioned, or is gone, goes with its last item."""
+        partition.references -= 1
+        assert partition.references >= 0, f"partition {partition.name} released once too often"
+        if partition.references > 0:
+            return
+        if partition.removed_error_code != 0:
+            self._free_index(partition)
+        elif not partition.announced:
+            self._unname(partition)
+            self._free_index(partition)
+
+    def _unname(self, partition: Partition) -> None:
+        del self.by_name[partition.name]
+        partition.is_named = False
+
+    def _free_index(self, partition: Partition) -> None:
+        self.by_index[partition.index] = None
+        self._free.append(partition.index)
+
+
+class NamedPartitions:
+    """The partitions that a dictionary names: each is looked up once, as long as its name leads there.
+
+    What was found is kept for the next batch, if that has the same dictionary.
+    """
+
+    def __init__(self, partitions: Partitions) -> None:
+        self._partitions: Final = partitions
+        self._names: list[AsGiven] = []
+        self._found: list[Partition | None] = []
+
+    def use(self, names: list[AsGiven]) -> None:
+        """Takes the dictionary whose places are asked for from now on."""
+        if names != self._names:
+            self._names = list(names)
+            self._found = [None] * len(names)
+
+    def at(self, place: i64) -> Partition | None:
+        """The partition of the name at a place, if it is known."""
+        found = self._found[place]
+        if found is None or not found.is_named:
+            found = self._partitions.get(self._names[place])
+            self._found[place] = found
+        return found
+
+
+class SignalKey:
+    """A key that can be signalled, how often it was, and who waits for it."""
+
+    def __init__(self, key: str, index: i64) -> None:
+        self.key: Final = key
+        self.name: Final[AsGiven] = (key, -1)
+        self.index: Final[i64] = index
+        self.count: i64 = 0
+        self.references: i64 = 0
+        self.waits: Final = WatchList()
+
+
+class SignalKeys:
+    """Known keys, at most `keys_max`. Idle ones (nobody waits) are kept for their counts; the oldest goes first."""
+
+    def __init__(self, keys_max: int) -> None:
+        self.keys_max: Final = keys_max
+        self.by_key: Final[dict[str, SignalKey]] = {}
+        self.by_index: Final[list[SignalKey | None]] = []
+        self.notes_forgotten = False
+        self.forgotten: list[str] = []
+        """Keys that were forgotten, if that is to be noted."""
+        self._idle: Final[dict[str, None]] = {}
+        self._free: Final[list[int]] = []
+
+    def get(self, key: str) -> SignalKey | None:
+        """The key, if it is known."""
+        return self.by_key.get(key)
+
+    def room(self) -> int:
+        """How many new keys could be made now, counting idle ones that would be forgotten for them."""
+        return self.keys_max - len(self.by_key) + len(self._idle)
+
+    def make(self, key: str) -> SignalKey:
+        """A new key, idle; there must be room."""
+        assert key not in self.by_key, f"key {key!r} is known already"
+        if len(self.by_key) >= self.keys_max and self._idle:
+            self._forget(next(iter(self._idle)))
+        index = self._free.pop() if self._free else len(self.by_index)
+        made = SignalKey(key, index)
+        if index == len(self.by_index):
+            self.by_index.append(made)
+        else:
+            self.by_index[index] = made
+        self.by_key[key] = made
+        self._idle[key] = None
+        return made
+
+    def at(self, index: i64) -> SignalKey:
+        """The key that an item names."""
+        signal_key = self.by_index[index]
+        assert signal_key is not None, f"no key at {index}"
+        return signal_key
+
+    def touch(self, signal_key: SignalKey) -> None:
+        """It was signalled: among the idle ones it is now the youngest."""
+        if signal_key.references == 0:
+            self._idle.pop(signal_key.key, None)
+            self._idle[signal_key.key] = None
+
+    def hold(self, signal_key: SignalKey) -> None:
+        """One more item names the key."""
+        if signal_key.references == 0:
+            self._idle.pop(signal_key.key, None)
+        signal_key.references += 1
+
+    def release(self, signal_key: SignalKey) -> None:
+        """One item less names the key; without a count it is forgotten."""
+        signal_key.references -= 1
+        assert signal_key.references >= 0, f"key {signal_key.key!r} released once too often"
+        if signal_key.references == 0:
+            self._idle[signal_key.key] = None
+            if signal_key.count == 0:
+                self._forget(signal_key.key)
+
+    def _forget(self, key: str) -> None:
+        if self.notes_forgotten:
+            self.forgotten.append(key)
+        self._idle.pop(key, None)
+        gone = self.by_key.pop(key)
+        self.by_index[gone.index] = None
+        self._free.append(gone.index)

@@ -1,0 +1,1 @@
+"""What an engine holds, as bytes and back."""

@@ -1,0 +1,238 @@
+"""Pending operations as columns: what `saving` takes out of an engine and puts into one, and their packed form."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from librt.vecs import append, vec
+from mypy_extensions import i64
+
+from purgatory.engine.batches import AsGiven
+from purgatory.engine.completions import Completions, FetchedPartition
+from purgatory.engine.kinds.fetch import Fetch
+from purgatory.engine.snapshot.packing import ColumnReader, ColumnWriter
+
+__all__ = ["SavedOperations", "completions_from", "completions_to"]
+
+
+class SavedOperations:
+    """Operations, their items, and what only fetches and their items have. Times are the engine's own."""
+
+    def __init__(self) -> None:
+        self.names: Final[list[AsGiven]] = []
+        """Dictionary of partitions, or of keys as (key, -1)."""
+        self._places: Final[dict[AsGiven, int]] = {}
+
+        self.operation_ids: vec[i64] = vec[i64]()
+        self.kinds: vec[i64] = vec[i64]()
+        self.registered_ms: vec[i64] = vec[i64]()
+        self.deadlines_ms: vec[i64] = vec[i64]()
+        self.items_left: vec[i64] = vec[i64]()
+        self.item_counts: vec[i64] = vec[i64]()
+
+        self.places: vec[i64] = vec[i64]()
+        """Of each item, in the dictionary."""
+        self.required: vec[i64] = vec[i64]()
+        self.marks: vec[i64] = vec[i64]()
+        self.epochs: vec[i64] = vec[i64]()
+        self.error_codes: vec[i64] = vec[i64]()
+        self.removed: vec[i64] = vec[i64]()
+        """Why the item's partition is gone; 0: it is not."""
+        self.log_starts: vec[i64] = vec[i64]()
+        """Of partitions that are gone."""
+
+        self.min_bytes: vec[i64] = vec[i64]()
+        self.replica_ids: vec[i64] = vec[i64]()
+        self.read_committed: vec[i64] = vec[i64]()
+        self.leader_only: vec[i64] = vec[i64]()
+
+        self.max_bytes: vec[i64] = vec[i64]()
+        self.leader_epochs: vec[i64] = vec[i64]()
+        self.last_fetched_epochs: vec[i64] = vec[i64]()
+        self.throttled: vec[i64] = vec[i64]()
+        self.start_segments: vec[i64] = vec[i64]()
+        self.start_reaches: vec[i64] = vec[i64]()
+
+    def __len__(self) -> int:
+        return len(self.operation_ids)
+
+    def place_of(self, name: AsGiven) -> i64:
+        """Where a name is in the dictionary; it is put there if need be."""
+        place = self._places.get(name)
+        if place is None:
+            place = len(self.names)
+            self._places[name] = place
+            self.names.append(name)
+        return place
+
+    def add_operation(
+        self, operation_id: i64, kind: i64, registered_ms: i64, deadline_ms: i64, items_left: i64, item_count: i64
+    ) -> None:
+        """The next operation, after its items."""
+        self.operation_ids = append(self.operation_ids, operation_id)
+        self.kinds = append(self.kinds, kind)
+        self.registered_ms = append(self.registered_ms, registered_ms)
+        self.deadlines_ms = append(self.deadlines_ms, deadline_ms)
+        self.items_left = append(self.items_left, items_left)
+        self.item_counts = append(self.item_counts, item_count)
+
+    def add_item(
+        self, place: i64, required: i64, mark: i64, epoch: i64, error_code: i64, removed: i64, log_start: i64
+    ) -> None:
+        """The next item of the operation that comes."""
+        self.places = append(self.places, place)
+        self.required = append(self.required, required)
+        self.marks = append(self.marks, mark)
+        self.epochs = append(self.epochs, epoch)
+        self.error_codes = append(self.error_codes, error_code)
+        self.removed = append(self.removed, removed)
+        self.log_starts = append(self.log_starts, log_start)
+
+    def add_fetch(self, fetch: Fetch) -> None:
+        """What only a fetch has, after its operation."""
+        self.min_bytes = append(self.min_bytes, fetch.min_bytes)
+        self.replica_ids = append(self.replica_ids, fetch.replica_id)
+        self.read_committed = append(self.read_committed, 1 if fetch.read_committed else 0)
+        self.leader_only = append(self.leader_only, 1 if fetch.leader_only else 0)
+        for item in fetch.items:
+            self.max_bytes = append(self.max_bytes, item.max_bytes)
+            self.leader_epochs = append(self.leader_epochs, item.leader_epoch)
+            self.last_fetched_epochs = append(self.last_fetched_epochs, item.last_fetched_epoch)
+            self.throttled = append(self.throttled, 1 if item.throttled else 0)
+            self.start_segments = append(self.start_segments, item.start_segment)
+            self.start_reaches = append(self.start_reaches, item.start_reach)
+
+    def to_bytes(self) -> bytes:
+        """All of it."""
+        writer = ColumnWriter()
+        add_names(writer, self.names)
+        writer.add(self.operation_ids)
+        writer.add(self.kinds)
+        writer.add(self.registered_ms)
+        writer.add(self.deadlines_ms)
+        writer.add(self.items_left)
+        writer.add(self.item_counts)
+        writer.add(self.places)
+        writer.add(self.required)
+        writer.add(self.marks)
+        writer.add(self.epochs)
+        writer.add(self.error_codes)
+        writer.add(self.removed)
+        writer.add(self.log_starts)
+        if len(self.min_bytes):
+            writer.add(self.min_bytes)
+            writer.add(self.replica_ids)
+            writer.add(self.read_committed)
+            writer.add(self.leader_only)
+            writer.add(self.max_bytes)
+            writer.add(self.leader_epochs)
+            writer.add(self.last_fetched_epochs)
+            writer.add(self.throttled)
+            writer.add(self.start_segments)
+            writer.add(self.start_reaches)
+        return writer.to_bytes()
+
+    @staticmethod
+    def from_bytes(octets: bytes) -> SavedOperations:
+        """The operations that `to_bytes` wrote."""
+        reader = ColumnReader(octets)
+        saved = SavedOperations()
+        saved.names.extend(read_names(reader))
+        saved.operation_ids = reader.column()
+        saved.kinds = reader.column()
+        saved.registered_ms = reader.column()
+        saved.deadlines_ms = reader.column()
+        saved.items_left = reader.column()
+        saved.item_counts = reader.column()
+        saved.places = reader.column()
+        saved.required = reader.column()
+        saved.marks = reader.column()
+        saved.epochs = reader.column()
+        saved.error_codes = reader.column()
+        saved.removed = reader.column()
+        saved.log_starts = reader.column()
+        if not reader.is_done:
+            saved.min_bytes = reader.column()
+            saved.replica_ids = reader.column()
+            saved.read_committed = reader.column()
+            saved.leader_only = reader.column()
+            saved.max_bytes = reader.column()
+            saved.leader_epochs = reader.column()
+            saved.last_fetched_epochs = reader.column()
+            saved.throttled = reader.column()
+            saved.start_segments = reader.column()
+            saved.start_reaches = reader.column()
+        return saved
+
+
+def add_names(writer: ColumnWriter, names: list[AsGiven]) -> None:
+    """A dictionary of (topic, partition) or (key, -1)."""
+    writer.add_list([name[1] for name in names])
+    for name in names:
+        writer.add_text(name[0])
+
+
+def read_names(reader: ColumnReader) -> list[AsGiven]:
+    """The dictionary that `add_names` wrote."""
+    return [(reader.text(), int(number)) for number in reader.column()]
+
+
+def completions_to(completions: Completions) -> bytes:
+    """Ended operations, packed."""
+    writer = ColumnWriter()
+    names: dict[AsGiven, int] = {}
+    places: vec[i64] = vec[i64]()
+    for name in completions.item_partitions:
+        places = append(places, i64(names.setdefault(name, len(names))))
+    add_names(writer, list(names))
+    writer.add(completions.operation_ids)
+    writer.add(completions.kinds)
+    writer.add(completions.outcomes)
+    writer.add(completions.waited_ms)
+    writer.add(completions.lateness_ms)
+    writer.add(completions.item_counts)
+    writer.add(places)
+    writer.add(completions.error_codes)
+    writer.add(completions.required_offsets)
+    writer.add(completions.reached_offsets)
+    writer.add(completions.log_start_offsets)
+    writer.add(completions.estimated_remaining_ms)
+    writer.add_floats(completions.paces_per_second)
+    writer.add_list([int(one.available_bytes) for one in completions.fetched])
+    writer.add_list([int(one.high_watermark) for one in completions.fetched])
+    writer.add_list([int(one.last_stable_offset) for one in completions.fetched])
+    writer.add_list([int(one.diverging_epoch) for one in completions.fetched])
+    writer.add_list([int(one.diverging_end_offset) for one in completions.fetched])
+    return writer.to_bytes()
+
+
+def completions_from(octets: bytes, owner_id: int) -> Completions:
+    """The ended operations that `completions_to` packed, as those of this owner."""
+    reader = ColumnReader(octets)
+    names = read_names(reader)
+    operation_ids = reader.column()
+    kinds = reader.column()
+    outcomes = reader.column()
+    waited_ms = reader.column()
+    lateness_ms = reader.column()
+    item_counts = reader.column()
+    places = reader.column()
+    columns = [reader.column() for _ in range(5)]
+    paces = reader.floats()
+    completions = Completions(owner_id)
+    for place in range(len(places)):
+        completions.add_item(
+            names[places[place]], columns[0][place], columns[1][place], columns[2][place], columns[3][place],
+            columns[4][place], paces[place],
+        )  # fmt: skip
+    for row in range(len(operation_ids)):
+        completions.add_operation(
+            operation_ids[row], kinds[row], outcomes[row], waited_ms[row], lateness_ms[row], item_counts[row]
+        )
+    fetched = [reader.column() for _ in range(5)]
+    for row in range(len(fetched[0])):
+        completions.fetched.append(
+            FetchedPartition(fetched[0][row], fetched[1][row], fetched[2][row], fetched[3][row], fetched[4][row])
+        )
+    completions.finish()
+    return completions

@@ -1,0 +1,382 @@
+"""Registration: each operation of a batch is checked, tried once, and admitted only if it has to wait.
+
+Already satisfied means no registration (Kafka's try_complete_else_watch with one check: between the try and the watch
+nothing else can happen here). What is refused changes nothing; the rest of the batch is served.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mypy_extensions import i64
+
+from purgatory.engine.batches import AsGiven, OperationBatch, Refusal, RegisterReceipt
+from purgatory.engine.codes import (
+    DELETE_RECORDS,
+    FAILED,
+    FETCH,
+    INVALID_ARGUMENT,
+    KINDS,
+    NONE,
+    OFFSET_MAX,
+    OFFSET_NOT_AVAILABLE,
+    OFFSET_OUT_OF_RANGE,
+    PRODUCE,
+    REQUEST_TIMED_OUT,
+    SATISFIED,
+    SIGNAL,
+    UNKNOWN_TOPIC_OR_PARTITION,
+)
+from purgatory.engine.columns import flag_at, value_at
+from purgatory.engine.errors import InvalidBatch
+from purgatory.engine.kinds.fetch import Fetch, FetchItem, examine
+from purgatory.engine.kinds.operation_checks import OPERATION_ID_MAX, OperationChecks, OperationColumns
+from purgatory.engine.kinds.plain_rows import PlainRows, plain_rows
+from purgatory.engine.limits import EngineLimits
+from purgatory.engine.marks.event_checks import Fault
+from purgatory.engine.marks.partition import Partition
+from purgatory.engine.marks.registry import NamedPartitions, Partitions, SignalKey, SignalKeys
+from purgatory.engine.waiting.pending import PendingOperations
+from purgatory.engine.waiting.tables import UNRESOLVED, Owner
+from purgatory.engine.waiting.wakeups import Wakeups, delete_records_state, partition_fault, produce_state
+from purgatory.engine.waiting.watches import WatchList
+
+__all__ = ["Registration"]
+
+
+class Registration:
+    """Takes batches of operations in."""
+
+    def __init__(
+        self,
+        partitions: Partitions,
+        keys: SignalKeys,
+        pending: PendingOperations,
+        wakeups: Wakeups,
+        limits: EngineLimits,
+        strict_partitions: bool,
+    ) -> None:
+        self.partitions: Final = partitions
+        self.keys: Final = keys
+        self.pending: Final = pending
+        self.wakeups: Final = wakeups
+        self.limits: Final = limits
+        self.strict_partitions: Final = strict_partitions
+        self.pending_max: Final[i64] = min(limits.pending_operations_max, OFFSET_MAX)
+        self.checks: Final = OperationChecks(limits, partitions, keys, not strict_partitions)
+        self._named: Final = NamedPartitions(partitions)
+
+    def register(self, owner: Owner, kind: int, batch: OperationBatch, now_ms: i64) -> RegisterReceipt:
+        """Serves a batch, operation by operation. Raises InvalidBatch before anything is done."""
+        if kind not in KINDS:
+            raise InvalidBatch("kind", f"{kind} is not known")
+        columns = OperationColumns(kind, batch, self.limits.timeout_ms_default)
+        plain = plain_rows(columns, self._named, self.limits.timeout_ms_max)
+        receipt = RegisterReceipt()
+        known_before = int(owner.highest_operation_id)
+        first_item = 0
+        for row in range(columns.rows):
+            if plain is not None and self.take_plain(owner, plain, row, first_item, now_ms):
+                receipt.accepted += 1
+                first_item += 1
+                continue
+            operation_id = columns.operation_ids[row]
+            if 1 <= operation_id <= known_before:
+                receipt.already_known += 1
+            else:
+                fault = self._fault(owner, columns, row, first_item)
+                if 1 <= operation_id <= OPERATION_ID_MAX and operation_id > owner.highest_operation_id:
+                    owner.highest_operation_id = operation_id
+                if fault is None:
+                    receipt.accepted += 1
+                    self.take(owner, columns, row, first_item, now_ms)
+                else:
+                    receipt.refusals.append(Refusal(row, fault.code, fault.field, fault.message))
+            first_item += columns.item_count(row)
+        receipt.highest_operation_id = owner.highest_operation_id
+        return receipt
+
+    def _fault(self, owner: Owner, columns: OperationColumns, row: int, first_item: int) -> Fault | None:
+        operation_id = columns.operation_ids[row]
+        if not 1 <= operation_id <= OPERATION_ID_MAX:
+            return Fault(INVALID_ARGUMENT, "operation_id", f"{operation_id} is not in 1..{OPERATION_ID_MAX}")
+        if operation_id <= owner.highest_operation_id:
+            return Fault(
+                INVALID_ARGUMENT,
+                "operation_id",
+                f"{operation_id} does not rise; the id before it was {owner.highest_operation_id}",
+            )
+        return self.checks.fault(columns, row, first_item, self.pending.count)
+
+    def take(self, owner: Owner, columns: OperationColumns, row: int, first_item: int, now_ms: i64) -> None:
+        """Tries one operation, which was checked, and lets it wait if it has to."""
+        kind = columns.kind
+        if kind == PRODUCE:
+            self._take_produce(owner, columns, row, first_item, now_ms)
+        elif kind == FETCH:
+            self._take_fetch(owner, columns, row, first_item, now_ms)
+        elif kind == DELETE_RECORDS:
+            self._take_delete_records(owner, columns, row, first_item, now_ms)
+        else:
+            self._take_signal(owner, columns, row, first_item, now_ms)
+
+    def _partition(self, name: AsGiven) -> Partition:
+        """The partition of that name, held for one item; made on first mention, or a stand-in that answers 3 when
+        strict.
+        """
+        partition = self.partitions.get(name)
+        if partition is None:
+            if self.strict_partitions:
+                partition = self.partitions.make_missing(name, UNKNOWN_TOPIC_OR_PARTITION)
+            else:
+                partition = self.partitions.make(name)
+        self.partitions.hold(partition)
+        return partition
+
+    def _take_produce(self, owner: Owner, columns: OperationColumns, row: int, first_item: int, now_ms: i64) -> None:
+        count = columns.item_count(row)
+        if count == 1 and self._take_single_produce(owner, columns, row, first_item, now_ms):
+            return
+        draft = Draft()
+        for item in range(first_item, first_item + count):
+            partition = self._partition(columns.partitions[columns.place(item)])
+            required = columns.offset(item)
+            epoch = columns.leader_epoch(item)
+            error: i64 = columns.local_error_code(item)
+            if error == NONE:
+                error = produce_state(partition, required, epoch)
+            draft.add(partition, required, partition.high_watermark, epoch, error)
+        self._admit(owner, columns, row, draft, now_ms)
+
+    def _take_single_produce(self, owner: Owner, columns: OperationColumns, row: int, place: int, now_ms: i64) -> bool:
+        """The commonest registration, without a draft: one known partition that has to be waited for. False: it is
+        another.
+        """
+        partition = self.partitions.get(columns.partitions[columns.place(place)])
+        if partition is None or columns.local_error_code(place) != NONE:
+            return False
+        offset, epoch = columns.offset(place), columns.leader_epoch(place)
+        return self._wait_for_one(
+            owner, partition, columns.operation_ids[row], offset, epoch, columns.timeout_ms(row), now_ms
+        )
+
+    def take_plain(self, owner: Owner, plain: PlainRows, row: i64, item: i64, now_ms: i64) -> bool:
+        """The same for a row that needs no other check. False: nothing was done."""
+        operation_id = plain.operation_ids.at(row)
+        if operation_id <= owner.highest_operation_id:
+            return False
+        if plain.item_counts.at(row) != 1:
+            return False
+        partition = plain.partition(item)
+        if partition is None or self.pending.count >= self.pending_max:
+            return False
+        offset, epoch = plain.offsets.at(item), plain.leader_epochs.at(item)
+        if not self._wait_for_one(owner, partition, operation_id, offset, epoch, plain.timeouts_ms.at(row), now_ms):
+            return False
+        owner.highest_operation_id = operation_id
+        return True
+
+    def _wait_for_one(
+        self,
+        owner: Owner,
+        partition: Partition,
+        operation_id: i64,
+        required: i64,
+        epoch: i64,
+        timeout_ms: i64,
+        now_ms: i64,
+    ) -> bool:
+        """Lets a produce of one partition wait. False: nothing was done, it has not to."""
+        if produce_state(partition, required, epoch) != UNRESOLVED:
+            return False
+        pending = self.pending
+        self.partitions.hold(partition)
+        slot = pending.admit(owner, PRODUCE, 1, operation_id, timeout_ms, now_ms)
+        item = pending.add_item(slot, -1, partition.index, required, partition.high_watermark, epoch, UNRESOLVED)
+        pending.watch(produces_of(partition), PRODUCE, item, required)
+        return True
+
+    def _take_delete_records(
+        self, owner: Owner, columns: OperationColumns, row: int, first_item: int, now_ms: i64
+    ) -> None:
+        count = columns.item_count(row)
+        draft = Draft()
+        for item in range(first_item, first_item + count):
+            partition = self._partition(columns.partitions[columns.place(item)])
+            offset: i64 = columns.offset(item)
+            error: i64 = columns.local_error_code(item)
+            if error == NONE:
+                error = partition_fault(partition, -1)
+            if error == NONE and offset < 0:
+                offset = partition.high_watermark
+                error = OFFSET_NOT_AVAILABLE if offset < 0 else NONE
+            if error == NONE and 0 <= partition.high_watermark < offset:
+                error = OFFSET_OUT_OF_RANGE
+            if error == NONE:
+                error = delete_records_state(partition, offset)
+            mark = partition.low_watermark() if error in (NONE, UNRESOLVED) else -1
+            draft.add(partition, offset, mark, -1, error)
+        self._admit(owner, columns, row, draft, now_ms)
+
+    def _admit(self, owner: Owner, columns: OperationColumns, row: int, draft: Draft, now_ms: i64) -> None:
+        """A produce or delete-records whose items have been tried: completes it, or lets it wait for the unresolved
+        ones.
+        """
+        kind = columns.kind
+        if draft.left == 0:
+            self._complete_at_once(owner, columns, row, draft)
+            return
+        pending = self.pending
+        slot = pending.admit(owner, kind, draft.left, columns.operation_ids[row], columns.timeout_ms(row), now_ms)
+        item: i64 = -1
+        for place, partition in enumerate(draft.partitions):
+            error = draft.errors[place]
+            required = draft.required[place]
+            item = pending.add_item(
+                slot, item, partition.index, required, draft.marks[place], draft.epochs[place], error
+            )
+            if error == UNRESOLVED:
+                pending.watch(
+                    produces_of(partition) if kind == PRODUCE else deletes_of(partition), kind, item, required
+                )
+
+    def _complete_at_once(self, owner: Owner, columns: OperationColumns, row: int, draft: Draft) -> None:
+        completions = self.pending.completions_of(owner)
+        failed = False
+        for place, partition in enumerate(draft.partitions):
+            error = draft.errors[place]
+            failed = failed or error != NONE
+            completions.add_item(
+                partition.name, error, draft.required[place], draft.marks[place], partition.log_start_offset, -1, -1.0
+            )
+            self.partitions.release(partition)
+        self._note(owner, columns, row, FAILED if failed else SATISFIED)
+
+    def _note(self, owner: Owner, columns: OperationColumns, row: int, outcome: i64) -> None:
+        """Writes down the end of an operation that never had to wait, after its items."""
+        completions = self.pending.completions_of(owner)
+        completions.add_operation(columns.operation_ids[row], columns.kind, outcome, 0, 0, columns.item_count(row))
+        self.pending.note_end(columns.kind, outcome)
+
+    def _take_fetch(self, owner: Owner, columns: OperationColumns, row: int, first_item: int, now_ms: i64) -> None:
+        batch = columns.batch
+        fetch = Fetch(
+            value_at(batch.min_bytes, row, 1),
+            value_at(batch.replica_ids, row, -1),
+            value_at(batch.isolation_levels, row, 0),
+            flag_at(batch.follower_reads, row),
+        )
+        for item in range(first_item, first_item + columns.item_count(row)):
+            fetch.items.append(
+                FetchItem(
+                    self._partition(columns.partitions[columns.place(item)]),
+                    columns.offset(item),
+                    columns.partition_max_bytes(item),
+                    columns.leader_epoch(item),
+                    columns.last_fetched_epoch(item),
+                    flag_at(batch.throttled, item),
+                )
+            )
+        pending = self.pending
+        pending.evaluations_by_kind[FETCH] += 1
+        if examine(fetch):
+            failed = pending.answer_fetch(fetch, pending.completions_of(owner))
+            for part in fetch.items:
+                self.partitions.release(part.partition)
+            self._note(owner, columns, row, FAILED if failed else SATISFIED)
+            return
+        slot = pending.admit(owner, FETCH, 0, columns.operation_ids[row], columns.timeout_ms(row), now_ms)
+        last: i64 = -1
+        for part in fetch.items:
+            last = pending.add_item(slot, last, part.partition.index, part.fetch_offset, -1, -1, UNRESOLVED)
+            part.item = last
+            if part.throttled:
+                part.partition.throttled_fetches += 1
+        pending.fetches[int(slot)] = fetch
+        self.wakeups.watch_fetch(fetch)
+
+    def _take_signal(self, owner: Owner, columns: OperationColumns, row: int, first_item: int, now_ms: i64) -> None:
+        held = self._hold_keys(columns, row, first_item)
+        from_now = flag_at(columns.batch.from_now, row)
+        any_key = flag_at(columns.batch.any_key, row)
+        required: list[i64] = []
+        left = 0
+        for place, key in enumerate(held):
+            wanted: i64 = columns.offset(first_item + place)
+            if from_now:
+                wanted += key.count
+            required.append(wanted)
+            if key.count < wanted:
+                left += 1
+        if left == 0 or (any_key and left < len(held)):
+            completions = self.pending.completions_of(owner)
+            for place, key in enumerate(held):
+                error = NONE if key.count >= required[place] else REQUEST_TIMED_OUT
+                completions.add_item(key.name, error, required[place], key.count, -1, -1, -1.0)
+                self.keys.release(key)
+            self._note(owner, columns, row, SATISFIED)
+            return
+        pending = self.pending
+        if any_key:
+            left = 1
+        slot = pending.admit(owner, SIGNAL, left, columns.operation_ids[row], columns.timeout_ms(row), now_ms)
+        item: i64 = -1
+        for place, key in enumerate(held):
+            error_code: i64 = NONE if key.count >= required[place] else UNRESOLVED
+            item = pending.add_item(slot, item, key.index, required[place], key.count, -1, error_code)
+            if error_code == UNRESOLVED:
+                pending.watch(key.waits, SIGNAL, item, required[place])
+
+    def _hold_keys(self, columns: OperationColumns, row: int, first_item: int) -> list[SignalKey]:
+        """The keys of an operation, each held. Known ones first, so that none is forgotten to make room for a new
+        one.
+        """
+        names = [columns.keys[columns.place(item)] for item in range(first_item, first_item + columns.item_count(row))]
+        for name in names:
+            key = self.keys.get(name)
+            if key is not None:
+                self.keys.hold(key)
+        held: list[SignalKey] = []
+        for name in names:
+            key = self.keys.get(name)
+            if key is None:
+                key = self.keys.make(name)
+                self.keys.hold(key)
+            held.append(key)
+        return held
+
+
+class Draft:
+    """The items of a produce or delete-records that has been tried once."""
+
+    def __init__(self) -> None:
+        self.partitions: Final[list[Partition]] = []
+        self.required: Final[list[i64]] = []
+        self.marks: Final[list[i64]] = []
+        self.epochs: Final[list[i64]] = []
+        self.errors: Final[list[i64]] = []
+        self.left: i64 = 0
+
+    def add(self, partition: Partition, required: i64, mark: i64, epoch: i64, error: i64) -> None:
+        """One item; UNRESOLVED ones are left to wait for."""
+        self.partitions.append(partition)
+        self.required.append(required)
+        self.marks.append(mark)
+        self.epochs.append(epoch)
+        self.errors.append(error)
+        if error == UNRESOLVED:
+            self.left += 1
+
+
+def produces_of(partition: Partition) -> WatchList:
+    """The partition's produce waits, by required offset."""
+    if partition.produces is None:
+        partition.produces = WatchList()
+    return partition.produces
+
+
+def deletes_of(partition: Partition) -> WatchList:
+    """The partition's delete-records waits, by offset."""
+    if partition.deletes is None:
+        partition.deletes = WatchList()
+    return partition.deletes

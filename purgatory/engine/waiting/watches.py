@@ -1,0 +1,213 @@
+"""The watches of one key, ordered by threshold: the value the key must reach before the watcher can possibly end.
+
+An entry is (threshold, ref). A ref names an item of the owner's tables and the item's generation, so a stale entry can
+be told from its successor without unlinking it: entries of ended items stay until they are passed or compacted away.
+
+Thresholds nearly always rise, so the entries are a sorted run in two packed arrays, appended at the tail and popped at
+the head. A threshold a little out of order (at most SHIFT_MAX places from the tail) is shifted into the run; any other
+goes to an overflow heap, so that even a falling series costs O(log n) each.
+
+| operation                     | cost                                                     |
+|-------------------------------|----------------------------------------------------------|
+| add, rising threshold         | O(1)                                                     |
+| add, out of order             | O(log n)                                                 |
+| pop_reached                   | O(1) from the run, O(log n) from the overflow; amortised |
+| compact                       | O(entries); amortised O(1) for each entry added          |
+| bytes for an entry            | 16 in the run, 24 in the overflow                        |
+
+Order is exact: by threshold, equal ones in order of insertion. An entry goes to the overflow only while more than
+SHIFT_MAX entries of the run have greater thresholds, and none of those can leave before it does. So a later equal
+threshold goes to the overflow too, behind it, and equal ones in the run are always older.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from librt.vecs import append, vec
+from mypy_extensions import i32, i64
+
+from purgatory.engine.waiting.heap import PackedHeap
+
+GENERATION_BITS: Final = 31
+GENERATION_MASK: Final[i64] = 2**31 - 1
+
+SHIFT_MAX: Final[i64] = 16
+"""How far from the tail of the run an out-of-order threshold may be shifted in."""
+
+SLACK: Final[i64] = 64
+"""Dead entries, or popped ones at the head of the run, that are never worth a rebuild."""
+
+
+def make_ref(item: i64, generation: i64) -> i64:
+    """A reference to an item (0 to 2**31 - 1) in its present generation; never negative."""
+    return (item << GENERATION_BITS) + (generation & GENERATION_MASK)
+
+
+def ref_item(ref: i64) -> i64:
+    """The item that a ref names."""
+    return ref >> GENERATION_BITS
+
+
+def ref_is_live(ref: i64, generations: vec[i32]) -> bool:
+    """Whether the item is still of the generation the ref was made for. `generations` is indexed by item."""
+    return i64(generations[ref >> GENERATION_BITS]) & GENERATION_MASK == ref & GENERATION_MASK
+
+
+class WatchList:
+    """Entries (threshold, ref) of one key.
+
+    `live` counts the entries the owner still cares about: `add` raises it, and the owner calls `forget` exactly once
+    for each entry whose item has been resolved, popped or not. Nothing else changes it.
+    """
+
+    def __init__(self) -> None:
+        self.live: i64 = 0
+        self._thresholds: vec[i64] = vec[i64]()
+        self._refs: vec[i64] = vec[i64]()
+        self._head: i64 = 0
+        self._overflow: PackedHeap = PackedHeap()
+        self._overflow_refs: vec[i64] = vec[i64]()
+
+    def __len__(self) -> int:
+        """Stored entries, stale ones included."""
+        return i64(len(self._refs)) - self._head + self._overflow.size
+
+    def add(self, threshold: i64, ref: i64) -> None:
+        """Store an entry and count it as live."""
+        self.live += 1
+        end: i64 = i64(len(self._refs))
+        if end == self._head or threshold >= self._thresholds[end - 1]:
+            self._thresholds = append(self._thresholds, threshold)
+            self._refs = append(self._refs, ref)
+        elif self._is_near_tail(threshold):
+            self._shift_in(threshold, ref)
+        else:
+            self._overflow_add(threshold, ref)
+
+    def forget(self) -> None:
+        """One entry's item has been resolved: the owner no longer cares about it."""
+        assert self.live > 0, f"forget without a live entry, {len(self)} stored"
+        self.live -= 1
+
+    def pop_reached(self, mark: i64) -> i64:
+        """Remove and return the next ref whose threshold is at or below `mark`; -1 when there is none."""
+        head: i64 = self._head
+        overflow = self._overflow
+        if overflow.size > 0 and overflow.top_key() < self._thresholds[head]:
+            if overflow.top_key() > mark:
+                return -1
+            return self._overflow_pop()
+        if head == i64(len(self._refs)) or self._thresholds[head] > mark:
+            return -1
+        ref: i64 = self._refs[head]
+        self._head = head + 1
+        if head > SLACK and head * 2 > i64(len(self._refs)):
+            self._drop_head()
+        return ref
+
+    def lowest_threshold(self) -> i64:
+        """The threshold of the first entry, which may be stale; -1 when there are none."""
+        if self._overflow.size > 0 and self._overflow.top_key() < self._thresholds[self._head]:
+            return self._overflow.top_key()
+        if self._head < i64(len(self._refs)):
+            return self._thresholds[self._head]
+        return -1
+
+    def wants_compaction(self) -> bool:
+        """Whether more than half of what is stored is dead, and more than a little."""
+        return i64(len(self._refs)) - self._head + self._overflow.size > 2 * self.live + SLACK
+
+    def compact(self, generations: vec[i32]) -> i64:
+        """Drop the entries whose item is of another generation by now; return how many. Order is kept."""
+        before: i64 = i64(len(self._refs)) - self._head + self._overflow.size
+        thresholds = vec[i64]()
+        refs = vec[i64]()
+        while True:
+            threshold: i64 = self.lowest_threshold()
+            ref: i64 = self._pop_any()
+            if ref < 0:
+                break
+            if ref_is_live(ref, generations):
+                thresholds = append(thresholds, threshold)
+                refs = append(refs, ref)
+        self._thresholds = thresholds
+        self._refs = refs
+        self._head = 0
+        return before - i64(len(refs))
+
+    def drain(self) -> list[int]:
+        """Empty the list; all refs, stale ones included, in order. `live` is left to the owner's `forget`."""
+        refs: list[int] = []
+        while True:
+            ref: i64 = self._pop_any()
+            if ref < 0:
+                break
+            refs.append(ref)
+        self._thresholds = vec[i64]()
+        self._refs = vec[i64]()
+        self._head = 0
+        return refs
+
+    def _pop_any(self) -> i64:
+        """Remove and return the first ref, whatever its threshold, leaving the arrays as they are; -1 when empty."""
+        head: i64 = self._head
+        if self._overflow.size > 0 and self._overflow.top_key() < self._thresholds[head]:
+            return self._overflow_pop()
+        if head == i64(len(self._refs)):
+            return -1
+        self._head = head + 1
+        return self._refs[head]
+
+    def _drop_head(self) -> None:
+        """Give back the memory of the popped head of the run."""
+        self._thresholds = self._thresholds[self._head :]
+        self._refs = self._refs[self._head :]
+        self._head = 0
+
+    def _is_near_tail(self, threshold: i64) -> bool:
+        """Whether the place of a threshold below the run's last is at most SHIFT_MAX entries from the tail."""
+        place: i64 = i64(len(self._refs)) - SHIFT_MAX - 1
+        return place < self._head or self._thresholds[place] <= threshold
+
+    def _shift_in(self, threshold: i64, ref: i64) -> None:
+        """Insert into the run, behind its equals."""
+        self._thresholds = append(self._thresholds, threshold)
+        self._refs = append(self._refs, ref)
+        thresholds = self._thresholds
+        refs = self._refs
+        place: i64 = i64(len(refs)) - 1
+        while place > self._head and thresholds[place - 1] > threshold:
+            thresholds[place] = thresholds[place - 1]
+            refs[place] = refs[place - 1]
+            place -= 1
+        thresholds[place] = threshold
+        refs[place] = ref
+
+    def _overflow_add(self, threshold: i64, ref: i64) -> None:
+        """Into the heap by (threshold, position); positions rise with insertion, so ties keep their order."""
+        if i64(len(self._overflow_refs)) > 2 * self._overflow.size + SLACK:
+            self._renumber_overflow()
+        self._overflow.push(threshold, i64(len(self._overflow_refs)))
+        self._overflow_refs = append(self._overflow_refs, ref)
+
+    def _overflow_pop(self) -> i64:
+        overflow = self._overflow
+        ref: i64 = self._overflow_refs[overflow.top_value()]
+        overflow.pop()
+        if overflow.size == 0:
+            self._overflow_refs = vec[i64]()
+        return ref
+
+    def _renumber_overflow(self) -> None:
+        """Give back the positions of popped overflow entries."""
+        old = self._overflow
+        old_refs = self._overflow_refs
+        overflow = PackedHeap()
+        refs = vec[i64]()
+        while old.size > 0:
+            overflow.push(old.top_key(), i64(len(refs)))
+            refs = append(refs, old_refs[old.top_value()])
+            old.pop()
+        self._overflow = overflow
+        self._overflow_refs = refs

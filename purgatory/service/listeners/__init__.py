@@ -1,0 +1,1 @@
+"""What listens to the host: metrics, the journal, the archive."""

@@ -1,0 +1,213 @@
+"""What Prometheus sees: everything read at the moment of the scrape, from the host and from `metrics`.
+
+Counts of operations are the engine's own, read between two of its calls, so that registered = the outcomes + pending
+holds in every scrape by construction.
+
+Kafka's three ideas and their names here: PurgatorySize is `purgatory_watched_entries`, NumDelayedOperations is
+`purgatory_pending_operations`, and ExpiresPerSec is the rate of `purgatory_expired_partitions_total` (produce and
+delete-records mark each pending partition) or, for fetch, of `purgatory_outcomes_total{outcome="expired"}` (one a
+request).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from purgatory import __version__
+from purgatory.engine import COMPILED
+from purgatory.engine.codes import KIND_NAMES, KINDS, OUTCOME_NAMES
+from purgatory.service.garbage import PauseWatch
+from purgatory.service.host import Host
+from purgatory.service.listeners.histogram import Histogram
+from purgatory.service.listeners.metrics import Metrics
+
+REASON_NAMES: Final = {
+    3: "invalid_argument",
+    5: "not_found",
+    7: "permission_denied",
+    8: "resource_exhausted",
+    9: "failed_precondition",
+    14: "unavailable",
+}
+"""Names of the google.rpc.Codes of refusals."""
+
+
+def make_registry(host: Host, metrics: Metrics, pauses: PauseWatch) -> CollectorRegistry:
+    """A registry of its own (not the library's global one) with all that the daemon shows."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(HostCollector(host, metrics, pauses))
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    GCCollector(registry=registry)
+    return registry
+
+
+class HostCollector(Collector):
+    """Reads the host on the event loop; a scrape costs the same whatever is pending."""
+
+    def __init__(self, host: Host, metrics: Metrics, pauses: PauseWatch) -> None:
+        self._host: Final = host
+        self._metrics: Final = metrics
+        self._pauses: Final = pauses
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics of our own."""
+        yield _build_info()
+        yield from self._operations()
+        yield from self._times()
+        yield from self._events_and_refusals()
+        yield from self._sessions()
+        yield from self._archive()
+        yield from self._journal()
+
+    def _operations(self) -> Iterable[Metric]:
+        registered = CounterMetricFamily(
+            "purgatory_registered", "Operations registered; equals outcomes and pending ones together.", labels=["kind"]
+        )
+        pending = GaugeMetricFamily(
+            "purgatory_pending_operations", "Operations that wait (Kafka: NumDelayedOperations).", labels=["kind"]
+        )
+        watched = GaugeMetricFamily(
+            "purgatory_watched_entries",
+            "Entries of waiting operations under keys (Kafka: PurgatorySize).",
+            labels=["kind"],
+        )
+        outcomes = CounterMetricFamily(
+            "purgatory_outcomes", "Operations ended, by outcome.", labels=["kind", "outcome"]
+        )
+        evaluations = CounterMetricFamily("purgatory_evaluations", "Times a condition was tested.", labels=["kind"])
+        for kind in KINDS:
+            name = KIND_NAMES[kind]
+            counts = self._host.engine.counts(kind)
+            registered.add_metric([name], counts.registered)
+            pending.add_metric([name], counts.pending)
+            watched.add_metric([name], counts.watched)
+            evaluations.add_metric([name], counts.evaluations)
+            outcomes.add_metric([name, "satisfied"], counts.satisfied)
+            outcomes.add_metric([name, "failed"], counts.failed)
+            outcomes.add_metric([name, "expired"], counts.expired)
+            outcomes.add_metric([name, "cancelled"], counts.cancelled)
+            outcomes.add_metric([name, "shutting_down"], counts.shutting_down)
+        return registered, pending, watched, outcomes, evaluations
+
+    def _times(self) -> Iterator[Metric]:
+        metrics = self._metrics
+        waits = HistogramMetricFamily(
+            "purgatory_wait_seconds",
+            "From registration to end, of operations whose owner was there.",
+            labels=["kind", "outcome"],
+        )
+        for (kind, outcome), histogram in sorted(metrics.waits.items()):
+            waits.add_metric([KIND_NAMES[kind], OUTCOME_NAMES[outcome]], histogram.cumulative(), histogram.sum_seconds)
+        yield waits
+        yield _histogram(
+            "purgatory_expiry_lateness_seconds", "From deadline to end, of expired operations.", metrics.lateness
+        )
+        expired = CounterMetricFamily(
+            "purgatory_expired_partitions",
+            "Partitions still waited for when their operation expired (Kafka: ExpiresPerSec is the rate).",
+            labels=["kind"],
+        )
+        for kind, count in sorted(metrics.expired_partitions.items()):
+            expired.add_metric([KIND_NAMES[kind]], count)
+        yield expired
+        yield _histogram("purgatory_loop_lag_seconds", "How late the event loop woke the reaper.", metrics.loop_lag)
+        yield _histogram(
+            "purgatory_gc_pause_seconds", "Collections of Python's garbage collector.", self._pauses.pauses
+        )
+        yield CounterMetricFamily(
+            "purgatory_reaper_failures", "Turns of the reaper that raised.", metrics.reaper_failures
+        )
+
+    def _events_and_refusals(self) -> Iterator[Metric]:
+        metrics = self._metrics
+        events = CounterMetricFamily(
+            "purgatory_events", "Events received; result is applied, stale or refused.", labels=["type", "result"]
+        )
+        for (name, result), count in sorted(metrics.event_results.items()):
+            events.add_metric([name, result], count)
+        yield events
+        yield CounterMetricFamily(
+            "purgatory_unchanged_events", "Events applied that did not advance a mark.", metrics.unchanged_events
+        )
+        rejected = CounterMetricFamily(
+            "purgatory_rejected", "Registrations and events refused, by status code.", labels=["reason"]
+        )
+        for code, count in sorted(metrics.rejected.items()):
+            rejected.add_metric([REASON_NAMES.get(code, "other")], count)
+        yield rejected
+        repeated = CounterMetricFamily(
+            "purgatory_repeated_registrations", "Registrations sent again after a reconnect.", labels=["kind"]
+        )
+        for kind in KINDS:
+            repeated.add_metric([KIND_NAMES[kind]], metrics.repeated[kind])
+        yield repeated
+
+    def _sessions(self) -> Iterator[Metric]:
+        host, metrics = self._host, self._metrics
+        sessions = host.sessions
+        yield _gauge("purgatory_partitions", "Partitions known.", host.engine.partition_count)
+        yield _gauge("purgatory_signal_keys", "Signal keys remembered.", host.engine.signal_key_count)
+        yield _gauge("purgatory_sessions", "Sessions known.", sessions.count)
+        yield _gauge("purgatory_sessions_connected", "Sessions with a result stream.", sessions.connected)
+        yield _gauge("purgatory_result_backlog", "Results kept until acknowledged.", sessions.unacknowledged_results)
+        yield CounterMetricFamily("purgatory_sessions_opened", "Sessions made.", metrics.sessions_opened)
+        yield CounterMetricFamily("purgatory_sessions_closed", "Sessions dropped.", metrics.sessions_closed)
+        yield CounterMetricFamily("purgatory_streams_connected", "Result streams attached.", metrics.streams_connected)
+        yield CounterMetricFamily(
+            "purgatory_streams_disconnected", "Result streams ended.", metrics.streams_disconnected
+        )
+        yield _gauge("purgatory_draining", "1 while the daemon shuts down.", int(host.draining))
+
+    def _archive(self) -> Iterator[Metric]:
+        """Only where there is one."""
+        statistics = self._host.archive.statistics()
+        if statistics is None:
+            return
+        for name, documentation, by_table in (
+            ("purgatory_archive_rows", "Rows of history that lie in files.", statistics.rows_kept),
+            ("purgatory_archive_dropped_rows", "Rows of history that are lost.", statistics.rows_dropped),
+        ):
+            rows = CounterMetricFamily(name, documentation, labels=["table"])
+            for table, count in by_table.items():
+                rows.add_metric([table], count)
+            yield rows
+        yield _gauge("purgatory_archive_queue_rows", "Rows of history that wait in memory.", statistics.rows_waiting)
+        yield CounterMetricFamily("purgatory_archive_files", "Files of history written.", statistics.files)
+        yield CounterMetricFamily("purgatory_archive_bytes", "Bytes of history written.", statistics.bytes)
+        yield CounterMetricFamily("purgatory_archive_errors", "Times history could not be written.", statistics.errors)
+
+    def _journal(self) -> Iterator[Metric]:
+        """Only where there is one."""
+        statistics = self._host.journal.statistics()
+        if statistics is None:
+            return
+        yield CounterMetricFamily("purgatory_journal_groups", "Transactions of the journal.", statistics.groups)
+        yield CounterMetricFamily("purgatory_journal_errors", "Times the disk failed.", statistics.errors)
+        yield _gauge("purgatory_journal_bytes", "Size of the journal's files.", statistics.bytes)
+        yield _gauge("purgatory_journal_registration_rows", "Rows of pending operations.", statistics.registrations)
+        yield _gauge("purgatory_journal_result_rows", "Rows of unacknowledged results.", statistics.results)
+        yield _gauge("purgatory_recovered_operations", "Operations kept that wait again, so far.", statistics.recovered)
+        is_closed = self._host.journal.why_closed() is not None
+        yield _gauge("purgatory_journal_closed", "1: the disk fails, and new work is refused.", int(is_closed))
+
+
+def _build_info() -> Metric:
+    info = GaugeMetricFamily("purgatory_build_info", "Always 1; labels say what runs.", labels=["version", "engine"])
+    info.add_metric([__version__, "compiled" if COMPILED else "uncompiled"], 1)
+    return info
+
+
+def _gauge(name: str, documentation: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, documentation, value)
+
+
+def _histogram(name: str, documentation: str, histogram: Histogram) -> Metric:
+    family = HistogramMetricFamily(name, documentation)
+    family.add_metric([], histogram.cumulative(), histogram.sum_seconds)
+    return family

@@ -1,0 +1,191 @@
+"""A journal is opened, what it knows is restored into a host, and from then on it keeps what the host does.
+
+Restoring goes in slices with the event loop free in between, so that the daemon answers probes (not ready) meanwhile.
+Order matters: partitions and keys, then sessions with their results, then the operations that wait on and in them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import time
+from pathlib import Path
+from typing import Final
+
+from purgatory.engine.batches import Refusal
+from purgatory.engine.snapshot.packing import Roster
+from purgatory.engine.snapshot.saved import SavedOperations
+from purgatory.journal.crash_points import NEVER, CrashPoints
+from purgatory.journal.directory import Directory
+from purgatory.journal.errors import JournalError
+from purgatory.journal.group import SessionState
+from purgatory.journal.rows import results_from
+from purgatory.journal.statements import Bookkeeper
+from purgatory.journal.store import Store, damaged
+from purgatory.journal.thread import JournalThread
+from purgatory.journal.timeline import ReadClocks, read_clocks, time_now_ms
+from purgatory.service.host import Host
+from purgatory.service.listeners.journal_keeping import JournalKeeping
+from purgatory.service.sessions.outbox import RefusedOperations, slices_of
+from purgatory.service.sessions.session import Session
+from purgatory.service.settings import JournalSettings
+
+LOGGER: Final = logging.getLogger(__name__)
+
+SLICE_S: Final = 0.005
+REPORT_S: Final = 1.0
+
+
+class OpenJournal:
+    """A journal whose folder is locked and whose file is whole, before and after its host is restored."""
+
+    def __init__(self, folder: Path, *, is_sync: bool, crash_at: str = NEVER, clocks: ReadClocks = read_clocks) -> None:
+        """Raises `JournalError`."""
+        self._read_clocks: Final = clocks
+        self._is_sync: Final = is_sync
+        self._crash: Final = CrashPoints(crash_at)
+        self._directory: Final = Directory(folder)
+        try:
+            self._store: Final = Store(self._directory, self._crash)
+            self._store.verify()
+            self._last: Final = self._store.moment()
+        except BaseException:
+            self._directory.release()
+            raise
+        self.is_continued: Final = self._last is not None
+        """Another daemon has used it before."""
+        self.start_ms: Final = time_now_ms(self._last[0] if self._last else None, clocks())
+        """The time that the engine begins at."""
+        self.is_recovering = True
+        self.to_restore: Final = self._store.count("registrations")
+        """Rows of them."""
+        self._keeping: JournalKeeping | None = None
+        self._sessions: Final[dict[int, Session]] = {}
+        self._books: Final = Bookkeeper()
+
+    def _give_up(self) -> None:
+        """Lets others have the folder."""
+        self._store.close()
+        self._directory.release()
+
+    async def restore(self, host: Host) -> None:
+        """Makes a new host what the journal knows, and keeps what it does from now on. Raises `JournalError`."""
+        began_s = time.monotonic()
+        number = self._last[1] if self._last else 0
+        self._keeping = keeping = JournalKeeping(
+            host.engine, host.time, host.sessions.of_owner, self._read_clocks, is_sync=self._is_sync, number=number
+        )
+        host.journal = keeping
+        try:
+            self._restore_marks(host)
+            self._restore_sessions(host)
+            await self._restore_operations(host, keeping)
+        except JournalError:
+            self._give_up()
+            raise
+        except (LookupError, ValueError, sqlite3.Error) as error:
+            self._give_up()
+            raise damaged(self._directory.path, f"a row cannot be read ({error})") from error
+        for session in self._sessions.values():
+            session.owner.put_in_order()
+        if self._last is not None:
+            LOGGER.info(
+                "journal: %d operations wait again, %d sessions, %d results unacknowledged; the last daemon %s; %.1f s",
+                host.engine.pending,
+                host.sessions.count,
+                host.sessions.unacknowledged_results,
+                "ended in good order" if self._last[2] else "did not end in good order",
+                time.monotonic() - began_s,
+            )
+        keeping.start(JournalThread(self._store, self._books, keeping.tell, self._crash), self._books)
+        self.is_recovering = False
+
+    def _restore_marks(self, host: Host) -> None:
+        saving = host.engine.saving
+        partitions = dict(self._store.partitions())
+        for row, changes in self._store.changes():
+            partitions.update(changes)
+            self._books.found_changes(row, changes)
+        for name, content in partitions.items():
+            if content:
+                saving.restore_partition(name, content)
+        for key, count in self._store.signal_keys():
+            saving.restore_key(key, count)
+
+    def _restore_sessions(self, host: Host) -> None:
+        states: dict[int, SessionState] = {}
+        unheard = dict(self._store.unheard())
+        for state in self._store.sessions():
+            session = host.sessions.restore(state.session_id, state.session, host.clock.now_ms())
+            session.owner.highest_operation_id = state.highest_operation_id
+            session.journaled_operation_id = state.highest_operation_id
+            session.sequence_shift = state.sequence_shift
+            session.is_journaled = True
+            if state.session in unheard:
+                session.forgotten_after = unheard[state.session] + state.sequence_shift
+                self._books.found_unheard(state.session)
+            elif self._last is not None and not self._last[2]:
+                session.forgotten_after = state.last_sequence + state.sequence_shift
+            self._sessions[state.session] = session
+            states[state.session] = state
+        started: set[int] = set()
+        for row, number, first, count, content in self._store.results():
+            session = self._sessions[number]
+            outbox = session.outbox
+            if number not in started:
+                started.add(number)
+                outbox.start_at(first - 1 + session.sequence_shift)
+            for part in results_from(content, session.owner.owner_id):
+                if isinstance(part, list):
+                    refusals = [Refusal(0, code, field, said) for code, field, said, _, _ in part]
+                    pairs = [(refusal, entry[3], entry[4]) for refusal, entry in zip(refusals, part, strict=True)]
+                    outbox.append(slices_of(RefusedOperations(pairs), refusals))
+                else:
+                    outbox.append(slices_of(part))
+            self._books.found_results(number, row, first + count - 1)
+        for number, state in states.items():
+            session = self._sessions[number]
+            if number not in started:
+                session.outbox.start_at(state.last_sequence + session.sequence_shift)
+            session.outbox.acknowledge(state.acknowledged_sequence + session.sequence_shift)
+            if number in unheard:
+                session.outbox.release(session.forgotten_after)  # the others once it is durable that the client is back
+
+    async def _restore_operations(self, host: Host, keeping: JournalKeeping) -> None:
+        paused_s = reported_s = time.monotonic()
+        for rows, (row, number, content, gone) in enumerate(self._store.registrations(), 1):
+            session = self._sessions[number]
+            saved = SavedOperations.from_bytes(content)
+            self._books.found(number, row, Roster(saved.operation_ids, gone))
+            now_ms = host.time.now_ms()
+            keeping.recovered += host.engine.restore(session.owner, saved, gone, now_ms)
+            host.archive.expired(now_ms)
+            host.deliver()
+            now_s = time.monotonic()
+            if now_s - paused_s >= SLICE_S:
+                await asyncio.sleep(0)
+                paused_s = time.monotonic()
+            if now_s - reported_s >= REPORT_S:
+                reported_s = now_s
+                LOGGER.info("journal: %d operations restored, %d of %d rows", keeping.recovered, rows, self.to_restore)
+
+    async def close(self, timeout_s: float) -> bool:
+        """Keeps the last changes and ends; False: it could not."""
+        kept = True
+        if self._keeping is not None and not self.is_recovering:
+            kept = await self._keeping.finish(timeout_s)
+            self._directory.release()
+        else:
+            self._give_up()
+        return kept
+
+
+def open_journal(settings: JournalSettings) -> OpenJournal | None:
+    """The journal that is asked for, if one is. Raises `JournalError`."""
+    if settings.dir is None:
+        return None
+    return OpenJournal(settings.dir, is_sync=settings.mode == "sync", crash_at=settings.crash_at)
+
+
+__all__ = ["JournalError", "OpenJournal", "open_journal"]

@@ -1,0 +1,141 @@
+"""What the host tells of its work, added up: times, events, refusals, sessions. `exposition` gives it to Prometheus.
+
+Only what the engine does not count itself is counted here, a batch at a time. No topic, partition, session or operation
+is ever a key, so that nothing here grows with use.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+from purgatory.engine.batches import EventBatch, EventsReceipt
+from purgatory.engine.codes import (
+    DELETE_RECORDS,
+    EVENT_NAMES,
+    EXPIRED,
+    FENCED_LEADER_EPOCH,
+    KINDS,
+    PRODUCE,
+    REQUEST_TIMED_OUT,
+)
+from purgatory.engine.completions import Completions
+from purgatory.service.listeners.histogram import Histogram
+from purgatory.service.translate.packed import is_uniform
+
+WAIT_BOUNDS_MS: Final = (
+    1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000, 1_800_000,
+)  # fmt: skip
+LATENESS_BOUNDS_MS: Final = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 5_000)
+LAG_BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 5_000)
+
+
+class Metrics:
+    """The host's `Observer`: adds up what it hears of. Makes nothing of its own accord and holds nothing per key."""
+
+    def __init__(self) -> None:
+        self.waits: Final[dict[tuple[int, int], Histogram]] = {}
+        """By (kind, outcome)."""
+        self.lateness: Final = Histogram(LATENESS_BOUNDS_MS)
+        self.loop_lag: Final = Histogram(LAG_BOUNDS_MS)
+        self.expired_partitions: Final = Counter({PRODUCE: 0, DELETE_RECORDS: 0})
+        self.repeated: Final = Counter(dict.fromkeys(KINDS, 0))
+        self.rejected: Final = Counter(dict.fromkeys((3, 8, 14), 0))
+        self.event_results: Final[Counter[tuple[str, str]]] = Counter()
+        """By (type of event or "unknown", "applied", "stale" or "refused")."""
+        self.unchanged_events = 0
+        self.reaper_failures = 0
+        self.sessions_opened = 0
+        self.sessions_closed = 0
+        self.streams_connected = 0
+        self.streams_disconnected = 0
+
+    def registered(self, kind: int, accepted: int, already_known: int, refused: int) -> None:
+        """A batch of one kind went through the engine, which counts those accepted; those refused come by `refused`."""
+        del accepted, refused
+        self.repeated[kind] += already_known
+
+    def refused(self, code: int, count: int) -> None:
+        """Registrations or events were refused with this google.rpc.Code."""
+        self.rejected[code] += count
+
+    def completed(self, completions: Completions) -> None:
+        """Operations of one owner have ended. Costs one count for each, and sorting in for each distinct wait."""
+        columns = completions.kinds, completions.outcomes, completions.waited_ms
+        ends: dict[tuple[int, int, int], int]
+        if len(completions) == 1 or all(is_uniform(bytes(column)) for column in columns):
+            ends = {(columns[0][0], columns[1][0], columns[2][0]): len(completions)}
+        else:
+            ends = Counter(zip(*columns, strict=True))
+        expired = False
+        for (kind, outcome, waited_ms), times in ends.items():
+            waits = self.waits.get((kind, outcome))
+            if waits is None:
+                waits = self.waits[kind, outcome] = Histogram(WAIT_BOUNDS_MS)
+            waits.observe(waited_ms, times)
+            expired = expired or outcome == EXPIRED
+        if expired:
+            self._expired(completions)
+
+    def events(self, batch: EventBatch, receipt: EventsReceipt, start: int) -> None:
+        """A slice of a batch of events was applied: those from `start` to `receipt.next_index`."""
+        types = batch.types[start : receipt.next_index]
+        counts = {types[0]: 1} if len(types) == 1 else Counter(types)
+        for event_type, times in counts.items():
+            self.event_results[_event_name(event_type), "applied"] += times
+        self.unchanged_events += receipt.unchanged
+        for refusal in receipt.refusals:
+            name = _event_name(batch.types[refusal.index])
+            stale = refusal.error_code == FENCED_LEADER_EPOCH
+            self.event_results[name, "applied"] -= 1
+            self.event_results[name, "stale" if stale else "refused"] += 1
+
+    def loop_lag_ms(self, ms: float) -> None:
+        """How late the event loop woke the reaper."""
+        self.loop_lag.observe(ms)
+
+    def reaper_failed(self) -> None:
+        """A turn of the reaper raised."""
+        self.reaper_failures += 1
+
+    def session_opened(self) -> None:
+        """A session was made."""
+        self.sessions_opened += 1
+
+    def session_closed(self) -> None:
+        """A session was dropped."""
+        self.sessions_closed += 1
+
+    def stream_connected(self) -> None:
+        """A result stream was attached to a session."""
+        self.streams_connected += 1
+
+    def stream_disconnected(self) -> None:
+        """A result stream ended."""
+        self.streams_disconnected += 1
+
+    def _expired(self, completions: Completions) -> None:
+        """Lateness of the expired ones, and their pending partitions."""
+        kinds, outcomes, error_codes = completions.kinds, completions.outcomes, completions.error_codes
+        if is_uniform(bytes(kinds)) and is_uniform(bytes(outcomes)):
+            self.lateness.observe_all(list(completions.lateness_ms))
+            self._count_expired(kinds[0], list(error_codes))
+            return
+        late: list[int] = []
+        first_item = 0
+        for index, outcome in enumerate(outcomes):
+            next_item = first_item + completions.item_counts[index]
+            if outcome == EXPIRED:
+                late.append(completions.lateness_ms[index])
+                self._count_expired(kinds[index], list(error_codes[first_item:next_item]))
+            first_item = next_item
+        self.lateness.observe_all(late)
+
+    def _count_expired(self, kind: int, error_codes: list[int]) -> None:
+        if kind in self.expired_partitions:
+            self.expired_partitions[kind] += error_codes.count(REQUEST_TIMED_OUT)
+
+
+def _event_name(event_type: int) -> str:
+    """Whatever number a caller sends, the names are few."""
+    return EVENT_NAMES.get(event_type, "unknown")

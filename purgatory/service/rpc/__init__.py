@@ -1,0 +1,1 @@
+"""The gRPC face: calls in, answers and refusals out."""

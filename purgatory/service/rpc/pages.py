@@ -1,0 +1,52 @@
+"""Page tokens: opaque to callers, and refused when they are not ours or belong to another request. Pure functions."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from typing import Final
+
+from purgatory.service.rpc.refusals import invalid_argument, shown
+
+PAGE_SIZE_DEFAULT: Final = 100
+PAGE_SIZE_MAX: Final = 1_000
+
+Place = list[int | str]
+"""Where a page begins; what it holds is the listing's own business."""
+
+
+def page_size(asked: int) -> int:
+    """The size of the page: the default for 0, at most the maximum. Refuses negative ones."""
+    if asked < 0:
+        raise invalid_argument("page_size", f"must be 0 or greater, not {asked}")
+    return min(asked, PAGE_SIZE_MAX) if asked else PAGE_SIZE_DEFAULT
+
+
+def make_token(request: str, place: Place) -> str:
+    """The token of the page that begins at `place`; `request` says which listing with which filters."""
+    text = json.dumps([_digest(request), *place], separators=(",", ":"))
+    return base64.urlsafe_b64encode(text.encode()).decode()
+
+
+def read_token(request: str, token: str, shape: tuple[type, ...]) -> Place | None:
+    """Where the page begins: None for the first one. Refuses tokens of other requests and of other makers.
+
+    `shape` holds the types of the place's parts.
+    """
+    if not token:
+        return None
+    try:
+        parts = json.loads(base64.b64decode(token.encode(), altchars=b"-_", validate=True))
+    except (ValueError, RecursionError):  # brackets nest deeper than json recurses
+        parts = None
+    if not isinstance(parts, list) or tuple(type(part) for part in parts[1:]) != shape or parts[0] != _digest(request):
+        raise invalid_argument(
+            "page_token", f"must come from the answer before, with the same filters; this one does not: {shown(token)}"
+        )
+    place: Place = parts[1:]
+    return place
+
+
+def _digest(request: str) -> int:
+    return binascii.crc32(request.encode())

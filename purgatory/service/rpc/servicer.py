@@ -1,0 +1,316 @@
+"""The gRPC methods: translate, call the host, stream. No rules of their own.
+
+Methods raise `CallRefused` for calls they refuse; `handlers.add_to_server` makes a status of it, and sees to it that a
+request that cannot be decoded becomes one too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from functools import partial
+from typing import Any, Final
+
+import grpc
+
+from purgatory import __version__
+from purgatory.engine import COMPILED
+from purgatory.service.host import Host
+from purgatory.service.rpc import looking
+from purgatory.service.rpc.handlers import Requests, undisturbed
+from purgatory.service.rpc.intake import advance, cancel, register, register_or_refuse
+from purgatory.service.rpc.refusals import BatchRefused, from_refusal, invalid_argument, unavailable
+from purgatory.service.sessions import session as sessions
+from purgatory.service.sessions.connection import Connection
+from purgatory.service.translate.operations import NO_CONDITION, run_from_row
+from purgatory.service.translate.results import fill_row
+from purgatory.service.translate.views import kind_statuses, partition_name, timestamp
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1 import purgatory_service_pb2_grpc
+
+# ruff: noqa: N802 - methods have the names of the calls
+
+ANSWERS_MAX: Final = 64
+"""Answers of one stream of events that may wait to be durable."""
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
+    """The service of proto/purgatory/v1 over one host."""
+
+    def __init__(self, host: Host) -> None:
+        self._host: Final = host
+
+    # Waiting.
+
+    async def Wait(self, request: wire.WaitRequest, context: Context) -> wire.WaitResponse:
+        """Registers one operation and answers when it ends; a caller that goes away cancels it."""
+        del context
+        if not request.HasField("operation"):
+            raise invalid_argument("operation", "is not set")
+        with self._host.waiting() as (operation_id, future):
+            run = run_from_row(request.operation, operation_id, self._host.engine.limits.timeout_ms_default)
+            if run is None:
+                raise invalid_argument("operation.condition", NO_CONDITION)
+            self._host.register_wait(run)
+            part = await future
+        response = wire.WaitResponse()
+        fill_row(response.result, part, part.start, part.item_start, part.fetched_start)
+        response.result.operation_id = request.operation.operation_id
+        return response
+
+    async def Session(self, requests: Requests, context: Context) -> None:
+        """Registrations, cancels and acknowledgements in, receipts and results out, until either side ends it."""
+        first = await anext(requests, None)
+        if first is None or not first.HasField("open"):
+            raise invalid_argument("open", "must be the first message of a session stream")
+        opening = first.open
+        connection, opened = self._connect(
+            wire.SessionResponse, opening.session_id, opening.last_sequence, opening.columns, expects_heartbeats=True
+        )
+        # Not held back until it is durable: it comes before all results, and a later opening says what is known then.
+        connection.send(wire.SessionResponse(opened=opened))
+        connection.reader = asyncio.create_task(self._read(requests, connection), name="session reader")
+        try:
+            await self._write(connection, context)
+        finally:
+            self._host.sessions.detach(connection, self._host.clock.now_ms())
+
+    async def Register(self, request: wire.RegisterRequest, context: Context) -> wire.RegisterResponse:
+        """Registers a batch in a session, which is made on first use."""
+        del context
+        session, _ = self._open_session(request.session_id)
+        try:
+            response = wire.RegisterResponse(receipt=register(self._host, session, request.batch))
+        except BatchRefused as error:
+            raise from_refusal(error.refusal, "batch") from None
+        await self._host.journal.durable()
+        return response
+
+    async def StreamResults(self, request: wire.StreamResultsRequest, context: Context) -> None:
+        """Streams a session's results until either side ends it."""
+        connection, _ = self._connect(
+            wire.StreamResultsResponse,
+            request.session_id,
+            request.last_sequence,
+            request.columns,
+            expects_heartbeats=False,
+        )
+        try:
+            await self._write(connection, context)
+        finally:
+            self._host.sessions.detach(connection, self._host.clock.now_ms())
+
+    async def Acknowledge(self, request: wire.AcknowledgeRequest, context: Context) -> wire.AcknowledgeResponse:
+        """Acknowledges a session's results."""
+        del context
+        session = self._host.sessions.get(request.session_id)
+        self._host.sessions.touch(session, self._host.clock.now_ms())
+        self._host.acknowledge(session, request.sequence)
+        self._host.journal.changed(session)  # this call has an answer, so it is not left to the next group
+        await self._host.journal.durable()
+        return wire.AcknowledgeResponse()
+
+    # Events.
+
+    async def Advance(self, request: wire.AdvanceRequest, context: Context) -> wire.AdvanceResponse:
+        """Applies a batch of events and says how many operations each ended."""
+        del context
+        return wire.AdvanceResponse(receipt=await self._advance(request))
+
+    async def AdvanceStream(self, requests: Requests, context: Context) -> None:
+        """The same for each message, one answer each, in order."""
+        await undisturbed(self._advance_all(requests, context))
+
+    async def _advance_all(self, requests: Requests, context: Context) -> None:
+        if self._host.journal.keeps:
+            await self._advance_ahead(requests, context)
+            return
+        while (request := await requests.read()) is not None:
+            answer = wire.AdvanceStreamResponse(receipt=await self._advance(request))
+            del request  # while the next one is waited for, nothing is kept of this
+            await context.write(answer)
+
+    async def _advance_ahead(self, requests: Requests, context: Context) -> None:
+        """The same with a journal: what comes next is applied while answers wait to be durable, so one commit does for
+        many.
+        """
+        writing: deque[asyncio.Task[None]] = deque()
+        try:
+            while (request := await requests.read()) is not None:
+                answer = wire.AdvanceStreamResponse(receipt=await advance(self._host, request))
+                del request  # as above
+                before = writing[-1] if writing else None
+                writing.append(asyncio.create_task(self._write_after(before, answer, context)))
+                if len(writing) > ANSWERS_MAX:
+                    await writing.popleft()
+            while writing:
+                await writing.popleft()
+        finally:
+            await asyncio.gather(*writing, return_exceptions=True)  # they fail as the first has
+
+    async def _write_after(
+        self, before: asyncio.Task[None] | None, answer: wire.AdvanceStreamResponse, context: Context
+    ) -> None:
+        """Writes an answer when it is durable and the one before is written."""
+        await self._host.journal.durable()
+        if before is not None:
+            await before
+        await context.write(answer)
+
+    async def _advance(self, request: wire.AdvanceRequest | wire.AdvanceStreamRequest) -> wire.AdvanceReceipt:
+        receipt = await advance(self._host, request)
+        await self._host.journal.durable()
+        await asyncio.sleep(0)  # results are written first: who waits for one has waited longer than who tells
+        return receipt
+
+    # Operating and looking.
+
+    async def Cancel(self, request: wire.CancelRequest, context: Context) -> wire.CancelResponse:
+        """Cancels pending operations: some or all of a session, or all that wait on a partition or key."""
+        del context
+        response = self._cancel(request)
+        await self._host.journal.durable()
+        return response
+
+    def _cancel(self, request: wire.CancelRequest) -> wire.CancelResponse:
+        chosen = [bool(request.session_id), request.HasField("topic_partition"), bool(request.key)]
+        if sum(chosen) != 1:
+            raise invalid_argument("session_id", "set exactly one of session_id, topic_partition and key")
+        if request.operation_ids and not request.session_id:
+            raise invalid_argument("operation_ids", "are ids of a session: set session_id")
+        if request.HasField("topic_partition"):
+            name = partition_name(request.topic_partition)
+            return wire.CancelResponse(cancelled=self._host.cancel_partition(name))
+        if request.key:
+            return wire.CancelResponse(cancelled=self._host.cancel_key(request.key))
+        session = self._host.sessions.get(request.session_id)
+        if not request.operation_ids:
+            return wire.CancelResponse(cancelled=self._host.cancel_session(session))
+        cancelled, not_pending = cancel(self._host, session, request.operation_ids)
+        return wire.CancelResponse(cancelled=len(cancelled), not_pending_operation_ids=not_pending)
+
+    async def GetOperation(self, request: wire.GetOperationRequest, context: Context) -> wire.GetOperationResponse:
+        """One pending operation's full story."""
+        del context
+        return looking.get_operation(self._host, request)
+
+    async def ListOperations(
+        self, request: wire.ListOperationsRequest, context: Context
+    ) -> wire.ListOperationsResponse:
+        """A page of pending operations."""
+        del context
+        return looking.list_operations(self._host, request)
+
+    async def GetPartition(self, request: wire.GetPartitionRequest, context: Context) -> wire.GetPartitionResponse:
+        """One partition's marks, replicas and waits."""
+        del context
+        return looking.get_partition(self._host, request)
+
+    async def ListPartitions(
+        self, request: wire.ListPartitionsRequest, context: Context
+    ) -> wire.ListPartitionsResponse:
+        """A page of known partitions."""
+        del context
+        return looking.list_partitions(self._host, request)
+
+    async def GetStatus(self, request: wire.GetStatusRequest, context: Context) -> wire.GetStatusResponse:
+        """The daemon's counts, limits and version."""
+        del context
+        host = self._host
+        return wire.GetStatusResponse(
+            version=__version__,
+            compiled=COMPILED,
+            started_time=timestamp(host.started_time),
+            draining=host.draining,
+            kinds=kind_statuses(host.engine.counts),
+            partitions=host.engine.partition_count,
+            signal_keys=host.engine.signal_key_count,
+            sessions=host.sessions.count,
+            sessions_connected=host.sessions.connected,
+            unacknowledged_results=host.sessions.unacknowledged_results,
+            remaining_time=await looking.remaining_time(host) if request.remaining_time else None,
+        )
+
+    # Inside.
+
+    def _open_session(self, session_id: str) -> tuple[sessions.Session, bool]:
+        if self._host.draining:
+            raise unavailable("the daemon is shutting down")
+        return self._host.sessions.open(session_id, self._host.clock.now_ms())
+
+    def _connect(
+        self,
+        response_type: type[wire.SessionResponse] | type[wire.StreamResultsResponse],
+        session_id: str,
+        last_sequence: int,
+        columns: bool,
+        *,
+        expects_heartbeats: bool,
+    ) -> tuple[Connection, wire.SessionOpened]:
+        session, resumed = self._open_session(session_id)
+        limits = self._host.limits
+        connection = self._host.sessions.attach(
+            session,
+            response_type,
+            last_sequence=last_sequence if resumed else 0,
+            columns=columns,
+            expects_heartbeats=expects_heartbeats,
+            now_ms=self._host.clock.now_ms(),
+        )
+        self._host.journal.changed(session)
+        opened = wire.SessionOpened(
+            resumed=resumed,
+            highest_operation_id=session.owner.highest_operation_id,
+            heartbeat_interval_ms=limits.heartbeat_interval_ms,
+            session_ttl_ms=limits.session_ttl_ms,
+            operations_per_batch_max=limits.operations_per_batch_max,
+            unacknowledged_results_max=limits.unacknowledged_results_max,
+        )
+        return connection, opened
+
+    async def _write(self, connection: Connection, context: Context) -> None:
+        await connection.run_writer(context.write, self._host.clock.now_ms)
+
+    async def _read(self, requests: Requests, connection: Connection) -> None:
+        """Serves a session stream's messages, until the stream ends. What goes wrong here ends it."""
+        try:
+            connection.reading()
+            while (request := await requests.read()) is not None:
+                connection.heard(self._host.clock.now_ms())
+                await connection.wait_for_space()
+                if connection.closing:
+                    return
+                self._serve(request, connection)
+                del request  # as above
+                connection.reading()
+            connection.half_closed()
+        except Exception as error:  # noqa: BLE001 - the writer raises it in the call, where it becomes a status
+            connection.fail(error)
+
+    def _answer(self, connection: Connection, answer: wire.SessionResponse) -> None:
+        """Sends what says that something has changed, once that is durable."""
+        connection.promise()
+        self._host.journal.when_durable(partial(connection.keep_promise, answer))
+
+    def _serve(self, request: wire.SessionRequest, connection: Connection) -> None:
+        session = connection.session
+        message = request.WhichOneof("message")
+        if message == "register":
+            receipt = register_or_refuse(self._host, session, request.register)
+            answer = wire.SessionResponse(receipt=receipt)
+            if receipt.HasField("batch_refusal"):
+                connection.send(answer)  # nothing has changed that could be lost
+            else:
+                self._answer(connection, answer)
+        elif message == "acknowledge":
+            self._host.acknowledge(session, request.acknowledge.sequence)
+        elif message == "cancel":
+            cancelled, not_pending = cancel(self._host, session, request.cancel.operation_ids)
+            done = wire.CancelReceipt(cancelled_operation_ids=cancelled, not_pending_operation_ids=not_pending)
+            self._answer(connection, wire.SessionResponse(cancelled=done))
+        elif message == "open":
+            raise invalid_argument("open", "must come once, as the first message of a session stream")
+        elif message is None:
+            raise invalid_argument("message", "is not set: set one of register, cancel, acknowledge, heartbeat")

@@ -1,0 +1,1 @@
+"""Sessions, their connections and what they have yet to deliver."""

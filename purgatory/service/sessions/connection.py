@@ -1,0 +1,245 @@
+"""One result stream of a session: what is to be written on it, and when it is over.
+
+The writer pulls: control messages first (receipts, heartbeats), then results, a bounded message at a time, from
+the session's outbox. So a slow reader holds back only its own stream: its results wait in its outbox, its control
+messages in a small queue, and when that is full its own requests are no longer read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
+
+from purgatory.service.rpc.refusals import unavailable
+from purgatory.service.translate.results import fill_batch
+from purgatory.v1 import purgatory_service_pb2
+
+if TYPE_CHECKING:
+    from purgatory.service.sessions.session import Session
+
+Response = purgatory_service_pb2.SessionResponse | purgatory_service_pb2.StreamResultsResponse
+ResponseType = type[purgatory_service_pb2.SessionResponse] | type[purgatory_service_pb2.StreamResultsResponse]
+Write = Callable[[Response | bytes], Awaitable[None]]
+"""Writes a message, which may be encoded already."""
+
+CONTROL_MESSAGES_MAX: Final = 64
+"""Unwritten control messages of one stream; its requests are not read while so many wait."""
+
+COLUMN_RESULTS_MAX: Final = 5_000
+ROW_RESULTS_MAX: Final = 2_000
+"""Results in one message, by shape: what can be translated in a few milliseconds, for which everybody else waits."""
+
+MESSAGE_BYTES_MAX: Final = 3_500_000
+"""A message of results is cut in halves until it is no bigger: gRPC's readers take 4 MiB unless told otherwise."""
+
+SILENT_INTERVALS_MAX: Final = 3
+"""A peer that should send heartbeats and has said nothing for so many intervals is taken for gone."""
+
+SILENT_CHECKS_MIN: Final = 3
+"""And it must have been silent at so many checks: while the loop was busy with other things it could not be heard."""
+
+
+class Connection:
+    """The state of one stream. Made when it attaches to a session; of use until `run_writer` returns."""
+
+    def __init__(
+        self, session: Session, response_type: ResponseType, *, columns: bool, expects_heartbeats: bool, now_ms: int
+    ) -> None:
+        self.session: Final = session
+        self._response_type: Final = response_type
+        self._columns: Final = columns
+        self._expects_heartbeats = expects_heartbeats
+        self._control: Final[deque[Response]] = deque()
+        self._promised = 0
+        """Control messages that will come, and for which there is space."""
+        self._wake: Final = asyncio.Event()
+        self._space: Final = asyncio.Event()
+        self._space.set()
+        self._reading = False
+        self._drained_by_peer = False
+        self._over: Response | Exception | None = None
+        self._over_since_ms = -1
+        self._writer: asyncio.Task[None] | None = None
+        self.reader: asyncio.Task[None] | None = None
+        """Serves what the peer says. It ends by itself: see `handlers.Requests`."""
+        self._given_up = False
+        self.ended = False
+        """Set once nothing more will be written."""
+        self.last_read_ms = now_ms
+        self.last_write_ms = now_ms
+        self._silent_checks = 0
+
+    # What the reader of the stream tells.
+
+    def reading(self) -> None:
+        """The reader now waits for the peer."""
+        self._reading = True
+
+    def heard(self, now_ms: int) -> None:
+        """The peer has said something."""
+        self._reading = False
+        self._silent_checks = 0
+        self.last_read_ms = now_ms
+
+    def half_closed(self) -> None:
+        """The peer will say nothing more. The stream goes on until all it waits for has been written."""
+        self._drained_by_peer = True
+        self._expects_heartbeats = False
+        self.wake()
+
+    async def wait_for_space(self) -> None:
+        """Returns when a control message may be sent. One caller at a time, which then sends at most one message."""
+        await self._space.wait()
+
+    def send(self, message: Response) -> None:
+        """Queues a control message; it is written before any result that is not yet being written."""
+        self.promise()
+        self.keep_promise(message)
+
+    def promise(self) -> None:
+        """A control message will come: as if it had been sent, but for `keep_promise`."""
+        assert self._unwritten < CONTROL_MESSAGES_MAX, "a control message was sent without waiting for space"
+        self._promised += 1
+        if self._unwritten >= CONTROL_MESSAGES_MAX:
+            self._space.clear()
+
+    def keep_promise(self, message: Response) -> None:
+        """Queues a control message that was promised."""
+        self._promised -= 1
+        self._control.append(message)
+        self.wake()
+
+    @property
+    def _unwritten(self) -> int:
+        return len(self._control) + self._promised
+
+    # What the session and the host tell.
+
+    def wake(self) -> None:
+        """There may be something to write."""
+        self._wake.set()
+
+    def taken_over(self) -> None:
+        """Another stream has opened the session: ends this one after a last message that says so."""
+        self._go_away(purgatory_service_pb2.GoingAway.REASON_TAKEN_OVER)
+
+    def shut_down(self) -> None:
+        """The daemon ends: so does the stream, after a last message that says so."""
+        self._go_away(purgatory_service_pb2.GoingAway.REASON_SHUTTING_DOWN)
+
+    def _go_away(self, reason: purgatory_service_pb2.GoingAway.Reason) -> None:
+        self._finish(self._response_type(going_away=purgatory_service_pb2.GoingAway(reason=reason)))
+
+    def fail(self, error: Exception) -> None:
+        """Ends the stream with an error."""
+        self._finish(error)
+
+    def _finish(self, last: Response | Exception) -> None:
+        if not self.closing:
+            self._over = last
+            self.wake()
+
+    @property
+    def closing(self) -> bool:
+        """True: the stream is to end, or has ended."""
+        return self._over is not None or self.ended
+
+    def check(self, now_ms: int, heartbeat_interval_ms: int) -> None:
+        """Looks after the stream: sends a heartbeat when it has been quiet, ends it when its peer has.
+
+        One that is to end has an interval to write its last message; a peer that does not read is not waited for.
+        """
+        if self._over is not None:
+            if self._over_since_ms < 0:
+                self._over_since_ms = now_ms
+            elif now_ms - self._over_since_ms >= heartbeat_interval_ms:
+                self._give_up()
+            return
+        if self._is_silent(now_ms, SILENT_INTERVALS_MAX * heartbeat_interval_ms):
+            silent_ms = now_ms - self.last_read_ms
+            self.fail(unavailable(f"nothing was heard from the client for {silent_ms} ms; it should send heartbeats"))
+        elif now_ms - self.last_write_ms >= heartbeat_interval_ms and not self._control:
+            self.last_write_ms = now_ms
+            self._control.append(self._response_type(heartbeat=purgatory_service_pb2.Heartbeat()))
+            self.wake()
+
+    def _is_silent(self, now_ms: int, silent_ms_max: int) -> bool:
+        if not (self._expects_heartbeats and self._reading):
+            return False
+        self._silent_checks += 1
+        return now_ms - self.last_read_ms > silent_ms_max and self._silent_checks >= SILENT_CHECKS_MIN
+
+    def _give_up(self) -> None:
+        if self._writer is not None and not self._given_up and not self.ended:
+            self._given_up = True
+            self._writer.cancel()
+
+    # The writer.
+
+    async def run_writer(self, write: Write, now_ms: Callable[[], int]) -> None:
+        """Writes until the stream is over. Raises what `fail` was given; UNAVAILABLE if the peer does not read."""
+        self._writer = asyncio.current_task()
+        try:
+            await self._write_all(write, now_ms)
+        except asyncio.CancelledError:
+            if not self._given_up or self._writer is None or self._writer.uncancel() > 0:
+                raise
+            raise unavailable("the stream was to end, and its last messages were not read") from None
+        finally:
+            self.ended = True
+            self._space.set()
+            self._writer = self._over = None  # they refer to this: nothing is left to the garbage collector
+
+    async def _write_all(self, write: Write, now_ms: Callable[[], int]) -> None:
+        while True:
+            message = self._next_message()
+            if message is not None:
+                self.last_write_ms = now_ms()
+                await write(message)
+            elif self._is_finished():
+                break
+            else:
+                self._wake.clear()
+                await self._wake.wait()
+        if isinstance(self._over, Exception):
+            raise self._over
+        if self._over is not None:
+            await write(self._over)
+
+    def _is_finished(self) -> bool:
+        if self._over is not None:
+            return True
+        session = self.session
+        waits = session.owner.pending or self._promised or (session.connection is self and session.outbox.unwritten)
+        return self._drained_by_peer and not waits
+
+    def _next_message(self) -> Response | bytes | None:
+        if isinstance(self._over, Exception):
+            return None
+        if self._control:
+            message = self._control.popleft()
+            if self._unwritten < CONTROL_MESSAGES_MAX:
+                self._space.set()
+            return message
+        if self._over is not None or self.session.connection is not self:
+            return None
+        return self._next_results()
+
+    def _next_results(self) -> bytes | None:
+        """Results as they are written: encoded, so that their size is known and nothing is encoded twice."""
+        outbox = self.session.outbox
+        results_max = COLUMN_RESULTS_MAX if self._columns else ROW_RESULTS_MAX
+        while True:
+            first_sequence, slices = outbox.take(results_max)
+            if not slices:
+                return None
+            message = self._response_type()
+            fill_batch(message.results, first_sequence, slices, columns=self._columns)
+            encoded = message.SerializeToString()
+            count = sum(len(part) for part in slices)
+            if count == 1 or len(encoded) <= MESSAGE_BYTES_MAX:
+                return encoded
+            outbox.put_back(slices)
+            results_max = count // 2

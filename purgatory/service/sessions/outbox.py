@@ -1,0 +1,234 @@
+"""The results a session has not acknowledged yet: kept as the engine gave them, translated only when they are written.
+
+A result's sequence number is its place in the order in which it entered the outbox, from 1. The outbox is two queues of
+slices, those written on the present stream and those not; a new stream starts with all of them unwritten again. Slices
+are views of the engine's completions, so splitting one (a partial acknowledgement, a full message) copies nothing.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from purgatory.engine import codes
+from purgatory.engine.batches import PartitionName, Refusal
+from purgatory.engine.completions import Completions, FetchedPartition
+from purgatory.service.translate.packed import FLOAT, SIGNED, UNSIGNED, is_uniform
+
+ALL: Final = 2**63
+"""More than any sequence number."""
+
+
+class RefusedOperations:
+    """Operations that never got into the engine, in the columns of `Completions`; from (refusal, id, kind or 0).
+
+    Their ids are of the caller, and may be any that the wire can carry.
+    """
+
+    def __init__(self, refused: Sequence[tuple[Refusal, int, int]]) -> None:
+        nothing = array(SIGNED, [0]) * len(refused)
+        self.operation_ids: Final = array(UNSIGNED, [operation_id for _, operation_id, _ in refused])
+        self.kinds: Final = array(SIGNED, [kind for _, _, kind in refused])
+        self.outcomes: Final = array(SIGNED, [codes.REFUSED]) * len(refused)
+        self.waited_ms: Final = nothing
+        self.lateness_ms: Final = nothing
+        self.item_counts: Final = nothing
+        self.item_partitions: Final[list[PartitionName]] = []
+        self.error_codes: Final = array(SIGNED)
+        self.required_offsets: Final = array(SIGNED)
+        self.reached_offsets: Final = array(SIGNED)
+        self.log_start_offsets: Final = array(SIGNED)
+        self.estimated_remaining_ms: Final = array(SIGNED)
+        self.paces_per_second: Final = array(FLOAT)
+        self.fetched: Final[list[FetchedPartition]] = []
+
+
+Results = Completions | RefusedOperations
+
+
+class ResultSlice:
+    """Results `start` to `stop` of some completions, all of one kind; `refusals` says why, where they were refused."""
+
+    __slots__ = ("completions", "fetched_start", "item_start", "item_stop", "kind", "refusals", "start", "stop")
+
+    def __init__(
+        self,
+        completions: Results,
+        kind: int,
+        start: int,
+        stop: int,
+        item_start: int,
+        item_stop: int,
+        fetched_start: int,
+        refusals: Sequence[Refusal] = (),
+    ) -> None:
+        assert start < stop, f"an empty slice: start={start} stop={stop}"
+        self.completions = completions
+        self.kind = kind
+        self.start = start
+        self.stop = stop
+        self.item_start = item_start
+        self.item_stop = item_stop
+        self.fetched_start = fetched_start
+        """Where the slice's own begin in `completions.fetched`, if it is of fetches."""
+        self.refusals = refusals
+        """One for each of the completions (not only of the slice), or none."""
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def split(self, count: int) -> tuple[ResultSlice, ResultSlice]:
+        """The first `count` results, and the others."""
+        assert 0 < count < len(self), f"count={count} of {len(self)}"
+        middle = self.start + count
+        items = sum(self.completions.item_counts[self.start : middle])
+        item_middle = self.item_start + items
+        head = ResultSlice(
+            self.completions, self.kind, self.start, middle, self.item_start, item_middle,
+            self.fetched_start, self.refusals,
+        )  # fmt: skip
+        tail = ResultSlice(
+            self.completions, self.kind, middle, self.stop, item_middle, self.item_stop,
+            self.fetched_start + items, self.refusals,
+        )  # fmt: skip
+        return head, tail
+
+
+def slices_of(completions: Results, refusals: Sequence[Refusal] = ()) -> list[ResultSlice]:
+    """Completions cut into slices of one kind, in order."""
+    kinds = completions.kinds
+    if len(kinds) == 0:
+        return []
+    if is_uniform(bytes(kinds)):
+        return [ResultSlice(completions, kinds[0], 0, len(kinds), 0, len(completions.item_partitions), 0, refusals)]
+    slices: list[ResultSlice] = []
+    start = item_start = fetched_start = 0
+    while start < len(kinds):
+        kind = kinds[start]
+        stop = start
+        while stop < len(kinds) and kinds[stop] == kind:
+            stop += 1
+        items = sum(completions.item_counts[start:stop])
+        slices.append(
+            ResultSlice(completions, kind, start, stop, item_start, item_start + items, fetched_start, refusals)
+        )
+        item_start += items
+        if kind == codes.FETCH:
+            fetched_start += items
+        start = stop
+    return slices
+
+
+class Outbox:
+    """One session's unacknowledged results. Sequence numbers never repeat and have no gaps."""
+
+    def __init__(self) -> None:
+        self._written: Final[deque[ResultSlice]] = deque()
+        self._unwritten: Final[deque[ResultSlice]] = deque()
+        self.last_sequence = 0
+        """Of the newest result; 0: there was none yet."""
+        self.acknowledged_sequence = 0
+        """All results up to it have been acknowledged and dropped."""
+        self._next_sequence = 1
+        """Of the first unwritten result."""
+        self._released_sequence = ALL
+        """Results above it are not to be written yet."""
+
+    @property
+    def unacknowledged(self) -> int:
+        """How many results are kept."""
+        return self.last_sequence - self.acknowledged_sequence
+
+    @property
+    def unwritten(self) -> int:
+        """How many results have not been written on the present stream."""
+        return self.last_sequence - self._next_sequence + 1
+
+    def append(self, slices: Sequence[ResultSlice]) -> None:
+        """Gives the next sequence numbers to these results."""
+        self._unwritten.extend(slices)
+        for part in slices:
+            self.last_sequence += len(part)
+
+    def hold(self) -> None:
+        """What comes from here on is not to be written before it is released."""
+        self._released_sequence = min(self._released_sequence, self.last_sequence)
+
+    def release(self, sequence: int) -> None:
+        """All results up to `sequence` may be written."""
+        self._released_sequence = sequence
+
+    def release_all(self) -> None:
+        """All that is there may be written, and what comes."""
+        self._released_sequence = ALL
+
+    def start_at(self, sequence: int) -> None:
+        """An outbox that had been used up to `sequence` goes on: what comes next has the numbers after it."""
+        assert self.last_sequence == 0, f"results up to {self.last_sequence} are here already"
+        self.last_sequence = self.acknowledged_sequence = sequence
+        self._next_sequence = sequence + 1
+
+    def shift(self, count: int) -> None:
+        """All sequence numbers, given and to be given, are so much higher from now on."""
+        self.last_sequence += count
+        self.acknowledged_sequence += count
+        self._next_sequence += count
+        self._released_sequence += count
+
+    def rewind(self) -> None:
+        """A new stream begins: all that is unacknowledged is to be written (again)."""
+        self._unwritten.extendleft(reversed(self._written))
+        self._written.clear()
+        self._next_sequence = self.acknowledged_sequence + 1
+
+    def acknowledge(self, sequence: int) -> None:
+        """Drops all results up to `sequence`, which must be at most `last_sequence`. Older ones are a no-op."""
+        assert sequence <= self.last_sequence, f"sequence={sequence} last_sequence={self.last_sequence}"
+        count = sequence - self.acknowledged_sequence
+        if count <= 0:
+            return
+        self.acknowledged_sequence = sequence
+        self._next_sequence = max(self._next_sequence, sequence + 1)
+        count = _drop_left(self._written, count)
+        count = _drop_left(self._unwritten, count)
+        assert count == 0, f"{count} acknowledged results were not in the outbox"
+
+    def take(self, results_max: int) -> tuple[int, list[ResultSlice]]:
+        """The next unwritten results of one kind, at most so many, and the sequence number of the first.
+
+        They count as written: `put_back` those that are not written after all.
+        """
+        first_sequence = self._next_sequence
+        taken: list[ResultSlice] = []
+        allowed = room = max(0, min(results_max, self._released_sequence - self._next_sequence + 1))
+        while room and self._unwritten and (not taken or self._unwritten[0].kind == taken[0].kind):
+            part = self._unwritten.popleft()
+            if len(part) > room:
+                part, rest = part.split(room)
+                self._unwritten.appendleft(rest)
+            taken.append(part)
+            room -= len(part)
+        self._written.extend(taken)
+        self._next_sequence += allowed - room
+        return first_sequence, taken
+
+    def put_back(self, taken: Sequence[ResultSlice]) -> None:
+        """Undoes the last `take`."""
+        for part in reversed(taken):
+            assert self._written[-1] is part, "only what was taken last can be put back"
+            self._unwritten.appendleft(self._written.pop())
+            self._next_sequence -= len(part)
+
+
+def _drop_left(queue: deque[ResultSlice], count: int) -> int:
+    """Drops up to `count` results at the left of `queue`; returns how many are still to be dropped."""
+    while count and queue:
+        part = queue.popleft()
+        if len(part) > count:
+            _, rest = part.split(count)
+            queue.appendleft(rest)
+            return 0
+        count -= len(part)
+    return count

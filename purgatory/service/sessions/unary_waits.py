@@ -1,0 +1,40 @@
+"""Unary waits: one internal engine owner for all of them, one future for each call."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from purgatory.engine.completions import Completions
+from purgatory.engine.waiting.tables import Owner
+from purgatory.service.sessions.outbox import ResultSlice, slices_of
+
+
+class Waits:
+    """Calls that wait for one operation each. Ids are given here, so that they always rise."""
+
+    def __init__(self, owner: Owner) -> None:
+        self.owner: Final = owner
+        self._futures: Final[dict[int, asyncio.Future[ResultSlice]]] = {}
+        self._last_operation_id = 0
+
+    def add(self) -> tuple[int, asyncio.Future[ResultSlice]]:
+        """A new operation id, and the future of its result: a slice of one."""
+        self._last_operation_id += 1
+        future: asyncio.Future[ResultSlice] = asyncio.get_running_loop().create_future()
+        self._futures[self._last_operation_id] = future
+        return self._last_operation_id, future
+
+    def remove(self, operation_id: int) -> bool:
+        """The call has ended, in whatever way. True: its operation has not."""
+        return self._futures.pop(operation_id, None) is not None
+
+    def deliver(self, completions: Completions) -> None:
+        """Operations have ended. Those whose call is gone (it was cancelled) have nobody to tell."""
+        for part in slices_of(completions):
+            rest: ResultSlice | None = part
+            while rest is not None:
+                one, rest = rest.split(1) if len(rest) > 1 else (rest, None)
+                future = self._futures.pop(completions.operation_ids[one.start], None)
+                if future is not None and not future.done():
+                    future.set_result(one)

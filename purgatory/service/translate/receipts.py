@@ -1,0 +1,83 @@
+"""Batches of either shape from the wire, and the receipts that answer them. Pure functions."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from purgatory.engine.batches import EventsReceipt, Refusal
+from purgatory.service.rpc.refusals import unreadable_batch
+from purgatory.service.translate.events import IncomingEvents, events_from_columns, events_from_rows
+from purgatory.service.translate.operations import OperationRun, runs_from_columns, runs_from_rows
+from purgatory.service.translate.results import event_refusals, operation_refusal, operation_refusals
+from purgatory.v1 import purgatory_service_pb2 as wire
+
+
+class Registered(Protocol):
+    """What became of a batch of registrations: counts, and the refusals with their operation ids."""
+
+    highest_operation_id: int
+    accepted: int
+    already_known: int
+    refused: list[tuple[Refusal, int]]
+
+
+def runs_of(
+    batch: wire.RegisterBatch, operations_max: int, timeout_ms_default: int
+) -> tuple[list[OperationRun], list[tuple[Refusal, int]]]:
+    """A batch as runs of one kind, and the refusals found on the way, with their ids. Raises `BatchRefused`."""
+    shape = batch.WhichOneof("shape")
+    if shape is None:
+        raise unreadable_batch("shape", "is not set: set rows or columns")
+    if shape == "columns":
+        _check_size("columns.operation_id", len(batch.columns.operation_id), operations_max)
+        return runs_from_columns(batch.columns), []
+    _check_size("rows.operations", len(batch.rows.operations), operations_max)
+    return runs_from_rows(batch.rows.operations, timeout_ms_default)
+
+
+def events_of(request: wire.AdvanceRequest | wire.AdvanceStreamRequest, events_max: int) -> IncomingEvents:
+    """A batch of events. Raises `BatchRefused`."""
+    shape = request.WhichOneof("shape")
+    if shape is None:
+        raise unreadable_batch("shape", "is not set: set rows or columns")
+    if shape == "columns":
+        _check_size("columns.type", len(request.columns.type), events_max)
+        return events_from_columns(request.columns)
+    _check_size("rows.events", len(request.rows.events), events_max)
+    return events_from_rows(request.rows.events)
+
+
+def _check_size(field: str, count: int, most: int) -> None:
+    if count > most:
+        raise unreadable_batch(field, f"has {count} values, the most in one batch is {most}")
+
+
+def receipt(batch_id: int, registered: Registered, durability: int) -> wire.Receipt:
+    """What became of a batch of registrations, and what the receipt is worth."""
+    return wire.Receipt(
+        batch_id=batch_id,
+        highest_operation_id=registered.highest_operation_id,
+        accepted=registered.accepted,
+        already_known=registered.already_known,
+        refusals=operation_refusals(registered.refused),
+        durability=durability,
+    )
+
+
+def refused_receipt(batch_id: int, highest_operation_id: int, refusal: Refusal) -> wire.Receipt:
+    """The receipt of a batch that was refused as a whole."""
+    return wire.Receipt(
+        batch_id=batch_id,
+        highest_operation_id=highest_operation_id,
+        batch_refusal=operation_refusal(refusal, 0),
+    )
+
+
+def advance_receipt(events: IncomingEvents, done: EventsReceipt) -> wire.AdvanceReceipt:
+    """What a batch of events did."""
+    return wire.AdvanceReceipt(
+        ended=done.ended,
+        ended_total=sum(done.ended),
+        unchanged=done.unchanged,
+        refusals=event_refusals([events.explain(refusal) for refusal in done.refusals]),
+    )

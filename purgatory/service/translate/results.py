@@ -1,0 +1,213 @@
+"""Results and receipts from the engine to the wire, as columns and as rows. Pure functions."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Final, cast
+
+from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
+
+from purgatory.engine import codes
+from purgatory.engine.batches import Refusal
+from purgatory.engine.completions import FetchedPartition
+from purgatory.service.sessions.outbox import Results, ResultSlice
+from purgatory.service.translate.packed import FLOAT, SIGNED, UNSIGNED, Form, shortened, values_of
+from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2, result_pb2
+
+MESSAGES_MAX: Final = 1_000
+"""Refusals of one receipt that say their field and message; further ones say index, id and code only, so that the
+receipt of a batch that is refused from end to end stays a small message."""
+
+OF_OPERATIONS: Final[tuple[tuple[str, str, Form, float], ...]] = (
+    ("outcome", "outcomes", SIGNED, 0),
+    ("waited_ms", "waited_ms", SIGNED, 0),
+    ("lateness_ms", "lateness_ms", SIGNED, 0),
+    ("item_count", "item_counts", SIGNED, 1),
+)
+OF_ITEMS: Final[tuple[tuple[str, str, Form, float], ...]] = (
+    ("error_code", "error_codes", SIGNED, 0),
+    ("required_offset", "required_offsets", SIGNED, 0),
+    ("reached_offset", "reached_offsets", SIGNED, 0),
+    ("log_start_offset", "log_start_offsets", SIGNED, 0),
+    ("estimated_remaining_ms", "estimated_remaining_ms", SIGNED, -1),
+    ("pace_per_second", "paces_per_second", FLOAT, -1.0),
+)
+OF_FETCHED: Final = (
+    ("available_bytes", 0),
+    ("high_watermark", 0),
+    ("last_stable_offset", 0),
+    ("diverging_epoch", -1),
+    ("diverging_end_offset", -1),
+)
+"""Columns: their names on the wire and in the engine's completions, and what each value is where there is none."""
+
+
+def operation_refusal(refusal: Refusal, operation_id: int, *, brief: bool = False) -> operation_pb2.OperationRefusal:
+    """Why one operation was refused."""
+    return operation_pb2.OperationRefusal(
+        index=refusal.index,
+        operation_id=operation_id,
+        code=refusal.code,
+        field="" if brief else refusal.field,
+        message="" if brief else refusal.message,
+    )
+
+
+def operation_refusals(refused: Sequence[tuple[Refusal, int]]) -> list[operation_pb2.OperationRefusal]:
+    """Why some operations were refused, in the order of the batch."""
+    return [
+        operation_refusal(refusal, operation_id, brief=place >= MESSAGES_MAX)
+        for place, (refusal, operation_id) in enumerate(refused)
+    ]
+
+
+def event_refusals(refusals: Sequence[Refusal]) -> list[event_pb2.EventRefusal]:
+    """Why some events were refused, in the order of the batch."""
+    return [
+        event_pb2.EventRefusal(
+            index=refusal.index,
+            code=refusal.code,
+            error_code=refusal.error_code,
+            field=refusal.field if place < MESSAGES_MAX else "",
+            message=refusal.message if place < MESSAGES_MAX else "",
+        )
+        for place, refusal in enumerate(refusals)
+    ]
+
+
+def fill_batch(
+    batch: purgatory_service_pb2.ResultBatch, first_sequence: int, slices: Sequence[ResultSlice], *, columns: bool
+) -> None:
+    """Consecutive results of one kind, written into an empty message: one made here would be copied into its own."""
+    batch.first_sequence = first_sequence
+    if columns:
+        fill_columns(batch.columns, slices)
+    else:
+        for part in slices:
+            fill_rows(batch.rows.results, part)
+
+
+def fill_columns(columns: result_pb2.ResultColumns, slices: Sequence[ResultSlice]) -> None:
+    """Results of one kind as columns with one dictionary. A column that says the same of all is short."""
+    kind = slices[0].kind
+    assert all(part.kind == kind for part in slices), f"one message has one kind: {[part.kind for part in slices]}"
+    columns.kind = cast("operation_pb2.OperationKind", kind)
+    operations = [(part.completions, part.start, part.stop) for part in slices]
+    items = [(part.completions, part.item_start, part.item_stop) for part in slices]
+    _fill(columns, "operation_id", values_of(_joined("operation_ids", operations), UNSIGNED))
+    for name, field, form, default in OF_OPERATIONS:
+        _fill(columns, name, _column(field, operations, form, default))
+    for name, field, form, default in OF_ITEMS:
+        _fill(columns, name, _column(field, items, form, default))
+    _fill_dictionary(columns, slices)
+    if kind == codes.FETCH:
+        _fill_fetched(columns, slices)
+    for part in slices:
+        for place in range(part.start, part.stop) if part.refusals else ():
+            columns.refusals.append(operation_refusal(part.refusals[place], part.completions.operation_ids[place]))
+
+
+def _column(
+    field: str, spans: Sequence[tuple[Results, int, int]], form: Form, default: float
+) -> list[int] | list[float]:
+    """A column as the wire has it. A single value, as when the daemon is idle, is looked at; many are compared."""
+    completions, start, stop = spans[0]
+    if len(spans) == 1 and stop - start == 1:
+        value = getattr(completions, field)[start]
+        return [] if value == default else [value]
+    return shortened(_joined(field, spans), form, default)
+
+
+def _joined(field: str, spans: Sequence[tuple[Results, int, int]]) -> bytes:
+    """A column of some completions, each from a place to before another, as bytes."""
+    return b"".join([getattr(completions, field)[start:stop] for completions, start, stop in spans])
+
+
+def _fill(columns: result_pb2.ResultColumns, name: str, values: list[int] | list[float]) -> None:
+    if values:
+        getattr(columns, name).extend(values)
+
+
+def _fill_dictionary(columns: result_pb2.ResultColumns, slices: Sequence[ResultSlice]) -> None:
+    places: dict[tuple[str, int], int] = {}
+    indexes: list[int] = []
+    for part in slices:
+        names = part.completions.item_partitions[part.item_start : part.item_stop]
+        if names and names.count(names[0]) == len(names):
+            indexes += [places.setdefault(names[0], len(places))] * len(names)
+        else:
+            indexes += [places.setdefault(name, len(places)) for name in names]
+    if len(places) > 1:
+        columns.item_index.extend(indexes)
+    if columns.kind == codes.SIGNAL:
+        columns.keys.extend(key for key, _ in places)
+    else:
+        for topic, partition in places:
+            columns.partitions.add(topic=topic, partition=partition)
+
+
+def _fill_fetched(columns: result_pb2.ResultColumns, slices: Sequence[ResultSlice]) -> None:
+    fetched: list[FetchedPartition] = []
+    for part in slices:
+        stop = part.fetched_start + part.item_stop - part.item_start
+        fetched += part.completions.fetched[part.fetched_start : stop]
+    for name, default in OF_FETCHED:
+        values = array(SIGNED, [getattr(one, name) for one in fetched])
+        _fill(columns, name, shortened(values.tobytes(), SIGNED, default))
+
+
+def fill_rows(rows: RepeatedCompositeFieldContainer[result_pb2.Result], part: ResultSlice) -> None:
+    """Results of one kind, added as rows."""
+    item, fetched = part.item_start, part.fetched_start
+    for place in range(part.start, part.stop):
+        fill_row(rows.add(), part, place, item, fetched)
+        count = part.completions.item_counts[place]
+        item += count
+        fetched += count
+
+
+def fill_row(row: result_pb2.Result, part: ResultSlice, place: int, item: int, fetched: int) -> None:
+    """One result, written into an empty message; its items begin at `item`, those of a fetch at `fetched`."""
+    completions, kind = part.completions, part.kind
+    row.operation_id = completions.operation_ids[place]
+    row.kind = cast("operation_pb2.OperationKind", kind)
+    row.outcome = cast("result_pb2.Outcome", completions.outcomes[place])
+    row.waited_ms = completions.waited_ms[place]
+    row.lateness_ms = completions.lateness_ms[place]
+    for within in range(completions.item_counts[place]):
+        partition = row.partitions.add()
+        _fill_partition(partition, completions, item + within, kind)
+        if kind == codes.FETCH:
+            _fill_fetched_partition(partition.fetched, completions.fetched[fetched + within])
+    if part.refusals:
+        row.refusal.CopyFrom(operation_refusal(part.refusals[place], row.operation_id))
+
+
+def _fill_partition(partition: result_pb2.PartitionResult, completions: Results, item: int, kind: int) -> None:
+    if kind == codes.SIGNAL:
+        partition.key = completions.item_partitions[item][0]
+    else:
+        partition.topic_partition.topic, partition.topic_partition.partition = completions.item_partitions[item]
+    partition.error_code = completions.error_codes[item]
+    partition.required_offset = completions.required_offsets[item]
+    partition.reached_offset = completions.reached_offsets[item]
+    partition.log_start_offset = completions.log_start_offsets[item]
+    if completions.estimated_remaining_ms[item] >= 0:
+        partition.estimated_remaining_ms = completions.estimated_remaining_ms[item]
+    if completions.paces_per_second[item] >= 0:
+        partition.pace_per_second = completions.paces_per_second[item]
+
+
+def _fill_fetched_partition(message: result_pb2.FetchedPartition, fetched: FetchedPartition) -> None:
+    message.available_bytes = fetched.available_bytes
+    message.high_watermark = fetched.high_watermark
+    message.last_stable_offset = fetched.last_stable_offset
+    if fetched.diverging_epoch >= 0 or fetched.diverging_end_offset >= 0:
+        message.diverging_epoch = fetched.diverging_epoch
+        message.diverging_end_offset = fetched.diverging_end_offset
+
+
+def topic_partition(name: tuple[str, int]) -> operation_pb2.TopicPartition:
+    """(topic, partition) as a message."""
+    return operation_pb2.TopicPartition(topic=name[0], partition=name[1])

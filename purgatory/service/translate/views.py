@@ -1,0 +1,141 @@
+"""What the engine shows to someone who looks, as messages. Pure functions: wall time is an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from google.protobuf import timestamp_pb2
+
+from purgatory.engine import codes
+from purgatory.engine.batches import PartitionName
+from purgatory.engine.views import ItemView, KindCounts, PartitionView, PendingView, RemainingTimes
+from purgatory.service.translate.results import topic_partition
+from purgatory.v1 import operation_pb2, purgatory_service_pb2, result_pb2
+
+REMAINING_BOUNDS_MS: Final = (1_000, 10_000, 60_000, 600_000, 3_600_000, 86_400_000)
+"""The bounds by which the time left of pending operations is counted."""
+
+
+class WallTime:
+    """Turns engine time into timestamps: `now_ms` is now on the engine's clock, `now_s` on the wall's."""
+
+    def __init__(self, now_ms: int, now_s: float) -> None:
+        self.now_ms: Final = now_ms
+        self.now_s: Final = now_s
+
+    def timestamp(self, engine_ms: int) -> timestamp_pb2.Timestamp:
+        """An instant of the engine's clock as a timestamp."""
+        return timestamp(self.now_s + (engine_ms - self.now_ms) / 1_000)
+
+
+def timestamp(wall_s: float) -> timestamp_pb2.Timestamp:
+    """Seconds since the epoch as a timestamp, to the millisecond."""
+    stamp = timestamp_pb2.Timestamp()
+    stamp.FromMilliseconds(round(wall_s * 1_000))
+    return stamp
+
+
+def pending_operation(
+    view: PendingView, session_id: str, wall_time: WallTime
+) -> purgatory_service_pb2.PendingOperation:
+    """A pending operation. `session_id` is empty for unary waits."""
+    return purgatory_service_pb2.PendingOperation(
+        session_id=session_id,
+        operation_id=view.operation_id,
+        kind=view.kind,
+        registered_time=wall_time.timestamp(view.registered_ms),
+        deadline_time=wall_time.timestamp(view.deadline_ms),
+        waited_ms=wall_time.now_ms - view.registered_ms,
+        remaining_ms=max(0, view.deadline_ms - wall_time.now_ms),
+        partitions=[_item(item, view.kind) for item in view.items],
+        min_bytes=view.min_bytes if view.kind == codes.FETCH else None,
+    )
+
+
+def no_remaining_times() -> RemainingTimes:
+    """To be counted in."""
+    return RemainingTimes(list(REMAINING_BOUNDS_MS))
+
+
+def remaining(times: RemainingTimes) -> purgatory_service_pb2.RemainingTime:
+    """How much time is left of what is pending."""
+    return purgatory_service_pb2.RemainingTime(
+        soonest_ms=times.soonest_ms if times.soonest_ms >= 0 else None,
+        latest_ms=times.latest_ms if times.latest_ms >= 0 else None,
+        bound_ms=times.bounds_ms,
+        operations=times.operations,
+    )
+
+
+def _item(item: ItemView, kind: int) -> result_pb2.PartitionResult:
+    return result_pb2.PartitionResult(
+        topic_partition=None if kind == codes.SIGNAL else topic_partition(item.name),
+        key=item.name[0] if kind == codes.SIGNAL else "",
+        error_code=item.error_code,
+        required_offset=item.required_offset,
+        reached_offset=item.reached_offset,
+        log_start_offset=item.log_start_offset,
+    )
+
+
+def partition(view: PartitionView) -> purgatory_service_pb2.Partition:
+    """A partition's marks, replicas and waits."""
+    return purgatory_service_pb2.Partition(
+        topic_partition=topic_partition(view.name),
+        leader_epoch=view.leader_epoch,
+        is_leader=view.is_leader,
+        leader_id=view.leader_id,
+        storage_failed=view.storage_failed,
+        log_start_offset=view.log_start_offset,
+        last_stable_offset=view.last_stable_offset,
+        high_watermark=view.high_watermark,
+        log_end_offset=view.log_end_offset,
+        low_watermark=view.low_watermark,
+        min_in_sync_replicas=view.min_in_sync_replicas,
+        in_sync_replica_ids=view.in_sync_replica_ids,
+        replicas=[
+            purgatory_service_pb2.Replica(
+                replica_id=replica.replica_id,
+                log_end_offset=replica.log_end_offset,
+                log_start_offset=replica.log_start_offset,
+                in_sync=replica.in_sync,
+                dead=replica.dead,
+                fenced=replica.fenced,
+            )
+            for replica in view.replicas
+        ],
+        watched=view.watched,
+        unchanged_events=view.unchanged_events,
+        stale_events=view.stale_events,
+    )
+
+
+def partition_name(message: operation_pb2.TopicPartition) -> PartitionName:
+    """(topic, partition) of a message."""
+    return (message.topic, message.partition)
+
+
+def is_known_kind(kind: int) -> bool:
+    """Whether a kind on the wire is one of the engine's."""
+    return kind in codes.KINDS
+
+
+def kind_statuses(counts_of: Callable[[int], KindCounts]) -> list[purgatory_service_pb2.KindStatus]:
+    """The counters of all kinds."""
+    return [kind_status(kind, counts_of(kind)) for kind in codes.KINDS]
+
+
+def kind_status(kind: int, counts: KindCounts) -> purgatory_service_pb2.KindStatus:
+    """The counters of one kind."""
+    return purgatory_service_pb2.KindStatus(
+        kind=kind,
+        registered=counts.registered,
+        pending=counts.pending,
+        watched=counts.watched,
+        satisfied=counts.satisfied,
+        failed=counts.failed,
+        expired=counts.expired,
+        cancelled=counts.cancelled,
+        shutting_down=counts.shutting_down,
+    )

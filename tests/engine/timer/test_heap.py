@@ -1,0 +1,49 @@
+"""The packed heap against the standard library's."""
+
+from __future__ import annotations
+
+import heapq
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from purgatory.engine.waiting.heap import SHRINK_ABOVE, PackedHeap
+
+PUSH_OR_POP = st.one_of(st.tuples(st.integers(-5, 5), st.integers(-5, 5)), st.none())
+
+
+@given(st.lists(PUSH_OR_POP, max_size=200))
+def test_same_answers_as_heapq(steps: list[tuple[int, int] | None]) -> None:
+    """Any mix of pushes and pops gives the pairs in heapq's order, ties by the smaller value."""
+    heap, model = PackedHeap(), list[tuple[int, int]]()
+    for step in steps:
+        if step is not None:
+            heap.push(*step)
+            heapq.heappush(model, step)
+        elif model:
+            assert (heap.top_key(), heap.top_value()) == heapq.heappop(model)
+            heap.pop()
+        assert len(heap) == heap.size == len(model)
+
+
+def test_empties_and_fills_again() -> None:
+    """A heap that ran empty gives its memory back and works on."""
+    heap = PackedHeap()
+    for _ in range(2):
+        for key in range(2 * SHRINK_ABOVE, 0, -1):
+            heap.push(key, -key)
+        for key in range(1, 2 * SHRINK_ABOVE + 1):
+            assert heap.top_key() == key
+            assert heap.top_value() == -key
+            heap.pop()
+        assert len(heap) == 0
+        assert len(heap._keys) == 0
+
+
+def test_an_empty_heap_has_no_top() -> None:
+    """Asking an empty heap for its top is a broken invariant, said loudly."""
+    heap = PackedHeap()
+    for ask in (heap.top_key, heap.top_value, heap.pop):
+        with pytest.raises(AssertionError, match="empty"):
+            ask()

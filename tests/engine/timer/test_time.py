@@ -1,0 +1,148 @@
+"""Long uptimes and the edges of the wheel's levels, through the engine's own calls: nothing early, nothing late."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from purgatory.engine.limits import EngineLimits
+from purgatory.engine.waiting.wheel import DEADLINE_MAX
+from tests.engine import plain
+from tests.engine.timer.wheel_steps import GEOMETRIES
+from tests.engine.world import World
+
+DAY_MS = 86_400_000
+TWO_YEARS_MS = 730 * DAY_MS
+YEARS = EngineLimits(timeout_ms_max=10 * 365 * DAY_MS)
+
+
+def led(*, now_ms: int = 0, tick_ms: int = 1, wheel_size: int = 20) -> World:
+    """A world where orders-0 is led and has records, but its second replica has never fetched."""
+    world = World(now_ms=now_ms, tick_ms=tick_ms, wheel_size=wheel_size, limits=YEARS)
+    world.lead("orders-0", 1, replicas=(1, 2))
+    world.high_watermark("orders-0", 5)
+    return world
+
+
+def one_of_each_kind(world: World, timeout_ms: int) -> list[int]:
+    """A wait of each kind that nothing will satisfy."""
+    return [
+        world.produce({"orders-0": 1_000}, timeout_ms=timeout_ms),
+        world.fetch({"orders-0": 0}, min_bytes=1_000, timeout_ms=timeout_ms),
+        world.delete_records({"orders-0": -1}, timeout_ms=timeout_ms),
+        world.wait_signal({"never": 1}, timeout_ms=timeout_ms),
+    ]
+
+
+def reap(world: World, until_ms: int) -> int:
+    """What a perfect reaper does: it comes exactly when it is told to. Says how often it had to come."""
+    calls = 0
+    while 0 <= world.engine.next_expiration_ms() <= until_ms:
+        world.wait(max(0, world.engine.next_expiration_ms() - world.now_ms))
+        calls += 1
+    world.wait(until_ms - world.now_ms)
+    return calls
+
+
+def test_sixty_days_with_a_timer_of_two_years() -> None:
+    """Short waits of every kind expire on their millisecond for 60 days beside waits of two years, which follow."""
+    world = led()
+    years = one_of_each_kind(world, TWO_YEARS_MS)
+    rng = random.Random(60)
+    short: list[int] = []
+    while world.now_ms < 60 * DAY_MS:
+        for _ in range(3):
+            short += one_of_each_kind(world, rng.choice([1, 19, 20, 50, 400, 7_999, 8_001, 1_800_000]))
+        reap(world, world.now_ms + rng.choice([40, 7_999, DAY_MS // 3, DAY_MS, 5 * DAY_MS]))
+    assert len(short) > 200
+    reap(world, world.now_ms + DAY_MS)
+    assert {world.outcome(handle) for handle in short} == {"expired"}
+    assert {world.result(handle).lateness_ms for handle in short} == {0}
+    assert {world.outcome(handle) for handle in years} == {"pending"}
+    reap(world, TWO_YEARS_MS - 1)
+    assert {world.outcome(handle) for handle in years} == {"pending"}
+    reap(world, TWO_YEARS_MS)
+    assert [world.result(handle).waited_ms for handle in years] == [TWO_YEARS_MS] * 4
+    world.assert_empty()
+
+
+def test_idle_years_cost_a_handful_of_calls() -> None:
+    """A wait of two years wakes the reaper once for each level it cascades through, not once for each tick."""
+    world = World(limits=YEARS)
+    world.produce({"orders-0": 5}, timeout_ms=TWO_YEARS_MS - 1)
+    assert reap(world, TWO_YEARS_MS) <= 10
+    world.assert_empty()
+
+
+def edges() -> Iterator[tuple[int, int, int]]:
+    """(tick, wheel size, edge): where each level of each geometry ends, as far as ten years reach."""
+    for tick_ms, wheel_size in GEOMETRIES:
+        edge = tick_ms
+        while edge < YEARS.timeout_ms_max:
+            yield tick_ms, wheel_size, edge
+            edge *= wheel_size
+
+
+@pytest.mark.parametrize(("tick_ms", "wheel_size", "edge_ms"), list(edges()))
+@pytest.mark.parametrize("start_ms", [0, 1, 12_345_678_901])
+def test_deadlines_around_every_level_edge(tick_ms: int, wheel_size: int, edge_ms: int, start_ms: int) -> None:
+    """One before, on and one after the edge, from now and on the clock: each ends on the first tick not before it."""
+    world = led(now_ms=start_ms, tick_ms=tick_ms, wheel_size=wheel_size)
+    on_the_clock = (start_ms // edge_ms + 1) * edge_ms - start_ms
+    timeouts = sorted({at + offset for at in (edge_ms, on_the_clock) for offset in (-1, 0, 1) if at + offset > 0})
+    due: dict[int, list[int]] = {}
+    for timeout_ms in timeouts:
+        tick = -(-(start_ms + timeout_ms) // tick_ms)
+        due.setdefault(tick * tick_ms, []).extend(one_of_each_kind(world, timeout_ms))
+    for due_ms, handles in due.items():
+        reap(world, max(world.now_ms, due_ms - 1))
+        assert {world.outcome(handle) for handle in handles} == {"pending"}
+        reap(world, due_ms)
+        assert {world.result(handle).waited_ms for handle in handles} == {due_ms - start_ms}
+    world.assert_empty()
+
+
+@pytest.mark.parametrize("edge_ms", [20, 400, 8_000, 160_000])
+@pytest.mark.parametrize("offset_ms", [-1, 0, 1])
+def test_registered_around_a_level_edge(edge_ms: int, offset_ms: int) -> None:
+    """The same when the clock, not the deadline, stands at the edge: each timeout of a spread ends on time."""
+    world = World()
+    world.produce({"orders-1": 5}, timeout_ms=edge_ms * 50)
+    reap(world, edge_ms + offset_ms)
+    timeouts = [1, 2, 18, 19, 20, 21, 22, 399, 400, 401, edge_ms - 1, edge_ms, edge_ms + 1]
+    handles = {world.produce({"orders-0": 5}, timeout_ms=timeout_ms): timeout_ms for timeout_ms in timeouts}
+    reap(world, edge_ms * 50 + world.now_ms)
+    assert [world.result(handle).waited_ms for handle in handles] == timeouts
+    world.assert_empty()
+
+
+def test_an_engine_that_starts_late_in_time() -> None:
+    """The origin of the clock is arbitrary: decades of uptime, or a clock that begins far out, change nothing."""
+    ends = []
+    for start_ms in (0, 1, 2**40, DEADLINE_MAX // 2):
+        world = led(now_ms=start_ms)
+        for timeout_ms in (1, 20, 21, 399, 400, 8_000, 2**31 - 1):
+            one_of_each_kind(world, timeout_ms)
+        reap(world, start_ms + 2**31)
+        ends.append([world.ended[0, handle] for handle in world.order])
+        world.assert_empty()
+    assert ends[0] == ends[1] == ends[2] == ends[3]
+
+
+def test_time_that_stands_still_or_goes_back() -> None:
+    """Any number of calls in one millisecond expire nothing twice; a clock that goes back is a broken invariant."""
+    world = World()
+    handle = world.produce({"orders-0": 5}, timeout_ms=10)
+    for _ in range(5):
+        assert world.wait(0) == 0
+    assert [world.wait(10), world.wait(0), world.wait(0)] == [1, 0, 0]
+    assert world.outcome(handle) == "expired"
+    for call in (
+        lambda: world.engine.advance_clock(9, 1),
+        lambda: world.under_test.apply([plain.Event(plain.HIGH_WATERMARK, ("orders", 0), 5)], 9),
+        lambda: world.engine.partition_view(("orders", 0), 9),
+    ):
+        with pytest.raises(AssertionError, match="clock went back: now_ms=9 engine=10"):
+            call()

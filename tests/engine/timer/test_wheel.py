@@ -1,0 +1,329 @@
+"""The timing wheel: arithmetic at every edge, the worked example, and the cases 1 to 18 of docs/semantics.md."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from purgatory.engine.waiting import wheel as wheel_module
+from purgatory.engine.waiting.wheel import (
+    DEADLINE_MAX,
+    bucket_index,
+    floor_to_tick,
+    level_tick_ms,
+    levels_needed,
+    round_up_to_tick,
+)
+from tests.engine.timer.wheel_steps import GEOMETRIES, Place, advance, make, path
+
+# Arithmetic
+
+
+@pytest.mark.parametrize("tick_ms", [1, 2, 7, 20, 1000])
+def test_rounding_goes_up_to_the_next_tick(tick_ms: int) -> None:
+    """A multiple of the tick stays, one more goes to the next: never early, late by less than a tick."""
+    for k in (0, 1, 2, 19, 20, 21, 10**9):
+        edge = k * tick_ms
+        assert round_up_to_tick(edge, tick_ms) == edge
+        assert round_up_to_tick(edge + 1, tick_ms) == edge + tick_ms
+        assert round_up_to_tick(edge - 1, tick_ms) == (edge if tick_ms > 1 else edge - 1)
+
+
+@pytest.mark.parametrize(("tick_ms", "wheel_size"), GEOMETRIES)
+def test_buckets_at_every_level_edge(tick_ms: int, wheel_size: int) -> None:
+    """At tick * size**k - 1, + 0 and + 1 the bucket is the last, the first, and the first again (tick 1: the next)."""
+    for level in range(1, levels_needed(tick_ms, wheel_size)):
+        tick = level_tick_ms(level, tick_ms, wheel_size)
+        interval = tick * wheel_size
+        assert tick == tick_ms * wheel_size ** (level - 1)
+        assert bucket_index(interval - 1, tick, wheel_size) == wheel_size - 1
+        assert bucket_index(interval, tick, wheel_size) == 0
+        assert bucket_index(interval + 1, tick, wheel_size) == (1 if tick == 1 else 0)
+        assert floor_to_tick(interval - 1, tick) == interval - tick
+        assert floor_to_tick(interval, tick) == interval
+        assert floor_to_tick(interval + 1, tick) == interval + (1 if tick == 1 else 0)
+
+
+@pytest.mark.parametrize(("tick_ms", "wheel_size"), [*GEOMETRIES, (2**31, 2**16), (2**31, 2)])
+def test_the_levels_reach_the_latest_deadline(tick_ms: int, wheel_size: int) -> None:
+    """The last level's interval is beyond DEADLINE_MAX, its tick is not: nothing wraps in 64 bits."""
+    levels = levels_needed(tick_ms, wheel_size)
+    assert level_tick_ms(levels, tick_ms, wheel_size) <= DEADLINE_MAX
+    assert level_tick_ms(levels, tick_ms, wheel_size) * wheel_size > DEADLINE_MAX
+
+
+@pytest.mark.parametrize(("tick_ms", "wheel_size"), GEOMETRIES)
+@pytest.mark.parametrize("start_ms", [0, 7, 100, 8191])
+def test_lesson_51_multiples_of_each_interval_fire_in_time(tick_ms: int, wheel_size: int, start_ms: int) -> None:
+    """Delays of k intervals of each level, and one less and one more, fire at their rounded deadline, no round late."""
+    level, interval = 1, tick_ms * wheel_size
+    while interval < 10**9:
+        for delay in (interval - 1, interval, interval + 1, 3 * interval):
+            wheel = make(tick_ms, wheel_size, start_ms)
+            assert wheel.add(0, start_ms + delay)
+            _, fired_at = path(wheel, 0)
+            assert fired_at == wheel.deadline_ms(0) == round_up_to_tick(start_ms + delay, tick_ms)
+        level, interval = level + 1, interval * wheel_size
+
+
+# The worked examples
+
+
+def test_worked_example_in_module_docstring() -> None:
+    """Every line of the example in wheel.py's docstring is what the wheel does."""
+    # Compiled modules carry no docstring; their source lies beside them.
+    source = Path(wheel_module.__file__).parent / "wheel.py"
+    text = ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or ""
+    adds = re.findall(r"add (\d+) +-> level (\d), bucket (\d), due at (\d+)", text)
+    assert len(adds) == 4
+    wheel = make(1, 3)
+    for deadline, level, bucket, due in adds:
+        assert wheel.add(int(deadline), int(deadline))
+        assert wheel.bucket_of(int(deadline)) == (int(level), int(bucket), int(due))
+
+    assert len(re.findall(r"advance to \d+ +:", text)) == 5
+    assert advance(wheel, 2) == [2]
+    assert advance(wheel, 3) == []
+    assert wheel.bucket_of(5) == (1, 2, 5)
+    assert advance(wheel, 17) == [5, 8]
+    assert wheel.level_clock(1) == 8
+    assert advance(wheel, 18) == []
+    assert wheel.bucket_of(26) == (2, 2, 24)
+    assert advance(wheel, 26) == [26]
+
+
+@pytest.mark.parametrize(
+    ("tick_ms", "wheel_size", "start_ms", "deadline_ms", "places", "fires_at"),
+    [
+        (1, 20, 0, 2, [(1, 2, 2)], 2),
+        (1, 20, 0, 19, [(1, 19, 19)], 19),
+        (1, 20, 0, 20, [(2, 1, 20)], 20),
+        (1, 20, 0, 237, [(2, 11, 220), (1, 17, 237)], 237),
+        (1, 20, 0, 350, [(2, 17, 340), (1, 10, 350)], 350),
+        (1, 20, 0, 450, [(3, 1, 400), (2, 2, 440), (1, 10, 450)], 450),
+        (1, 20, 0, 7999, [(3, 19, 7600), (2, 19, 7980), (1, 19, 7999)], 7999),
+        (1, 20, 0, 8000, [(4, 1, 8000)], 8000),
+        (20, 20, 0, 437, [(2, 1, 400), (1, 2, 440)], 440),
+        (20, 20, 0, 19, [(1, 1, 20)], 20),
+        (20, 20, 7, 27, [(1, 2, 40)], 40),
+        (1, 3, 0, 3, [(2, 1, 3)], 3),
+        (1, 3, 0, 8, [(2, 2, 6), (1, 2, 8)], 8),
+        (1, 3, 0, 9, [(3, 1, 9)], 9),
+        (1, 3, 0, 26, [(3, 2, 18), (2, 2, 24), (1, 2, 26)], 26),
+        (1, 3, 0, 27, [(4, 1, 27)], 27),
+        (1, 3, 100, 103, [(2, 1, 102), (1, 1, 103)], 103),
+    ],
+)
+def test_paths_of_semantics_1_6(
+    tick_ms: int, wheel_size: int, start_ms: int, deadline_ms: int, places: list[Place], fires_at: int
+) -> None:
+    """An entry passes exactly the buckets of the table in 1.6 (rounded up where the tick is more than 1 ms)."""
+    wheel = make(tick_ms, wheel_size, start_ms)
+    assert wheel.add(0, deadline_ms)
+    assert path(wheel, 0) == (places, fires_at)
+
+
+# Cases 1 to 18
+
+
+def test_case_01_first_and_second_level() -> None:
+    """2 and 19 lie in level 1, 20 in level 2; each fires at its time."""
+    wheel = make(1, 20)
+    for slot, deadline in enumerate((2, 19, 20)):
+        assert wheel.add(slot, deadline)
+    assert [wheel.bucket_of(slot) for slot in range(3)] == [(1, 2, 2), (1, 19, 19), (2, 1, 20)]
+    assert wheel.count == 3
+    assert [(now, fired) for now in range(1, 25) if (fired := advance(wheel, now))] == [(2, [0]), (19, [1]), (20, [2])]
+    assert wheel.count == 0
+
+
+def test_case_02_cascade_without_firing() -> None:
+    """237 waits in L2[11]@220, moves to L1[17] at 220, and nothing fires before 237."""
+    wheel = make(1, 20)
+    wheel.add(0, 237)
+    assert wheel.bucket_of(0) == (2, 11, 220)
+    assert advance(wheel, 220) == []
+    assert wheel.bucket_of(0) == (1, 17, 237)
+    assert all(advance(wheel, now) == [] for now in range(220, 237))
+    assert advance(wheel, 237) == [0]
+
+
+def test_case_03_count_is_steady_through_cascades() -> None:
+    """350 and 450 stay counted through two and three levels."""
+    wheel = make(1, 20)
+    wheel.add(0, 350)
+    wheel.add(1, 450)
+    for now in (0, 340, 349):
+        assert advance(wheel, now) == []
+        assert wheel.count == 2
+    assert advance(wheel, 350) == [0]
+    for now in (400, 440, 449):
+        assert advance(wheel, now) == []
+        assert wheel.count == 1
+    assert advance(wheel, 450) == [1]
+
+
+def test_case_04_levels_are_made_on_demand() -> None:
+    """7999 needs three levels, 8000 a fourth."""
+    wheel = make(1, 20)
+    assert wheel.levels == 1
+    wheel.add(0, 7999)
+    assert (wheel.bucket_of(0), wheel.levels) == ((3, 19, 7600), 3)
+    wheel.add(1, 8000)
+    assert (wheel.bucket_of(1), wheel.levels) == ((4, 1, 8000), 4)
+
+
+def test_case_05_never_early_with_a_coarse_tick() -> None:
+    """Tick 20: 437 fires at 440, the first tick at or after it. Kafka fires it at 420."""
+    wheel = make(20, 20)
+    assert wheel.add(0, 437)
+    assert wheel.deadline_ms(0) == 440
+    assert advance(wheel, 439) == []
+    assert advance(wheel, 440) == [0]
+
+
+def test_case_06_below_one_tick_waits_for_the_tick() -> None:
+    """Tick 20: 19 is linked and fires at 20. Kafka fires it in add, 19 ms early."""
+    wheel = make(20, 20)
+    assert wheel.add(0, 19)
+    assert wheel.count == 1
+    assert advance(wheel, 19) == []
+    assert advance(wheel, 20) == [0]
+
+
+def test_case_07_overflow_clock_is_floored() -> None:
+    """Size 3 from 100: level 2 stands at 99, 103 lies in L2[1]@102 and then L1[1]@103."""
+    wheel = make(1, 3, start_ms=100)
+    wheel.add(0, 103)
+    assert wheel.level_clock(2) == 99
+    assert wheel.bucket_of(0) == (2, 1, 102)
+    advance(wheel, 102)
+    assert wheel.bucket_of(0) == (1, 1, 103)
+    assert advance(wheel, 103) == [0]
+
+
+def test_case_08_one_bucket_fires_one_and_cascades_another() -> None:
+    """3 and 5 share L2[1]@3, queued once; at 3 the first fires straight from level 2, the other moves to L1[2]@5."""
+    wheel = make(1, 3)
+    wheel.add(0, 3)
+    wheel.add(1, 5)
+    assert wheel.bucket_of(0) == wheel.bucket_of(1) == (2, 1, 3)
+    assert len(wheel._queue) == 1
+    assert advance(wheel, 3) == [0]
+    assert wheel.bucket_of(1) == (1, 2, 5)
+
+
+def test_case_09_insertion_order_in_a_bucket() -> None:
+    """Equal deadlines fire in insertion order, from a bucket queued once."""
+    wheel = make(1, 20)
+    for slot in (3, 1, 2):
+        wheel.add(slot, 5)
+    assert len(wheel._queue) == 1
+    assert advance(wheel, 5) == [3, 1, 2]
+
+
+def test_case_10_cancelled_entries_do_not_fire() -> None:
+    """Cancel empties the wheel at once; its bucket comes up, moves the clock and fires nothing."""
+    wheel = make(1, 20)
+    wheel.add(0, 5)
+    assert wheel.remove(0)
+    assert not wheel.remove(0)
+    assert wheel.count == 0
+    assert advance(wheel, 5) == []
+    assert wheel.level_clock(1) == 5
+
+
+def test_case_11_emptied_bucket_is_not_queued_twice() -> None:
+    """A bucket emptied by cancel and filled again in the same lap is queued once and fires the second only."""
+    wheel = make(1, 20)
+    wheel.add(0, 5)
+    wheel.remove(0)
+    wheel.add(1, 5)
+    assert len(wheel._queue) == 1
+    assert advance(wheel, 5) == [1]
+    assert wheel.next_expiration_ms() == -1
+
+
+def test_case_12_bucket_is_used_again_next_lap() -> None:
+    """At clock 6, 25 lies in L1[5] again, now with expiration 25; at clock 5 it would lie in L2[1]@20."""
+    wheel = make(1, 20)
+    wheel.add(0, 5)
+    advance(wheel, 5)
+    wheel.add(2, 25)
+    assert wheel.bucket_of(2) == (2, 1, 20)
+    wheel.remove(2)
+    wheel.add(1, 6)
+    advance(wheel, 6)
+    wheel.add(2, 25)
+    assert wheel.bucket_of(2) == (1, 5, 25)
+    assert advance(wheel, 25) == [2]
+
+
+def test_case_13_adding_again_moves() -> None:
+    """A slot added again has its new deadline only, and counts once."""
+    wheel = make(1, 20)
+    wheel.add(0, 0 + 10)
+    wheel.add(0, 4 + 10)
+    assert wheel.count == 1
+    assert advance(wheel, 10) == []
+    assert advance(wheel, 14) == [0]
+    assert advance(wheel, 100) == []
+
+
+def test_case_14_due_in_add() -> None:
+    """On a wheel whose clock is current, a deadline at or before now is refused: due at once, nothing linked."""
+    wheel = make(1, 20, start_ms=100)
+    assert not wheel.add(0, 95)
+    assert not wheel.add(1, 100)
+    assert wheel.add(2, 101)
+    assert (wheel.count, wheel.is_linked(0), wheel.is_linked(1)) == (1, False, False)
+
+
+def test_case_14_due_in_add_forgets_the_earlier_deadline() -> None:
+    """Moving a linked slot to a deadline that is due unlinks it."""
+    wheel = make(1, 20, start_ms=100)
+    wheel.add(0, 110)
+    assert not wheel.add(0, 100)
+    assert wheel.count == 0
+    assert advance(wheel, 200) == []
+
+
+def test_case_15_idle_wheel_links_what_is_due() -> None:
+    """On an idle wheel a deadline of now is linked, shows as due at once, and fires with the next advance."""
+    wheel = make(1, 20)
+    assert wheel.add(0, 1000)
+    assert wheel.next_expiration_ms() <= 1000
+    assert advance(wheel, 1000) == [0]
+
+
+def test_case_16_idle_wheel_catches_up_in_hops() -> None:
+    """Idle since 0, at 1000, until 1005: L3[2]@800 and L2[10]@1000 cascade at once, it fires at 1005."""
+    wheel = make(1, 20)
+    wheel.add(0, 1005)
+    assert wheel.bucket_of(0) == (3, 2, 800)
+    assert advance(wheel, 1000) == []
+    assert wheel.bucket_of(0) == (1, 5, 1005)
+    assert wheel.level_clock(1) == 1000
+    assert advance(wheel, 1004) == []
+    assert advance(wheel, 1005) == [0]
+
+
+def test_case_17_nothing_due() -> None:
+    """An advance to which no bucket is due leaves the clocks where they are."""
+    wheel = make(1, 20)
+    wheel.add(0, 100)
+    assert advance(wheel, 50) == []
+    assert wheel.level_clock(1) == wheel.level_clock(2) == 0
+    assert wheel.now_ms == 50
+
+
+def test_case_18_late_reaper() -> None:
+    """After a stall one advance fires all that is due in order; the clock stands at the last bucket, not at now."""
+    wheel = make(1, 20)
+    for deadline in range(350, 339, -1):
+        wheel.add(deadline - 340, deadline)
+    assert advance(wheel, 5000) == list(range(11))
+    assert wheel.level_clock(1) == 350

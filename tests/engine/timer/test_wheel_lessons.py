@@ -1,0 +1,178 @@
+"""The timing wheel beyond Kafka's cases: limits, emptied buckets, and bugs that others had (docs/lessons.md)."""
+
+from __future__ import annotations
+
+import pytest
+
+from purgatory.engine.waiting import wheel as wheel_module
+from purgatory.engine.waiting.wheel import (
+    DEADLINE_MAX,
+    TimingWheel,
+    round_up_to_tick,
+)
+from tests.engine.timer.wheel_steps import GEOMETRIES, advance, make
+
+
+def test_limit_in_the_middle_of_a_bucket() -> None:
+    """A limited advance stops inside a bucket, says so by next_expiration_ms, and goes on there."""
+    wheel = make(1, 20)
+    for slot in range(10):
+        wheel.add(slot, 5 if slot < 7 else 6)
+    assert advance(wheel, 8, limit=3) == [0, 1, 2]
+    assert wheel.next_expiration_ms() == 5
+    assert advance(wheel, 8, limit=3) == [3, 4, 5]
+    assert advance(wheel, 8, limit=0) == []
+    assert advance(wheel, 8, limit=3) == [6, 7, 8]
+    assert wheel.next_expiration_ms() <= 8
+    assert advance(wheel, 8, limit=3) == [9]
+    assert wheel.next_expiration_ms() == -1
+
+
+def test_case_19_cancel_while_its_bucket_is_half_flushed() -> None:
+    """What is cancelled between two slices of one bucket never fires, and is no longer counted."""
+    wheel = make(1, 20)
+    for slot in range(4):
+        wheel.add(slot, 5)
+    assert advance(wheel, 5, limit=1) == [0]
+    assert wheel.remove(2)
+    assert wheel.count == 2
+    assert advance(wheel, 5) == [1, 3]
+    assert wheel.count == 0
+
+
+def test_lesson_55_add_while_a_bucket_is_half_flushed() -> None:
+    """What is added between two slices lands somewhere and fires in time; a flushed bucket is empty."""
+    wheel = make(1, 20)
+    for slot in range(4):
+        wheel.add(slot, 20)
+    assert advance(wheel, 20, limit=1) == [0]
+    assert not wheel.add(10, 20)
+    assert wheel.add(11, 21)
+    assert wheel.add(12, 40)
+    assert wheel.add(13, 420)
+    assert advance(wheel, 20) == [1, 2, 3]
+    assert wheel.next_expiration_ms() == 21
+    assert advance(wheel, 21) == [11]
+    assert advance(wheel, 40) == [12]
+    assert advance(wheel, 420) == [13]
+    assert wheel.count == 0
+
+
+def test_next_expiration_skips_buckets_emptied_by_cancel() -> None:
+    """An engine whose timers were all cancelled has nothing to wake for."""
+    wheel = make(1, 20)
+    for slot, deadline in enumerate((3, 30, 300, 3000)):
+        wheel.add(slot, deadline)
+    wheel.remove(0)
+    assert wheel.next_expiration_ms() == 20
+    wheel.remove(1)
+    wheel.remove(2)
+    assert wheel.next_expiration_ms() == 2800
+    wheel.remove(3)
+    assert wheel.next_expiration_ms() == -1
+    assert wheel.add(0, 3)
+    assert wheel.next_expiration_ms() == 3
+    assert advance(wheel, 3) == [0]
+
+
+@pytest.mark.slow
+def test_one_call_moves_a_bounded_number() -> None:
+    """A cascade of more than MOVES_MAX entries takes several calls, and next_expiration_ms says that more is due."""
+    herd = wheel_module.MOVES_MAX + 10
+    wheel = make(1, 20, slots=herd)
+    for slot in range(herd):
+        wheel.add(slot, 25)
+    assert advance(wheel, 25) == []
+    assert wheel.next_expiration_ms() == 20
+    fired = advance(wheel, 25)
+    while wheel.next_expiration_ms() >= 0:
+        fired += advance(wheel, 25)
+    assert sorted(fired) == list(range(herd))
+
+
+def test_clock_must_not_go_back() -> None:
+    """An earlier now is a broken invariant, reported with both times."""
+    wheel = make(1, 20)
+    advance(wheel, 10)
+    with pytest.raises(AssertionError, match="now_ms=9 wheel=10"):
+        advance(wheel, 9)
+
+
+@pytest.mark.parametrize(
+    ("tick_ms", "wheel_size", "start_ms"), [(0, 20, 0), (1, 1, 0), (1, 20, -1), (2**31 + 1, 20, 0)]
+)
+def test_impossible_wheels_are_refused(tick_ms: int, wheel_size: int, start_ms: int) -> None:
+    """A wheel that could not tell time is refused with the value at fault."""
+    with pytest.raises(AssertionError, match="is not in"):
+        TimingWheel(tick_ms, wheel_size, start_ms)
+
+
+@pytest.mark.parametrize(("tick_ms", "wheel_size"), GEOMETRIES)
+def test_lesson_47_extreme_deadlines(tick_ms: int, wheel_size: int) -> None:
+    """The largest 64-bit deadline is clamped, not wrapped into the past; 0 and negative ones are due at once."""
+    wheel = make(tick_ms, wheel_size)
+    assert wheel.add(0, 2**63 - 1)
+    assert DEADLINE_MAX <= wheel.deadline_ms(0) < DEADLINE_MAX + tick_ms
+    assert wheel.add(1, 2**62 - tick_ms)
+    assert not wheel.add(2, 0)
+    assert not wheel.add(3, -(2**62))
+    assert advance(wheel, 2**40) == []
+    assert advance(wheel, DEADLINE_MAX - 1) == ([1] if wheel.deadline_ms(1) < DEADLINE_MAX else [])
+    assert 0 in advance(wheel, DEADLINE_MAX + tick_ms)
+    assert wheel.count == 0
+
+
+def test_lesson_48_short_timers_beside_a_very_long_one() -> None:
+    """Through 60 days, with a timer of two years pending, a short timer fires on time every time."""
+    wheel = make(1, 20)
+    day_ms = 86_400_000
+    wheel.add(0, 730 * day_ms)
+    for now in range(0, 60 * day_ms, day_ms // 7):
+        assert advance(wheel, now) == []
+        assert wheel.add(1, now + 50)
+        assert advance(wheel, now + 49) == []
+        assert advance(wheel, now + 50) == [1]
+    assert advance(wheel, 730 * day_ms - 1) == []
+    assert advance(wheel, 730 * day_ms) == [0]
+
+
+@pytest.mark.parametrize(("tick_ms", "wheel_size"), GEOMETRIES)
+def test_lesson_49_around_now_and_level_edges(tick_ms: int, wheel_size: int) -> None:
+    """Deadlines at now - 1, now, now + 1 and around every level edge from now fire at their tick, none before."""
+    now = 123_456_789
+    offsets = {-1, 0, 1}
+    for level in range(1, 5):
+        edge = tick_ms * wheel_size**level
+        offsets |= {edge - 1, edge, edge + 1}
+    wheel = make(tick_ms, wheel_size)
+    advance(wheel, now)
+    expected = []
+    for slot, offset in enumerate(sorted(offsets)):
+        assert wheel.add(slot, now + offset)
+        expected.append((round_up_to_tick(now + offset, tick_ms), slot))
+    fired: list[tuple[int, int]] = []
+    while wheel.next_expiration_ms() >= 0:
+        at = max(wheel.next_expiration_ms(), wheel.now_ms)
+        fired += [(max(wheel.deadline_ms(slot), now), slot) for slot in advance(wheel, at)]
+        assert all(deadline <= at for deadline, _ in fired)
+    assert fired == [(max(deadline, now), slot) for deadline, slot in expected]
+
+
+def test_lesson_50_everything_overdue_fires_in_one_pass() -> None:
+    """After a stall of 5 s all that fell due fires in one advance, in order of deadline."""
+    wheel = make(1, 20, slots=5000)
+    for slot in range(5000):
+        wheel.add(slot, 1 + (slot * 7919) % 5000)
+    fired = advance(wheel, 5000)
+    assert [wheel.deadline_ms(slot) for slot in fired] == list(range(1, 5001))
+
+
+def test_ensure_keeps_what_is_linked() -> None:
+    """Growing the arrays while slots are linked loses none."""
+    wheel = make(1, 20, slots=1)
+    wheel.add(0, 50)
+    for slot in range(1, 500):
+        wheel.ensure(slot + 1)
+        wheel.add(slot, 50)
+    wheel.ensure(10)
+    assert advance(wheel, 50) == list(range(500))

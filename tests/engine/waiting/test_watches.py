@@ -1,0 +1,191 @@
+"""The watch list of one key against a naive sorted list, and its memory and compaction."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from librt.vecs import vec
+from mypy_extensions import i32
+
+from purgatory.engine.waiting.watches import SHIFT_MAX, SLACK, WatchList, make_ref, ref_is_live, ref_item
+
+STEPS = st.one_of(
+    st.tuples(st.just("add"), st.integers(0, 30)),
+    st.tuples(st.just("rise"), st.integers(0, 3)),
+    st.tuples(st.just("outlier"), st.integers(10**6, 10**6 + 3)),
+    st.tuples(st.just("pop"), st.integers(0, 60)),
+    st.tuples(st.just("end"), st.integers(0, 10**6)),
+    st.tuples(st.just("compact"), st.just(0)),
+    st.tuples(st.just("drain"), st.just(0)),
+)
+
+
+class NaiveWatchList:
+    """The model: entries (threshold, ref) in insertion order, sorted when asked."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[int, int]] = []
+
+    def pop_reached(self, mark: int) -> int:
+        if not self.entries:
+            return -1
+        lowest = min(self.entries, key=lambda entry: entry[0])  # min keeps the first of equals
+        if lowest[0] > mark:
+            return -1
+        self.entries.remove(lowest)
+        return lowest[1]
+
+    def lowest_threshold(self) -> int:
+        return min((threshold for threshold, _ in self.entries), default=-1)
+
+
+def generations_of(count: int) -> vec[i32]:
+    return vec[i32]([0] * count)
+
+
+def pop_all(watches: WatchList, mark: int) -> list[int]:
+    refs = []
+    while (ref := watches.pop_reached(mark)) >= 0:
+        refs.append(ref)
+    return refs
+
+
+@given(st.lists(STEPS, max_size=300))
+def test_watch_list_against_a_naive_list(steps: list[tuple[str, int]]) -> None:
+    """Any mix of adds, pops, compactions and drains gives a naive list's answers, ties in insertion order."""
+    watches, model = WatchList(), NaiveWatchList()
+    generations = generations_of(len(steps))
+    ended: set[int] = set()
+    items, high = 0, 0
+    for step, value in steps:
+        if step in {"add", "rise", "outlier"}:
+            high = high + value if step == "rise" else high
+            threshold = high if step == "rise" else value
+            watches.add(threshold, make_ref(items, 0))
+            model.entries.append((threshold, make_ref(items, 0)))
+            items += 1
+        elif step == "pop":
+            assert watches.pop_reached(value) == model.pop_reached(value)
+        elif step == "end" and items:
+            item = value % items
+            if item not in ended:
+                ended.add(item)
+                generations[item] = 1
+                watches.forget()
+        elif step == "compact":
+            stale = [entry for entry in model.entries if ref_item(entry[1]) in ended]
+            assert watches.compact(generations) == len(stale)
+            model.entries = [entry for entry in model.entries if entry not in stale]
+        elif step == "drain":
+            in_order = sorted(model.entries, key=lambda entry: entry[0])
+            assert watches.drain() == [ref for _, ref in in_order]
+            model.entries = []
+        assert len(watches) == len(model.entries)
+        assert watches.lowest_threshold() == model.lowest_threshold()
+        assert watches.live == items - len(ended)
+    assert pop_all(watches, 2**62) == [ref for _, ref in sorted(model.entries, key=lambda entry: entry[0])]
+
+
+@pytest.mark.parametrize("item", [0, 1, 2**31 - 1])
+@pytest.mark.parametrize("generation", [0, 1, 2**31 - 1])
+def test_refs_carry_item_and_generation(item: int, generation: int) -> None:
+    """A ref gives back its item and is never negative."""
+    ref = make_ref(item, generation)
+    assert ref_item(ref) == item
+    assert 0 <= ref < 2**62
+
+
+@pytest.mark.parametrize("generation", [0, 5, 2**31 - 1])
+def test_a_ref_is_live_in_its_own_generation_only(generation: int) -> None:
+    """A ref is live until its item's generation moves on."""
+    generations = vec[i32]([0, generation])
+    ref = make_ref(1, generation)
+    assert ref_is_live(ref, generations)
+    generations[1] = (generation + 1) & (2**31 - 1)
+    assert not ref_is_live(ref, generations)
+
+
+def test_rising_thresholds_pop_in_order() -> None:
+    """The usual case: thresholds rise, a mark passes some, and only those come out."""
+    watches = WatchList()
+    for item in range(100):
+        watches.add(item // 2, make_ref(item, 0))
+    assert [ref_item(ref) for ref in pop_all(watches, 9)] == list(range(20))
+    assert watches.lowest_threshold() == 10
+    assert len(watches) == 80
+    assert watches.live == 100
+
+
+@pytest.mark.slow
+def test_a_falling_load_is_not_quadratic() -> None:
+    """100,000 falling thresholds go to the overflow heap, all but a few, and come out in order."""
+    watches = WatchList()
+    count = 100_000
+    for item in range(count):
+        watches.add(count - item, make_ref(item, 0))
+    assert len(watches._refs) <= SHIFT_MAX + 1
+    assert [ref_item(ref) for ref in pop_all(watches, count)] == list(range(count - 1, -1, -1))
+
+
+def test_an_outlier_does_not_send_the_rest_to_the_heap() -> None:
+    """Waits for far offsets at the tail leave rising thresholds in the run."""
+    watches = WatchList()
+    for item in range(5):
+        watches.add(10**15 + item, make_ref(item, 0))
+    for item in range(5, 500):
+        watches.add(item, make_ref(item, 0))
+    assert watches._overflow.size == 0
+    assert [ref_item(ref) for ref in pop_all(watches, 10**9)] == list(range(5, 500))
+
+
+def test_popped_entries_give_their_memory_back() -> None:
+    """The arrays never hold more popped entries at the head than live ones, but for a small constant."""
+    watches = WatchList()
+    for item in range(10_000):
+        watches.add(item, make_ref(item, 0))
+    for mark in range(10_000):
+        assert ref_item(watches.pop_reached(mark)) == mark
+        assert len(watches._refs) <= 2 * (10_000 - mark) + SLACK
+    assert len(watches) == 0
+
+
+def test_overflow_positions_are_given_back() -> None:
+    """A steady mix of out-of-order adds and pops, never empty, keeps the overflow bounded and in exact order."""
+    watches, model, rng = WatchList(), NaiveWatchList(), random.Random(5)
+    for item in range(SHIFT_MAX + 2):
+        watches.add(10**9, make_ref(item, 0))
+        model.entries.append((10**9, make_ref(item, 0)))
+    for item in range(SHIFT_MAX + 2, 5000):
+        threshold = item + rng.randrange(40)
+        watches.add(threshold, make_ref(item, 0))
+        model.entries.append((threshold, make_ref(item, 0)))
+        if len(model.entries) > 50:
+            assert watches.pop_reached(10**8) == model.pop_reached(10**8)
+        assert len(watches._overflow_refs) <= 2 * watches._overflow.size + SLACK + 1
+
+
+def test_lesson_28_stale_entries_are_bounded_by_compaction() -> None:
+    """On a key that no mark ever passes, what is stored never exceeds twice the live entries and a constant."""
+    watches = WatchList()
+    pending = 100
+    generations = generations_of(20_000)
+    for item in range(20_000):
+        watches.add(10**9 - item % 7, make_ref(item, 0))
+        if item >= pending:
+            generations[item - pending] = 1
+            watches.forget()
+        if watches.wants_compaction():
+            watches.compact(generations)
+        assert len(watches) <= 2 * watches.live + SLACK + 1
+    assert watches.live == pending
+    watches.compact(generations)
+    assert sorted(ref_item(ref) for ref in watches.drain()) == list(range(20_000 - pending, 20_000))
+
+
+def test_forget_without_a_live_entry() -> None:
+    """Forgetting more than was added is a broken invariant."""
+    with pytest.raises(AssertionError, match="forget without a live entry"):
+        WatchList().forget()
