@@ -17,7 +17,7 @@ COPY . .
 RUN export PURGATORY_BUILD=compiled && tools/bin/python setup.py -q profile \
     && tools/bin/python -m pip wheel -q --no-build-isolation --no-deps -w wheels . \
     && /opt/purgatory/bin/python -m pip install -q --no-cache-dir -c constraints.txt \
-       "$(echo wheels/purgatory-*.whl)[server]" \
+       "$(echo wheels/purgatory_waits-*.whl)[server]" \
     && ! grep -rl __gcov_ /opt/purgatory/lib --include='purgatory*.so'
 
 FROM python:3.11-slim-bookworm

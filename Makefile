@@ -114,7 +114,7 @@ docs: $(STAMPS)/serving $(STAMPS)/stubs ## Write docs/configuration.md from the 
 wheel: $(STAMPS)/serving ## Build the wheel into dist/
 	@rm -rf build/lib*
 	@$(PIP) wheel -q --no-build-isolation --no-deps -w $(DIST) .
-	@rm -rf purgatory.egg-info # or it is taken for what is installed, by whoever stands here and looks for that
+	@rm -rf purgatory_waits.egg-info # or it is taken for what is installed, by whoever stands here and looks for that
 
 .PHONY: bench-quick bench-compare bench-pipeline
 bench: $(STAMPS)/pipeline $(STAMPS)/profiled ## Measure this house beside its peers (ARGS="--huge", ARGS="--only 'timer/*'")
@@ -130,7 +130,7 @@ bench-compare: $(STAMPS)/engine ## Compare instructions, counters and ratios wit
 	@$(BIN)/python -m bench.compare $(ARGS)
 
 clean: ## Remove what the build made; .venv goes too
-	rm -rf $(VENV) .build build dist purgatory.egg-info purgatory/v1 .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .build build dist *.egg-info purgatory/v1 .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	rm -f ./*.so
 	find purgatory/engine -name "*.so" -delete
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -60,7 +60,7 @@ class Daemon:
     def __init__(self, folder: Path, *arguments: str) -> None:
         ready = folder / "ready.json"
         listen = ["--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--ready-file", str(ready)]
-        self.process: Final = subprocess.Popen([sys.executable, "-m", "purgatory", *listen, *arguments])
+        self.process: Final = subprocess.Popen([sys.executable, "-m", "purgatory", "serve", *listen, *arguments])
         deadline = time.monotonic() + READY_S
         while not ready.exists():
             if self.process.poll() is not None or time.monotonic() > deadline:

@@ -139,8 +139,8 @@ class Daemon(Process):
     def __init__(self, folder: Path, arguments: Sequence[str]) -> None:
         ready = folder / "ready.json"
         ready.unlink(missing_ok=True)
-        addresses = ["--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0"]
-        command = [sys.executable, "-m", "purgatory", *addresses, "--ready-file", str(ready), "--log-level", "error"]
+        command = [sys.executable, "-m", "purgatory", "serve", "--ready-file", str(ready), "--log-level", "error"]
+        command += ["--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0"]
         super().__init__([*command, *arguments], wants_input=False)
         try:
             self._wait_for(ready)

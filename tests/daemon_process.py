@@ -36,7 +36,7 @@ class DaemonProcess:
         listen = ["--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--ready-file", str(ready_path)]
         with self.log_path.open("a", encoding="utf-8") as log:
             self.process: Final = subprocess.Popen(
-                [sys.executable, "-m", "purgatory", *listen, *arguments],
+                [sys.executable, "-m", "purgatory", "serve", *listen, *arguments],
                 cwd=folder,
                 env=daemon_environment(environment),
                 stdout=log,
@@ -88,7 +88,7 @@ def run_to_end(
 ) -> subprocess.CompletedProcess[str]:
     """Runs the daemon's command line where it is expected to end by itself: --help, a bad setting, a port in use."""
     return subprocess.run(
-        [sys.executable, "-m", "purgatory", *arguments],
+        [sys.executable, "-m", "purgatory", "serve", *arguments],
         cwd=folder,
         env=daemon_environment(environment),
         capture_output=True,

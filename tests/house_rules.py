@@ -47,7 +47,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "purgatory.clock",
         "purgatory.v1",
     ),
-    "purgatory.__main__": ("purgatory.daemon", "purgatory.journal"),
+    "purgatory.__main__": ("purgatory_client.cli",),
     "server": ("purgatory.daemon",),
     "purgatory_client": ("purgatory_client", "purgatory.v1"),
     "purgatory_pipeline": ("purgatory_pipeline", "purgatory_client", "purgatory.archive", "purgatory.engine"),

@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if error.name not in EXTRA:
             raise
-        return _complain(f"there is no {error.name} here: pip install 'purgatory[pipeline]'", EXIT_UNUSABLE)
+        return _complain(f"there is no {error.name} here: pip install 'purgatory-waits[pipeline]'", EXIT_UNUSABLE)
     except KeyboardInterrupt:
         return _complain("interrupted", EXIT_INTERRUPTED)
     except Exception as error:

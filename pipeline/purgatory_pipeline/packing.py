@@ -1,6 +1,6 @@
 """The command `pack`: this environment as one archive, for executors on machines that have Spark and Python only.
 
-What is packed is a virtual environment that does not care where it is unpacked: the packages that purgatory[pipeline]
+What is packed is a virtual environment that does not care where it is unpacked: the packages that the extra `pipeline`
 needs, and a `bin/python` that points at the machine's own interpreter. Spark unpacks it beside each executor:
 
     --conf spark.archives=environment.tar.gz#environment --conf spark.pyspark.python=./environment/bin/python
@@ -26,7 +26,7 @@ import typer
 
 from purgatory_pipeline.errors import PackingFailed
 
-ROOT: Final = "purgatory"
+ROOT: Final = "purgatory-waits"
 EXTRA: Final = "pipeline"
 SPARKS_OWN: Final = ("pyspark", "py4j")
 """Every Spark has these on its path."""

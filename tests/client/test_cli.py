@@ -21,7 +21,7 @@ from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess
 
 DEADLINE_S = 60.0
-PROGRAM = [sys.executable, "-c", "from purgatory_client.cli import main; main()"]
+PROGRAM = [sys.executable, "-m", "purgatory"]
 Answer = subprocess.CompletedProcess[str]
 Run = Callable[..., Answer]
 
@@ -277,7 +277,8 @@ def test_serve_without_the_server_packages_says_what_to_install(tmp_path: Path) 
         check=False,
     )
     assert answer.returncode == 1
-    assert answer.stderr == "purgatory: the daemon needs uvloop; install it with: pip install 'purgatory[server]'\n"
+    remedy = "pip install 'purgatory-waits[server]'"
+    assert answer.stderr == f"purgatory: the daemon needs uvloop; install it with: {remedy}\n"
 
 
 def test_exit_codes_are_in_the_help_and_in_the_documentation(run: Run) -> None:

@@ -249,7 +249,7 @@ def test_missing_extra_is_one_line(
             cli.main([])
         return
     assert cli.main([]) == cli.EXIT_UNUSABLE
-    expected = f"purgatory-pipeline: there is no {missing} here: pip install 'purgatory[pipeline]'\n"
+    expected = f"purgatory-pipeline: there is no {missing} here: pip install 'purgatory-waits[pipeline]'\n"
     assert capsys.readouterr().err == expected
 
 

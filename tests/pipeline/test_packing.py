@@ -43,7 +43,7 @@ def test_unpacked_anywhere_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture
         "import sys, purgatory, purgatory.engine, purgatory_pipeline.cli, typer;"
         "files = [m.__file__ for m in (purgatory, purgatory_pipeline, typer)];"
         "print(all(f.startswith(sys.prefix) for f in files), purgatory.engine.COMPILED, sys.prefix);"
-        "import importlib.metadata; print(importlib.metadata.version('purgatory') == purgatory.__version__)"
+        "import importlib.metadata; print(importlib.metadata.version('purgatory-waits') == purgatory.__version__)"
     )
     python = tmp_path / "there" / "bin" / "python"
     done = subprocess.run([python, "-c", program], capture_output=True, text=True, check=False, env={}, cwd=tmp_path)

@@ -191,7 +191,7 @@ def serve(context: typer.Context) -> NoReturn:
     try:
         from purgatory.daemon import main as run_daemon  # noqa: PLC0415 - the client runs without the server's packages
     except ModuleNotFoundError as error:
-        render.error_line(f"the daemon needs {error.name}; install it with: pip install 'purgatory[server]'")
+        render.error_line(f"the daemon needs {error.name}; install it with: pip install 'purgatory-waits[server]'")
         raise typer.Exit(Exit.ERROR) from error
     raise typer.Exit(run_daemon(context.args, program="purgatory serve"))
 
