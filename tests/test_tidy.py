@@ -181,7 +181,6 @@ PLANTED = [
     (rules.check_lengths, "purgatory/a.py", "\n" * 501, "501 lines"),
     (rules.check_names, "purgatory/service/utils.py", "", "name it for what it holds"),
     (rules.check_names, "tests/_helpers.py", "", "name it for what it holds"),
-    (rules.check_docstrings, "purgatory/a.py", "import ast", "no module docstring"),
     (rules.check_docstrings, "tests/test_a.py", '"""Doc."""\ndef test_b(): pass', "test_b does not say"),
     (rules.check_docstrings, "tests/test_a.py", '"""Doc."""\nasync def test_b():\n    """Says."""', ""),
     (rules.check_exports, "purgatory/x/__init__.py", "from ast import walk", "without an __all__"),
