@@ -127,7 +127,7 @@ def client(operations: int) -> None:
     """The client's share: batches submitted, sent and answered, without a network."""
     from purgatory_client.many import partition_columns
     from purgatory_client.results import OperationKind
-    from purgatory_client.session import SessionCore
+    from purgatory_client.session.session_core import SessionCore
 
     from bench.peers.echoed import echoed
     from purgatory.v1 import purgatory_service_pb2 as wire

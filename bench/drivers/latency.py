@@ -9,7 +9,7 @@ from typing import Final
 
 import uvloop
 from purgatory_client import AsyncClient, errors, events
-from purgatory_client.channel import open_channel
+from purgatory_client.session.channel import open_channel
 
 from bench.drivers.client import TIMEOUT_S, new_topic
 from bench.drivers.unary import mark_request

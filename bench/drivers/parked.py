@@ -9,8 +9,8 @@ from typing import Final, cast
 
 import grpc
 import uvloop
-from purgatory_client.channel import OPTIONS, open_channel
-from purgatory_client.connection import Call
+from purgatory_client.session.channel import OPTIONS, open_channel
+from purgatory_client.session.session_driver import Call
 
 from bench.drivers.client import new_topic
 from bench.drivers.unary import mark_request

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 import uvloop
-from purgatory_client.channel import open_channel
+from purgatory_client.session.channel import open_channel
 
 from bench.drivers.client import TIMEOUT_MS, new_topic
 from bench.worker import Numbers, Parameters, measured, serve

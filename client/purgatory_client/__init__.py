@@ -3,11 +3,11 @@
 from purgatory_client import errors, events, waits
 from purgatory_client.aio import DEFAULT_ADDRESS, AsyncClient
 from purgatory_client.blocking import Client
-from purgatory_client.collecting import Collected
 from purgatory_client.events import AdvanceReceipt, Event
-from purgatory_client.registering import Registered
+from purgatory_client.outbox.ticket import Ticket
 from purgatory_client.results import OperationKind, Outcome, PartitionResult, Result, ResultColumns
-from purgatory_client.ticket import Ticket
+from purgatory_client.session.collecting import Collected
+from purgatory_client.session.registering import Registered
 
 __all__ = [
     "DEFAULT_ADDRESS",

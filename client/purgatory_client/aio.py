@@ -13,23 +13,23 @@ import grpc.aio
 from purgatory.v1 import operation_pb2, purgatory_service_pb2
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from purgatory_client import views, waits
-from purgatory_client.advancer import Advancer
-from purgatory_client.channel import open_channel
-from purgatory_client.collecting import Collected, Collector
-from purgatory_client.connection import SessionConnection
-from purgatory_client.decode import arrived_row
-from purgatory_client.encode import row_of_wait
 from purgatory_client.errors import ClientClosed, InvalidRequest, from_rpc_error
-from purgatory_client.event_stream import EventStream
 from purgatory_client.events import AdvanceReceipt, Event, signalled
 from purgatory_client.many import WaitColumns, key_columns, partition_columns
 from purgatory_client.marks import Marks, events_of
-from purgatory_client.names import partition_name
-from purgatory_client.outbox_file import OutboxFile
-from purgatory_client.registering import Registered, register
+from purgatory_client.outbox.outbox_file import OutboxFile
+from purgatory_client.outbox.ticket import Ticket
+from purgatory_client.partition_names import partition_name
 from purgatory_client.results import OperationKind, Result, ResultColumns
-from purgatory_client.ticket import Ticket
+from purgatory_client.session.channel import open_channel
+from purgatory_client.session.collecting import Collected, Collector
+from purgatory_client.session.event_sender import Advancer
+from purgatory_client.session.event_stream import EventStream
+from purgatory_client.session.registering import Registered, register
+from purgatory_client.session.session_driver import SessionConnection
 from purgatory_client.waits import ByPartition, Isolation, Name, Wait
+from purgatory_client.wire.decode_results import arrived_row
+from purgatory_client.wire.encode_waits import row_of_wait
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:7440"
 CALL_TIMEOUT: Final = 30.0

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from purgatory.v1 import event_pb2 as wire
-from purgatory_client.columns import int32, int64
 from purgatory_client.errors import EventRefused, StaleEpoch
-from purgatory_client.names import checked_key, partition_name
+from purgatory_client.number_checks import int32, int64
+from purgatory_client.partition_names import checked_key, partition_name
 from purgatory_client.waits import Name
 
 STALE_EPOCH: Final = 74

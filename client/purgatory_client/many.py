@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Sequence
 from itertools import accumulate
 
-from purgatory_client.columns import INT32_MAX, INT64_MAX, check_length, int_column
-from purgatory_client.decode import ResultsArrived
 from purgatory_client.errors import InvalidRequest, PurgatoryClientError
-from purgatory_client.gather import GatheredResults, Part
-from purgatory_client.names import PartitionName, checked_key, partition_name
+from purgatory_client.number_checks import INT32_MAX, INT64_MAX, check_length, int_column
+from purgatory_client.partition_names import PartitionName, checked_key, partition_name
 from purgatory_client.results import OperationKind, Outcome, ResultColumns
 from purgatory_client.waits import Name
+from purgatory_client.wire.decode_results import ResultsArrived
+from purgatory_client.wire.gathered_results import GatheredResults, Part
 
 
 class WaitColumns:

@@ -19,7 +19,7 @@ from purgatory_client.errors import (
     WaitFailed,
     WaitShutDown,
 )
-from purgatory_client.names import format_partition
+from purgatory_client.partition_names import format_partition
 
 
 class OperationKind(IntEnum):

@@ -13,7 +13,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import result_pb2
-from purgatory_client.names import format_partition
+from purgatory_client.partition_names import format_partition
 from purgatory_client.results import OperationKind
 
 

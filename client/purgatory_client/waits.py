@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final, Literal
 
-from purgatory_client.columns import INT32_MAX, int32, int64, milliseconds
 from purgatory_client.errors import InvalidRequest
-from purgatory_client.names import PartitionName, checked_key, partition_name
+from purgatory_client.number_checks import INT32_MAX, int32, int64, milliseconds
+from purgatory_client.partition_names import PartitionName, checked_key, partition_name
 from purgatory_client.results import OperationKind, Result
 
 Name = str | PartitionName

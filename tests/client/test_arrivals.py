@@ -6,14 +6,14 @@ import random
 
 import pytest
 from purgatory_client import waits
-from purgatory_client.decode import ResultsArrived
 from purgatory_client.errors import InvalidRequest, ProtocolError
-from purgatory_client.gather import PARTS_MAX
 from purgatory_client.many import WaitColumns, partition_columns
-from purgatory_client.pending import Answer
 from purgatory_client.results import OperationKind, Outcome, Result, ResultColumns
-from purgatory_client.session import SessionCore
+from purgatory_client.session.pending_waits import Answer
+from purgatory_client.session.session_core import SessionCore
 from purgatory_client.waits import Wait
+from purgatory_client.wire.decode_results import ResultsArrived
+from purgatory_client.wire.gathered_results import PARTS_MAX
 
 from purgatory.v1 import result_pb2
 from tests.client.wire_script import opened, receipt, results, sent

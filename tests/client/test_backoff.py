@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from purgatory_client.backoff import Backoff
+from purgatory_client.session.backoff import Backoff
 
 
 def test_ceilings_double_up_to_the_cap() -> None:

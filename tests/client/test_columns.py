@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from purgatory_client.columns import int32, int64, int_column, milliseconds, squeeze, take
 from purgatory_client.errors import InvalidRequest
 from purgatory_client.many import WaitColumns, partition_columns
+from purgatory_client.number_checks import int32, int64, int_column, milliseconds, squeeze, take
 from purgatory_client.results import OperationKind
 
 

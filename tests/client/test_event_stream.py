@@ -12,8 +12,8 @@ import grpc
 import grpc.aio
 import pytest
 from purgatory_client import AsyncClient, errors, events
-from purgatory_client.advancer import EVENTS_PER_MESSAGE_MAX, Advancer
-from purgatory_client.event_stream import Call, EventStream
+from purgatory_client.session.event_sender import EVENTS_PER_MESSAGE_MAX, Advancer
+from purgatory_client.session.event_stream import Call, EventStream
 
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.client.flaky_proxy import FlakyProxy

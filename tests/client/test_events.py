@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 from purgatory_client import events
-from purgatory_client.encode_events import advance_request
 from purgatory_client.errors import InvalidRequest
 from purgatory_client.events import Event
 from purgatory_client.marks import Marks, events_of
+from purgatory_client.wire.encode_events import advance_request
 
 from purgatory.v1 import event_pb2
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from purgatory_client.errors import InvalidRequest
-from purgatory_client.names import checked_key, partition_name
+from purgatory_client.partition_names import checked_key, partition_name
 
 
 @pytest.mark.parametrize(

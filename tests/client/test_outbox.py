@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from purgatory_client import AsyncClient, Client, Outcome, Ticket, errors, waits
 from purgatory_client.many import WaitColumns, key_columns, partition_columns
-from purgatory_client.outbox_file import OutboxFile
+from purgatory_client.outbox.outbox_file import OutboxFile
 from purgatory_client.results import OperationKind
 
 from tests.client.flaky_proxy import FlakyProxy

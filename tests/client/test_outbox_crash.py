@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from purgatory_client import Client
-from purgatory_client.outbox_file import OutboxFile
+from purgatory_client.outbox.outbox_file import OutboxFile
 
 from tests.client.outbox_killed import Killed
 from tests.daemon_process import DaemonProcess

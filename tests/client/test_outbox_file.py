@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from purgatory_client.errors import OutboxDamaged, OutboxInUse, OutboxTooNew, OutboxUnwritable
-from purgatory_client.outbox_file import Arrived, Confirmed, Item, OutboxFile, Registration
+from purgatory_client.outbox.outbox_file import Arrived, Confirmed, Item, OutboxFile, Registration
 
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.client.test_blocking import environment
@@ -66,7 +66,7 @@ def test_a_second_client_is_told_who_has_the_file(tmp_path: Path) -> None:
     with pytest.raises(OutboxInUse, match=f"in use by process {os.getpid()}"):
         OutboxFile(tmp_path / "o.db")
     file.close()
-    code = "import sys; from purgatory_client.outbox_file import OutboxFile; file = OutboxFile(sys.argv[1])"
+    code = "import sys; from purgatory_client.outbox.outbox_file import OutboxFile; file = OutboxFile(sys.argv[1])"
     with subprocess.Popen(
         [sys.executable, "-c", f"{code}; print('up', flush=True); input()", str(tmp_path / "o.db")],
         env=environment(),

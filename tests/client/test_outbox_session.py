@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from purgatory_client.errors import LimitExceeded
-from purgatory_client.session import SessionCore
+from purgatory_client.session.session_core import SessionCore
 
 from purgatory.v1 import operation_pb2, purgatory_service_pb2
 from tests.client.test_session import many, submit

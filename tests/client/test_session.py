@@ -10,7 +10,7 @@ from purgatory_client import waits
 from purgatory_client.errors import InvalidRequest, LimitExceeded, ProtocolError
 from purgatory_client.many import WaitColumns, partition_columns
 from purgatory_client.results import OperationKind, Outcome, Result, ResultColumns
-from purgatory_client.session import WINDOW, SessionCore
+from purgatory_client.session.session_core import WINDOW, SessionCore
 from purgatory_client.waits import Wait
 
 from purgatory.v1 import operation_pb2, purgatory_service_pb2

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from purgatory_client import waits
-from purgatory_client.session import SessionCore
+from purgatory_client.session.session_core import SessionCore
 
 import purgatory
 from purgatory.engine import COMPILED, codes

@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 from purgatory_client import AsyncClient, Outcome, waits
-from purgatory_client.session import SessionCore
+from purgatory_client.session.session_core import SessionCore
 
 from purgatory.embedded import EmbeddedPurgatory
 from purgatory.engine.codes import EXPIRED, SATISFIED

@@ -12,12 +12,7 @@ from purgatory_client import waits
 from purgatory_client.aio import AsyncClient
 from purgatory_client.cli import render
 from purgatory_client.cli.advance import advance
-from purgatory_client.cli.exits import OF_OUTCOME, Exit, epilog
-from purgatory_client.cli.load import load
-from purgatory_client.cli.options import DEFAULT_ADDRESS, Address, AsJson
-from purgatory_client.cli.results import results
-from purgatory_client.cli.running import run
-from purgatory_client.cli.targets import (
+from purgatory_client.cli.arguments import (
     UsageError,
     checked_partition,
     key_counts,
@@ -25,6 +20,11 @@ from purgatory_client.cli.targets import (
     partition_offsets,
     seconds,
 )
+from purgatory_client.cli.collect import results
+from purgatory_client.cli.exits import OF_OUTCOME, Exit, epilog
+from purgatory_client.cli.load import load
+from purgatory_client.cli.running import run
+from purgatory_client.cli.shared_options import DEFAULT_ADDRESS, Address, AsJson
 from purgatory_client.results import OperationKind
 from purgatory_client.waits import Wait
 

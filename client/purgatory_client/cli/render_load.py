@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 
 from purgatory_client.cli.render import console_for_data, error_line, plural, print_json, result_document, words
-from purgatory_client.collecting import Collected
 from purgatory_client.results import Outcome
+from purgatory_client.session.collecting import Collected
 
 if TYPE_CHECKING:
     from purgatory_client.cli.load import LoadReport

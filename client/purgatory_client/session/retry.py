@@ -8,8 +8,8 @@ from typing import Final
 import grpc
 import grpc.aio
 
-from purgatory_client.backoff import Backoff
 from purgatory_client.errors import Unavailable
+from purgatory_client.session.backoff import Backoff
 
 _RETRIED_CODES: Final = frozenset(
     (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)

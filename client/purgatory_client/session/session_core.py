@@ -24,11 +24,10 @@ from itertools import islice
 from typing import Final
 
 from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory_client.decode import ResultsArrived, arrived_row, refusal_error
-from purgatory_client.encode import fill_with_many, fill_with_waits
 from purgatory_client.errors import LimitExceeded, OutboxError
 from purgatory_client.many import WaitColumns
-from purgatory_client.pending import (
+from purgatory_client.results import Outcome
+from purgatory_client.session.pending_waits import (
     OPERATIONS_PER_CHUNK_MAX,
     Chunk,
     Ended,
@@ -37,9 +36,10 @@ from purgatory_client.pending import (
     run_key,
     take_waits,
 )
-from purgatory_client.results import Outcome
-from purgatory_client.sequence import ResultSequence
+from purgatory_client.session.sequence import ResultSequence
 from purgatory_client.waits import Wait
+from purgatory_client.wire.decode_results import ResultsArrived, arrived_row, refusal_error
+from purgatory_client.wire.encode_waits import fill_with_many, fill_with_waits
 
 WINDOW: Final = 8
 """Batches that may be without their receipt at a time."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from purgatory_client.decode import ArrivedMessage
 from purgatory_client.results import OPERATION_COLUMNS, item_columns
+from purgatory_client.wire.decode_results import ArrivedMessage
 
 PARTS_MAX: Final = 32
 

@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from purgatory.v1 import purgatory_service_pb2 as service
-from purgatory_client.encode_events import advance_request, receipt_of
 from purgatory_client.errors import ClientClosed, LimitExceeded, ProtocolError, PurgatoryClientError
 from purgatory_client.events import AdvanceReceipt, Event, EventRefusal
+from purgatory_client.wire.encode_events import advance_request, receipt_of
 
 EVENTS_PER_MESSAGE_MAX: Final = 10_000
 

@@ -14,10 +14,10 @@ import grpc.aio
 
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
-from purgatory_client.decode import ResultsArrived
 from purgatory_client.errors import NotFound, ProtocolError, SessionTakenOver, Unavailable
 from purgatory_client.results import ResultColumns
-from purgatory_client.retry import Retry
+from purgatory_client.session.retry import Retry
+from purgatory_client.wire.decode_results import ResultsArrived
 
 SILENCE_MAX: Final = 30.0
 """Seconds without a word, heartbeats included, after which a connection is left for a new one."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from purgatory.v1 import operation_pb2 as wire
 from purgatory_client.many import WaitColumns
-from purgatory_client.names import PartitionName
+from purgatory_client.partition_names import PartitionName
 from purgatory_client.results import OperationKind
 from purgatory_client.waits import PARTITION_MAX_BYTES_DEFAULT, FetchOptions, Wait
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from purgatory.v1 import operation_pb2 as wire
-from purgatory_client.columns import squeeze, take
 from purgatory_client.many import WaitColumns
-from purgatory_client.names import PartitionName
+from purgatory_client.number_checks import squeeze, take
+from purgatory_client.partition_names import PartitionName
 from purgatory_client.results import OperationKind
 from purgatory_client.waits import FetchOptions, Wait
 

@@ -11,11 +11,11 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice
 
-from purgatory_client.decode import ResultsArrived
 from purgatory_client.errors import PurgatoryClientError, Unavailable
 from purgatory_client.many import WaitColumns
 from purgatory_client.results import Outcome, Result, ResultColumns
 from purgatory_client.waits import Wait
+from purgatory_client.wire.decode_results import ResultsArrived
 
 Answer = Result | ResultColumns | PurgatoryClientError
 Ended = tuple[Wait | WaitColumns, Answer]

@@ -9,11 +9,11 @@ import grpc.aio
 
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
-from purgatory_client.decode import refusal_error
-from purgatory_client.encode import fill_with_many
 from purgatory_client.errors import PurgatoryClientError
 from purgatory_client.many import WaitColumns
-from purgatory_client.retry import Retry
+from purgatory_client.session.retry import Retry
+from purgatory_client.wire.decode_results import refusal_error
+from purgatory_client.wire.encode_waits import fill_with_many
 
 CALL_TIMEOUT: Final = 30.0
 """Seconds that one attempt may take."""

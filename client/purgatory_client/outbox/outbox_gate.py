@@ -15,17 +15,17 @@ from typing import Final
 
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory_client.encode import fill_with_many, fill_with_waits
 from purgatory_client.errors import InvalidRequest, OutboxUnwritable, PurgatoryClientError
 from purgatory_client.many import WaitColumns
-from purgatory_client.outbox import Outbox
-from purgatory_client.outbox_file import Arrived, Confirmed, Item, OutboxFile, Registration
-from purgatory_client.pending import Ended, settle
-from purgatory_client.restore import batch_of, wait_of
+from purgatory_client.outbox.outbox_file import Arrived, Confirmed, Item, OutboxFile, Registration
+from purgatory_client.outbox.outbox_writer import Outbox
+from purgatory_client.outbox.ticket import Ticket, first_id, ticket_of
 from purgatory_client.results import Result, ResultColumns
-from purgatory_client.session import SessionCore
-from purgatory_client.ticket import Ticket, first_id, ticket_of
+from purgatory_client.session.pending_waits import Ended, settle
+from purgatory_client.session.session_core import SessionCore
 from purgatory_client.waits import Wait
+from purgatory_client.wire.decode_waits import batch_of, wait_of
+from purgatory_client.wire.encode_waits import fill_with_many, fill_with_waits
 
 Entry = Wait | WaitColumns
 NEVER_LOST: Final = float("-inf")

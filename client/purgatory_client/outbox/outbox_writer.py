@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from purgatory_client.errors import OutboxError, PurgatoryClientError
-from purgatory_client.outbox_file import Confirmed, Item, OutboxFile
+from purgatory_client.outbox.outbox_file import Confirmed, Item, OutboxFile
 
 Done = Callable[[Sequence[Item], PurgatoryClientError | None], None]
 

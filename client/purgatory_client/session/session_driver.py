@@ -19,8 +19,6 @@ import grpc.aio
 
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
-from purgatory_client.backoff import Backoff
-from purgatory_client.channel import open_channel
 from purgatory_client.errors import (
     ClientClosed,
     OutboxError,
@@ -30,13 +28,15 @@ from purgatory_client.errors import (
     Unavailable,
     from_rpc_error,
 )
-from purgatory_client.keeper import Keeper
 from purgatory_client.many import WaitColumns
-from purgatory_client.outbox_file import OutboxFile
-from purgatory_client.pending import settle
+from purgatory_client.outbox.outbox_file import OutboxFile
+from purgatory_client.outbox.outbox_gate import Keeper
+from purgatory_client.outbox.ticket import Ticket
 from purgatory_client.results import Result, ResultColumns
-from purgatory_client.session import SessionCore
-from purgatory_client.ticket import Ticket
+from purgatory_client.session.backoff import Backoff
+from purgatory_client.session.channel import open_channel
+from purgatory_client.session.pending_waits import settle
+from purgatory_client.session.session_core import SessionCore
 from purgatory_client.waits import Wait
 
 Call = grpc.aio.StreamStreamCall[wire.SessionRequest, wire.SessionResponse]
