@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from tests.client.outbox_killed import Killed
+from tests.client.outbox.outbox_killed import Killed
 from tests.crash.caller import Broken
 from tests.daemon_process import DaemonProcess
 

@@ -26,7 +26,7 @@ from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import result_pb2
-from tests.client.wire_script import opened, sent
+from tests.client.session.wire_script import opened, sent
 from tests.engine.world import World
 from tests.service.serving import Peer, eventually, produce, serving
 

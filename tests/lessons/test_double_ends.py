@@ -16,9 +16,9 @@ from purgatory.embedded import EmbeddedPurgatory
 from purgatory.engine.codes import EXPIRED, SATISFIED
 from purgatory.testing import ManualClock
 from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2, result_pb2
-from tests.client.flaky_proxy import FlakyProxy
+from tests.client.session.flaky_proxy import FlakyProxy
+from tests.client.session.wire_script import opened, results, sent
 from tests.client.until import until_pending
-from tests.client.wire_script import opened, results, sent
 from tests.daemon_process import DaemonProcess
 from tests.engine.generic.recording_operation import DEADLINE_S, RecordingOperation, never_told
 from tests.lessons.daemon_calls import Calls, produce_columns

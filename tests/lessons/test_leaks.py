@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from purgatory_client import AsyncClient
 
 from purgatory.v1 import purgatory_service_pb2, result_pb2
-from tests.client.flaky_proxy import FlakyProxy
+from tests.client.session.flaky_proxy import FlakyProxy
 from tests.client.until import until_pending
 from tests.conftest import StartDaemon
 from tests.daemon_process import daemon_environment

@@ -8,7 +8,7 @@ import pytest
 from purgatory_client import Client
 from purgatory_client.outbox.outbox_file import OutboxFile
 
-from tests.client.outbox_killed import Killed
+from tests.client.outbox.outbox_killed import Killed
 from tests.daemon_process import DaemonProcess
 
 KILLS = 8

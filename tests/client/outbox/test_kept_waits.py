@@ -12,8 +12,8 @@ from purgatory_client.many import WaitColumns, key_columns, partition_columns
 from purgatory_client.outbox.outbox_file import OutboxFile
 from purgatory_client.results import OperationKind
 
-from tests.client.flaky_proxy import FlakyProxy
-from tests.client.test_outbox_file import limit_pages
+from tests.client.outbox.test_outbox_file import limit_pages
+from tests.client.session.flaky_proxy import FlakyProxy
 from tests.client.until import until, until_pending
 from tests.daemon_process import DaemonProcess
 

@@ -16,7 +16,7 @@ from purgatory_client.wire.decode_results import ResultsArrived
 from purgatory_client.wire.gathered_results import PARTS_MAX
 
 from purgatory.v1 import result_pb2
-from tests.client.wire_script import opened, receipt, results, sent
+from tests.client.session.wire_script import opened, receipt, results, sent
 
 
 def many(count: int) -> WaitColumns:

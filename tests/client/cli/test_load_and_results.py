@@ -15,7 +15,7 @@ from purgatory_client.many import partition_columns
 from purgatory_client.results import OperationKind
 from purgatory_client.views import RemainingTime
 
-from tests.client.test_cli import Background, Run, looking, run, until_waiting
+from tests.client.cli.test_commands import Background, Run, looking, run, until_waiting
 from tests.daemon_process import DaemonProcess
 
 __all__ = ["looking", "run"]

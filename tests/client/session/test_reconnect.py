@@ -12,7 +12,7 @@ from purgatory_client import AsyncClient, Outcome, Result, errors
 
 from purgatory.v1 import purgatory_service_pb2
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
-from tests.client.flaky_proxy import FlakyProxy
+from tests.client.session.flaky_proxy import FlakyProxy
 from tests.client.until import until, until_pending
 from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess

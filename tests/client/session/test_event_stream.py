@@ -16,7 +16,7 @@ from purgatory_client.session.event_sender import EVENTS_PER_MESSAGE_MAX, Advanc
 from purgatory_client.session.event_stream import Call, EventStream
 
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.client.flaky_proxy import FlakyProxy
+from tests.client.session.flaky_proxy import FlakyProxy
 from tests.client.until import until
 from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess

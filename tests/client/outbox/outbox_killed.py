@@ -11,16 +11,16 @@ from pathlib import Path
 
 from purgatory_client import Client
 
-from tests.client.outbox_child import OFFSET_MAX, PARTITIONS
+from tests.client.outbox.outbox_child import OFFSET_MAX, PARTITIONS
 from tests.client.test_blocking import environment
 from tests.daemon_process import DaemonProcess
 
 DEADLINE_S = 60.0
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 class Killed:
-    """The caller of tests/client/outbox_child.py, one life after the other, and somebody who moves the marks."""
+    """The caller of tests/client/outbox/outbox_child.py, one life after the other, and somebody who moves the marks."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder = folder
@@ -31,7 +31,7 @@ class Killed:
 
     def live(self, daemon: DaemonProcess, life: int, count: int) -> subprocess.Popen[str]:
         """A life has begun."""
-        module = "tests.client.outbox_child"
+        module = "tests.client.outbox.outbox_child"
         arguments = [daemon.address, str(self.folder), str(life), str(count)]
         return subprocess.Popen(
             [sys.executable, "-m", module, *arguments], cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True

@@ -10,10 +10,10 @@ import pytest
 from purgatory_client import AsyncClient, Client, Result
 from purgatory_client.cli.exits import Exit
 
-from tests.client.flaky_proxy import FlakyProxy
-from tests.client.outbox_child import OFFSET_MAX
-from tests.client.outbox_killed import Killed
-from tests.client.test_cli import purgatory
+from tests.client.cli.test_commands import purgatory
+from tests.client.outbox.outbox_child import OFFSET_MAX
+from tests.client.outbox.outbox_killed import Killed
+from tests.client.session.flaky_proxy import FlakyProxy
 from tests.client.until import until_pending
 from tests.daemon_process import DaemonProcess
 

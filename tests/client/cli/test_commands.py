@@ -284,7 +284,7 @@ def test_serve_without_the_server_packages_says_what_to_install(tmp_path: Path) 
 def test_exit_codes_are_in_the_help_and_in_the_documentation(run: Run) -> None:
     """Each exit code has one number and stands in --help and docs/cli.md with its meaning."""
     helped = " ".join(run("wait", "--help").stdout.split())
-    documented = (Path(__file__).parents[2] / "docs" / "cli.md").read_text("utf-8")
+    documented = (Path(__file__).parents[3] / "docs" / "cli.md").read_text("utf-8")
     for code, meaning in MEANINGS.items():
         assert f"{code.value}: {meaning}" in helped
         assert f"| {code.value} | {meaning} |" in documented

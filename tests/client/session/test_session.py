@@ -14,7 +14,7 @@ from purgatory_client.session.session_core import WINDOW, SessionCore
 from purgatory_client.waits import Wait
 
 from purgatory.v1 import operation_pb2, purgatory_service_pb2
-from tests.client.wire_script import opened, receipt, registered, results, sent
+from tests.client.session.wire_script import opened, receipt, registered, results, sent
 
 
 def produce(offset: int = 1, timeout: float | None = 5) -> Wait:

@@ -1,7 +1,7 @@
 """A caller with an outbox, to be killed at any moment: it writes down what it was told, a line for each thing, at once.
 
-`python -m tests.client.outbox_child ADDRESS FOLDER LIFE COUNT`: submits COUNT waits (0: collects only, and ends when
-nothing is left).
+`python -m tests.client.outbox.outbox_child ADDRESS FOLDER LIFE COUNT`: submits COUNT waits (0: collects only, and
+ends when nothing is left).
 """
 
 from __future__ import annotations
