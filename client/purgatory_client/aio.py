@@ -23,10 +23,10 @@ from purgatory_client.partition_names import partition_name
 from purgatory_client.results import OperationKind, Result, ResultColumns
 from purgatory_client.session.channel import open_channel
 from purgatory_client.session.collecting import Collected, Collector
-from purgatory_client.session.event_sender import Advancer
+from purgatory_client.session.event_sender import EventSender
 from purgatory_client.session.event_stream import EventStream
 from purgatory_client.session.registering import Registered, register
-from purgatory_client.session.session_driver import SessionConnection
+from purgatory_client.session.session_driver import SessionDriver
 from purgatory_client.waits import ByPartition, Isolation, Name, Wait
 from purgatory_client.wire.decode_results import arrived_row
 from purgatory_client.wire.encode_waits import row_of_wait
@@ -62,7 +62,7 @@ class AsyncClient:
     ) -> None:
         self.address: Final = address
         self._give_up_after: Final = give_up_after
-        self._session: Final = SessionConnection(
+        self._session: Final = SessionDriver(
             address,
             name=name,
             pending_max=pending_max,
@@ -70,7 +70,7 @@ class AsyncClient:
             file=None if outbox is None else OutboxFile(outbox),
         )
         self._events: Final = EventStream(lambda: self._stub().AdvanceStream())
-        self._advancer: Final = Advancer(self._send_events)
+        self._advancer: Final = EventSender(self._send_events)
         self._channel: grpc.aio.Channel | None = None
         self._closed = False
 

@@ -12,7 +12,7 @@ from purgatory_client.partition_names import PartitionName, checked_key, partiti
 from purgatory_client.results import OperationKind, Outcome, ResultColumns
 from purgatory_client.waits import Name
 from purgatory_client.wire.decode_results import ResultsArrived
-from purgatory_client.wire.gathered_results import GatheredResults, Part
+from purgatory_client.wire.gathered_results import GatheredResults, ResultSegment
 
 
 class WaitColumns:
@@ -132,7 +132,7 @@ class WaitColumns:
         self.remaining -= count
         item = self.starts[position] if self.starts else position
         items = (arrived.starts[start], arrived.starts[end])
-        self._gathered.add(Part(arrived.message, (start, end), items, position, item))
+        self._gathered.add(ResultSegment(arrived.message, (start, end), items, position, item))
         return count
 
     def set_refused(self, position: int, error: PurgatoryClientError) -> int:

@@ -45,7 +45,7 @@ CREATE TABLE results (place INTEGER PRIMARY KEY, batch BLOB NOT NULL, checksum I
 
 
 @dataclass(frozen=True, slots=True)
-class Registration:
+class RegistrationRecord:
     """A wait, or a batch of waits (`is_batch`), as `columns`: an encoded OperationColumns. Wall clock, seconds."""
 
     first_operation_id: int
@@ -63,20 +63,20 @@ class Registration:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
+class ResultsRecord:
     """Results have arrived: an encoded ResultBatch."""
 
     batch: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Confirmed:
+class ConfirmationRecord:
     """The registration with this first id is done with."""
 
     first_operation_id: int
 
 
-Item: TypeAlias = Registration | Arrived | Confirmed
+Record: TypeAlias = RegistrationRecord | ResultsRecord | ConfirmationRecord
 """What is written."""
 
 
@@ -119,7 +119,7 @@ class OutboxFile:
             self._opened()
         return self._next_operation_id
 
-    def registrations(self) -> list[Registration]:
+    def registrations(self) -> list[RegistrationRecord]:
         """All that is not confirmed, in the order of ids."""
         with self._typed_errors():
             return self._read_registrations(self._opened())
@@ -129,15 +129,15 @@ class OutboxFile:
         with self._typed_errors():
             return [batch for _, batch in self._read_results(self._opened())]
 
-    def commit(self, items: Sequence[Item]) -> None:
+    def commit(self, items: Sequence[Record]) -> None:
         """Writes all of it or, when it raises, nothing. Returns when it is safe on the disk."""
         with self._typed_errors():
             database = self._opened()
             database.execute("BEGIN IMMEDIATE")
             for item in items:
-                if isinstance(item, Registration):
+                if isinstance(item, RegistrationRecord):
                     self._add(database, item)
-                elif isinstance(item, Arrived):
+                elif isinstance(item, ResultsRecord):
                     self._keep(database, item)
                 else:
                     self._forget(database, item.first_operation_id)
@@ -194,10 +194,10 @@ class OutboxFile:
         database.execute("INSERT INTO session VALUES (?, 1)", (uuid.uuid4().hex,))
         database.execute("COMMIT")
 
-    def _read_registrations(self, database: sqlite3.Connection) -> list[Registration]:
+    def _read_registrations(self, database: sqlite3.Connection) -> list[RegistrationRecord]:
         found = []
         for row in database.execute("SELECT * FROM registrations ORDER BY first_operation_id"):
-            registration = Registration(row[0], row[1], bool(row[2]), row[3], row[4], row[5])
+            registration = RegistrationRecord(row[0], row[1], bool(row[2]), row[3], row[4], row[5])
             if registration.checksum != row[6]:
                 raise OutboxDamaged(f"{self.path}: the registration of operation {row[0]} is not as it was written")
             found.append(registration)
@@ -213,13 +213,13 @@ class OutboxFile:
 
     # Writing
 
-    def _add(self, database: sqlite3.Connection, one: Registration) -> None:
+    def _add(self, database: sqlite3.Connection, one: RegistrationRecord) -> None:
         values = (one.operations, one.is_batch, one.tag, one.submitted_time, one.columns, one.checksum)
         database.execute("INSERT INTO registrations VALUES (?, ?, ?, ?, ?, ?, ?)", (one.first_operation_id, *values))
         self._index(one)
         self._next_operation_id = max(self._next_operation_id, one.first_operation_id + one.operations)
 
-    def _keep(self, database: sqlite3.Connection, arrived: Arrived) -> None:
+    def _keep(self, database: sqlite3.Connection, arrived: ResultsRecord) -> None:
         """Nothing is kept of results that nobody waits for."""
         place = self._last_place + 1
         if self._hold(place, arrived.batch):
@@ -240,7 +240,7 @@ class OutboxFile:
                 del self._holders[place]
                 database.execute("DELETE FROM results WHERE place = ?", (place,))
 
-    def _index(self, one: Registration) -> None:
+    def _index(self, one: RegistrationRecord) -> None:
         self._rows[one.first_operation_id] = _Row(one.operations, one.is_batch)
         if one.is_batch:
             insort(self._batch_ids, one.first_operation_id)

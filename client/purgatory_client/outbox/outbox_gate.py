@@ -17,8 +17,14 @@ from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory_client.errors import InvalidRequest, OutboxUnwritable, PurgatoryClientError
 from purgatory_client.many import WaitColumns
-from purgatory_client.outbox.outbox_file import Arrived, Confirmed, Item, OutboxFile, Registration
-from purgatory_client.outbox.outbox_writer import Outbox
+from purgatory_client.outbox.outbox_file import (
+    ConfirmationRecord,
+    OutboxFile,
+    Record,
+    RegistrationRecord,
+    ResultsRecord,
+)
+from purgatory_client.outbox.outbox_writer import OutboxWriter
 from purgatory_client.outbox.ticket import Ticket, first_id, ticket_of
 from purgatory_client.results import Result, ResultColumns
 from purgatory_client.session.pending_waits import Ended, settle
@@ -31,11 +37,11 @@ Entry = Wait | WaitColumns
 NEVER_LOST: Final = float("-inf")
 
 
-class Keeper:
+class OutboxGate:
     """The outbox of one session. `changed` is called when there may be something to send, or something has ended."""
 
     def __init__(self, file: OutboxFile, core: SessionCore, changed: Callable[[], None]) -> None:
-        self._outbox: Final = Outbox(file, self._done)
+        self._outbox: Final = OutboxWriter(file, self._done)
         self._core: Final = core
         self._changed: Final = changed
         self._begun = False
@@ -146,7 +152,7 @@ class Keeper:
             return
         results = message.results if message.HasField("results") else self._core.refused_results(message.receipt)
         self._arrived.append(message)
-        self._outbox.write(Arrived(results.SerializeToString()))
+        self._outbox.write(ResultsRecord(results.SerializeToString()))
 
     def ended(self, ended: Sequence[Ended]) -> None:
         """Waits have ended: gives them their answers. Those of plain calls are done with."""
@@ -162,12 +168,12 @@ class Keeper:
 
     # What the outbox does
 
-    def _done(self, items: Sequence[Item], error: PurgatoryClientError | None) -> None:
+    def _done(self, items: Sequence[Record], error: PurgatoryClientError | None) -> None:
         """These have been written, or could not be."""
         for item in items:
-            if isinstance(item, Registration):
+            if isinstance(item, RegistrationRecord):
                 self._registered(item, error)
-            elif isinstance(item, Arrived):
+            elif isinstance(item, ResultsRecord):
                 self._received(error)
             else:
                 self._confirmed(item, error)
@@ -175,7 +181,7 @@ class Keeper:
             self._stage()
         self._changed()
 
-    def _registered(self, item: Registration, error: PurgatoryClientError | None) -> None:
+    def _registered(self, item: RegistrationRecord, error: PurgatoryClientError | None) -> None:
         entry = self._unwritten.popleft()
         assert first_id(entry) == item.first_operation_id, f"{item.first_operation_id} was written out of order"
         self._core.written_id = item.first_operation_id + item.operations - 1
@@ -208,7 +214,7 @@ class Keeper:
             return
         self.ended(ended)
 
-    def _confirmed(self, item: Confirmed, error: PurgatoryClientError | None) -> None:
+    def _confirmed(self, item: ConfirmationRecord, error: PurgatoryClientError | None) -> None:
         self._lost_confirmations = error
         confirmed = self._confirming.pop(item.first_operation_id, None)
         if confirmed is None or confirmed.cancelled():
@@ -239,10 +245,10 @@ class Keeper:
 
     def _forget(self, entry: Entry) -> None:
         if first_id(entry):
-            self._outbox.write(Confirmed(first_id(entry)))
+            self._outbox.write(ConfirmationRecord(first_id(entry)))
 
 
-def _registration(entry: Entry, tag: str) -> Registration:
+def _registration(entry: Entry, tag: str) -> RegistrationRecord:
     columns = operation_pb2.OperationColumns()
     count = 1
     if isinstance(entry, WaitColumns):
@@ -251,7 +257,7 @@ def _registration(entry: Entry, tag: str) -> Registration:
     else:
         fill_with_waits(columns, [entry], NEVER_LOST, 0.0)
     is_batch = isinstance(entry, WaitColumns)
-    return Registration(first_id(entry), count, is_batch, tag, _wall_time(entry), columns.SerializeToString())
+    return RegistrationRecord(first_id(entry), count, is_batch, tag, _wall_time(entry), columns.SerializeToString())
 
 
 def _wall_time(entry: Entry) -> float:

@@ -13,18 +13,18 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from purgatory_client.errors import OutboxError, PurgatoryClientError
-from purgatory_client.outbox.outbox_file import Confirmed, Item, OutboxFile
+from purgatory_client.outbox.outbox_file import ConfirmationRecord, OutboxFile, Record
 
-Done = Callable[[Sequence[Item], PurgatoryClientError | None], None]
+Done = Callable[[Sequence[Record], PurgatoryClientError | None], None]
 
 
-class Outbox:
+class OutboxWriter:
     """The writer of one file. `start` it before the first write."""
 
     def __init__(self, file: OutboxFile, done: Done) -> None:
         self.file: Final = file
         self._done: Final = done
-        self._queue: Final[queue.SimpleQueue[Item | None]] = queue.SimpleQueue()
+        self._queue: Final[queue.SimpleQueue[Record | None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -34,7 +34,7 @@ class Outbox:
             self._thread = threading.Thread(target=self._run, args=arguments, name="purgatory outbox", daemon=True)
             self._thread.start()
 
-    def write(self, item: Item) -> None:
+    def write(self, item: Record) -> None:
         """Writes it with the next commit."""
         self._queue.put(item)
 
@@ -47,7 +47,7 @@ class Outbox:
         self.file.close()
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        again: list[Item] = []
+        again: list[Record] = []
         open_ = True
         while open_:
             items = [*again, *self._gathered()]
@@ -55,11 +55,11 @@ class Outbox:
                 open_ = False
             written = [item for item in items if item is not None]
             error = self._commit(written) if written else None
-            again = [item for item in written if isinstance(item, Confirmed)] if error is not None else []
+            again = [item for item in written if isinstance(item, ConfirmationRecord)] if error is not None else []
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._done, written, error)
 
-    def _gathered(self) -> list[Item | None]:
+    def _gathered(self) -> list[Record | None]:
         """All that is to be written, once there is something; None, at its end: that was the last."""
         items = [self._queue.get()]
         while items[-1] is not None:
@@ -69,7 +69,7 @@ class Outbox:
                 break
         return items
 
-    def _commit(self, items: Sequence[Item]) -> PurgatoryClientError | None:
+    def _commit(self, items: Sequence[Record]) -> PurgatoryClientError | None:
         try:
             self.file.commit(items)
         except PurgatoryClientError as error:

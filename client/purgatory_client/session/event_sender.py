@@ -32,7 +32,7 @@ class _Batch:
         self.future = future
 
 
-class Advancer:
+class EventSender:
     """The events of one client on their way. `send` gets the receipt of a message and raises this package's errors."""
 
     def __init__(self, send: Send, events_max: int = 1_000_000) -> None:

@@ -26,7 +26,7 @@ ITEMS_PER_CHUNK_MAX = 50_000
 BYTES_PER_CHUNK_MAX = 2_000_000
 
 
-class Chunk:
+class WaitChunk:
     """What goes out as one batch: single waits of one kind, or some operations of one `WaitColumns`."""
 
     __slots__ = ("batch", "positions", "waits")
@@ -48,7 +48,7 @@ class Chunk:
         return self.batch.ids_of(self.positions)
 
 
-class PendingTable:
+class PendingWaits:
     """Waits by operation id. Ids are given once, rising, and stay with a wait over reconnects."""
 
     def __init__(self) -> None:
@@ -141,7 +141,7 @@ class PendingTable:
         self._forget(batch)
         return True
 
-    def chunks_above(self, operation_id: int, chunk_max: int) -> list[Chunk]:
+    def chunks_above(self, operation_id: int, chunk_max: int) -> list[WaitChunk]:
         """Everything pending with a higher id, as chunks in the order of ids."""
         above: list[tuple[int, Wait | WaitColumns]] = []
         for wait in reversed(self._singles.values()):
@@ -153,7 +153,7 @@ class PendingTable:
                 break
             above.append((batch.first_id, batch))
         above.sort(key=lambda entry: entry[0])
-        chunks: list[Chunk] = []
+        chunks: list[WaitChunk] = []
         for key, run in groupby((entry for _, entry in above), key=run_key):
             if key is None:
                 for entry in run:
@@ -201,11 +201,11 @@ def run_key(entry: Wait | WaitColumns) -> tuple[int, bool] | None:
     return (entry.kind, entry.timeout_ms is None) if isinstance(entry, Wait) else None
 
 
-def wait_chunks(waits: list[Wait], chunk_max: int) -> Iterator[Chunk]:
+def wait_chunks(waits: list[Wait], chunk_max: int) -> Iterator[WaitChunk]:
     """Waits of one run, cut into chunks that the daemon and a message can take."""
     rest = iter(waits)
     while taken := take_waits(rest, chunk_max):
-        yield Chunk(taken)
+        yield WaitChunk(taken)
 
 
 def take_waits(waits: Iterator[Wait], chunk_max: int) -> list[Wait]:
@@ -220,13 +220,13 @@ def take_waits(waits: Iterator[Wait], chunk_max: int) -> list[Wait]:
     return taken
 
 
-def batch_chunks(batch: WaitColumns, chunk_max: int, start: int = 0) -> Iterator[Chunk]:
+def batch_chunks(batch: WaitColumns, chunk_max: int, start: int = 0) -> Iterator[WaitChunk]:
     """What is pending of a batch from position `start` on, cut into chunks."""
     positions = batch.pending_positions(start)
     items_each = max(1, -(-batch.item_total // batch.count))
     step = max(1, min(chunk_max, ITEMS_PER_CHUNK_MAX // items_each))
     for first in range(0, len(positions), step):
-        yield Chunk([], batch, positions[first : first + step])
+        yield WaitChunk([], batch, positions[first : first + step])
 
 
 def settle(wait: Wait | WaitColumns, answer: Answer) -> None:

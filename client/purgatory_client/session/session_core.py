@@ -29,9 +29,9 @@ from purgatory_client.many import WaitColumns
 from purgatory_client.results import Outcome
 from purgatory_client.session.pending_waits import (
     OPERATIONS_PER_CHUNK_MAX,
-    Chunk,
     Ended,
-    PendingTable,
+    PendingWaits,
+    WaitChunk,
     batch_chunks,
     run_key,
     take_waits,
@@ -56,12 +56,12 @@ class SessionCore:
         self.opened = False
         self.going_away: int | None = None
         self.heartbeat_interval = 1.0
-        self._table = PendingTable()
+        self._table = PendingWaits()
         self._unsent: dict[tuple[int, bool], dict[Wait, None]] = {}
         self._unsent_batches: dict[WaitColumns, None] = {}
         self._unsent_count = 0
-        self._plan: deque[Chunk] = deque()
-        self._unreceipted: dict[int, Chunk] = {}
+        self._plan: deque[WaitChunk] = deque()
+        self._unreceipted: dict[int, WaitChunk] = {}
         self._next_batch_id = 1
         self._chunk_max = OPERATIONS_PER_CHUNK_MAX
         self._cancels: list[int] = []
@@ -353,18 +353,18 @@ class SessionCore:
         self._unsent_count -= len(waits)
         for wait in waits:
             self._table.add(wait)
-        self._plan.append(Chunk(waits))
+        self._plan.append(WaitChunk(waits))
 
-    def _still_pending(self, chunk: Chunk) -> Chunk | None:
+    def _still_pending(self, chunk: WaitChunk) -> WaitChunk | None:
         """The chunk without what has ended since it was planned; None: all has."""
         if chunk.batch is None:
             waits = [wait for wait in chunk.waits if wait in self._table]
-            return Chunk(waits) if waits else None
+            return WaitChunk(waits) if waits else None
         if chunk.batch.remaining == chunk.batch.count:
             return chunk
         outcomes = chunk.batch.outcomes
         positions = [position for position in chunk.positions if outcomes[position] == Outcome.PENDING]
-        return Chunk([], chunk.batch, positions) if positions else None
+        return WaitChunk([], chunk.batch, positions) if positions else None
 
     # Cancels
 

@@ -30,7 +30,7 @@ from purgatory_client.errors import (
 )
 from purgatory_client.many import WaitColumns
 from purgatory_client.outbox.outbox_file import OutboxFile
-from purgatory_client.outbox.outbox_gate import Keeper
+from purgatory_client.outbox.outbox_gate import OutboxGate
 from purgatory_client.outbox.ticket import Ticket
 from purgatory_client.results import Result, ResultColumns
 from purgatory_client.session.backoff import Backoff
@@ -61,7 +61,7 @@ _RETRIED_CODES: Final = frozenset(
 _log = logging.getLogger(__name__)
 
 
-class SessionConnection:
+class SessionDriver:
     """The session of one client, connected as long as there is something to wait for. Belongs to one event loop.
 
     With an outbox file there is this session and no other: it is not given up, and what is pending when it is closed
@@ -80,7 +80,7 @@ class SessionConnection:
         self._changed: Final = asyncio.Event()
         self._opened: Final = asyncio.Event()
         self._core = self._new_core() if file is None else SessionCore(file.session_id, pending_max)
-        self._keeper: Final = None if file is None else Keeper(file, self._core, self._something_changed)
+        self._keeper: Final = None if file is None else OutboxGate(file, self._core, self._something_changed)
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._received_at = 0.0
@@ -129,7 +129,7 @@ class SessionConnection:
             self._keeper.cancelled(wait)
         self._something_changed()
 
-    def keeper(self) -> Keeper:
+    def keeper(self) -> OutboxGate:
         """The outbox, with what is in it taken in. Raises OutboxError when there is none."""
         if self._keeper is None:
             raise OutboxError("this client has no outbox; make it with outbox=PATH")

@@ -17,7 +17,7 @@ _MISSING: Final = {"waited_ms": 0, "lateness_ms": 0, "error_codes": 0, "availabl
 """What stands where an operation has no result, being refused; -1 in all other columns."""
 
 
-class Part(NamedTuple):
+class ResultSegment(NamedTuple):
     """Results at `places` of a message, with its `items`; they belong to operations from `position`, items from `item`
     on.
     """
@@ -37,10 +37,10 @@ class GatheredResults:
             **dict.fromkeys(OPERATION_COLUMNS, count),
             **dict.fromkeys(item_columns(kind), item_total),
         }
-        self._parts: Final[list[Part]] = []
+        self._parts: Final[list[ResultSegment]] = []
         self._copied: Final[dict[str, list[Any]]] = {}
 
-    def add(self, part: Part) -> None:
+    def add(self, part: ResultSegment) -> None:
         """Some of them have come."""
         self._parts.append(part)
         if len(self._parts) == PARTS_MAX:

@@ -15,20 +15,26 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from purgatory_client.errors import OutboxDamaged, OutboxInUse, OutboxTooNew, OutboxUnwritable
-from purgatory_client.outbox.outbox_file import Arrived, Confirmed, Item, OutboxFile, Registration
+from purgatory_client.outbox.outbox_file import (
+    ConfirmationRecord,
+    OutboxFile,
+    Record,
+    RegistrationRecord,
+    ResultsRecord,
+)
 
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.client.test_blocking import environment
 
 
-def registration(first: int, operations: int = 1, tag: str = "", size: int = 5) -> Registration:
-    return Registration(first, operations, operations > 1, tag, 1_700_000_000.25, b"x" * size)
+def registration(first: int, operations: int = 1, tag: str = "", size: int = 5) -> RegistrationRecord:
+    return RegistrationRecord(first, operations, operations > 1, tag, 1_700_000_000.25, b"x" * size)
 
 
-def arrived(*operation_ids: int) -> Arrived:
+def arrived(*operation_ids: int) -> ResultsRecord:
     batch = wire.ResultBatch(first_sequence=1)
     batch.columns.operation_id.extend(operation_ids)
-    return Arrived(batch.SerializeToString())
+    return ResultsRecord(batch.SerializeToString())
 
 
 def test_what_was_committed_is_there_again(tmp_path: Path) -> None:
@@ -52,10 +58,10 @@ def test_results_go_with_the_last_that_needs_them(tmp_path: Path) -> None:
     file.commit([registration(1), registration(2), registration(3, 2)])
     file.commit([arrived(1, 2, 3), arrived(77), arrived(1)])
     assert len(file.results()) == 1
-    file.commit([Confirmed(1), Confirmed(3), Confirmed(99)])
+    file.commit([ConfirmationRecord(1), ConfirmationRecord(3), ConfirmationRecord(99)])
     assert [one.first_operation_id for one in file.registrations()] == [2]
     assert len(file.results()) == 1
-    file.commit([Confirmed(2), arrived(2)])
+    file.commit([ConfirmationRecord(2), arrived(2)])
     assert (file.registrations(), file.results(), file.next_operation_id) == ([], [], 5)
     file.close()
 
@@ -141,10 +147,10 @@ def test_a_full_disk_writes_nothing_and_goes_on_when_there_is_room(tmp_path: Pat
     file.commit([registration(1)])
     limit_pages(file)
     with pytest.raises(OutboxUnwritable, match="full"):
-        file.commit([registration(2), Confirmed(1), registration(3, size=1_000_000)])
+        file.commit([registration(2), ConfirmationRecord(1), registration(3, size=1_000_000)])
     assert [one.first_operation_id for one in file.registrations()] == [1]
     assert file.next_operation_id == 2
-    file.commit([registration(3), arrived(1, 3), Confirmed(1)])
+    file.commit([registration(3), arrived(1, 3), ConfirmationRecord(1)])
     file.close()
     again = OutboxFile(tmp_path / "o.db")
     assert [one.first_operation_id for one in again.registrations()] == [3]
@@ -178,11 +184,11 @@ class OutboxFileMachine(RuleBasedStateMachine):
         self.file = OutboxFile(self.path)
         self.session_id = self.file.session_id
         self.next_id = 1
-        self.unconfirmed: dict[int, Registration] = {}
+        self.unconfirmed: dict[int, RegistrationRecord] = {}
         self.kept: list[tuple[bytes, set[int]]] = []
         self.answered: set[int] = set()
 
-    def commit(self, items: list[Item], *, full: bool) -> bool:
+    def commit(self, items: list[Record], *, full: bool) -> bool:
         """Commits, on a full disk or not. True: it is written."""
         if full:
             limit_pages(self.file)
@@ -195,7 +201,7 @@ class OutboxFileMachine(RuleBasedStateMachine):
     @rule(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=5), tag=st.text(max_size=3), full=st.booleans())
     def register(self, sizes: list[int], tag: str, full: bool) -> None:
         """Some registrations in one commit."""
-        made: dict[int, Registration] = {}
+        made: dict[int, RegistrationRecord] = {}
         next_id = self.next_id
         for size in sizes:
             made[next_id] = registration(next_id, size, tag)
@@ -226,7 +232,7 @@ class OutboxFileMachine(RuleBasedStateMachine):
     def confirm(self, data: st.DataObject, full: bool) -> None:
         """Some are done with."""
         firsts = data.draw(st.lists(st.sampled_from(sorted(self.unconfirmed)), min_size=1, max_size=3))
-        if not self.commit([Confirmed(first) for first in firsts], full=full):
+        if not self.commit([ConfirmationRecord(first) for first in firsts], full=full):
             return
         for first in firsts:
             self.unconfirmed.pop(first, None)

@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 import pytest
 from purgatory_client import AsyncClient, errors, events
-from purgatory_client.session.event_sender import EVENTS_PER_MESSAGE_MAX, Advancer
+from purgatory_client.session.event_sender import EVENTS_PER_MESSAGE_MAX, EventSender
 from purgatory_client.session.event_stream import Call, EventStream
 
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -172,7 +172,7 @@ async def test_a_fault_of_this_client_is_not_taken_for_its_closing() -> None:
             raise RuntimeError("a fault")
         return answer
 
-    advancer = Advancer(send)
+    advancer = EventSender(send)
     full = [events.signalled("key")] * EVENTS_PER_MESSAGE_MAX
     hit, served = (asyncio.create_task(advancer.advance(batch)) for batch in (full, full[:1]))
     with pytest.raises(errors.ProtocolError, match="this client failed: RuntimeError") as told:
