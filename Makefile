@@ -51,7 +51,7 @@ screenshots: $(STAMPS)/pipeline $(STAMPS)/engine ## Make the pictures in docs/im
 		purgatory-pipeline generate --operations 400k --runs 160 --duration 48h --out history && \
 		purgatory-pipeline report history --out report && \
 		purgatory-pipeline replay history --sweep timeout_ms=50,100,200,400,800,1600 --out replay
-	@$(BIN)/python -m tests.pipeline.screenshots $(PICTURED)/report/report.html $(PICTURED)/replay/replay.html docs/images
+	@$(BIN)/python -m tests.pipeline.page.screenshots $(PICTURED)/report/report.html $(PICTURED)/replay/replay.html docs/images
 
 notebook: $(STAMPS)/pipeline $(STAMPS)/engine ## Run the example notebook and keep what its cells show
 	@$(BIN)/python -m tests.pipeline.notebooks examples/notebooks/report.ipynb

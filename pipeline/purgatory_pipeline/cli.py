@@ -12,13 +12,13 @@ from typing import Annotated, Final
 
 import typer
 
-from purgatory_pipeline.check import check
+from purgatory_pipeline.archive.command import check
 from purgatory_pipeline.errors import PipelineError
-from purgatory_pipeline.failures import in_one_line, is_sparks
 from purgatory_pipeline.generate.command import generate
-from purgatory_pipeline.packing import pack
+from purgatory_pipeline.pack import pack
 from purgatory_pipeline.replay.command import replay
 from purgatory_pipeline.report.command import report
+from purgatory_pipeline.spark.failures import in_one_line, is_sparks
 
 NAME: Final = "purgatory-pipeline"
 EXIT_FAILED: Final = 1
@@ -49,7 +49,7 @@ def settings(
 ) -> None:
     """Settings of Spark, for all commands. They may also stand behind the command."""
     if master or conf:
-        from purgatory_pipeline.session import pass_settings  # noqa: PLC0415 -- Spark is slow to import
+        from purgatory_pipeline.spark.spark_session import pass_settings  # noqa: PLC0415 -- Spark is slow to import
 
         pass_settings(master, conf or [])
 
@@ -109,8 +109,8 @@ def _complain(message: str, code: int) -> int:
 
 def _stop() -> None:
     """Ends Spark, if a command began it."""
-    if "purgatory_pipeline.session" in sys.modules:
-        from purgatory_pipeline.session import stop_session  # noqa: PLC0415 -- see settings
+    if "purgatory_pipeline.spark.spark_session" in sys.modules:
+        from purgatory_pipeline.spark.spark_session import stop_session  # noqa: PLC0415 -- see settings
 
         stop_session()
 

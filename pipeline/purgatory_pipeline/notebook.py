@@ -17,12 +17,12 @@ from pyspark.sql import DataFrame, SparkSession
 from purgatory.archive import schema
 from purgatory_pipeline.archive import find_archive
 from purgatory_pipeline.errors import ArchiveUnusable
-from purgatory_pipeline.replay.jobs import replay_rows
 from purgatory_pipeline.replay.policy import UNCHANGED, parse_policies
-from purgatory_pipeline.report.build import Report, make_report
-from purgatory_pipeline.report.options import ReportOptions
-from purgatory_pipeline.report.tables import TABLES
-from purgatory_pipeline.windows import parse_window
+from purgatory_pipeline.replay.spark_jobs import replay_rows
+from purgatory_pipeline.report.report_builder import Report, make_report
+from purgatory_pipeline.report.report_options import ReportOptions
+from purgatory_pipeline.report.report_tables import TABLES
+from purgatory_pipeline.time_arguments import parse_window
 
 __all__ = ["TABLES", "Report", "ReportOptions", "read", "replay", "report"]
 

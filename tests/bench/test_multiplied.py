@@ -7,16 +7,16 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from purgatory_pipeline.archive import Archive, find_archive, read_runs
+from purgatory_pipeline.archive import ArchiveCatalog, find_archive, read_runs
 
 from bench.multiplied import multiply
-from bench.report import operations_in
+from bench.pipeline.time_report import operations_in
 from purgatory.archive import schema
-from tests.pipeline.histories import START, small_history
+from tests.pipeline.archive.histories import START, small_history
 
 
 @pytest.fixture
-def archives(tmp_path: Path) -> tuple[Archive, Archive]:
+def archives(tmp_path: Path) -> tuple[ArchiveCatalog, ArchiveCatalog]:
     """A small history of one run, and the same three times."""
     once, thrice = tmp_path / "once", tmp_path / "thrice"
     history = small_history()
@@ -31,7 +31,7 @@ def archives(tmp_path: Path) -> tuple[Archive, Archive]:
     return find_archive(str(once)), find_archive(str(thrice))
 
 
-def test_each_run_is_there_on_each_day(archives: tuple[Archive, Archive]) -> None:
+def test_each_run_is_there_on_each_day(archives: tuple[ArchiveCatalog, ArchiveCatalog]) -> None:
     """Three runs of other names, each with all rows, a day after the one before; nothing is set aside."""
     once, thrice = archives
     assert thrice.set_aside == ()

@@ -13,7 +13,7 @@ from bench import suite_engine, suite_service
 from bench.__main__ import SUITES
 from bench.lab import Lab
 from bench.pairing import Figure, Measure
-from bench.pipeline import MEASURED
+from bench.pipeline.__main__ import MEASURED
 from bench.reach import REACH
 from bench.scale import FULL
 from bench.worker import Numbers

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from purgatory_pipeline.errors import JavaMissing
-from purgatory_pipeline.session import LOGGING, java_version
+from purgatory_pipeline.spark.spark_session import LOGGING, java_version
 from pyspark.sql import SparkSession
 
 HERE = Path(__file__).parent

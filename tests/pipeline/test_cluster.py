@@ -13,10 +13,10 @@ from pathlib import Path
 
 import purgatory_pipeline
 import pytest
-from purgatory_pipeline import packing
-from purgatory_pipeline.generate.making import make_run
-from purgatory_pipeline.generate.plan import make_plan
-from purgatory_pipeline.report.tables import TABLES
+from purgatory_pipeline import pack
+from purgatory_pipeline.generate.history_plan import make_plan
+from purgatory_pipeline.generate.make_archive import make_run
+from purgatory_pipeline.report.report_tables import TABLES
 
 from purgatory.engine import COMPILED
 from tests.pipeline.conftest import worker_environment
@@ -43,7 +43,7 @@ def cluster(java: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sta
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The environment that the tests run in, packed, without what the cluster has."""
     out = tmp_path_factory.mktemp("packed") / "environment.tar.gz"
-    packing.write_environment(out, INSTALLED_THERE)
+    pack.write_environment(out, INSTALLED_THERE)
     return out
 
 

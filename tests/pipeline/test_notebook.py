@@ -7,14 +7,14 @@ from pathlib import Path
 
 import altair as alt
 import pytest
-from purgatory_pipeline import progress
 from purgatory_pipeline.errors import ArchiveUnusable, PolicyInvalid
 from purgatory_pipeline.notebook import TABLES, read, replay, report
+from purgatory_pipeline.spark import progress
 from pyspark.sql import SparkSession
 
 from purgatory.archive import schema
+from tests.pipeline.archive.histories import small_history
 from tests.pipeline.conftest import ROOT
-from tests.pipeline.histories import small_history
 from tests.pipeline.notebooks import code_cells, run_cells
 
 EXAMPLE = ROOT / "examples" / "notebooks" / "report.ipynb"

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from purgatory_pipeline import progress
+from purgatory_pipeline.spark import progress
 from pyspark import SparkContext
 
 

@@ -8,7 +8,7 @@ import pytest
 from purgatory_client import Client
 from purgatory_client.many import partition_columns
 from purgatory_client.results import OperationKind
-from purgatory_pipeline.archive import account, find_archive, intake
+from purgatory_pipeline.archive import account, find_archive, intake_account
 from purgatory_pipeline.cli import main
 from pyspark.sql import SparkSession
 
@@ -44,10 +44,13 @@ def test_a_restarted_history_is_accounted_for(
     archive = str(tmp_path / "archive")
     taken = account(spark, find_archive(archive))
     kept = WAITS - PER_RUN
-    assert {finding.name: finding.count for finding in taken.findings} == {intake.KEPT: kept, intake.EARLIER_RUN: kept}
+    assert {finding.name: finding.count for finding in taken.findings} == {
+        intake_account.KEPT: kept,
+        intake_account.EARLIER_RUN: kept,
+    }
     assert taken.rows_used(schema.OUTCOMES) == taken.rows_used(schema.REGISTRATIONS) == 2 * WAITS
     assert main(["check", archive]) == 0
-    assert f"{kept} {intake.EARLIER_RUN}" in capsys.readouterr().out
+    assert f"{kept} {intake_account.EARLIER_RUN}" in capsys.readouterr().out
     assert main(["report", archive, "--out", str(tmp_path / "report")]) == 0
     assert main(["replay", archive, "--out", str(tmp_path / "replay")]) == 0
     said = capsys.readouterr().out

@@ -11,7 +11,7 @@ from purgatory_pipeline.replay.command import outcome_lines
 from purgatory_pipeline.report.advice import advise
 from purgatory_pipeline.report.command import advised, window_for
 
-from tests.pipeline.histories import START
+from tests.pipeline.archive.histories import START
 
 IN_USE = pd.DataFrame(
     [(None, 1, 500, 1.0, 1), ("orders", 1, 500, 1.0, 1)],

@@ -12,7 +12,7 @@ import pytest
 
 from tests.pipeline.conftest import ONE_BUILD, ROOT, worker_environment
 
-ON_SPARK = "tests/pipeline/test_intake_reading.py"
+ON_SPARK = "tests/pipeline/archive/test_intake_reading.py"
 
 pytestmark = pytest.mark.slow  # each is a pytest of its own
 

@@ -9,18 +9,18 @@ read_runs(archive)                                                   # how each 
 from __future__ import annotations
 
 from purgatory_pipeline.archive.accounting import account
-from purgatory_pipeline.archive.catalog import Archive, find_archive, spark_schema
+from purgatory_pipeline.archive.catalog import ArchiveCatalog, find_archive, spark_schema
+from purgatory_pipeline.archive.daemon_runs import DaemonRun, read_runs
 from purgatory_pipeline.archive.footer import ArchiveFile, SetAside
-from purgatory_pipeline.archive.intake import Finding, IntakeAccount, Line
-from purgatory_pipeline.archive.runs import Run, read_runs
+from purgatory_pipeline.archive.intake_account import IntakeAccount, IntakeFinding, IntakeLine
 
 __all__ = [
-    "Archive",
+    "ArchiveCatalog",
     "ArchiveFile",
-    "Finding",
+    "DaemonRun",
     "IntakeAccount",
-    "Line",
-    "Run",
+    "IntakeFinding",
+    "IntakeLine",
     "SetAside",
     "account",
     "find_archive",

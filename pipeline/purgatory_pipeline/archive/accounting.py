@@ -10,16 +10,16 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from purgatory.archive import schema
-from purgatory_pipeline.archive import intake as names
-from purgatory_pipeline.archive.catalog import Archive
+from purgatory_pipeline.archive import intake_account as names
+from purgatory_pipeline.archive.catalog import ArchiveCatalog
 from purgatory_pipeline.archive.clocks import Flags
+from purgatory_pipeline.archive.daemon_runs import DaemonRun, read_runs
 from purgatory_pipeline.archive.findings import clock_findings, loss_findings, unmatched_findings
 from purgatory_pipeline.archive.footer import ArchiveFile
-from purgatory_pipeline.archive.intake import IntakeAccount, Line
-from purgatory_pipeline.archive.matching import MARGIN_MS, Reading, Unmatched, find_unmatched
-from purgatory_pipeline.archive.runs import Run, read_runs
-from purgatory_pipeline.archive.survey import SIDES, Survey, Window, survey_files
-from purgatory_pipeline.failures import own_errors
+from purgatory_pipeline.archive.intake_account import IntakeAccount, IntakeLine
+from purgatory_pipeline.archive.survey import SIDES, Selection, Survey, survey_files
+from purgatory_pipeline.archive.unmatched_operations import MARGIN_MS, CandidateReader, UnmatchedCount, find_unmatched
+from purgatory_pipeline.spark.failures import own_errors
 
 ROWS_PER_TASK: Final = 2_000_000
 SURVEYS_MAX: Final = 64
@@ -31,7 +31,7 @@ _MARGIN: Final = timedelta(milliseconds=MARGIN_MS)
 
 def account(
     spark: SparkSession,
-    archive: Archive,
+    archive: ArchiveCatalog,
     *,
     since: datetime | None = None,
     until: datetime | None = None,
@@ -41,7 +41,7 @@ def account(
 
     Operations are those registered in the window; their outcomes may lie behind it.
     """
-    window = Window.of(since, until, None if topics is None else list(topics))
+    window = Selection.of(since, until, None if topics is None else list(topics))
     runs = read_runs(archive)
     files = _files_to_read(archive, since, until)
     with own_errors():
@@ -77,7 +77,7 @@ def chunked(files: Sequence[ArchiveFile], tasks_min: int, tasks_max: int) -> lis
     return heaps
 
 
-def _files_to_read(archive: Archive, since: datetime | None, until: datetime | None) -> list[ArchiveFile]:
+def _files_to_read(archive: ArchiveCatalog, since: datetime | None, until: datetime | None) -> list[ArchiveFile]:
     """Those with rows in the window, or with outcomes of what was registered in it."""
     early = None if since is None else since - _MARGIN
     late = None if until is None else until + _MARGIN
@@ -96,7 +96,7 @@ def _files_to_read(archive: Archive, since: datetime | None, until: datetime | N
     ]
 
 
-def _survey(spark: SparkSession, uri: str, files: list[ArchiveFile], window: Window) -> Survey:
+def _survey(spark: SparkSession, uri: str, files: list[ArchiveFile], window: Selection) -> Survey:
     chunks = chunked(files, spark.sparkContext.defaultParallelism, SURVEYS_MAX)
     tasks = spark.sparkContext.parallelize(chunks, len(chunks))
     return tasks.map(lambda chunk: survey_files(uri, chunk, window)).reduce(Survey.add)
@@ -104,17 +104,17 @@ def _survey(spark: SparkSession, uri: str, files: list[ArchiveFile], window: Win
 
 def _unmatched(
     spark: SparkSession,
-    archive: Archive,
-    runs: Sequence[Run],
+    archive: ArchiveCatalog,
+    runs: Sequence[DaemonRun],
     files: list[ArchiveFile],
-    window: Window,
+    window: Selection,
     differing: Flags,
-) -> list[Unmatched]:
+) -> list[UnmatchedCount]:
     if not differing.any():
         return []
     chunks = chunked(files, spark.sparkContext.defaultParallelism, len(files))
     together = not any(archive.overlapping(table) for table in SIDES)
-    reading = Reading(archive.uri, chunks, window, differing, together)
+    reading = CandidateReader(archive.uri, chunks, window, differing, together)
     started = {run.run_id: _wall_ms(run.started_at) for run in runs if run.started_at is not None}
     return find_unmatched(spark, reading, _first_registered_ms(archive), started)
 
@@ -123,7 +123,7 @@ def _wall_ms(at: datetime) -> int:
     return round(at.timestamp() * 1_000)
 
 
-def _first_registered_ms(archive: Archive) -> dict[str, int]:
+def _first_registered_ms(archive: ArchiveCatalog) -> dict[str, int]:
     """By run: when its first registration that is there was made, as far as the files tell."""
     firsts: dict[str, int] = {}
     for file in archive.files(schema.REGISTRATIONS):
@@ -133,9 +133,11 @@ def _first_registered_ms(archive: Archive) -> dict[str, int]:
     return firsts
 
 
-def _lines(archive: Archive, survey: Survey, read: Sequence[ArchiveFile], twice: dict[str, int]) -> list[Line]:
+def _lines(
+    archive: ArchiveCatalog, survey: Survey, read: Sequence[ArchiveFile], twice: dict[str, int]
+) -> list[IntakeLine]:
     seen = {file.path for file in read}
-    lines: list[Line] = []
+    lines: list[IntakeLine] = []
     for table in schema.TABLES:
         files = archive.files(table)
         unread = sum(file.rows for file in files if file.path not in seen)
@@ -144,13 +146,13 @@ def _lines(archive: Archive, survey: Survey, read: Sequence[ArchiveFile], twice:
             names.OTHER_TOPIC: survey.other_topics.get(table, 0),
             names.TWICE: twice[table],
         }
-        lines.append(Line(table, names.USED, len(files), survey.used.get(table, 0) - twice[table]))
-        lines += [Line(table, reason, 0, rows) for reason, rows in of_rows.items() if rows]
+        lines.append(IntakeLine(table, names.USED, len(files), survey.used.get(table, 0) - twice[table]))
+        lines += [IntakeLine(table, reason, 0, rows) for reason, rows in of_rows.items() if rows]
     aside: defaultdict[tuple[str, str], list[int | None]] = defaultdict(list)
     for file in archive.set_aside:
         aside[file.table, file.reason].append(file.rows)
     for (table, reason), rows in aside.items():
         known = [count for count in rows if count is not None]
-        lines.append(Line(table, reason, len(rows), sum(known) if len(known) == len(rows) else None))
+        lines.append(IntakeLine(table, reason, len(rows), sum(known) if len(known) == len(rows) else None))
     order = [*schema.TABLES, ""]
     return sorted(lines, key=lambda line: (order.index(line.table), line.reason != names.USED, line.reason))

@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 from purgatory.archive import layout, schema
 from purgatory_pipeline.archive import footer
 from purgatory_pipeline.archive.footer import ArchiveFile, SetAside
-from purgatory_pipeline.archive.place import Place, open_place
+from purgatory_pipeline.archive.location import Location, open_location
 from purgatory_pipeline.errors import ArchiveUnusable
 
 _THREADS: Final = 32
@@ -34,7 +34,7 @@ _ROW_KEYS: Final = {
 
 
 @dataclass(frozen=True)
-class Archive:
+class ArchiveCatalog:
     """The files of an archive that can be used, and those that cannot. `uri` is as it was given."""
 
     uri: str
@@ -123,9 +123,9 @@ def spark_schema(table: str) -> StructType:
     return from_arrow_schema(schema.SCHEMAS[table], prefer_timestamp_ntz=False)
 
 
-def find_archive(uri: str) -> Archive:
+def find_archive(uri: str) -> ArchiveCatalog:
     """Lists an archive and reads the footer of each file. Raises `ArchiveUnusable` when nothing can be used of it."""
-    place = open_place(uri)
+    place = open_location(uri)
     found = place.list_files()
     candidates, set_aside, leftovers = _sort_paths(place, found)
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -136,10 +136,10 @@ def find_archive(uri: str) -> Archive:
     set_aside += copies
     if not used:
         raise ArchiveUnusable(_nothing_usable(uri, set_aside, leftovers))
-    return Archive(uri, tuple(used), tuple(sorted(set_aside, key=lambda file: file.path)), leftovers)
+    return ArchiveCatalog(uri, tuple(used), tuple(sorted(set_aside, key=lambda file: file.path)), leftovers)
 
 
-def _sort_paths(place: Place, paths: list[str]) -> tuple[list[tuple[str, str]], list[SetAside], int]:
+def _sort_paths(place: Location, paths: list[str]) -> tuple[list[tuple[str, str]], list[SetAside], int]:
     """(path, table) of what may be an archive's file, what lies where none should, and how many are unfinished."""
     candidates: list[tuple[str, str]] = []
     strays: list[SetAside] = []

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from purgatory.archive import schema
 from purgatory_pipeline.archive.footer import ArchiveFile
-from purgatory_pipeline.archive.ordering import order_of
+from purgatory_pipeline.archive.stable_sort import stable_order
 
 Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -48,7 +48,7 @@ class ClockReader:
         calls = numbers_of(part, "call_number")
         clocks = [numbers_of(part, "time_ms"), instants_of(part, "at")]
         if np.any(np.diff(calls) < 0):
-            order = order_of(calls)
+            order = stable_order(calls)
             calls, clocks = calls[order], [clock[order] for clock in clocks]
         ends = [(int(calls[place]), int(clocks[0][place]), int(clocks[1][place])) for place in (0, -1)]
         for index, clock in enumerate(clocks):

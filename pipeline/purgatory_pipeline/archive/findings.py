@@ -7,17 +7,17 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from purgatory.archive import schema
-from purgatory_pipeline.archive import intake as names
-from purgatory_pipeline.archive.catalog import Archive
+from purgatory_pipeline.archive import intake_account as names
+from purgatory_pipeline.archive.catalog import ArchiveCatalog
 from purgatory_pipeline.archive.clocks import FileClock
-from purgatory_pipeline.archive.intake import MEANINGS, Finding
-from purgatory_pipeline.archive.matching import NO_OUTCOME, NO_REGISTRATION, Unmatched
-from purgatory_pipeline.archive.runs import OPEN, Run
+from purgatory_pipeline.archive.daemon_runs import OPEN, DaemonRun
+from purgatory_pipeline.archive.intake_account import MEANINGS, IntakeFinding
+from purgatory_pipeline.archive.unmatched_operations import NO_OUTCOME, NO_REGISTRATION, UnmatchedCount
 
 _SHOWN: int = 3
 
 
-def clock_findings(clocks: Iterable[FileClock]) -> list[Finding]:
+def clock_findings(clocks: Iterable[FileClock]) -> list[IntakeFinding]:
     """Steps back within files and from one file of a run's table to its next."""
     by_table: defaultdict[tuple[str, str], list[FileClock]] = defaultdict(list)
     for clock in clocks:
@@ -40,25 +40,31 @@ def clock_findings(clocks: Iterable[FileClock]) -> list[Finding]:
                 deepest[name] = max(deepest[name], fall_ms)
                 runs[name].add(run_id)
     return [
-        Finding(name, count, f"by up to {deepest[name]:,} ms, in {some(runs[name])}; calls keep their order")
+        IntakeFinding(name, count, f"by up to {deepest[name]:,} ms, in {some(runs[name])}; calls keep their order")
         for name, count in counts.items()
         if count
     ]
 
 
-def unmatched_findings(unmatched: Sequence[Unmatched], runs: Sequence[Run], archive: Archive) -> list[Finding]:
+def unmatched_findings(
+    unmatched: Sequence[UnmatchedCount], runs: Sequence[DaemonRun], archive: ArchiveCatalog
+) -> list[IntakeFinding]:
     """Operations with one end only, by what the markers and the files that were set aside say of their run."""
     by_id = {run.run_id: run for run in runs}
     counts: Counter[str] = Counter()
     whose: defaultdict[str, set[str]] = defaultdict(set)
     for one in unmatched:
-        name = _reason(one, by_id.get(one.run_id, Run(one.run_id)), archive)
+        name = _reason(one, by_id.get(one.run_id, DaemonRun(one.run_id)), archive)
         counts[name] += one.operations
         whose[name].add(one.run_id)
-    return [Finding(name, counts[name], f"{MEANINGS[name]} ({some(whose[name])})") for name in MEANINGS if counts[name]]
+    return [
+        IntakeFinding(name, counts[name], f"{MEANINGS[name]} ({some(whose[name])})")
+        for name in MEANINGS
+        if counts[name]
+    ]
 
 
-def loss_findings(runs: Sequence[Run], archive: Archive, earlier: int) -> list[Finding]:
+def loss_findings(runs: Sequence[DaemonRun], archive: ArchiveCatalog, earlier: int) -> list[IntakeFinding]:
     """What markers say is lost, what is not finished, and what the window cuts off."""
     dropped: Counter[str] = Counter()
     for run in runs:
@@ -66,10 +72,12 @@ def loss_findings(runs: Sequence[Run], archive: Archive, earlier: int) -> list[F
     crashed = [run.run_id for run in runs if run.state == schema.CRASHED]
     tables = ", ".join(f"{rows:,} of {table}" for table, rows in sorted(dropped.items()))
     findings = [
-        Finding(names.DROPPED, dropped.total(), f"{tables}; lost, and counted by the daemon that wrote the archive"),
-        Finding(names.CRASHES, len(crashed), f"{some(crashed)}; what they had not rolled is lost"),
-        Finding(names.EARLIER, earlier, MEANINGS[names.EARLIER]),
-        Finding(names.UNFINISHED, archive.leftovers, MEANINGS[names.UNFINISHED]),
+        IntakeFinding(
+            names.DROPPED, dropped.total(), f"{tables}; lost, and counted by the daemon that wrote the archive"
+        ),
+        IntakeFinding(names.CRASHES, len(crashed), f"{some(crashed)}; what they had not rolled is lost"),
+        IntakeFinding(names.EARLIER, earlier, MEANINGS[names.EARLIER]),
+        IntakeFinding(names.UNFINISHED, archive.leftovers, MEANINGS[names.UNFINISHED]),
     ]
     return [finding for finding in findings if finding.count]
 
@@ -81,7 +89,7 @@ def some(run_ids: Iterable[str]) -> str:
     return ", ".join(known[:_SHOWN]) + more
 
 
-def _reason(one: Unmatched, run: Run, archive: Archive) -> str:
+def _reason(one: UnmatchedCount, run: DaemonRun, archive: ArchiveCatalog) -> str:
     if one.what == NO_OUTCOME:
         if _is_set_aside(archive, schema.OUTCOMES, run.run_id):
             return names.OUTCOME_SET_ASIDE
@@ -101,7 +109,7 @@ def _reason(one: Unmatched, run: Run, archive: Archive) -> str:
     return names.REPEATED
 
 
-def _is_set_aside(archive: Archive, table: str, run_id: str) -> bool:
+def _is_set_aside(archive: ArchiveCatalog, table: str, run_id: str) -> bool:
     """Whether a file of that run, by its name, was set aside and was no copy."""
     return any(
         file.table == table and run_id in file.path.rsplit("/", 1)[-1] and not file.is_copy

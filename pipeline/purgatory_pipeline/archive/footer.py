@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from purgatory.archive import layout, schema
-from purgatory_pipeline.archive.place import Place, first_line
+from purgatory_pipeline.archive.location import Location, first_line
 from purgatory_pipeline.errors import ArchiveUnusable
 
 # Why a file is set aside.
@@ -69,7 +69,7 @@ class SetAside:
         return self.reason == COPY
 
 
-def read_footer(place: Place, path: str, table: str) -> ArchiveFile | SetAside:
+def read_footer(place: Location, path: str, table: str) -> ArchiveFile | SetAside:
     """Reads the end of one file and nothing else. Raises `ArchiveUnusable` for a version that is too new."""
     try:
         metadata = pq.read_metadata(path, filesystem=place.filesystem)

@@ -24,9 +24,9 @@ from purgatory.archive import schema
 from purgatory_pipeline.archive.catalog import to_utc
 from purgatory_pipeline.archive.clocks import ClockReader, FileClock, Flags, Integers, instants_of, numbers_of
 from purgatory_pipeline.archive.footer import ArchiveFile
-from purgatory_pipeline.archive.place import first_line, open_place
+from purgatory_pipeline.archive.location import first_line, open_location
 from purgatory_pipeline.errors import ArchiveUnusable
-from purgatory_pipeline.memory import keep_freed_memory
+from purgatory_pipeline.spark.malloc import keep_freed_memory
 
 BUCKETS: Final = 1 << 14
 SIDES: Final = (schema.REGISTRATIONS, schema.OUTCOMES)
@@ -40,7 +40,7 @@ _PART: Final = np.uint64((1 << _PART_BITS) - 1)
 
 
 @dataclass(frozen=True)
-class Window:
+class Selection:
     """Rows with since_ms <= at < until_ms (Unix time), of these topics; None: all."""
 
     since_ms: int | None = None
@@ -48,12 +48,12 @@ class Window:
     topics: frozenset[str] | None = None
 
     @classmethod
-    def of(cls, since: datetime | None, until: datetime | None, topics: Sequence[str] | None) -> Window:
+    def of(cls, since: datetime | None, until: datetime | None, topics: Sequence[str] | None) -> Selection:
         """From what a command was given; instants without a time zone are UTC."""
         start, end = (None if at is None else round(at.timestamp() * 1_000) for at in (to_utc(since), to_utc(until)))
         return cls(start, end, None if topics is None else frozenset(topics))
 
-    def widened(self, margin_ms: int) -> Window:
+    def widened(self, margin_ms: int) -> Selection:
         """With a margin on either side."""
         start = None if self.since_ms is None else self.since_ms - margin_ms
         end = None if self.until_ms is None else self.until_ms + margin_ms
@@ -120,7 +120,7 @@ class Operations:
         return (blocks & np.uint64(BUCKETS - 1)).astype(np.int64)
 
 
-def survey_files(uri: str, files: Sequence[ArchiveFile], window: Window) -> Survey:
+def survey_files(uri: str, files: Sequence[ArchiveFile], window: Selection) -> Survey:
     """Reads some files whole, one part after the other."""
     keep_freed_memory()
     survey = Survey()
@@ -141,7 +141,7 @@ def survey_files(uri: str, files: Sequence[ArchiveFile], window: Window) -> Surv
 
 def parts_of(uri: str, file: ArchiveFile, columns: Sequence[str]) -> Iterator[pa.Table]:
     """A file's row groups, one by one. Raises `ArchiveUnusable` where one cannot be read."""
-    place = open_place(uri)
+    place = open_location(uri)
     try:
         words = [name for name in columns if name == "topic"]
         parquet = pq.ParquetFile(file.path, filesystem=place.filesystem, read_dictionary=words)
@@ -153,7 +153,7 @@ def parts_of(uri: str, file: ArchiveFile, columns: Sequence[str]) -> Iterator[pa
         ) from error
 
 
-def operations_of(file: ArchiveFile, part: pa.Table, window: Window) -> Operations:
+def operations_of(file: ArchiveFile, part: pa.Table, window: Selection) -> Operations:
     """The operations of a part that count: not refused, of the window's topics, ended since it began."""
     at_ms = instants_of(part, "at")
     item = numbers_of(part, "item")
@@ -187,14 +187,14 @@ def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return values ^ (values >> np.uint64(31))
 
 
-def columns_of(table: str, window: Window) -> list[str]:
+def columns_of(table: str, window: Selection) -> list[str]:
     """What the survey needs of a table."""
     own = {schema.REGISTRATIONS: [*_KEY, "refusal_code"], schema.OUTCOMES: [*_KEY, "waited_ms"]}.get(table, [])
     topic = ["topic"] if window.topics is not None and "topic" in schema.SCHEMAS[table].names else []
     return [*_CLOCKS, *own, *topic]
 
 
-def _count(survey: Survey, table: str, part: pa.Table, window: Window) -> None:
+def _count(survey: Survey, table: str, part: pa.Table, window: Selection) -> None:
     if table == schema.MARKERS:  # they count whatever the window
         survey.used[table] = survey.used.get(table, 0) + part.num_rows
         return
@@ -230,7 +230,7 @@ def _bucket_sums(operations: Operations) -> Integers:
     return np.stack([np.bincount(buckets, minlength=BUCKETS), *sums]).astype(np.int64)
 
 
-def _before(operations: Operations, window: Window) -> Flags:
+def _before(operations: Operations, window: Selection) -> Flags:
     """First items that ended in the window and were registered before it."""
     if window.since_ms is None:
         return np.zeros(len(operations.at_ms), bool)

@@ -31,10 +31,10 @@ def generate(
     ] = None,
 ) -> None:
     """Makes a history of any size through the real engine, with its truth beside it in DIR/_truth."""
-    from purgatory_pipeline.generate.making import check_empty, make_archive  # noqa: PLC0415 -- slow to import
-    from purgatory_pipeline.generate.plan import make_plan  # noqa: PLC0415
-    from purgatory_pipeline.generate.summary import sum_up  # noqa: PLC0415
-    from purgatory_pipeline.session import spark_session  # noqa: PLC0415
+    from purgatory_pipeline.generate.history_plan import make_plan  # noqa: PLC0415
+    from purgatory_pipeline.generate.make_archive import check_empty, make_archive  # noqa: PLC0415 -- slow to import
+    from purgatory_pipeline.generate.truth_summary import sum_up  # noqa: PLC0415
+    from purgatory_pipeline.spark.spark_session import spark_session  # noqa: PLC0415
 
     plan = make_plan(
         operations,

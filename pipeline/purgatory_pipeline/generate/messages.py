@@ -8,16 +8,16 @@ import numpy as np
 
 from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.engine.codes import FETCH, PRODUCE, SIGNAL
-from purgatory_pipeline.generate.arrivals import UNARY, WITHOUT_EPOCHS
-from purgatory_pipeline.generate.cluster import Flags, Ints
-from purgatory_pipeline.generate.run import Run
-from purgatory_pipeline.generate.timeline import EVENTS, REGISTER
+from purgatory_pipeline.generate.draw.arrivals import UNARY, WITHOUT_EPOCHS
+from purgatory_pipeline.generate.draw.drawn_run import DrawnRun
+from purgatory_pipeline.generate.draw.schedule import EVENTS, REGISTER
+from purgatory_pipeline.generate.draw.topology import Flags, Ints
 
 
-class Messages:
+class CallBatches:
     """The batches of a chunk of calls: its columns as lists, once, from which each call takes its rows."""
 
-    def __init__(self, run: Run, first: int, stop: int) -> None:
+    def __init__(self, run: DrawnRun, first: int, stop: int) -> None:
         self._run: Final = run
         calls = run.timeline.calls
         what, start, end = (column[first:stop] for column in (calls.what, calls.start, calls.stop))

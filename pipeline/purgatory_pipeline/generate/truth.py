@@ -11,17 +11,17 @@ from typing import Any, Final
 import numpy as np
 
 from purgatory.engine.codes import PRODUCE, SIGNAL
-from purgatory_pipeline.generate.arrivals import WITHOUT_EPOCHS
-from purgatory_pipeline.generate.cluster import FOR_EVER_MS, Ints, Log
-from purgatory_pipeline.generate.run import Run
-from purgatory_pipeline.generate.steps import NEVER
+from purgatory_pipeline.generate.draw.arrivals import WITHOUT_EPOCHS
+from purgatory_pipeline.generate.draw.drawn_run import DrawnRun
+from purgatory_pipeline.generate.draw.step_functions import NEVER
+from purgatory_pipeline.generate.draw.topology import FOR_EVER_MS, Ints, Log
 
 BOTH: Final = -1
 """Instead of a replica's id: both followers told of the offset in the same millisecond."""
 
 
 @dataclass(frozen=True)
-class Waits:
+class ProduceWaits:
     """Produce operations by topic, by how long they needed, and by the replica that was last."""
 
     topic: list[str] = field(default_factory=list)
@@ -50,7 +50,7 @@ class RunTruth:
     """By kind, then outcome."""
     produce_outcomes: dict[str, dict[str, int]]
     """By topic, then outcome."""
-    waits: Waits
+    waits: ProduceWaits
     without_wait: int
     """Produces that no replica could ever satisfy: their leader had resigned."""
     leader_changes: list[dict[str, Any]]
@@ -64,7 +64,7 @@ class RunTruth:
         return asdict(self)
 
 
-def needed_ms(run: Run) -> tuple[Ints, Ints, Ints, Ints]:
+def needed_ms(run: DrawnRun) -> tuple[Ints, Ints, Ints, Ints]:
     """For each produce: its operation, how long it needed (NEVER: for ever), who was last, and by how much.
 
     With several partitions, the one that was last decides.
@@ -98,7 +98,7 @@ def needed_ms(run: Run) -> tuple[Ints, Ints, Ints, Ints]:
     return operations, wait_ms, np.where(wait_ms == 0, BOTH, last[decides]), held_ms
 
 
-def _counted_until(run: Run, place: int, log: Ints, sent_ms: Ints, reached_ms: Ints) -> Ints:
+def _counted_until(run: DrawnRun, place: int, log: Ints, sent_ms: Ints, reached_ms: Ints) -> Ints:
     """When a follower no longer held its partition back: it had the offset, or was not in sync (any more)."""
     left_ms = np.full(len(run.logs), FOR_EVER_MS)
     joined_ms = np.full(len(run.logs), FOR_EVER_MS)
@@ -117,7 +117,7 @@ def _last_of_each(values: Ints, starts: Ints, counts: Ints) -> Ints:
 
 
 def tell_truth(
-    run: Run, tally: Counter[tuple[str, str, str]], rows: Counter[str], files: int, size: int, seconds: float
+    run: DrawnRun, tally: Counter[tuple[str, str, str]], rows: Counter[str], files: int, size: int, seconds: float
 ) -> RunTruth:
     """All that is true of a run that has been played."""
     operations, wait_ms, last, held_ms = needed_ms(run)
@@ -157,13 +157,13 @@ def tell_truth(
     )
 
 
-def _add_up(topics: list[str], topic: Ints, wait_ms: Ints, last: Ints, held_ms: Ints) -> Waits:
+def _add_up(topics: list[str], topic: Ints, wait_ms: Ints, last: Ints, held_ms: Ints) -> ProduceWaits:
     """Operations that agree in topic, wait and last replica become one row."""
     key = (topic * NEVER + wait_ms) * 64 + last + 1
     distinct, first, inverse, counts = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
     held = np.zeros(len(distinct), dtype=np.int64)
     np.add.at(held, inverse, np.where(last == BOTH, 0, held_ms))
-    return Waits(
+    return ProduceWaits(
         topic=[topics[place] for place in topic[first].tolist()],
         wait_ms=wait_ms[first].tolist(),
         last_replica_id=last[first].tolist(),
@@ -172,7 +172,7 @@ def _add_up(topics: list[str], topic: Ints, wait_ms: Ints, last: Ints, held_ms: 
     )
 
 
-def _change(run: Run, index: int) -> dict[str, Any]:
+def _change(run: DrawnRun, index: int) -> dict[str, Any]:
     change = run.changes[index]
     old, new = run.logs[change.old_log], run.logs[change.new_log]
     name, partition = run.cluster.names[change.partition]
@@ -186,7 +186,7 @@ def _change(run: Run, index: int) -> dict[str, Any]:
     }
 
 
-def _absence(run: Run, log: Log) -> dict[str, Any]:
+def _absence(run: DrawnRun, log: Log) -> dict[str, Any]:
     absence, joined_ms = log.absence, run.marks.joined_ms[log.index]
     assert absence is not None, f"log {log.index} has no absence"
     name, partition = run.cluster.names[log.partition]

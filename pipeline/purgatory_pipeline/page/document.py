@@ -20,7 +20,17 @@ from typing import Final
 from markupsafe import Markup
 
 from purgatory_pipeline.page import wording
-from purgatory_pipeline.page.parts import Column, Fact, Finding, Grid, LegendEntry, Page, Plot, Section, Table
+from purgatory_pipeline.page.parts import (
+    Finding,
+    Grid,
+    Headline,
+    LegendEntry,
+    Page,
+    PageColumn,
+    PageTable,
+    Plot,
+    Section,
+)
 
 _PAGE: Final = Markup("""<!DOCTYPE html>
 <html lang="en">
@@ -99,7 +109,7 @@ def footer(options: Mapping[str, str], versions: Mapping[str, str]) -> Markup:
     )
 
 
-def part(one: Plot | Table | Grid) -> Markup:
+def part(one: Plot | PageTable | Grid) -> Markup:
     """One part alone, as it stands in a page."""
     return _part(one, itertools.count(1))
 
@@ -133,7 +143,7 @@ def _policy(*scripts: str) -> str:
     return f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {sources}"
 
 
-def _fact(fact: Fact) -> Markup:
+def _fact(fact: Headline) -> Markup:
     return Markup('<div class="fact{}"><dt>{}</dt><dd>{}<small>{}</small></dd></div>').format(
         " alarming" if fact.alarming else "", fact.label, fact.value, fact.note
     )
@@ -166,7 +176,7 @@ def _section(section: Section, numbers: Iterator[int]) -> Markup:
     ).format(section.anchor, section.title, lead, notices, parts)
 
 
-def _part(part: Plot | Table | Grid, numbers: Iterator[int]) -> Markup:
+def _part(part: Plot | PageTable | Grid, numbers: Iterator[int]) -> Markup:
     if isinstance(part, Grid):
         return Markup('{}<div class="grid{}">{}</div>').format(
             _legend(part.legend),
@@ -203,7 +213,7 @@ def _legend_entry(entry: LegendEntry) -> Markup:
     )
 
 
-def _table(table: Table) -> Markup:
+def _table(table: PageTable) -> Markup:
     shown = table.frame.head(table.rows_max)
     head = Markup().join(
         Markup('<th scope="col"{}>{}</th>').format(_side(column), column.title) for column in table.columns
@@ -223,7 +233,7 @@ def _table(table: Table) -> Markup:
     ).format(table.caption, _rest(table), table.caption, head, rows)
 
 
-def _rest(table: Table) -> Markup:
+def _rest(table: PageTable) -> Markup:
     total = len(table.frame)
     if total <= table.rows_max:
         return Markup()
@@ -233,12 +243,12 @@ def _rest(table: Table) -> Markup:
     )
 
 
-def _cell(column: Column, value: object) -> Markup:
+def _cell(column: PageColumn, value: object) -> Markup:
     shown = column.shown(value)
     if not column.is_figure and len(shown) > LONG_CELL:
         return Markup('<td class="long">{}</td>').format(shown)
     return Markup("<td{}>{}</td>").format(_side(column), shown)
 
 
-def _side(column: Column) -> Markup:
+def _side(column: PageColumn) -> Markup:
     return Markup(' class="figure"') if column.is_figure else Markup()

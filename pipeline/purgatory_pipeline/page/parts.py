@@ -16,7 +16,7 @@ ROWS_MAX: Final = 12
 
 
 @dataclass(frozen=True)
-class Column:
+class PageColumn:
     """One column of a table: its `key` in the frame, its title, and how a value is written (escaped unless Markup)."""
 
     key: str
@@ -30,12 +30,12 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     """The first rows of a frame, in its order. `rest` says where the others are; rows with `marked` true stand out."""
 
     caption: str
     frame: pd.DataFrame
-    columns: tuple[Column, ...]
+    columns: tuple[PageColumn, ...]
     rest: str = ""
     rows_max: int = ROWS_MAX
     marked: str = ""
@@ -68,7 +68,7 @@ class Grid:
     A legend that all of them share stands above.
     """
 
-    parts: tuple[Plot | Table, ...]
+    parts: tuple[Plot | PageTable, ...]
     legend: tuple[LegendEntry, ...] = ()
     narrow: bool = False
 
@@ -83,12 +83,12 @@ class Section:
     anchor: str
     title: str
     lead: tuple[Markup | str, ...] = ()
-    parts: tuple[Plot | Table | Grid, ...] = ()
+    parts: tuple[Plot | PageTable | Grid, ...] = ()
     notices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Fact:
+class Headline:
     """One headline figure: what it is, its value, and a word on it. `alarming` ones stand out."""
 
     label: str
@@ -112,7 +112,7 @@ class Page:
 
     title: str
     subtitle: Markup
-    facts: tuple[Fact, ...]
+    facts: tuple[Headline, ...]
     account: Section
     findings: tuple[Finding, ...]
     sections: tuple[Section, ...]

@@ -10,9 +10,9 @@ import typer
 if TYPE_CHECKING:
     import pandas as pd
 
-    from purgatory_pipeline.archive import Archive
-    from purgatory_pipeline.page.replay_page import ReplayInfo
-    from purgatory_pipeline.replay.account import ReplayAccount
+    from purgatory_pipeline.archive import ArchiveCatalog
+    from purgatory_pipeline.replay.page.replay_page import ReplayInfo
+    from purgatory_pipeline.replay.replay_account import ReplayAccount
 
 
 def replay(
@@ -40,10 +40,10 @@ def replay(
 ) -> None:
     """Replays a history through the same engine, first unchanged and then under other policies."""
     from purgatory_pipeline.archive import account, find_archive  # noqa: PLC0415 -- Spark is slow to import
-    from purgatory_pipeline.failures import own_errors  # noqa: PLC0415
-    from purgatory_pipeline.output import open_output  # noqa: PLC0415
+    from purgatory_pipeline.output_folder import open_output  # noqa: PLC0415
     from purgatory_pipeline.replay.policy import UNCHANGED, parse_policies  # noqa: PLC0415
-    from purgatory_pipeline.session import spark_session  # noqa: PLC0415
+    from purgatory_pipeline.spark.failures import own_errors  # noqa: PLC0415
+    from purgatory_pipeline.spark.spark_session import spark_session  # noqa: PLC0415
 
     policies = [UNCHANGED, *parse_policies(settings or [], slow_replica or [], sweep or [])]
     found = find_archive(archive)
@@ -52,17 +52,17 @@ def replay(
     with ThreadPoolExecutor(2) as pool, own_errors():
         intake = pool.submit(account, spark, found)  # its tasks come first; while they run the rest is made ready
         from purgatory_pipeline.page import document  # noqa: PLC0415
-        from purgatory_pipeline.replay import jobs, outputs  # noqa: PLC0415
-        from purgatory_pipeline.replay.account import ReplayAccount  # noqa: PLC0415
-        from purgatory_pipeline.replay.facts import find_runs  # noqa: PLC0415
-        from purgatory_pipeline.replay.frames import frames_of  # noqa: PLC0415
+        from purgatory_pipeline.replay import outputs, spark_jobs  # noqa: PLC0415
+        from purgatory_pipeline.replay.load.run_files import find_runs  # noqa: PLC0415
+        from purgatory_pipeline.replay.replay_account import ReplayAccount  # noqa: PLC0415
+        from purgatory_pipeline.replay.result_frames import frames_of  # noqa: PLC0415
 
         pool.submit(document.libraries)
-        sums = jobs.replay_sums(spark, found, policies)
+        sums = spark_jobs.replay_sums(spark, found, policies)
     intake.result().print()
     if results:
         with own_errors():
-            rows = jobs.replay_rows(spark, found, policies)
+            rows = spark_jobs.replay_rows(spark, found, policies)
             rows.write.mode("overwrite").parquet(place.spark_path(f"{place.root}/results"))
     frames = frames_of(sums, policies)
     told = ReplayAccount.of(sums, [run.facts for run in find_runs(found)], policies)
@@ -82,7 +82,7 @@ def _print(told: ReplayAccount, outcomes: pd.DataFrame) -> None:
 
 def outcome_lines(outcomes: pd.DataFrame) -> list[str]:
     """How each kind ended as recorded and under each policy; in one line where no policy changes anything."""
-    from purgatory_pipeline.replay.frames import AS_RECORDED  # noqa: PLC0415
+    from purgatory_pipeline.replay.result_frames import AS_RECORDED  # noqa: PLC0415
 
     lines = []
     overall = outcomes[outcomes["topic"].isna()]
@@ -102,11 +102,11 @@ def _shares(outcomes: pd.Series[float]) -> str:
     return ", ".join(f"{100 * share:.2f} % {outcome}" for outcome, share in outcomes.items() if share)
 
 
-def _info(found: Archive, told: ReplayAccount, out: str) -> ReplayInfo:
+def _info(found: ArchiveCatalog, told: ReplayAccount, out: str) -> ReplayInfo:
     import pyspark  # noqa: PLC0415
 
     from purgatory import __version__  # noqa: PLC0415
-    from purgatory_pipeline.page.replay_page import ReplayInfo  # noqa: PLC0415
+    from purgatory_pipeline.replay.page.replay_page import ReplayInfo  # noqa: PLC0415
 
     first = [file.first_at for file in found.used if file.first_at is not None]
     last = [file.last_at for file in found.used if file.last_at is not None]

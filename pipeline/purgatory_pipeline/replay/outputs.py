@@ -9,14 +9,14 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from purgatory_pipeline.archive.place import Place
-from purgatory_pipeline.output import write_by_path, write_file
-from purgatory_pipeline.page.replay_page import ReplayInfo, write_replay_page
+from purgatory_pipeline.archive.location import Location
+from purgatory_pipeline.output_folder import write_by_path, write_file
+from purgatory_pipeline.replay.page.replay_page import ReplayInfo, write_replay_page
 
 PAGE = "replay.html"
 
 
-def write_frames(place: Place, frames: Mapping[str, pd.DataFrame]) -> list[str]:
+def write_frames(place: Location, frames: Mapping[str, pd.DataFrame]) -> list[str]:
     """Each table as NAME.csv, for people, and NAME.parquet, for programs; the paths."""
     paths = []
     for name, frame in frames.items():
@@ -27,6 +27,6 @@ def write_frames(place: Place, frames: Mapping[str, pd.DataFrame]) -> list[str]:
     return paths
 
 
-def write_page(place: Place, frames: Mapping[str, pd.DataFrame], info: ReplayInfo) -> str:
+def write_page(place: Location, frames: Mapping[str, pd.DataFrame], info: ReplayInfo) -> str:
     """The page; its path."""
     return write_by_path(place, PAGE, lambda path: write_replay_page(frames, info, path))

@@ -18,8 +18,8 @@ from pyspark.sql import functions as F
 
 from purgatory_pipeline.report.facts import EXPIRED, SATISFIED, UNFINISHED, has_ended
 from purgatory_pipeline.report.quantiles import MILLION, QUANTILES
+from purgatory_pipeline.report.report_tables import ADVICE, SURVIVAL, TIMEOUTS
 from purgatory_pipeline.report.survival import Curve, Share, estimate
-from purgatory_pipeline.report.tables import ADVICE, SURVIVAL, TIMEOUTS
 
 IN_USE_MAX: Final = 3
 """Timeouts in use of each curve that are looked at: the commonest."""

@@ -17,8 +17,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from purgatory_pipeline.report.report_tables import ANOMALIES
 from purgatory_pipeline.report.rollups import OF_TOPICS_AND_WINDOWS, OF_WINDOWS
-from purgatory_pipeline.report.tables import ANOMALIES
 
 DAY_MS: Final = 86_400_000
 STRIKING: Final = 3.5

@@ -15,7 +15,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from purgatory_pipeline.report.tables import BACKLOG
+from purgatory_pipeline.report.report_tables import BACKLOG
 
 KEY: Final = ("run_id", "topic", "partition", "kind")
 

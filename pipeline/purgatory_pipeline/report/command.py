@@ -15,10 +15,10 @@ from purgatory_pipeline.errors import PolicyInvalid
 if TYPE_CHECKING:
     import pandas as pd
 
-    from purgatory_pipeline.archive import Archive, IntakeAccount
-    from purgatory_pipeline.report.build import Report
-    from purgatory_pipeline.report.options import ReportOptions
-    from purgatory_pipeline.report.tables import ReportInfo
+    from purgatory_pipeline.archive import ArchiveCatalog, IntakeAccount
+    from purgatory_pipeline.report.report_builder import Report
+    from purgatory_pipeline.report.report_options import ReportOptions
+    from purgatory_pipeline.report.report_tables import ReportInfo
 
 _SPAN: Final = re.compile(r"(\d+)(ms|s|m|h|d)?")
 ADVISED: Final = 5
@@ -54,14 +54,14 @@ def report(
 ) -> None:
     """Tells how a purgatory did: rates, waits, backlog, hot keys, stragglers, advice on timeouts, anomalies."""
     from purgatory_pipeline.archive import account, find_archive  # noqa: PLC0415 -- Spark is slow to import
-    from purgatory_pipeline.failures import own_errors  # noqa: PLC0415
-    from purgatory_pipeline.output import open_output  # noqa: PLC0415
+    from purgatory_pipeline.output_folder import open_output  # noqa: PLC0415
     from purgatory_pipeline.report import outputs  # noqa: PLC0415
-    from purgatory_pipeline.report.build import make_report  # noqa: PLC0415
-    from purgatory_pipeline.report.options import ReportOptions  # noqa: PLC0415
-    from purgatory_pipeline.report.tables import INTAKE, TABLES  # noqa: PLC0415
-    from purgatory_pipeline.session import spark_session  # noqa: PLC0415
-    from purgatory_pipeline.windows import parse_window  # noqa: PLC0415
+    from purgatory_pipeline.report.report_builder import make_report  # noqa: PLC0415
+    from purgatory_pipeline.report.report_options import ReportOptions  # noqa: PLC0415
+    from purgatory_pipeline.report.report_tables import INTAKE, TABLES  # noqa: PLC0415
+    from purgatory_pipeline.spark.failures import own_errors  # noqa: PLC0415
+    from purgatory_pipeline.spark.spark_session import spark_session  # noqa: PLC0415
+    from purgatory_pipeline.time_arguments import parse_window  # noqa: PLC0415
 
     start, end = parse_window(since, until)
     options = ReportOptions(
@@ -140,7 +140,7 @@ def parse_span_ms(option: str, text: str) -> int:
 
 
 def _info(
-    found: Archive,
+    found: ArchiveCatalog,
     taken: IntakeAccount,
     made: Report,
     options: ReportOptions,
@@ -151,7 +151,7 @@ def _info(
 
     from purgatory import __version__  # noqa: PLC0415
     from purgatory.archive import schema  # noqa: PLC0415
-    from purgatory_pipeline.report.tables import ReportInfo  # noqa: PLC0415
+    from purgatory_pipeline.report.report_tables import ReportInfo  # noqa: PLC0415
 
     first_at, last_at = _bounds(found)
     return ReportInfo(
@@ -172,7 +172,7 @@ def _info(
 
 
 def _bounds(
-    found: Archive, since: datetime | None = None, until: datetime | None = None
+    found: ArchiveCatalog, since: datetime | None = None, until: datetime | None = None
 ) -> tuple[datetime | None, datetime | None]:
     """The first and the last instant of an archive's rows, by their files, within a window."""
     first = min((file.first_at for file in found.used if file.first_at is not None), default=None)

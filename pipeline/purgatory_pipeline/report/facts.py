@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from purgatory.archive.schema import ACCEPTED
 from purgatory.engine import codes
-from purgatory_pipeline.report.unmatched import Unmatched
+from purgatory_pipeline.report.unmatched_rows import UnmatchedRows
 
 # Fates besides the outcomes.
 REGISTERED: Final = "registered"
@@ -43,7 +43,7 @@ def registered_counts(registrations: DataFrame, window_ms: int) -> DataFrame:
 
 
 def make_facts(
-    registered: DataFrame, outcomes: DataFrame, unmatched: Unmatched, window_ms: int, *, approximate: bool
+    registered: DataFrame, outcomes: DataFrame, unmatched: UnmatchedRows, window_ms: int, *, approximate: bool
 ) -> DataFrame:
     """All facts: `window`, the group, `fate`, `waited_ms`, `lateness_ms` and of these waits how many there are.
 

@@ -15,20 +15,20 @@ from pyarrow import dataset, parquet
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from purgatory_pipeline.archive.place import Place
-from purgatory_pipeline.output import write_by_path, write_file
-from purgatory_pipeline.page.report_page import write_page
-from purgatory_pipeline.report.tables import INTAKE, PAGE_ROWS_MAX, ReportInfo, Table
+from purgatory_pipeline.archive.location import Location
+from purgatory_pipeline.output_folder import write_by_path, write_file
+from purgatory_pipeline.report.page.report_page import write_page
+from purgatory_pipeline.report.report_tables import INTAKE, PAGE_ROWS_MAX, ReportInfo, ResultTable
 
 PAGE: Final = "report.html"
 
 
-def intake_table(rows: list[dict[str, object]]) -> pa.Table:
+def intake_table(rows: list[dict[str, object]]) -> pa.ResultTable:
     """The account of an intake as the table `intake`."""
-    return pa.Table.from_pylist(rows, INTAKE.schema)
+    return pa.ResultTable.from_pylist(rows, INTAKE.schema)
 
 
-def write_computed(frame: DataFrame, table: Table, place: Place) -> tuple[pd.DataFrame, int]:
+def write_computed(frame: DataFrame, table: ResultTable, place: Location) -> tuple[pd.DataFrame, int]:
     """One table as Parquet, sorted, and its first rows as CSV; gives those rows and how many there are in all."""
     path = f"{place.root}/tables/{table.name}"
     order = [F.desc(name[1:]) if name.startswith("-") else F.asc(name) for name in table.order]
@@ -38,7 +38,7 @@ def write_computed(frame: DataFrame, table: Table, place: Place) -> tuple[pd.Dat
     return _shown(written.head(PAGE_ROWS_MAX), table, place), written.count_rows()
 
 
-def write_known(rows: pa.Table, table: Table, place: Place) -> tuple[pd.DataFrame, int]:
+def write_known(rows: pa.ResultTable, table: ResultTable, place: Location) -> tuple[pd.DataFrame, int]:
     """The same of a table that needs no Spark."""
     names, rising = [name.lstrip("-") for name in table.order], [not name.startswith("-") for name in table.order]
     order = rows.select(names).to_pandas().sort_values(names, ascending=rising, na_position="first").index
@@ -50,7 +50,7 @@ def write_known(rows: pa.Table, table: Table, place: Place) -> tuple[pd.DataFram
     return _shown(written.slice(0, PAGE_ROWS_MAX), table, place), written.num_rows
 
 
-def _shown(rows: pa.Table, table: Table, place: Place) -> pd.DataFrame:
+def _shown(rows: pa.ResultTable, table: ResultTable, place: Location) -> pd.DataFrame:
     shown: pd.DataFrame = rows.to_pandas()
     zoned = shown.select_dtypes("datetimetz")
     shown = shown.assign(**{name: zoned[name].dt.tz_localize(None) for name in zoned})
@@ -58,6 +58,6 @@ def _shown(rows: pa.Table, table: Table, place: Place) -> pd.DataFrame:
     return shown
 
 
-def write_report_page(frames: Mapping[str, pd.DataFrame], info: ReportInfo, place: Place) -> str:
+def write_report_page(frames: Mapping[str, pd.DataFrame], info: ReportInfo, place: Location) -> str:
     """The page; its path."""
     return write_by_path(place, PAGE, lambda path: write_page(frames, info, path))

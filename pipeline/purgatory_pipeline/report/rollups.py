@@ -27,7 +27,7 @@ from purgatory_pipeline.report.facts import (
     UNFINISHED,
 )
 from purgatory_pipeline.report.quantiles import MILLION, QUANTILES, Ints, quantiles
-from purgatory_pipeline.report.tables import GROUPS, HOT_KEYS, TOPICS, WINDOWS
+from purgatory_pipeline.report.report_tables import GROUPS, HOT_KEYS, TOPICS, WINDOWS
 
 WAITS: Final = {**{f"wait_{name}_ms": share for name, share in QUANTILES.items()}, "wait_max_ms": MILLION}
 LATENESS: Final = {"lateness_p50_ms": 500_000, "lateness_p99_ms": 990_000, "lateness_max_ms": MILLION}

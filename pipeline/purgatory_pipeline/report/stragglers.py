@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from purgatory.archive.schema import ACCEPTED
 from purgatory.engine import codes
 from purgatory_pipeline.report.quantiles import MILLION, quantiles
-from purgatory_pipeline.report.tables import SLOW_PRODUCES, STRAGGLERS
+from purgatory_pipeline.report.report_tables import SLOW_PRODUCES, STRAGGLERS
 
 APPEND: Final = codes.EVENT_NAMES[codes.LEADER_APPEND]
 PROGRESS: Final = codes.EVENT_NAMES[codes.FOLLOWER_PROGRESS]

@@ -1,0 +1,26 @@
+"""The command `check`: what an archive holds, what of it cannot be used, and what does not fit together."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def check(
+    archive: Annotated[str, typer.Argument(metavar="ARCHIVE", help="The archive's folder, or its URI.")],
+    since: Annotated[str, typer.Option(metavar="INSTANT", help="From this instant on (UTC).")] = "",
+    until: Annotated[str, typer.Option(metavar="INSTANT", help="Before this instant (UTC).")] = "",
+    topic: Annotated[list[str] | None, typer.Option(help="Of this topic only; may be repeated.")] = None,
+) -> None:
+    """Accounts for an archive: files and rows that are used or set aside, and ends that are missing."""
+    from purgatory_pipeline.archive import account, find_archive  # noqa: PLC0415 -- Spark is slow to import
+    from purgatory_pipeline.spark.spark_session import spark_session  # noqa: PLC0415
+    from purgatory_pipeline.time_arguments import parse_window  # noqa: PLC0415
+
+    start, end = parse_window(since, until)
+    found = find_archive(archive)
+    taken = account(spark_session("check"), found, since=start, until=end, topics=topic or None)
+    taken.print()
+    for file in found.set_aside:
+        typer.echo(f"set aside {file.path}: {file.reason}: {file.detail}")

@@ -1,0 +1,97 @@
+"""The runs of an archive, as its markers tell them: how each began and ended, and what the disk could not follow."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from purgatory.archive import schema
+from purgatory.archive.run_details import RunDetails
+from purgatory_pipeline.archive.catalog import ArchiveCatalog
+from purgatory_pipeline.archive.footer import ArchiveFile
+from purgatory_pipeline.archive.location import first_line, open_location
+from purgatory_pipeline.errors import ArchiveUnusable
+
+OPEN: Final = "open"
+"""Neither ended nor said to have crashed: it is alive, or nobody has looked after it yet."""
+
+_THREADS: Final = 16
+_COLUMNS: Final = ["run_id", "call_number", "time_ms", "at", "marker", "table", "rows", "detail"]
+
+
+@dataclass(frozen=True)
+class DaemonRun:
+    """One life of one daemon. `state` is ENDED, CRASHED or OPEN."""
+
+    run_id: str
+    state: str = OPEN
+    started_at: datetime | None = None
+    """None: its beginning is no longer in the archive."""
+    started_ms: int | None = None
+    """The engine's clock at its beginning."""
+    detail: str = ""
+    """What it said of itself: `purgatory.archive.run_details`."""
+    has_journal: bool = False
+    """What waited at its end waits on in the daemon's next run."""
+    is_continued: bool = False
+    """It is such a next run."""
+    last_call: int | None = None
+    """The last call that is wholly there, where markers tell."""
+    dropped_rows: dict[str, int] = field(default_factory=dict)
+    """By table: what the disk could not follow."""
+
+
+def read_runs(archive: ArchiveCatalog) -> list[DaemonRun]:
+    """All runs that have a file, by id; of those without a marker nothing is known but that they are there.
+
+    Markers are few, so they are read here and not on the executors.
+    """
+    place = open_location(archive.uri)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        parts = pool.map(lambda file: _read_markers(place.filesystem, file), archive.files(schema.MARKERS))
+        rows = [row for part in parts for row in part]
+    by_run: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        by_run[str(row["run_id"])].append(row)
+    return [_run(run_id, by_run.get(run_id, [])) for run_id in sorted({*archive.run_ids(), *by_run})]
+
+
+def _read_markers(filesystem: fs.FileSystem, file: ArchiveFile) -> list[dict[str, Any]]:
+    try:
+        rows = pq.ParquetFile(file.path, filesystem=filesystem).read(columns=_COLUMNS).to_pylist()
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise ArchiveUnusable(f"cannot read {file.path}: {first_line(error)}; move it out of the archive") from error
+    return list(rows)
+
+
+def _run(run_id: str, markers: Iterable[Mapping[str, Any]]) -> DaemonRun:
+    run = DaemonRun(run_id)
+    dropped: Counter[str] = Counter()
+    for row in markers:
+        if row["marker"] == schema.STARTED:
+            detail = row["detail"] or ""
+            journal, continued = _journal_of(detail)
+            run = replace(run, started_at=row["at"], started_ms=row["time_ms"], detail=detail)
+            run = replace(run, has_journal=journal, is_continued=continued)
+        elif row["marker"] == schema.DROPPED:
+            dropped[row["table"]] += row["rows"] or 0
+        elif row["marker"] == schema.ENDED or run.state != schema.ENDED:  # it may have ended after it was given up
+            run = replace(run, state=row["marker"], last_call=row["call_number"])
+    return replace(run, dropped_rows=dict(dropped))
+
+
+def _journal_of(detail: str) -> tuple[bool, bool]:
+    """Whether it has one, and goes on with what was there."""
+    try:
+        details = RunDetails.from_json(detail)
+    except (ValueError, TypeError):
+        return False, False
+    return details.journal, details.continued

@@ -1,0 +1,156 @@
+"""The account of an intake: files and rows of an archive, used or set aside and why, and what does not fit together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+
+from purgatory.archive import schema
+from purgatory_pipeline.archive.daemon_runs import OPEN, DaemonRun
+
+USED: Final = "used"
+
+# Why rows of files that are used are set aside.
+OUTSIDE: Final = "outside the window"
+OTHER_TOPIC: Final = "of another topic"
+TWICE: Final = "there twice"
+
+# What does not fit together: names of findings.
+TIME_FELL: Final = "steps back of the engine's clock"
+WALL_FELL: Final = "steps back of the wall clock"
+PENDING: Final = "registrations without outcome, still pending"
+CRASHED: Final = "registrations without outcome, the run crashed"
+OUTCOME_DROPPED: Final = "registrations without outcome, which the disk could not follow"
+OUTCOME_SET_ASIDE: Final = "registrations without outcome, of which a file was set aside"
+KEPT: Final = "registrations without outcome, kept by the daemon's journal"
+OUTCOME_MISSING: Final = "registrations without outcome, for no known reason"
+EARLIER: Final = "outcomes of what was registered before the window"
+EARLIER_RUN: Final = "outcomes of what was registered in an earlier run"
+ROLLED_AWAY: Final = "outcomes without registration, older than what is kept"
+REGISTRATION_DROPPED: Final = "outcomes without registration, which the disk could not follow"
+REGISTRATION_SET_ASIDE: Final = "outcomes without registration, of which a file was set aside"
+REGISTRATION_MISSING: Final = "outcomes without registration, for no known reason"
+REPEATED: Final = "operations with more than one registration or outcome"
+DROPPED: Final = "rows that the disk could not follow"
+CRASHES: Final = "runs that crashed"
+UNFINISHED: Final = "unfinished files"
+
+MEANINGS: Final = {
+    PENDING: "of runs that have not ended; they count as waiting until the last row",
+    CRASHED: "they may have ended in what was lost; they count as waiting until the last row of their run",
+    OUTCOME_DROPPED: "their outcomes are among the dropped rows",
+    OUTCOME_SET_ASIDE: "their outcomes are probably in there",
+    KEPT: "they wait on in the daemon's next run; they count as waiting until the last row of theirs",
+    OUTCOME_MISSING: "their run ended, and nothing says that rows were lost",
+    EARLIER: "they count as ended, not as registered",
+    EARLIER_RUN: "the daemon's journal kept it over a restart; they count as ended, not as registered",
+    ROLLED_AWAY: "they count as ended, not as registered",
+    REGISTRATION_DROPPED: "their registrations are among the dropped rows",
+    REGISTRATION_SET_ASIDE: "their registrations are probably in there",
+    REGISTRATION_MISSING: "nothing says that rows were lost",
+    REPEATED: "each counts as often as it is there",
+    UNFINISHED: "rows of a run that is alive, or that died before they were whole; not read",
+}
+"""What a finding means, where that is always the same."""
+
+ORDINARY: Final = frozenset({PENDING, KEPT, EARLIER, EARLIER_RUN, ROLLED_AWAY, UNFINISHED})
+"""Findings that are part of looking at a piece of a history: nothing was lost."""
+
+
+@dataclass(frozen=True)
+class IntakeLine:
+    """Files and rows of one table with one fate: USED, or why not. Rows: None where they cannot be counted.
+
+    Files are 0 where only some rows of files that are used were set aside.
+    """
+
+    table: str
+    reason: str
+    files: int
+    rows: int | None
+
+
+@dataclass(frozen=True)
+class IntakeFinding:
+    """Something that does not fit, how often, and in words what it means."""
+
+    name: str
+    count: int
+    meaning: str
+
+    @property
+    def is_ordinary(self) -> bool:
+        """True: nothing was lost and nobody need look."""
+        return self.name in ORDINARY
+
+    @property
+    def sentence(self) -> str:
+        """All of it in one line."""
+        return f"{self.count:,} {self.name}: {self.meaning}"
+
+
+@dataclass(frozen=True)
+class IntakeAccount:
+    """What came in. For each table the lines add up to all that was found of it."""
+
+    uri: str
+    lines: tuple[IntakeLine, ...]
+    findings: tuple[IntakeFinding, ...]
+    runs: tuple[DaemonRun, ...]
+    is_matched: bool = False
+    """Nothing was left out, and each row of a registration has its outcome's, and the other way round."""
+
+    def rows_in(self, table: str | None = None) -> int:
+        """Rows found that could be counted: of one table, or all."""
+        return sum(line.rows or 0 for line in self._of(table))
+
+    def rows_used(self, table: str | None = None) -> int:
+        """Rows that the command works on."""
+        return sum(line.rows or 0 for line in self._of(table) if line.reason == USED)
+
+    def rows_set_aside(self, table: str | None = None) -> int:
+        """Rows that it does not."""
+        return sum(line.rows or 0 for line in self._of(table) if line.reason != USED)
+
+    def found(self, name: str) -> int:
+        """How often something was found."""
+        return sum(finding.count for finding in self.findings if finding.name == name)
+
+    def notes(self) -> list[str]:
+        """What a reader must know before any figures, in sentences; empty where all is well."""
+        return [finding.sentence for finding in self.findings if not finding.is_ordinary]
+
+    def rows(self) -> list[dict[str, object]]:
+        """The lines as rows: table, reason, files, rows."""
+        return [
+            {"table": line.table, "reason": line.reason, "files": line.files, "rows": line.rows} for line in self.lines
+        ]
+
+    def print(self, console: Console | None = None) -> None:
+        """A small table for people, with the totals, and below it what does not fit."""
+        console = console or Console(soft_wrap=True)
+        states = Counter(run.state for run in self.runs)
+        told = ", ".join(f"{states[state]} {state}" for state in (schema.ENDED, schema.CRASHED, OPEN) if states[state])
+        runs = f"{len(self.runs)} run" + ("" if len(self.runs) == 1 else "s")
+        table = Table(title=f"{self.uri}: {runs} ({told})", title_justify="left", box=None)
+        table.add_column("table")
+        table.add_column("", overflow="fold")
+        table.add_column("files", justify="right")
+        table.add_column("rows", justify="right")
+        for line in self.lines:
+            table.add_row(line.table, line.reason, f"{line.files:,}", "?" if line.rows is None else f"{line.rows:,}")
+        console.print(table)
+        console.print(
+            f"in {self.rows_in():,} rows = used {self.rows_used():,} + set aside {self.rows_set_aside():,}",
+            highlight=False,
+        )
+        for finding in self.findings:
+            console.print(finding.sentence, highlight=False)
+
+    def _of(self, table: str | None) -> Sequence[IntakeLine]:
+        return [line for line in self.lines if table is None or line.table == table]

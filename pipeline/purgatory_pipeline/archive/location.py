@@ -1,0 +1,78 @@
+"""Where an archive lies: a local folder or a URI that pyarrow knows, and the same place in the words of Spark."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+from pyarrow import fs
+
+from purgatory_pipeline.errors import ArchiveUnusable
+
+_SPARK_SCHEMES: Final = {"file": "file", "s3": "s3a", "gs": "gs", "gcs": "gs", "hdfs": "hdfs", "viewfs": "viewfs"}
+"""What Spark calls the file systems of pyarrow."""
+_BUCKETS: Final = frozenset({"s3", "gs", "gcs"})
+"""Of these, pyarrow's path begins with the bucket; of others with a slash."""
+_GLOB: Final = frozenset("\\*?[]{}")
+"""Spark takes these in a path for a pattern, unless each is escaped."""
+
+
+@dataclass(frozen=True)
+class Location:
+    """The root folder of an archive. `filesystem` is pyarrow's; it is opened anew in every process that needs it."""
+
+    uri: str
+    filesystem: Any
+    root: str
+    spark_prefix: str
+
+    def spark_path(self, path: str) -> str:
+        """What Spark calls the file that pyarrow calls `path`."""
+        escaped = "".join(f"\\{letter}" if letter in _GLOB else letter for letter in path)
+        return f"{self.spark_prefix}{escaped}"
+
+    def list_files(self) -> list[str]:
+        """Paths of all files below the root, sorted. Raises `ArchiveUnusable` when the folder cannot be listed."""
+        try:
+            found = self.filesystem.get_file_info(fs.FileSelector(self.root, recursive=True))
+        except FileNotFoundError:
+            raise ArchiveUnusable(f"there is no archive at {self.uri}") from None
+        except NotADirectoryError:
+            raise ArchiveUnusable(f"{self.uri} is a file: name the folder that --archive was given") from None
+        except (OSError, pa.ArrowException) as error:
+            raise ArchiveUnusable(f"cannot list {self.uri}: {first_line(error)}") from error
+        return sorted(info.path for info in found if info.type == fs.FileType.File)
+
+
+def open_location(uri: str) -> Location:
+    """The place that a path or a URI names. Raises `ArchiveUnusable` for what no file system is known for.
+
+    What Spark calls s3a: is s3: to pyarrow; both are understood.
+    """
+    if "://" not in uri and not uri.startswith("file:"):
+        local = str(Path(uri).expanduser().absolute())
+        return Location(uri, fs.LocalFileSystem(), local, "file://")
+    scheme = urlsplit(uri).scheme.lower()
+    plain = "s3" if scheme in {"s3a", "s3n"} else scheme
+    if plain not in _SPARK_SCHEMES:
+        known = ", ".join(sorted(_SPARK_SCHEMES))
+        raise ArchiveUnusable(f"cannot open {uri}: {scheme or 'that'} is none of {known}")
+    try:
+        filesystem, root = fs.FileSystem.from_uri(plain + uri[len(scheme) :])
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise ArchiveUnusable(f"cannot open {uri}: {first_line(error)}") from error
+    return Location(uri, filesystem, root.rstrip("/"), spark_prefix(plain, urlsplit(uri).netloc))
+
+
+def spark_prefix(scheme: str, host: str) -> str:
+    """What stands before pyarrow's path in Spark's name of a file."""
+    spark_scheme = _SPARK_SCHEMES[scheme]
+    return f"{spark_scheme}://" if scheme in _BUCKETS | {"file"} else f"{spark_scheme}://{host}"
+
+
+def first_line(error: BaseException) -> str:
+    """An error's message without the rest of what a library has to say."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

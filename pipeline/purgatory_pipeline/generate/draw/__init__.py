@@ -1,0 +1,1 @@
+"""What happens in a generated run, drawn before the engine is started."""

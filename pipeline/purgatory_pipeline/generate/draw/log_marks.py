@@ -1,0 +1,168 @@
+"""How the marks of all logs move: what producers append, what followers say they have, and so the high watermark.
+
+None of it depends on who waits or for how long. So the instant at which the high watermark reaches an offset is known
+here without the engine, and that is the truth about how long a produce would have waited with no timeout at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from purgatory.engine.codes import PRODUCE
+from purgatory_pipeline.generate.draw.arrivals import Arrivals
+from purgatory_pipeline.generate.draw.fetching import Fetches
+from purgatory_pipeline.generate.draw.step_functions import StepFunctions
+from purgatory_pipeline.generate.draw.topology import FOR_EVER_MS, Absence, Flags, Ints, Log, Topology
+
+MEAN_RECORDS = 4
+REPEATED_SHARE = 0.01
+"""Produces that repeat what was written before: a retry whose first answer was lost. They need not wait."""
+
+BASE_OFFSET_MAX = 1_000_000
+
+
+@dataclass(frozen=True)
+class Appends:
+    """Ends of the logs: one step for each flush that wrote to a log; groups are logs."""
+
+    offsets: StepFunctions
+    bytes: StepFunctions
+    written: Ints
+    """Items of produces that wrote, sorted by log and time."""
+    end_offset: Ints
+    """For each of them: the log end after it, which is what it waits for."""
+    repeated: Flags
+    """For each item: whether it repeats."""
+
+
+@dataclass(frozen=True)
+class LogMarks:
+    """What becomes of the appends."""
+
+    progress: StepFunctions
+    """Log ends as told by followers; groups are 2 * log + place of the follower."""
+    high_watermarks: StepFunctions
+    """Groups are logs."""
+    joined_ms: dict[int, int]
+    """Of logs with an absence: when the follower is in sync again; FOR_EVER_MS: not in this run."""
+
+
+def draw_appends(
+    cluster: Topology, logs: list[Log], fetches: Fetches, arrivals: Arrivals, rng: np.random.Generator
+) -> Appends:
+    """Every produce writes a few records, and waits for the log end after them."""
+    items = len(arrivals.item_operation)
+    is_produce = arrivals.kind[arrivals.item_operation] == PRODUCE
+    single = np.diff(arrivals.first_item)[arrivals.item_operation] == 1
+    repeated = is_produce & single & ~arrivals.item_too_late & (rng.random(items) < REPEATED_SHARE)
+    written = np.flatnonzero(is_produce & ~arrivals.item_too_late & ~repeated)
+    written = written[np.argsort(arrivals.item_log[written], kind="stable")]
+    records = rng.geometric(1 / MEAN_RECORDS, len(written))
+    record_bytes = np.array([topic.record_bytes for topic in cluster.topics])
+    sizes = records * record_bytes[cluster.topic_of[arrivals.item_place[written]]]
+    first = np.searchsorted(arrivals.item_log[written], np.arange(len(logs) + 1))
+    time_ms = arrivals.time_ms[arrivals.item_operation[written]]
+    end_offset = np.zeros(len(written), dtype=np.int64)
+    ends: list[tuple[Ints, Ints]] = []
+    bytes_: list[tuple[Ints, Ints]] = []
+    bases = rng.integers(0, BASE_OFFSET_MAX, len(logs))
+    for log in logs:
+        rows = slice(int(first[log.index]), int(first[log.index + 1]))
+        base, base_bytes = int(bases[log.index]), 0
+        if log.before >= 0:
+            before_ms = last_fetch_ms(cluster, fetches, logs[log.before], log.leader)
+            base, base_bytes = (_value_at(*steps[log.before], before_ms) for steps in (ends, bytes_))
+        own_ms = time_ms[rows]
+        end_offset[rows] = base + np.cumsum(records[rows])
+        positions = base_bytes + np.cumsum(sizes[rows])
+        last = np.flatnonzero(np.append(own_ms[1:] != own_ms[:-1], True)) if len(own_ms) else own_ms
+        ends.append((_after(log.start_ms, own_ms[last]), _after(base, end_offset[rows][last])))
+        bytes_.append((_after(log.start_ms, own_ms[last]), _after(base_bytes, positions[last])))
+    return Appends(StepFunctions(ends), StepFunctions(bytes_), written, end_offset, repeated)
+
+
+def last_fetch_ms(cluster: Topology, fetches: Fetches, log: Log, follower: int) -> int:
+    """When a follower fetched last from the leader of a log before that resigned; -1: not once."""
+    times = fetches[log.leader, follower, int(cluster.topic_of[log.partition])]
+    place = int(np.searchsorted(times, log.end_ms, side="left")) - 1
+    return int(times[place]) if place >= 0 else -1
+
+
+def follow(cluster: Topology, logs: list[Log], fetches: Fetches, appends: Appends) -> LogMarks:
+    """What the followers tell, and the high watermarks that come of it."""
+    progress: list[tuple[Ints, Ints]] = []
+    high: list[tuple[Ints, Ints]] = []
+    joined_ms: dict[int, int] = {}
+    for log in logs:
+        told = [_told(cluster, logs, fetches, appends, log, follower) for follower in log.followers]
+        progress.extend(told)
+        base = int(appends.offsets.values[appends.offsets.first[log.index]])
+        carried = _value_at(*high[log.before], log.start_ms) if log.before >= 0 else base
+        if log.absence is not None:
+            joined_ms[log.index] = _joins_ms(log.absence, told, log.followers.index(log.absence.follower))
+        high.append(_lowest(log, told, joined_ms.get(log.index, FOR_EVER_MS), carried))
+    return LogMarks(StepFunctions(progress), StepFunctions(high), joined_ms)
+
+
+def _told(
+    cluster: Topology, logs: list[Log], fetches: Fetches, appends: Appends, log: Log, follower: int
+) -> tuple[Ints, Ints]:
+    """When a follower fetched, and the log end it then told: what it got by the fetch before."""
+    times = fetches[log.leader, follower, int(cluster.topic_of[log.partition])]
+    base = int(appends.offsets.values[appends.offsets.first[log.index]])
+    begins_ms, has = log.start_ms, base
+    if log.before >= 0:
+        before = logs[log.before]
+        if follower == before.leader:
+            begins_ms = log.returns_ms
+        else:
+            had = _value_at(*appends.offsets.of(log.before), last_fetch_ms(cluster, fetches, before, follower))
+            has = min(base, had)
+    times = times[(times > begins_ms) & (times < log.end_ms)]
+    if log.absence is not None and log.absence.follower == follower:
+        times = times[(times < log.absence.away_ms) | (times >= log.absence.returns_ms)]
+    told = appends.offsets.at(np.full(len(times), log.index), times)
+    if log.before < 0:
+        return _after(log.start_ms, times), np.concatenate([np.full(min(2, len(times) + 1), base), told[:-1]])
+    assert len(times), f"replica {follower} never fetched from its new leader"
+    return times, _after(has, told[:-1])
+
+
+def _joins_ms(absence: Absence, told: list[tuple[Ints, Ints]], place: int) -> int:
+    """Just after the first fetch since the return by which the follower has no less than the other one."""
+    times, ends = told[place]
+    for time_ms, end in zip(times.tolist(), ends.tolist(), strict=True):
+        if time_ms >= absence.returns_ms and end >= _value_at(*told[1 - place], time_ms):
+            return int(time_ms) + 1
+    return FOR_EVER_MS
+
+
+def _lowest(log: Log, told: list[tuple[Ints, Ints]], joined_ms: int, carried: int) -> tuple[Ints, Ints]:
+    """The high watermark: the lower of two followers' ends, once both are known, and never back.
+
+    While one of them is out of the in-sync replicas, the other one's end alone.
+    """
+    absence = log.absence
+    turns = [] if absence is None else [at_ms for at_ms in (absence.left_ms, joined_ms) if at_ms < FOR_EVER_MS]
+    times = np.concatenate([*(times for times, _ in told), np.array(turns, dtype=np.int64)])
+    order = np.argsort(times, kind="stable")
+    times = times[order]
+    whose = np.repeat(np.arange(len(told) + 1), [*(len(values) for _, values in told), len(turns)])
+    ends = np.concatenate([*(values for _, values in told), np.full(len(turns), -1)])
+    known = [np.maximum.accumulate(np.where(whose == place, ends, -1)[order]) for place in range(len(told))]
+    if absence is not None:
+        out = (times >= absence.left_ms) & (times < joined_ms)
+        known[log.followers.index(absence.follower)][out] = FOR_EVER_MS
+    lowest = np.maximum.accumulate(np.minimum(*known))
+    return _after(log.start_ms, times), _after(carried, np.maximum(carried, lowest))
+
+
+def _after(first: int, values: Ints) -> Ints:
+    return np.concatenate([np.array([first], dtype=np.int64), values])
+
+
+def _value_at(times: Ints, values: Ints, at_ms: int) -> int:
+    """The value of the last step at or before an instant, else the first one."""
+    return int(values[max(0, int(np.searchsorted(times, at_ms, side="right")) - 1)])

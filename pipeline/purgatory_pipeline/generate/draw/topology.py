@@ -1,0 +1,164 @@
+"""Brokers, partitions and who leads them: where partitions lie, and how their leaders change during a run.
+
+A *log* is a partition under one leader. A partition whose leader changes has a second log, which begins where the new
+leader's copy ended: what the old leader alone had is cut off.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from purgatory_pipeline.generate.history_plan import BROKERS, RunPlan
+from purgatory_pipeline.generate.topics import Topic
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+
+HOTNESS: Final = 0.8
+"""Exponent of the Zipf law by which the partitions of a topic share its load."""
+
+LEADER_CHANGES: Final = 2
+ABSENCES: Final = 2
+"""In each run, on as many partitions, if there are so many."""
+
+FOR_EVER_MS: Final = 2**62
+
+
+@dataclass(frozen=True)
+class Topology:
+    """All partitions by index: names, topics, first leaders and followers, and shares of the load."""
+
+    topics: tuple[Topic, ...]
+    names: list[tuple[str, int]]
+    topic_of: Ints
+    leader_of: Ints
+    followers_of: Ints  # two columns
+    load: Floats  # adds up to 1
+
+
+@dataclass(frozen=True)
+class Absence:
+    """A follower that does not fetch for a while, and so is out of the in-sync replicas until it has caught up."""
+
+    follower: int
+    away_ms: int
+    left_ms: int
+    """When it is fenced, and leaves the in-sync replicas."""
+    returns_ms: int
+    """When it fetches again."""
+
+
+@dataclass(frozen=True)
+class Log:
+    """A partition under one leader, from `start_ms` until before `end_ms`."""
+
+    index: int
+    partition: int
+    leader: int
+    followers: tuple[int, int]
+    epoch: int
+    start_ms: int
+    end_ms: int
+    before: int = -1
+    """The log of the leader before; -1: it is the partition's first."""
+    returns_ms: int = 0
+    """When the former leader fetches again, as a follower."""
+    absence: Absence | None = None
+
+
+@dataclass(frozen=True)
+class LeaderChange:
+    """A partition that changes its leader: nobody leads from `resigned_ms` until `elected_ms`."""
+
+    partition: int
+    old_log: int
+    new_log: int
+    resigned_ms: int
+    elected_ms: int
+
+
+def place_partitions(topics: tuple[Topic, ...]) -> Topology:
+    """Leaders and followers in turn over the brokers, as Kafka places replicas."""
+    names: list[tuple[str, int]] = []
+    topic_of: list[int] = []
+    followers: list[tuple[int, int]] = []
+    load: list[float] = []
+    for index, topic in enumerate(topics):
+        weights = 1 / np.arange(1, topic.partitions + 1) ** HOTNESS
+        for partition in range(topic.partitions):
+            shift = 1 + len(names) // BROKERS % (BROKERS - 1)
+            leader = len(names) % BROKERS
+            second = (leader + shift) % BROKERS
+            third = next(
+                broker % BROKERS for broker in range(second + 1, second + 3) if broker % BROKERS not in {leader, second}
+            )
+            followers.append((second + 1, third + 1))
+            names.append((topic.name, partition))
+            topic_of.append(index)
+            load.append(float(topic.share * weights[partition] / weights.sum()))
+    leaders = np.arange(len(names), dtype=np.int64) % BROKERS + 1
+    shares = np.array(load)
+    return Topology(
+        topics, names, np.array(topic_of), leaders, np.array(followers, dtype=np.int64), shares / shares.sum()
+    )
+
+
+def draw_logs(cluster: Topology, run: RunPlan, rng: np.random.Generator) -> tuple[list[Log], list[LeaderChange]]:
+    """The logs of a run: one for each partition in order, then those after a leader change."""
+    count = len(cluster.names)
+    chosen = rng.choice(count, size=min(LEADER_CHANGES + ABSENCES, count), replace=False)
+    changing = chosen[:LEADER_CHANGES]
+    changes: list[LeaderChange] = []
+    later: list[Log] = []
+    for partition in changing.tolist():
+        resigned_ms = int(rng.integers(run.life_ms * 3 // 10, run.life_ms * 6 // 10))
+        elected_ms = resigned_ms + int(rng.integers(40, 400))
+        leader, (one, other) = int(cluster.leader_of[partition]), cluster.followers_of[partition].tolist()
+        elected, follower = (one, other) if rng.random() < 0.5 else (other, one)
+        new = Log(
+            index=count + len(later),
+            partition=partition,
+            leader=elected,
+            followers=(follower, leader),
+            epoch=1,
+            start_ms=elected_ms,
+            end_ms=FOR_EVER_MS,
+            before=partition,
+            returns_ms=elected_ms + int(rng.integers(50, 1_500)),
+        )
+        later.append(new)
+        changes.append(LeaderChange(partition, partition, new.index, resigned_ms, elected_ms))
+    resigned = {change.partition: change.resigned_ms for change in changes}
+    absences = {
+        partition: _draw_absence(cluster, run, partition, rng) for partition in chosen[LEADER_CHANGES:].tolist()
+    }
+    first = [
+        Log(
+            index=partition,
+            partition=partition,
+            leader=int(cluster.leader_of[partition]),
+            followers=(int(cluster.followers_of[partition][0]), int(cluster.followers_of[partition][1])),
+            epoch=0,
+            start_ms=0,
+            end_ms=resigned.get(partition, FOR_EVER_MS),
+            absence=absences.get(partition),
+        )
+        for partition in range(count)
+    ]
+    return first + later, changes
+
+
+def _draw_absence(cluster: Topology, run: RunPlan, partition: int, rng: np.random.Generator) -> Absence:
+    """One follower of a partition, not the slow replica, goes away for a few seconds."""
+    slow = run.plan.slow_replica
+    followers = [
+        replica for replica in cluster.followers_of[partition].tolist() if slow is None or replica != slow.replica_id
+    ]
+    away_ms = int(rng.integers(run.life_ms * 2 // 10, run.life_ms * 5 // 10))
+    left_ms = away_ms + int(rng.integers(400, 900))
+    return Absence(int(rng.choice(followers)), away_ms, left_ms, left_ms + int(rng.integers(500, 3_000)))

@@ -1,0 +1,207 @@
+"""Plays a run: the real engine on virtual time, and what it was told and gave, as rows of the archive.
+
+Everything goes through the same row code as the daemon's archive. Before each call the clock is advanced as an ideal
+reaper would, but for a small lateness of some of its turns.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from typing import Final, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from purgatory.archive import schema
+from purgatory.archive.calls import CallStamp, call_values
+from purgatory.archive.rows import EventRows, OutcomeRows, RegistrationRows, SingleRows
+from purgatory.engine.batches import EventBatch
+from purgatory.engine.codes import KEY_SIGNALLED
+from purgatory.engine.engine import Engine
+from purgatory.engine.limits import EngineLimits
+from purgatory_pipeline.generate.draw.arrivals import REGISTRANTS
+from purgatory_pipeline.generate.draw.drawn_run import DrawnRun
+from purgatory_pipeline.generate.draw.schedule import (
+    CANCEL,
+    CANCEL_KEY,
+    CANCEL_PARTITION,
+    EVENTS,
+    RARE,
+    REGISTER,
+    SIGNALS,
+)
+from purgatory_pipeline.generate.messages import CallBatches
+
+CALLS_PER_CHUNK: Final = 2_048
+ENDED_PER_CALL: Final = 2_000
+"""As the daemon's reaper does it."""
+
+LIMITS: Final = EngineLimits()
+
+
+class Sink(Protocol):
+    """Where rows go: an `ArchiveWriter`, or a test."""
+
+    def write(self, table: str, rows: pa.RecordBatch) -> None:
+        """Takes rows of a table."""
+
+
+class EnginePlayer:
+    """One run on one engine. `play` it once; `tally` then has the operations by (topic or key, kind, outcome)."""
+
+    def __init__(self, run: DrawnRun, sink: Sink) -> None:
+        self.tally: Final[Counter[tuple[str, str, str]]] = Counter()
+        self.rows: Final[Counter[str]] = Counter()
+        self.call_number = 0
+        self._run: Final = run
+        self._sink: Final = sink
+        self._engine: Final = Engine(LIMITS, 0)
+        self._owners: Final = [self._engine.add_owner() for _ in REGISTRANTS]
+        self._turn = 0
+        self._now_ms = 0
+        self._registrations: Final = RegistrationRows()
+        self._outcomes: Final = OutcomeRows()
+        self._events: Final = EventRows()
+        self._calls: Final = SingleRows(schema.CALLS)
+
+    def play(self) -> None:
+        """The whole run, up to a shutdown of what is still pending."""
+        collecting = gc.isenabled()
+        gc.disable()  # everything here is acyclic, and a chunk is freed with its last reference
+        try:
+            count = len(self._run.timeline.calls.what)
+            for first in range(0, count, CALLS_PER_CHUNK):
+                self._play_chunk(first, min(first + CALLS_PER_CHUNK, count))
+                self._write()
+            self._shut_down()
+            self._write()
+        finally:
+            if collecting:
+                gc.enable()
+
+    def _play_chunk(self, first: int, stop: int) -> None:
+        calls = self._run.timeline.calls
+        columns = (calls.what, calls.time_ms, calls.start, calls.stop)
+        messages = CallBatches(self._run, first, stop)
+        for what, time_ms, start, end in zip(*(column[first:stop].tolist() for column in columns), strict=True):
+            self._expire(time_ms)
+            if what == REGISTER:
+                self._register(messages, time_ms, start, end)
+            elif what == EVENTS:
+                self._apply(messages.events(start, end), time_ms)
+            elif what == SIGNALS:
+                keys = self._run.timeline.signalled[start:end].tolist()
+                batch = EventBatch([KEY_SIGNALLED] * len(keys), keys=self._run.keys, item_indexes=keys, offsets=[1])
+                self._apply(batch, time_ms)
+            elif what == RARE:
+                self._apply(self._run.timeline.rare[start], time_ms)
+            elif what == CANCEL:
+                self._cancel(time_ms, start, end)
+            else:
+                self._cancel_all_of(what, time_ms)
+
+    # Calls.
+
+    def _stamp(self, time_ms: int) -> CallStamp:
+        self.call_number += 1
+        return CallStamp(self._run.plan.run_id, self.call_number, time_ms, self._run.plan.start_ms + time_ms)
+
+    def _expire(self, until_ms: int) -> None:
+        """What the reaper does up to an instant, turn by turn."""
+        engine = self._engine
+        while True:
+            next_ms = engine.next_expiration_ms()
+            if next_ms < 0:
+                break
+            due_ms = max(next_ms + self._run.lateness_ms[self._turn], self._now_ms)
+            if due_ms > until_ms:
+                break
+            self._now_ms = due_ms
+            if engine.advance_clock(due_ms, ENDED_PER_CALL):
+                self._take(self._stamp(due_ms))
+            if engine.next_expiration_ms() > due_ms or engine.next_expiration_ms() < 0:
+                self._turn = (self._turn + 1) % len(self._run.lateness_ms)
+        self._now_ms = until_ms
+
+    def _take(self, stamp: CallStamp) -> None:
+        for completions in self._engine.take_completions():
+            self._outcomes.add_completions(stamp, REGISTRANTS[completions.owner_id], completions)
+
+    def _register(self, messages: CallBatches, time_ms: int, start: int, end: int) -> None:
+        session, kind, batch = messages.operations(start, end)
+        receipt = self._engine.register(self._owners[session], kind, batch, time_ms)
+        assert not receipt.refusals, f"refused: {receipt.refusals[0].field} {receipt.refusals[0].message}"
+        stamp = self._stamp(time_ms)
+        self._registrations.add_batch(stamp, REGISTRANTS[session], kind, batch, receipt, LIMITS.timeout_ms_default)
+        self._take(stamp)
+
+    def _apply(self, batch: EventBatch, time_ms: int) -> None:
+        start = 0
+        while start < len(batch.types):
+            receipt = self._engine.apply(batch, time_ms, start, 1_000_000_000)
+            stamp = self._stamp(time_ms)
+            self._events.add_slice(stamp, batch, start, receipt)
+            self._take(stamp)
+            start = receipt.next_index
+
+    def _cancel(self, time_ms: int, start: int, end: int) -> None:
+        operations = self._run.timeline.cancelled[start:end]
+        session = int(self._run.arrivals.session[operations[0]])
+        ids = self._run.arrivals.operation_id[operations].tolist()
+        ended = sum(self._engine.cancel(self._owners[session], ids, time_ms))
+        number = REGISTRANTS[session].session_number
+        self._note(time_ms, call_values(schema.CANCEL, session_number=number, operation_ids=ids, ended=ended))
+
+    def _cancel_all_of(self, what: int, time_ms: int) -> None:
+        if what == CANCEL_PARTITION:
+            name = self._run.cluster.names[-1]
+            ended = self._engine.cancel_partition(name, time_ms)
+            values = call_values(schema.CANCEL_PARTITION, topic=name[0], partition=name[1], ended=ended)
+        else:
+            assert what == CANCEL_KEY, f"a call of kind {what}"
+            key = self._run.keys[-1]
+            ended = self._engine.cancel_key(key, time_ms)
+            values = call_values(schema.CANCEL_KEY, topic=key, partition=schema.NO_PARTITION, ended=ended)
+        self._note(time_ms, values)
+
+    def _shut_down(self) -> None:
+        end_ms = self._run.timeline.end_ms
+        self._expire(end_ms)
+        while True:
+            ended = self._engine.shut_down(end_ms, ENDED_PER_CALL)
+            if ended == 0:
+                break
+            self._note(end_ms, call_values(schema.SHUT_DOWN, ended=ended))
+
+    def _note(self, time_ms: int, values: dict[str, object]) -> None:
+        stamp = self._stamp(time_ms)
+        self._calls.add_row(stamp, values)
+        self._take(stamp)
+
+    # Rows.
+
+    def _write(self) -> None:
+        for table, gathered in (
+            (schema.REGISTRATIONS, self._registrations),
+            (schema.OUTCOMES, self._outcomes),
+            (schema.EVENTS, self._events),
+            (schema.CALLS, self._calls),
+        ):
+            if gathered.rows:
+                rows = gathered.take()
+                self.rows[table] += rows.num_rows
+                self._sink.write(table, rows)
+                if table == schema.OUTCOMES:
+                    self._count(rows)
+
+    def _count(self, outcomes: pa.RecordBatch) -> None:
+        """Adds operations up by the name of their first item, kind and outcome."""
+        columns = [outcomes.column(name) for name in ("topic", "kind", "outcome")]
+        words = [column.dictionary.to_pylist() for column in columns]
+        first = outcomes.column("item").to_numpy() == 0
+        indices = [column.indices.to_numpy()[first] for column in columns]
+        shape = [len(part) for part in words]
+        counts = np.bincount(np.ravel_multi_index(indices, shape), minlength=int(np.prod(shape))).reshape(shape)
+        for name, kind, outcome in zip(*np.nonzero(counts), strict=True):
+            self.tally[words[0][name], words[1][kind], words[2][outcome]] += int(counts[name, kind, outcome])

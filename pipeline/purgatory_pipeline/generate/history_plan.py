@@ -1,0 +1,213 @@
+"""What a generated history shall be: everything that is decided before a number is drawn, and its check.
+
+A plan with the same fields gives the same archive. It is split into *runs*, each one life of one daemon with its own
+engine; a run depends on the plan and its own index alone, so runs can be made anywhere and in any order.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from purgatory_pipeline.errors import PolicyInvalid
+from purgatory_pipeline.generate.topics import Topic, default_topics, named_topics
+
+BROKERS: Final = 4
+"""Replica ids 1 to 4; each partition has three replicas on them."""
+
+RUN_OPERATIONS_MAX: Final = 1_000_000
+"""More operations make more runs: what one task holds in memory grows with this number."""
+
+RUNS_AT_LEAST: Final = 24
+"""So that a day has something in every hour."""
+
+RUN_OPERATIONS_MIN: Final = 10_000
+"""Fewer make a run too short to be told apart from noise, so small histories have fewer runs."""
+
+LIFE_MS: Final = 25_000
+"""How long a run takes operations at the mean load of the day; longer by night, shorter at the peak."""
+
+DAY_MS: Final = 86_400_000
+SWING: Final = 0.6
+"""Load over a day goes from 1 - SWING at two in the morning to 1 + SWING at two in the afternoon (UTC)."""
+
+OPERATIONS_MAX: Final = 10_000_000_000
+START_MS: Final = int(datetime(2026, 11, 2, tzinfo=UTC).timestamp()) * 1_000
+SIZES: Final = {"": 1, "k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
+SPANS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": DAY_MS}
+
+
+@dataclass(frozen=True)
+class SlowReplica:
+    """A replica that takes `extra_ms` longer on a share of its fetches, whoever leads."""
+
+    replica_id: int
+    extra_ms: int
+    share: float
+
+
+@dataclass(frozen=True)
+class Incident:
+    """A time in which every follower is slower by a factor: what a report should find odd about an hour."""
+
+    from_ms: int  # since the history's start
+    until_ms: int
+    factor: float
+
+
+@dataclass(frozen=True)
+class HistoryPlan:
+    """A whole history."""
+
+    operations: int
+    seed: int
+    runs: int
+    start_ms: int  # since 1970, UTC
+    duration_ms: int
+    topics: tuple[Topic, ...]
+    slow_replica: SlowReplica | None
+    incident: Incident | None
+
+    def run(self, index: int) -> RunPlan:
+        """One of its runs, from 0."""
+        assert 0 <= index < self.runs, f"run {index} of {self.runs}"
+        share, rest = divmod(self.operations, self.runs)
+        since_ms = self._since_start_ms((index + 0.5) / self.runs)
+        load = load_at(self.start_ms + since_ms)
+        slower = self.incident is not None and self.incident.from_ms <= since_ms < self.incident.until_ms
+        return RunPlan(
+            plan=self,
+            index=index,
+            run_id=f"generated-{index + 1:05d}",
+            operations=share + (index < rest),
+            start_ms=self.start_ms + since_ms,
+            life_ms=round(LIFE_MS / load),
+            load=load,
+            delay_factor=self.incident.factor if slower and self.incident is not None else 1.0,
+        )
+
+    def _since_start_ms(self, share: float) -> int:
+        """The instant by which `share` of the whole load has come: runs lie closer where load is higher."""
+        low, high = 0.0, float(self.duration_ms)
+        wanted = share * _load_until(self.start_ms, self.duration_ms)
+        while high - low > 0.5:
+            middle = (low + high) / 2
+            if _load_until(self.start_ms, middle) < wanted:
+                low = middle
+            else:
+                high = middle
+        return int(low)
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """One run of a plan."""
+
+    plan: HistoryPlan
+    index: int
+    run_id: str
+    operations: int
+    start_ms: int  # since 1970, UTC
+    life_ms: int
+    load: float
+    delay_factor: float
+
+
+def load_at(at_ms: float) -> float:
+    """Load at an instant, as a multiple of the day's mean."""
+    return 1 + SWING * math.sin(2 * math.pi * (at_ms / DAY_MS - 1 / 3))
+
+
+def _load_until(start_ms: int, span_ms: float) -> float:
+    """The load from `start_ms` on, added up over a span."""
+
+    def primitive(at_ms: float) -> float:
+        return at_ms - SWING * DAY_MS / (2 * math.pi) * math.cos(2 * math.pi * (at_ms / DAY_MS - 1 / 3))
+
+    base_ms = start_ms % DAY_MS
+    return primitive(base_ms + span_ms) - primitive(base_ms)
+
+
+def make_plan(
+    operations: str,
+    *,
+    seed: int = 1,
+    topics: str = "",
+    slow_replica: str = "3=+150ms@8%",
+    timeout_ms: int | None = None,
+    duration: str = "24h",
+    start: str = "",
+    runs: int | None = None,
+) -> HistoryPlan:
+    """A plan from the words of a command line. Raises `PolicyInvalid`, which names the option."""
+    count = parse_operations(operations)
+    if seed < 0:
+        raise PolicyInvalid(f"--seed {seed}: give 0 or a positive number")
+    if timeout_ms is not None and not 4 <= timeout_ms <= 600_000:
+        raise PolicyInvalid(f"--timeout-ms {timeout_ms}: give 4 to 600000 milliseconds")
+    if runs is None:
+        runs = max(math.ceil(count / RUN_OPERATIONS_MAX), min(RUNS_AT_LEAST, max(1, count // RUN_OPERATIONS_MIN)))
+    if not math.ceil(count / RUN_OPERATIONS_MAX) <= runs <= count:
+        raise PolicyInvalid(
+            f"--runs {runs}: {count} operations need {math.ceil(count / RUN_OPERATIONS_MAX)} to {count} runs "
+            f"(a run has at most {RUN_OPERATIONS_MAX} operations)"
+        )
+    duration_ms = parse_duration(duration)
+    return HistoryPlan(
+        operations=count,
+        seed=seed,
+        runs=runs,
+        start_ms=_parse_start(start),
+        duration_ms=duration_ms,
+        topics=named_topics(topics, timeout_ms) if topics else default_topics(timeout_ms),
+        slow_replica=parse_slow_replica(slow_replica),
+        incident=Incident(int(duration_ms * 0.70), int(duration_ms * 0.75), 2.5),
+    )
+
+
+def parse_operations(text: str) -> int:
+    """`10k`, `1.5M`, `100M` or a plain number. Raises `PolicyInvalid`."""
+    found = re.fullmatch(r"([0-9][0-9_,]*(?:\.[0-9]+)?)([kKmMgG]?)", text.strip())
+    number = float(re.sub("[_,]", "", found[1])) * SIZES[found[2].lower()] if found is not None else 0.0
+    if number < 1 or number != int(number):
+        raise PolicyInvalid(f"--operations {text}: give a whole number from 1 on, for example 10k, 1M or 100M")
+    if number > OPERATIONS_MAX:
+        raise PolicyInvalid(f"--operations {text}: the most is {OPERATIONS_MAX:,}")
+    return int(number)
+
+
+def parse_duration(text: str) -> int:
+    """`24h`, `90m`, `7d`, in milliseconds. Raises `PolicyInvalid`."""
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)", text.strip())
+    length_ms = float(found[1]) * SPANS_MS[found[2]] if found is not None else 0.0
+    if not 60_000 <= length_ms <= 3_650 * DAY_MS:
+        raise PolicyInvalid(f"--duration {text}: give one minute to ten years, for example 90m, 24h or 7d")
+    return int(length_ms)
+
+
+def parse_slow_replica(text: str) -> SlowReplica | None:
+    """`3=+150ms@8%`: replica 3 takes 150 ms longer on 8 % of its fetches; `none`. Raises `PolicyInvalid`."""
+    if text.strip().lower() == "none":
+        return None
+    found = re.fullmatch(r"([0-9]+)=\+([0-9]+)ms(?:@([0-9]+(?:\.[0-9]+)?)%)?", text.strip())
+    if found is None:
+        raise PolicyInvalid(f"--slow-replica {text}: give ID=+MILLISECONDSms@SHARE%, for example 3=+150ms@8%, or none")
+    slow = SlowReplica(int(found[1]), int(found[2]), float(found[3] or 100) / 100)
+    if not 1 <= slow.replica_id <= BROKERS:
+        raise PolicyInvalid(f"--slow-replica {text}: the replicas are 1 to {BROKERS}")
+    if not 1 <= slow.extra_ms <= 60_000 or not 0 < slow.share <= 1:
+        raise PolicyInvalid(f"--slow-replica {text}: give 1 to 60000 ms, and a share above 0 and up to 100 %")
+    return slow
+
+
+def _parse_start(text: str) -> int:
+    if not text:
+        return START_MS
+    try:
+        start = datetime.fromisoformat(text)
+    except ValueError:
+        raise PolicyInvalid(f"--start {text}: give an instant such as 2026-11-02 or 2026-11-02T06:00:00Z") from None
+    return round((start if start.tzinfo else start.replace(tzinfo=UTC)).timestamp() * 1_000)

@@ -1,0 +1,121 @@
+"""Makes the runs of a plan on Spark, each in a task of its own, and writes them as the daemon writes its archive.
+
+Spark only spreads the work. A task draws one run, plays it, and writes its files aside; at the end of the task they are
+moved to their places, under names that depend on the plan alone. So a task that Spark repeats replaces what its first
+try has left, and nothing is there twice.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+from pyarrow import fs
+from pyspark.sql import SparkSession
+
+from purgatory import __version__
+from purgatory.archive.calls import CallStamp, marker_values
+from purgatory.archive.files import ArchiveUnusable as ArchivePlaceUnusable
+from purgatory.archive.files import ArchiveWriter, open_archive
+from purgatory.archive.rows import single_row
+from purgatory.archive.run_details import RunDetails
+from purgatory.archive.schema import ENDED, MARKERS, STARTED
+from purgatory_pipeline.errors import ArchiveUnusable
+from purgatory_pipeline.generate.draw.drawn_run import draw_run
+from purgatory_pipeline.generate.engine_player import ENDED_PER_CALL, EnginePlayer
+from purgatory_pipeline.generate.history_plan import HistoryPlan, RunPlan
+from purgatory_pipeline.generate.truth import RunTruth, tell_truth
+
+TRUTH: Final = "_truth"
+"""Below the archive; readers pass over folders that begin so."""
+RUNS: Final = f"{TRUTH}/runs"
+ROLL_BYTES: Final = 2**40
+"""Never in the middle: a run's files go to their places together."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """What all runs have come to."""
+
+    runs: int
+    operations: int
+    rows: int
+    files: int
+    bytes: int
+    seconds: float
+
+
+def make_run(plan: RunPlan, out: str) -> RunTruth:
+    """Draws, plays and writes one run, and its truth."""
+    started_s = time.perf_counter()
+    filesystem, root = open_archive(out)
+    writer = ArchiveWriter(filesystem, root, plan.run_id, roll_s=math.inf, roll_bytes=ROLL_BYTES)
+    details = RunDetails(version=__version__, expired_per_slice=ENDED_PER_CALL, host="generated", pid=0)
+    begin = CallStamp(plan.run_id, 0, 0, plan.start_ms)
+    writer.write(MARKERS, single_row(MARKERS, begin, marker_values(STARTED, detail=details.to_json())))
+    run = draw_run(plan)
+    player = EnginePlayer(run, writer)
+    player.play()
+    end_ms = run.timeline.end_ms
+    end = CallStamp(plan.run_id, player.call_number, end_ms, plan.start_ms + end_ms)
+    writer.write(MARKERS, single_row(MARKERS, end, marker_values(ENDED)))
+    writer.close()
+    player.rows[MARKERS] = 2
+    seconds = time.perf_counter() - started_s
+    truth = tell_truth(run, player.tally, player.rows, writer.files, writer.bytes, seconds)
+    write_text(filesystem, f"{root}/{RUNS}", f"{plan.run_id}.json", json.dumps(truth.to_json()))
+    return truth
+
+
+def write_text(filesystem: fs.FileSystem, folder: str, name: str, text: str) -> None:
+    """A small file, whole or not at all."""
+    filesystem.create_dir(folder, recursive=True)
+    with filesystem.open_output_stream(f"{folder}/.{name}.part") as stream:
+        stream.write(text.encode())
+    filesystem.move(f"{folder}/.{name}.part", f"{folder}/{name}")
+
+
+def check_empty(out: str) -> None:
+    """Raises `ArchiveUnusable` where something lies already, or nothing can be written."""
+    try:
+        filesystem, root = open_archive(out)
+        found = filesystem.get_file_info(fs.FileSelector(root, recursive=True))
+    except (ArchivePlaceUnusable, OSError, pa.ArrowException) as error:
+        raise ArchiveUnusable(str(error)) from None
+    files = [info.path for info in found if info.type == fs.FileType.File]
+    if files:
+        raise ArchiveUnusable(f"{out} is not empty ({files[0]} and {len(files) - 1} more files): give another --out")
+
+
+def make_archive(spark: SparkSession, plan: HistoryPlan, out: str) -> Made:
+    """The whole archive; its truth still has to be added up (see `summary`). Raises `ArchiveUnusable`."""
+    check_empty(out)
+    started_s = time.perf_counter()
+    place = out if "://" in out else str(Path(out).absolute())  # executors may stand elsewhere
+    made = (
+        spark.range(0, plan.runs, 1, plan.runs)
+        .mapInArrow(_maker(plan, place), "operations long, rows long, files long, bytes long")
+        .groupBy()
+        .sum()
+        .collect()[0]
+    )
+    operations, rows, files, size = (int(value or 0) for value in made)
+    return Made(plan.runs, operations, rows, files, size, time.perf_counter() - started_s)
+
+
+def _maker(plan: HistoryPlan, out: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def make(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for index in batch.column(0).to_pylist():
+                truth = make_run(plan.run(index), out)
+                figures = (truth.operations, sum(truth.rows.values()), truth.files, truth.bytes)
+                names = ["operations", "rows", "files", "bytes"]
+                yield pa.RecordBatch.from_arrays([pa.array([figure], pa.int64()) for figure in figures], names=names)
+
+    return make

@@ -1,0 +1,1 @@
+"""How a run that is too large for one task is divided."""

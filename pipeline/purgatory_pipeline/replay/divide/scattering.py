@@ -1,0 +1,199 @@
+"""Runs that are too large for one task: their rows are spread over bins, so that each bin can be replayed by itself.
+
+First their connections are found. Then each file is read once, its rows go to their bins, packed, and Spark brings
+together what belongs to a bin, in the order of its calls.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from purgatory.archive.schema import CALLS, EVENTS, OUTCOMES, REGISTRATIONS
+from purgatory_pipeline.archive import ArchiveFile
+from purgatory_pipeline.archive.location import Location, open_location
+from purgatory_pipeline.replay.divide.connections import Connections
+from purgatory_pipeline.replay.divide.placement import Placement
+from purgatory_pipeline.replay.load.row_batch import Column, RowBatch, join
+from purgatory_pipeline.replay.load.row_packing import pack, unpack
+from purgatory_pipeline.replay.load.run_files import RunContext, RunFiles
+from purgatory_pipeline.replay.load.table_reader import TableReader
+from purgatory_pipeline.replay.play.recorded_outcomes import OUTCOMES_READ, WITHOUT_REGISTRATION
+from purgatory_pipeline.replay.play.replay_sums import ReplaySums
+from purgatory_pipeline.replay.replay_task import ReplayPlan, replay_run
+from purgatory_pipeline.spark.malloc import keep_freed_memory
+
+GATHERED_ROWS: Final = 200_000
+"""Small row groups are put together up to so many rows before they are spread."""
+
+IDLE_EVENTS: Final = "events of partitions on which nothing waits"
+
+CONNECTIONS: Final = pa.schema(
+    [
+        ("run", pa.int32()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("root_topic", pa.string()),
+        ("root_partition", pa.int32()),
+        ("operations", pa.int64()),
+        ("events", pa.int64()),
+    ]
+)
+"""What a task saw: a name of a run, one that it belongs with, and its operations and events."""
+
+PACKED: Final = pa.schema(
+    [
+        ("bin", pa.int32()),
+        ("run", pa.int32()),
+        ("first_call", pa.int64()),
+        ("place", pa.int64()),  # among the chunks of its table
+        ("rows", pa.binary()),
+    ]
+)
+COUNTED: Final = -1
+"""`run` of a row that holds counts instead."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Some neighbouring files of a table of a run, in order."""
+
+    run: int
+    first_place: int
+    files: tuple[ArchiveFile, ...]
+
+
+def units_of(runs: Sequence[RunFiles], tables: Sequence[str], rows_max: int) -> list[Unit]:
+    """The files of some runs in units of about `rows_max` rows, the largest first."""
+    units: list[tuple[int, Unit]] = []
+    for run, files in enumerate(runs):
+        for table in tables:
+            own = sorted((file for file in files.files if file.table == table), key=lambda file: file.file_number)
+            start, rows = 0, 0
+            for place, file in enumerate(own, 1):
+                rows += file.rows
+                if rows >= rows_max or place == len(own):
+                    units.append((rows, Unit(run, start, tuple(own[start:place]))))
+                    start, rows = place, 0
+    return [unit for _, unit in sorted(units, key=lambda entry: -entry[0])]
+
+
+def find_connections(uri: str, unit: Unit, keys_max: int) -> pa.RecordBatch:
+    """The names of a unit's rows and what connects them."""
+    keep_freed_memory()
+    place = open_location(uri)
+    connections = Connections(keys_max)
+    for file in unit.files:
+        table = TableReader(place, file.path, file.table)
+        for group in range(table.groups):
+            chunk = table.chunk(group, Counter(), columns=NAMING[file.table])
+            if len(chunk):
+                connections.add(chunk)
+        connections.end_file()
+    rows = [(unit.run, *name, *root, operations, events) for name, root, operations, events in connections.entries()]
+    return pa.RecordBatch.from_arrays(
+        [pa.array([row[i] for row in rows], field.type) for i, field in enumerate(CONNECTIONS)], schema=CONNECTIONS
+    )
+
+
+NAMING: Final = {
+    REGISTRATIONS: ("call_number", "session_number", "operation_id", "kind", "item", "item_count"),
+    EVENTS: ("call_number", "type"),
+}
+"""What the connections need of a table, besides names."""
+
+
+def scatter(uri: str, unit: Unit, placing: Placement) -> Iterator[pa.RecordBatch]:
+    """A unit's rows by bin, packed; and at the end what was counted."""
+    keep_freed_memory()
+    place = open_location(uri)
+    counts: Counter[str] = Counter()
+    for number, chunk in enumerate(_gathered(place, unit, counts)):
+        spread_out, bins = spread(chunk, placing, counts)
+        order = np.argsort(bins, kind="stable")
+        bins = bins[order]
+        whole = spread_out.take(order)
+        starts = np.flatnonzero(np.diff(bins, prepend=-1))
+        stops = np.append(starts[1:], len(bins))
+        packed: list[tuple[Any, ...]] = []
+        for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+            part = whole.slice(start, stop).with_names_used(few=1)
+            sequence = (unit.first_place << 32) + number
+            packed.append((int(bins[start]), unit.run, part.first_call, sequence, pack(part)))
+        yield packed_batch(packed)
+    if counts.total():
+        told = RowBatch(CALLS, {"call": np.empty(0, np.int64)}, details=sorted(counts.items()))
+        yield packed_batch([(placing.all_bins[0], COUNTED, 0, 0, pack(told))])
+
+
+def packed_batch(rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
+    """Rows of PACKED."""
+    arrays = [pa.array([row[i] for row in rows], field.type) for i, field in enumerate(PACKED)]
+    return pa.RecordBatch.from_arrays(arrays, schema=PACKED)
+
+
+def replay_bins(
+    replay: ReplayPlan, facts: Sequence[RunContext], batches: Iterable[pa.RecordBatch], *, results: bool
+) -> Iterator[pa.RecordBatch]:
+    """Replays what has come together in a bin, run by run."""
+    tally = ReplaySums()
+    for run, packed in groupby(_packed_rows(batches), key=lambda row: row[0]):
+        if run == COUNTED:
+            for _, rows in packed:
+                tally.counts.update(dict(unpack(rows).details))
+            continue
+        chunks = (unpack(rows) for _, rows in packed)
+        yield from replay_run(replay, facts[run], chunks, tally, results=results)
+    if not results:
+        yield tally.batch()
+
+
+def _packed_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, bytes]]:
+    for batch in batches:
+        runs, rows = batch.column("run").to_pylist(), batch.column("rows")
+        for place, run in enumerate(runs):
+            yield run, rows[place].as_py()
+
+
+def _gathered(place: Location, unit: Unit, counts: Counter[str]) -> Iterator[RowBatch]:
+    """The row groups of a unit, small ones put together."""
+    held: list[RowBatch] = []
+    for file in unit.files:
+        table = TableReader(place, file.path, file.table)
+        for group in range(table.groups):
+            chunk = table.chunk(group, counts, names=True)
+            if len(chunk):
+                held.append(chunk)
+            if sum(len(part) for part in held) >= GATHERED_ROWS:
+                yield join(held)
+                held = []
+    if held:
+        yield join(held)
+
+
+def spread(chunk: RowBatch, placing: Placement, counts: Counter[str]) -> tuple[RowBatch, Column]:
+    """Rows and the bin of each; one that concerns several bins comes several times."""
+    if chunk.table == CALLS:  # they are few, and any may concern any bin
+        bins = np.array(placing.all_bins)
+        return chunk.take(np.repeat(np.arange(len(chunk)), len(bins))), np.tile(bins, len(chunk))
+    if chunk.table == EVENTS:
+        rows, bins = placing.rows_of_events(chunk)
+        counts[IDLE_EVENTS] += len(chunk) - len(np.unique(rows))
+        told = chunk.take(rows)
+        told.columns["copy"] = np.diff(rows, prepend=-1) == 0
+        return told, bins
+    bins = placing.bins_of_operations(chunk)
+    placed = bins >= 0
+    if not bool(np.all(placed)):
+        assert chunk.table == OUTCOMES, f"registrations without a place: {chunk.names}"
+        homeless = int(np.count_nonzero(~placed & (chunk.column("item") == 0)))
+        counts[OUTCOMES_READ] += homeless
+        counts[WITHOUT_REGISTRATION] += homeless
+        return chunk.without_names().take(placed), bins[placed]
+    return (chunk.without_names() if chunk.table == OUTCOMES else chunk), bins

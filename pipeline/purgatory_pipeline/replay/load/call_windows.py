@@ -1,0 +1,137 @@
+"""Merges the chunks of a run's tables into windows: all rows of all tables with calls from some call to another.
+
+Chunks come in the order of their first calls. So once a chunk begins with call `n`, every row of an earlier call is
+there, and what is held never grows much beyond the chunks that overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from purgatory.archive.schema import CALLS, EVENTS, OUTCOMES, REGISTRATIONS
+from purgatory_pipeline.archive.stable_sort import stable_order
+from purgatory_pipeline.replay.load.row_batch import RowBatch, in_order, join
+
+ROWS_MIN: Final = 150_000
+"""A window is closed when so many rows are held: what it costs by itself is then shared by many."""
+
+ROW_KEYS: Final = {
+    REGISTRATIONS: ("call", "session", "operation", "item"),
+    OUTCOMES: ("call", "session", "operation", "item"),
+    EVENTS: ("call", "row"),
+    CALLS: ("call",),
+}
+"""What tells a row of a table from all others of its run."""
+
+
+@dataclass(frozen=True)
+class CallWindow:
+    """Rows by table, in the order of their calls; tables without rows are missing."""
+
+    tables: dict[str, RowBatch]
+    last_ms: int
+    """The engine's clock at its last call. In the whole run it never goes back."""
+    clock_falls: int
+    """Rows whose clock was behind that of a call before them; they were moved to the latest instant before."""
+    repeated: int
+    """Rows that were there twice; the second one is not."""
+
+    def get(self, table: str) -> RowBatch | None:
+        """The rows of a table, if there are any."""
+        return self.tables.get(table)
+
+
+def windows(
+    chunks: Iterable[RowBatch], first_ms: int = 0, *, repeated: bool = False, rows_min: int = ROWS_MIN
+) -> Iterator[CallWindow]:
+    """The windows of one run. `chunks` of all its tables, by first call; those of one table in their order.
+
+    `first_ms` is when the run began; where rows may be there twice, `repeated` says so.
+    """
+    merger = _Merger(first_ms, repeated)
+    for chunk in chunks:
+        if merger.rows >= max(rows_min, 2 * merger.rows_left) and (window := merger.cut(chunk.first_call)) is not None:
+            yield window
+        merger.add(chunk)
+    if (window := merger.cut(None)) is not None:
+        yield window
+
+
+class _Merger:
+    """What is held between two windows."""
+
+    def __init__(self, first_ms: int, repeated: bool) -> None:
+        self.rows = 0
+        self.rows_left = 0
+        """After the last cut."""
+        self._held: dict[str, list[RowBatch]] = {}
+        self._now_ms = first_ms
+        self._before = 0
+        """The call up to which everything was taken out."""
+        self._repeated: Final = repeated
+
+    def add(self, chunk: RowBatch) -> None:
+        """Holds one more chunk."""
+        assert chunk.first_call >= self._before, f"call {chunk.first_call} comes after those before {self._before}"
+        self.rows += len(chunk)
+        self._held.setdefault(chunk.table, []).append(chunk)
+
+    def cut(self, before_call: int | None) -> CallWindow | None:
+        """Takes out all rows of calls before a call (None: all). None: there are none."""
+        self._before = self._before if before_call is None else before_call
+        taken: dict[str, RowBatch] = {}
+        repeated = 0
+        for table, held in list(self._held.items()):
+            whole = in_order(join(held))
+            stop = len(whole) if before_call is None else int(np.searchsorted(whole.columns["call"], before_call))
+            if stop:
+                taken[table] = whole.slice(0, stop)
+                if self._repeated:
+                    taken[table] = without_repeated(taken[table])
+                    repeated += stop - len(taken[table])
+            if stop < len(whole):
+                self._held[table] = [whole.slice(stop, len(whole)).with_names_used()]
+            else:
+                del self._held[table]
+        self.rows = self.rows_left = sum(len(chunk) for held in self._held.values() for chunk in held)
+        if not taken:
+            return None
+        last_ms, falls = self._straighten(taken)
+        return CallWindow(taken, last_ms, falls, repeated)
+
+    def _straighten(self, taken: dict[str, RowBatch]) -> tuple[int, int]:
+        """Lets no clock go back, over all tables; the last instant and how many rows had to be moved."""
+        chunks = list(taken.values())
+        times = np.concatenate([chunk.columns["time"] for chunk in chunks])
+        calls = np.concatenate([chunk.columns["call"] for chunk in chunks])
+        order = stable_order(calls)
+        in_order_of_calls = times[order]
+        highest = np.maximum(np.maximum.accumulate(in_order_of_calls), self._now_ms)
+        falls = int(np.count_nonzero(highest != in_order_of_calls))
+        self._now_ms = int(highest[-1])
+        if falls:
+            times[order] = highest
+            start = 0
+            for chunk in chunks:
+                chunk.columns = {**chunk.columns, "time": times[start : start + len(chunk)]}
+                start += len(chunk)
+        return self._now_ms, falls
+
+
+def without_repeated(chunk: RowBatch) -> RowBatch:
+    """Without the rows that come again, as those of overlapping files do."""
+    keys = [chunk.column(name) for name in ROW_KEYS[chunk.table]]
+    order = np.lexsort(keys[::-1])
+    same = np.ones(len(order) - 1, np.bool_)
+    for key in keys:
+        sorted_key = key[order]
+        same &= sorted_key[1:] == sorted_key[:-1]
+    if not same.any():
+        return chunk
+    kept = np.ones(len(order), np.bool_)
+    kept[order[1:][same]] = False
+    return chunk.take(kept)

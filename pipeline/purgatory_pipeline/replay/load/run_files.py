@@ -1,0 +1,161 @@
+"""What must be known of each run before it is replayed: the engine's settings, and from where on rows are missing."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from purgatory.archive.run_details import RunDetails
+from purgatory.archive.schema import CALLS, CRASHED, DROPPED, ENDED, EVENTS, MARKERS, STARTED
+from purgatory_pipeline.archive import ArchiveCatalog, ArchiveFile
+from purgatory_pipeline.archive.location import first_line, open_location
+from purgatory_pipeline.errors import ArchiveUnusable
+from purgatory_pipeline.replay.load.row_batch import TABLES
+
+NEVER: Final = 2**62
+DECISIVE: Final = (EVENTS, CALLS)
+"""Tables of which a lost row may change how operations end that have nothing else to do with it."""
+
+_COLUMNS: Final = ["run_id", "marker", "call_number", "time_ms", "table", "last_call_number", "detail"]
+_NUMBER: Final = re.compile(r"-([0-9]+)\.parquet$")
+_THREADS: Final = 16
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What must be known of a run before its first row."""
+
+    run_id: str
+    details: RunDetails
+    first_ms: int = 0
+    """The engine's clock at its beginning."""
+    last_ms: int = 0
+    """At its end, as far as that is known already."""
+    in_doubt_from: int = NEVER
+    """The first call from which on rows are missing that others depend on."""
+    repeated: bool = False
+    """Rows may be there twice."""
+    settings_known: bool = True
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """A run and its files."""
+
+    facts: RunContext
+    files: tuple[ArchiveFile, ...]
+
+    @property
+    def rows(self) -> int:
+        """Rows in all of them."""
+        return sum(file.rows for file in self.files)
+
+
+def find_runs(archive: ArchiveCatalog) -> list[RunFiles]:
+    """The runs of an archive that have anything to replay, by id."""
+    markers = read_markers(archive)
+    files: defaultdict[str, list[ArchiveFile]] = defaultdict(list)
+    repeated = set()
+    for table in TABLES:
+        for file in archive.files(table):
+            if file.rows:
+                files[file.run_id].append(file)
+        repeated |= {file.run_id for file in archive.overlapping(table)}
+    return [
+        RunFiles(facts_of(run_id, markers.get(run_id, []), own, archive, run_id in repeated), tuple(own))
+        for run_id, own in sorted(files.items())
+    ]
+
+
+def facts_of(
+    run_id: str,
+    markers: Sequence[dict[str, Any]],
+    files: Sequence[ArchiveFile],
+    archive: ArchiveCatalog,
+    repeated: bool,
+) -> RunContext:
+    """The facts of one run, from its markers and the files that are there or not."""
+    started = next((row for row in markers if row["marker"] == STARTED), None)
+    details, known = RunDetails(version=""), False
+    if started is not None:
+        try:
+            details, known = RunDetails.from_json(started["detail"] or ""), True
+        except (ValueError, TypeError):
+            known = False
+    doubts = [gap_in([file for file in files if file.table == table]) for table in DECISIVE]
+    doubts += [_set_aside(run_id, table, files, archive) for table in DECISIVE]
+    doubts += [row["call_number"] for row in markers if row["marker"] == DROPPED and row["table"] in DECISIVE]
+    doubts += _unfinished(markers, files)
+    if details.continued:
+        doubts.append(0)
+    return RunContext(
+        run_id,
+        details,
+        first_ms=max(started["time_ms"], 0) if started is not None else 0,
+        last_ms=max((row["time_ms"] for row in markers if row["marker"] == ENDED), default=0),
+        in_doubt_from=min(doubts),
+        repeated=repeated,
+        settings_known=known,
+    )
+
+
+def gap_in(files: Sequence[ArchiveFile]) -> int:
+    """The first call after a file that is missing among a table's, whose numbers rise from 1."""
+    last_call = -1
+    for number, file in enumerate(sorted(files, key=lambda file: file.file_number), 1):
+        if file.file_number != number:
+            return last_call + 1
+        last_call = file.last_call if file.last_call is not None else last_call
+    return NEVER
+
+
+def _set_aside(run_id: str, table: str, files: Sequence[ArchiveFile], archive: ArchiveCatalog) -> int:
+    """The first call that may have been in a file that was set aside."""
+    first = NEVER
+    for other in archive.set_aside:
+        if other.table != table or other.is_copy or run_id not in other.path.rpartition("/")[2]:
+            continue
+        number = _NUMBER.search(other.path)
+        before = [
+            file.last_call
+            for file in files
+            if file.table == table and file.last_call is not None and number and file.file_number < int(number[1])
+        ]
+        first = min(first, max(before, default=-1) + 1)
+    return first
+
+
+def _unfinished(markers: Sequence[dict[str, Any]], files: Sequence[ArchiveFile]) -> list[int]:
+    """Of a run that did not end: the first call of which not everything needs to be there."""
+    if any(row["marker"] == ENDED for row in markers):
+        return []
+    crashed = [row["call_number"] + 1 for row in markers if row["marker"] == CRASHED]
+    events = [file.last_call for file in files if file.table == EVENTS and file.last_call is not None]
+    return crashed or [max(events, default=NEVER) + 1]
+
+
+def read_markers(archive: ArchiveCatalog) -> dict[str, list[dict[str, Any]]]:
+    """The markers of each run. They are few. Raises `ArchiveUnusable`."""
+    place = open_location(archive.uri)
+
+    def read(file: ArchiveFile) -> list[dict[str, Any]]:
+        try:
+            parquet = pq.ParquetFile(file.path, filesystem=place.filesystem)
+            return list(parquet.read(_COLUMNS).to_pylist())
+        except (OSError, ValueError, pa.ArrowException) as error:
+            message = f"cannot read {file.path}: {first_line(error)}; move it out of the archive"
+            raise ArchiveUnusable(message) from error
+
+    found: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for rows in pool.map(read, archive.files(MARKERS)):
+            for row in rows:
+                found[row["run_id"]].append(row)
+    return dict(found)

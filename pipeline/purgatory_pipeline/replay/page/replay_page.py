@@ -1,0 +1,286 @@
+"""A replay as one HTML page: how outcomes and waits would have been under other policies.
+
+The frames, by name:
+
+- `outcomes`: policy, topic (missing: all), kind, outcome, operations, share (of the operations of that policy, topic
+  and kind)
+- `waits`: policy, topic (missing: all), kind, wait_p50_ms, wait_p90_ms, wait_p99_ms
+- `changes`: policy, kind, recorded, replayed, operations: outcomes that are others than the recorded ones
+
+Further columns are left alone. The outcome of what still waits when its history ends is "open".
+
+A `policy` is named as it was asked for, "timeout_ms=500"; the empty name is the unchanged one, so what was recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+import pandas as pd
+from markupsafe import Markup
+
+from purgatory_pipeline.page import document, wording
+from purgatory_pipeline.page.parts import Finding, Grid, Headline, Page, PageColumn, PageTable, Section
+from purgatory_pipeline.replay.page import replay_charts
+from purgatory_pipeline.replay.page.replay_charts import UNCHANGED, Policies
+
+POLICIES_SIDE_BY_SIDE: Final = 8
+NOTABLE: Final = 0.0005
+"""Shares that move by less than this are not among the findings."""
+
+
+@dataclass(frozen=True)
+class ReplayInfo:
+    """What the frames are about. `compared` operations were replayed unchanged first; `equal` of them ended alike."""
+
+    archive: str
+    first_at: datetime | None
+    last_at: datetime | None
+    policies: tuple[str, ...]
+    """In the order in which they were asked for, without the unchanged one."""
+    compared: int
+    equal: int
+    account: tuple[str, ...] = ()
+    """What was read, and what became of it: sums as sentences."""
+    notes: tuple[str, ...] = ()
+    """What a reader must know before the figures: what could not be replayed, and how much. Sentences."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+def write_replay_page(frames: Mapping[str, pd.DataFrame], info: ReplayInfo, path: Path) -> None:
+    """Writes the page of a replay."""
+    document.write(replay_page(frames, info), path)
+
+
+def replay_page(frames: Mapping[str, pd.DataFrame], info: ReplayInfo) -> Page:
+    """The page as parts."""
+    policies = Policies.of(info.policies)
+    moved = _moved_kinds(frames)
+    return Page(
+        title="Purgatory replay",
+        subtitle=Markup("{} · {} to {} UTC · {} operations").format(
+            wording.name(info.archive),
+            wording.instant(info.first_at),
+            wording.instant(info.last_at),
+            wording.count(info.compared),
+        ),
+        facts=_facts(info),
+        account=_account(info),
+        findings=_findings(frames["outcomes"], policies),
+        sections=(
+            _outcomes_section(frames["outcomes"], moved, policies),
+            _waits_section(frames["waits"], moved, policies),
+            _changes_section(frames["changes"], policies),
+        ),
+        footer=document.footer(info.options, info.versions),
+    )
+
+
+def _facts(info: ReplayInfo) -> tuple[Headline, ...]:
+    differing = info.compared - info.equal
+    return (
+        Headline("replayed", wording.rough_count(info.compared), "operations"),
+        Headline(
+            "equal when unchanged",
+            wording.share(info.equal / info.compared if info.compared else None),
+            "every outcome" if not differing else f"{wording.count(differing)} differ",
+            alarming=differing > 0,
+        ),
+        Headline("policies tried", wording.count(len(info.policies))),
+    )
+
+
+def _account(info: ReplayInfo) -> Section:
+    differing = info.compared - info.equal
+    share = wording.share(info.equal / info.compared if info.compared else None)
+    lead = Markup("Unchanged policy: {} of {} outcomes are equal.").format(
+        wording.strong(share), wording.strong(wording.count(info.compared))
+    )
+    if differing:
+        lead += Markup(" {} ended otherwise.").format(wording.strong(wording.plural(differing, "operation")))
+    sums = tuple(wording.text(line, document.NOTICE_LENGTH_MAX) for line in info.account)
+    return Section("account", "Is the replay true to what happened?", (lead, *sums), notices=info.notes)
+
+
+def _findings(outcomes: pd.DataFrame, policies: Policies) -> tuple[Finding, ...]:
+    """For each kind, how the share that expires moves; what moves most comes first."""
+    expired = outcomes[outcomes["topic"].isna() & (outcomes["outcome"] == "expired")]
+    found: list[tuple[float, Finding]] = []
+    for kind in _kinds(outcomes):
+        shares = {
+            str(policy): wording.number_of(share)
+            for policy, share in zip(
+                expired[expired["kind"] == kind]["policy"], expired[expired["kind"] == kind]["share"], strict=True
+            )
+        }
+        recorded = shares.pop(UNCHANGED, 0.0)
+        tried = {policy: shares.get(policy, 0.0) for policy in policies.names}
+        if not tried or max(abs(share - recorded) for share in tried.values()) < NOTABLE:
+            continue
+        least, most = min(tried, key=lambda name: tried[name]), max(tried, key=lambda name: tried[name])
+        moved = max(abs(tried[most] - recorded), abs(tried[least] - recorded))
+        found.append((moved, Finding(_moved(kind, recorded, tried, least, most), "outcomes")))
+    return tuple(finding for _, finding in sorted(found, key=lambda pair: -pair[0]))
+
+
+def _moved(kind: str, recorded: float, tried: Mapping[str, float], least: str, most: str) -> Markup:
+    sentence = Markup("Of {} operations {} expired as recorded").format(
+        wording.text(kind), wording.strong(wording.share_said(recorded))
+    )
+    for policy in dict.fromkeys((most, least)):
+        sentence += Markup(", {} with {}").format(
+            wording.strong(wording.share_said(tried[policy])), wording.name(policy)
+        )
+    return sentence + Markup(".")
+
+
+def _moved_kinds(frames: Mapping[str, pd.DataFrame]) -> list[str]:
+    """Kinds for which some policy gives other outcomes or waits than were recorded. In a fixed order."""
+    moved: set[str] = set()
+    for name, key, values in (
+        ("outcomes", ["kind", "outcome"], ["share"]),
+        ("waits", ["kind"], list(replay_charts.PERCENTILES)),
+    ):
+        overall = frames[name][frames[name]["topic"].isna()]
+        recorded = overall["policy"] == UNCHANGED
+        both = overall[~recorded].merge(
+            overall.loc[recorded, [*key, *values]], how="left", on=key, suffixes=("", "_was")
+        )
+        for value in values:
+            differs = both[value].fillna(0) != both[f"{value}_was"].fillna(0)
+            moved |= {str(kind) for kind in both["kind"][differs]}
+    return sorted(moved)
+
+
+def _worth_showing(frame: pd.DataFrame, moved: Sequence[str]) -> pd.DataFrame:
+    """All policies of kinds that move; of the others what was recorded."""
+    return frame[frame["topic"].isna() & (frame["kind"].isin(list(moved)) | (frame["policy"] == UNCHANGED))]
+
+
+def _unmoved(frame: pd.DataFrame, moved: Sequence[str]) -> tuple[Markup, ...]:
+    """The kinds that no policy touches, in a sentence."""
+    still = [wording.text(kind).replace("_", " ") for kind in _kinds(frame) if kind not in moved]
+    if not still:
+        return ()
+    return (Markup("Nothing changes for {} operations under any policy tried.").format(wording.listed(still)),)
+
+
+def _outcomes_section(outcomes: pd.DataFrame, moved: Sequence[str], policies: Policies) -> Section:
+    title = "Outcomes"
+    overall = _worth_showing(outcomes, moved)
+    if overall.empty:
+        return Section("outcomes", title, ("Nothing was replayed.",))
+    drawn = [replay_charts.outcomes_plot(overall, kind, policies) for kind in moved]
+    panels = tuple(panel for panel in drawn if panel is not None)
+    parts: list[Grid | PageTable] = []
+    if panels:
+        parts.append(Grid(panels, replay_charts.outcomes_legend(overall[overall["kind"].isin(list(moved))])))
+    parts.append(_outcomes_table(overall, policies))
+    by_topic = outcomes[outcomes["topic"].notna() & outcomes["kind"].isin(list(moved))]
+    if not by_topic.empty:
+        parts.append(_expired_table(by_topic, policies))
+    lead = "The part that was not satisfied under each policy, and what was recorded. The rest was satisfied."
+    return Section("outcomes", title, (lead, *_unmoved(outcomes, moved)), tuple(parts))
+
+
+def _outcomes_table(outcomes: pd.DataFrame, policies: Policies) -> PageTable:
+    """A row for each kind and policy, a column for each outcome that there is."""
+    key = ["kind", "policy"]
+    wide = outcomes.pivot_table(index=key, columns="outcome", values="share", aggfunc="sum", fill_value=0.0)
+    words = [word for word in replay_charts.OUTCOMES if word in wide.columns]
+    frame = wide.assign(operations=outcomes.groupby(key)["operations"].sum()).reset_index()
+    frame["place"] = frame["policy"].map(policies.place)
+    return PageTable(
+        "Outcomes by policy, over all topics",
+        frame.sort_values(["kind", "place"], kind="stable"),
+        (
+            PageColumn("kind", "kind"),
+            PageColumn("policy", "policy", policy_name),
+            PageColumn("operations", "operations", wording.count),
+            *(PageColumn(word, word.replace("_", " "), wording.share) for word in words),
+        ),
+        rest="outcomes.csv",
+        rows_max=24,
+    )
+
+
+def _expired_table(outcomes: pd.DataFrame, policies: Policies) -> PageTable:
+    """A row for each topic and kind, a column for each policy: the share that expired."""
+    key = ["topic", "kind"]
+    expired = outcomes.assign(share=outcomes["share"].where(outcomes["outcome"] == "expired", 0.0))
+    wide = expired.pivot_table(index=key, columns="policy", values="share", aggfunc="sum")
+    operations = outcomes[outcomes["policy"] == UNCHANGED].groupby(key)["operations"].sum()
+    frame = wide.assign(operations=operations).reset_index()
+    frame = frame.sort_values(["operations", *key], ascending=[False, True, True], kind="stable")
+    shown = [name for name in policies.names[:POLICIES_SIDE_BY_SIDE] if name in wide.columns]
+    titles = [policies.label(name) for name in shown]
+    return PageTable(
+        f"Share that expired, by topic and {policies.title}",
+        frame,
+        (
+            PageColumn("topic", "topic", wording.name),
+            PageColumn("kind", "kind"),
+            PageColumn("operations", "operations", wording.count),
+            *((PageColumn(UNCHANGED, "as recorded", wording.share),) if UNCHANGED in wide.columns else ()),
+            *(PageColumn(name, title, wording.share) for name, title in zip(shown, titles, strict=True)),
+        ),
+        rest="outcomes.csv",
+    )
+
+
+def _waits_section(waits: pd.DataFrame, moved: Sequence[str], policies: Policies) -> Section:
+    title = "Waits"
+    overall = _worth_showing(waits, moved)
+    if overall.empty:
+        return Section("waits", title, ("Nothing was replayed.",))
+    panels = tuple(replay_charts.waits_plot(overall, kind, policies) for kind in moved)
+    frame = overall.assign(place=overall["policy"].map(policies.place)).sort_values(["kind", "place"], kind="stable")
+    columns = (
+        PageColumn("kind", "kind"),
+        PageColumn("policy", "policy", policy_name),
+        PageColumn("wait_p50_ms", "half", wording.milliseconds),
+        PageColumn("wait_p90_ms", "90 %", wording.milliseconds),
+        PageColumn("wait_p99_ms", "99 %", wording.milliseconds),
+    )
+    lead = "How long operations would have waited, however they would have ended."
+    table = PageTable("Waits by policy, over all topics", frame, columns, rest="waits.csv", rows_max=24)
+    parts = (Grid(panels, replay_charts.WAITS_LEGEND), table) if panels else (table,)
+    return Section("waits", title, (lead, *_unmoved(waits, moved)), parts)
+
+
+def _changes_section(changes: pd.DataFrame, policies: Policies) -> Section:
+    title = "What would have ended otherwise"
+    changed = changes[changes["policy"].isin(policies.names)]
+    if changed.empty:
+        return Section("changes", title, ("Every operation would have ended as it was recorded.",))
+    frame = changed.assign(place=changed["policy"].map(policies.place))
+    frame = frame.sort_values(["place", "operations"], ascending=[True, False], kind="stable")
+    columns = (
+        PageColumn("policy", "policy", policy_name),
+        PageColumn("kind", "kind"),
+        PageColumn("recorded", "was recorded as", _outcome),
+        PageColumn("replayed", "would have been", _outcome),
+        PageColumn("operations", "operations", wording.count),
+    )
+    table = PageTable("Outcomes that differ from the recorded ones", frame, columns, rest="changes.csv", rows_max=24)
+    plot = replay_charts.changes_plot(changed, policies)
+    return Section("changes", title, ("Operations by the outcome that would have been another.",), (plot, table))
+
+
+def policy_name(policy: object) -> str | Markup:
+    """A policy in a table; the unchanged one in words."""
+    return "as recorded" if policy == UNCHANGED else wording.name(policy)
+
+
+def _outcome(outcome: object) -> str:
+    return wording.text(outcome).replace("_", " ")
+
+
+def _kinds(frame: pd.DataFrame) -> list[str]:
+    """In a fixed order: the same kind has the same place in every section."""
+    return sorted({str(kind) for kind in frame["kind"]})

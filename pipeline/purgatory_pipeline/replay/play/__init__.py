@@ -1,0 +1,1 @@
+"""A run's windows through the engine, and what comes of it."""

@@ -1,0 +1,182 @@
+"""The events of a window, as the engine takes them, and as a policy would have them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from purgatory.archive.schema import EVENTS, NO_PARTITION
+from purgatory.engine import codes
+from purgatory.engine.batches import EventBatch, ReplicaSets
+from purgatory_pipeline.replay.load.row_batch import Column, Name, RowBatch, join
+from purgatory_pipeline.replay.play.registered_operations import listed
+from purgatory_pipeline.replay.policy import MIN_IN_SYNC_REPLICAS, Policy
+
+COLUMNS: Final = {
+    "offset": "offsets",
+    "leader_epoch": "leader_epochs",
+    "replica_id": "replica_ids",
+    "byte_position": "byte_positions",
+    "segment_base_offset": "segment_base_offsets",
+    "log_start_offset": "log_start_offsets",
+    "flags": "flags",
+}
+MARKS_LEFT_OUT: Final = "pushed high watermarks left out"
+MARKS_KEPT: Final = "pushed high watermarks kept"
+"""What is counted, by player: its place follows the name."""
+TURNING: Final = (codes.IN_SYNC_REPLICAS, codes.LEADERSHIP, codes.PARTITION_REMOVED)
+
+
+@dataclass(frozen=True)
+class PolicyEvents:
+    """Events in the order in which the engine is told; `time` is when it is."""
+
+    chunk: RowBatch
+    time: Column
+
+    @property
+    def call(self) -> Column:
+        """The call of each event."""
+        return self.chunk.columns["call"]
+
+    def batch(self) -> EventBatch:
+        """As the engine takes them."""
+        columns = self.chunk.columns
+        names = self.chunk.names
+        sets: list[ReplicaSets | None] = []
+        if self.chunk.details:
+            sets = [None] * len(self.chunk)
+            for row, detail in zip(self.chunk.detail_rows.tolist(), self.chunk.details, strict=True):
+                sets[row] = replica_sets(detail)
+        given = {field: listed(columns[name], None) for name, field in COLUMNS.items() if name in columns}
+        return EventBatch(
+            columns["type"].tolist(),
+            partitions=names,
+            keys=[topic for topic, _ in names],
+            item_indexes=listed(columns["name"], None),
+            replica_sets=sets,
+            **given,
+        )
+
+
+def replica_sets(detail: Sequence[Any]) -> ReplicaSets | None:
+    """The lists of an event, in the order of `reading.SETS`; None where it has none."""
+    replicas, in_sync, proposed, leader_id, minimum = detail
+    if all(value is None for value in detail):
+        return None
+    return ReplicaSets(
+        replicas=replicas,
+        in_sync=in_sync,
+        proposed=proposed,
+        leader_id=-1 if leader_id is None else leader_id,
+        min_in_sync_replicas=-1 if minimum is None else minimum,
+    )
+
+
+class AsRecorded:
+    """Events as they were."""
+
+    def take(self, chunk: RowBatch | None, last_ms: int) -> PolicyEvents | None:  # noqa: ARG002 -- see Rewritten
+        """The events of a window."""
+        return None if chunk is None else PolicyEvents(chunk, chunk.columns["time"])
+
+
+class Rewritten:
+    """Events under a policy that moves marks.
+
+    What a slow replica has fetched is told later, and comes in its place among the other events by then. Where the
+    in-sync set of a partition is known, its high watermark follows the replicas; a mark that was pushed besides has
+    been worked out from the replicas as they were, and is left out. Where the set is not known, pushed marks are all
+    there is: they stay, and no replica and no minimum can matter there.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.marks_left_out = 0
+        self.marks_kept = 0
+        self._policy: Final = policy
+        self._minimum: Final = policy.named(MIN_IN_SYNC_REPLICAS)
+        self._late: RowBatch | None = None
+        """Events that come after the last window; their `time` is when."""
+        self._in_sync_known: Final[set[Name]] = set()
+        self._followed: Final[set[Name]] = set()
+
+    def take(self, chunk: RowBatch | None, last_ms: int) -> PolicyEvents | None:
+        """The events up to `last_ms`: those of a window, and what was late before it."""
+        if chunk is not None:
+            chunk = self._delayed(self._with_minimum(self._without_pushed(chunk)))
+        parts = [part for part in (self._late, chunk) if part is not None and len(part)]
+        self._late = None
+        if not parts:
+            return None
+        whole = join(parts)
+        whole = whole.take(np.lexsort((whole.columns["call"], whole.columns["time"])))
+        stop = int(np.searchsorted(whole.columns["time"], last_ms, side="right"))
+        if stop < len(whole):
+            self._late = whole.slice(stop, len(whole)).with_names_used()
+            whole = whole.slice(0, stop)
+        return PolicyEvents(whole, whole.columns["time"]) if len(whole) else None
+
+    def _delayed(self, chunk: RowBatch) -> RowBatch:
+        if not self._policy.slow_replicas:
+            return chunk
+        time = chunk.columns["time"].copy()
+        progress = chunk.columns["type"] == codes.FOLLOWER_PROGRESS
+        replicas = chunk.column("replica_id")
+        for replica_id, delay_ms in self._policy.slow_replicas:
+            time[progress & (replicas == replica_id)] += delay_ms
+        return RowBatch(chunk.table, {**chunk.columns, "time": time}, chunk.names, chunk.detail_rows, chunk.details)
+
+    def _without_pushed(self, chunk: RowBatch) -> RowBatch:
+        """Without the pushed marks of partitions whose mark follows from the replicas."""
+        types, places = chunk.columns["type"], chunk.columns["name"]
+        is_mark = types == codes.HIGH_WATERMARK
+        derived = np.array([self._is_derived(name) for name in chunk.names], np.bool_)
+        left_out = np.zeros(len(chunk), np.bool_)
+        start = 0
+        details = dict(zip(chunk.detail_rows.tolist(), chunk.details, strict=True))
+        for row in np.flatnonzero(np.isin(types, TURNING)).tolist():
+            left_out[start:row] = is_mark[start:row] & derived[places[start:row]]
+            start = row
+            name = chunk.names[places[row]]
+            self._note_turn(name, types[row], chunk.column("flags")[row] != 0, details.get(row))
+            derived[[place for place, other in enumerate(chunk.names) if other == name]] = self._is_derived(name)
+        left_out[start:] = is_mark[start:] & derived[places[start:]]
+        counted = chunk.column("copy") == 0
+        self.marks_left_out += int(np.count_nonzero(left_out & counted))
+        self.marks_kept += int(np.count_nonzero(is_mark & ~left_out & counted))
+        return chunk.take(~left_out) if left_out.any() else chunk
+
+    def _is_derived(self, name: Name) -> bool:
+        return name in self._in_sync_known and name not in self._followed
+
+    def _note_turn(self, name: Name, event_type: int, flag: bool, detail: Sequence[Any] | None) -> None:
+        """Whether a partition gets to know its in-sync set, or is led elsewhere (a follower is told its mark)."""
+        if event_type == codes.IN_SYNC_REPLICAS:
+            if detail is not None and detail[1]:
+                self._in_sync_known.add(name)
+        elif event_type == codes.LEADERSHIP:
+            (self._followed.discard if flag else self._followed.add)(name)
+        else:
+            self._in_sync_known.discard(name)
+            self._followed.discard(name)
+
+    def _with_minimum(self, chunk: RowBatch) -> RowBatch:
+        """With the minimum of the policy in every event that tells an in-sync set."""
+        if not self._minimum or not chunk.details:
+            return chunk
+        details = []
+        for row, detail in zip(chunk.detail_rows.tolist(), chunk.details, strict=True):
+            topic, partition = chunk.names[chunk.columns["name"][row]]
+            assert chunk.table == EVENTS, chunk.table
+            assert partition != NO_PARTITION, topic
+            *lists, told = detail
+            if chunk.columns["type"][row] == codes.IN_SYNC_REPLICAS:
+                for change in self._minimum:
+                    if not change.topic or change.topic == topic:
+                        before = 1 if told is None or told < 1 else told
+                        told = int(change.applied(np.array([before]))[0])
+            details.append((*lists, told))
+        return RowBatch(chunk.table, chunk.columns, chunk.names, chunk.detail_rows, details)

@@ -1,0 +1,130 @@
+"""One policy on one engine: takes the windows of a run, and says which operations ended how."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from purgatory.archive.run_details import RunDetails
+from purgatory.archive.schema import EVENTS
+from purgatory.engine import tape
+from purgatory.engine.batches import OperationBatch
+from purgatory.engine.codes import EXPIRED, KINDS
+from purgatory.engine.completions import Completions
+from purgatory.engine.engine import Engine
+from purgatory.engine.limits import EngineLimits
+from purgatory_pipeline.replay.load.call_windows import CallWindow
+from purgatory_pipeline.replay.load.row_batch import Column
+from purgatory_pipeline.replay.play.policy_events import AsRecorded, Rewritten
+from purgatory_pipeline.replay.play.recorded_outcomes import RecordedOutcomes
+from purgatory_pipeline.replay.play.registered_operations import RegisteredOperations
+from purgatory_pipeline.replay.play.tape_steps import OtherCalls, TapeSteps, merged, steps
+from purgatory_pipeline.replay.policy import MIN_BYTES, TIMEOUT_MS, Change, Policy, changed_values
+
+UNBOUNDED: Final = 2**60
+
+
+class PolicyPlayer:
+    """A policy on its engine. Unchanged, it expires what life expired, when life did; else all when it is due."""
+
+    def __init__(self, policy: Policy, details: RunDetails, now_ms: int, topics: dict[str, int]) -> None:
+        limits = EngineLimits(
+            pending_operations_max=UNBOUNDED,
+            partitions_max=UNBOUNDED,
+            signal_keys_max=details.engine_limits().signal_keys_max,  # what it forgets depends on it
+            items_per_operation_max=UNBOUNDED,
+            timeout_ms_max=UNBOUNDED,
+            topic_length_max=UNBOUNDED,
+        )
+        self.policy: Final = policy
+        self.refused = 0
+        """Operations that the engine would not take; none, where the history is right."""
+        self.not_due = 0
+        """Expirations of life that were not due here."""
+        self.events: Final[AsRecorded | Rewritten] = Rewritten(policy) if policy.moves_marks else AsRecorded()
+        self._engine: Final = Engine(
+            limits,
+            now_ms,
+            tick_ms=details.tick_ms,
+            wheel_size=details.wheel_size,
+            strict_partitions=details.strict_partitions,
+            replica_lag_time_max_ms=details.replica_lag_time_max_ms,
+        )
+        self._owner: Final = self._engine.add_owner()
+        self._topics: Final = topics
+
+    def play(
+        self, window: CallWindow, arrivals: RegisteredOperations | None, life: RecordedOutcomes, calls: OtherCalls
+    ) -> Completions | None:
+        """Plays a window; what has ended, by id. None: nothing has."""
+        happenings = self.events.take(window.get(EVENTS), window.last_ms)
+        unchanged = self.policy.is_unchanged
+        ends = calls.ends(recorded=unchanged)
+        parts = [ends.steps]
+        if arrivals is not None:
+            parts.append(steps(arrivals.call, arrivals.time, arrivals.kind + tape.REGISTER))
+        if happenings is not None:
+            parts.append(steps(happenings.call, happenings.time, tape.APPLY))
+        if unchanged:
+            parts.append(recorded_expirations(life))
+        codes, times, counts = merged(parts, by_time=not unchanged)
+        batches = [] if arrivals is None else self._batches(arrivals)
+        played = self._engine.play(
+            self._owner,
+            tape.Tape(
+                codes,
+                times,
+                counts,
+                operations=batches,
+                events=None if happenings is None else happenings.batch(),
+                operation_ids=ends.operation_ids,
+                names=ends.names,
+            ),
+            not unchanged,
+        )
+        self.refused += len(played.refused_ids)
+        self.not_due += played.not_due
+        return self._ended()
+
+    def finish(self, last_ms: int) -> Completions | None:
+        """Lets time pass to the end of the history; what has ended until then."""
+        if self.policy.is_unchanged:
+            return None
+        late = self.events.take(None, last_ms)
+        parts = [steps(np.array([UNBOUNDED]), np.array([last_ms]), tape.PASS, 0)]
+        if late is not None:
+            parts.append(steps(late.call, late.time, tape.APPLY))
+        codes, times, counts = merged(parts, by_time=True)
+        batch = None if late is None else late.batch()
+        self._engine.play(self._owner, tape.Tape(codes, times, counts, operations=[], events=batch), True)
+        return self._ended()
+
+    def _batches(self, arrivals: RegisteredOperations) -> list[OperationBatch | None]:
+        timeouts_ms = self._changed(TIMEOUT_MS, arrivals.timeout_ms, arrivals)
+        min_bytes = self._changed(MIN_BYTES, arrivals.min_bytes, arrivals)
+        there = set(np.flatnonzero(np.bincount(arrivals.kind)).tolist())
+        kinds = range(max(KINDS) + 1)
+        return [arrivals.batch(kind, timeouts_ms, min_bytes) if kind in there else None for kind in kinds]
+
+    def _changed(self, name: str, values: Column, arrivals: RegisteredOperations) -> Column:
+        changes = self.policy.named(name)
+        return changed_values(changes, values, arrivals.kind, [self._of_topic(change, arrivals) for change in changes])
+
+    def _of_topic(self, change: Change, arrivals: RegisteredOperations) -> Column:
+        if not change.topic:
+            return np.ones(arrivals.rows, np.bool_)
+        of_topic: Column = arrivals.topic == self._topics.get(change.topic, -1)
+        return of_topic
+
+    def _ended(self) -> Completions | None:
+        taken = self._engine.take_completions()
+        assert len(taken) <= 1, f"{len(taken)} owners"
+        return taken[0] if taken else None
+
+
+def recorded_expirations(life: RecordedOutcomes) -> TapeSteps:
+    """A step for each call of life's reaper that expired something: as many as it expired of these operations."""
+    expired = life.outcome == EXPIRED
+    calls, first, counts = np.unique(life.call[expired], return_index=True, return_counts=True)
+    return TapeSteps(calls, life.time[expired][first], np.full(len(calls), tape.EXPIRE), counts)

@@ -1,0 +1,165 @@
+"""One run, or some of its partitions, replayed: windows in, sums out, and on request a row for each operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import numpy as np
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from purgatory.archive.schema import CALLS, OUTCOMES, REGISTRATIONS
+from purgatory.engine.completions import Completions
+from purgatory_pipeline.replay.load.call_windows import CallWindow
+from purgatory_pipeline.replay.load.row_batch import Column, RowBatch
+from purgatory_pipeline.replay.load.run_files import RunContext
+from purgatory_pipeline.replay.play.comparison import Answers, Comparison
+from purgatory_pipeline.replay.play.open_operations import PENDING, OpenOperations
+from purgatory_pipeline.replay.play.policy_events import MARKS_KEPT, MARKS_LEFT_OUT, Rewritten
+from purgatory_pipeline.replay.play.policy_player import PolicyPlayer
+from purgatory_pipeline.replay.play.recorded_outcomes import RecordedOutcomes, read_life
+from purgatory_pipeline.replay.play.registered_operations import RegisteredOperations, whole_operations
+from purgatory_pipeline.replay.play.replay_sums import (
+    DIFFERENT,
+    EQUAL,
+    IN_DOUBT,
+    NO_OUTCOME,
+    FinishedOperations,
+    ReplaySums,
+)
+from purgatory_pipeline.replay.play.tape_steps import OtherCalls
+from purgatory_pipeline.replay.policy import Policy
+
+REGISTRATIONS_READ: Final = "registrations"
+INCOMPLETE_REGISTRATIONS: Final = "registrations of which rows are missing"
+CLOCK_FALLS: Final = "rows whose clock went back"
+REPEATED_ROWS: Final = "rows that are there twice"
+NOT_TAKEN: Final = "registrations that the engine would not take again"
+NOT_DUE: Final = "expirations that were not due in the replay"
+
+
+Rows = Callable[[str, OpenOperations, Column, list[Column]], None]
+"""Takes what is done with: run, operations, the rows that are done, and the verdicts of each player on all."""
+
+
+class RunReplay:
+    """Replays one run under several policies side by side. An unchanged one is also compared with life."""
+
+    def __init__(
+        self, facts: RunContext, policies: Iterable[Policy], tally: ReplaySums, rows: Rows | None = None
+    ) -> None:
+        self._facts: Final = facts
+        self._tally: Final = tally
+        self._rows: Final = rows
+        self._players: Final = [
+            PolicyPlayer(policy, facts.details, facts.first_ms, tally.topics) for policy in policies
+        ]
+        self._open: Final = OpenOperations(len(self._players))
+        self._comparisons: Final = [Comparison() if player.policy.is_unchanged else None for player in self._players]
+        self._next_id = 1
+        self._last_shut_down = -1
+        self._last_ms = facts.last_ms
+
+    def take(self, window: CallWindow) -> None:
+        """The next window."""
+        counts = self._tally.counts
+        counts[CLOCK_FALLS] += window.clock_falls
+        counts[REPEATED_ROWS] += window.repeated
+        self._last_ms = max(self._last_ms, window.last_ms)
+        arrivals = self._arrivals(window.get(REGISTRATIONS))
+        if arrivals is not None:
+            self._open.add(arrivals)
+        life = read_life(window.get(OUTCOMES), self._open, counts)
+        calls = OtherCalls(window.get(CALLS), self._open, self._last_shut_down)
+        self._last_shut_down = calls.last_shut_down
+        for place, player in enumerate(self._players):
+            self._note(place, player.play(window, arrivals, life, calls), life)
+        self._put_away(self._open.is_done())
+
+    def finish(self) -> None:
+        """The history ends here; what is open then stays so."""
+        for place, player in enumerate(self._players):
+            self._note(place, player.finish(self._last_ms), None)
+            self._tally.counts[NOT_TAKEN] += player.refused
+            self._tally.counts[NOT_DUE] += player.not_due
+            if isinstance(player.events, Rewritten):
+                self._tally.counts[f"{MARKS_LEFT_OUT} {place}"] += player.events.marks_left_out
+                self._tally.counts[f"{MARKS_KEPT} {place}"] += player.events.marks_kept
+        self._put_away(np.ones(len(self._open), np.bool_))
+
+    def _arrivals(self, chunk: RowBatch | None) -> RegisteredOperations | None:
+        if chunk is None:
+            return None
+        whole = whole_operations(chunk)
+        self._tally.counts[REGISTRATIONS_READ] += len(whole) + whole.incomplete
+        self._tally.counts[INCOMPLETE_REGISTRATIONS] += whole.incomplete
+        if not len(whole):
+            return None
+        arrivals = RegisteredOperations(whole, self._next_id, self._tally.topics)
+        self._next_id += arrivals.rows
+        return arrivals
+
+    def _note(self, place: int, completions: Completions | None, life: RecordedOutcomes | None) -> None:
+        """What has ended in one player, and in life."""
+        comparison = self._comparisons[place]
+        answers = None
+        if completions is not None:
+            rows = self._open.rows_of_ids(numbers(completions.operation_ids))
+            outcome, waited = numbers(completions.outcomes), numbers(completions.waited_ms)
+            self._open.outcomes[place][rows] = outcome
+            self._open.waited[place][rows] = waited
+            if comparison is not None:
+                answers = Answers(
+                    rows,
+                    numbers(completions.item_counts),
+                    [outcome, waited, numbers(completions.lateness_ms)],
+                    [numbers(completions.error_codes), numbers(completions.reached_offsets)],
+                )
+        if comparison is not None:
+            comparison.add(self._open["item_counts"], None if life is None else life.answers, answers)
+
+    def _put_away(self, done: Column) -> None:
+        """Adds what is done to the sums, and forgets it."""
+        if not done.any():
+            return
+        operations = self._open
+        verdicts = [self._verdicts(place) for place in range(len(self._players))]
+        rows = np.flatnonzero(done)
+        self._tally.add(
+            FinishedOperations(
+                operations["kind"].take(rows),
+                operations["topic"].take(rows),
+                operations.recorded.take(rows).astype(np.int64),
+                operations.recorded_waited.take(rows),
+                [outcomes.take(rows).astype(np.int64) for outcomes in operations.outcomes],
+                [waited.take(rows) for waited in operations.waited],
+                [verdict.take(rows) for verdict in verdicts],
+            )
+        )
+        if self._rows is not None:
+            self._rows(self._facts.run_id, operations, rows, verdicts)
+        kept = ~done
+        for comparison in self._comparisons:
+            if comparison is not None:
+                comparison.keep(kept, operations["item_counts"])
+        operations.keep(kept)
+
+    def _verdicts(self, place: int) -> Column:
+        """A verdict on each open operation."""
+        operations, comparison = self._open, self._comparisons[place]
+        verdicts: Column = np.full(len(operations), EQUAL, np.int64)
+        if comparison is not None:
+            ended = operations.outcomes[place] != PENDING
+            verdicts[comparison.differs | ~ended] = DIFFERENT
+        else:
+            same = operations.outcomes[place] == operations.recorded
+            verdicts[~(same & (operations.waited[place] == operations.recorded_waited))] = DIFFERENT
+        verdicts[operations.recorded_call >= self._facts.in_doubt_from] = IN_DOUBT
+        verdicts[operations.recorded == PENDING] = NO_OUTCOME
+        return verdicts
+
+
+def numbers(values: vec[i64]) -> Column:
+    """A column of completions, without a copy."""
+    return np.asarray(values)

@@ -1,0 +1,154 @@
+"""From a window to the tapes that its players put into their engines: which step comes when, and what it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from purgatory.archive.schema import CALL_NAMES, CALLS, CANCEL, CANCEL_KEY, CANCEL_PARTITION, CANCEL_SESSION, SHUT_DOWN
+from purgatory.engine import tape
+from purgatory.engine.codes import SHUTTING_DOWN
+from purgatory_pipeline.archive.stable_sort import stable_order
+from purgatory_pipeline.replay.load.row_batch import Column, Name, RowBatch
+from purgatory_pipeline.replay.play.open_operations import OpenOperations
+
+NOTHING: Final = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class TapeSteps:
+    """Steps of one sort, in order; each takes the next `count` things of that sort."""
+
+    call: Column
+    time: Column
+    code: Column
+    count: Column
+
+
+def steps(call: Column, time: Column, code: Column | int, count: Column | int = 1) -> TapeSteps:
+    """Steps; a code or count that is one number is that of all."""
+    rows = len(call)
+    codes = np.full(rows, code) if isinstance(code, int) else code
+    return TapeSteps(call, time, codes, np.full(rows, count) if isinstance(count, int) else count)
+
+
+def merged(parts: Sequence[TapeSteps], *, by_time: bool) -> tuple[list[int], list[int], list[int]]:
+    """Codes, times and counts of all steps in the order of their calls, or of time and then calls.
+
+    Neighbours of one code and instant become one step.
+    """
+    call, time, code, count = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("call", "time", "code", "count")
+    )
+    order = np.lexsort((call, time)) if by_time else stable_order(call)
+    time, code, count = time[order], code[order], count[order]
+    if not len(order):
+        return [], [], []
+    first = np.flatnonzero(np.concatenate([[True], (time[1:] != time[:-1]) | (code[1:] != code[:-1])]))
+    return code[first].tolist(), time[first].tolist(), np.add.reduceat(count, first).tolist()
+
+
+class Ends:
+    """What calls other than registrations and events end, in the order of those calls: ids, and names."""
+
+    def __init__(self) -> None:
+        self.names: Final[list[Name]] = []
+        self._ids: Final[list[Column]] = []
+        self._rows: Final[list[tuple[int, int, int, int]]] = []
+
+    @property
+    def steps(self) -> TapeSteps:
+        """A step for each call."""
+        call, time, code, count = np.array(self._rows, np.int64).reshape(-1, 4).T
+        return TapeSteps(call, time, code, count)
+
+    @property
+    def operation_ids(self) -> list[int]:
+        """The ids of all steps, one after the other."""
+        found: list[int] = np.concatenate([NOTHING, *self._ids]).tolist()
+        return found
+
+    def add_ids(self, call: int, time: int, code: int, ids: Column) -> None:
+        """A call that ends ids."""
+        if len(ids):
+            self._rows.append((call, time, code, len(ids)))
+            self._ids.append(ids)
+
+    def add_name(self, call: int, time: int, name: Name) -> None:
+        """A call that ends all that waits on a name."""
+        self._rows.append((call, time, tape.CANCEL_ALL_ON, 1))
+        self.names.append(name)
+
+
+class OtherCalls:
+    """The calls of a window that are neither registrations nor events: cancels, and the end of the daemon."""
+
+    def __init__(self, chunk: RowBatch | None, operations: OpenOperations, last_shut_down: int) -> None:
+        self.last_shut_down: Final = last_shut_down if chunk is None else max(last_shut_down, _last_shut_down(chunk))
+        """The last call that ended the daemon, or a slice of what was pending; -1: none has."""
+        self._chunk: Final = chunk
+        self._operations: Final = operations
+        self._shut_down_before: Final = last_shut_down
+
+    def ends(self, *, recorded: bool) -> Ends:
+        """What they end. When the daemon ended: with `recorded` what ended at that call, else all that was open."""
+        found = Ends()
+        if self._chunk is None:
+            return found
+        assert self._chunk.table == CALLS, self._chunk.table
+        columns = self._chunk.columns
+        rows = zip(columns["call"].tolist(), columns["time"].tolist(), columns["what"].tolist(), strict=True)
+        shut_down = self._shut_down_before
+        for row, (call, time, what) in enumerate(rows):
+            name = CALL_NAMES[what]
+            if name == CANCEL:
+                found.add_ids(call, time, tape.CANCEL, self._cancelled_ids[row])
+            elif name == CANCEL_SESSION:
+                of_session = self._operations["session"] == self._chunk.column("session")[row]
+                found.add_ids(call, time, tape.CANCEL, self._open_at(call, of_session))
+            elif name in (CANCEL_PARTITION, CANCEL_KEY):
+                found.add_name(call, time, self._chunk.names[columns["name"][row]])
+            elif recorded:
+                found.add_ids(call, time, tape.SHUT_DOWN, self._shut_down_at(call))
+            else:  # what was there before has ended with the slice before
+                found.add_ids(call, time, tape.SHUT_DOWN, self._open_at(call, self._operations["call"] > shut_down))
+                shut_down = call
+        return found
+
+    def _open_at(self, call: int, chosen: Column) -> Column:
+        ids: Column = self._operations["ids"][chosen & (self._operations["call"] < call)]
+        return ids
+
+    def _shut_down_at(self, call: int) -> Column:
+        operations = self._operations
+        ended = (operations.recorded == SHUTTING_DOWN) & (operations.recorded_call == call)
+        ids: Column = operations["ids"][ended]
+        return ids
+
+    @cached_property
+    def _cancelled_ids(self) -> dict[int, Column]:
+        """By row: the ids that a cancel by id is about, as far as they are open."""
+        chunk = self._chunk
+        assert chunk is not None, "no calls"
+        details = zip(chunk.detail_rows.tolist(), chunk.details, strict=True)
+        asked = [(row, detail) for row, detail in details if detail]
+        counts = [len(detail) for _, detail in asked]
+        sessions = np.repeat(chunk.column("session")[[row for row, _ in asked]], counts) if asked else NOTHING
+        wanted = np.array([operation for _, detail in asked for operation in detail], np.int64)
+        rows = self._operations.rows_of_operations(sessions, wanted, recorded=True)
+        found: dict[int, Column] = dict.fromkeys(range(len(chunk)), NOTHING)
+        stop = 0
+        for (row, _), count in zip(asked, counts, strict=True):
+            own = rows[stop : stop + count]
+            found[row] = self._operations["ids"][own[own >= 0]]
+            stop += count
+        return found
+
+
+def _last_shut_down(chunk: RowBatch) -> int:
+    calls = chunk.columns["call"][chunk.columns["what"] == CALL_NAMES.index(SHUT_DOWN)]
+    return int(calls[-1]) if len(calls) else -1

@@ -1,0 +1,161 @@
+"""From the sums of a replay to the tables that people see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from purgatory.engine.codes import KIND_NAMES, OUTCOME_NAMES
+from purgatory_pipeline.replay.play.replay_sums import (
+    CHANGES,
+    COUNTS,
+    DIFFERENT,
+    EQUAL,
+    IN_DOUBT,
+    NO_OUTCOME,
+    RECORDED,
+    WAITS,
+    middle_of,
+)
+from purgatory_pipeline.replay.policy import Policy
+
+OPEN: Final = "open"
+"""Outcome of what still waits when its history ends."""
+AS_RECORDED: Final = ""
+"""The policy of what was recorded."""
+KEYS: Final = "(keys)"
+"""The topic of signals, whose keys may be many."""
+QUANTILES: Final = {"wait_p50_ms": 0.5, "wait_p90_ms": 0.9, "wait_p99_ms": 0.99}
+
+
+@dataclass(frozen=True)
+class UnchangedCheck:
+    """What the unchanged replay came to. Operations: all registered are in exactly one of the four."""
+
+    equal: int
+    different: int
+    no_outcome: int
+    in_doubt: int
+
+    @property
+    def compared(self) -> int:
+        """Operations of which both ends are known, and all that they depend on."""
+        return self.equal + self.different
+
+    @property
+    def sentence(self) -> str:
+        """What is said before anything else."""
+        if not self.compared:
+            return "unchanged policy: nothing could be compared"
+        share = 100 * self.equal / self.compared
+        told = "100 %" if not self.different else f"{min(share, 99.9999):.4f} %"
+        return f"unchanged policy: {told} of {self.compared:,} outcomes equal"
+
+
+def check_of(sums: pd.DataFrame) -> UnchangedCheck:
+    """The check, of sums in which the unchanged policy is the first one."""
+    own = sums[(sums["section"] == CHANGES) & (sums["player"] == 0)]
+    counts = own.groupby("detail")["operations"].sum()
+    return UnchangedCheck(*(int(counts.get(verdict, 0)) for verdict in (EQUAL, DIFFERENT, NO_OUTCOME, IN_DOUBT)))
+
+
+def frames_of(sums: pd.DataFrame, policies: Sequence[Policy]) -> dict[str, pd.DataFrame]:
+    """The tables by name."""
+    return {
+        "outcomes": outcomes_of(sums, policies),
+        "waits": waits_of(sums, policies),
+        "changes": changes_of(sums, policies),
+    }
+
+
+def counts_of(sums: pd.DataFrame) -> dict[str, int]:
+    """What was counted by name."""
+    own = sums[sums["section"] == COUNTS]
+    return {str(name): int(count) for name, count in zip(own["name"], own["operations"], strict=True)}
+
+
+def outcomes_of(sums: pd.DataFrame, policies: Sequence[Policy]) -> pd.DataFrame:
+    """Operations by policy, topic (missing: all), kind and outcome, and their share; AS_RECORDED comes first."""
+    own = _waits(sums, policies)
+    key = ["policy", "topic", "kind", "outcome"]
+    by_topic = own.groupby(key, sort=False, dropna=False)["operations"].sum().reset_index()
+    overall = by_topic.groupby(["policy", "kind", "outcome"], sort=False)["operations"].sum().reset_index()
+    frame = pd.concat([overall.assign(topic=None), by_topic], ignore_index=True)
+    frame["operations"] = frame["operations"].astype(np.int64)
+    of_all = frame.groupby(["policy", "topic", "kind"], dropna=False)["operations"].transform("sum")
+    frame["share"] = frame["operations"] / of_all
+    return _ordered(frame[[*key, "operations", "share"]], policies)
+
+
+def waits_of(sums: pd.DataFrame, policies: Sequence[Policy]) -> pd.DataFrame:
+    """Quantiles of the waits of what ended, by policy, topic (missing: all) and kind."""
+    own = _waits(sums, policies)
+    own = own[own["outcome"] != OPEN]
+    rows: list[dict[str, Any]] = []
+    for key in (["policy", "kind"], ["policy", "topic", "kind"]):
+        for values, part in own.groupby(key, sort=False):
+            buckets = part.groupby("detail")["operations"].sum().sort_index()
+            rows.append({**dict(zip(key, values, strict=True)), **quantiles(buckets)})
+    columns = ["policy", "topic", "kind", "operations", "wait_mean_ms", *QUANTILES]
+    return _ordered(pd.DataFrame(rows, columns=columns).astype({"topic": object}), policies)
+
+
+def quantiles(buckets: pd.Series) -> dict[str, float]:
+    """Count, mean and quantiles of waits counted in buckets, which rise."""
+    counts = buckets.to_numpy(np.int64)
+    values = middle_of(buckets.index.to_numpy(np.int64))
+    reached = np.cumsum(counts)
+    found: dict[str, float] = {"operations": int(reached[-1]), "wait_mean_ms": float(values @ counts / reached[-1])}
+    for name, quantile in QUANTILES.items():
+        found[name] = float(values[np.searchsorted(reached, max(1, np.ceil(quantile * reached[-1])))])
+    return found
+
+
+def changes_of(sums: pd.DataFrame, policies: Sequence[Policy]) -> pd.DataFrame:
+    """Operations by policy, kind, outcome in life and outcome in the replay, where the two are not the same."""
+    own = sums[(sums["section"] == CHANGES) & (sums["recorded"] != sums["replayed"])]
+    frame = pd.DataFrame(
+        {
+            "policy": own["player"].map(dict(enumerate(policy.label for policy in policies))),
+            "kind": own["kind"].map(KIND_NAMES),
+            "recorded": _outcomes(own["recorded"]),
+            "replayed": _outcomes(own["replayed"]),
+            "operations": own["operations"].astype(np.int64),
+        }
+    )
+    key = ["policy", "kind", "recorded", "replayed"]
+    return _ordered(frame.groupby(key, sort=False)["operations"].sum().reset_index(), policies)
+
+
+def _waits(sums: pd.DataFrame, policies: Sequence[Policy]) -> pd.DataFrame:
+    """The waits of life, and of the policies that change something, with words for numbers."""
+    shown = {RECORDED: AS_RECORDED}
+    shown |= {place: policy.label for place, policy in enumerate(policies) if not policy.is_unchanged}
+    own = sums[(sums["section"] == WAITS) & sums["player"].isin(list(shown))]
+    return pd.DataFrame(
+        {
+            "policy": own["player"].map(shown),
+            "topic": own["topic"].replace("", KEYS),
+            "kind": own["kind"].map(KIND_NAMES),
+            "outcome": _outcomes(own["replayed"]),
+            "detail": own["detail"],
+            "operations": own["operations"],
+        }
+    )
+
+
+def _outcomes(codes: pd.Series) -> pd.Series:
+    return codes.map(OUTCOME_NAMES).fillna(OPEN)
+
+
+def _ordered(frame: pd.DataFrame, policies: Sequence[Policy]) -> pd.DataFrame:
+    """By policy as they were asked for, then the other columns; sums over all topics first."""
+    places = {AS_RECORDED: -1} | {policy.label: place for place, policy in enumerate(policies) if policy.label}
+    order = frame.assign(place=frame["policy"].map(places))
+    by = ["place", *[name for name in ("topic", "kind", "recorded", "replayed", "outcome") if name in frame.columns]]
+    order = order.sort_values(by, na_position="first", kind="stable")
+    return order.drop(columns="place").reset_index(drop=True)

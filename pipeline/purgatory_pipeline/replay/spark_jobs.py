@@ -1,0 +1,194 @@
+"""The Spark side of a replay: which task replays what, and what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from heapq import heappop, heappush
+from typing import Final, TypeVar
+
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from purgatory.archive.schema import EVENTS, REGISTRATIONS
+from purgatory_pipeline.archive import ArchiveCatalog
+from purgatory_pipeline.archive.location import open_location
+from purgatory_pipeline.errors import ArchiveUnusable
+from purgatory_pipeline.replay.divide.connections import Connections
+from purgatory_pipeline.replay.divide.placement import place
+from purgatory_pipeline.replay.divide.scattering import (
+    CONNECTIONS,
+    PACKED,
+    find_connections,
+    replay_bins,
+    scatter,
+    units_of,
+)
+from purgatory_pipeline.replay.load.row_batch import TABLES
+from purgatory_pipeline.replay.load.run_files import RunFiles, find_runs
+from purgatory_pipeline.replay.load.table_reader import TableReader
+from purgatory_pipeline.replay.play.replay_sums import KEYS, SCHEMA, added
+from purgatory_pipeline.replay.policy import Policy
+from purgatory_pipeline.replay.replay_task import RESULTS, ReplayPlan, replay_runs
+
+TASKS_PER_CORE: Final = 4
+ROWS_PER_TASK: Final = 1_000_000
+"""Small runs share a task, up to so many rows."""
+UNIT_ROWS_MIN: Final = 100_000
+DIVIDED_FROM_ROWS: Final = 200_000
+UNEVEN: Final = 1.25
+"""How much longer than its fair share a core may have to work, before runs are divided."""
+BATCH_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
+BATCH_BYTES_MAX: Final = "16m"
+
+Part = TypeVar("Part")
+
+
+def replay_rows(
+    spark: SparkSession, archive: ArchiveCatalog, policies: Sequence[Policy], *, divided_from: int = DIVIDED_FROM_ROWS
+) -> DataFrame:
+    """A row for each operation and policy, how it ended and how it would have (see `task.RESULTS`); when used.
+
+    Runs of fewer rows than `divided_from` stay in one task.
+    """
+    whole, small, large = _divided(spark, archive, policies, divided_from)
+    frames = [_replay_large(spark, whole, large, RESULTS)] if large else []
+    if small:
+        heaps = heaps_of(small, spark.sparkContext.defaultParallelism)
+        frames.append(_in_tasks(spark, heaps, lambda heap: replay_runs(whole, heap, results=True), RESULTS))
+    return frames[0] if len(frames) == 1 else frames[0].unionAll(frames[1])
+
+
+def replay_sums(
+    spark: SparkSession, archive: ArchiveCatalog, policies: Sequence[Policy], *, divided_from: int = DIVIDED_FROM_ROWS
+) -> pd.DataFrame:
+    """The sums over all operations (see `tally.SCHEMA`). Runs at once; the first policy should be UNCHANGED."""
+    whole, small, large = _divided(spark, archive, policies, divided_from)
+    sums: list[pa.Table] = []
+    if large:
+        parts = _replay_large(spark, whole, large, SCHEMA).groupBy(*KEYS)
+        summed = parts.agg(F.sum("operations").alias("operations"), F.sum("waited_ms").alias("waited_ms"))
+        sums.append(summed.toArrow().cast(SCHEMA))
+    if small:
+        sums.append(_small_sums(spark, whole, small))
+    return added(sums).to_pandas()
+
+
+def _divided(
+    spark: SparkSession, archive: ArchiveCatalog, policies: Sequence[Policy], divided_from: int
+) -> tuple[ReplayPlan, list[RunFiles], list[RunFiles]]:
+    """What is to be replayed: runs that stay whole, and those that are to be divided."""
+    runs = find_runs(archive)
+    if not runs:
+        raise ArchiveUnusable(f"{archive.uri} has no registrations, events or outcomes: there is nothing to replay")
+    large = large_runs(runs, spark.sparkContext.defaultParallelism, divided_from)
+    small = [run for run in runs if run not in large]
+    return ReplayPlan(archive.uri, tuple(policies)), small, [with_end(archive, run) for run in large]
+
+
+def _small_sums(spark: SparkSession, whole: ReplayPlan, runs: Sequence[RunFiles]) -> pa.Table:
+    """The sums of runs that are each replayed in one task, straight from their files.
+
+    No query has to be planned for them, and the workers that have looked the archive through go on with them.
+    """
+    heaps = heaps_of(runs, spark.sparkContext.defaultParallelism)
+
+    def sums(heap: Sequence[RunFiles]) -> pa.Table:
+        return pa.Table.from_batches(replay_runs(whole, heap, results=False))
+
+    tasks = spark.sparkContext.parallelize(heaps, len(heaps))
+    return added(tasks.map(sums).collect())
+
+
+def _replay_large(spark: SparkSession, whole: ReplayPlan, runs: Sequence[RunFiles], schema: pa.Schema) -> DataFrame:
+    """Each run in many tasks, after its rows were spread over bins."""
+    cores = spark.sparkContext.defaultParallelism
+    bins = cores * TASKS_PER_CORE
+    rows_max = max(UNIT_ROWS_MIN, sum(run.rows for run in runs) // bins)
+    placings, _ = place([*_connections(spark, whole.uri, runs, rows_max)], bins, cores)
+    uri, facts, results = whole.uri, [run.facts for run in runs], schema is RESULTS
+    shared = spark.sparkContext.broadcast(placings)
+    packed = _in_tasks(
+        spark, units_of(runs, TABLES, rows_max), lambda unit: scatter(uri, unit, shared.value[unit.run]), PACKED
+    )
+    if spark.conf.get(BATCH_BYTES, None) in (None, str(2**31 - 1)):
+        spark.conf.set(BATCH_BYTES, BATCH_BYTES_MAX)  # the other limit counts rows, and ours are large
+    gathered = packed.repartitionById(bins, "bin").sortWithinPartitions("run", "first_call", "place")
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return replay_bins(whole, facts, batches, results=results)
+
+    return gathered.mapInArrow(work, from_arrow_schema(schema))
+
+
+def _connections(spark: SparkSession, uri: str, runs: Sequence[RunFiles], rows_max: int) -> list[Connections]:
+    """What belongs together in each run. Brings names here, never operations."""
+    keys_max = [run.facts.details.engine_limits().signal_keys_max for run in runs]
+    units = units_of(runs, (REGISTRATIONS, EVENTS), rows_max)
+    found = _in_tasks(
+        spark, units, lambda unit: iter([find_connections(uri, unit, keys_max[unit.run])]), CONNECTIONS
+    ).toArrow()
+    connections = [Connections(most) for most in keys_max]
+    columns = [found.column(name).to_pylist() for name in CONNECTIONS.names]
+    for run, topic, partition, root_topic, root_partition, operations, events in zip(*columns, strict=True):
+        connections[run].merge([((topic, partition), (root_topic, root_partition), operations, events)])
+    return connections
+
+
+def _in_tasks(
+    spark: SparkSession,
+    parts: Sequence[Part],
+    do: Callable[[Part], Iterator[pa.RecordBatch]],
+    schema: pa.Schema,
+) -> DataFrame:
+    """One task for each part."""
+    shared = spark.sparkContext.broadcast(list(parts))
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from do(shared.value[number])
+
+    return spark.range(0, len(parts), 1, max(len(parts), 1)).mapInArrow(work, from_arrow_schema(schema))
+
+
+def large_runs(runs: Sequence[RunFiles], cores: int, divided_from: int) -> list[RunFiles]:
+    """The runs to divide: none, where whole ones keep all cores busy to the end."""
+    fair = sum(run.rows for run in runs) / cores
+    if cores == 1 or max(_weights(runs, cores)) <= UNEVEN * fair:
+        return []
+    return [run for run in runs if run.rows >= max(divided_from, fair / TASKS_PER_CORE)]
+
+
+def _weights(runs: Sequence[RunFiles], count: int) -> list[int]:
+    return [sum(run.rows for run in heap) for heap in _heaps(runs, count)]
+
+
+def heaps_of(runs: Sequence[RunFiles], cores: int) -> list[list[RunFiles]]:
+    """Runs in heaps of about the same number of rows, one for each task; the largest first."""
+    rows = sum(run.rows for run in runs)
+    heaps = _heaps(runs, min(len(runs), max(cores * TASKS_PER_CORE, -(-rows // ROWS_PER_TASK))))
+    return sorted(heaps, key=lambda heap: -sum(run.rows for run in heap))
+
+
+def _heaps(runs: Sequence[RunFiles], count: int) -> list[list[RunFiles]]:
+    heaps: list[list[RunFiles]] = [[] for _ in range(count)]
+    weights = [(0, place) for place in range(count)]
+    for run in sorted(runs, key=lambda run: -run.rows):
+        weight, lightest = heappop(weights)
+        heaps[lightest].append(run)
+        heappush(weights, (weight + run.rows, lightest))
+    return heaps
+
+
+def with_end(archive: ArchiveCatalog, run: RunFiles) -> RunFiles:
+    """A run that knows when it ended, also where no marker says so: its parts cannot see it."""
+    if run.facts.last_ms:
+        return run
+    root = open_location(archive.uri)
+    last = {file.table: file for file in sorted(run.files, key=lambda file: file.file_number)}
+    ends = [TableReader(root, file.path, file.table).last_ms() for file in last.values()]
+    return replace(run, facts=replace(run.facts, last_ms=max(ends)))

@@ -1,0 +1,108 @@
+"""The report as one HTML page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import pandas as pd
+from markupsafe import Markup
+
+from purgatory_pipeline.page import charts, document, wording
+from purgatory_pipeline.page.parts import Finding, Page, PageColumn, PageTable, Section
+from purgatory_pipeline.report.page import account_section
+from purgatory_pipeline.report.page.anomalies_section import anomalies_section, anomaly_findings
+from purgatory_pipeline.report.page.keys_section import backlog_section, hot_keys_section
+from purgatory_pipeline.report.page.load_section import load_section
+from purgatory_pipeline.report.page.stragglers_section import straggler_finding, stragglers_section
+from purgatory_pipeline.report.page.timeouts_section import advice_findings, advice_section
+from purgatory_pipeline.report.page.waits_section import lateness_section, waits_section
+from purgatory_pipeline.report.page.window_series import WindowSeries, timeline
+from purgatory_pipeline.report.report_tables import TABLES, ReportInfo
+
+
+def write_page(frames: Mapping[str, pd.DataFrame], info: ReportInfo, path: Path) -> None:
+    """Writes the page of a report: `frames` has one for each table in `report.tables`, bounded as said there."""
+    document.write(report_page(frames, info), path)
+
+
+def report_page(frames: Mapping[str, pd.DataFrame], info: ReportInfo) -> Page:
+    """The page as parts."""
+    lines = timeline(frames["windows"], info.window_ms)
+    span = _span(lines, info)
+    return Page(
+        title="Purgatory report",
+        subtitle=_subtitle(info),
+        facts=account_section.facts(frames["intake"], info),
+        account=account_section.account_section(frames["intake"], info),
+        findings=_findings(frames, info),
+        sections=(
+            load_section(lines),
+            waits_section(frames["topics"], lines, approximate=info.approximate),
+            advice_section(frames["advice"], frames["timeouts"], frames["survival"]),
+            stragglers_section(frames["stragglers"], frames["slow_produces"], info),
+            lateness_section(frames["topics"], lines),
+            backlog_section(frames["backlog"], span),
+            hot_keys_section(frames["hot_keys"]),
+            anomalies_section(frames["anomalies"], info.window_ms, span),
+            _tables_section(frames, info),
+        ),
+        footer=document.footer(info.options, info.versions),
+    )
+
+
+def _span(lines: WindowSeries, info: ReportInfo) -> charts.Span:
+    """All plots along time reach over all windows."""
+    if not lines.frame.empty:
+        return lines.span
+    nothing = datetime(1970, 1, 1, tzinfo=UTC)
+    return info.first_at or nothing, info.last_at or nothing
+
+
+def _subtitle(info: ReportInfo) -> Markup:
+    return Markup("{} · {} to {} UTC · {} operations").format(
+        wording.name(info.archive),
+        wording.instant(info.first_at),
+        wording.instant(info.last_at),
+        wording.count(info.totals.get("registered", 0)),
+    )
+
+
+def _findings(frames: Mapping[str, pd.DataFrame], info: ReportInfo) -> tuple[Finding, ...]:
+    found = [
+        *straggler_finding(frames["stragglers"]),
+        *advice_findings(frames["advice"]),
+        *anomaly_findings(frames["anomalies"], info.window_ms),
+    ]
+    return tuple(found)
+
+
+def _tables_section(frames: Mapping[str, pd.DataFrame], info: ReportInfo) -> Section:
+    rows = pd.DataFrame(
+        [
+            {"name": table.name, "meaning": table.meaning, "rows": info.rows.get(table.name, len(frames[table.name]))}
+            for table in TABLES.values()
+        ]
+    )
+    return Section(
+        "tables",
+        "All tables",
+        (_BESIDE,),
+        (
+            PageTable(
+                "Tables of this report",
+                rows,
+                (
+                    PageColumn("name", "table", wording.name),
+                    PageColumn("meaning", "what it holds", lambda meaning: wording.described(str(meaning))),
+                    PageColumn("rows", "rows", wording.count),
+                ),
+                rows_max=len(rows),
+            ),
+        ),
+    )
+
+
+_BESIDE: Final = "Above is the top of each. Beside this page each is there whole as Parquet, and its first rows as CSV."

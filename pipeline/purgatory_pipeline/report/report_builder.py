@@ -1,0 +1,126 @@
+"""All tables of a report from the tables of an archive: DataFrames in, DataFrames out.
+
+Registrations and outcomes are counted (`facts`) and, unless the intake has done so, compared with each other
+(`unmatched`); the outcomes are read again for the backlog and for the slow produces, and then the events around those,
+a few columns each. All else is made of facts, which Spark holds, in memory or on disk as it is set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from purgatory.engine import codes
+from purgatory_pipeline.report import advice, anomalies, backlog, report_tables, rollups, stragglers
+from purgatory_pipeline.report.facts import ENDS, SATISFIED, condensed, make_facts, registered_counts
+from purgatory_pipeline.report.report_options import ReportOptions
+from purgatory_pipeline.report.unmatched_rows import UnmatchedRows, find_unmatched
+
+PRODUCE = codes.KIND_NAMES[codes.PRODUCE]
+
+
+@dataclass(frozen=True)
+class Report:
+    """The tables but `intake`, not sorted: those that Spark computes when they are used, and those that are known."""
+
+    spark: SparkSession
+    computed: Mapping[str, DataFrame]
+    known: Mapping[str, pa.Table]
+    totals: Mapping[str, int]
+    """Of operations, as in `ReportInfo`."""
+    slow_over_ms: int | None
+    """None: no produce was satisfied."""
+    held: tuple[DataFrame, ...]
+
+    @cached_property
+    def tables(self) -> Mapping[str, DataFrame]:
+        """All by name, as they are described in `tables`."""
+        return {**self.computed, **{name: self.spark.createDataFrame(table) for name, table in self.known.items()}}
+
+    def release(self) -> None:
+        """Frees what Spark holds for the tables. They still work, from the start."""
+        for frame in self.held:
+            frame.unpersist()
+
+
+def make_report(
+    registrations: DataFrame,
+    outcomes: DataFrame,
+    events: DataFrame,
+    options: ReportOptions | None = None,
+    *,
+    is_matched: bool = False,
+) -> Report:
+    """Reads registrations and outcomes; the rest comes when it is used.
+
+    The frames have the columns of `purgatory.archive.schema`; each registration and each outcome comes once. With
+    `is_matched` it is known that each has the other, from `IntakeAccount`: they are not compared again.
+    """
+    options = options or ReportOptions()
+    unmatched = UnmatchedRows(None, None) if is_matched else find_unmatched(registrations, outcomes)
+    with ThreadPoolExecutor(2) as pool:  # while one side is planned, another has the cores
+        deepest = pool.submit(backlog.deepest_backlog, outcomes, unmatched.unfinished, approximate=options.approximate)
+        registered = registered_counts(registrations, options.window_ms).localCheckpoint()
+        facts = make_facts(registered, outcomes, unmatched, options.window_ms, approximate=options.approximate)
+        few = condensed(facts.persist()).localCheckpoint()
+        levels = pool.submit(_of_levels, facts, few, options)
+        largest = advice.largest_topics(few, options.topics_max)
+        counts = advice.waited_counts(few, largest)
+        slow_over_ms = _slow_over_ms(counts, options)
+        slow = stragglers.slow_waits(outcomes, slow_over_ms or 0).localCheckpoint()
+        held = stragglers.held_counts(stragglers.held_back(slow, events))
+        in_use = advice.timeouts_in_use(advice.timeout_counts(registered, largest))
+        advised = advice.advise(counts, in_use, options.timeouts_ms)
+        computed, known = levels.result()
+        computed[report_tables.BACKLOG.name] = deepest.result()
+    known |= {
+        report_tables.SLOW_PRODUCES.name: stragglers.slow_produces(held),
+        report_tables.STRAGGLERS.name: stragglers.stragglers(held),
+        report_tables.ADVICE.name: advised.advice,
+        report_tables.TIMEOUTS.name: advised.timeouts,
+        report_tables.SURVIVAL.name: advised.survival,
+    }
+    totals = _totals(known[report_tables.WINDOWS.name])
+    return Report(registrations.sparkSession, computed, known, totals, slow_over_ms, (facts,))
+
+
+def _of_levels(
+    facts: DataFrame, few: DataFrame, options: ReportOptions
+) -> tuple[dict[str, DataFrame], dict[str, pa.Table]]:
+    """What adds facts up by group, topic or window: as Spark has it, and as the driver does."""
+    rows = rollups.rolled_up(facts, few).localCheckpoint()
+    measured = anomalies.measured_windows(rows, options.topics_max)
+    computed = {
+        report_tables.GROUPS.name: rollups.group_waits(rows, options.window_ms),
+        report_tables.TOPICS.name: rollups.topic_waits(rows),
+    }
+    known = {
+        report_tables.WINDOWS.name: rollups.window_waits(measured, options.window_ms),
+        report_tables.HOT_KEYS.name: rollups.hot_keys(rows, options.top),
+        report_tables.ANOMALIES.name: anomalies.anomalies(measured, options.window_ms),
+    }
+    return computed, known
+
+
+def _totals(windows: pa.Table) -> dict[str, int]:
+    names = ("registered", "refused", "carried_in", "ended", *ENDS, "unfinished")
+    return {name: sum(windows.column(name).to_pylist()) for name in names}
+
+
+def _slow_over_ms(counts: pd.DataFrame, options: ReportOptions) -> int | None:
+    """What all satisfied produces but the slowest share waited at most; None where there are none."""
+    is_done = (counts["kind"] == PRODUCE) & (counts["fate"] == SATISFIED)
+    waits: Any = counts[is_done].groupby("waited_ms")["operations"].sum()
+    if waits.empty:
+        return None
+    if options.slow_over_ms is not None:
+        return options.slow_over_ms
+    enough = waits.cumsum() >= waits.sum() * (1 - options.slow_share) - 1e-6
+    return int(waits.index[enough.to_numpy().argmax()])

@@ -1,0 +1,342 @@
+"""The report's result tables: their names, columns, units and meaning. What the report makes, and what its page shows.
+
+Two ways of counting. An *operation* counts once, under its first partition. A *wait* is an operation on one of its
+partitions (or keys): an operation over three partitions is three waits, one in each. Each table says which it counts.
+
+Rows belong to the window of their own time: a registration to the one in which it was registered, an end to the one in
+which it ended. So `registered` and `ended` of a window differ by what was carried over its borders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from types import MappingProxyType
+from typing import Final
+
+import pyarrow as pa
+
+TEXT: Final = "text"
+INSTANT: Final = "instant (UTC)"
+COUNT: Final = "count"
+MS: Final = "ms"
+SHARE: Final = "0 to 1"
+NUMBER: Final = "whole number"
+MEASURED: Final = "as measured"
+FLAG: Final = "true or false"
+
+_ARROW: Final = {
+    TEXT: pa.string(),
+    INSTANT: pa.timestamp("us", tz="UTC"),
+    COUNT: pa.int64(),
+    MS: pa.int64(),
+    SHARE: pa.float64(),
+    NUMBER: pa.int32(),
+    MEASURED: pa.float64(),
+    FLAG: pa.bool_(),
+}
+
+
+@dataclass(frozen=True)
+class ResultColumn:
+    """One column: `unit` is one of the words above; `nullable` ones are empty where there is nothing to say."""
+
+    name: str
+    unit: str
+    meaning: str
+    nullable: bool = False
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """One result table. `key`: the columns that tell rows apart; `order`: how rows are sorted ("-": falling)."""
+
+    name: str
+    meaning: str
+    key: tuple[str, ...]
+    order: tuple[str, ...]
+    columns: tuple[ResultColumn, ...]
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """In the order in which they are written."""
+        return tuple(column.name for column in self.columns)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """As Arrow types."""
+        return pa.schema([(column.name, _ARROW[column.unit]) for column in self.columns])
+
+
+@dataclass(frozen=True)
+class ReportInfo:
+    """What the tables are about. `rows`: how many rows a table has, where its frame holds only the first of them."""
+
+    archive: str
+    since: datetime | None
+    until: datetime | None
+    first_at: datetime | None
+    last_at: datetime | None
+    window_ms: int
+    approximate: bool
+    slow_over_ms: int | None
+    """Produces that waited longer than this were looked at one by one; None: there were none."""
+    slow_share: float
+    """The share of produces that `slow_over_ms` was chosen for, say 0.01."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """As given on the command line."""
+    totals: Mapping[str, int] = field(default_factory=dict)
+    """Of operations: registered, refused, carried_in, ended, satisfied, failed, expired, cancelled, shutting_down,
+    unfinished. registered - refused + carried_in = ended + unfinished."""
+    rows: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    """What a reader must know before the figures: runs that crashed, rows that were dropped. Sentences."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """purgatory, schema, spark."""
+
+
+_TOPIC: Final = ResultColumn("topic", TEXT, "topic, or the key of a signal")
+_TOPIC_OR_ALL: Final = ResultColumn("topic", TEXT, "topic, or the key of a signal; empty: all together", nullable=True)
+_PARTITION: Final = ResultColumn("partition", NUMBER, "partition; -1: a signal")
+_KIND: Final = ResultColumn("kind", TEXT, "produce, fetch, delete_records or signal")
+_PRINCIPAL: Final = ResultColumn("principal", TEXT, "who it belongs to; empty text: nobody was asked")
+_WINDOW: Final = ResultColumn("window_start", INSTANT, "where the window begins")
+
+_COUNTS: Final = (
+    ResultColumn("registered", COUNT, "registrations, refused ones among them"),
+    ResultColumn("refused", COUNT, "registrations that never waited"),
+    ResultColumn("ended", COUNT, "ends, however: the sum of the next five"),
+    ResultColumn("satisfied", COUNT, "their condition came to hold"),
+    ResultColumn("failed", COUNT, "a partition came to its end with an error"),
+    ResultColumn("expired", COUNT, "their time ran out first"),
+    ResultColumn("cancelled", COUNT, "by caller or operator, or with their session"),
+    ResultColumn("shutting_down", COUNT, "the daemon ended first"),
+    ResultColumn("unfinished", COUNT, "registered here, and no end was found in what was read"),
+    ResultColumn("carried_in", COUNT, "ended here, and no registration was found in what was read"),
+    ResultColumn("completion_rate", SHARE, "satisfied / ended", nullable=True),
+    ResultColumn("expiry_rate", SHARE, "expired / ended", nullable=True),
+)
+_WAITS: Final = (
+    ResultColumn("waited_total_ms", MS, "time waited, added up"),
+    ResultColumn("wait_p50_ms", MS, "half of what ended waited this long or less, however it ended", nullable=True),
+    ResultColumn("wait_p90_ms", MS, "90 %", nullable=True),
+    ResultColumn("wait_p99_ms", MS, "99 %", nullable=True),
+    ResultColumn("wait_p999_ms", MS, "99.9 %", nullable=True),
+    ResultColumn("wait_max_ms", MS, "the longest", nullable=True),
+    ResultColumn("lateness_p50_ms", MS, "of expired ones: how late the daemon told so, middle value", nullable=True),
+    ResultColumn("lateness_p99_ms", MS, "99 %", nullable=True),
+    ResultColumn("lateness_max_ms", MS, "the latest", nullable=True),
+)
+
+INTAKE: Final = ResultTable(
+    "intake",
+    "What was found in the archive: files and rows, used or set aside and why. The sums are what is there.",
+    ("table", "reason"),
+    ("table", "reason"),
+    (
+        ResultColumn("table", TEXT, "registrations, outcomes, events, calls or markers"),
+        ResultColumn("reason", TEXT, "`used`, or why it was set aside"),
+        ResultColumn("files", COUNT, "files; 0 where only some rows of a used file were set aside"),
+        ResultColumn("rows", COUNT, "rows; empty where they cannot be counted", nullable=True),
+    ),
+)
+GROUPS: Final = ResultTable(
+    "groups",
+    "Waits by topic, partition, kind, principal and window: the finest level.",
+    ("topic", "partition", "kind", "principal", "window_start"),
+    ("-ended", "topic", "partition", "kind", "principal", "window_start"),
+    (_TOPIC, _PARTITION, _KIND, _PRINCIPAL, _WINDOW, *_COUNTS, *_WAITS),
+)
+TOPICS: Final = ResultTable(
+    "topics",
+    "Waits by topic and kind, over the whole time.",
+    ("topic", "kind"),
+    ("-ended", "topic", "kind"),
+    (_TOPIC, _KIND, ResultColumn("partitions", COUNT, "partitions seen"), *_COUNTS, *_WAITS),
+)
+WINDOWS: Final = ResultTable(
+    "windows",
+    "Operations by window and kind, over all topics.",
+    ("window_start", "kind"),
+    ("window_start", "kind"),
+    (_WINDOW, _KIND, *_COUNTS, *_WAITS),
+)
+BACKLOG: Final = ResultTable(
+    "backlog",
+    "The most waits that were pending at once (at the end of a millisecond) by topic, partition and kind, and when.",
+    ("topic", "partition", "kind"),
+    ("-deepest", "topic", "partition", "kind"),
+    (
+        _TOPIC,
+        _PARTITION,
+        _KIND,
+        ResultColumn("deepest", COUNT, "waits pending at once, in one run"),
+        ResultColumn("at", INSTANT, "when it was first that deep"),
+        ResultColumn("run_id", TEXT, "the run in which it was"),
+    ),
+)
+HOT_KEYS: Final = ResultTable(
+    "hot_keys",
+    "The busiest partitions and keys: by number of waits, and by time waited.",
+    ("by", "rank"),
+    ("by", "rank"),
+    (
+        ResultColumn("by", TEXT, "`waits` or `waited`"),
+        ResultColumn("rank", NUMBER, "from 1"),
+        _TOPIC,
+        _PARTITION,
+        _KIND,
+        ResultColumn("waits", COUNT, "waits that ended"),
+        ResultColumn("waited_total_ms", MS, "time waited, added up"),
+        ResultColumn("share", SHARE, "of all waits (by waits) or of all time waited (by waited), over all kinds"),
+    ),
+)
+SLOW_PRODUCES: Final = ResultTable(
+    "slow_produces",
+    "What let the slow produces go at last. Counts operations that were satisfied after more than `slow_over_ms`.",
+    ("cause",),
+    ("-operations", "cause"),
+    (
+        ResultColumn(
+            "cause",
+            TEXT,
+            "`follower`: a follower reached the offset last; `leader`: the leader's own append did; `left`: a replica "
+            "that had not reached it left the in-sync replicas; `told`: a high watermark was told from outside; "
+            "`unknown`: the archive does not show it (events were not there, or lost)",
+        ),
+        ResultColumn("operations", COUNT, "slow produces"),
+        ResultColumn("share", SHARE, "of all slow produces"),
+        ResultColumn("waited_total_ms", MS, "time that they waited, added up"),
+    ),
+)
+STRAGGLERS: Final = ResultTable(
+    "stragglers",
+    "Which replica held the slow produces back: the one that reached the required offset last (or left instead).",
+    ("topic", "replica_id"),
+    ("topic", "-total_ms", "replica_id"),
+    (
+        _TOPIC_OR_ALL,
+        ResultColumn("replica_id", NUMBER, "the replica that was last"),
+        ResultColumn("held_back", COUNT, "slow produces (operations) that it held back"),
+        ResultColumn("share", SHARE, "of the slow produces with a known last replica (of this topic)"),
+        ResultColumn(
+            "total_ms",
+            MS,
+            "by how much it was later than the second-last in-sync replica (at most since the registration), added up: "
+            "what would have been saved without it",
+        ),
+        ResultColumn("median_ms", MS, "the same for one produce, middle value"),
+        ResultColumn("p99_ms", MS, "99 %"),
+        ResultColumn("max_ms", MS, "the most"),
+    ),
+)
+ADVICE: Final = ResultTable(
+    "advice",
+    "How long operations need, estimated from all of them: those that did not come to their condition (expired, "
+    "failed, cancelled, shut down, unfinished) count as waiting longer than was seen (Kaplan-Meier). Bounds: 95 %.",
+    ("topic", "kind"),
+    ("-operations", "topic", "kind"),
+    (
+        _TOPIC_OR_ALL,
+        _KIND,
+        ResultColumn("operations", COUNT, "operations that waited, ended or not"),
+        ResultColumn("satisfied", COUNT, "of these, satisfied"),
+        ResultColumn("expired", COUNT, "of these, expired"),
+        ResultColumn("expired_share", SHARE, "expired / operations, as seen", nullable=True),
+        ResultColumn("timeout_ms", MS, "the timeout most in use", nullable=True),
+        ResultColumn("timeout_share", SHARE, "share of the operations that use it", nullable=True),
+        ResultColumn("timeouts", COUNT, "different timeouts in use"),
+        *(
+            ResultColumn(
+                f"need_{name}_ms", MS, f"{share} need this long or less{what}; empty: not enough seen", nullable=True
+            )
+            for quantile, share in (("p50", "half"), ("p90", "90 %"), ("p99", "99 %"), ("p999", "99.9 %"))
+            for name, what in (
+                (quantile, ""),
+                (f"{quantile}_low", ", lower bound"),
+                (f"{quantile}_high", ", upper bound"),
+            )
+        ),
+        ResultColumn(
+            "timeout_expires", SHARE, "share that needs longer than `timeout_ms`; empty: not enough seen", nullable=True
+        ),
+        ResultColumn("timeout_expires_low", SHARE, "lower bound", nullable=True),
+        ResultColumn("timeout_expires_high", SHARE, "upper bound", nullable=True),
+        ResultColumn("seen_until_ms", MS, "so long ten or more were seen to wait; beyond it little is known"),
+        ResultColumn("sentence", TEXT, "the advice in words"),
+    ),
+)
+TIMEOUTS: Final = ResultTable(
+    "timeouts",
+    "What other timeouts would do: the share that would expire under each.",
+    ("topic", "kind", "timeout_ms"),
+    ("topic", "kind", "timeout_ms"),
+    (
+        _TOPIC_OR_ALL,
+        _KIND,
+        ResultColumn("timeout_ms", MS, "the timeout"),
+        ResultColumn("in_use", FLAG, "whether it is the timeout most in use (`advice.timeout_ms`)"),
+        ResultColumn("expires", SHARE, "share of operations that would expire; empty: not enough seen", nullable=True),
+        ResultColumn("expires_low", SHARE, "lower bound", nullable=True),
+        ResultColumn("expires_high", SHARE, "upper bound", nullable=True),
+    ),
+)
+SURVIVAL: Final = ResultTable(
+    "survival",
+    "The curve behind the advice, for plots: at most a few hundred steps each. It stays level from step to step.",
+    ("topic", "kind", "waited_ms"),
+    ("topic", "kind", "waited_ms"),
+    (
+        _TOPIC_OR_ALL,
+        _KIND,
+        ResultColumn("waited_ms", MS, "time waited"),
+        ResultColumn("waiting", SHARE, "share that needs longer than this"),
+        ResultColumn("waiting_low", SHARE, "lower bound", nullable=True),
+        ResultColumn("waiting_high", SHARE, "upper bound", nullable=True),
+        ResultColumn("at_risk", COUNT, "operations seen to wait at least this long"),
+    ),
+)
+ANOMALIES: Final = ResultTable(
+    "anomalies",
+    "Windows unlike the same window of the day before (or the one before, where there is none): only striking ones.",
+    ("window_start", "topic", "kind", "measure"),
+    ("-score", "window_start", "topic", "kind", "measure"),
+    (
+        _WINDOW,
+        _TOPIC_OR_ALL,
+        _KIND,
+        ResultColumn("measure", TEXT, "`registered`, `wait_p50_ms`, `wait_p99_ms`, `expiry_rate` or `completion_rate`"),
+        ResultColumn("value", MEASURED, "in this window, in the unit of the measure"),
+        ResultColumn("usual", MEASURED, "in the window that it is compared with"),
+        ResultColumn("compared_with", INSTANT, "where that window begins"),
+        ResultColumn("direction", TEXT, "`up` or `down`"),
+        ResultColumn(
+            "score", MEASURED, "how striking: the change over the usual spread of such changes; 3.5 and more is shown"
+        ),
+    ),
+)
+
+TABLES: Final[Mapping[str, ResultTable]] = MappingProxyType(
+    {
+        table.name: table
+        for table in (
+            INTAKE,
+            GROUPS,
+            TOPICS,
+            WINDOWS,
+            BACKLOG,
+            HOT_KEYS,
+            SLOW_PRODUCES,
+            STRAGGLERS,
+            ADVICE,
+            TIMEOUTS,
+            SURVIVAL,
+            ANOMALIES,
+        )
+    }
+)
+"""All of them, in the order in which a reader wants them. The page gets a pandas frame for each, with these columns."""
+
+PAGE_ROWS_MAX: Final = 10_000
+"""A frame for the page, and a CSV file, holds at most so many rows of its table, the first in its order."""

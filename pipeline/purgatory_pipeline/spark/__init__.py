@@ -1,0 +1,1 @@
+"""Spark itself: the session, what it says while it runs, and how it fails."""

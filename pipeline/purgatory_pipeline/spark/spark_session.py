@@ -1,0 +1,162 @@
+"""The Spark session that the commands run on: local on all cores unless Spark's own settings say otherwise."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+from purgatory_pipeline.errors import JavaMissing, SettingInvalid
+from purgatory_pipeline.spark import progress
+from purgatory_pipeline.spark.java_stderr import without_beginning
+
+JAVA_MIN: Final = 17
+INSTALL_JAVA: Final = (
+    f"Spark needs Java {JAVA_MIN} or newer: install it (Debian, Ubuntu: apt install openjdk-17-jre-headless; "
+    "macOS: brew install openjdk@17) or set JAVA_HOME"
+)
+
+_SUBMIT_ARGS: Final = "PYSPARK_SUBMIT_ARGS"
+_SHELL: Final = "pyspark-shell"
+"""The last word of Spark's arguments when Python starts the JVM."""
+_PYTHON_SETTING: Final = "spark.pyspark.python"
+LOGGING: Final = Path(__file__).with_name("log4j2.properties")
+"""Keeps Spark quiet: for `-Dlog4j2.configurationFile`."""
+DIRECTIVES: Final = Path(__file__).with_name("java_directives.json")
+"""What Java need not optimize: for `-XX:CompilerDirectivesFile`."""
+
+_JAVA_OPTIONS: Final = (
+    f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
+    "-XX:+IgnoreUnrecognizedVMOptions",
+    # A command lives for a minute and plans dozens of queries: by default a third of its time would go into optimizing
+    # code that hardly runs again. Loops over many rows still are, soon.
+    "-XX:Tier4InvocationThreshold=50000",
+    "-XX:Tier4MinInvocationThreshold=6000",
+    "-XX:Tier4CompileThreshold=150000",
+    "-XX:Tier4BackEdgeThreshold=100000",
+    "-XX:+UnlockDiagnosticVMOptions",
+    shlex.quote(f"-XX:CompilerDirectivesFile={DIRECTIVES}"),
+    "-XX:CompileCommand=quiet",
+    "-XX:+DisplayVMOutputToStderr",
+    # Room for the classes of Spark: each time it must grow, by default, the whole heap is looked through.
+    "-XX:MetaspaceSize=256m",
+    "-XX:InitiatingHeapOccupancyPercent=70",
+    "-XX:-G1UseAdaptiveIHOP",
+)
+_JVM_DEFAULTS: Final = {
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.defaultJavaOptions": " ".join(_JAVA_OPTIONS),
+}
+_DEFAULTS: Final = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # Archives have many small files. Listing them again is a job of that many tasks, by default up to 10,000.
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "32",
+    # What is kept is read once or twice: packing it costs more than it spares, and what does not fit goes to the disk.
+    "spark.sql.inMemoryColumnarStorage.compressed": "false",
+}
+
+_SHUFFLE_PARTITIONS: Final = "spark.sql.shuffle.partitions"
+SHUFFLE_PARTITIONS_PER_CORE: Final = 4
+"""On one machine, where each of Spark's own 200 would cost more than its work. On a cluster at least those 200, since
+executors may come later, and Spark brings small ones together again."""
+
+_started = False
+"""Whether the running session is ours to end."""
+
+
+def java_version() -> int:
+    """The major version of the Java that Spark would start. Raises `JavaMissing`, which says what to install."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else "java"
+    if shutil.which(java) is None:
+        raise JavaMissing(f"no Java found ({java}). {INSTALL_JAVA}")
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr.strip()  # noqa: S603
+    version = re.search(r'version "(?:1\.)?(\d+)', said)
+    if version is None:
+        raise JavaMissing(f"{java} is no Java that works ({said.partition(chr(10))[0]}). {INSTALL_JAVA}")
+    if int(version[1]) < JAVA_MIN:
+        raise JavaMissing(f"{java} is Java {version[1]}. {INSTALL_JAVA}")
+    return int(version[1])
+
+
+def pass_settings(master: str | None, settings: Sequence[str]) -> None:
+    """Hands `--master` and `--conf NAME=VALUE` to the session that will be started, before it is.
+
+    Raises `SettingInvalid` for what is no setting, and under spark-submit, which takes them itself.
+    """
+    if not master and not settings:
+        return
+    if started_by_spark():
+        raise SettingInvalid("spark-submit takes --master and --conf: put them before the script")
+    words = ["--master", master] if master else []
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not name.startswith("spark.") or not equals:
+            raise SettingInvalid(f"--conf {setting}: a Spark setting is written spark.NAME=VALUE")
+        if name == _PYTHON_SETTING:  # Spark itself looks at it in spark-submit only
+            os.environ["PYSPARK_PYTHON"] = value
+        words += ["--conf", setting]
+    os.environ[_SUBMIT_ARGS] = shlex.join([*_submit_words(), *words, _SHELL])
+
+
+def started_by_spark() -> bool:
+    """True under spark-submit: the JVM is there already, with all its settings."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def spark_session(name: str) -> SparkSession:
+    """The running session, or a new one. Settings given to Spark (spark-submit --conf, spark-defaults) win over ours.
+
+    Long work shows its progress on stderr from then on. Raises `JavaMissing`.
+    """
+    global _started  # noqa: PLW0603 -- a program has one session
+    running = SparkSession.getActiveSession()
+    if running is None and not started_by_spark():
+        java_version()
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        ours = [word for key, value in _JVM_DEFAULTS.items() for word in ("--conf", f"{key}={value}")]
+        os.environ[_SUBMIT_ARGS] = shlex.join([*ours, *_submit_words(), _SHELL])
+        with without_beginning():
+            session = SparkSession.builder.appName(name).getOrCreate()
+    else:
+        session = running or SparkSession.builder.appName(name).getOrCreate()
+    _started = _started or running is None
+    given = session.sparkContext.getConf()
+    for key, value in _DEFAULTS.items():
+        if not given.contains(key):
+            session.conf.set(key, value)
+    if not given.contains(_SHUFFLE_PARTITIONS):
+        session.conf.set(_SHUFFLE_PARTITIONS, str(_shuffle_partitions(session)))
+    progress.show(session.sparkContext, name)
+    return session
+
+
+def _shuffle_partitions(session: SparkSession) -> int:
+    for_cores = SHUFFLE_PARTITIONS_PER_CORE * session.sparkContext.defaultParallelism
+    is_local = (session.sparkContext.master or "").startswith("local")
+    return for_cores if is_local else max(for_cores, int(str(session.conf.get(_SHUFFLE_PARTITIONS))))
+
+
+def stop_session() -> None:
+    """Ends the session that `spark_session` has made; one that was there before goes on."""
+    global _started  # noqa: PLW0603 -- see spark_session
+    progress.stop()
+    session = SparkSession.getActiveSession()
+    if _started and session is not None:
+        session.stop()
+    _started = False
+
+
+def _submit_words() -> list[str]:
+    """What the environment gives to Spark's start, without its last word."""
+    words = shlex.split(os.environ.get(_SUBMIT_ARGS, ""))
+    return words[:-1] if words[-1:] == [_SHELL] else words

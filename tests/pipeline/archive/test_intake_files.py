@@ -1,0 +1,301 @@
+"""Files of an archive by their footers: which are used, which are set aside and why, and when nothing can be used."""
+
+from __future__ import annotations
+
+import shutil
+from datetime import timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from purgatory_pipeline.archive import ArchiveCatalog, find_archive, footer, location
+from purgatory_pipeline.errors import ArchiveUnusable
+
+from purgatory.archive import layout, schema
+from tests.pipeline.archive.histories import (
+    START,
+    History,
+    metadata_of,
+    small_history,
+    table_of,
+    write_file,
+    write_table,
+)
+
+
+def reasons(archive: ArchiveCatalog) -> dict[str, str]:
+    """Names of the files that were set aside, and why."""
+    return {Path(file.path).name: file.reason for file in archive.set_aside}
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> list[Path]:
+    """The files of a small whole archive in the test's folder: five tables, no calls."""
+    return small_history().write(tmp_path)
+
+
+def one_of(paths: list[Path], table: str) -> Path:
+    return next(path for path in paths if table in path.parts)
+
+
+def test_whole_archive_is_used_whole(tmp_path: Path) -> None:
+    """Every file has its table, run, number, rows, calls and instants, from its footer alone."""
+    small_history(operations=20).write(tmp_path, rows_per_file=8)
+    archive = find_archive(str(tmp_path))
+    assert archive.set_aside == ()
+    assert archive.run_ids() == ["run-a"]
+    files = archive.files(schema.REGISTRATIONS)
+    assert [(file.run_id, file.file_number, file.rows) for file in files] == [
+        ("run-a", 1, 8), ("run-a", 2, 8), ("run-a", 3, 4),
+    ]  # fmt: skip
+    assert [(file.first_call, file.last_call) for file in files] == [(2, 23), (26, 47), (50, 59)]
+    assert files[0].first_at == START + timedelta(milliseconds=10)
+    assert files[-1].last_at == START + timedelta(milliseconds=200)
+    assert files[0].timeout_ms_max == 500
+
+
+def test_window_leaves_out_files_without_rows_in_it(tmp_path: Path) -> None:
+    """Files wholly before `since`, or from `until` on, are not even opened."""
+    small_history(operations=20).write(tmp_path, rows_per_file=5)
+    archive = find_archive(str(tmp_path))
+    since, until = START + timedelta(milliseconds=100), START + timedelta(milliseconds=110)
+    assert [file.file_number for file in archive.files(schema.REGISTRATIONS, since=since)] == [2, 3, 4]
+    assert [file.file_number for file in archive.files(schema.REGISTRATIONS, until=until)] == [1, 2]
+    assert [file.file_number for file in archive.files(schema.REGISTRATIONS, since=since, until=until)] == [2]
+
+
+@pytest.mark.parametrize("uri", ["nowhere", "file:///nowhere/at/all"])
+def test_missing_archive_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uri: str) -> None:
+    """What is not there is named as it was given."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ArchiveUnusable, match=f"there is no archive at {uri}"):
+        find_archive(uri)
+
+
+def test_file_is_no_archive(written: list[Path]) -> None:
+    """A single file is refused with a word on what to give."""
+    with pytest.raises(ArchiveUnusable, match="is a file: name the folder"):
+        find_archive(str(written[0]))
+
+
+def test_unknown_file_system_is_one_clear_error() -> None:
+    """A URI that no file system is known for says so in one line."""
+    with pytest.raises(ArchiveUnusable, match=r"^cannot open ftp://somewhere/archive: [^\n]+$"):
+        find_archive("ftp://somewhere/archive")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "host", "path", "said"),
+    [
+        ("file", "", "/a/b.parquet", "file:///a/b.parquet"),
+        ("s3", "bucket", "bucket/a/b.parquet", "s3a://bucket/a/b.parquet"),
+        ("gs", "bucket", "bucket/b.parquet", "gs://bucket/b.parquet"),
+        ("hdfs", "name:8020", "/a/b[1].parquet", "hdfs://name:8020/a/b\\[1\\].parquet"),
+    ],
+)
+def test_spark_has_its_own_names_for_places(scheme: str, host: str, path: str, said: str) -> None:
+    """A file that pyarrow finds is the same file to Spark, whatever its letters mean there."""
+    found = location.Location(f"{scheme}://{host}", None, "", location.spark_prefix(scheme, host))
+    assert found.spark_path(path) == said
+
+
+@pytest.mark.parametrize("scheme", ["s3", "s3a"])
+def test_object_stores_open_under_both_names(scheme: str) -> None:
+    """s3: and s3a: are the same bucket; the options in the URI are pyarrow's and no part of the path."""
+    found = location.open_location(f"{scheme}://bucket/history?region=us-east-1&endpoint_override=127.0.0.1:1")
+    assert (found.root, found.filesystem.type_name) == ("bucket/history", "s3")
+    assert found.spark_path("bucket/history/x") == "s3a://bucket/history/x"
+
+
+def test_empty_archive_says_whether_something_is_under_way(tmp_path: Path) -> None:
+    """An empty folder is an error; one with only unfinished files tells how many."""
+    with pytest.raises(ArchiveUnusable, match=r"is empty: no file has been rolled yet$"):
+        find_archive(str(tmp_path))
+    unfinished = tmp_path / layout.unfinished_path(schema.EVENTS, "run-a", 1)
+    unfinished.parent.mkdir()
+    unfinished.write_bytes(b"PAR1")
+    with pytest.raises(ArchiveUnusable, match=r"\(1 unfinished in _writing/\)$"):
+        find_archive(str(tmp_path))
+
+
+def test_other_parquet_is_no_archive(tmp_path: Path) -> None:
+    """A folder of somebody else's Parquet is refused, with an example of why."""
+    write_table(tmp_path / "part-0.parquet", pa.table({"a": [1]}), None)
+    with pytest.raises(ArchiveUnusable, match=r"no usable file: 1 in no table's folder; for example .*part-0"):
+        find_archive(str(tmp_path))
+
+
+def test_foreign_parquet_among_ours_is_set_aside(written: list[Path], tmp_path: Path) -> None:
+    """Without our metadata a file is not ours, whatever its columns; what is ours is used."""
+    rows = table_of(schema.OUTCOMES, [])
+    write_table(tmp_path / schema.OUTCOMES / "no-metadata.parquet", rows, None)
+    halves = metadata_of(schema.OUTCOMES, "run-a", 9)
+    del halves[layout.FILE_NUMBER_KEY]
+    write_table(tmp_path / schema.OUTCOMES / "half-metadata.parquet", rows, halves)
+    archive = find_archive(str(tmp_path))
+    assert reasons(archive) == {"no-metadata.parquet": footer.FOREIGN, "half-metadata.parquet": footer.FOREIGN}
+    assert len(archive.used) == len(written)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda table: table.drop_columns("waited_ms"), "it lacks waited_ms"),
+        (lambda table: table.append_column("colour", pa.array(["red"])), "it has unknown colour"),
+        (
+            lambda table: table.set_column(5, "session_id", pa.array([7])),
+            "session_id is int64, not string",
+        ),
+    ],
+)
+def test_other_columns_are_set_aside_and_named(tmp_path: Path, change: object, said: str) -> None:
+    """A file that says it is ours and has other columns is set aside with what is wrong, and its rows are counted."""
+    assert callable(change)
+    history = small_history(operations=1)
+    history.write(tmp_path)
+    table = change(table_of(schema.OUTCOMES, history.rows[schema.OUTCOMES]))
+    write_table(tmp_path / schema.OUTCOMES / "other.parquet", table, metadata_of(schema.OUTCOMES, "run-a", 2))
+    (aside,) = find_archive(str(tmp_path)).set_aside
+    assert (aside.reason, aside.detail, aside.rows) == (footer.FOREIGN, said, 1)
+
+
+def test_columns_may_be_encoded_as_anybody_likes(tmp_path: Path) -> None:
+    """Words without a dictionary, and columns in another order, are the same columns."""
+    history = small_history(operations=2)
+    table = table_of(schema.EVENTS, history.rows[schema.EVENTS])
+    plain = table.cast(pa.schema([(field.name, footer.plain_type(field.type)) for field in table.schema]))
+    shuffled = plain.select(sorted(plain.column_names)).replace_schema_metadata(metadata_of(schema.EVENTS, "run-a", 1))
+    path = tmp_path / schema.EVENTS / "plain.parquet"
+    path.parent.mkdir()
+    pq.write_table(shuffled, path, store_schema=False)
+    pq.write_table(shuffled, path)
+    assert find_archive(str(tmp_path)).rows(schema.EVENTS) == 2
+
+
+def test_newer_version_is_refused_with_both_versions(written: list[Path], tmp_path: Path) -> None:
+    """One file of a newer schema is enough to stop: leaving it out would give wrong figures."""
+    newer = metadata_of(schema.CALLS, "run-b", 1, version=schema.VERSION + 1)
+    write_table(tmp_path / schema.CALLS / "newer.parquet", table_of(schema.CALLS, []), newer)
+    said = rf"newer\.parquet is of schema version {schema.VERSION + 1}, .* reads up to {schema.VERSION}: upgrade"
+    with pytest.raises(ArchiveUnusable, match=said):
+        find_archive(str(tmp_path))
+
+
+def test_older_version_is_read_without_its_missing_columns(tmp_path: Path) -> None:
+    """An older schema may lack columns, which read as null; columns that nobody knows are still foreign."""
+    history = small_history(operations=2)
+    table = table_of(schema.OUTCOMES, history.rows[schema.OUTCOMES])
+    older = metadata_of(schema.OUTCOMES, "run-a", 1, version=schema.VERSION - 1)
+    write_table(tmp_path / schema.OUTCOMES / "older.parquet", table.drop_columns("pace_per_second"), older)
+    more = metadata_of(schema.OUTCOMES, "run-a", 2, version=schema.VERSION - 1)
+    write_table(tmp_path / schema.OUTCOMES / "more.parquet", table.append_column("b", pa.array([1, 2])), more)
+    archive = find_archive(str(tmp_path))
+    assert [(file.version, file.rows) for file in archive.used] == [(schema.VERSION - 1, 2)]
+    assert reasons(archive) == {"more.parquet": footer.FOREIGN}
+
+
+def test_older_version_must_say_which_rows_are_which(tmp_path: Path) -> None:
+    """No version ever lacked what tells rows apart and orders them."""
+    table = table_of(schema.EVENTS, small_history(operations=2).rows[schema.EVENTS])
+    older = metadata_of(schema.EVENTS, "run-a", 1, version=schema.VERSION - 1)
+    write_table(tmp_path / schema.EVENTS / "older.parquet", table.drop_columns("call_number"), older)
+    with pytest.raises(ArchiveUnusable, match="it lacks call_number"):
+        find_archive(str(tmp_path))
+
+
+@pytest.mark.parametrize("kept", [0, 3, 7, 100, -1, -8])
+def test_truncated_file_is_set_aside(written: list[Path], tmp_path: Path, kept: int) -> None:
+    """Wherever a file was cut off, it is unreadable; the others are used."""
+    path = one_of(written, schema.EVENTS)
+    path.write_bytes(path.read_bytes()[:kept])
+    archive = find_archive(str(tmp_path))
+    assert reasons(archive) == {path.name: footer.UNREADABLE}
+    assert archive.set_aside[0].rows is None
+    assert len(archive.used) == len(written) - 1
+
+
+def test_nothing_but_broken_files_is_an_error(written: list[Path], tmp_path: Path) -> None:
+    """Where every file is broken, the error counts them and shows one."""
+    for path in written:
+        path.write_bytes(b"PAR1")
+    with pytest.raises(ArchiveUnusable, match=rf"no usable file: {len(written)} unreadable; for example .+: .+"):
+        find_archive(str(tmp_path))
+
+
+def test_file_of_another_table_is_set_aside(written: list[Path], tmp_path: Path) -> None:
+    """A file in the wrong folder would be read as what it is not."""
+    shutil.copy(one_of(written, schema.OUTCOMES), tmp_path / schema.EVENTS / "moved.parquet")
+    archive = find_archive(str(tmp_path))
+    assert reasons(archive) == {"moved.parquet": footer.MISPLACED}
+    assert archive.set_aside[0].rows == 20
+
+
+def test_strays_and_hidden_files(written: list[Path], tmp_path: Path) -> None:
+    """What lies in no table is set aside; what is hidden, as Spark's own leftovers are, is passed over."""
+    (tmp_path / "README.txt").write_text("our archive")
+    (tmp_path / schema.EVENTS / "notes.txt").write_text("to do")
+    (tmp_path / schema.EVENTS / "_SUCCESS").touch()
+    (tmp_path / schema.EVENTS / ".part.parquet.crc").touch()
+    archive = find_archive(str(tmp_path))
+    assert reasons(archive) == {"README.txt": footer.STRAY, "notes.txt": footer.STRAY}
+    assert archive.leftovers == 0
+
+
+@pytest.mark.parametrize("name", ["run-a-000001 (copy).parquet", "a/b/run-a-000001.parquet", "zzz.parquet"])
+def test_copies_are_used_once(written: list[Path], tmp_path: Path, name: str) -> None:
+    """The same run, table and number under any name is one file: the one with the right name stays."""
+    original = one_of(written, schema.OUTCOMES)
+    copy = tmp_path / schema.OUTCOMES / name
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(original, copy)
+    archive = find_archive(str(tmp_path))
+    assert reasons(archive) == {copy.name: footer.COPY}
+    assert archive.rows(schema.OUTCOMES) == 20
+
+
+def test_of_two_copies_the_fuller_one_is_used(tmp_path: Path) -> None:
+    """Where copies differ, the one with more rows is the file."""
+    history = small_history()
+    paths = history.write(tmp_path)
+    part = tmp_path / schema.OUTCOMES / "part.parquet"
+    one_of(paths, schema.OUTCOMES).rename(part)
+    write_file(tmp_path, schema.OUTCOMES, history.rows[schema.OUTCOMES][:5])
+    archive = find_archive(str(tmp_path))
+    assert archive.rows(schema.OUTCOMES) == 20
+    assert reasons(archive) == {"run-a-000001.parquet": footer.COPY}
+
+
+def test_same_content_with_another_number_is_a_copy(tmp_path: Path) -> None:
+    """A file that was written again, under the next number, has its rows counted once."""
+    history = small_history()
+    history.write(tmp_path)
+    write_file(tmp_path, schema.EVENTS, history.rows[schema.EVENTS], number=2)
+    archive = find_archive(str(tmp_path))
+    assert archive.rows(schema.EVENTS) == 20
+    assert reasons(archive) == {"run-a-000002.parquet": footer.COPY}
+
+
+def test_call_that_goes_on_in_the_next_file_is_no_overlap(tmp_path: Path) -> None:
+    """Files roll in the middle of a call; only files that share more than that may have rows twice."""
+    history = History()
+    history.register(1)
+    for item in range(1, 9):
+        history.register(1, item=item, item_count=9, call_number=1)
+    history.register(2, 5)
+    history.write(tmp_path, rows_per_file=3)
+    archive = find_archive(str(tmp_path))
+    assert len(archive.files(schema.REGISTRATIONS)) == 4
+    assert archive.overlapping(schema.REGISTRATIONS) == []
+
+
+def test_many_files_are_looked_at_side_by_side(tmp_path: Path) -> None:
+    """Every one of 200 files is found, by run and number, whatever the order in which their footers were read."""
+    for run in range(10):
+        for number in range(1, 21):
+            row = History(f"run-{run:02d}").add(schema.EVENTS, run * 1000 + number, row=0, type="high_watermark")
+            write_file(tmp_path, schema.EVENTS, [row], f"run-{run:02d}", number)
+    files = find_archive(str(tmp_path)).files(schema.EVENTS)
+    assert [(file.run_id, file.file_number) for file in files] == [
+        (f"run-{run:02d}", number) for run in range(10) for number in range(1, 21)
+    ]

@@ -1,0 +1,71 @@
+"""Tables of an archive as DataFrames: columns, windows, topics, and odd names of folders."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from purgatory_pipeline.archive import find_archive, spark_schema
+from pyspark.sql import SparkSession
+
+from purgatory.archive import schema
+from tests.pipeline.archive.histories import START, History, small_history
+
+pytestmark = pytest.mark.slow  # each asks Spark
+
+
+def test_every_table_reads_with_its_own_columns(spark: SparkSession, tmp_path: Path) -> None:
+    """A table has the columns of the schema in Spark's types and all rows of its files; without files it is empty."""
+    history = small_history()
+    history.write(tmp_path, rows_per_file=7)
+    archive = find_archive(str(tmp_path))
+    for table in schema.TABLES:
+        frame = archive.read(spark, table)
+        assert frame.schema == spark_schema(table)
+        assert frame.count() == len(history.rows[table]) == archive.rows(table)
+
+
+def test_window_takes_its_start_and_not_its_end(spark: SparkSession, tmp_path: Path) -> None:
+    """Rows with since <= at < until come, of however many files; naive instants are UTC."""
+    small_history().write(tmp_path, rows_per_file=3)
+    since, until = START + timedelta(milliseconds=50), START + timedelta(milliseconds=120)
+    archive = find_archive(str(tmp_path))
+    for start, end in ((since, until), (since.replace(tzinfo=None), until.replace(tzinfo=None))):
+        frame = archive.read(spark, schema.REGISTRATIONS, ["time_ms"], since=start, until=end)
+        assert sorted(row.time_ms for row in frame.collect()) == [50, 60, 70, 80, 90, 100, 110]
+
+
+def test_topics_keep_rows_that_are_no_partitions(spark: SparkSession, tmp_path: Path) -> None:
+    """Only rows of the topics asked for come, and those that have none: a session's end counts for every topic."""
+    history = History()
+    for place, topic in enumerate(("orders", "payments", "orders", "key-7")):
+        history.register(place + 1, topic=topic)
+    history.add(schema.CALLS, 9, call=schema.CANCEL_SESSION)
+    history.add(schema.CALLS, 9, call=schema.CANCEL_KEY, topic="key-7")
+    history.add(schema.CALLS, 9, call=schema.CANCEL_KEY, topic="key-8")
+    history.write(tmp_path)
+    archive = find_archive(str(tmp_path))
+    registered = archive.read(spark, schema.REGISTRATIONS, topics=["orders", "key-7"])
+    assert sorted(row.operation_id for row in registered.collect()) == [1, 3, 4]
+    calls = archive.read(spark, schema.CALLS, topics=["orders", "key-7"])
+    assert sorted(row.call for row in calls.collect()) == [schema.CANCEL_KEY, schema.CANCEL_SESSION]
+
+
+def test_folder_may_have_any_name(spark: SparkSession, tmp_path: Path) -> None:
+    """Letters that Spark takes for patterns, spaces and percent signs in a path mean themselves."""
+    root = tmp_path / "a [b]{c}* d%20é"
+    small_history().write(root)
+    assert find_archive(str(root)).read(spark, schema.OUTCOMES).count() == 20
+
+
+def test_rows_in_overlapping_files_come_once(spark: SparkSession, tmp_path: Path) -> None:
+    """Two files of a run with some calls in both give each row once."""
+    history = small_history()
+    rows = history.rows[schema.OUTCOMES]
+    history.rows[schema.OUTCOMES] = [*rows[:12], *rows[8:]]
+    history.write(tmp_path, rows_per_file=12)
+    archive = find_archive(str(tmp_path))
+    assert len(archive.overlapping(schema.OUTCOMES)) == 2
+    assert archive.rows(schema.OUTCOMES) == 24
+    assert archive.read(spark, schema.OUTCOMES).count() == 20

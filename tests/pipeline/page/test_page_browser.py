@@ -1,0 +1,181 @@
+"""The report's page in a real browser: everything is drawn, nothing is loaded, and hostile text is only text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, ViewportSize
+from purgatory_pipeline.page import wording
+from purgatory_pipeline.replay.page.replay_page import write_replay_page
+from purgatory_pipeline.report.page.report_page import write_page
+
+from tests.pipeline.page import screenshots
+from tests.pipeline.page.browser import PHONE, WIDE, Opened, chromium_path, opened, running_browser
+from tests.pipeline.replay import replay_frames
+from tests.pipeline.report import report_frames
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
+
+HOSTILE_TOPICS = (
+    report_frames.HOSTILE,
+    '"><img src="http://nowhere.invalid/x.png" onerror="alert(2)"><!--\u202e\x00\ud800\n${alert(3)} {{7*7}}',
+    "w" * 249,
+)
+PLOTS = (
+    "Operations ended, by outcome",
+    "The part that was not satisfied",
+    "Waits of fetch operations",
+    "Waits of produce operations",
+    "Waits, by topic and kind",
+    "Slow produces held back, by replica",
+    "Time lost to it, by replica",
+    "Lateness along the time",
+    "Lateness, by topic and kind",
+    "When each partition or key was at its deepest",
+    "Most waits",
+    "Most time waited",
+    "When something was unlike before",
+)
+"""Besides the curves, which are named for their topics."""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One browser for this file."""
+    with running_browser(chromium_path()) as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def plain_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a report with ordinary topics."""
+    path = tmp_path_factory.mktemp("plain") / "report.html"
+    write_page(report_frames.report_frames(), report_frames.report_info(), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def hostile_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a report whose topics, archive and notes are chosen by somebody who means harm."""
+    path = tmp_path_factory.mktemp("hostile") / "report.html"
+    info = report_frames.report_info(archive=report_frames.HOSTILE, notes=(report_frames.HOSTILE,))
+    write_page(report_frames.report_frames(HOSTILE_TOPICS), info, path)
+    return path
+
+
+def check_quiet(seen: Opened, path: Path) -> None:
+    """Nothing was said on the console, no dialog opened, and only the file itself was asked for."""
+    assert seen.complaints == []
+    assert seen.requests == [path.as_uri()]
+
+
+def check_drawn(seen: Opened) -> None:
+    """Every plot is there, with marks that can be seen."""
+    plots = seen.plots()
+    assert plots
+    assert [plot.title for plot in plots if not plot.drawn or plot.marks == 0 or plot.nonsense] == []
+
+
+def test_every_plot_is_drawn(browser: Browser, plain_page: Path) -> None:
+    """All plots of a full report are drawn, offline, without a word on the console and without a request."""
+    with opened(browser, plain_page) as seen:
+        check_quiet(seen, plain_page)
+        check_drawn(seen)
+        titles = [plot.title for plot in seen.plots()]
+        assert [title for title in PLOTS if title not in titles] == []
+        curves = [f"{topic} · {kind}" for topic in report_frames.TOPICS for kind in report_frames.KINDS]
+        assert [title for title in titles if title not in PLOTS] == curves
+
+
+@pytest.mark.parametrize("viewport", [WIDE, PHONE], ids=["wide", "phone"])
+def test_nothing_sticks_out(browser: Browser, plain_page: Path, hostile_page: Path, viewport: ViewportSize) -> None:
+    """At the width of a desk and of a phone nothing has to be scrolled sideways but wide tables, with any topic."""
+    for path in (plain_page, hostile_page):
+        with opened(browser, path, viewport) as seen:
+            assert seen.sticking_out() == []
+
+
+def test_hostile_text_is_only_text(browser: Browser, hostile_page: Path) -> None:
+    """Markup in a topic is shown letter by letter, in tables, plots and sentences; none of it runs or loads."""
+    with opened(browser, hostile_page) as seen:
+        check_quiet(seen, hostile_page)
+        check_drawn(seen)
+        cells = seen.page.locator("td").all_text_contents()
+        for topic in HOSTILE_TOPICS:
+            assert wording.text(topic) in cells
+        labels = [text for plot in seen.plots() for text in plot.texts]
+        assert [label for label in labels if label.startswith("</script><script>")]
+        assert report_frames.HOSTILE in (seen.page.locator(".subtitle").text_content() or "")
+        assert report_frames.HOSTILE in seen.page.locator(".notice").all_text_contents()
+        assert seen.page.locator("img").count() == 0
+        assert seen.page.locator("script:not([type])").count() == 2
+
+
+def test_a_replay_is_drawn(browser: Browser, tmp_path: Path) -> None:
+    """All plots of a replay are drawn too, offline and within the window, with hostile topics and policies."""
+    path = tmp_path / "replay.html"
+    policies = (*replay_frames.SWEEP, f"{report_frames.HOSTILE}:timeout_ms=5")
+    frames = replay_frames.replay_frames(policies, HOSTILE_TOPICS)
+    write_replay_page(frames, replay_frames.replay_info(policies=policies), path)
+    for viewport in (WIDE, PHONE):
+        with opened(browser, path, viewport) as seen:
+            check_quiet(seen, path)
+            check_drawn(seen)
+            assert len(seen.plots()) == 5
+            assert seen.sticking_out() == []
+            assert wording.text(HOSTILE_TOPICS[0]) in seen.page.locator("td").all_text_contents()
+
+
+def test_dark_and_light_differ(browser: Browser, plain_page: Path) -> None:
+    """Page and plots follow the reader's choice of light or dark, and paper is light either way."""
+    colours = {}
+    ink = "() => getComputedStyle(document.querySelector('svg .role-axis-label text')).fill"
+    paper = "() => getComputedStyle(document.body).backgroundColor"
+    for scheme in ("light", "dark"):
+        with opened(browser, plain_page, scheme=scheme) as seen:
+            colours[scheme] = (seen.page.evaluate(ink), seen.page.evaluate(paper))
+            seen.page.emulate_media(media="print")
+            colours[f"{scheme} print"] = (seen.page.evaluate(ink), "")
+    assert len({colours["light"][0], colours["dark"][0]}) == 2
+    assert len({colours["light"][1], colours["dark"][1]}) == 2
+    assert colours["dark print"] == colours["light print"] == (colours["light"][0], "")
+
+
+def test_plots_have_words_for_those_who_cannot_see_them(browser: Browser, plain_page: Path) -> None:
+    """Each plot has a description, and its section a table with the figures."""
+    with opened(browser, plain_page) as seen:
+        descriptions = seen.page.locator(".drawing").evaluate_all("all => all.map((one) => one.ariaLabel)")
+        assert len(descriptions) == len(seen.plots())
+        assert [text for text in descriptions if len(text or "") < 20] == []
+        assert seen.page.locator("section:has(figure.plot):not(:has(table))").count() == 0
+
+
+def test_pointing_at_a_mark_explains_it(browser: Browser, plain_page: Path) -> None:
+    """A bar under the pointer tells its window, outcome and figure."""
+    with opened(browser, plain_page) as seen:
+        seen.page.locator("figure.plot").first.locator("g.mark-rect path").nth(5).hover()
+        tip = seen.page.locator("#vg-tooltip-element.visible")
+        tip.wait_for()
+        assert "1 Jul 05:00" in tip.inner_text()
+        assert "satisfied" in tip.inner_text()
+
+
+def test_pictures_for_the_documentation_are_small(browser: Browser, plain_page: Path, tmp_path: Path) -> None:
+    """Each picture of the report can be taken and is small enough to be kept with the documentation."""
+    taken = screenshots.take(browser, plain_page, screenshots.REPORT, tmp_path / "images")
+    assert [path.stem for path in taken] == [picture.name for picture in screenshots.REPORT]
+    assert [path.name for path in taken if not 1_000 < path.stat().st_size <= screenshots.BYTES_MAX] == []
+
+
+def test_an_empty_report_says_so(browser: Browser, tmp_path: Path) -> None:
+    """The page of an archive in which nothing waited has sentences instead of plots, and no error."""
+    path = tmp_path / "report.html"
+    info = report_frames.report_info(first_at=None, last_at=None, slow_over_ms=None, totals={}, notes=())
+    write_page(report_frames.empty_frames(), info, path)
+    with opened(browser, path) as seen:
+        check_quiet(seen, path)
+        assert seen.plots() == []
+        assert "Nothing was registered" in seen.page.locator("#load").inner_text()
+        assert seen.sticking_out() == []

@@ -1,0 +1,168 @@
+"""From parts to HTML: what is escaped, what is bounded, and that a page needs nothing but itself."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markupsafe import Markup
+from purgatory_pipeline.page import document, wording
+from purgatory_pipeline.page.parts import (
+    Finding,
+    Grid,
+    Headline,
+    LegendEntry,
+    Page,
+    PageColumn,
+    PageTable,
+    Plot,
+    Section,
+)
+
+HOSTILE = "</script><script>alert(1)</script>"
+
+
+class Elements(HTMLParser):
+    """Counts elements and keeps the text of cells and of scripts with data."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.cells: list[str] = []
+        self.data: list[str] = []
+        self.inside: list[str] | None = None
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Remembers the tag, and where following text belongs."""
+        self.tags.append(tag)
+        if tag == "td":
+            self.inside = self.cells
+            self.cells.append("")
+        elif tag == "script" and ("type", "application/json") in attrs:
+            self.inside = self.data
+            self.data.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        """The end of a cell or a script."""
+        if tag in {"td", "script"}:
+            self.inside = None
+
+    def handle_data(self, data: str) -> None:
+        """Text of a cell or a script."""
+        if self.inside is not None:
+            self.inside[-1] += data
+
+
+def page_of(*parts: Plot | PageTable | Grid, title: str = "A page") -> Page:
+    section = Section("one", "One section", ("A sentence.",), parts, notices=(HOSTILE,))
+    return Page(
+        title=title,
+        subtitle=wording.name(HOSTILE),
+        facts=(Headline("operations", HOSTILE, "note", alarming=True),),
+        account=Section("account", "What came in"),
+        findings=(Finding(Markup("{} stands out.").format(wording.name(HOSTILE)), "one"),),
+        sections=(section,),
+    )
+
+
+def table_of(values: list[str], rows_max: int = 12) -> PageTable:
+    frame = pd.DataFrame({"topic": values, "number": range(len(values))})
+    columns = (PageColumn("topic", "topic", wording.name), PageColumn("number", "number", wording.count))
+    return PageTable("Topics", frame, columns, rest="topics.csv", rows_max=rows_max)
+
+
+@given(st.text(st.characters()))
+def test_any_text_is_one_cell(value: str) -> None:
+    """Whatever a topic is called, its row has two cells, and the first holds what is shown of it."""
+    elements = Elements(str(document.part(table_of([value]))))
+    assert elements.cells == [wording.text(value), "0"]
+    assert set(elements.tags) <= {
+        "figure",
+        "figcaption",
+        "div",
+        "table",
+        "thead",
+        "tbody",
+        "tr",
+        "th",
+        "td",
+        "code",
+        "bdi",
+    }
+
+
+@given(st.recursive(st.text(st.characters()) | st.none() | st.booleans() | st.integers(), st.lists))
+def test_any_json_survives_inside_a_script(value: object) -> None:
+    """JSON for a plot cannot end its script element, and reads back as it was."""
+    text = str(document.to_json(value))
+    assert not {"<", ">", "&"} & set(text)
+    assert json.loads(text) == value
+
+
+def test_what_is_no_number_is_a_mistake() -> None:
+    """A NaN in the data of a plot is not written silently: no browser could read it."""
+    with pytest.raises(ValueError, match="JSON compliant"):
+        document.to_json({"value": float("nan")})
+
+
+def test_hostile_text_adds_no_element() -> None:
+    """Wherever it stands on a page, somebody's markup is text."""
+    plot = Plot(HOSTILE, {"title": HOSTILE}, HOSTILE, HOSTILE, (LegendEntry(HOSTILE, "red"),))
+    harmless = Plot("x", {"title": "x"}, "x", "x", (LegendEntry("x", "red"),))
+    hostile = Elements(document.render(page_of(plot, Grid((plot, table_of([HOSTILE]))), title=HOSTILE)))
+    plain = Elements(document.render(page_of(harmless, Grid((harmless, table_of(["x"]))), title="x")))
+    assert hostile.tags == plain.tags
+    assert [json.loads(data) for data in hostile.data] == [{"title": HOSTILE}] * 2
+
+
+def test_only_the_two_scripts_of_the_page_may_run() -> None:
+    """The policy forbids loading anything, and names the scripts that stand in the page by their hashes."""
+    html = document.render(page_of(table_of(["orders"])))
+    policy = re.findall(r'Content-Security-Policy" content="([^"]*)"', html)[0].replace("&#39;", "'")
+    scripts = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    assert len(scripts) == 2
+    assert f"script-src 'sha256-{digests[0]}' 'sha256-{digests[1]}'" in policy
+    assert "default-src 'none'" in policy
+    assert "unsafe-eval" not in policy
+
+
+def test_nothing_is_fetched() -> None:
+    """Outside of its scripts a page names no address: what it needs, it holds, and Vega only once."""
+    html = document.render(page_of(table_of(["orders"]), table_of(["payments"])))
+    without_scripts = re.sub(r"<script>.*?</script>", "", html, flags=re.DOTALL)
+    assert "://" not in without_scripts
+    assert html.count("window.vegaEmbed=") == 1
+
+
+def test_tables_are_bounded_and_say_so() -> None:
+    """Of many rows the first are shown, with how many there are and where; of few nothing is said."""
+    many = str(document.part(table_of([f"t{number}" for number in range(1_000)], rows_max=5)))
+    assert len(Elements(many).cells) == 10
+    assert "5 of 1,000 rows; all of them: topics.csv" in many
+    assert "rows" not in str(document.part(table_of(["orders"])))
+
+
+def test_long_texts_may_be_broken_and_marked_rows_stand_out() -> None:
+    """A long topic does not widen its table; rows that are marked carry a class for it."""
+    frame = pd.DataFrame({"topic": ["x" * 60, "y"], "odd": [False, True]})
+    html = str(document.part(PageTable("Topics", frame, (PageColumn("topic", "topic"),), marked="odd")))
+    assert html.count('<td class="long">') == 1
+    assert html.count('<tr class="marked">') == 1
+
+
+def test_a_page_is_written_whole(tmp_path: Path) -> None:
+    """The file is there under its name only when it is complete, and in a folder that is made for it."""
+    path = tmp_path / "out" / "report.html"
+    document.write(page_of(table_of(["orders"])), path)
+    assert path.read_text(encoding="utf-8").endswith("</html>\n")
+    assert [file.name for file in path.parent.iterdir()] == ["report.html"]

@@ -1,0 +1,43 @@
+"""From a history to the pages in a browser: what the commands write is drawn, whatever topics are called."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from purgatory_pipeline.cli import main
+from purgatory_pipeline.generate.history_plan import make_plan
+from purgatory_pipeline.generate.make_archive import make_archive
+from pyspark.sql import SparkSession
+
+from tests.pipeline.page.browser import PHONE, chromium_path, opened, running_browser
+from tests.pipeline.report.report_frames import HOSTILE
+
+
+@pytest.mark.slow  # asks Spark, and looks at the pages in a browser
+def test_commands_leave_pages_that_are_drawn(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Report and replay of a history in which a topic has a hostile name: all is drawn, nothing is loaded."""
+    path = chromium_path()
+    archive = str(tmp_path / "archive")
+    plan = make_plan("4k", topics="2", runs=2, seed=5)
+    first, second = plan.topics
+    make_archive(spark, replace(plan, topics=(first, replace(second, name=HOSTILE))), archive)
+    assert main(["report", archive, "--out", str(tmp_path / "report")]) == 0
+    words = ["--sweep", "produce:timeout_ms=100,400"]
+    assert main(["replay", archive, "--out", str(tmp_path / "replay"), *words]) == 0
+    pages = [tmp_path / "report" / "report.html", tmp_path / "replay" / "replay.html"]
+    told = capsys.readouterr().out
+    assert [str(page) for page in pages if str(page) not in told] == []
+    with running_browser(path) as browser:
+        for page in pages:
+            with opened(browser, page, PHONE) as seen:
+                assert seen.complaints == []
+                assert seen.requests == [page.as_uri()]
+                plots = seen.plots()
+                assert len(plots) >= 3
+                assert [plot.title for plot in plots if not plot.drawn or plot.nonsense or not plot.marks] == []
+                assert seen.sticking_out() == []
+                assert HOSTILE in seen.page.locator("td").all_text_contents()

@@ -1,0 +1,190 @@
+"""Lives of the simulator with an archive: the same rows that a daemon would have kept, without the daemon."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable
+
+import pyarrow as pa
+from purgatory_pipeline.replay.load.row_batch import TABLES, RowBatch
+from purgatory_pipeline.replay.load.table_reader import chunk_of
+
+from purgatory.archive import schema
+from purgatory.archive.calls import CallStamp, Registrant, call_values, marker_values
+from purgatory.archive.rows import EventRows, OutcomeRows, RegistrationRows, SingleRows
+from purgatory.archive.run_details import RunDetails
+from purgatory.engine.waiting.tables import Owner
+from tests.engine import plain
+from tests.engine.adapter import event_batch, operation_batch
+from tests.simulator import steps
+from tests.simulator.generator import Generator
+
+Tables = dict[str, pa.Table]
+
+WALL_MS = 1_700_000_000_000
+"""Wall-clock time at the engine's 0 ms."""
+
+
+class RecordedLife:
+    """An engine under the simulator's steps, and the rows of what it was told and gave. `details` are its settings."""
+
+    def __init__(self, generator: Generator, run_id: str = "run-a") -> None:
+        swarm = generator.swarm
+        self.run_id = run_id
+        self.details = RunDetails(
+            version="test",
+            tick_ms=swarm.tick_ms,
+            wheel_size=swarm.wheel_size,
+            strict_partitions=swarm.strict,
+            replica_lag_time_max_ms=swarm.lag_max_ms,
+        )
+        self.first_ms = self.now_ms = swarm.start_ms
+        self.call_number = 0
+        self._registrations = RegistrationRows()
+        self._outcomes = OutcomeRows()
+        self._events = EventRows()
+        self._calls = SingleRows(schema.CALLS)
+        self._markers = SingleRows(schema.MARKERS)
+        self._engine = self.details.make_engine(self.now_ms)
+        self._owners: list[tuple[Owner, Registrant]] = []
+        self._sessions = 0
+        for _ in range(swarm.owners):
+            self._owners.append(self._open())
+        self._mark(schema.STARTED, self.details.to_json())
+
+    def take(self, sequence: Iterable[steps.Step]) -> None:
+        """Lives through some steps."""
+        for step in sequence:
+            self._step(step)
+
+    def end(self) -> None:
+        """The daemon is drained."""
+        while ended := self._engine.shut_down(self.now_ms, 3):
+            self._note_call(call_values(schema.SHUT_DOWN, ended=ended))
+        self._mark(schema.ENDED)
+
+    def tables(self) -> Tables:
+        """All rows so far, by table; they are handed over."""
+        gathered: dict[str, RegistrationRows | OutcomeRows | EventRows | SingleRows] = {
+            schema.REGISTRATIONS: self._registrations,
+            schema.OUTCOMES: self._outcomes,
+            schema.EVENTS: self._events,
+            schema.CALLS: self._calls,
+            schema.MARKERS: self._markers,
+        }
+        return {
+            name: pa.Table.from_batches([rows.take()] if rows.rows else [], schema=schema.SCHEMAS[name])
+            for name, rows in gathered.items()
+        }
+
+    def _step(self, step: steps.Step) -> None:
+        match step:
+            case steps.Register(owner, operations):
+                self._register(owner, list(operations))
+            case steps.Apply(events, limit):
+                self._apply(list(events), limit)
+            case steps.Advance(ms, limit):
+                self.now_ms += ms
+                if self._engine.advance_clock(self.now_ms, limit):
+                    self._stamp()
+                    self._take_outcomes()
+            case steps.Sleep(ms):
+                self.now_ms += ms
+            case steps.Cancel(owner, operation_ids):
+                self._cancel(owner, list(operation_ids))
+            case steps.CancelAll(owner):
+                self._cancel_session(owner)
+            case steps.CancelName(name):
+                self._cancel_name(name)
+            case steps.ReplaceOwner(owner):
+                self._cancel_session(owner)
+                self._engine.remove_owner(self._owners[owner][0], self.now_ms)
+                self._owners[owner] = self._open()
+            case steps.ShutDown(limit):
+                ended = self._engine.shut_down(self.now_ms, limit)
+                self._note_call(call_values(schema.SHUT_DOWN, ended=ended))
+
+    def _register(self, owner: int, operations: list[plain.Operation]) -> None:
+        kind, batch = operations[0].kind, operation_batch(operations)
+        receipt = self._engine.register(self._owners[owner][0], kind, batch, self.now_ms)
+        if len(operations) > receipt.already_known:
+            self._registrations.add_batch(self._stamp(), self._owners[owner][1], kind, batch, receipt, 30_000)
+            self._take_outcomes()
+
+    def _apply(self, events: list[plain.Event], limit: int) -> None:
+        batch, start = event_batch(events), 0
+        while start < len(events):
+            receipt = self._engine.apply(batch, self.now_ms, start, limit)
+            self._events.add_slice(self._stamp(), batch, start, receipt)
+            self._take_outcomes()
+            start = receipt.next_index
+
+    def _cancel(self, owner: int, operation_ids: list[int]) -> None:
+        engine_owner, registrant = self._owners[owner]
+        ended = sum(self._engine.cancel(engine_owner, operation_ids, self.now_ms))
+        number = registrant.session_number
+        self._note_call(call_values(schema.CANCEL, session_number=number, operation_ids=operation_ids, ended=ended))
+
+    def _cancel_session(self, owner: int) -> None:
+        engine_owner, registrant = self._owners[owner]
+        ended = self._engine.cancel_all(engine_owner, self.now_ms)
+        number = registrant.session_number
+        self._note_call(call_values(schema.CANCEL_SESSION, session_number=number, ended=ended))
+
+    def _cancel_name(self, name: plain.Name) -> None:
+        topic, partition = name
+        if partition < 0:
+            call, ended = schema.CANCEL_KEY, self._engine.cancel_key(topic, self.now_ms)
+        else:
+            call, ended = schema.CANCEL_PARTITION, self._engine.cancel_partition(name, self.now_ms)
+        self._note_call(call_values(call, topic=topic, partition=partition, ended=ended))
+
+    def _open(self) -> tuple[Owner, Registrant]:
+        self._sessions += 1
+        return self._engine.add_owner(), Registrant(self._sessions, f"session-{self._sessions}")
+
+    def _stamp(self) -> CallStamp:
+        self.call_number += 1
+        return self._last_stamp()
+
+    def _last_stamp(self) -> CallStamp:
+        return CallStamp(self.run_id, self.call_number, self.now_ms, WALL_MS + self.now_ms)
+
+    def _note_call(self, values: dict[str, object]) -> None:
+        self._calls.add_row(self._stamp(), values)
+        self._take_outcomes()
+
+    def _take_outcomes(self) -> None:
+        registrants = {owner.owner_id: registrant for owner, registrant in self._owners}
+        for completions in self._engine.take_completions():
+            self._outcomes.add_completions(self._last_stamp(), registrants[completions.owner_id], completions)
+
+    def _mark(self, marker: str, detail: str | None = None) -> None:
+        self._markers.add_row(self._last_stamp(), marker_values(marker, detail=detail))
+
+
+def live(seed: int, batches: int, *, end: bool = True) -> RecordedLife:
+    """A life of a seed, and, unless told otherwise, its end."""
+    generator = Generator(seed)
+    life = RecordedLife(generator)
+    life.take(generator.next_step() for _ in range(batches))
+    if end:
+        life.end()
+    return life
+
+
+def chunks_of(tables: Tables, rng: random.Random, rows_max: int = 60) -> list[RowBatch]:
+    """All rows in chunks of random sizes, as of many files and row groups, by first call."""
+    chunks = [chunk_of(table, piece, Counter()) for table in TABLES for piece in _pieces(tables[table], rng, rows_max)]
+    return sorted((chunk for chunk in chunks if len(chunk)), key=lambda chunk: chunk.first_call)
+
+
+def _pieces(table: pa.Table, rng: random.Random, rows_max: int) -> list[pa.Table]:
+    cut = []
+    start = 0
+    while start < table.num_rows:
+        rows = rng.randint(1, rows_max)
+        cut.append(table.slice(start, rows))
+        start += rows
+    return cut

@@ -1,0 +1,229 @@
+"""Histories with something wrong: nothing is silently left out, and what cannot be compared is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+from purgatory_pipeline.archive import find_archive
+from purgatory_pipeline.replay.load.run_files import NEVER, find_runs
+from purgatory_pipeline.replay.policy import UNCHANGED, Policy, parse_policy
+from purgatory_pipeline.replay.replay_account import ReplayAccount
+from purgatory_pipeline.replay.replay_task import ReplayPlan, replay_runs
+
+from purgatory.archive import schema
+from tests.pipeline.archive.histories import History, small_history
+
+
+def replayed(root: Path, *policies: Policy) -> ReplayAccount:
+    """What a replay of an archive says of itself."""
+    archive = find_archive(str(root))
+    runs = find_runs(archive)
+    batches = list(replay_runs(ReplayPlan(archive.uri, policies or (UNCHANGED,)), runs, results=False))
+    sums: pd.DataFrame = pa.Table.from_batches(batches).to_pandas()
+    account = ReplayAccount.of(sums, [run.facts for run in runs], policies or (UNCHANGED,))
+    assert account.is_balanced, account.totals()
+    return account
+
+
+def verdicts(account: ReplayAccount) -> tuple[int, int, int, int]:
+    """Equal, different, without outcome, in doubt."""
+    check = account.check
+    return check.equal, check.different, check.no_outcome, check.in_doubt
+
+
+def without(history: History, table: str, *, chosen: Any) -> History:  # noqa: ANN401 -- a condition
+    """The history less some rows."""
+    history.rows[table] = [row for row in history.rows[table] if not chosen(row)]
+    return history
+
+
+def history_of_marks(run_id: str = "run-a") -> History:
+    """Twenty produces, each satisfied by the mark that follows it, or expired before that; offsets rise."""
+    history = History(run_id)
+    history.mark(schema.STARTED)
+    for number in range(1, 21):
+        at_ms = 10 * number
+        late = number % 5 == 0
+        history.register(number, at_ms, timeout_ms=3 if late else 500, offset=number)
+        if late:
+            history.end(number, at_ms + 3, waited_ms=3, outcome="expired", error_code=7, reached_offset=number - 1)
+        history.event("high_watermark", at_ms + 5, offset=number)
+        if not late:
+            ended = {"call_number": history.calls, "reached_offset": number}
+            history.end(number, at_ms + 5, waited_ms=5, **ended)
+    history.mark(schema.ENDED, 300)
+    return history
+
+
+def test_a_history_written_by_hand_is_reproduced(tmp_path: Path) -> None:
+    """All operations are compared and equal, and the sentence says so."""
+    history_of_marks().write(tmp_path, rows_per_file=3)
+    account = replayed(tmp_path)
+    assert verdicts(account) == (20, 0, 0, 0)
+    assert account.check.sentence == "unchanged policy: 100 % of 20 outcomes equal"
+    assert account.totals()[0] == "registrations: 20 in = 20 replayed + 0 refused in life + 0 incomplete"
+    assert account.notes() == []
+
+
+def test_a_history_that_no_engine_wrote_is_found_out(tmp_path: Path) -> None:
+    """Outcomes that do not follow from the events differ, each of them, and the notes begin with it."""
+    small_history(operations=10).write(tmp_path)
+    account = replayed(tmp_path)
+    assert account.check.different > 0
+    assert account.check.sentence != "unchanged policy: 100 % of 10 outcomes equal"
+    assert "did not end as in life" in account.notes()[0]
+
+
+def test_one_answer_that_differs_is_found(tmp_path: Path) -> None:
+    """An outcome that is right but for one reached offset, or one lateness, is different."""
+    history = history_of_marks()
+    history.rows[schema.OUTCOMES][7]["reached_offset"] = 99
+    history.rows[schema.OUTCOMES][11]["lateness_ms"] = 1
+    history.write(tmp_path)
+    assert verdicts(replayed(tmp_path)) == (18, 2, 0, 0)
+
+
+def test_outcomes_that_are_missing_are_counted(tmp_path: Path) -> None:
+    """Operations without an outcome are replayed and reported; those that have one are still compared."""
+    without(history_of_marks(), schema.OUTCOMES, chosen=lambda row: row["operation_id"] in {3, 5}).write(tmp_path)
+    account = replayed(tmp_path)
+    assert verdicts(account) == (18, 0, 2, 0)
+    assert any("no outcome in life" in note for note in account.notes())
+
+
+def test_registrations_that_are_missing_are_counted(tmp_path: Path) -> None:
+    """Outcomes whose registration was rolled away are counted and expire nothing else in its place."""
+    without(history_of_marks(), schema.REGISTRATIONS, chosen=lambda row: row["operation_id"] in {3, 5}).write(tmp_path)
+    account = replayed(tmp_path)
+    assert verdicts(account) == (18, 0, 0, 0)
+    assert "2 without registration" in account.totals()[2]
+
+
+def test_after_lost_events_nothing_is_compared(tmp_path: Path) -> None:
+    """What ended after the first call of which events were dropped is in doubt, whatever the replay makes of it."""
+    history = history_of_marks()
+    lost = history.rows[schema.EVENTS][9:14]
+    history.mark(
+        schema.DROPPED,
+        150,
+        table=schema.EVENTS,
+        rows=len(lost),
+        call_number=lost[0]["call_number"],
+        last_call_number=lost[-1]["call_number"],
+    )
+    without(history, schema.EVENTS, chosen=lambda row: row in lost).write(tmp_path)
+    account = replayed(tmp_path)
+    equal, different, no_outcome, in_doubt = verdicts(account)
+    assert (different, no_outcome, equal + in_doubt) == (0, 0, 20)
+    assert equal == 10, "nine satisfied or expired before, and one that expired just before the first lost event"
+    assert any("events are missing" in note for note in account.notes())
+
+
+def test_a_run_that_crashed_is_compared_up_to_its_last_whole_call(tmp_path: Path) -> None:
+    """Of a crashed run, what ended behind the last call that was kept whole is in doubt."""
+    history = without(history_of_marks(), schema.MARKERS, chosen=lambda row: row["marker"] == schema.ENDED)
+    last = history.rows[schema.OUTCOMES][14]["call_number"]
+    history.mark(schema.CRASHED, 160, call_number=last)
+    history.write(tmp_path)
+    assert verdicts(replayed(tmp_path)) == (15, 0, 0, 5)
+
+
+def test_a_missing_file_of_events_casts_doubt_on_what_follows(tmp_path: Path) -> None:
+    """A gap in the numbers of a table's files counts like dropped rows; of registrations, it does not."""
+    files = history_of_marks().write(tmp_path, rows_per_file=4)
+    of_events = sorted(path for path in files if path.relative_to(tmp_path).parts[0] == schema.EVENTS)
+    of_events[2].unlink()
+    (run,) = find_runs(find_archive(str(tmp_path)))
+    account = replayed(tmp_path)
+    assert run.facts.in_doubt_from < NEVER
+    assert account.check.different == 0
+    assert account.check.in_doubt > 0
+    assert account.check.equal >= 6
+
+
+def test_a_run_without_its_beginning_is_replayed_with_the_usual_settings(tmp_path: Path) -> None:
+    """Where the marker of the start is gone, that is said."""
+    without(history_of_marks(), schema.MARKERS, chosen=lambda row: row["marker"] == schema.STARTED).write(tmp_path)
+    account = replayed(tmp_path)
+    assert verdicts(account) == (20, 0, 0, 0)
+    assert any("settings are not there" in note for note in account.notes())
+
+
+def test_rows_that_are_there_twice_do_not_count_twice(tmp_path: Path) -> None:
+    """A second file with rows of the first, as after a copy that was cut off, changes nothing."""
+    history = history_of_marks()
+    history.write(tmp_path)
+    copy = History("run-a", rows={table: list(rows[: 2 * len(rows) // 3]) for table, rows in history.rows.items()})
+    copy.rows[schema.MARKERS].clear()
+    for table, rows in copy.rows.items():
+        if rows:
+            write_second(tmp_path, table, rows)
+    account = replayed(tmp_path)
+    assert verdicts(account) == (20, 0, 0, 0)
+    assert any("there twice" in note for note in account.notes())
+
+
+def write_second(root: Path, table: str, rows: list[dict[str, object]]) -> None:
+    """Rows of a run in a file with another number."""
+    from tests.pipeline.archive.histories import write_file
+
+    write_file(root, table, rows, "run-a", 2)
+
+
+def test_a_clock_that_went_back_is_counted(tmp_path: Path) -> None:
+    """Rows whose clock is behind that of earlier calls are taken at the latest instant, and counted."""
+    history = history_of_marks()
+    for row in history.rows[schema.EVENTS]:
+        if row["call_number"] == history.rows[schema.EVENTS][8]["call_number"]:
+            row["time_ms"] = 1
+    history.write(tmp_path)
+    account = replayed(tmp_path)
+    assert any("clock went back" in note for note in account.notes())
+    assert sum(verdicts(account)) == 20
+
+
+def test_what_still_waits_at_the_end_stays_open(tmp_path: Path) -> None:
+    """With longer timeouts, what no event satisfies within the history is open, not expired."""
+    history_of_marks().write(tmp_path)
+    archive = find_archive(str(tmp_path))
+    policy = parse_policy(["timeout_ms=1000"])
+    batches = replay_runs(ReplayPlan(archive.uri, (policy,)), find_runs(archive), results=True)
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    assert {row["replayed"] for row in rows} == {"satisfied"}
+    without(history_of_marks("run-b"), schema.EVENTS, chosen=lambda row: row["offset"] == 20).write(tmp_path)
+    batches = replay_runs(ReplayPlan(archive.uri, (policy,)), find_runs(find_archive(str(tmp_path))), results=True)
+    rows = [row for batch in batches for row in batch.to_pylist() if row["run_id"] == "run-b"]
+    assert [row["operation_id"] for row in rows if row["replayed"] is None] == [20]
+
+
+def test_pushed_marks_are_left_out_where_they_follow_from_the_replicas(tmp_path: Path) -> None:
+    """With a slow replica, marks are worked out anew where the in-sync set is known, else they stay. Both are said."""
+    history = History()
+    history.mark(schema.STARTED)
+    history.event("in_sync_replicas", 1, in_sync=[1, 2], leader_id=1, replicas=[], proposed=[], min_in_sync_replicas=-1)
+    topics = ("orders", "audit")
+    for number, topic in enumerate(topics, 1):
+        history.register(number, 2, topic=topic, offset=5)
+        history.event("leader_append", 2, topic=topic, offset=5)
+    for topic in topics:
+        history.event("follower_progress", 10, topic=topic, replica_id=2, offset=5)
+    for topic in topics:
+        history.event("high_watermark", 11, topic=topic, offset=5)
+    history.mark(schema.ENDED, 100)
+    history.write(tmp_path)
+    policy = parse_policy([], ["2=+40ms"])
+    account = replayed(tmp_path, UNCHANGED, policy)
+    assert [note for note in account.notes() if "pushed high watermarks" in note] == [
+        "replica 2=+40ms: 1 pushed high watermarks left out; they follow from the replicas there",
+        (
+            "replica 2=+40ms: 1 pushed high watermarks kept, of partitions whose in-sync set was not told: no replica "
+            "can matter there"
+        ),
+    ]
+    archive = find_archive(str(tmp_path))
+    batches = replay_runs(ReplayPlan(archive.uri, (policy,)), find_runs(archive), results=True)
+    waits = {row["topic"]: row["replayed_waited_ms"] for batch in batches for row in batch.to_pylist()}
+    assert waits == {"orders": 48, "audit": 9}

@@ -1,0 +1,260 @@
+"""The parts of a replay that stand on their own, each against something simpler."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from purgatory_pipeline.archive.stable_sort import stable_order
+from purgatory_pipeline.replay.divide.connections import ALL_KEYS, Connections
+from purgatory_pipeline.replay.divide.placement import mixed, place
+from purgatory_pipeline.replay.load.call_windows import windows
+from purgatory_pipeline.replay.load.row_batch import RowBatch, join
+from purgatory_pipeline.replay.load.row_packing import pack, unpack
+from purgatory_pipeline.replay.play import replay_sums
+from purgatory_pipeline.replay.play.operation_lookup import find
+from purgatory_pipeline.replay.play.registered_operations import whole_operations
+
+from purgatory.archive.schema import EVENTS, OUTCOMES, REGISTRATIONS
+
+INTEGERS = st.integers(-(2**63), 2**63 - 1)
+KEYS = st.lists(st.tuples(st.integers(0, 5), st.one_of(st.integers(0, 9), INTEGERS)), max_size=40)
+
+
+def column(values: list[int]) -> np.ndarray:
+    """Numbers as a column."""
+    return np.array(values, np.int64)
+
+
+# Matching.
+
+
+@given(keys=st.lists(st.one_of(st.integers(-3, 3), INTEGERS), max_size=40))
+def test_numbers_are_put_in_order_and_equal_ones_stay_as_they_were(keys: list[int]) -> None:
+    """The same as a stable sort of their places, however far apart they are."""
+    assert stable_order(column(keys)).tolist() == sorted(range(len(keys)), key=keys.__getitem__)
+
+
+@given(KEYS, KEYS)
+def test_operations_are_found_by_session_and_id(wanted: list[tuple[int, int]], among: list[tuple[int, int]]) -> None:
+    """Each is found where one like it is, and nowhere else, whatever the numbers."""
+    found = find(*(column([key[i] for key in keys]) for keys in (wanted, among) for i in range(2)))
+    for key, at in zip(wanted, found.tolist(), strict=True):
+        assert (among[at] == key) if at >= 0 else (key not in among)
+
+
+@pytest.mark.parametrize("spread", [1, 10**7, 2**50])
+def test_operations_are_found_among_many(spread: int) -> None:
+    """However far ids lie apart: where a table can be looked into directly, and where one must search."""
+    rng = np.random.default_rng(spread)
+    operations = np.arange(20_000) * spread
+    sessions = np.repeat(np.arange(4), 5_000)
+    order = rng.permutation(20_000)
+    assert np.array_equal(find(sessions[order], operations[order], sessions, operations), order)
+    assert set(find(sessions + 4, operations, sessions, operations).tolist()) == {-1}
+
+
+# Packing.
+
+
+@given(st.lists(st.one_of(INTEGERS, st.integers(0, 300)), min_size=1, max_size=30), st.booleans())
+def test_a_packed_chunk_comes_back(values: list[int], rising: bool) -> None:
+    """Whatever the numbers: constant, rising, close together, or over the whole range."""
+    numbers = sorted(values) if rising else values
+    columns = {"call": column(numbers), "name": np.zeros(len(numbers), np.int32), "flag": np.ones(len(numbers), bool)}
+    chunk = RowBatch(EVENTS, columns, [("orders", 0), ("ключ", -1)], column([0]), [(None, [1, 2], [], 3, None)])
+    back = unpack(pack(chunk))
+    assert {name: part.tolist() for name, part in back.columns.items()} == {
+        name: part.astype(np.int64).tolist() for name, part in columns.items()
+    }
+    assert (back.table, back.names, back.detail_rows.tolist()) == (EVENTS, chunk.names, [0])
+    assert back.details == [[None, [1, 2], [], 3, None]]
+
+
+def test_rising_calls_take_a_byte_each() -> None:
+    """What rises by little is kept as differences."""
+    calls = np.cumsum(np.arange(10_000) % 7) + 2**40
+    assert len(pack(RowBatch(OUTCOMES, {"call": calls}))) < 11_000
+
+
+# Windows.
+
+
+def rows(table: str, calls: list[int], times: list[int] | None = None) -> RowBatch:
+    """A chunk with these calls."""
+    return RowBatch(table, {"call": column(calls), "time": column(calls if times is None else times)})
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=12).map(sorted), max_size=8),
+    st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=12).map(sorted), max_size=8),
+    st.integers(1, 40),
+)
+def test_windows_hold_whole_calls_in_order(events: list[list[int]], ends: list[list[int]], rows_min: int) -> None:
+    """All rows come once, in order of calls, and no call is in two windows, however chunks overlap."""
+    chunks = [rows(EVENTS, calls) for calls in events] + [rows(OUTCOMES, calls) for calls in ends]
+    chunks.sort(key=lambda chunk: chunk.first_call)
+    seen: dict[str, list[int]] = {EVENTS: [], OUTCOMES: []}
+    last_call = -1
+    for window in windows(chunks, rows_min=rows_min):
+        calls = [call for chunk in window.tables.values() for call in chunk.columns["call"].tolist()]
+        assert min(calls) > last_call
+        last_call = max(calls)
+        for table, chunk in window.tables.items():
+            seen[table] += chunk.columns["call"].tolist()
+    assert seen == {EVENTS: sorted(chain(*events)), OUTCOMES: sorted(chain(*ends))}
+
+
+def test_a_clock_that_went_back_stands_still_instead() -> None:
+    """Rows behind the latest instant before them, in any table, are moved there and counted."""
+    chunks = [rows(EVENTS, [1, 3, 5], [10, 30, 20]), rows(OUTCOMES, [2, 4], [9, 40])]
+    (window,) = windows(chunks)
+    assert window.tables[EVENTS].columns["time"].tolist() == [10, 30, 40]
+    assert window.tables[OUTCOMES].columns["time"].tolist() == [10, 40]
+    assert (window.last_ms, window.clock_falls) == (40, 2)
+
+
+def test_rows_that_are_there_twice_count_once() -> None:
+    """Where files overlap, the second of two equal rows is left out; other rows of the same call stay."""
+    columns = {"call": column([1, 1, 1, 2]), "time": column([5, 5, 5, 6]), "row": column([0, 1, 1, 0])}
+    (window,) = windows([RowBatch(EVENTS, columns)], repeated=True)
+    assert window.tables[EVENTS].columns["row"].tolist() == [0, 1, 0]
+    assert window.repeated == 1
+
+
+def test_names_of_joined_chunks_keep_their_rows() -> None:
+    """Joined and cut, each row still has its name, and names that nobody has are dropped."""
+    chunks = [
+        RowBatch(EVENTS, {"call": column([1, 2]), "name": column([1, 0])}, [("a", 0), ("b", 1)]),
+        RowBatch(EVENTS, {"call": column([3]), "name": column([0])}, [("c", 2)]),
+    ]
+    part = join(chunks).slice(1, 3).with_names_used(few=0)
+    assert part.names == [("a", 0), ("c", 2)]
+    assert [part.names[name] for name in part.columns["name"]] == [("a", 0), ("c", 2)]
+
+
+# Operations of several rows.
+
+
+def test_operations_that_are_not_all_there_are_left_out() -> None:
+    """Rows before the first item 0, and operations with rows missing, are counted and dropped; the rest stays."""
+    columns = {
+        "call": column([1] * 7),
+        "item": column([1, 0, 1, 0, 0, 1, 0]),
+        "item_count": column([2, 2, 2, 1, 3, 3, 1]),
+    }
+    whole = whole_operations(RowBatch(OUTCOMES, columns))
+    assert whole.starts.tolist() == [0, 2, 3]
+    assert whole.counts.tolist() == [2, 1, 1]
+    assert whole.incomplete == 2
+
+
+# Sums.
+
+
+@given(st.lists(st.integers(0, 2**50), min_size=1))
+def test_waits_fall_into_buckets_of_less_than_a_percent(waits: list[int]) -> None:
+    """The middle of a wait's bucket is the wait itself up to a second, and within 0.5 % beyond; buckets rise."""
+    buckets = replay_sums.bucket_of(column(sorted(waits)))
+    middles = replay_sums.middle_of(buckets)
+    assert np.all(np.diff(buckets) >= 0)
+    for wait, middle in zip(sorted(waits), middles.tolist(), strict=True):
+        assert middle == wait if wait < replay_sums.EXACT_MS else abs(middle - wait) <= 0.005 * wait
+
+
+# Connections and places.
+
+
+def registrations(operations: list[list[int]], partition: int | None = None) -> RowBatch:
+    """Operations on these partitions of "orders" (or, with -1, keys)."""
+    flat = [name for names in operations for name in names]
+    columns = {
+        "call": column([number for number, names in enumerate(operations) for _ in names]),
+        "session": column([1] * len(flat)),
+        "operation": column([number for number, names in enumerate(operations) for _ in names]),
+        "item": column([item for names in operations for item in range(len(names))]),
+        "item_count": column([len(names) for names in operations for _ in names]),
+        "name": column(flat),
+    }
+    names = [("orders", place) if partition is None else (f"key-{place}", partition) for place in range(12)]
+    return RowBatch(REGISTRATIONS, columns, names)
+
+
+OPERATIONS = st.lists(st.lists(st.integers(0, 11), min_size=1, max_size=3, unique=True), min_size=1, max_size=12)
+
+
+@given(OPERATIONS, st.data())
+def test_names_are_connected_through_operations(operations: list[list[int]], data: st.DataObject) -> None:
+    """Two names are in one group exactly if a chain of operations leads from one to the other, also across files."""
+    expected = {name: {name} for names in operations for name in names}
+    for names in operations:
+        merged = set().union(*(expected[name] for name in names))
+        for name in merged:
+            expected[name] = merged
+    chunk = registrations(operations)
+    cut = data.draw(st.integers(0, len(chunk)))
+    whole = Connections(100)
+    for part in (chunk.slice(0, cut), chunk.slice(cut, len(chunk))):
+        found = Connections(100)
+        if len(part):
+            found.add(part)
+        found.end_file()
+        whole.merge(found.entries())
+    roots = {name: whole.forest.root(("orders", name)) for name in expected}
+    assert {one: {other for other in roots if roots[other] == roots[one]} for one in roots} == expected
+
+
+def test_more_keys_than_are_remembered_stay_together() -> None:
+    """What the engine forgets of one key depends on the others, so all of them are one group, which is not divided."""
+    chunk = registrations([[number] for number in range(12)], partition=-1)
+    apart, together = Connections(12), Connections(11)
+    for connections in (apart, together):
+        connections.add(chunk)
+    (many,), _ = place([apart], bins=4, cores=4)
+    (one,), _ = place([together], bins=4, cores=4)
+    assert len(many.bins) == 12
+    assert len(one.all_bins) == 1
+    assert set(one.groups_of([("key-3", -1), ("never seen", -1)]).tolist()) == {one.groups[ALL_KEYS]}
+
+
+@given(OPERATIONS, st.integers(1, 6), st.integers(1, 4))
+def test_every_operation_has_one_bin_and_finds_its_events_there(
+    operations: list[list[int]], bins: int, cores: int
+) -> None:
+    """All rows of an operation go to one bin, and each event of its partitions goes there, once."""
+    chunk = registrations(operations)
+    connections = Connections(100)
+    connections.add(chunk)
+    (placing,), weights = place([connections], bins, cores)
+    assert weights == sorted(weights, reverse=True)
+    at = placing.bins_of_operations(chunk)
+    events = RowBatch(EVENTS, {"call": np.arange(12), "name": np.arange(12)}, chunk.names)
+    event_rows, event_bins = placing.rows_of_events(events)
+    told = list(zip(event_rows.tolist(), event_bins.tolist(), strict=True))
+    assert len(told) == len(set(told))
+    for number, names in enumerate(operations):
+        own = set(at[chunk.columns["operation"] == number].tolist())
+        assert len(own) == 1
+        assert all((name, *own) in told for name in names)
+
+
+def test_a_group_that_is_too_large_is_divided() -> None:
+    """One partition with all the operations keeps as many bins busy as there are cores, each about alike."""
+    operations = np.arange(10_000)
+    columns = {"call": operations, "session": operations % 3, "operation": operations, "name": operations * 0}
+    chunk = RowBatch(REGISTRATIONS, columns, [("orders", 0)])
+    connections = Connections(100)
+    connections.add(chunk)
+    (placing,), _ = place([connections], bins=8, cores=4)
+    counts = np.bincount(placing.bins_of_operations(chunk))
+    assert len(placing.all_bins) == 4
+    assert counts[counts > 0].min() > 2_300
+
+
+def test_operations_are_spread_evenly() -> None:
+    """Ids in a row, of a few sessions, fall on all parts alike."""
+    spread = mixed(np.repeat(np.arange(5), 2_000), np.tile(np.arange(2_000), 5)) % 7
+    assert np.bincount(spread).min() > 1_300

@@ -1,0 +1,152 @@
+"""A replay on Spark: whole runs and divided ones, many policies, and the command with all it writes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from purgatory_pipeline.archive import find_archive
+from purgatory_pipeline.cli import main
+from purgatory_pipeline.notebook import replay
+from purgatory_pipeline.replay.divide.scattering import IDLE_EVENTS
+from purgatory_pipeline.replay.load.run_files import find_runs
+from purgatory_pipeline.replay.policy import UNCHANGED, parse_policies
+from purgatory_pipeline.replay.replay_account import ReplayAccount
+from purgatory_pipeline.replay.result_frames import frames_of
+from purgatory_pipeline.replay.spark_jobs import heaps_of, large_runs, replay_sums
+from pyspark.sql import SparkSession
+
+from purgatory.archive import schema
+from purgatory.archive.files import ArchiveWriter, open_archive
+from tests.pipeline.replay.recorded_life import RecordedLife
+from tests.simulator.generator import Generator
+
+BATCHES = 300
+POLICIES = [UNCHANGED, *parse_policies(["timeout_ms=*2"], ["2=+5ms"], ["min_bytes=1,1000"])]
+
+
+def write_life(root: Path, seed: int, run_id: str) -> Counter[str]:
+    """A simulator's life as an archive, in several files; how many operations ended how."""
+    generator = Generator(seed)
+    life = RecordedLife(generator, run_id)
+    filesystem, folder = open_archive(str(root))
+    writer = ArchiveWriter(filesystem, folder, run_id, roll_s=0.0)
+    ended: Counter[str] = Counter()
+    for part in range(3):
+        life.take(generator.next_step() for _ in range(BATCHES // 3))
+        if part == 2:
+            life.end()
+        for table, rows in life.tables().items():
+            for batch in rows.to_batches():
+                writer.write(table, batch)
+            if table == schema.OUTCOMES:
+                ended.update(row["outcome"] for row in rows.to_pylist() if row["item"] == 0)
+        writer.roll()
+    return ended
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Counter[str]]:
+    """Three runs of different lives, and how their operations ended."""
+    root = tmp_path_factory.mktemp("lives")
+    ended: Counter[str] = Counter()
+    for seed in (3, 14, 26):
+        ended += write_life(root, seed, f"run-{seed:02d}")
+    return root, ended
+
+
+def sorted_sums(sums: pd.DataFrame) -> list[tuple[object, ...]]:
+    """Sums as rows without order."""
+    return sorted(sums.itertuples(index=False, name=None), key=str)
+
+
+def test_whole_and_divided_runs_give_the_same_sums(spark: SparkSession, tmp_path: Path) -> None:
+    """Straight from the files, or spread over bins: the same sums, of all policies; all of the unchanged one equal."""
+    ended = write_life(tmp_path, 26, "run-26")
+    found = find_archive(str(tmp_path))
+    runs = find_runs(found)
+    assert large_runs(runs, 2, 0) == runs, "it is divided the second time"
+    whole = replay_sums(spark, found, POLICIES, divided_from=10**9)
+    divided = replay_sums(spark, found, POLICIES, divided_from=0)
+    told = ReplayAccount.of(divided, [run.facts for run in runs], POLICIES)
+    assert told.check.equal == ended.total() == told.check.compared
+    assert told.is_balanced
+    assert sorted_sums(divided[divided["name"] != IDLE_EVENTS]) == sorted_sums(whole)
+
+
+def test_a_row_for_each_operation(spark: SparkSession, archive: tuple[Path, Counter[str]]) -> None:
+    """As a DataFrame, with the outcomes of life as they are in the archive."""
+    root, ended = archive
+    frame = replay(spark, str(root), ["timeout_ms=1"])
+    counted = {row["recorded"]: row["count"] for row in frame.groupBy("recorded").count().collect()}
+    assert counted == dict(ended)
+    assert frame.where("replayed = 'expired' and replayed_waited_ms = 1").count() > 0
+    assert frame.select("policy").distinct().collect()[0][0] == "timeout_ms=1"
+
+
+def test_tables_add_up(spark: SparkSession, archive: tuple[Path, Counter[str]]) -> None:
+    """Each policy has every operation once, in the table of outcomes; changes are those between different outcomes."""
+    root, ended = archive
+    frames = frames_of(replay_sums(spark, find_archive(str(root)), POLICIES), POLICIES)
+    outcomes = frames["outcomes"]
+    overall = outcomes[outcomes["topic"].isna()]
+    assert set(overall.groupby("policy")["operations"].sum()) == {ended.total()}
+    assert list(dict.fromkeys(overall["policy"])) == ["", *(policy.label for policy in POLICIES[1:])]
+    recorded = overall[overall["policy"] == ""].groupby("outcome")["operations"].sum()
+    assert dict(recorded) == dict(ended)
+    by_topic = outcomes[outcomes["topic"].notna()]
+    assert by_topic["operations"].sum() == overall["operations"].sum()
+    assert (frames["changes"]["recorded"] != frames["changes"]["replayed"]).all()
+    assert (frames["waits"]["wait_p50_ms"] <= frames["waits"]["wait_p99_ms"]).all()
+
+
+def test_the_command(
+    spark: SparkSession, archive: tuple[Path, Counter[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It says first that the unchanged replay is equal, then the totals, and writes tables, page and results."""
+    root, ended = archive
+    out = tmp_path / "out"
+    code = main(["replay", str(root), "--out", str(out), "--sweep", "timeout_ms=5,50", "--results"])
+    said = capsys.readouterr().out
+    assert code == 0
+    assert f"unchanged policy: 100 % of {ended.total():,} outcomes equal" in said
+    assert f"outcomes: {ended.total():,} in = {ended.total():,} of replayed operations" in said
+    tables = {f"{name}.{kind}" for name in ("outcomes", "waits", "changes") for kind in ("csv", "parquet")}
+    assert {path.name for path in out.iterdir()} == tables | {"results", "replay.html"}
+    assert pq.read_table(out / "results").num_rows == 3 * ended.total()
+    assert "timeout_ms=50" in (out / "replay.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--set", "timeout=5"], "--set timeout=5: give [TOPIC:|KIND:]NAME=VALUE with NAME one of timeout_ms"),
+        (["--set", "timeout_ms=0"], "--set timeout_ms=0: timeout_ms is 1 to 2147483647"),
+        (["--set", "produce:min_bytes=9"], "produce has no min_bytes"),
+        (["--slow-replica", "3=20"], "--slow-replica 3=20: give ID=+MILLISECONDSms"),
+        (["--sweep", "timeout_ms"], "--sweep timeout_ms: give NAME=VALUE,VALUE,..."),
+        (["--sweep", "timeout_ms=5,5"], "a value is there twice"),
+    ],
+)
+def test_a_policy_that_cannot_be(
+    tmp_path: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line that says what is possible, and 2; nothing is started for it."""
+    assert main(["replay", str(tmp_path), "--out", str(tmp_path / "out"), *words]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_runs_are_divided_only_where_cores_would_idle(archive: tuple[Path, Counter[str]]) -> None:
+    """Runs that keep all cores busy stay whole; one that is larger than a core's share is divided."""
+    runs = find_runs(find_archive(str(archive[0])))
+    assert large_runs(runs, 1, 0) == []
+    assert large_runs([runs[0]], 4, 0) == [runs[0]]
+    assert large_runs([runs[0]] * 40, 4, 0) == []
+    assert large_runs([runs[0]], 4, runs[0].rows + 1) == []
+    heaps = heaps_of([*runs, *runs], 1)
+    assert sorted(run.facts.run_id for heap in heaps for run in heap) == sorted([run.facts.run_id for run in runs] * 2)

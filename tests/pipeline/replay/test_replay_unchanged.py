@@ -1,0 +1,97 @@
+"""An unchanged replay reproduces life, whatever happened in it, and however its rows are cut and divided."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pyarrow as pa
+import pytest
+from purgatory_pipeline.replay.divide.connections import Connections
+from purgatory_pipeline.replay.divide.placement import Placement, place
+from purgatory_pipeline.replay.divide.scattering import spread
+from purgatory_pipeline.replay.load.call_windows import windows
+from purgatory_pipeline.replay.load.row_batch import RowBatch
+from purgatory_pipeline.replay.load.row_packing import pack, unpack
+from purgatory_pipeline.replay.load.run_files import RunContext
+from purgatory_pipeline.replay.play.replay_sums import CHANGES, EQUAL, ReplaySums
+from purgatory_pipeline.replay.play.run_replay import RunReplay
+from purgatory_pipeline.replay.policy import UNCHANGED
+
+from purgatory.archive import schema
+from tests.pipeline.replay.recorded_life import RecordedLife, Tables, chunks_of, live
+
+BATCHES = 400
+
+
+def facts_of_life(life: RecordedLife) -> RunContext:
+    """What a replay must know of it."""
+    return RunContext(life.run_id, life.details, life.first_ms, life.now_ms)
+
+
+def replayed(life: RecordedLife, chunks: list[RowBatch], tally: ReplaySums, rows_min: int = 100) -> None:
+    """Replays some rows of a life, unchanged."""
+    run = RunReplay(facts_of_life(life), [UNCHANGED], tally)
+    for window in windows(chunks, life.first_ms, rows_min=rows_min):
+        run.take(window)
+    run.finish()
+
+
+def sums_of(tally: ReplaySums) -> tuple[dict[int, int], dict[tuple[int, int], int]]:
+    """Operations by verdict, and by outcome in life and in the replay."""
+    rows = [row for row in pa.Table.from_batches([tally.batch()]).to_pylist() if row["section"] == CHANGES]
+    verdicts: Counter[int] = Counter()
+    outcomes: Counter[tuple[int, int]] = Counter()
+    for row in rows:
+        verdicts[row["detail"]] += row["operations"]
+        outcomes[row["recorded"], row["replayed"]] += row["operations"]
+    return dict(verdicts), dict(outcomes)
+
+
+def ended_in_life(tables: Tables) -> int:
+    """Operations that have an outcome."""
+    return sum(item == 0 for item in tables[schema.OUTCOMES].column("item").to_pylist())
+
+
+@pytest.mark.parametrize("seed", range(1, 41))
+def test_a_life_is_reproduced(seed: int) -> None:
+    """Every operation ends in the replay with the same outcome, wait, lateness and answers as in life."""
+    life = live(seed, BATCHES)
+    tables = life.tables()
+    tally = ReplaySums()
+    replayed(life, chunks_of(tables, random.Random(seed)), tally)
+    verdicts, outcomes = sums_of(tally)
+    ended = ended_in_life(tables)
+    assert verdicts == ({EQUAL: ended} if ended else {})
+    assert all(recorded == replay for recorded, replay in outcomes)
+    assert tally.counts["registrations"] == tally.counts["outcomes"] == ended
+
+
+@pytest.mark.parametrize("seed", range(101, 113))
+def test_a_life_is_reproduced_in_parts(seed: int) -> None:
+    """Divided over bins, also where one group of partitions is divided, each operation is replayed once, and equal."""
+    life = live(seed, BATCHES)
+    tables = life.tables()
+    rng = random.Random(seed)
+    chunks = chunks_of(tables, rng)
+    connections = Connections(life.details.engine_limits().signal_keys_max)
+    for chunk in chunks:
+        if chunk.table in {schema.REGISTRATIONS, schema.EVENTS}:
+            connections.add(chunk)
+    (placing,), _ = place([connections], bins=5, cores=3)
+    tally = ReplaySums()
+    for number in range(5):
+        replayed(life, chunks_of_bin(chunks, placing, number), tally)
+    verdicts, _ = sums_of(tally)
+    ended = ended_in_life(tables)
+    assert verdicts == ({EQUAL: ended} if ended else {})
+
+
+def chunks_of_bin(chunks: list[RowBatch], placing: Placement, number: int) -> list[RowBatch]:
+    """What would come together in one bin, by first call."""
+    found = []
+    for chunk in chunks:
+        spread_out, bins = spread(chunk, placing, Counter())
+        if (bins == number).any():
+            found.append(unpack(pack(spread_out.take(bins == number).with_names_used(few=1))))
+    return sorted(found, key=lambda chunk: chunk.first_call)

@@ -1,0 +1,243 @@
+"""What the report's page says: the account, the findings, the sections; with much data, with little, with none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from markupsafe import Markup
+from purgatory_pipeline.page import document, wording
+from purgatory_pipeline.page.parts import Finding, Grid, Page, PageTable, Plot, Section
+from purgatory_pipeline.report.page import window_series
+from purgatory_pipeline.report.page.report_page import report_page
+from purgatory_pipeline.report.page.stragglers_section import straggler_finding
+
+from tests.pipeline.report import report_frames
+from tests.pipeline.report.report_frames import START, WINDOW
+
+SIZE_MAX = 3_000_000
+"""Of a page of a very large report; 900 kB of it are Vega."""
+
+
+@pytest.fixture(scope="module")
+def page() -> Page:
+    """The page of the report made by hand."""
+    return report_page(report_frames.report_frames(), report_frames.report_info())
+
+
+def section_of(page: Page, anchor: str) -> Section:
+    return next(section for section in (page.account, *page.sections) if section.anchor == anchor)
+
+
+def text_of(sentence: object) -> str:
+    """A sentence without its markup, with plain spaces."""
+    return Markup(sentence).striptags().replace(wording.NBSP, " ")
+
+
+def parts_of(section: Section) -> Iterator[Plot | PageTable]:
+    for part in section.parts:
+        if isinstance(part, Grid):
+            yield from part.parts
+        else:
+            yield part
+
+
+def values_of(plot: Plot, layer: int = 0) -> list[dict[str, object]]:
+    spec = plot.spec["layer"][layer] if "layer" in plot.spec else plot.spec
+    data = spec["data"] if "data" in spec else plot.spec["data"]
+    values: list[dict[str, object]] = data["values"] if "values" in data else plot.spec["datasets"][data["name"]]
+    return values
+
+
+def test_the_account_adds_up(page: Page) -> None:
+    """Rows that came in are used or set aside, operations ended or not, and what cannot be counted is said."""
+    rows, operations = (text_of(sentence) for sentence in page.account.lead)
+    assert rows == (
+        "15,721,269 rows = 15,721,057 used, from 240 files, + 212 set aside. The rows of 1 more file cannot be counted."
+    )
+    numbers = [int(word.replace(",", "")) for word in operations.split() if word[0].isdigit()]
+    registered, refused, carried_in, ended, unfinished = numbers
+    assert registered - refused + carried_in == ended + unfinished
+
+
+def test_what_was_set_aside_stands_out(page: Page) -> None:
+    """Rows set aside are marked in the table, come last in it, and make their headline alarming; a clean one is not."""
+    (table,) = page.account.parts
+    assert isinstance(table, PageTable)
+    assert table.frame["aside"].tolist() == [False] * 5 + [True] * 2
+    assert [(fact.value, fact.alarming) for fact in page.facts if fact.label == "rows set aside"] == [("212+", True)]
+    frames = report_frames.report_frames()
+    clean = frames | {"intake": frames["intake"][frames["intake"]["reason"] == "used"]}
+    facts = report_page(clean, report_frames.report_info()).facts
+    assert [(fact.value, fact.alarming) for fact in facts if fact.label == "rows set aside"] == [("0", False)]
+
+
+def test_notes_are_shown_before_the_figures(page: Page) -> None:
+    """Crashed runs and dropped rows are notices of the account."""
+    assert page.account.notices == report_frames.report_info().notes
+
+
+def test_the_slow_replica_is_the_first_finding(page: Page) -> None:
+    """It is named with what it held back, by how much, and what that cost."""
+    assert text_of(page.findings[0].sentence).startswith(
+        "Replica 2 held back 63 % of the slow produces, by 41 ms at the median. Next is replica 1 with 22 %."
+    )
+    assert page.findings[0].anchor == "stragglers"
+
+
+@pytest.mark.parametrize(
+    ("held_back", "named"),
+    [((63, 22, 15), True), ((130, 100, 100), False), ((1_300, 1_000, 900), True), ((1_100, 1_000, 900), False)],
+)
+def test_a_replica_is_named_if_it_stands_out(held_back: tuple[int, ...], named: bool) -> None:
+    """One that held back a little more than the next, or by chance, is not blamed."""
+    frames = report_frames.report_frames()
+    counts = frames["stragglers"].assign(held_back=held_back * 4)
+    assert bool(straggler_finding(counts)) == named
+
+
+def test_timeouts_that_cut_off_most_are_findings(page: Page) -> None:
+    """The advice on what expires most operations is told, of one fetch at most; all topics together are not."""
+    told = [text_of(finding.sentence) for finding in page.findings if finding.anchor == "timeouts"]
+    assert [sentence.partition(":")[0] for sentence in told] == ["clickstream (produce)", "clickstream (fetch)"]
+
+
+def test_anomalies_are_findings(page: Page) -> None:
+    """The most striking one of each measure, with what it was and usually is."""
+    told = [text_of(finding.sentence) for finding in page.findings if finding.anchor == "anomalies"]
+    hour = "In the 1 h from 2026-07-02 09:00, "
+    assert told == [
+        f"{hour}3.4 % of the produce operations expired, usually 0.04 %.",
+        f"{hour}99 % of the produce operations on orders waited up to 480 ms, usually 160 ms.",
+    ]
+
+
+def test_findings_lead_to_sections_that_are_there(page: Page) -> None:
+    """Each link has its target, and no two sections share one."""
+    anchors = [section.anchor for section in page.sections]
+    assert len(set(anchors)) == len(anchors)
+    assert {finding.anchor for finding in page.findings} <= set(anchors)
+
+
+def test_every_table_of_the_report_is_listed(page: Page) -> None:
+    """The last section names all tables with their rows, also where the page holds only the first of them."""
+    (table,) = section_of(page, "tables").parts
+    assert isinstance(table, PageTable)
+    rows = dict(zip(table.frame["name"], table.frame["rows"], strict=True))
+    assert list(rows) == list(report_frames.empty_frames())
+    assert rows["groups"] == 51_200
+    assert rows["windows"] == 96
+
+
+def test_the_timeout_in_use_is_marked_on_its_curve(page: Page) -> None:
+    """The upright line stands at the timeout, and its words say what it cuts off."""
+    plots = [part for part in parts_of(section_of(page, "timeouts")) if isinstance(part, Plot)]
+    (plot,) = [plot for plot in plots if plot.title == "clickstream · fetch"]
+    (mark,) = values_of(plot, layer=3)
+    assert (mark["at"], mark["written"]) == (800, f"800{wording.NBSP}ms; 5.2{wording.NBSP}% need longer")
+    assert "cuts off 5.2" in plot.description
+
+
+def test_curves_fall_within_their_bounds(page: Page) -> None:
+    """Each curve starts with everybody waiting, falls, and runs between its bounds."""
+    curves = [part for part in parts_of(section_of(page, "timeouts")) if isinstance(part, Plot)]
+    assert len(curves) == 6
+    for curve in curves:
+        values = values_of(curve)
+        drawn = [float(str(value["drawn"])) for value in values]
+        assert drawn[0] > 0.99
+        assert drawn == sorted(drawn, reverse=True)
+        assert all(float(str(value["low"])) <= float(str(value["high"])) for value in values)
+
+
+def test_nothing_is_said_of_an_empty_archive() -> None:
+    """Each section of an empty report is a sentence, without plots or findings; the page can be written."""
+    info = report_frames.report_info(first_at=None, last_at=None, slow_over_ms=None, totals={}, notes=())
+    page = report_page(report_frames.empty_frames(), info)
+    assert page.findings == ()
+    assert [part for section in page.sections for part in parts_of(section) if isinstance(part, Plot)] == []
+    assert [section.anchor for section in page.sections if not section.lead] == []
+    assert document.render(page).endswith("</html>\n")
+
+
+def test_a_huge_report_makes_a_page_of_bounded_size() -> None:
+    """Ten thousand rows in each table and long topics: the page stays small enough to be mailed."""
+    frames = report_frames.report_frames(windows=3_000)
+    for name in ("topics", "backlog", "hot_keys", "stragglers", "advice", "timeouts", "anomalies"):
+        repeated = pd.concat([frames[name]] * (10_000 // len(frames[name])), ignore_index=True)
+        if "topic" in repeated:
+            long = [f"{topic}-{number}" * 9 for number, topic in enumerate(repeated["topic"])]
+            repeated["topic"] = repeated["topic"].where(repeated["topic"].isna(), pd.Series(long))
+        frames[name] = repeated
+    assert len(document.render(report_page(frames, report_frames.report_info()))) < SIZE_MAX
+
+
+windows = st.dictionaries(
+    st.tuples(st.integers(0, 1_000), st.sampled_from(["produce", "fetch"])), st.integers(0, 50), min_size=1, max_size=40
+)
+
+
+@settings(max_examples=40)
+@given(windows)
+def test_merged_windows_keep_their_sums(counts: dict[tuple[int, str], int]) -> None:
+    """However many windows there are, at most so many points are drawn, and nothing is lost from the counts."""
+    rows = [
+        {
+            **report_frames.window(number, kind),
+            "registered": registered,
+            "window_start": pd.Timestamp(START + number * WINDOW),
+            "kind": kind,
+        }
+        for (number, kind), registered in counts.items()
+    ]
+    lines = window_series.timeline(pd.DataFrame(rows), 3_600_000)
+    assert lines.frame["registered"].sum() == sum(counts.values())
+    assert lines.total()["registered"].sum() == sum(counts.values())
+    assert len(lines.total()) <= window_series.POINTS_MAX
+    assert len(set(lines.frame["until"] - lines.frame["at"])) == 1
+    assert lines.span[0] <= START + min(number for number, _ in counts) * WINDOW
+    assert lines.span[1] >= START + (max(number for number, _ in counts) + 1) * WINDOW
+
+
+def test_lines_break_where_a_window_is_missing() -> None:
+    """A window without data is a gap of the line, not a straight stroke across it."""
+    rows = pd.DataFrame([report_frames.window(number, "fetch") for number in (0, 1, 3)])
+    values = [row["value"] for row in window_series.timeline(rows, 3_600_000).lines("fetch", {"wait_p50_ms": "half"})]
+    assert [wording.is_missing(value) for value in values] == [False, False, True, False]
+
+
+def test_bars_stand_on_each_other() -> None:
+    """Stacked bars of a window begin where the one below ends, and reach the sum."""
+    rows = window_series.timeline(
+        pd.DataFrame([report_frames.window(33, kind) for kind in report_frames.KINDS]), 3_600_000
+    )
+    total = rows.total()
+    bars = window_series.stacked(total, {word: total[word] for word in window_series.OUTCOMES})
+    assert [bar["low"] for bar in bars] == [0, *(bar["high"] for bar in bars[:-1])]
+    assert bars[-1]["high"] == total["ended"].iloc[0]
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "words"),
+    [
+        (250, "250 ms"),
+        (30_000, "30 s"),
+        (300_000, "5 min"),
+        (3_600_000, "1 h"),
+        (86_400_000, "1 day"),
+        (90_000, "90 s"),
+    ],
+)
+def test_lengths_of_windows_in_words(step_ms: int, words: str) -> None:
+    """Windows are told in the largest unit that is exact."""
+    assert window_series.duration(step_ms).replace(wording.NBSP, " ") == words
+
+
+def test_findings_are_few() -> None:
+    """A first look is short, however much there is."""
+    frames = report_frames.report_frames(tuple(f"topic-{number}" for number in range(3)) * 20)
+    findings: tuple[Finding, ...] = report_page(frames, report_frames.report_info()).findings
+    assert len(findings) <= 8

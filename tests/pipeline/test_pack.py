@@ -1,0 +1,57 @@
+"""The packed environment: what goes into it, and that a Python started from it finds that and nothing else of ours."""
+
+from __future__ import annotations
+
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+from purgatory_pipeline import cli, pack
+
+from purgatory.engine import COMPILED
+
+LARGE = ("numpy", "pandas", "pyarrow", "vl-convert-python", "altair", "grpcio")
+
+
+def test_what_is_needed_follows_requirements() -> None:
+    """All that the extra needs and what that needs in turn, but not Spark's own, nor what tests or the daemon need."""
+    names = pack.needed("purgatory", "pipeline", {"pyspark", "py4j"})
+    assert {"pyarrow", "pandas", "numpy", "python-dateutil", "typer", "altair"} <= set(names)
+    assert not {"pyspark", "py4j", "pytest", "ruff", "uvloop", "aiohttp", "purgatory"} & set(names)
+
+
+def test_what_is_left_out_takes_its_own_needs_with_it() -> None:
+    """Leaving out a package leaves out what only it needs."""
+    everything = set(pack.needed("purgatory", "pipeline", set()))
+    without = set(pack.needed("purgatory", "pipeline", {"pandas"}))
+    assert {"pandas", "python-dateutil"} <= everything - without
+
+
+@pytest.mark.slow  # packs, unpacks and starts a Python
+def test_unpacked_anywhere_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command prints what it packed; unpacked, its Python imports our packages from there, with the same engine."""
+    out = tmp_path / "environment.tar.gz"
+    words = [word for name in LARGE for word in ("--without", name)]
+    assert cli.main(["pack", str(out), *words]) == 0
+    shown = capsys.readouterr().out
+    assert f"--conf spark.archives={out}#environment" in shown
+    assert not [name for name in LARGE if f" {name}," in shown]
+    with tarfile.open(out) as archive:
+        archive.extractall(tmp_path / "there", filter="fully_trusted")
+    program = (
+        "import sys, purgatory, purgatory.engine, purgatory_pipeline.cli, typer;"
+        "files = [m.__file__ for m in (purgatory, purgatory_pipeline, typer)];"
+        "print(all(f.startswith(sys.prefix) for f in files), purgatory.engine.COMPILED, sys.prefix);"
+        "import importlib.metadata; print(importlib.metadata.version('purgatory-waits') == purgatory.__version__)"
+    )
+    python = tmp_path / "there" / "bin" / "python"
+    done = subprocess.run([python, "-c", program], capture_output=True, text=True, check=False, env={}, cwd=tmp_path)
+    assert done.stdout.split() == ["True", str(COMPILED), str(tmp_path / "there"), "True"], done.stderr
+
+
+def test_place_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder that is not there is told as such, with exit 2."""
+    out = tmp_path / "nowhere" / "environment.tar.gz"
+    assert cli.main(["pack", str(out)]) == cli.EXIT_UNUSABLE
+    assert capsys.readouterr().err == f"purgatory-pipeline: cannot write {out}: No such file or directory\n"

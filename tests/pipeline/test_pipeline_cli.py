@@ -1,0 +1,292 @@
+"""The command line of the pipeline: settings, exit codes, and what is wrong in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from purgatory_pipeline import cli
+from purgatory_pipeline.errors import ArchiveUnusable, JavaMissing, SettingInvalid, WindowInvalid
+from purgatory_pipeline.spark import failures, java_stderr, spark_session
+from purgatory_pipeline.time_arguments import parse_window
+from pyspark.errors import PySparkException, PythonException
+from pyspark.sql import SparkSession
+
+from tests.pipeline.archive.histories import START, small_history
+from tests.pipeline.conftest import worker_environment
+
+REPORT = ["report", "/nowhere", "--out", "nowhere-either"]
+
+
+@pytest.mark.parametrize(
+    ("given", "ordered"),
+    [
+        (["check", "x", "--master", "local[1]"], ["--master", "local[1]", "check", "x"]),
+        (["check", "--conf=spark.a=1", "x", "--conf", "b"], ["--conf=spark.a=1", "--conf", "b", "check", "x"]),
+        (["check", "--", "--master", "x"], ["check", "--", "--master", "x"]),
+        (["check", "x", "--master"], ["--master", "check", "x"]),
+        (["--help"], ["--help"]),
+    ],
+)  # fmt: skip
+def test_settings_may_stand_behind_the_command(given: list[str], ordered: list[str]) -> None:
+    """Spark's settings are moved to the front with their values, except behind `--`."""
+    assert cli.settings_first(given) == ordered
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["check", "/nowhere"], "there is no archive at /nowhere"),
+        (["check", "/nowhere", "--conf", "memory=1g"], "--conf memory=1g: a Spark setting is written spark.NAME=VALUE"),
+        (["check", "/nowhere", "--conf", "spark.memory"], "--conf spark.memory: a Spark setting is written"),
+        (["check", "/nowhere", "--since", "yesterday"], "--since yesterday: an instant is written 2026-11-21 or"),
+        ([*REPORT, "--window", "soon"], "--window soon: a span of time is written 500ms, 10s, 5m, 1h or 1d"),
+        ([*REPORT, "--window", "10ms"], "a window of 10 ms: give a second or more"),
+        ([*REPORT, "--timeout", "0s"], "a timeout of 0 ms: give 1 or more"),
+        ([*REPORT, "--slow-share", "2"], "a slow share of 2.0: give a number between 0 and 1"),
+        ([*REPORT, "--top", "0"], "top 0: give 1 or more"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_exit_2(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Input that cannot be used gives one line on stderr, nothing on stdout, and 2; Spark is not even started."""
+    monkeypatch.delenv("PYSPARK_SUBMIT_ARGS", raising=False)
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    assert cli.main(arguments) == cli.EXIT_UNUSABLE
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith(f"purgatory-pipeline: {said}")
+    assert shown.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["report", "replay"])
+def test_results_that_cannot_be_written_are_told_first(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the folder for the results is a file, that is one line before the work begins."""
+    small_history().write(tmp_path / "archive")
+    (tmp_path / "out").write_text("x")
+    assert cli.main([command, str(tmp_path / "archive"), "--out", str(tmp_path / "out")]) == cli.EXIT_UNUSABLE
+    assert capsys.readouterr().err.startswith(f"purgatory-pipeline: cannot write to {tmp_path}/out: ")
+
+
+@pytest.mark.parametrize("arguments", [["nonsense"], ["check"], ["check", "x", "--colour"]])
+def test_wrong_usage_is_exit_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """An unknown command or option, or a missing argument, is told with the usage."""
+    assert cli.main(arguments) == cli.EXIT_UNUSABLE
+    assert "Usage: purgatory-pipeline" in capsys.readouterr().err
+
+
+def test_help_lists_commands_and_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--help` shows every command and the settings that all share."""
+    assert cli.main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    for word in ("check", "generate", "pack", "replay", "report", "--master", "--conf"):
+        assert word in shown
+
+
+def java_that_says(folder: Path, words: str) -> Path:
+    """A JAVA_HOME whose java prints these words as its version."""
+    java = folder / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text(f"#!/bin/sh\necho '{words}' >&2\n")
+    java.chmod(0o755)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ('openjdk version "11.0.20" 2023-07-18', "is Java 11. Spark needs Java 17 or newer: install it"),
+        ('java version "1.8.0_392"', "is Java 8. Spark needs Java 17"),
+        ("cannot execute binary file", r"is no Java that works \(cannot execute binary file\)\. Spark needs"),
+    ],
+)
+def test_java_that_will_not_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, said: str) -> None:
+    """An old Java, or none that works, is named with what to install."""
+    monkeypatch.setenv("JAVA_HOME", str(java_that_says(tmp_path, words)))
+    with pytest.raises(JavaMissing, match=said):
+        spark_session.java_version()
+
+
+@pytest.mark.parametrize("words", ['openjdk version "17.0.9" 2023-10-17', 'openjdk version "21" 2023-09-19'])
+def test_java_that_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+    """Java 17 and newer are taken, however they write their version."""
+    monkeypatch.setenv("JAVA_HOME", str(java_that_says(tmp_path, words)))
+    assert spark_session.java_version() >= spark_session.JAVA_MIN
+
+
+def test_no_java_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither JAVA_HOME nor a java on the path: one line that says which to install."""
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(JavaMissing, match=r"^no Java found \(java\)\. Spark needs Java 17 or newer: install it .*$"):
+        spark_session.java_version()
+
+
+def test_settings_reach_spark_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the command line says stands behind what the environment says, so that it wins."""
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--conf spark.a=1 pyspark-shell")
+    monkeypatch.setenv("PYSPARK_PYTHON", "python")
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    spark_session.pass_settings("spark://here:7077", ["spark.a=2 3", "spark.pyspark.python=./environment/bin/python"])
+    assert os.environ["PYSPARK_SUBMIT_ARGS"] == (
+        "--conf spark.a=1 --master spark://here:7077 --conf 'spark.a=2 3' "
+        "--conf spark.pyspark.python=./environment/bin/python pyspark-shell"
+    )
+    assert os.environ["PYSPARK_PYTHON"] == "./environment/bin/python"
+
+
+def test_spark_submit_takes_its_own_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under spark-submit the JVM runs already: a setting that would come too late is refused with where it belongs."""
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    with pytest.raises(SettingInvalid, match="put them before the script"):
+        spark_session.pass_settings("local[1]", [])
+
+
+@pytest.mark.slow  # starts Spark
+def test_settings_of_the_user_win_over_ours(java: int) -> None:
+    """A session has our settings only where neither the command line nor the environment says otherwise."""
+    program = (
+        "import json; from purgatory_pipeline.spark.spark_session import pass_settings, spark_session, stop_session;"
+        "pass_settings('local[1]', ['spark.ui.enabled=false', 'spark.sql.session.timeZone=Asia/Tokyo']);"
+        "spark = spark_session('settings'); read = spark.conf.get;"
+        "print(json.dumps([spark.sparkContext.master, read('spark.sql.session.timeZone'),"
+        " read('spark.sql.execution.arrow.pyspark.enabled'), spark.sparkContext.appName])); stop_session()"
+    )
+    environment = {**os.environ, **worker_environment()}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment)
+    assert json.loads(done.stdout) == ["local[1]", "Asia/Tokyo", "true", "settings"], done.stderr
+    assert done.stderr == ""
+
+
+def test_only_what_java_begins_with_is_left_out(capfd: pytest.CaptureFixture[str]) -> None:
+    """What a process says on stderr that is started meanwhile comes through, also afterwards, but for the two lines."""
+    left_out = b"".join(java_stderr.LEFT_OUT).decode()
+    said = f"echo first; printf '{left_out}'; read line; echo $line; printf 'no end'"
+    with java_stderr.without_beginning() as passing:
+        process = subprocess.Popen(["/bin/sh", "-c", f"({said}) >&2"], stdin=subprocess.PIPE)
+    process.communicate(b"WARNING: last\n")
+    passing.join()
+    assert capfd.readouterr().err == "first\nWARNING: last\nno end"
+
+
+@pytest.mark.parametrize(("master", "cores", "partitions"), [("local[*]", 2, 8), ("yarn", 2, 200), ("yarn", 96, 384)])
+def test_shuffle_partitions_follow_the_cores(master: str, cores: int, partitions: int) -> None:
+    """On one machine as many as its cores can use; on a cluster no fewer than Spark's own, as cores may come later."""
+    context = SimpleNamespace(master=master, defaultParallelism=cores)
+    asked = SimpleNamespace(sparkContext=context, conf=SimpleNamespace(get=lambda name: "200"))
+    assert spark_session._shuffle_partitions(cast(SparkSession, asked)) == partitions
+
+
+@pytest.mark.slow  # asks Spark
+def test_command_uses_the_session_that_runs(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Called from a program with a session of its own, a command works on it and leaves it running."""
+    small_history().write(tmp_path)
+    (tmp_path / "notes.txt").write_text("x")
+    until = f"{START:%Y-%m-%dT%H:%M:%S}.100Z"
+    assert cli.main(["check", str(tmp_path), "--until", until, "--topic", "orders"]) == 0
+    shown = capsys.readouterr().out
+    assert "in 62 rows = used 29 + set aside 33" in shown
+    assert f"set aside {tmp_path}/notes.txt: in no table's folder" in shown
+    assert spark.range(3).count() == 3
+
+
+@pytest.mark.slow  # asks Spark
+def test_failure_of_spark_is_one_line_and_exit_1(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What Python or Java raise in the middle is cut to its cause; with PURGATORY_TRACEBACK=1 it is raised."""
+
+    def fail(*, java: bool) -> None:
+        if java:
+            spark.sql("select raise_error('the disk is full')").collect()
+        spark.range(1).rdd.map(lambda row: row.id // 0).collect()
+
+    for java, said in ((False, "ZeroDivisionError: "), (True, "the disk is full")):
+        monkeypatch.setattr(cli, "app", lambda java=java, **_: fail(java=java))
+        monkeypatch.delenv(cli.TRACEBACK, raising=False)
+        assert cli.main(["any"]) == cli.EXIT_FAILED
+        shown = capsys.readouterr().err
+        assert said in shown
+        assert shown.count("\n") == 1
+        monkeypatch.setenv(cli.TRACEBACK, "1")
+        with pytest.raises(PySparkException, match=said):
+            cli.main(["any"])
+
+
+def test_other_failures_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistake of ours is raised with its traceback."""
+
+    def fail(**_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(cli, "app", fail)
+    with pytest.raises(ZeroDivisionError):
+        cli.main([])
+
+
+@pytest.mark.parametrize(("missing", "ours"), [("pyspark", True), ("pyarrow", True), ("purgatory_pipeline.x", False)])
+def test_missing_extra_is_one_line(
+    missing: str, ours: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Installed without the extra, the command says how to install it; another missing module is a mistake of ours."""
+
+    def fail(**_: object) -> None:
+        raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+
+    monkeypatch.setattr(cli, "app", fail)
+    if not ours:
+        with pytest.raises(ModuleNotFoundError):
+            cli.main([])
+        return
+    assert cli.main([]) == cli.EXIT_UNUSABLE
+    expected = f"purgatory-pipeline: there is no {missing} here: pip install 'purgatory-waits[pipeline]'\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_interrupt_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ctrl-C ends with 130 and a word."""
+
+    def interrupted(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "app", interrupted)
+    assert cli.main([]) == cli.EXIT_INTERRUPTED
+    assert capsys.readouterr().err == "purgatory-pipeline: interrupted\n"
+
+
+def python_exception(last_line: str) -> PythonException:
+    stack = 'Traceback (most recent call last):\n  File "worker.py", line 1, in f\n    g()\n'
+    return PythonException(f"An exception was thrown from the Python worker:\n{stack}{last_line}\n")
+
+
+def test_own_error_from_an_executor_is_itself_again() -> None:
+    """An error of ours that an executor raised arrives as its own kind; others stay Spark's."""
+    with pytest.raises(ArchiveUnusable, match=r"^a\.parquet: gone$"), failures.own_errors():
+        raise python_exception("purgatory_pipeline.errors.ArchiveUnusable: a.parquet: gone")
+    for line in ("ValueError: a", "purgatory_pipeline.errors.Unheard: a", "purgatory_pipeline.errors.annotations: a"):
+        with pytest.raises(PythonException), failures.own_errors():
+            raise python_exception(line)
+    with pytest.raises(ArchiveUnusable), failures.own_errors():
+        raise ArchiveUnusable("a")
+
+
+def test_windows_are_instants_in_order() -> None:
+    """Dates and instants are UTC unless they say otherwise; an empty window is refused."""
+    assert parse_window("", "") == (None, None)
+    since, until = parse_window("2026-11-21T18:00:00", "2026-11-21T20:00:00+01:00")
+    assert since == START
+    assert until is not None
+    assert (until - START).total_seconds() == 3600
+    with pytest.raises(WindowInvalid, match="--since 2026-11-22 is not before --until 2026-11-21"):
+        parse_window("2026-11-22", "2026-11-21")
