@@ -23,9 +23,9 @@ from purgatory_pipeline.report.report_tables import INTAKE, PAGE_ROWS_MAX, Repor
 PAGE: Final = "report.html"
 
 
-def intake_table(rows: list[dict[str, object]]) -> pa.ResultTable:
+def intake_table(rows: list[dict[str, object]]) -> pa.Table:
     """The account of an intake as the table `intake`."""
-    return pa.ResultTable.from_pylist(rows, INTAKE.schema)
+    return pa.Table.from_pylist(rows, INTAKE.schema)
 
 
 def write_computed(frame: DataFrame, table: ResultTable, place: Location) -> tuple[pd.DataFrame, int]:
@@ -38,7 +38,7 @@ def write_computed(frame: DataFrame, table: ResultTable, place: Location) -> tup
     return _shown(written.head(PAGE_ROWS_MAX), table, place), written.count_rows()
 
 
-def write_known(rows: pa.ResultTable, table: ResultTable, place: Location) -> tuple[pd.DataFrame, int]:
+def write_known(rows: pa.Table, table: ResultTable, place: Location) -> tuple[pd.DataFrame, int]:
     """The same of a table that needs no Spark."""
     names, rising = [name.lstrip("-") for name in table.order], [not name.startswith("-") for name in table.order]
     order = rows.select(names).to_pandas().sort_values(names, ascending=rising, na_position="first").index
@@ -50,7 +50,7 @@ def write_known(rows: pa.ResultTable, table: ResultTable, place: Location) -> tu
     return _shown(written.slice(0, PAGE_ROWS_MAX), table, place), written.num_rows
 
 
-def _shown(rows: pa.ResultTable, table: ResultTable, place: Location) -> pd.DataFrame:
+def _shown(rows: pa.Table, table: ResultTable, place: Location) -> pd.DataFrame:
     shown: pd.DataFrame = rows.to_pandas()
     zoned = shown.select_dtypes("datetimetz")
     shown = shown.assign(**{name: zoned[name].dt.tz_localize(None) for name in zoned})
