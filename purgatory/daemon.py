@@ -29,6 +29,7 @@ from purgatory.engine import COMPILED
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service import garbage
+from purgatory.service.draining import drain
 from purgatory.service.flags import config_lines, read_command_line
 from purgatory.service.host import Host
 from purgatory.service.host_limits import HostLimits
@@ -115,7 +116,7 @@ class Daemon:
         deadline_s = time.monotonic() + grace_s
         self._serving = False
         await self._health.enter_graceful_shutdown()
-        await self._host.drain(grace_s)
+        await drain(self._host, grace_s)
         await self._unary_calls.wait_quiet(max(0.0, deadline_s - time.monotonic()))
         await self._server.stop(min(STREAMS_GRACE_S, max(0.0, deadline_s - time.monotonic())))
         await self._host.stop()

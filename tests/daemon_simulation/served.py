@@ -10,6 +10,7 @@ import grpc.aio
 from purgatory.clock import SystemClock
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
+from purgatory.service.draining import drain
 from purgatory.service.host import Host
 from purgatory.service.host_limits import HostLimits
 from purgatory.service.listeners.observer import SilentObserver
@@ -93,7 +94,7 @@ class Served:
 
     async def drain(self) -> None:
         """The end of the daemon as SIGTERM begins it; `stop` has to follow."""
-        await self.host.drain(DRAIN_S)
+        await drain(self.host, DRAIN_S)
 
     async def stop(self) -> None:
         """The daemon is gone, with all that it knew. Without `drain` first it is as if it was killed."""

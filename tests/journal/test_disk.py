@@ -91,7 +91,7 @@ def test_what_runs_goes_on_while_the_disk_fails(tmp_path: Path, code: int, refus
         with pytest.raises(BatchRefused):
             await host.apply(EventBatch([codes.HIGH_WATERMARK], partitions=[("t", 0)], offsets=[5]))
         clock.jump(60_000)
-        host._advance_clock()
+        host.reaper.turn()
         assert session.outbox.unacknowledged == 2
         assert session.outbox.take(10)[1] == [], "a result is not written before it is kept"
         assert not answered

@@ -67,7 +67,7 @@ def test_a_wait_over_a_restart_has_the_time_that_is_left(
         assert await opened.close(PATIENCE_S)
         later = Reading(LAST.wall_ms + DOWN_MS + step_ms, LAST.boot_ms + DOWN_MS, boot_id)
         host, opened = await open_at(later)
-        host._advance_clock()
+        host.reaper.turn()
         restored = list(host.engine.saving.save_above(host.sessions.get("a").owner, 0).deadlines_ms)
         assert restored == ([] if left_ms is None else [due_ms])
         assert host.sessions.unacknowledged_results == (left_ms is None)

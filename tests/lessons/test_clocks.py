@@ -109,10 +109,10 @@ def test_lesson_52_expiry_goes_by_the_deadline_whatever_idles() -> None:
         host.register(come_and_go, [produces(1, 3_600_000, "churn", highest + 1)], [])
         host.register(short, [produces(1, rng.randint(1, 40), f"t-{number}", number)], [])
         clock.jump(host.engine.next_expiration_ms() - clock.now_ms())
-        host._advance_clock()
+        host.reaper.turn()
     while short.owner.pending:
         clock.jump(host.engine.next_expiration_ms() - clock.now_ms())
-        host._advance_clock()
+        host.reaper.turn()
     _, slices = short.outbox.take(1_000)
     lateness = [ms for part in slices for ms in part.completions.lateness_ms[part.start : part.stop]]
     assert lateness == [0] * 200

@@ -16,6 +16,7 @@ from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch, ReplicaSets
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
+from purgatory.service.draining import drain
 from purgatory.service.host import Host
 from purgatory.service.host_limits import HostLimits
 from purgatory.service.listeners.archive_opening import open_recorder
@@ -99,7 +100,7 @@ class Life:
 
     async def end(self) -> None:
         """Shuts down, and completes the archive."""
-        await self.host.drain(0.0)
+        await drain(self.host, 0.0)
         self._register_some(self._session())  # refused, and recorded as such
         self._archive.end(self.clock.now_ms())
         self._archive.close(CLOSE_S)
@@ -206,7 +207,7 @@ class Life:
     async def _pass_time(self) -> None:
         self.clock.jump(self._random.choice((0, 1, 10, 100)))
         if self._random.random() < 0.8:
-            self.host._advance_clock()
+            self.host.reaper.turn()
 
     async def _cancel(self) -> None:
         session = self._session()
@@ -223,10 +224,10 @@ class Life:
 
     async def _wait_unary(self) -> None:
         """A unary wait whose caller goes away, at once or with the next turn of the loop."""
-        with self.host.waiting() as (operation_id, _future):
+        with self.host.unary_wait() as (operation_id, _future):
             run = self._run(1)
             run.batch.operation_ids[0] = operation_id
-            self.host.register_wait(run)
+            self.host.register_unary_wait(run)
             await asyncio.sleep(0)
 
     async def _drop_sessions(self) -> None:

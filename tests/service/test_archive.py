@@ -47,8 +47,8 @@ async def test_every_call_has_its_number_and_outcomes_that_of_the_call_that_ende
     session, _ = kept.host.sessions.open("s", 0)
     kept.host.register(session, [produces(1, 2), produces(3, 2, timeout_ms=50)], [])
     kept.clock.jump(60)
-    kept.host._advance_clock()
-    kept.host._advance_clock()  # nothing expires: no call
+    kept.host.reaper.turn()
+    kept.host.reaper.turn()  # nothing expires: no call
     kept.host.cancel(session, [1, 99])
     await kept.host.apply(marks(10))
     kept.host.register(session, [produces(1)], [])  # known already: no call
@@ -101,8 +101,8 @@ async def test_unary_waits_are_session_number_0(tmp_path: Path) -> None:
     """One that ends and one whose caller goes away; leaving after the end is no call."""
     kept = Kept(tmp_path)
     for ends in (True, False):
-        with kept.host.waiting() as (operation_id, _future):
-            kept.host.register_wait(produces(operation_id))
+        with kept.host.unary_wait() as (operation_id, _future):
+            kept.host.register_unary_wait(produces(operation_id))
             if ends:
                 await kept.host.apply(marks(10))
                 await kept.host.apply(EventBatch([codes.PARTITION_REMOVED], partitions=[("orders", 0)]))
@@ -199,7 +199,7 @@ async def test_strict_refuses_rather_than_drops(tmp_path: Path) -> None:
     with pytest.raises(BatchRefused) as refused:
         await kept.host.apply(marks(10))
     assert refused.value.refusal.code == codes.UNAVAILABLE
-    with pytest.raises(CallRefused, match="archive"), kept.host.waiting():
+    with pytest.raises(CallRefused, match="archive"), kept.host.unary_wait():
         pass
     assert kept.host.cancel_session(session) == 8
     kept.start()

@@ -58,7 +58,7 @@ async def test_herds_in_slices_end_in_the_same_order(tmp_path: Path) -> None:
         if topic == "expire":
             life.clock.jump(1_100)
             for _ in range(3):
-                life.host._advance_clock()
+                life.host.reaper.turn()
         elif topic == "satisfy":
             names = [("satisfy", place) for place in range(3)]
             await life.host.apply(

@@ -14,8 +14,10 @@ from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch
 from purgatory.engine.completions import Completions
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
+from purgatory.service import draining
 from purgatory.service import host as host_module
 from purgatory.service import reaper as reaper_module
+from purgatory.service.draining import drain
 from purgatory.service.host import Host
 from purgatory.service.host_limits import HostLimits
 from purgatory.service.listeners.observer import SilentObserver
@@ -207,7 +209,7 @@ async def test_the_end_forgets_nobody() -> None:
         await peer.receipt()
         await eventually(lambda: served.host.engine.pending == 101, "101 pending")
         await eventually(lambda: served.host.sessions.connected == 2, "both streams are there")
-        drain = asyncio.create_task(served.host.drain(5.0))
+        draining_task = asyncio.create_task(drain(served.host, 5.0))
         batch = await peer.results()
         assert {result.outcome for result in batch.rows.results} == {result_pb2.OUTCOME_SHUTTING_DOWN}
         assert len(batch.rows.results) == 100
@@ -220,7 +222,7 @@ async def test_the_end_forgets_nobody() -> None:
         assert await peer.code() == grpc.StatusCode.OK
         assert (await silent.read()).going_away.reason == wire.GoingAway.REASON_SHUTTING_DOWN
         assert (await unary).result.outcome == result_pb2.OUTCOME_SHUTTING_DOWN
-        await drain
+        await draining_task
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await served.stub.Wait(wire.WaitRequest(operation=produce(1, "a", 1)))
         assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
@@ -239,11 +241,11 @@ async def _wait(call: grpc.aio.UnaryUnaryMultiCallable, request: wire.WaitReques
 
 async def test_the_end_does_not_wait_for_a_peer_that_acknowledges_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Results that were written and not acknowledged for a while hold the end back no longer than that."""
-    monkeypatch.setattr(host_module, "UNANSWERED_AFTER_MS", 50)
+    monkeypatch.setattr(draining, "UNACKNOWLEDGED_MS_MAX", 50)
     async with serving() as served:
         peer = await Peer(served, "s").open()
         await peer.register(signal(1, "k"))
         await peer.receipt()
-        await served.host.drain(30.0)
+        await drain(served.host, 30.0)
         assert (await peer.results()).rows.results[0].outcome == result_pb2.OUTCOME_SHUTTING_DOWN
         assert (await peer.read()).HasField("going_away")

@@ -18,6 +18,7 @@ from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
+from purgatory.service.draining import drain
 from purgatory.service.host import Host
 from purgatory.service.host_limits import HostLimits
 from purgatory.service.listeners.observer import SilentObserver
@@ -98,11 +99,11 @@ class Race:
         if cause == "cancel":
             return sum(host.cancel(self.session, [1])) if host.sessions.find("s") is not None else 0
         if cause == "expiry":
-            host._advance_clock()
+            host.reaper.turn()
         elif cause == "disconnect":
             host.sessions.drop_expired(self.clock.now_ms())
         else:
-            await host.drain(0.0)
+            await drain(host, 0.0)
         return before - host.engine.pending
 
     def outcomes(self) -> dict[int, int]:
@@ -158,9 +159,9 @@ async def test_the_first_cause_decides_a_unary_wait(first: str, second: str) -> 
     race = Race(codes.PRODUCE)
     expected = FIRST_DECIDES["cancel" if first == "gone" else first]
     told: list[int] = []
-    with race.host.waiting() as (operation_id, future):
+    with race.host.unary_wait() as (operation_id, future):
         batch = OperationBatch([operation_id], partitions=[PARTITION], offsets=[5], timeouts_ms=[TIMEOUT_MS])
-        race.host.register_wait(OperationRun(codes.PRODUCE, batch))
+        race.host.register_unary_wait(OperationRun(codes.PRODUCE, batch))
         race.clock.jump(TIMEOUT_MS)
         if first != "gone":
             assert await end_unary(race, first) == 1
@@ -228,7 +229,7 @@ class Contest:
             self.peer.cancel()
             await eventually(lambda: self.host.sessions.count == 0, "the session is dropped")
         elif cause == "shutdown":
-            await self.host.drain(5.0)
+            await drain(self.host, 5.0)
 
     async def _signal_all(self) -> None:
         for operation_id in IDS:

@@ -8,7 +8,8 @@ from purgatory.engine import codes
 from purgatory.engine.batches import Refusal
 from purgatory.engine.completions import Completions, FetchedPartition
 from purgatory.service.rpc.refusals import BatchRefused
-from purgatory.service.sessions.outbox import RefusedOperations, ResultSlice, slices_of
+from purgatory.service.sessions.outbox import ResultSlice, slices_of
+from purgatory.service.sessions.refused import RefusedCompletions, RefusedOperation
 from purgatory.service.translate.events import events_from_columns, events_from_rows
 from purgatory.service.translate.operations import runs_from_columns, runs_from_rows
 from purgatory.service.translate.results import MESSAGES_MAX, event_refusals, fill_columns, fill_rows
@@ -268,10 +269,10 @@ def test_results_as_columns_say_the_same() -> None:
 def test_refused_results_keep_their_reason_in_both_shapes() -> None:
     """Outcome REFUSED with the refusal, in order."""
     refused = [
-        (Refusal(3, codes.INVALID_ARGUMENT, "timeout_ms", "0 is not in 1..10"), 7, codes.PRODUCE),
-        (Refusal(4, codes.RESOURCE_EXHAUSTED, "operation_id", "full"), 8, codes.PRODUCE),
+        RefusedOperation(Refusal(3, codes.INVALID_ARGUMENT, "timeout_ms", "0 is not in 1..10"), 7, codes.PRODUCE),
+        RefusedOperation(Refusal(4, codes.RESOURCE_EXHAUSTED, "operation_id", "full"), 8, codes.PRODUCE),
     ]
-    [part] = slices_of(RefusedOperations(refused), [refusal for refusal, _, _ in refused])
+    [part] = slices_of(RefusedCompletions(refused), [refusal for refusal, _, _ in refused])
     _, tail = part.split(1)
     [row] = rows_of([tail])
     assert (row.outcome, row.operation_id, row.refusal.index, row.refusal.message) == (codes.REFUSED, 8, 4, "full")

@@ -27,7 +27,8 @@ from purgatory.journal.thread import JournalThread
 from purgatory.journal.timeline import ReadClocks, read_clocks, time_now_ms
 from purgatory.service.host import Host
 from purgatory.service.listeners.journal_keeping import JournalKeeping
-from purgatory.service.sessions.outbox import RefusedOperations, slices_of
+from purgatory.service.sessions.outbox import slices_of
+from purgatory.service.sessions.refused import RefusedCompletions, RefusedOperation
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import JournalSettings
 
@@ -139,8 +140,11 @@ class OpenJournal:
             for part in results_from(content, session.owner.owner_id):
                 if isinstance(part, list):
                     refusals = [Refusal(0, code, field, said) for code, field, said, _, _ in part]
-                    pairs = [(refusal, entry[3], entry[4]) for refusal, entry in zip(refusals, part, strict=True)]
-                    outbox.append(slices_of(RefusedOperations(pairs), refusals))
+                    refused = [
+                        RefusedOperation(refusal, entry[3], entry[4])
+                        for refusal, entry in zip(refusals, part, strict=True)
+                    ]
+                    outbox.append(slices_of(RefusedCompletions(refused), refusals))
                 else:
                     outbox.append(slices_of(part))
             self._books.found_results(number, row, first + count - 1)

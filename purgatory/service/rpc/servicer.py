@@ -49,11 +49,11 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         del context
         if not request.HasField("operation"):
             raise invalid_argument("operation", "is not set")
-        with self._host.waiting() as (operation_id, future):
+        with self._host.unary_wait() as (operation_id, future):
             run = run_from_row(request.operation, operation_id, self._host.engine.limits.timeout_ms_default)
             if run is None:
                 raise invalid_argument("operation.condition", NO_CONDITION)
-            self._host.register_wait(run)
+            self._host.register_unary_wait(run)
             part = await future
         response = wire.WaitResponse()
         fill_row(response.result, part, part.start, part.item_start, part.fetched_start)

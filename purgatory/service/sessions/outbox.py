@@ -7,45 +7,21 @@ are views of the engine's completions, so splitting one (a partial acknowledgeme
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
 from purgatory.engine import codes
-from purgatory.engine.batches import PartitionName, Refusal
-from purgatory.engine.completions import Completions, FetchedPartition
-from purgatory.service.translate.packed import FLOAT, SIGNED, UNSIGNED, is_uniform
+from purgatory.engine.batches import Refusal
+from purgatory.engine.completions import Completions
+from purgatory.service.sessions.refused import RefusedCompletions
+from purgatory.service.translate.packed import is_uniform
 
 ALL: Final = 2**63
 """More than any sequence number."""
 
 
-class RefusedOperations:
-    """Operations that never got into the engine, in the columns of `Completions`; from (refusal, id, kind or 0).
-
-    Their ids are of the caller, and may be any that the wire can carry.
-    """
-
-    def __init__(self, refused: Sequence[tuple[Refusal, int, int]]) -> None:
-        nothing = array(SIGNED, [0]) * len(refused)
-        self.operation_ids: Final = array(UNSIGNED, [operation_id for _, operation_id, _ in refused])
-        self.kinds: Final = array(SIGNED, [kind for _, _, kind in refused])
-        self.outcomes: Final = array(SIGNED, [codes.REFUSED]) * len(refused)
-        self.waited_ms: Final = nothing
-        self.lateness_ms: Final = nothing
-        self.item_counts: Final = nothing
-        self.item_partitions: Final[list[PartitionName]] = []
-        self.error_codes: Final = array(SIGNED)
-        self.required_offsets: Final = array(SIGNED)
-        self.reached_offsets: Final = array(SIGNED)
-        self.log_start_offsets: Final = array(SIGNED)
-        self.estimated_remaining_ms: Final = array(SIGNED)
-        self.paces_per_second: Final = array(FLOAT)
-        self.fetched: Final[list[FetchedPartition]] = []
-
-
-Results = Completions | RefusedOperations
+Results = Completions | RefusedCompletions
 
 
 class ResultSlice:

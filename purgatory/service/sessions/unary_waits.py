@@ -10,8 +10,8 @@ from purgatory.engine.waiting.tables import Owner
 from purgatory.service.sessions.outbox import ResultSlice, slices_of
 
 
-class Waits:
-    """Calls that wait for one operation each. Ids are given here, so that they always rise."""
+class UnaryWaits:
+    """Calls that wait for one operation each. Ids are given out here, so that they always rise."""
 
     def __init__(self, owner: Owner) -> None:
         self.owner: Final = owner
@@ -26,11 +26,11 @@ class Waits:
         return self._last_operation_id, future
 
     def remove(self, operation_id: int) -> bool:
-        """The call has ended, in whatever way. True: its operation has not."""
+        """Forgets a call that has ended; whether its operation has not."""
         return self._futures.pop(operation_id, None) is not None
 
     def deliver(self, completions: Completions) -> None:
-        """Operations have ended. Those whose call is gone (it was cancelled) have nobody to tell."""
+        """Sets the futures of operations that have ended, except those whose call was cancelled meanwhile."""
         for part in slices_of(completions):
             rest: ResultSlice | None = part
             while rest is not None:

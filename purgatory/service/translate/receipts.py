@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from purgatory.engine.batches import EventsReceipt, Refusal
 from purgatory.service.rpc.refusals import unreadable_batch
 from purgatory.service.translate.events import IncomingEvents, events_from_columns, events_from_rows
@@ -12,13 +10,14 @@ from purgatory.service.translate.results import event_refusals, operation_refusa
 from purgatory.v1 import purgatory_service_pb2 as wire
 
 
-class Registered(Protocol):
+class BatchReceipt:
     """What became of a batch of registrations: counts, and the refusals with their operation ids."""
 
-    highest_operation_id: int
-    accepted: int
-    already_known: int
-    refused: list[tuple[Refusal, int]]
+    def __init__(self) -> None:
+        self.highest_operation_id = 0
+        self.accepted = 0
+        self.already_known = 0
+        self.refused: list[tuple[Refusal, int]] = []
 
 
 def runs_of(
@@ -52,7 +51,7 @@ def _check_size(field: str, count: int, most: int) -> None:
         raise unreadable_batch(field, f"has {count} values, the most in one batch is {most}")
 
 
-def receipt(batch_id: int, registered: Registered, durability: int) -> wire.Receipt:
+def receipt(batch_id: int, registered: BatchReceipt, durability: int) -> wire.Receipt:
     """What became of a batch of registrations, and what the receipt is worth."""
     return wire.Receipt(
         batch_id=batch_id,

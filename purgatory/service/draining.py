@@ -1,0 +1,62 @@
+"""The end of a host: refuse what is new, end what is pending, and let clients fetch their last results."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from purgatory.service.host import ENDED_PER_SLICE, Host
+
+LOGGER: Final = logging.getLogger(__name__)
+
+POLL_S: Final = 0.01
+UNACKNOWLEDGED_MS_MAX: Final = 1_000
+"""Results that were written this long ago and are still not acknowledged are not waited for any longer."""
+
+
+async def drain(host: Host, grace_s: float) -> None:
+    """Refuses new work, ends everything pending as SHUTTING_DOWN, and delivers the results for at most `grace_s`."""
+    host.draining = True
+    deadline_s = asyncio.get_running_loop().time() + grace_s
+    await _end_pending(host)
+    # Streams are closed only when their results are out: a client that sees its stream end stops acknowledging.
+    await _wait_until(lambda: _is_flushed(host), deadline_s)
+    for connection in host.sessions.connections():
+        connection.shut_down()
+    await _wait_until(lambda: not host.sessions.connections(), deadline_s)
+    if unacknowledged := host.sessions.unacknowledged_results:
+        LOGGER.warning("%d results were still unacknowledged at shutdown", unacknowledged)
+
+
+async def _end_pending(host: Host) -> None:
+    """In slices, with the loop free in between. With a journal only unary waits end; the next daemon has the others."""
+    owner = host.unary_waits.owner if host.journal.keeps else None
+    ended = 0
+    while count := host.engine.shut_down(now_ms := host.time.now_ms(), ENDED_PER_SLICE, owner):
+        ended += count
+        host.archive.shut_down(count, now_ms)
+        host.deliver()
+        await asyncio.sleep(0)
+    assert owner is not None or host.engine.pending == 0, f"{host.engine.pending} operations were forgotten"
+    LOGGER.info("%d pending operations ended as shutting down, %d are kept", ended, host.engine.pending)
+
+
+async def _wait_until(condition: Callable[[], bool], deadline_s: float) -> None:
+    """Polls: this happens once in the life of a daemon, and a hot path would have to pay for a notification."""
+    loop = asyncio.get_running_loop()
+    while not condition() and loop.time() < deadline_s:  # noqa: ASYNC110 - see above
+        await asyncio.sleep(POLL_S)
+
+
+def _is_flushed(host: Host) -> bool:
+    """Whether each connected session has its results, as far as its client is still reading them."""
+    now_ms = host.clock.now_ms()
+    for connection in host.sessions.connections():
+        outbox = connection.session.outbox
+        if connection.closing or not outbox.unacknowledged:
+            continue
+        if outbox.unwritten or now_ms - connection.last_write_ms < UNACKNOWLEDGED_MS_MAX:
+            return False
+    return True

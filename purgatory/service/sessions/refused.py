@@ -1,0 +1,87 @@
+"""Refused registrations: which of them get a result, and how these results look in the columns of completions.
+
+A refused registration ends as a result like any other, so that a caller who reads only results misses nothing. An id
+has one result: a refusal that is sent again, or that repeats an id of its own batch, gets none.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from purgatory.engine import codes
+from purgatory.engine.batches import PartitionName, Refusal, RegisterReceipt
+from purgatory.engine.completions import FetchedPartition
+from purgatory.service.translate.operations import OperationRun
+from purgatory.service.translate.packed import FLOAT, SIGNED, UNSIGNED
+
+
+class RefusedOperation(NamedTuple):
+    """One refused registration. `refusal.index` is its place in the caller's batch; `kind` is 0 where it has none."""
+
+    refusal: Refusal
+    operation_id: int
+    kind: int
+
+
+class RefusedCompletions:
+    """Operations that never got into the engine, in the columns of `Completions`.
+
+    The ids are the caller's own, and may be anything that the wire can carry.
+    """
+
+    def __init__(self, refused: Sequence[RefusedOperation]) -> None:
+        zeros = array(SIGNED, [0]) * len(refused)
+        self.operation_ids: Final = array(UNSIGNED, [operation_id for _, operation_id, _ in refused])
+        self.kinds: Final = array(SIGNED, [kind for _, _, kind in refused])
+        self.outcomes: Final = array(SIGNED, [codes.REFUSED]) * len(refused)
+        self.waited_ms: Final = zeros
+        self.lateness_ms: Final = zeros
+        self.item_counts: Final = zeros
+        self.item_partitions: Final[list[PartitionName]] = []
+        self.error_codes: Final = array(SIGNED)
+        self.required_offsets: Final = array(SIGNED)
+        self.reached_offsets: Final = array(SIGNED)
+        self.log_start_offsets: Final = array(SIGNED)
+        self.estimated_remaining_ms: Final = array(SIGNED)
+        self.paces_per_second: Final = array(FLOAT)
+        self.fetched: Final[list[FetchedPartition]] = []
+
+
+def located(run: OperationRun, refusal: Refusal) -> Refusal:
+    """The engine's refusal, with the index in the caller's batch in place of the one in the run."""
+    return Refusal(run.index_of(refusal.index), refusal.code, refusal.field, refusal.message)
+
+
+def refuse_all(run: OperationRun, reason: Refusal) -> list[RefusedOperation]:
+    """Every operation of a run, refused for the same reason."""
+    return [
+        RefusedOperation(
+            Refusal(run.index_of(place), reason.code, reason.field, reason.message), operation_id, run.kind
+        )
+        for place, operation_id in enumerate(run.batch.operation_ids)
+    ]
+
+
+def engine_receipt(run: OperationRun, reason: Refusal, known: int) -> RegisterReceipt:
+    """What the engine would have answered had it refused the whole run. Ids up to `known` were registered before."""
+    receipt = RegisterReceipt()
+    for place, operation_id in enumerate(run.batch.operation_ids):
+        if 0 < operation_id <= known:
+            receipt.already_known += 1
+        else:
+            receipt.refusals.append(Refusal(place, reason.code, reason.field, reason.message))
+    return receipt
+
+
+def first_of_each_id(refused: Iterable[RefusedOperation], runs: Sequence[OperationRun]) -> list[RefusedOperation]:
+    """Leaves out those whose id came earlier in the same batch, refused or not: the first one has the id's result."""
+    refused = list(refused)
+    first_index = {operation_id: refusal.index for refusal, operation_id, _ in reversed(refused)}
+    for run in runs:
+        for place, operation_id in enumerate(run.batch.operation_ids):
+            index = run.index_of(place)
+            if index < first_index.get(operation_id, -1):
+                first_index[operation_id] = index
+    return [entry for entry in refused if first_index[entry.operation_id] == entry.refusal.index]
