@@ -43,6 +43,33 @@ def register_complete(operations: int) -> None:
         engine.take_completions()
 
 
+def five_partitions(operations: int) -> None:
+    """The same on five partitions each: a row of twenty operations over a hundred partitions, then a row of marks."""
+    from purgatory.engine.batches import EventBatch, OperationBatch
+    from purgatory.engine.codes import HIGH_WATERMARK, PRODUCE
+    from purgatory.engine.engine import Engine
+    from purgatory.engine.limits import EngineLimits
+
+    engine = Engine(EngineLimits(), NOW_MS)
+    owner = engine.add_owner()
+    partitions = [("bench", partition) for partition in range(100)]
+    places = list(range(100))
+    for first in range(0, operations, 20):
+        mark = first // 20 + 1
+        batch = OperationBatch(
+            list(range(first + 1, first + 21)),
+            partitions=partitions,
+            item_indexes=places,
+            item_counts=[5],
+            offsets=[mark],
+            timeouts_ms=[TIMEOUT_MS],
+        )
+        engine.register(owner, PRODUCE, batch, NOW_MS)
+        events = EventBatch([HIGH_WATERMARK] * 100, partitions=partitions, item_indexes=places, offsets=[mark])
+        assert sum(engine.apply(events, NOW_MS).ended) == 20
+        engine.take_completions()
+
+
 def expire(operations: int) -> None:
     """The engine alone: batches of produce waits in, and all of them expire."""
     from purgatory.engine.batches import OperationBatch
@@ -170,6 +197,7 @@ def wheel(operations: int) -> None:
 
 WORKLOADS: Final[dict[str, Callable[[int], None]]] = {
     "engine-register-complete": register_complete,
+    "engine-five-partitions": five_partitions,
     "engine-expire": expire,
     "daemon-columns": translate,
     "client-columns": client,

@@ -11,8 +11,15 @@ from bench.processes import Worker
 __all__ = ["engine", "memory", "timers"]
 
 ENGINE: Final = "bench.engine"
+PATTERNS: Final = "bench.engine_patterns"
 CONDITIONS: Final = "bench.peers.conditions"
 DAEMON_SLOPE_KEYS: Final = 1_000
+UNEVEN: Final[dict[str, dict[str, float]]] = {
+    "five-partitions": {"partitions": 100, "pending": 2_000},
+    "zipf": {"keys": 1_000, "pending": 20},
+    "falling": {"pending": 10_000, "step": 10},
+}
+"""Work that is not one rising offset on each key, by workload."""
 
 
 def run_of(worker: Worker, workload: str, **parameters: float) -> Measure:
@@ -67,6 +74,14 @@ def engine(lab: Lab) -> None:
         ("engine", run_of(ours, "register-complete", **single, step=1, events=500)),
         {"self": run_of(ours, "register-complete", **single, step=100, events=5)},
     )
+    patterns = lab.worker(PATTERNS)
+    for workload, parameters in UNEVEN.items():
+        work = {**parameters, "seconds": scale.seconds}
+        lab.measure(
+            [Figure(f"engine/{workload}", "ops/s")],
+            ("engine", run_of(patterns, workload, **work)),
+            {"kafka": running(kafka, workload, **work)},
+        )
     for workload in ("expire-all", "cancel-all"):
         work = {"count": scale.herd // 5, "keys": 100, "delay_ms": scale.delay_ms // 2}
         lab.measure(

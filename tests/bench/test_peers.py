@@ -75,6 +75,9 @@ def test_kafka_does_the_same_work() -> None:
     with jvm.jvm_worker("kafka") as worker:
         shape = {"keys": 2, "hot": 2, "pending": 3, "step": 1, "events": 4}
         assert worker.run("register-complete", **shape, seconds=0.01)["operations"] >= 4
+        assert worker.run("five-partitions", partitions=20, pending=12, seconds=0.01)["operations"] % 4 == 0
+        assert worker.run("zipf", keys=30, pending=30, seconds=0.01)["operations"] % 100 == 0
+        assert worker.run("falling", pending=1_000, step=10, seconds=0.01)["operations"] % 1_000 == 0
         assert worker.run("cancel-all", count=100, keys=4)["operations"] == 100
         assert worker.run("expire-all", count=100, keys=4, delay_ms=50)["operations"] == 100
         assert worker.run("fetch-evaluations", fetches=5, appends=64)["evaluations"] == 2 + 64

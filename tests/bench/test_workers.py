@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench import engine, lateness, wheel
+from bench import engine, engine_patterns, lateness, wheel
 from bench.counted import WORKLOADS
 from bench.peers import asyncio_timers, conditions, heap_timers
 from bench.processes import WorkerFailed, python_worker
 from bench.timers import TimerDriver, timer_workloads
-from bench.worker import Parameters, answer
+from bench.worker import Parameters, Workload, answer
 
 DRIVERS: list[type[TimerDriver]] = [
     wheel.WheelDriver, heap_timers.HeapDriver, asyncio_timers.AsyncioDriver,
@@ -52,6 +52,29 @@ def test_register_complete_ends_what_it_says(shape: str) -> None:
     step, events = 5 if "step=5" in shape else 1, 4 if "events=4" in shape else 6
     assert numbers["operations"] >= 100
     assert numbers["operations"] % (step * events) == 0
+
+
+@pytest.mark.parametrize(
+    ("workload", "line", "in_a_turn"),
+    [
+        (engine_patterns.five_partitions, "partitions=20 pending=12", 4),
+        (engine_patterns.zipf, "keys=30 pending=30", 100),
+        (engine_patterns.falling, "pending=1000 step=10", 1_000),
+    ],
+)
+def test_uneven_work_ends_what_it_says(workload: Workload, line: str, in_a_turn: int) -> None:
+    """Whole turns, of which each ends as many as it registers: the workload itself asserts what waits afterwards."""
+    assert workload(given(f"{line} seconds=0.001"))["operations"] % in_a_turn == 0
+
+
+def test_keys_are_drawn_by_zipfs_law() -> None:
+    """The first ranks of a thousand keys take what the law says; no batch has one more often than waits are there."""
+    batches = engine_patterns.draw(1_000, 20)
+    assert max(batch.count(0) for batch in batches) == 20
+    chosen = [key for batch in batches for key in batch]
+    shares = [chosen.count(rank) / chosen.count(0) for rank in range(1, 4)]
+    assert shares == pytest.approx([2**-1.1, 3**-1.1, 4**-1.1], rel=0.1)
+    assert max(chosen) == 999
 
 
 @pytest.mark.parametrize("workload", [engine.expire_all, engine.cancel_all])

@@ -18,6 +18,9 @@ final class KafkaRuns {
         "cancel-all", KafkaRuns::cancelAll,
         "fetch-evaluations", KafkaRuns::fetchEvaluations,
         "memory", KafkaRuns::memory,
+        "five-partitions", KafkaPatterns::fivePartitions,
+        "zipf", KafkaPatterns::zipf,
+        "falling", KafkaPatterns::falling,
         "timer-add-cancel", KafkaRuns::timerAddCancel,
         "timer-add-expire", KafkaRuns::timerAddExpire);
 
@@ -27,7 +30,7 @@ final class KafkaRuns {
     }
 
     /** A produce that waits for the high watermark of one partition: the smallest DelayedProduce there can be. */
-    private static final class Produce extends DelayedOperation {
+    static final class Produce extends DelayedOperation {
         private final Marks marks;
         private final int key;
         private final long required;
@@ -57,7 +60,7 @@ final class KafkaRuns {
     }
 
     /** What the operations of one run share. */
-    private static final class Marks {
+    static final class Marks {
         final long[] highWatermarks;
         final long[] lastRequired;
         final List<List<TopicPartitionOperationKey>> keys = new java.util.ArrayList<>();

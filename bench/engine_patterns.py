@@ -1,0 +1,157 @@
+"""The engine where its work is less even than one rising offset on each key: several partitions each, a few hot keys
+among many, and offsets that fall. Driven as in bench/engine.py; the same in bench/peers/kafka.
+
+    python -m bench.engine_patterns        # then lines such as: run zipf keys=1000 pending=20 seconds=1
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from bisect import bisect_right
+from collections.abc import Callable
+from itertools import accumulate, count
+from typing import Final
+
+from bench.engine import BATCH, EXPIRED_PER_CALL, TIMEOUT_MS, Filled, now_ms
+from bench.worker import Numbers, Parameters, measured, serve
+from purgatory.engine.batches import EventBatch, OperationBatch
+from purgatory.engine.codes import HIGH_WATERMARK, PRODUCE
+from purgatory.engine.engine import Engine
+from purgatory.engine.limits import EngineLimits
+
+ZIPF_EXPONENT: Final = 1.1
+ZIPF_BATCH: Final = 100
+ZIPF_BATCHES: Final = 600
+"""Batches of keys drawn in advance, and used over and over."""
+
+
+def repeated(turn: Callable[[], int], budget: float) -> Numbers:
+    """Takes turns for so many seconds; each says how many operations have ended in it."""
+    done, seconds = 0, 0.0
+    gc.collect()
+    gc.freeze()
+    started = time.perf_counter()
+    while seconds < budget:
+        done += turn()
+        seconds = time.perf_counter() - started
+    gc.unfreeze()
+    return measured(seconds, done)
+
+
+def five_partitions(parameters: Parameters) -> Numbers:
+    """`pending` operations on five partitions each of `partitions`: a row of marks, then those it ended anew."""
+    count, pending = parameters.integer("partitions"), parameters.integer("pending")
+    row = count // 5
+    engine = Engine(EngineLimits(), now_ms())
+    owner = engine.add_owner()
+    partitions = [("bench", partition) for partition in range(count)]
+    places, types = list(range(count)), [HIGH_WATERMARK] * count
+    first, mark = 1, 0
+
+    def register(offset: int, at_ms: int) -> None:
+        nonlocal first
+        batch = OperationBatch(
+            list(range(first, first + row)),
+            partitions=partitions,
+            item_indexes=places,
+            item_counts=[5],
+            offsets=[offset] * count,
+            timeouts_ms=[TIMEOUT_MS],
+        )
+        first += row
+        assert engine.register(owner, PRODUCE, batch, at_ms).accepted == row
+
+    def turn() -> int:
+        nonlocal mark
+        mark += 1
+        at_ms = now_ms()
+        events = EventBatch(types, partitions=partitions, item_indexes=places, offsets=[mark] * count)
+        engine.apply(events, at_ms)
+        ended = sum(len(completions) for completions in engine.take_completions())
+        register(pending // row + mark, at_ms)
+        engine.advance_clock(at_ms, EXPIRED_PER_CALL)
+        return ended
+
+    for offset in range(1, pending // row + 1):
+        register(offset, now_ms())
+    numbers = repeated(turn, parameters.number("seconds"))
+    assert engine.pending == pending, f"{engine.pending} are pending"
+    return numbers
+
+
+def zipf(parameters: Parameters) -> Numbers:
+    """`pending` waits on each of `keys`, whose marks move by Zipf's law: each ends one, and one is registered."""
+    keys, pending = parameters.integer("keys"), parameters.integer("pending")
+    filled = Filled(keys, pending)
+    engine, partitions = filled.engine, filled.partitions
+    drawn = draw(keys, pending)
+    marks_of = [count(1) for _ in range(keys)]
+    types = [HIGH_WATERMARK] * ZIPF_BATCH
+    turns = 0
+
+    def turn() -> int:
+        nonlocal turns
+        indexes = drawn[turns % ZIPF_BATCHES]
+        turns += 1
+        marks = list(map(next, map(marks_of.__getitem__, indexes)))
+        at_ms = now_ms()
+        engine.apply(EventBatch(types, partitions=partitions, item_indexes=indexes, offsets=marks), at_ms)
+        ended = filled.take()
+        filled.register(partitions, indexes, [mark + pending for mark in marks], TIMEOUT_MS, at_ms)
+        engine.advance_clock(at_ms, EXPIRED_PER_CALL)
+        return ended
+
+    numbers = repeated(turn, parameters.number("seconds"))
+    assert engine.pending == keys * pending, f"{engine.pending} are pending"
+    return numbers
+
+
+def draw(keys: int, each_max: int) -> list[list[int]]:
+    """Batches of keys by Zipf's law, the same in every language. None has a key more than `each_max` times, so that
+    every mark ends a wait, and none is registered for what is reached already.
+    """
+    shares = list(accumulate((rank + 1.0) ** -ZIPF_EXPONENT for rank in range(keys)))
+    batches: list[list[int]] = []
+    state = 1
+    for _ in range(ZIPF_BATCHES):
+        batch: list[int] = []
+        while len(batch) < ZIPF_BATCH:
+            state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
+            key = min(bisect_right(shares, (state >> 11) / 2**53 * shares[-1]), keys - 1)
+            if batch.count(key) < each_max:
+                batch.append(key)
+        batches.append(batch)
+    return batches
+
+
+def falling(parameters: Parameters) -> Numbers:
+    """`pending` waits on one key, registered in falling order of their offsets, then ended by marks of +`step`."""
+    pending, step = parameters.integer("pending"), parameters.integer("step")
+    filled = Filled(1, 0)
+    engine, partitions = filled.engine, filled.partitions
+    per_call = BATCH // step
+    types, indexes = [HIGH_WATERMARK] * per_call, [0] * BATCH
+    base = 0
+
+    def turn() -> int:
+        nonlocal base
+        at_ms = now_ms()
+        for highest in range(base + pending, base, -BATCH):
+            filled.register(partitions, indexes, list(range(highest, highest - BATCH, -1)), TIMEOUT_MS, at_ms)
+        ended = 0
+        for reached in range(base, base + pending, BATCH):
+            marks = list(range(reached + step, reached + BATCH + 1, step))
+            engine.apply(EventBatch(types, partitions=partitions, offsets=marks), at_ms)
+            ended += filled.take()
+        base += pending
+        engine.advance_clock(now_ms(), EXPIRED_PER_CALL)
+        return ended
+
+    numbers = repeated(turn, parameters.number("seconds"))
+    assert engine.pending == 0, f"{engine.pending} are pending"
+    return numbers
+
+
+if __name__ == "__main__":
+    serve({"five-partitions": five_partitions, "zipf": zipf, "falling": falling})
