@@ -12,13 +12,12 @@ from purgatory.engine.batches import OperationBatch, RegisterReceipt
 from purgatory.engine.codes import SIGNAL
 from purgatory.engine.columns import check_length, value_at
 from purgatory.engine.errors import InvalidBatch
+from purgatory.engine.kinds.operation_columns import COLUMNS_BY_NAME, ITEM, OPERATION
 
 __all__ = ["Sifted"]
 
-OPERATION_FIELDS: Final = ("min_bytes", "replica_ids", "isolation_levels", "follower_reads", "any_key", "from_now")
-ITEM_FIELDS: Final = (
-    "offsets", "local_error_codes", "leader_epochs", "partition_max_bytes", "last_fetched_epochs", "throttled",
-)  # fmt: skip
+OPERATION_FIELDS: Final = [column.batch_name for column in COLUMNS_BY_NAME.values() if column.level == OPERATION]
+ITEM_FIELDS: Final = [column.batch_name for column in COLUMNS_BY_NAME.values() if column.level == ITEM]
 """Columns of `OperationBatch`."""
 
 

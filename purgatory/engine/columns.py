@@ -12,30 +12,46 @@ from mypy_extensions import i64
 
 from purgatory.engine.errors import InvalidBatch
 
-__all__ = ["Column", "check_length", "flag_at", "value_at"]
+__all__ = ["OUT_OF_RANGE", "Column", "check_length", "value_at"]
+
+
+OUT_OF_RANGE: Final[i64] = -(2**62)
+"""What a `Column` has in place of a value that no row may have."""
 
 
 class Column:
-    """A column that was looked through: where all its values lie within bounds, each is read for next to nothing."""
+    """A column whose values were each looked at once, and are read as machine integers from then on.
+
+    Most columns of a batch hold nothing out of range, and `is_within` says so: then no row has to be checked again.
+    """
 
     def __init__(self, values: list[int], default: int, lowest: int, highest: int) -> None:
         given = values or [default]
         count: i64 = i64(len(given))
         read = vec[i64]([0] * count)
+        within = True
         place: i64 = 0
         while place < count:
             value = given[place]
-            if not lowest <= value <= highest:
-                break
-            read[place] = value
+            if lowest <= value <= highest:
+                read[place] = value
+            else:
+                # The value itself may not fit into 64 bits; `given` keeps it for the message.
+                read[place] = OUT_OF_RANGE
+                within = False
             place += 1
-        self.is_within: Final = place == count
+        self.is_within: Final = within
+        self._given: Final = given
         self._values: Final = read
         self._step: Final[i64] = 1 if count > 1 else 0
 
     def at(self, row: i64) -> i64:
-        """The value of a row; not to be asked for where one is out of bounds."""
+        """The value of a row, or OUT_OF_RANGE."""
         return self._values[row * self._step]
+
+    def given(self, row: i64) -> int:
+        """The value of a row as it was given, in range or not."""
+        return self._given[row * self._step]
 
 
 def check_length(field: str, length: int, rows: int) -> None:
@@ -50,11 +66,3 @@ def value_at(values: list[int], row: int, default: int) -> int:
     if length > 1:
         return values[row]
     return values[0] if length == 1 else default
-
-
-def flag_at(values: list[bool], row: int) -> bool:
-    """The flag of a row, False by default."""
-    length = len(values)
-    if length > 1:
-        return values[row]
-    return length == 1 and values[0]

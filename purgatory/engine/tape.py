@@ -17,8 +17,7 @@ from mypy_extensions import i64
 from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, PartitionName
 from purgatory.engine.codes import CANCELLED, EXPIRED, KINDS, SHUTTING_DOWN
 from purgatory.engine.inspection import Look
-from purgatory.engine.kinds.operation_checks import OperationColumns
-from purgatory.engine.kinds.plain_rows import plain_rows
+from purgatory.engine.kinds.batch_columns import BatchColumns
 from purgatory.engine.marks.event_checks import check_columns
 from purgatory.engine.marks.events import Events
 from purgatory.engine.marks.registry import NamedPartitions
@@ -150,15 +149,15 @@ class TapePlayer:
 
     def _register(self, kind: KindColumns, count: int, now_ms: i64, played: Played) -> None:
         owner = self._owner
-        columns, plain = kind.columns, kind.plain
+        columns = kind.columns
         registration = self._registration
         stop = kind.next_row + count
         while kind.next_row < stop:
             row = kind.next_row
-            operation_id = columns.operation_ids[row]
+            operation_id = columns.operation_ids.given(row)
             assert operation_id > owner.highest_operation_id, f"id {operation_id} after {owner.highest_operation_id}"
             kind.next_row = row + 1
-            if plain is not None and registration.take_plain(owner, plain, row, kind.next_item, now_ms):
+            if columns.is_plain and registration.take_plain(owner, columns, row, kind.next_item, now_ms):
                 kind.next_item += 1
                 continue
             owner.highest_operation_id = operation_id
@@ -166,7 +165,7 @@ class TapePlayer:
                 registration.take(owner, columns, row, kind.next_item, now_ms)
             else:
                 played.refused_ids.append(operation_id)
-            kind.next_item += columns.item_count(row)
+            kind.next_item += columns.item_counts.at(row)
 
     def _apply(self, batch: EventBatch, known: NamedPartitions, count: int, now_ms: i64, played: Played) -> None:
         stop = self._next_event + count
@@ -226,8 +225,7 @@ class KindColumns:
     """The operations of one kind on a tape, and how far they have been taken."""
 
     def __init__(self, kind: int, batch: OperationBatch, registration: Registration) -> None:
-        self.columns: Final = OperationColumns(kind, batch, registration.limits.timeout_ms_default)
         named = NamedPartitions(registration.partitions)
-        self.plain: Final = plain_rows(self.columns, named, registration.limits.timeout_ms_max)
+        self.columns: Final = BatchColumns(kind, batch, registration.limits, named)
         self.next_row = 0
         self.next_item = 0

@@ -20,7 +20,7 @@ from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, EventsReceipt, PartitionName, Refusal
 from purgatory.engine.engine import Engine
 from purgatory.engine.errors import InvalidBatch
-from purgatory.engine.kinds.operation_checks import OPERATION_ID_MAX
+from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX
 from purgatory.service.engine_time import EngineTime
 from purgatory.service.host_limits import HostLimits
 from purgatory.service.listeners.archive import Archive, NoArchive

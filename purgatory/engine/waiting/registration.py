@@ -27,11 +27,11 @@ from purgatory.engine.codes import (
     SIGNAL,
     UNKNOWN_TOPIC_OR_PARTITION,
 )
-from purgatory.engine.columns import flag_at, value_at
+from purgatory.engine.columns import OUT_OF_RANGE
 from purgatory.engine.errors import InvalidBatch
+from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX, BatchColumns
 from purgatory.engine.kinds.fetch import Fetch, FetchItem, examine
-from purgatory.engine.kinds.operation_checks import OPERATION_ID_MAX, OperationChecks, OperationColumns
-from purgatory.engine.kinds.plain_rows import PlainRows, plain_rows
+from purgatory.engine.kinds.operation_checks import OperationChecks
 from purgatory.engine.limits import EngineLimits
 from purgatory.engine.marks.event_checks import Fault
 from purgatory.engine.marks.partition import Partition
@@ -70,36 +70,36 @@ class Registration:
         """Serves a batch, operation by operation. Raises InvalidBatch before anything is done."""
         if kind not in KINDS:
             raise InvalidBatch("kind", f"{kind} is not known")
-        columns = OperationColumns(kind, batch, self.limits.timeout_ms_default)
-        plain = plain_rows(columns, self._named, self.limits.timeout_ms_max)
+        columns = BatchColumns(kind, batch, self.limits, self._named)
         receipt = RegisterReceipt()
         known_before = int(owner.highest_operation_id)
         first_item = 0
         for row in range(columns.rows):
-            if plain is not None and self.take_plain(owner, plain, row, first_item, now_ms):
+            if columns.is_plain and self.take_plain(owner, columns, row, first_item, now_ms):
                 receipt.accepted += 1
                 first_item += 1
                 continue
-            operation_id = columns.operation_ids[row]
+            operation_id = columns.operation_ids.at(row)
             if 1 <= operation_id <= known_before:
                 receipt.already_known += 1
             else:
                 fault = self._fault(owner, columns, row, first_item)
-                if 1 <= operation_id <= OPERATION_ID_MAX and operation_id > owner.highest_operation_id:
+                if operation_id > owner.highest_operation_id:
                     owner.highest_operation_id = operation_id
                 if fault is None:
                     receipt.accepted += 1
                     self.take(owner, columns, row, first_item, now_ms)
                 else:
                     receipt.refusals.append(Refusal(row, fault.code, fault.field, fault.message))
-            first_item += columns.item_count(row)
+            first_item += columns.item_counts.at(row)
         receipt.highest_operation_id = owner.highest_operation_id
         return receipt
 
-    def _fault(self, owner: Owner, columns: OperationColumns, row: int, first_item: int) -> Fault | None:
-        operation_id = columns.operation_ids[row]
-        if not 1 <= operation_id <= OPERATION_ID_MAX:
-            return Fault(INVALID_ARGUMENT, "operation_id", f"{operation_id} is not in 1..{OPERATION_ID_MAX}")
+    def _fault(self, owner: Owner, columns: BatchColumns, row: int, first_item: int) -> Fault | None:
+        operation_id = columns.operation_ids.at(row)
+        if operation_id == OUT_OF_RANGE:
+            message = f"{columns.operation_ids.given(row)} is not in 1..{OPERATION_ID_MAX}"
+            return Fault(INVALID_ARGUMENT, "operation_id", message)
         if operation_id <= owner.highest_operation_id:
             return Fault(
                 INVALID_ARGUMENT,
@@ -108,7 +108,7 @@ class Registration:
             )
         return self.checks.fault(columns, row, first_item, self.pending.count)
 
-    def take(self, owner: Owner, columns: OperationColumns, row: int, first_item: int, now_ms: i64) -> None:
+    def take(self, owner: Owner, columns: BatchColumns, row: int, first_item: int, now_ms: i64) -> None:
         """Tries one operation, which was checked, and lets it wait if it has to."""
         kind = columns.kind
         if kind == PRODUCE:
@@ -133,45 +133,45 @@ class Registration:
         self.partitions.hold(partition)
         return partition
 
-    def _take_produce(self, owner: Owner, columns: OperationColumns, row: int, first_item: int, now_ms: i64) -> None:
-        count = columns.item_count(row)
+    def _take_produce(self, owner: Owner, columns: BatchColumns, row: int, first_item: int, now_ms: i64) -> None:
+        count = columns.item_counts.at(row)
         if count == 1 and self._take_single_produce(owner, columns, row, first_item, now_ms):
             return
         draft = Draft()
         for item in range(first_item, first_item + count):
-            partition = self._partition(columns.partitions[columns.place(item)])
-            required = columns.offset(item)
-            epoch = columns.leader_epoch(item)
-            error: i64 = columns.local_error_code(item)
+            partition = self._partition(columns.partitions[columns.places.at(item)])
+            required = columns.offsets.at(item)
+            epoch = columns.leader_epochs.at(item)
+            error: i64 = columns.local_error_codes.at(item)
             if error == NONE:
                 error = produce_state(partition, required, epoch)
             draft.add(partition, required, partition.high_watermark, epoch, error)
         self._admit(owner, columns, row, draft, now_ms)
 
-    def _take_single_produce(self, owner: Owner, columns: OperationColumns, row: int, place: int, now_ms: i64) -> bool:
+    def _take_single_produce(self, owner: Owner, columns: BatchColumns, row: int, place: int, now_ms: i64) -> bool:
         """The commonest registration, without a draft: one known partition that has to be waited for. False: it is
         another.
         """
-        partition = self.partitions.get(columns.partitions[columns.place(place)])
-        if partition is None or columns.local_error_code(place) != NONE:
+        partition = self.partitions.get(columns.partitions[columns.places.at(place)])
+        if partition is None or columns.local_error_codes.at(place) != NONE:
             return False
-        offset, epoch = columns.offset(place), columns.leader_epoch(place)
+        offset, epoch = columns.offsets.at(place), columns.leader_epochs.at(place)
         return self._wait_for_one(
-            owner, partition, columns.operation_ids[row], offset, epoch, columns.timeout_ms(row), now_ms
+            owner, partition, columns.operation_ids.at(row), offset, epoch, columns.timeouts_ms.at(row), now_ms
         )
 
-    def take_plain(self, owner: Owner, plain: PlainRows, row: i64, item: i64, now_ms: i64) -> bool:
+    def take_plain(self, owner: Owner, columns: BatchColumns, row: i64, item: i64, now_ms: i64) -> bool:
         """The same for a row that needs no other check. False: nothing was done."""
-        operation_id = plain.operation_ids.at(row)
+        operation_id = columns.operation_ids.at(row)
         if operation_id <= owner.highest_operation_id:
             return False
-        if plain.item_counts.at(row) != 1:
+        if columns.item_counts.at(row) != 1:
             return False
-        partition = plain.partition(item)
+        partition = columns.known_partition(item)
         if partition is None or self.pending.count >= self.pending_max:
             return False
-        offset, epoch = plain.offsets.at(item), plain.leader_epochs.at(item)
-        if not self._wait_for_one(owner, partition, operation_id, offset, epoch, plain.timeouts_ms.at(row), now_ms):
+        offset, epoch = columns.offsets.at(item), columns.leader_epochs.at(item)
+        if not self._wait_for_one(owner, partition, operation_id, offset, epoch, columns.timeouts_ms.at(row), now_ms):
             return False
         owner.highest_operation_id = operation_id
         return True
@@ -196,15 +196,13 @@ class Registration:
         pending.watch(produces_of(partition), PRODUCE, item, required)
         return True
 
-    def _take_delete_records(
-        self, owner: Owner, columns: OperationColumns, row: int, first_item: int, now_ms: i64
-    ) -> None:
-        count = columns.item_count(row)
+    def _take_delete_records(self, owner: Owner, columns: BatchColumns, row: int, first_item: int, now_ms: i64) -> None:
+        count = columns.item_counts.at(row)
         draft = Draft()
         for item in range(first_item, first_item + count):
-            partition = self._partition(columns.partitions[columns.place(item)])
-            offset: i64 = columns.offset(item)
-            error: i64 = columns.local_error_code(item)
+            partition = self._partition(columns.partitions[columns.places.at(item)])
+            offset: i64 = columns.offsets.at(item)
+            error: i64 = columns.local_error_codes.at(item)
             if error == NONE:
                 error = partition_fault(partition, -1)
             if error == NONE and offset < 0:
@@ -218,7 +216,7 @@ class Registration:
             draft.add(partition, offset, mark, -1, error)
         self._admit(owner, columns, row, draft, now_ms)
 
-    def _admit(self, owner: Owner, columns: OperationColumns, row: int, draft: Draft, now_ms: i64) -> None:
+    def _admit(self, owner: Owner, columns: BatchColumns, row: int, draft: Draft, now_ms: i64) -> None:
         """A produce or delete-records whose items have been tried: completes it, or lets it wait for the unresolved
         ones.
         """
@@ -227,7 +225,9 @@ class Registration:
             self._complete_at_once(owner, columns, row, draft)
             return
         pending = self.pending
-        slot = pending.admit(owner, kind, draft.left, columns.operation_ids[row], columns.timeout_ms(row), now_ms)
+        slot = pending.admit(
+            owner, kind, draft.left, columns.operation_ids.at(row), columns.timeouts_ms.at(row), now_ms
+        )
         item: i64 = -1
         for place, partition in enumerate(draft.partitions):
             error = draft.errors[place]
@@ -240,7 +240,7 @@ class Registration:
                     produces_of(partition) if kind == PRODUCE else deletes_of(partition), kind, item, required
                 )
 
-    def _complete_at_once(self, owner: Owner, columns: OperationColumns, row: int, draft: Draft) -> None:
+    def _complete_at_once(self, owner: Owner, columns: BatchColumns, row: int, draft: Draft) -> None:
         completions = self.pending.completions_of(owner)
         failed = False
         for place, partition in enumerate(draft.partitions):
@@ -252,29 +252,33 @@ class Registration:
             self.partitions.release(partition)
         self._note(owner, columns, row, FAILED if failed else SATISFIED)
 
-    def _note(self, owner: Owner, columns: OperationColumns, row: int, outcome: i64) -> None:
+    def _note(self, owner: Owner, columns: BatchColumns, row: int, outcome: i64) -> None:
         """Writes down the end of an operation that never had to wait, after its items."""
         completions = self.pending.completions_of(owner)
-        completions.add_operation(columns.operation_ids[row], columns.kind, outcome, 0, 0, columns.item_count(row))
+        completions.add_operation(
+            columns.operation_ids.at(row), columns.kind, outcome, 0, 0, columns.item_counts.at(row)
+        )
         self.pending.note_end(columns.kind, outcome)
 
-    def _take_fetch(self, owner: Owner, columns: OperationColumns, row: int, first_item: int, now_ms: i64) -> None:
-        batch = columns.batch
+    def _take_fetch(self, owner: Owner, columns: BatchColumns, row: int, first_item: int, now_ms: i64) -> None:
         fetch = Fetch(
-            value_at(batch.min_bytes, row, 1),
-            value_at(batch.replica_ids, row, -1),
-            value_at(batch.isolation_levels, row, 0),
-            flag_at(batch.follower_reads, row),
+            columns.column("min_bytes").at(row),
+            columns.column("replica_id").at(row),
+            columns.column("isolation_level").at(row),
+            columns.column("follower_reads").at(row) != 0,
         )
-        for item in range(first_item, first_item + columns.item_count(row)):
+        max_bytes = columns.column("partition_max_bytes")
+        last_epochs = columns.column("last_fetched_epoch")
+        throttled = columns.column("throttled")
+        for item in range(first_item, first_item + columns.item_counts.at(row)):
             fetch.items.append(
                 FetchItem(
-                    self._partition(columns.partitions[columns.place(item)]),
-                    columns.offset(item),
-                    columns.partition_max_bytes(item),
-                    columns.leader_epoch(item),
-                    columns.last_fetched_epoch(item),
-                    flag_at(batch.throttled, item),
+                    self._partition(columns.partitions[columns.places.at(item)]),
+                    columns.offsets.at(item),
+                    max_bytes.at(item),
+                    columns.leader_epochs.at(item),
+                    last_epochs.at(item),
+                    throttled.at(item) != 0,
                 )
             )
         pending = self.pending
@@ -285,7 +289,7 @@ class Registration:
                 self.partitions.release(part.partition)
             self._note(owner, columns, row, FAILED if failed else SATISFIED)
             return
-        slot = pending.admit(owner, FETCH, 0, columns.operation_ids[row], columns.timeout_ms(row), now_ms)
+        slot = pending.admit(owner, FETCH, 0, columns.operation_ids.at(row), columns.timeouts_ms.at(row), now_ms)
         last: i64 = -1
         for part in fetch.items:
             last = pending.add_item(slot, last, part.partition.index, part.fetch_offset, -1, -1, UNRESOLVED)
@@ -295,14 +299,14 @@ class Registration:
         pending.fetches[int(slot)] = fetch
         self.wakeups.watch_fetch(fetch)
 
-    def _take_signal(self, owner: Owner, columns: OperationColumns, row: int, first_item: int, now_ms: i64) -> None:
+    def _take_signal(self, owner: Owner, columns: BatchColumns, row: int, first_item: int, now_ms: i64) -> None:
         held = self._hold_keys(columns, row, first_item)
-        from_now = flag_at(columns.batch.from_now, row)
-        any_key = flag_at(columns.batch.any_key, row)
+        from_now = columns.column("from_now").at(row) != 0
+        any_key = columns.column("any_key").at(row) != 0
         required: list[i64] = []
         left = 0
         for place, key in enumerate(held):
-            wanted: i64 = columns.offset(first_item + place)
+            wanted: i64 = columns.offsets.at(first_item + place)
             if from_now:
                 wanted += key.count
             required.append(wanted)
@@ -319,7 +323,7 @@ class Registration:
         pending = self.pending
         if any_key:
             left = 1
-        slot = pending.admit(owner, SIGNAL, left, columns.operation_ids[row], columns.timeout_ms(row), now_ms)
+        slot = pending.admit(owner, SIGNAL, left, columns.operation_ids.at(row), columns.timeouts_ms.at(row), now_ms)
         item: i64 = -1
         for place, key in enumerate(held):
             error_code: i64 = NONE if key.count >= required[place] else UNRESOLVED
@@ -327,11 +331,14 @@ class Registration:
             if error_code == UNRESOLVED:
                 pending.watch(key.waits, SIGNAL, item, required[place])
 
-    def _hold_keys(self, columns: OperationColumns, row: int, first_item: int) -> list[SignalKey]:
+    def _hold_keys(self, columns: BatchColumns, row: int, first_item: int) -> list[SignalKey]:
         """The keys of an operation, each held. Known ones first, so that none is forgotten to make room for a new
         one.
         """
-        names = [columns.keys[columns.place(item)] for item in range(first_item, first_item + columns.item_count(row))]
+        names = [
+            columns.keys[columns.places.at(item)]
+            for item in range(first_item, first_item + columns.item_counts.at(row))
+        ]
         for name in names:
             key = self.keys.get(name)
             if key is not None:

@@ -11,17 +11,16 @@ from typing import Final
 
 from purgatory.engine import codes
 from purgatory.engine.batches import OperationBatch, PartitionName, Refusal
+from purgatory.engine.kinds.operation_columns import COLUMNS_BY_NAME, default_of
 from purgatory.service.rpc.refusals import unreadable_batch
 from purgatory.v1 import operation_pb2
 
-PARTITION_MAX_BYTES_DEFAULT: Final = 1_048_576
-CONDITION_KINDS: Final = {
-    "produce": codes.PRODUCE,
-    "fetch": codes.FETCH,
-    "delete_records": codes.DELETE_RECORDS,
-    "signal": codes.SIGNAL,
-}
-NO_CONDITION: Final = "is not set: set one of produce, fetch, delete_records, signal"
+CONDITION_KINDS: Final = {name: kind for kind, name in codes.KIND_NAMES.items()}
+MIN_BYTES_DEFAULT: Final = default_of("min_bytes", codes.FETCH)
+PARTITION_MAX_BYTES_DEFAULT: Final = default_of("partition_max_bytes", codes.FETCH)
+REQUIRED_COUNT_DEFAULT: Final = default_of("offset", codes.SIGNAL)
+KINDS_SAID: Final = ", ".join(f"{kind} ({name})" for kind, name in codes.KIND_NAMES.items())
+NO_CONDITION: Final = f"is not set: set one of {', '.join(CONDITION_KINDS)}"
 
 
 class OperationRun:
@@ -44,9 +43,7 @@ def runs_from_columns(columns: operation_pb2.OperationColumns) -> list[Operation
     """A batch of columns as one run. Raises `BatchRefused` for an unknown kind."""
     kind = int(columns.kind)
     if kind not in codes.KINDS:
-        raise unreadable_batch(
-            "columns.kind", f"must be 1 (produce), 2 (fetch), 3 (delete_records) or 4 (signal), not {kind}"
-        )
+        raise unreadable_batch("columns.kind", f"must be one of {KINDS_SAID}, not {kind}")
     batch = OperationBatch(
         columns.operation_id[:],
         partitions=[(name.topic, name.partition) for name in columns.partitions],
@@ -54,18 +51,7 @@ def runs_from_columns(columns: operation_pb2.OperationColumns) -> list[Operation
         timeouts_ms=columns.timeout_ms[:],
         item_counts=columns.item_count[:],
         item_indexes=columns.item_index[:],
-        offsets=columns.offset[:],
-        local_error_codes=columns.local_error_code[:],
-        leader_epochs=columns.leader_epoch[:],
-        min_bytes=columns.min_bytes[:],
-        replica_ids=columns.replica_id[:],
-        isolation_levels=columns.isolation_level[:],
-        follower_reads=columns.follower_reads[:],
-        partition_max_bytes=columns.partition_max_bytes[:],
-        last_fetched_epochs=columns.last_fetched_epoch[:],
-        throttled=columns.throttled[:],
-        any_key=columns.any[:],
-        from_now=columns.from_now[:],
+        **{column.batch_name: getattr(columns, column.wire_name)[:] for column in COLUMNS_BY_NAME.values()},
     )
     return [OperationRun(kind, batch)]
 
@@ -159,7 +145,7 @@ class _Gathering:
     def _add_fetch(self, fetch: operation_pb2.Fetch) -> None:
         batch = self._batch
         batch.item_counts.append(len(fetch.partitions))
-        batch.min_bytes.append(fetch.min_bytes if fetch.HasField("min_bytes") else 1)
+        batch.min_bytes.append(fetch.min_bytes if fetch.HasField("min_bytes") else MIN_BYTES_DEFAULT)
         batch.replica_ids.append(fetch.replica_id if fetch.HasField("replica_id") else codes.UNKNOWN)
         batch.isolation_levels.append(fetch.isolation_level)
         batch.follower_reads.append(fetch.follower_reads)
@@ -192,4 +178,4 @@ class _Gathering:
         batch.from_now.append(signal.from_now)
         for item in signal.keys:
             self._add_item((item.key, codes.UNKNOWN))
-            batch.offsets.append(item.required_count if item.HasField("required_count") else 1)
+            batch.offsets.append(item.required_count if item.HasField("required_count") else REQUIRED_COUNT_DEFAULT)

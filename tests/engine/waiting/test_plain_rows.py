@@ -9,7 +9,7 @@ import pytest
 from purgatory.engine.batches import OperationBatch, RegisterReceipt
 from purgatory.engine.codes import OFFSET_MAX, PRODUCE
 from purgatory.engine.engine import Engine
-from purgatory.engine.kinds.operation_checks import OPERATION_ID_MAX
+from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX
 from purgatory.engine.limits import EngineLimits
 
 PARTITION = ("orders", 0)

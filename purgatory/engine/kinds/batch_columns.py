@@ -1,0 +1,116 @@
+"""A batch of operations of one kind, with every value looked at once and ready to be read."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mypy_extensions import i64
+
+from purgatory.engine.batches import AsGiven, OperationBatch
+from purgatory.engine.codes import KIND_NAMES, NONE, PRODUCE, SIGNAL, UNKNOWN
+from purgatory.engine.columns import Column, check_length
+from purgatory.engine.errors import InvalidBatch
+from purgatory.engine.kinds.operation_columns import COLUMNS_BY_NAME, ITEM, OperationColumn, columns_of
+from purgatory.engine.limits import EngineLimits
+from purgatory.engine.marks.partition import Partition
+from purgatory.engine.marks.registry import NamedPartitions
+from purgatory.engine.names import key_fault, partition_fault
+
+__all__ = ["OPERATION_ID_MAX", "BatchColumns"]
+
+OPERATION_ID_MAX: Final = 2**61 - 1
+ITEM_COUNT_MAX: Final = 2**32 - 1
+
+NO_EPOCHS: Final = Column([], UNKNOWN, UNKNOWN, UNKNOWN)
+NO_ERRORS: Final = Column([], NONE, NONE, NONE)
+
+
+class BatchColumns:
+    """The columns of an `OperationBatch`. Raises InvalidBatch when they cannot be read together.
+
+    Rows number operations; items number the partitions (or keys) of all operations of the batch, in order.
+    """
+
+    def __init__(self, kind: int, batch: OperationBatch, limits: EngineLimits, named: NamedPartitions) -> None:
+        rows = len(batch.operation_ids)
+        if rows == 0:
+            raise InvalidBatch("operation_id", "is empty; it takes one id for each operation")
+        self.kind: Final = kind
+        self.rows: Final = rows
+        self.partitions: Final = batch.partitions
+        self.keys: Final = batch.keys
+        self.names: Final = len(batch.keys) if kind == SIGNAL else len(batch.partitions)
+        self.item_counts: Final = Column(batch.item_counts, 1, 0, ITEM_COUNT_MAX)
+        if not self.item_counts.is_within:
+            raise InvalidBatch("item_count", f"has a value that is not in 0..{ITEM_COUNT_MAX}")
+        self._check_lengths(batch)
+        self.operation_ids: Final = Column(batch.operation_ids, 0, 1, OPERATION_ID_MAX)
+        self.timeouts_ms: Final = Column(batch.timeouts_ms, limits.timeout_ms_default, 1, limits.timeout_ms_max)
+        self.places: Final = Column(batch.item_indexes, 0, 0, self.names - 1)
+        """Of each item: the place of its partition or key in the dictionary."""
+        self._columns: Final[dict[str, Column]] = {}
+        self.faulty: Final[list[OperationColumn]] = []
+        """Columns of which some value is out of range; nearly always none."""
+        for described in columns_of(kind):
+            column = described.read(getattr(batch, described.batch_name))
+            self._columns[described.name] = column
+            if not column.is_within:
+                self.faulty.append(described)
+        self.offsets: Final = self._columns["offset"]
+        self.leader_epochs: Final = self._columns.get("leader_epoch", NO_EPOCHS)
+        self.local_error_codes: Final = self._columns.get("local_error_code", NO_ERRORS)
+        self.is_plain: Final = (
+            kind == PRODUCE
+            and not batch.local_error_codes
+            and not self.faulty
+            and self.operation_ids.is_within
+            and self.timeouts_ms.is_within
+            and self.places.is_within
+        )
+        """No value needs a second look, and no produce may be answered before its partition is looked at."""
+        self._named: Final = named
+        if self.is_plain:
+            named.use(batch.partitions)
+        self.name_faults: Final[list[str]] = []
+        self.first_place: Final[list[int]] = []
+        """For each place of the dictionary: the first place with the same name, so that a repeat is found."""
+        self.named_by: Final[list[int]] = []
+        """For each place: the last row that named it; -1: none yet."""
+
+    def _check_lengths(self, batch: OperationBatch) -> None:
+        rows = self.rows
+        check_length("timeout_ms", len(batch.timeouts_ms), rows)
+        check_length("item_count", len(batch.item_counts), rows)
+        counts = batch.item_counts
+        items = rows if not counts else counts[0] * rows if len(counts) == 1 else sum(counts)
+        check_length("item_index", len(batch.item_indexes), items)
+        for column in COLUMNS_BY_NAME.values():
+            values: list[int] = getattr(batch, column.batch_name)
+            check_length(column.wire_name, len(values), items if column.level == ITEM else rows)
+
+    def column(self, name: str) -> Column:
+        """A column that the kind has."""
+        return self._columns[name]
+
+    def known_partition(self, item: i64) -> Partition | None:
+        """The partition that an item of a plain batch names, if it is known."""
+        return self._named.at(self.places.at(item))
+
+    def enter_names(self, length_max: int) -> None:
+        """Validates the dictionary of names, once."""
+        if self.named_by:
+            return
+        self.named_by.extend([-1] * self.names)
+        seen: dict[AsGiven, int] = {}
+        if self.kind == SIGNAL:
+            for place, key in enumerate(self.keys):
+                self.name_faults.append(key_fault(key, length_max))
+                self.first_place.append(seen.setdefault(key, place))
+        else:
+            for place, name in enumerate(self.partitions):
+                self.name_faults.append(partition_fault(name, length_max))
+                self.first_place.append(seen.setdefault(name, place))
+
+    def items_path(self) -> str:
+        """Path of the items in the row form of the wire."""
+        return f"{KIND_NAMES[self.kind]}.{'keys' if self.kind == SIGNAL else 'partitions'}"
