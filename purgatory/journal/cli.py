@@ -14,8 +14,8 @@ from typing import Final
 
 from purgatory.journal.directory import Directory
 from purgatory.journal.errors import JournalError
-from purgatory.journal.mending import Inspection, inspect, repair
-from purgatory.journal.schema import COLUMNS
+from purgatory.journal.repair import Inspection, inspect, repair
+from purgatory.journal.sql_schema import COLUMNS
 
 EXIT_DAMAGED: Final = 1
 EXIT_FAILED: Final = 2

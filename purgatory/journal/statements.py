@@ -11,8 +11,8 @@ from purgatory.engine.batches import PartitionName
 from purgatory.engine.snapshot.packing import Roster
 from purgatory.engine.snapshot.saved import SavedOperations
 from purgatory.journal.group import Group, SessionPart
-from purgatory.journal.ledger import Kept, SessionLedger
-from purgatory.journal.rows import changes_to, checksum, results_to
+from purgatory.journal.row_codec import changes_to, checksum, results_to
+from purgatory.journal.session_rows import Kept, SessionLedger
 
 PUT_REGISTRATION: Final = "INSERT OR REPLACE INTO registrations VALUES (?, ?, ?, ?, ?, ?, ?)"
 PUT_GONE: Final = "INSERT OR REPLACE INTO gone VALUES (?, ?, ?)"

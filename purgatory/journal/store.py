@@ -21,8 +21,8 @@ from purgatory.journal.crash_points import (
 from purgatory.journal.directory import Directory
 from purgatory.journal.errors import JournalDamaged, JournalError
 from purgatory.journal.group import Closed, Moment, SessionState
-from purgatory.journal.rows import changes_from, is_sound
-from purgatory.journal.schema import COLUMNS, migrate, select
+from purgatory.journal.row_codec import changes_from, is_sound
+from purgatory.journal.sql_schema import COLUMNS, migrate, select
 from purgatory.journal.statements import ORDER, Statements
 
 PAGE_BYTES: Final = 4_096

@@ -9,8 +9,8 @@ from typing import Any, Final
 from purgatory.engine import codes
 from purgatory.engine.completions import Completions
 from purgatory.engine.snapshot.saved import SavedOperations
+from purgatory.journal.continued_time import ReadClocks, Reading
 from purgatory.journal.crash_points import AFTER_COMMIT, CrashPoints
-from purgatory.journal.timeline import ReadClocks, Reading
 from purgatory.service.host import Host
 from purgatory.service.listeners.journal_opening import OpenJournal
 from purgatory.testing import ManualClock

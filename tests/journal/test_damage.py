@@ -13,11 +13,11 @@ from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
-from purgatory.journal import schema
+from purgatory.journal import sql_schema as schema
 from purgatory.journal.cli import main
 from purgatory.journal.directory import Directory
 from purgatory.journal.errors import JournalDamaged, JournalLocked, JournalTooNew
-from purgatory.journal.schema import migrate
+from purgatory.journal.sql_schema import migrate
 from purgatory.service.host import Host
 from purgatory.service.host_limits import HostLimits
 from purgatory.service.listeners.journal_opening import OpenJournal

@@ -18,10 +18,10 @@ from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, EventsReceipt, PartitionName, Refusal
 from purgatory.engine.completions import Completions
 from purgatory.engine.engine import Engine
+from purgatory.journal.continued_time import ReadClocks
 from purgatory.journal.group import Closed, Group, Moment, Refused, SessionPart, SessionState
 from purgatory.journal.statements import Bookkeeper
 from purgatory.journal.thread import JournalThread
-from purgatory.journal.timeline import ReadClocks
 from purgatory.service.engine_time import EngineTime
 from purgatory.service.listeners.journal import ASYNC, SYNC, JournalStatistics
 from purgatory.service.sessions.session import Session

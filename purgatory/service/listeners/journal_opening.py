@@ -16,15 +16,15 @@ from typing import Final
 from purgatory.engine.batches import Refusal
 from purgatory.engine.snapshot.packing import Roster
 from purgatory.engine.snapshot.saved import SavedOperations
+from purgatory.journal.continued_time import ReadClocks, read_clocks, time_now_ms
 from purgatory.journal.crash_points import NEVER, CrashPoints
 from purgatory.journal.directory import Directory
 from purgatory.journal.errors import JournalError
 from purgatory.journal.group import SessionState
-from purgatory.journal.rows import results_from
+from purgatory.journal.row_codec import results_from
 from purgatory.journal.statements import Bookkeeper
 from purgatory.journal.store import Store, damaged
 from purgatory.journal.thread import JournalThread
-from purgatory.journal.timeline import ReadClocks, read_clocks, time_now_ms
 from purgatory.service.host import Host
 from purgatory.service.listeners.journal_keeping import JournalKeeping
 from purgatory.service.sessions.outbox import slices_of

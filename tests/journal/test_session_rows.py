@@ -10,7 +10,7 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from purgatory.engine.snapshot.packing import Roster
-from purgatory.journal.ledger import SessionLedger
+from purgatory.journal.session_rows import SessionLedger
 
 Rows = dict[int, tuple[list[int], bytes]]
 """By number: ids, and the bits of who is gone."""

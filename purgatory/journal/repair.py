@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from purgatory.journal.directory import Directory
 from purgatory.journal.errors import JournalError
-from purgatory.journal.rows import is_sound
-from purgatory.journal.schema import COLUMNS, MIGRATIONS, SINCE, migrate, select, version_of
+from purgatory.journal.row_codec import is_sound
+from purgatory.journal.sql_schema import COLUMNS, MIGRATIONS, SINCE, migrate, select, version_of
 
 Rows = dict[str, list[tuple[Any, ...]]]
 

@@ -9,8 +9,8 @@ import pytest
 
 from purgatory.engine import codes
 from purgatory.engine.batches import OperationBatch
+from purgatory.journal.continued_time import Reading, time_now_ms
 from purgatory.journal.group import Moment
-from purgatory.journal.timeline import Reading, time_now_ms
 from purgatory.service.host import Host
 from purgatory.service.listeners.journal_opening import OpenJournal
 from purgatory.service.translate.operations import OperationRun

@@ -15,7 +15,7 @@ from purgatory.engine.batches import PartitionName
 from purgatory.engine.completions import Completions
 from purgatory.engine.snapshot.saved import completions_from, completions_to
 from purgatory.journal.group import Refused
-from purgatory.journal.schema import PLACED
+from purgatory.journal.sql_schema import PLACED
 
 Value = int | str | bytes
 
