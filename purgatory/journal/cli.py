@@ -1,4 +1,4 @@
-"""`purgatory journal`: check, repair, dump, export and import a journal whose daemon does not run."""
+"""`purgatory journal`: check, repair, dump, export and import a journal while its daemon is stopped."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from typing import Final
 from purgatory.journal.directory import Directory
 from purgatory.journal.errors import JournalError
 from purgatory.journal.repair import Inspection, inspect, repair
-from purgatory.journal.sql_schema import COLUMNS
+from purgatory.journal.sql_schema import COLUMNS, name_on_disk
 
 EXIT_DAMAGED: Final = 1
 EXIT_FAILED: Final = 2
 
 COMMANDS: Final = {
     "check": "Read everything and say what is wrong; exit code 1 if anything is.",
-    "repair": "Keep what can be trusted in a new journal; the old files stay beside it.",
-    "dump": "Print every row as a line of JSON, contents as their lengths.",
+    "repair": "Make a new journal of what is intact; the old files stay beside it.",
+    "dump": "Print every row as a line of JSON, with the lengths of packed contents.",
     "export": "Write the journal into one file, for another machine.",
-    "import": "Make a journal of such a file, in a folder that has none.",
+    "import": "Make a journal of an exported file, in an empty folder.",
 }
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "purgatory journal") -> int:
-    """Does what the arguments say; gives the exit code."""
+    """Runs the command; gives the exit code."""
     given = _parser(program).parse_args(arguments)
     try:
         if given.command == "import":
@@ -48,8 +48,8 @@ def main(arguments: Sequence[str] | None = None, program: str = "purgatory journ
 def _parser(program: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(program, description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, said in COMMANDS.items():
-        command = commands.add_parser(name, help=said, description=said)
+    for name, text in COMMANDS.items():
+        command = commands.add_parser(name, help=text, description=text)
         command.add_argument("folder", metavar="DIR", type=Path, help="the daemon's data folder")
         if name in {"export", "import"}:
             command.add_argument("file", metavar="FILE", type=Path, help="the portable file")
@@ -69,24 +69,25 @@ def _run(given: argparse.Namespace, directory: Directory) -> int:
     if given.command == "dump":
         _dump(inspection)
         return 0
-    _report(inspection, mended=given.command == "repair")
+    _report(inspection, repaired=given.command == "repair")
     return EXIT_DAMAGED if inspection.faults and given.command == "check" else 0
 
 
-def _report(inspection: Inspection, *, mended: bool) -> None:
+def _report(inspection: Inspection, *, repaired: bool) -> None:
     for fault in inspection.faults:
         print(f"damaged: {fault}")
     for session_id in inspection.set_aside:
-        print(f"{'set aside' if mended else 'would be set aside'}: session {session_id!r}, whose client begins anew")
-    kept = ", ".join(f"{len(rows)} {table}" for table, rows in inspection.rows.items())
-    print(f"sound: {kept}")
+        verb = "set aside" if repaired else "would be set aside"
+        print(f"{verb}: session {session_id!r}, whose client has to register again")
+    counts = ", ".join(f"{len(rows)} {name_on_disk(table)}" for table, rows in inspection.rows.items())
+    print(f"intact: {counts}")
 
 
 def _dump(inspection: Inspection) -> None:
     for table, rows in inspection.rows.items():
         for row in rows:
             values = [len(value) if isinstance(value, bytes) else value for value in row]
-            print(json.dumps({"table": table, **dict(zip(COLUMNS[table], values, strict=False))}))
+            print(json.dumps({"table": name_on_disk(table), **dict(zip(COLUMNS[table], values, strict=False))}))
 
 
 def _export(directory: Directory, file: Path) -> int:

@@ -1,11 +1,11 @@
-"""One time for all lives of a journal: the engine's milliseconds go on where the last daemon left them.
+"""Time that continues over restarts: the engine's milliseconds go on where the last daemon with this journal stopped.
 
-A journal's time begins as the wall clock of its first daemon, and then passes with the monotonic clock, so setting the
-wall clock moves nothing while a daemon runs. What has passed between two daemons is:
+A journal's time begins as the wall clock of its first daemon and then follows the monotonic clock, so setting the wall
+clock changes nothing while a daemon runs. The time between two daemons is:
 
-- on the same boot of the same machine: what the boot clock says, exactly; setting the wall clock changes nothing;
-- otherwise: what the wall clock says, but never less than nothing. A clock that was set back makes waits that much
-  longer, never shorter than asked; one that was set forward cannot be told from a long pause, and is believed.
+- within one boot of the machine: exactly what the boot clock says; setting the wall clock changes nothing;
+- otherwise: what the wall clock says, but never negative. A clock that was set back makes waits that much longer, never
+  shorter than asked; one that was set forward cannot be told from a long pause, and is believed.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ NS_PER_MS: Final = 1_000_000
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
-class Reading(NamedTuple):
+class ClockReading(NamedTuple):
     """What the machine's clocks say now, milliseconds."""
 
     wall_ms: int
     boot_ms: int
     boot_id: str
-    """Which boot of which machine; empty: not known."""
+    """Identifies the boot, and with it the machine; empty: not known."""
 
 
-ReadClocks = Callable[[], Reading]
+ReadClocks = Callable[[], ClockReading]
 
 
-def read_clocks() -> Reading:
-    """The machine's own."""
-    return Reading(time.time_ns() // NS_PER_MS, _boot_ms(), _boot_id())
+def read_clocks() -> ClockReading:
+    """Reads the clocks of this machine."""
+    return ClockReading(time.time_ns() // NS_PER_MS, _boot_ms(), _boot_id())
 
 
 def _boot_ms() -> int:
@@ -46,19 +46,19 @@ def _boot_ms() -> int:
 
 @functools.cache
 def _boot_id() -> str:
-    """Of this boot, which is one and the same while a process lives."""
+    """Read once: it cannot change while a process lives."""
     try:
         return BOOT_ID.read_text("ascii").strip()
     except OSError:
         return ""
 
 
-def time_now_ms(last: Moment | None, now: Reading) -> int:
-    """The journal's time now, given the last moment that it knows of."""
+def journal_now_ms(last: Moment | None, now: ClockReading) -> int:
+    """The journal's time now, given the last moment that it recorded."""
     if last is None:
         return now.wall_ms
     if now.boot_id and now.boot_id == last.boot_id:
-        passed = now.boot_ms - last.boot_ms
+        passed_ms = now.boot_ms - last.boot_ms
     else:
-        passed = now.wall_ms - last.wall_ms
-    return last.engine_ms + max(0, passed)
+        passed_ms = now.wall_ms - last.wall_ms
+    return last.engine_ms + max(0, passed_ms)

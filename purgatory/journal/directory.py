@@ -17,7 +17,7 @@ class Directory:
     """A locked folder. The lock ends with the process, however that ends, or with `release`."""
 
     def __init__(self, path: Path) -> None:
-        """Makes the folder if need be. Raises `JournalLocked`, or `JournalError` when it cannot be used."""
+        """Creates the folder if need be. Raises `JournalLocked`, or `JournalError` when it cannot be used."""
         self.path: Final = path
         self.database: Final = path / DATABASE
         try:
@@ -31,20 +31,20 @@ class Directory:
             holder = os.pread(self._lock, 20, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(self._lock)
             raise JournalLocked(
-                f"{path} is in use by process {holder}: stop that one first, or name another folder"
+                f"{path} is in use by process {holder}: stop it first, or choose another folder"
             ) from None
         try:
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
         except OSError:
-            pass  # a full disk: the lock holds without the number, which is only for people
+            pass  # a full disk: the lock holds without the process id, which is only for error messages
 
     def release(self) -> None:
-        """Lets others have it."""
+        """Unlocks the folder."""
         os.close(self._lock)
 
     def sync(self) -> None:
-        """Makes the names of its files durable."""
+        """Makes the folder's entries durable: an fsync of a file does not cover its name."""
         folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(folder)

@@ -1,9 +1,9 @@
 """What can be wrong with a journal.
 
 - `JournalError`: one line that names the folder and says what to do
-    - `JournalLocked`: another process has it
+    - `JournalLocked`: another process is using it
     - `JournalTooNew`: a newer version of this program wrote it
-    - `JournalDamaged`: something in it cannot be trusted; check, repair
+    - `JournalDamaged`: a row or the file is not as written; see `purgatory journal check` and `repair`
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ class JournalError(Exception):
 
 
 class JournalLocked(JournalError):
-    """Another process has the folder."""
+    """Another process is using the folder."""
 
 
 class JournalTooNew(JournalError):
-    """The journal was written by a newer version."""
+    """The journal was written by a newer version of this program."""
 
 
 class JournalDamaged(JournalError):

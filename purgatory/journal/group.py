@@ -1,6 +1,6 @@
 """What goes into the journal in one transaction: everything that has happened up to one moment, as plain data.
 
-A group is made on the event loop, between two engine calls, so all in it belongs to the same moment: marks, what has
+A group is sealed on the event loop, between two engine calls, so all of it belongs to the same moment: marks, what has
 ended, what waits. From then on only the journal's thread touches it.
 """
 
@@ -13,12 +13,12 @@ from purgatory.engine.batches import PartitionName
 from purgatory.engine.completions import Completions
 from purgatory.engine.snapshot.saved import SavedOperations
 
-Refused = list[tuple[int, str, str, int, int]]
+RefusedRows = list[tuple[int, str, str, int, int]]
 """Refused registrations, each as (google.rpc.Code, field, message, operation id, kind or 0)."""
 
 
 class Moment(NamedTuple):
-    """One moment on all clocks, milliseconds. See `timeline`."""
+    """One moment on all clocks, milliseconds. See `continued_time`."""
 
     engine_ms: int
     wall_ms: int
@@ -37,21 +37,21 @@ class SessionState(NamedTuple):
     sequence_shift: int
 
 
-class SessionPart:
-    """What has happened in one session."""
+class SessionChanges:
+    """What has happened in one session since the last group."""
 
     def __init__(self, state: SessionState, first_sequence: int) -> None:
         self.state: Final = state
         self.first_sequence: Final = first_sequence
         """Of the first of the results."""
-        self.results: Final[list[Completions | Refused]] = []
+        self.results: Final[list[Completions | RefusedRows]] = []
         """In order of their sequence numbers."""
         self.registered: SavedOperations | None = None
-        """What has come and waits."""
-        self.moved: SavedOperations | None = None
-        """What waited before, and came a step further."""
-        self.unheard_after = -1
-        """Results above this number may be others than those that the client has; -1: none."""
+        """New operations that wait."""
+        self.progressed: SavedOperations | None = None
+        """Operations that waited before and still do, but for fewer partitions."""
+        self.uncertain_after = -1
+        """The session awaits its client: results above this number may differ from those it has. -1: it does not."""
         self.dropped = False
 
 
@@ -61,22 +61,22 @@ class Group:
     def __init__(self, number: int, moment: Moment) -> None:
         self.number: Final = number
         self.moment: Final = moment
-        self.sessions: Final[list[SessionPart]] = []
+        self.sessions: Final[list[SessionChanges]] = []
         self.partitions: Final[list[tuple[PartitionName, bytes]]] = []
-        """Those that events have spoken of; without bytes: it is gone."""
+        """Partitions that events have named; without bytes: removed."""
         self.keys: Final[list[tuple[str, int]]] = []
-        """Those that were signalled; 0: it is forgotten."""
+        """Keys that were signalled, and their counts; 0: forgotten."""
         self.is_last = False
-        """The daemon ends in good order."""
+        """The daemon ends cleanly with this group."""
 
 
-class Closed(NamedTuple):
-    """Why nothing can be kept at present."""
+class WriteFailure(NamedTuple):
+    """Why the journal cannot be written at present."""
 
     is_full: bool
-    """There is no room; otherwise the disk fails, or may not be written."""
+    """No space is left; otherwise the disk fails or is read-only."""
     reason: str
 
 
-Tell = Callable[[Group | Closed], None]
-"""Told of each group that is durable, and when the journal closes. Called in the journal's thread."""
+Report = Callable[[Group | WriteFailure], None]
+"""Called in the journal's thread for each group that is durable, and each time that writing fails."""

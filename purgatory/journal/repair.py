@@ -14,80 +14,87 @@ from typing import Any, Final
 
 from purgatory.journal.directory import Directory
 from purgatory.journal.errors import JournalError
-from purgatory.journal.row_codec import is_sound
-from purgatory.journal.sql_schema import COLUMNS, MIGRATIONS, SINCE, migrate, select, version_of
+from purgatory.journal.row_codec import is_intact
+from purgatory.journal.sql_schema import ADDED_IN, COLUMNS, MIGRATIONS, migrate, name_on_disk, select, version_of
 
 Rows = dict[str, list[tuple[Any, ...]]]
 
+BY_SESSION: Final = ("sessions", "awaiting_resume")
+"""Tables with a row for each session, whose first column is the session."""
+OF_SESSIONS: Final = ("registrations", "results")
+"""Tables with any number of rows for each session, which is the second column."""
+
 
 class Inspection:
-    """What can be read of a journal: sound rows by table, and what is wrong, in words."""
+    """What can be read of a journal: intact rows by table, and what is wrong, in words."""
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self.rows: Final[Rows] = {table: [] for table in COLUMNS}
         self.faults: Final[list[str]] = []
         self.set_aside: Final[list[str]] = []
-        """Ids of sessions that cannot be used again as a whole."""
-        self._hurt: Final[set[int]] = set()
-        self._broken: Final[dict[int, str]] = {}
-        """Sessions whose own row is not as written, and what it says is their id."""
-        self._all_hurt = False
+        """Ids of sessions that cannot be restored."""
+        self._damaged: Final[set[int]] = set()
+        self._damaged_ids: Final[dict[int, str]] = {}
+        """Sessions whose own row is damaged, and the id it gives for them."""
+        self._all_damaged = False
         try:
-            said = database.execute("PRAGMA quick_check(1)").fetchone()[0]
+            answer = database.execute("PRAGMA quick_check(1)").fetchone()[0]
         except sqlite3.DatabaseError as error:
-            said = str(error)
-        if said != "ok":
-            self.faults.append(f"the file: {said}")
+            answer = str(error)
+        if answer != "ok":
+            self.faults.append(f"the file: {answer}")
         version = _version(database)
         for table in COLUMNS:
-            if version >= SINCE.get(table, 1):
+            if version >= ADDED_IN.get(table, 1):
                 self._read(database, table)
-        self._weigh()
+        self._exclude_damaged_sessions()
 
     def _read(self, database: sqlite3.Connection, table: str) -> None:
-        """All rows of a table; where it breaks off, from the other end too."""
+        """All rows of a table. Where reading breaks off at a damaged page, the rest is read from the other end."""
         found: dict[Any, tuple[Any, ...]] = {}
         for sql in (select(table), f"{select(table)} DESC"):
             try:
                 found.update((row[0], row) for row in database.execute(sql))
                 break
             except sqlite3.DatabaseError as error:
-                self.faults.append(f"{table}: {error}")
-                self._all_hurt |= table in {"sessions", "unheard", "registrations", "gone", "results"}
+                self.faults.append(f"{name_on_disk(table)}: {error}")
+                self._all_damaged |= table in {*BY_SESSION, *OF_SESSIONS, "gone"}
         for row in sorted(found.values()):
-            if is_sound(table, row):
+            if is_intact(table, row):
                 self.rows[table].append(row)
             else:
-                self.faults.append(f"{table}: the row with {COLUMNS[table][0]} {row[0]} is not as written")
-                self._hurt_by(table, row)
+                self.faults.append(
+                    f"{name_on_disk(table)}: the row with {COLUMNS[table][0]} {row[0]} is not as written"
+                )
+                self._mark_damaged(table, row)
 
-    def _hurt_by(self, table: str, row: tuple[Any, ...]) -> None:
-        if table in {"registrations", "results"}:
-            self._hurt.add(row[1])
-        elif table in {"sessions", "unheard"}:
-            self._hurt.add(row[0])
+    def _mark_damaged(self, table: str, row: tuple[Any, ...]) -> None:
+        if table in OF_SESSIONS:
+            self._damaged.add(row[1])
+        elif table in BY_SESSION:
+            self._damaged.add(row[0])
             if table == "sessions":
-                self._broken[row[0]] = str(row[1])
+                self._damaged_ids[row[0]] = str(row[1])
         elif table == "gone":
-            self._hurt.update(kept[1] for kept in self.rows["registrations"] if kept[0] == row[0])
+            self._damaged.update(other[1] for other in self.rows["registrations"] if other[0] == row[0])
 
-    def _weigh(self) -> None:
-        """Which sessions are whole; what belongs to the others is left out."""
-        known = self._broken | {row[0]: row[1] for row in self.rows["sessions"]}
-        if not self._hurt.issubset(known):
-            self._all_hurt = True  # nobody knows whose rows those were
-        whole = set() if self._all_hurt else set(known) - self._hurt
-        self.set_aside.extend(sorted(known[session] for session in set(known) - whole))
-        for table in ("sessions", "unheard"):
-            self.rows[table] = [row for row in self.rows[table] if row[0] in whole]
-        for table in ("registrations", "results"):
-            self.rows[table] = [row for row in self.rows[table] if row[1] in whole]
+    def _exclude_damaged_sessions(self) -> None:
+        """Leaves out everything of a session of which anything is damaged."""
+        ids = self._damaged_ids | {row[0]: row[1] for row in self.rows["sessions"]}
+        if not self._damaged.issubset(ids):
+            self._all_damaged = True  # a damaged row names no known session: it may have been any session's
+        intact = set() if self._all_damaged else set(ids) - self._damaged
+        self.set_aside.extend(sorted(ids[session] for session in set(ids) - intact))
+        for table in BY_SESSION:
+            self.rows[table] = [row for row in self.rows[table] if row[0] in intact]
+        for table in OF_SESSIONS:
+            self.rows[table] = [row for row in self.rows[table] if row[1] in intact]
         registrations = {row[0] for row in self.rows["registrations"]}
         self.rows["gone"] = [row for row in self.rows["gone"] if row[0] in registrations]
 
 
 def _version(database: sqlite3.Connection) -> int:
-    """Of the tables; where it cannot be read, all tables are looked for."""
+    """Of the tables; where it cannot be read, the newest, so that all tables are looked for."""
     try:
         return version_of(database)
     except sqlite3.DatabaseError:
@@ -95,7 +102,7 @@ def _version(database: sqlite3.Connection) -> int:
 
 
 def inspect(directory: Directory) -> Inspection:
-    """Looks at all of a journal. Raises `JournalError` when there is none."""
+    """Reads all of a journal. Raises `JournalError` when there is none."""
     if not directory.database.exists():
         raise JournalError(f"there is no journal in {directory.path}")
     with closing(sqlite3.connect(directory.database)) as database:
@@ -103,35 +110,35 @@ def inspect(directory: Directory) -> Inspection:
 
 
 def repair(directory: Directory) -> Inspection:
-    """Makes a new journal of what can be used again; the old files stay beside it, under another name."""
+    """Makes a new journal of what is intact; the old files stay beside it as damaged-N.db."""
     inspection = inspect(directory)
     if not inspection.faults:
         return inspection
-    mended = directory.path / "journal.db.mended"
-    mended.unlink(missing_ok=True)
-    with closing(sqlite3.connect(mended, isolation_level=None)) as database:
+    repaired = directory.path / "journal.db.repaired"
+    repaired.unlink(missing_ok=True)
+    with closing(sqlite3.connect(repaired, isolation_level=None)) as database:
         database.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        migrate(database, str(mended))
+        migrate(database, str(repaired))
         database.execute("BEGIN")
         for table, rows in inspection.rows.items():
             _insert(database, table, rows)
         database.execute("COMMIT")
-    aside = _free_name(directory.path)
+    aside = _unused_name(directory.path)
     for suffix in ("-wal", "-shm", ""):
         path = directory.database.with_name(directory.database.name + suffix)
         if path.exists():
             path.replace(aside.with_name(aside.name + suffix))
-    mended.replace(directory.database)
+    repaired.replace(directory.database)
     directory.sync()
     return inspection
 
 
 def _insert(database: sqlite3.Connection, table: str, rows: Iterable[tuple[Any, ...]]) -> None:
     marks = ", ".join("?" * (len(COLUMNS[table]) + 1))
-    database.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)  # noqa: S608 - our own names
+    database.executemany(f"INSERT INTO {name_on_disk(table)} VALUES ({marks})", rows)  # noqa: S608 - our own names
 
 
-def _free_name(folder: Path) -> Path:
+def _unused_name(folder: Path) -> Path:
     number = 1
     while (folder / f"damaged-{number}.db").exists():
         number += 1

@@ -1,7 +1,7 @@
-"""Rows of the journal: their checksums, and the content of results as bytes and back.
+"""Rows of the journal: their checksums, and the packed contents of changes and results.
 
-A checksum is the CRC-32 of all that a row says, taken over its values in the order of the table, with lengths in
-between, so no value can move from one column to the next unseen.
+A checksum is the CRC-32 of a row's values in the order of the table. Types and lengths go into it too, so a value
+cannot move from one column to the next unnoticed.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any, Final
 from purgatory.engine.batches import PartitionName
 from purgatory.engine.completions import Completions
 from purgatory.engine.snapshot.saved import completions_from, completions_to
-from purgatory.journal.group import Refused
-from purgatory.journal.sql_schema import PLACED
+from purgatory.journal.group import RefusedRows
+from purgatory.journal.sql_schema import SURROGATE_KEYED
 
 Value = int | str | bytes
 
 ENDED: Final = 0
 REFUSED: Final = 1
-CHANGE: Final = struct.Struct("<IqI")
-"""Before each partition of a row of changes: lengths of its topic and its content, and its number between them."""
-PART: Final = struct.Struct("<BI")
-"""Before each part of the content of a row of results: what it is, and its length."""
+CHANGE_HEADER: Final = struct.Struct("<IqI")
+"""Before each partition of a row of changes: length of the topic, partition number, length of the content."""
+RESULTS_HEADER: Final = struct.Struct("<BI")
+"""Before each part of a row of results: ENDED or REFUSED, and its length."""
 
 
 def checksum(*values: Value) -> int:
@@ -43,31 +43,31 @@ def checksum(*values: Value) -> int:
     return crc
 
 
-def is_sound(table: str, row: tuple[Any, ...]) -> bool:
-    """Whether a row of a table, read with all its columns, is what was written."""
-    values = row[1:-1] if table in PLACED else row[:-1]
+def is_intact(table: str, row: tuple[Any, ...]) -> bool:
+    """Whether a row of a table, read with all its columns, is as it was written."""
+    values = row[1:-1] if table in SURROGATE_KEYED else row[:-1]
     try:
         return bool(checksum(*values) == row[-1])
     except (TypeError, AttributeError, OverflowError, ValueError):
         return False
 
 
-def changes_to(changes: list[tuple[PartitionName, bytes]]) -> bytes:
-    """The content of a row of changes: partitions, those that are gone without content."""
+def pack_changes(changes: list[tuple[PartitionName, bytes]]) -> bytes:
+    """The content of a row of changes: partitions with their contents; empty ones were removed."""
     packed: list[bytes] = []
     for (topic, number), content in changes:
         name = topic.encode()
-        packed += CHANGE.pack(len(name), number, len(content)), name, content
+        packed += CHANGE_HEADER.pack(len(name), number, len(content)), name, content
     return b"".join(packed)
 
 
-def changes_from(content: bytes) -> list[tuple[PartitionName, bytes]]:
+def unpack_changes(content: bytes) -> list[tuple[PartitionName, bytes]]:
     """The partitions of a row of changes."""
     changes: list[tuple[PartitionName, bytes]] = []
     place = 0
     while place < len(content):
-        name_length, number, length = CHANGE.unpack_from(content, place)
-        place += CHANGE.size
+        name_length, number, length = CHANGE_HEADER.unpack_from(content, place)
+        place += CHANGE_HEADER.size
         name = content[place : place + name_length].decode()
         place += name_length
         changes.append(((name, number), content[place : place + length]))
@@ -75,29 +75,30 @@ def changes_from(content: bytes) -> list[tuple[PartitionName, bytes]]:
     return changes
 
 
-def results_to(parts: list[Completions | Refused]) -> tuple[bytes, int]:
-    """The content of a row of results, and how many there are."""
+def pack_results(parts: list[Completions | RefusedRows]) -> tuple[bytes, int]:
+    """The content of a row of results, and how many results there are."""
     packed: list[bytes] = []
     count = 0
     for part in parts:
-        what, content = (
-            (REFUSED, json.dumps(part).encode()) if isinstance(part, list) else (ENDED, completions_to(part))
-        )
-        packed += PART.pack(what, len(content)), content
+        if isinstance(part, list):
+            form, content = REFUSED, json.dumps(part).encode()
+        else:
+            form, content = ENDED, completions_to(part)
+        packed += RESULTS_HEADER.pack(form, len(content)), content
         count += len(part)
     return b"".join(packed), count
 
 
-def results_from(content: bytes, owner_id: int) -> list[Completions | Refused]:
+def unpack_results(content: bytes, owner_id: int) -> list[Completions | RefusedRows]:
     """The results of a row, as those of this owner."""
-    parts: list[Completions | Refused] = []
+    parts: list[Completions | RefusedRows] = []
     place = 0
     while place < len(content):
-        what, length = PART.unpack_from(content, place)
-        place += PART.size
+        form, length = RESULTS_HEADER.unpack_from(content, place)
+        place += RESULTS_HEADER.size
         octets = content[place : place + length]
-        if what == REFUSED:
-            parts.append([(code, field, said, number, kind) for code, field, said, number, kind in json.loads(octets)])
+        if form == REFUSED:
+            parts.append([(code, field, text, number, kind) for code, field, text, number, kind in json.loads(octets)])
         else:
             parts.append(completions_from(octets, owner_id))
         place += length

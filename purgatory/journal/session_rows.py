@@ -1,8 +1,8 @@
-"""What of the journal's rows is still needed: which operations of each registration wait, which results are kept.
+"""Which of the journal's rows are still needed: who of each registration waits, which results are unacknowledged.
 
-Held in memory by the journal's thread, so that no row is ever read again while a daemon runs. Each registration has a
-roster of its operations. Ids only rise in a session, so the row of an operation is found by its first id; operations
-that came a step further have moved to a later row, and those are few.
+Held in memory by the journal's thread, so that no row is ever read again while a daemon runs. Each row of registrations
+has a roster of its operations. Ids only rise within a session, so an operation's row is found by its first id; the few
+operations that have progressed (some of their partitions have come to an end) were moved to a later row.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ from mypy_extensions import i64
 
 from purgatory.engine.snapshot.packing import Roster
 
+EMPTY_ROWS_MIN: Final = 16
+"""So many empty rows, beyond half of all, are dropped from the lists together: one at a time would cost n each."""
 
-class Kept:
-    """One row of registrations."""
+
+class RegistrationRow:
+    """One row of registrations, and who of it still waits."""
 
     __slots__ = ("registration", "roster")
 
@@ -27,15 +30,16 @@ class Kept:
         self.roster: Final = roster
 
 
-class SessionLedger:
+class SessionRows:
     """The rows of one session."""
 
     def __init__(self) -> None:
-        self._firsts: list[int] = []
-        self._rows: list[Kept] = []
-        """In order of their first ids."""
-        self._emptied = 0
-        self._moved: Final[dict[int, Kept]] = {}
+        self._first_ids: list[int] = []
+        self._rows: list[RegistrationRow] = []
+        """In order of their first ids, so that `_first_ids` can be bisected."""
+        self._empty = 0
+        self._moved: Final[dict[int, RegistrationRow]] = {}
+        """By operation id: the later row that an operation was moved to."""
         self._results: Final[deque[tuple[int, int]]] = deque()
         """(row, last sequence number)."""
 
@@ -44,61 +48,62 @@ class SessionLedger:
         return not self._rows or operation_id > self._rows[-1].roster.last
 
     def registrations(self) -> list[int]:
-        """All rows of registrations that have somebody left."""
+        """All rows of registrations in which something still waits."""
         rows = [*self._rows, *self._moved.values()]
-        return list(dict.fromkeys(kept.registration for kept in rows if kept.roster.left))
+        return list(dict.fromkeys(row.registration for row in rows if row.roster.left))
 
     def add(self, registration: int, roster: Roster) -> None:
         """A new row of operations whose ids are above all before."""
         assert self.is_above_all(int(roster.first)), f"id {roster.first} after {self._rows[-1].roster.last}"
-        self._firsts.append(int(roster.first))
-        self._rows.append(Kept(registration, roster))
+        self._first_ids.append(int(roster.first))
+        self._rows.append(RegistrationRow(registration, roster))
 
     def add_moved(self, registration: int, roster: Roster) -> None:
         """A new row of operations that were in other rows before, from which they were struck."""
-        kept = Kept(registration, roster)
+        row = RegistrationRow(registration, roster)
         for operation_id in roster.remaining():
-            self._moved[operation_id] = kept
+            self._moved[operation_id] = row
 
-    def strike(self, ids: vec[i64]) -> list[Kept]:
-        """These operations have ended or moved: crosses them off. Gives the rows that it changed."""
-        changed: dict[int, Kept] = {}
+    def strike(self, ids: vec[i64]) -> list[RegistrationRow]:
+        """Crosses operations off that have ended or moved; gives the rows that this changed."""
+        changed: dict[int, RegistrationRow] = {}
         place, count = 0, len(ids)
         while place < count:
-            one_by_one = bool(self._moved)  # the next one may have moved to quite another row
-            kept = (self._moved.pop(ids[place], None) if one_by_one else None) or self._row_of(ids[place])
-            if kept is None:  # it began and ended within one group, and has no row
+            # A roster can strike a whole run of ids at once, but not if one of them may have moved to another row.
+            one_by_one = bool(self._moved)
+            row = (self._moved.pop(ids[place], None) if one_by_one else None) or self._row_of(ids[place])
+            if row is None:  # it was registered and ended within one group, and was never written
                 place += 1
                 continue
             if one_by_one:
-                kept.roster.strike(ids[place : place + 1], 0)
+                row.roster.strike(ids[place : place + 1], 0)
                 place += 1
             else:
-                place = kept.roster.strike(ids, place)
-            changed[kept.registration] = kept
-        self._emptied += sum(kept.roster.left == 0 for kept in changed.values())
-        if self._emptied > len(self._rows) // 2 + 16:
-            self._forget_emptied()
+                place = row.roster.strike(ids, place)
+            changed[row.registration] = row
+        self._empty += sum(row.roster.left == 0 for row in changed.values())
+        if self._empty > len(self._rows) // 2 + EMPTY_ROWS_MIN:
+            self._drop_empty()
         return list(changed.values())
 
-    def _row_of(self, operation_id: int) -> Kept | None:
-        place = bisect_right(self._firsts, operation_id) - 1
+    def _row_of(self, operation_id: int) -> RegistrationRow | None:
+        place = bisect_right(self._first_ids, operation_id) - 1
         if place < 0 or operation_id > self._rows[place].roster.last:
             return None
         return self._rows[place]
 
-    def _forget_emptied(self) -> None:
-        self._rows = [kept for kept in self._rows if kept.roster.left]
-        self._firsts = [int(kept.roster.first) for kept in self._rows]
-        self._emptied = 0
+    def _drop_empty(self) -> None:
+        self._rows = [row for row in self._rows if row.roster.left]
+        self._first_ids = [int(row.roster.first) for row in self._rows]
+        self._empty = 0
 
     def add_results(self, result: int, last_sequence: int) -> None:
         """A new row of results, up to this sequence number."""
         self._results.append((result, last_sequence))
 
     def acknowledge(self, sequence: int) -> list[int]:
-        """All results up to `sequence` are acknowledged: gives the rows that are needed no more."""
-        done: list[int] = []
+        """Results up to `sequence` are acknowledged; gives the rows of results that this makes unneeded."""
+        unneeded: list[int] = []
         while self._results and self._results[0][1] <= sequence:
-            done.append(self._results.popleft()[0])
-        return done
+            unneeded.append(self._results.popleft()[0])
+        return unneeded

@@ -1,6 +1,4 @@
-"""The tables of the journal, their versions, and how an older one becomes the present one. docs/durability.md says what
-each is for.
-"""
+"""The tables of the journal, and the migrations of older versions. docs/durability.md describes each table."""
 
 from __future__ import annotations
 
@@ -86,15 +84,18 @@ CREATE TABLE unheard (
 MIGRATIONS: Final[tuple[str, ...]] = (VERSION_1, VERSION_2)
 """The script that makes version n + 1 out of version n; version 0 is an empty file. Only ever appended to."""
 
-SINCE: Final = {"unheard": 2}
-"""The version that a table came with, where it is not the first."""
+ADDED_IN: Final = {"awaiting_resume": 2}
+"""The version that added a table, where it is not the first."""
+
+NAMES_ON_DISK: Final = {"awaiting_resume": "unheard"}
+"""What a table is called on disk, where it goes by another name here: a rename would cost every user a migration."""
 
 COLUMNS: Final = {
     "moment": ("one", "engine_ms", "wall_ms", "boot_ms", "boot_id", "group_number", "clean"),
     "sessions": (
         "session", "session_id", "highest_operation_id", "last_sequence", "acknowledged_sequence", "sequence_shift",
     ),
-    "unheard": ("session", "after_sequence"),
+    "awaiting_resume": ("session", "after_sequence"),
     "registrations": ("registration", "session", "first_operation_id", "last_operation_id", "operations", "content"),
     "gone": ("registration", "bits"),
     "results": ("result", "session", "first_sequence", "results", "content"),
@@ -102,16 +103,21 @@ COLUMNS: Final = {
     "changes": ("change", "content"),
     "keys": ("place", "key", "count"),
 }  # fmt: skip
-"""The columns of each table, but for the checksum."""
+"""The columns of each table, without the checksum, which is the last."""
 
-PLACED: Final = {"moment", "partitions", "keys"}
-"""Tables whose first column is a mere place, and not part of what the checksum is taken of."""
+SURROGATE_KEYED: Final = {"moment", "partitions", "keys"}
+"""Tables whose first column is a number without meaning, which the checksum leaves out."""
+
+
+def name_on_disk(table: str) -> str:
+    """What a table is called in SQL."""
+    return NAMES_ON_DISK.get(table, table)
 
 
 def select(table: str) -> str:
     """SQL for all rows of a table with all columns, in order of the first."""
     columns = COLUMNS[table]
-    return f"SELECT {', '.join(columns)}, crc32 FROM {table} ORDER BY {columns[0]}"  # noqa: S608 - our own names
+    return f"SELECT {', '.join(columns)}, crc32 FROM {name_on_disk(table)} ORDER BY {columns[0]}"  # noqa: S608 - our own names
 
 
 def version_of(database: sqlite3.Connection) -> int:
@@ -120,14 +126,15 @@ def version_of(database: sqlite3.Connection) -> int:
 
 
 def migrate(database: sqlite3.Connection, name: str, migrations: tuple[str, ...] = MIGRATIONS) -> int:
-    """Brings a journal to the newest version, a version at a time; gives the version that it had. Raises
-    `JournalTooNew` for one that is newer still.
+    """Brings a journal to the newest version, one transaction per version; gives the version that it had.
+
+    Raises `JournalTooNew` for one of a later version than this program knows.
     """
     version = version_of(database)
     if version > len(migrations):
         raise JournalTooNew(
-            f"{name} is of version {version}, and this program knows {len(migrations)} at most: run the program that "
-            f"wrote it, or a newer one"
+            f"{name} is of version {version}, and this program knows versions up to {len(migrations)}: run the "
+            f"program that wrote it, or a newer one"
         )
     for number, script in enumerate(migrations[version:], version + 1):
         pragmas = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {number};"

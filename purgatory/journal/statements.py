@@ -1,6 +1,6 @@
-"""A group as SQL: which rows it adds, changes and takes away. Made once, so that it can be tried again as it is.
+"""A group as SQL: the rows it adds, changes and deletes. Built once, so that a failed commit is retried as it was.
 
-Every statement can be run twice with the same end, for a commit that failed may be found done after all.
+Every statement may run twice with the same outcome: a commit that reported an error may turn out to have been done.
 """
 
 from __future__ import annotations
@@ -10,197 +10,206 @@ from typing import Any, Final
 from purgatory.engine.batches import PartitionName
 from purgatory.engine.snapshot.packing import Roster
 from purgatory.engine.snapshot.saved import SavedOperations
-from purgatory.journal.group import Group, SessionPart
-from purgatory.journal.row_codec import changes_to, checksum, results_to
-from purgatory.journal.session_rows import Kept, SessionLedger
+from purgatory.journal.group import Group, SessionChanges
+from purgatory.journal.row_codec import checksum, pack_changes, pack_results
+from purgatory.journal.session_rows import RegistrationRow, SessionRows
+from purgatory.journal.sql_schema import name_on_disk
 
-PUT_REGISTRATION: Final = "INSERT OR REPLACE INTO registrations VALUES (?, ?, ?, ?, ?, ?, ?)"
-PUT_GONE: Final = "INSERT OR REPLACE INTO gone VALUES (?, ?, ?)"
-PUT_RESULTS: Final = "INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?, ?)"
-PUT_SESSION: Final = "INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?)"
-PUT_UNHEARD: Final = "INSERT OR REPLACE INTO unheard VALUES (?, ?, ?)"
-PUT_PARTITION: Final = (
+AWAITING_RESUME: Final = name_on_disk("awaiting_resume")
+
+UPSERT_REGISTRATION: Final = "INSERT OR REPLACE INTO registrations VALUES (?, ?, ?, ?, ?, ?, ?)"
+UPSERT_GONE: Final = "INSERT OR REPLACE INTO gone VALUES (?, ?, ?)"
+UPSERT_RESULTS: Final = "INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?, ?)"
+UPSERT_SESSION: Final = "INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?)"
+UPSERT_AWAITING_RESUME: Final = f"INSERT OR REPLACE INTO {AWAITING_RESUME} VALUES (?, ?, ?)"  # noqa: S608 - our own name
+UPSERT_PARTITION: Final = (
     "INSERT INTO partitions (topic, number, content, crc32) VALUES (?, ?, ?, ?) "
     "ON CONFLICT (topic, number) DO UPDATE SET content = excluded.content, crc32 = excluded.crc32"
 )
-PUT_CHANGES: Final = "INSERT OR REPLACE INTO changes VALUES (?, ?, ?)"
-TAKE_CHANGES: Final = "DELETE FROM changes WHERE change = ?"
-PUT_KEY: Final = "INSERT OR REPLACE INTO keys (key, count, crc32) VALUES (?, ?, ?)"
-PUT_MOMENT: Final = "INSERT OR REPLACE INTO moment VALUES (1, ?, ?, ?, ?, ?, ?, ?)"
-TAKE_REGISTRATION: Final = "DELETE FROM registrations WHERE registration = ?"
-TAKE_GONE: Final = "DELETE FROM gone WHERE registration = ?"
-TAKE_RESULTS: Final = "DELETE FROM results WHERE result = ?"
-TAKE_SESSION: Final = "DELETE FROM sessions WHERE session = ?"
-TAKE_UNHEARD: Final = "DELETE FROM unheard WHERE session = ?"
-TAKE_PARTITION: Final = "DELETE FROM partitions WHERE topic = ? AND number = ?"
-TAKE_KEY: Final = "DELETE FROM keys WHERE key = ?"
+UPSERT_CHANGES: Final = "INSERT OR REPLACE INTO changes VALUES (?, ?, ?)"
+DELETE_CHANGES: Final = "DELETE FROM changes WHERE change = ?"
+UPSERT_KEY: Final = "INSERT OR REPLACE INTO keys (key, count, crc32) VALUES (?, ?, ?)"
+UPSERT_MOMENT: Final = "INSERT OR REPLACE INTO moment VALUES (1, ?, ?, ?, ?, ?, ?, ?)"
+DELETE_REGISTRATION: Final = "DELETE FROM registrations WHERE registration = ?"
+DELETE_GONE: Final = "DELETE FROM gone WHERE registration = ?"
+DELETE_RESULTS: Final = "DELETE FROM results WHERE result = ?"
+DELETE_SESSION: Final = "DELETE FROM sessions WHERE session = ?"
+DELETE_AWAITING_RESUME: Final = f"DELETE FROM {AWAITING_RESUME} WHERE session = ?"  # noqa: S608 - our own name
+DELETE_PARTITION: Final = "DELETE FROM partitions WHERE topic = ? AND number = ?"
+DELETE_KEY: Final = "DELETE FROM keys WHERE key = ?"
 
 ORDER: Final = (
-    PUT_REGISTRATION, PUT_GONE, PUT_RESULTS, PUT_SESSION, PUT_UNHEARD, PUT_PARTITION, PUT_CHANGES, PUT_KEY,
-    TAKE_REGISTRATION, TAKE_GONE, TAKE_RESULTS, TAKE_SESSION, TAKE_UNHEARD, TAKE_PARTITION, TAKE_CHANGES, TAKE_KEY,
-    PUT_MOMENT,
+    UPSERT_REGISTRATION, UPSERT_GONE, UPSERT_RESULTS, UPSERT_SESSION, UPSERT_AWAITING_RESUME, UPSERT_PARTITION,
+    UPSERT_CHANGES, UPSERT_KEY,
+    DELETE_REGISTRATION, DELETE_GONE, DELETE_RESULTS, DELETE_SESSION, DELETE_AWAITING_RESUME, DELETE_PARTITION,
+    DELETE_CHANGES, DELETE_KEY,
+    UPSERT_MOMENT,
 )  # fmt: skip
 
-Statements = dict[str, list[tuple[Any, ...]]]
-
-
-CHANGES_MAX: Final = 64
+CHANGE_ROWS_MAX: Final = 64
+"""Rows of changes that are kept before they are merged into `partitions`."""
 FEW_PARTITIONS: Final = 4
+"""So few changed partitions are written to `partitions` at once."""
+
+Statements = dict[str, list[tuple[Any, ...]]]
+"""By SQL text: the parameters of each time it is run."""
 
 
-class Bookkeeper:
-    """Turns groups into statements, and keeps the ledgers in step."""
+class StatementBuilder:
+    """Turns groups into statements, and keeps track of the rows that these add and delete."""
 
     def __init__(self) -> None:
-        self._ledgers: Final[dict[int, SessionLedger]] = {}
-        self._unheard: Final[set[int]] = set()
-        """Sessions that have such a row."""
+        self._sessions: Final[dict[int, SessionRows]] = {}
+        self._awaiting_resume: Final[set[int]] = set()
+        """Sessions that have a row in that table."""
         self._last_registration = 0
         self._last_result = 0
         self._last_change = 0
-        self._changes: Final[list[int]] = []
+        self._change_rows: Final[list[int]] = []
         """Rows of changes that are not merged yet."""
-        self._changed: Final[dict[PartitionName, bytes]] = {}
-        """What they say."""
+        self._unmerged: Final[dict[PartitionName, bytes]] = {}
+        """Their contents together."""
         self.registrations = 0
-        """Rows there are."""
+        """Rows of that table."""
         self.results = 0
-        """Rows there are."""
+        """Rows of that table."""
 
-    def ledger(self, session: int) -> SessionLedger:
-        """That of a session."""
-        return self._ledgers.setdefault(session, SessionLedger())
+    # Rows found at start. They must be added in order.
 
-    def found(self, session: int, registration: int, roster: Roster) -> None:
-        """A row of registrations that is there already. To be told in order of the rows."""
+    def add_existing_registration(self, session: int, registration: int, roster: Roster) -> None:
         self._last_registration = registration
         self.registrations += 1
-        ledger = self.ledger(session)
-        if ledger.is_above_all(int(roster.first)):
-            ledger.add(registration, roster)
+        rows = self._rows_of(session)
+        if rows.is_above_all(int(roster.first)):
+            rows.add(registration, roster)
         else:
-            ledger.add_moved(registration, roster)
+            rows.add_moved(registration, roster)
 
-    def found_results(self, session: int, result: int, last_sequence: int) -> None:
-        """A row of results that is there already. To be told in order of the rows."""
+    def add_existing_results(self, session: int, result: int, last_sequence: int) -> None:
         self._last_result = result
         self.results += 1
-        self.ledger(session).add_results(result, last_sequence)
+        self._rows_of(session).add_results(result, last_sequence)
 
-    def found_unheard(self, session: int) -> None:
-        """A row of unheard sessions that is there already."""
-        self._unheard.add(session)
+    def add_existing_awaiting_resume(self, session: int) -> None:
+        self._awaiting_resume.add(session)
 
-    def found_changes(self, change: int, changes: list[tuple[PartitionName, bytes]]) -> None:
-        """A row of changes that is there already. To be told in order of the rows."""
+    def add_existing_changes(self, change: int, changes: list[tuple[PartitionName, bytes]]) -> None:
         self._last_change = change
-        self._changes.append(change)
-        self._changed.update(changes)
+        self._change_rows.append(change)
+        self._unmerged.update(changes)
+
+    # Groups.
 
     def statements(self, group: Group) -> Statements:
-        """What is to be done."""
-        todo: Statements = {sql: [] for sql in ORDER}
+        """The statements of a group's transaction."""
+        out: Statements = {sql: [] for sql in ORDER}
         for part in group.sessions:
             if part.dropped:
-                self._drop(part, todo)
+                self._drop_session(part, out)
             else:
-                self._keep(part, todo)
+                self._update_session(part, out)
         if group.partitions:
-            self._keep_partitions(group, todo)
+            self._add_partitions(group, out)
         for key, count in group.keys:
             if count:
-                todo[PUT_KEY].append((key, count, checksum(key, count)))
+                out[UPSERT_KEY].append((key, count, checksum(key, count)))
             else:
-                todo[TAKE_KEY].append((key,))
+                out[DELETE_KEY].append((key,))
         moment = (*group.moment, group.number, int(group.is_last))
-        todo[PUT_MOMENT].append((*moment, checksum(*moment)))
-        return todo
+        out[UPSERT_MOMENT].append((*moment, checksum(*moment)))
+        return out
 
-    def _keep_partitions(self, group: Group, todo: Statements) -> None:
-        """Many at a time go into one row, which costs less than a row for each; after some groups all are merged."""
-        self._changed.update(group.partitions)
-        few = not self._changes and len(group.partitions) <= FEW_PARTITIONS
-        if not few and len(self._changes) < CHANGES_MAX:
+    def _add_partitions(self, group: Group, out: Statements) -> None:
+        """Many at a time go into one row of changes, which costs less than a row for each; these are merged later."""
+        self._unmerged.update(group.partitions)
+        few = not self._change_rows and len(group.partitions) <= FEW_PARTITIONS
+        if not few and len(self._change_rows) < CHANGE_ROWS_MAX:
             self._last_change += 1
-            self._changes.append(self._last_change)
-            row = (self._last_change, changes_to(group.partitions))
-            todo[PUT_CHANGES].append((*row, checksum(*row)))
+            self._change_rows.append(self._last_change)
+            row = (self._last_change, pack_changes(group.partitions))
+            out[UPSERT_CHANGES].append((*row, checksum(*row)))
             return
-        for (topic, number), content in self._changed.items():
+        for (topic, number), content in self._unmerged.items():
             if content:
-                todo[PUT_PARTITION].append((topic, number, content, checksum(topic, number, content)))
+                out[UPSERT_PARTITION].append((topic, number, content, checksum(topic, number, content)))
             else:
-                todo[TAKE_PARTITION].append((topic, number))
-        todo[TAKE_CHANGES].extend((change,) for change in self._changes)
-        self._changes.clear()
-        self._changed.clear()
+                out[DELETE_PARTITION].append((topic, number))
+        out[DELETE_CHANGES].extend((change,) for change in self._change_rows)
+        self._change_rows.clear()
+        self._unmerged.clear()
 
-    def _drop(self, part: SessionPart, todo: Statements) -> None:
+    def _drop_session(self, part: SessionChanges, out: Statements) -> None:
         session = part.state.session
-        ledger = self._ledgers.pop(session, None)
-        todo[TAKE_SESSION].append((session,))
-        self._keep_unheard(session, -1, todo)
-        if ledger is not None:
-            self._take_registrations(ledger.registrations(), todo)
-            self._take_results(ledger.acknowledge(part.state.last_sequence), todo)
+        rows = self._sessions.pop(session, None)
+        out[DELETE_SESSION].append((session,))
+        self._update_awaiting_resume(session, -1, out)
+        if rows is not None:
+            self._delete_registrations(rows.registrations(), out)
+            self._delete_results(rows.acknowledge(part.state.last_sequence), out)
 
-    def _keep(self, part: SessionPart, todo: Statements) -> None:
+    def _update_session(self, part: SessionChanges, out: Statements) -> None:
         state = part.state
-        ledger = self.ledger(state.session)
-        changed: dict[int, Kept] = {}
+        rows = self._rows_of(state.session)
+        changed: dict[int, RegistrationRow] = {}
+        # Old rows are struck before new ones are added: a progressed operation is in both, and stays in the new one.
         for ended in part.results:
             if not isinstance(ended, list):
-                changed.update((kept.registration, kept) for kept in ledger.strike(ended.operation_ids))
-        if part.moved is not None and len(part.moved):
-            changed.update((kept.registration, kept) for kept in ledger.strike(part.moved.operation_ids))
-        for kept in changed.values():
-            if kept.roster.left:
-                bits = kept.roster.gone()
-                todo[PUT_GONE].append((kept.registration, bits, checksum(kept.registration, bits)))
-        self._take_registrations([kept.registration for kept in changed.values() if not kept.roster.left], todo)
+                changed.update((row.registration, row) for row in rows.strike(ended.operation_ids))
+        if part.progressed is not None and len(part.progressed):
+            changed.update((row.registration, row) for row in rows.strike(part.progressed.operation_ids))
+        for row in changed.values():
+            if row.roster.left:
+                bits = row.roster.gone()
+                out[UPSERT_GONE].append((row.registration, bits, checksum(row.registration, bits)))
+        self._delete_registrations([row.registration for row in changed.values() if not row.roster.left], out)
         if part.registered is not None and len(part.registered):
-            ledger.add(self._put(state.session, part.registered, todo), Roster(part.registered.operation_ids, b""))
-        if part.moved is not None and len(part.moved):
-            ledger.add_moved(self._put(state.session, part.moved, todo), Roster(part.moved.operation_ids, b""))
-        self._take_results(ledger.acknowledge(state.acknowledged_sequence), todo)
-        if part.results and state.last_sequence > state.acknowledged_sequence:
-            self._put_results(part, ledger, todo)
-        todo[PUT_SESSION].append((*state, checksum(*state)))
-        self._keep_unheard(state.session, part.unheard_after, todo)
+            row_id = self._insert_registration(state.session, part.registered, out)
+            rows.add(row_id, Roster(part.registered.operation_ids, b""))
+        if part.progressed is not None and len(part.progressed):
+            row_id = self._insert_registration(state.session, part.progressed, out)
+            rows.add_moved(row_id, Roster(part.progressed.operation_ids, b""))
+        self._delete_results(rows.acknowledge(state.acknowledged_sequence), out)
+        if part.results and state.last_sequence > state.acknowledged_sequence:  # acknowledged already: never written
+            self._insert_results(part, rows, out)
+        out[UPSERT_SESSION].append((*state, checksum(*state)))
+        self._update_awaiting_resume(state.session, part.uncertain_after, out)
 
-    def _keep_unheard(self, session: int, after_sequence: int, todo: Statements) -> None:
-        """The row is written once, and stays until the client is back."""
-        if after_sequence >= 0 and session not in self._unheard:
-            self._unheard.add(session)
-            todo[PUT_UNHEARD].append((session, after_sequence, checksum(session, after_sequence)))
-        elif after_sequence < 0 and session in self._unheard:
-            self._unheard.remove(session)
-            todo[TAKE_UNHEARD].append((session,))
+    def _update_awaiting_resume(self, session: int, after_sequence: int, out: Statements) -> None:
+        """The row is written once, and stays until the client has resumed the session."""
+        if after_sequence >= 0 and session not in self._awaiting_resume:
+            self._awaiting_resume.add(session)
+            out[UPSERT_AWAITING_RESUME].append((session, after_sequence, checksum(session, after_sequence)))
+        elif after_sequence < 0 and session in self._awaiting_resume:
+            self._awaiting_resume.remove(session)
+            out[DELETE_AWAITING_RESUME].append((session,))
 
-    def _put(self, session: int, saved: SavedOperations, todo: Statements) -> int:
+    def _rows_of(self, session: int) -> SessionRows:
+        return self._sessions.setdefault(session, SessionRows())
+
+    def _insert_registration(self, session: int, saved: SavedOperations, out: Statements) -> int:
         self._last_registration += 1
         self.registrations += 1
         ids = saved.operation_ids
         row = (self._last_registration, session, ids[0], ids[len(ids) - 1], len(ids), saved.to_bytes())
-        todo[PUT_REGISTRATION].append((*row, checksum(*row)))
+        out[UPSERT_REGISTRATION].append((*row, checksum(*row)))
         return self._last_registration
 
-    def _put_results(self, part: SessionPart, ledger: SessionLedger, todo: Statements) -> None:
+    def _insert_results(self, part: SessionChanges, rows: SessionRows, out: Statements) -> None:
         self._last_result += 1
         self.results += 1
-        content, count = results_to(part.results)
+        content, count = pack_results(part.results)
         last = part.first_sequence + count - 1
         assert last == part.state.last_sequence, f"results end at {last}, the session at {part.state.last_sequence}"
         row = (self._last_result, part.state.session, part.first_sequence, count, content)
-        todo[PUT_RESULTS].append((*row, checksum(*row)))
-        ledger.add_results(self._last_result, last)
+        out[UPSERT_RESULTS].append((*row, checksum(*row)))
+        rows.add_results(self._last_result, last)
 
-    def _take_registrations(self, rows: list[int], todo: Statements) -> None:
+    def _delete_registrations(self, rows: list[int], out: Statements) -> None:
         self.registrations -= len(rows)
         for row in rows:
-            todo[TAKE_REGISTRATION].append((row,))
-            todo[TAKE_GONE].append((row,))
+            out[DELETE_REGISTRATION].append((row,))
+            out[DELETE_GONE].append((row,))
 
-    def _take_results(self, rows: list[int], todo: Statements) -> None:
+    def _delete_results(self, rows: list[int], out: Statements) -> None:
         self.results -= len(rows)
-        todo[TAKE_RESULTS].extend((row,) for row in rows)
+        out[DELETE_RESULTS].extend((row,) for row in rows)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from purgatory.engine import codes
 from purgatory.engine.completions import Completions
 from purgatory.engine.snapshot.saved import SavedOperations
-from purgatory.journal.continued_time import ReadClocks, Reading
+from purgatory.journal.continued_time import ClockReading, ReadClocks
 from purgatory.journal.crash_points import AFTER_COMMIT, CrashPoints
 from purgatory.service.host import Host
 from purgatory.service.listeners.journal_opening import OpenJournal
@@ -28,7 +28,7 @@ BOOT: Final = "boot-1"
 
 def clocks_of(clock: ManualClock) -> ReadClocks:
     """All of a machine's clocks, as one clock that is moved by hand."""
-    return lambda: Reading(clock.now_ms(), clock.now_ms(), BOOT)
+    return lambda: ClockReading(clock.now_ms(), clock.now_ms(), BOOT)
 
 
 class PowerCut(CrashPoints):

@@ -9,7 +9,7 @@ import pytest
 
 from purgatory.engine import codes
 from purgatory.engine.batches import OperationBatch
-from purgatory.journal.continued_time import Reading, time_now_ms
+from purgatory.journal.continued_time import ClockReading, journal_now_ms
 from purgatory.journal.group import Moment
 from purgatory.service.host import Host
 from purgatory.service.listeners.journal_opening import OpenJournal
@@ -26,15 +26,15 @@ LAST = Moment(engine_ms=5_000_000_000, wall_ms=9_000_000_000, boot_ms=70_000, bo
 @pytest.mark.parametrize("step_ms", [-HOUR_MS, 0, HOUR_MS])
 def test_on_the_same_boot_setting_the_wall_clock_changes_nothing(step_ms: int) -> None:
     """The boot clock says what has passed."""
-    now = Reading(LAST.wall_ms + 2_000 + step_ms, LAST.boot_ms + 2_000, "one")
-    assert time_now_ms(LAST, now) == LAST.engine_ms + 2_000
+    now = ClockReading(LAST.wall_ms + 2_000 + step_ms, LAST.boot_ms + 2_000, "one")
+    assert journal_now_ms(LAST, now) == LAST.engine_ms + 2_000
 
 
 @pytest.mark.parametrize(("step_ms", "passed_ms"), [(-HOUR_MS, 0), (0, 2_000), (HOUR_MS, HOUR_MS + 2_000)])
 def test_over_a_boot_the_wall_clock_is_believed_but_never_backwards(step_ms: int, passed_ms: int) -> None:
     """A wall clock that was set back makes waits longer, never shorter than nothing."""
-    now = Reading(LAST.wall_ms + 2_000 + step_ms, 10, "two")
-    assert time_now_ms(LAST, now) == LAST.engine_ms + passed_ms
+    now = ClockReading(LAST.wall_ms + 2_000 + step_ms, 10, "two")
+    assert journal_now_ms(LAST, now) == LAST.engine_ms + passed_ms
 
 
 @pytest.mark.parametrize(
@@ -52,20 +52,20 @@ def test_a_wait_over_a_restart_has_the_time_that_is_left(
 ) -> None:
     """As above, for a host and its journal; None: it was due meanwhile."""
 
-    async def open_at(now: Reading) -> tuple[Host, OpenJournal]:
+    async def open_at(now: ClockReading) -> tuple[Host, OpenJournal]:
         opened = OpenJournal(tmp_path, is_sync=True, clocks=lambda: now)
         host = new_host(ManualClock(opened.start_ms))
         await opened.restore(host)
         return host, opened
 
     async def lives() -> None:
-        host, opened = await open_at(Reading(LAST.wall_ms, LAST.boot_ms, "one"))
+        host, opened = await open_at(ClockReading(LAST.wall_ms, LAST.boot_ms, "one"))
         session, _ = host.sessions.open("a", host.clock.now_ms())
         batch = OperationBatch([1], partitions=[("t", 0)], offsets=[5], timeouts_ms=[TIMEOUT_MS])
         host.register(session, [OperationRun(codes.PRODUCE, batch)], [])
         (due_ms,) = host.engine.saving.save_above(session.owner, 0).deadlines_ms
         assert await opened.close(PATIENCE_S)
-        later = Reading(LAST.wall_ms + DOWN_MS + step_ms, LAST.boot_ms + DOWN_MS, boot_id)
+        later = ClockReading(LAST.wall_ms + DOWN_MS + step_ms, LAST.boot_ms + DOWN_MS, boot_id)
         host, opened = await open_at(later)
         host.reaper.turn()
         restored = list(host.engine.saving.save_above(host.sessions.get("a").owner, 0).deadlines_ms)
@@ -80,9 +80,9 @@ def test_a_wait_over_a_restart_has_the_time_that_is_left(
 def test_an_unknown_boot_is_another_one() -> None:
     """Where the machine does not say which boot it is, the wall clock is all there is."""
     last = LAST._replace(boot_id="")
-    assert time_now_ms(last, Reading(last.wall_ms + 7, last.boot_ms + 9_000, "")) == last.engine_ms + 7
+    assert journal_now_ms(last, ClockReading(last.wall_ms + 7, last.boot_ms + 9_000, "")) == last.engine_ms + 7
 
 
 def test_a_new_journal_begins_at_the_wall_clock() -> None:
     """Nothing is known yet."""
-    assert time_now_ms(None, Reading(42, 7, "one")) == 42
+    assert journal_now_ms(None, ClockReading(42, 7, "one")) == 42

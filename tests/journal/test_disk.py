@@ -154,7 +154,7 @@ def test_a_full_disk_by_sqlite_itself(tmp_path: Path) -> None:
         await until_closed(host, True)
         closed = host.journal.why_closed()
         assert closed is not None
-        assert "no room" in closed.message
+        assert "no space" in closed.message
         database.execute("PRAGMA max_page_count = 100000")
         await until_closed(host, False)
         assert await opened.close(PATIENCE_S)

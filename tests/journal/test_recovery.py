@@ -62,7 +62,7 @@ async def revive(life: Life, folder: Path) -> tuple[Host, OpenJournal, ManualClo
 def test_a_cut_after_any_commit_loses_nothing_of_it(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files as they are after some commit bring back what there was when its group was sealed: no more, no less."""
     monkeypatch.setattr(statements, "FEW_PARTITIONS", seed % 3)
-    monkeypatch.setattr(statements, "CHANGES_MAX", 3)
+    monkeypatch.setattr(statements, "CHANGE_ROWS_MAX", 3)
 
     async def lives() -> None:
         life = Life(tmp_path / "archive", seed)

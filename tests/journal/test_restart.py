@@ -96,4 +96,4 @@ def test_waits_and_results_survive_a_kill(tmp_path: Path) -> None:
 def test_waits_survive_a_restart_in_good_order(tmp_path: Path) -> None:
     """With a journal SIGTERM ends no wait of a session."""
     asyncio.run(live(tmp_path, DaemonProcess.stop, "sync"))
-    assert "the last daemon ended in good order" in (tmp_path / "daemon.log").read_text("utf-8")
+    assert "the last daemon shut down cleanly" in (tmp_path / "daemon.log").read_text("utf-8")

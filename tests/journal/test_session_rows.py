@@ -1,4 +1,4 @@
-"""The ledger of a session's rows: whatever ends or moves on, in whatever order, exactly the others are left."""
+"""The rows of a session: whatever ends or progresses, in whatever order, exactly the others are left."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from purgatory.engine.snapshot.packing import Roster
-from purgatory.journal.session_rows import SessionLedger
+from purgatory.journal.session_rows import SessionRows
 
 Rows = dict[int, tuple[list[int], bytes]]
 """By number: ids, and the bits of who is gone."""
@@ -18,13 +18,15 @@ Rows = dict[int, tuple[list[int], bytes]]
 STEPS = 40
 
 
-def load(rows: Rows) -> SessionLedger:
-    """A ledger made of the rows that there are, as after a restart."""
-    ledger = SessionLedger()
+def load(rows: Rows) -> SessionRows:
+    """A rows_of_session made of the rows that there are, as after a restart."""
+    rows_of_session = SessionRows()
     for number in sorted(rows):
         roster = Roster(vec[i64](rows[number][0]), rows[number][1])
-        (ledger.add if ledger.is_above_all(int(roster.first)) else ledger.add_moved)(number, roster)
-    return ledger
+        (rows_of_session.add if rows_of_session.is_above_all(int(roster.first)) else rows_of_session.add_moved)(
+            number, roster
+        )
+    return rows_of_session
 
 
 @pytest.mark.parametrize("seed", range(100))
@@ -32,7 +34,7 @@ def test_rows_hold_exactly_what_waits(seed: int) -> None:
     """After each step of a random life, restarts included, the rows hold every operation that waits, and once."""
     chance = random.Random(seed)
     rows: Rows = {}
-    ledger = SessionLedger()
+    rows_of_session = SessionRows()
     waiting: set[int] = set()
     last_id = last_row = 0
     for step in range(STEPS):
@@ -40,13 +42,13 @@ def test_rows_hold_exactly_what_waits(seed: int) -> None:
         waiting.difference_update(ended)
         moved = sorted(chance.sample(sorted(waiting), min(len(waiting), chance.choice((0, 0, 1, 3)))))
         for ids in (ended, moved):
-            for kept in ledger.strike(vec[i64](ids)):
+            for kept in rows_of_session.strike(vec[i64](ids)):
                 rows[kept.registration] = (rows[kept.registration][0], kept.roster.gone())
         rows = {number: row for number, row in rows.items() if Roster(vec[i64](row[0]), row[1]).left}
         new = [last_id + place for place in range(1, chance.randint(1, 6))]
         last_id += len(new)
         waits = [number for number in new if chance.random() < 0.8]
-        for ids, add in ((waits, ledger.add), (moved, ledger.add_moved)):
+        for ids, add in ((waits, rows_of_session.add), (moved, rows_of_session.add_moved)):
             if ids:
                 last_row += 1
                 rows[last_row] = (ids, b"")
@@ -55,7 +57,7 @@ def test_rows_hold_exactly_what_waits(seed: int) -> None:
         held = [number for ids, gone in rows.values() for number in Roster(vec[i64](ids), gone).remaining()]
         assert sorted(held) == sorted(waiting), f"step {step}"
         if chance.random() < 0.2:
-            ledger = load(rows)
+            rows_of_session = load(rows)
 
 
 def test_rosters_and_strikes_leave_nothing_behind() -> None:
@@ -63,9 +65,9 @@ def test_rosters_and_strikes_leave_nothing_behind() -> None:
 
     def work(times: int) -> int:
         for _ in range(times):
-            ledger = SessionLedger()
-            ledger.add(1, Roster(vec[i64](range(1, 41)), b""))
-            ledger.strike(vec[i64](range(1, 31)))
+            rows_of_session = SessionRows()
+            rows_of_session.add(1, Roster(vec[i64](range(1, 41)), b""))
+            rows_of_session.strike(vec[i64](range(1, 31)))
         return sys.getallocatedblocks()
 
     before = work(100)

@@ -11,7 +11,7 @@ from purgatory.journal import store as stores
 from purgatory.journal.crash_points import CrashPoints
 from purgatory.journal.directory import Directory
 from purgatory.journal.group import Group, Moment
-from purgatory.journal.statements import Bookkeeper
+from purgatory.journal.statements import StatementBuilder
 from purgatory.journal.store import Store
 
 PAGES_MAX = 20
@@ -31,13 +31,13 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
 
 def commit(store: Store, number: int) -> None:
     """A group in which nothing has happened but time."""
-    store.commit(Bookkeeper().statements(Group(number, Moment(number, number, number, "boot"))))
+    store.commit(StatementBuilder().statements(Group(number, Moment(number, number, number, "boot"))))
 
 
 def fill_log(store: Store, wal: Path) -> int:
     """Commits until the log is to be copied; its size."""
     number = 0
-    while not store._is_log_long():
+    while not store._is_wal_full():
         number += 1
         commit(store, number)
     return wal.stat().st_size
@@ -46,13 +46,13 @@ def fill_log(store: Store, wal: Path) -> int:
 def test_the_log_is_begun_anew_in_place(tmp_path: Path, store: Store) -> None:
     """Between groups it is copied once it is long, and what comes next is written over it: the file keeps its size."""
     wal = tmp_path / "journal.db-wal"
-    store.tidy(at_rest=True)
+    store.maintain(idle=True)
     size = fill_log(store, wal)
     assert size == 32 + PAGES_MAX * (24 + stores.PAGE_BYTES)
-    store.tidy(at_rest=False)
+    store.maintain(idle=False)
     commit(store, 1_000)
-    assert not store._is_log_long()
-    store.tidy(at_rest=False)
+    assert not store._is_wal_full()
+    store.maintain(idle=False)
     assert fill_log(store, wal) == size, "as many pages again, and none more"
     commit(store, 1_000)
     found = store.moment()
@@ -65,7 +65,7 @@ def test_a_log_that_has_become_too_long_is_cut(tmp_path: Path, store: Store) -> 
     wal = tmp_path / "journal.db-wal"
     for number in range(1, 10 * PAGES_MAX):
         commit(store, number)
-    store.tidy(at_rest=False)
+    store.maintain(idle=False)
     commit(store, 1_000)
     assert wal.stat().st_size <= 2 * PAGES_MAX * stores.PAGE_BYTES
 
@@ -74,6 +74,6 @@ def test_at_rest_the_log_is_emptied(tmp_path: Path, store: Store) -> None:
     """When no group comes, what is in it goes into the file, and its room back to the disk."""
     wal = tmp_path / "journal.db-wal"
     fill_log(store, wal)
-    store.tidy(at_rest=True)
+    store.maintain(idle=True)
     assert wal.stat().st_size == 0
     assert store.size_bytes() == (tmp_path / "journal.db").stat().st_size

@@ -1,7 +1,7 @@
-"""A journal is opened, what it knows is restored into a host, and from then on it keeps what the host does.
+"""Opens a journal, restores what it holds into a host, and from then on records what the host does.
 
 Restoring goes in slices with the event loop free in between, so that the daemon answers probes (not ready) meanwhile.
-Order matters: partitions and keys, then sessions with their results, then the operations that wait on and in them.
+The order matters: partitions and keys, then sessions with their results, then the operations, which refer to both.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Final
 from purgatory.engine.batches import Refusal
 from purgatory.engine.snapshot.packing import Roster
 from purgatory.engine.snapshot.saved import SavedOperations
-from purgatory.journal.continued_time import ReadClocks, read_clocks, time_now_ms
+from purgatory.journal.continued_time import ReadClocks, journal_now_ms, read_clocks
 from purgatory.journal.crash_points import NEVER, CrashPoints
 from purgatory.journal.directory import Directory
 from purgatory.journal.errors import JournalError
 from purgatory.journal.group import SessionState
-from purgatory.journal.row_codec import results_from
-from purgatory.journal.statements import Bookkeeper
+from purgatory.journal.row_codec import unpack_results
+from purgatory.journal.statements import StatementBuilder
 from purgatory.journal.store import Store, damaged
 from purgatory.journal.thread import JournalThread
 from purgatory.service.host import Host
@@ -39,7 +39,7 @@ REPORT_S: Final = 1.0
 
 
 class OpenJournal:
-    """A journal whose folder is locked and whose file is whole, before and after its host is restored."""
+    """A journal whose folder is locked and whose file has been verified, before and after its host is restored."""
 
     def __init__(self, folder: Path, *, is_sync: bool, crash_at: str = NEVER, clocks: ReadClocks = read_clocks) -> None:
         """Raises `JournalError`."""
@@ -55,23 +55,22 @@ class OpenJournal:
             self._directory.release()
             raise
         self.is_continued: Final = self._last is not None
-        """Another daemon has used it before."""
-        self.start_ms: Final = time_now_ms(self._last[0] if self._last else None, clocks())
-        """The time that the engine begins at."""
+        """Whether a daemon used it before."""
+        self.start_ms: Final = journal_now_ms(self._last[0] if self._last else None, clocks())
+        """The time at which the engine starts."""
         self.is_recovering = True
         self.to_restore: Final = self._store.count("registrations")
-        """Rows of them."""
+        """Rows of registrations."""
         self._keeping: JournalKeeping | None = None
         self._sessions: Final[dict[int, Session]] = {}
-        self._books: Final = Bookkeeper()
+        self._builder: Final = StatementBuilder()
 
     def _give_up(self) -> None:
-        """Lets others have the folder."""
         self._store.close()
         self._directory.release()
 
     async def restore(self, host: Host) -> None:
-        """Makes a new host what the journal knows, and keeps what it does from now on. Raises `JournalError`."""
+        """Restores a new host, and records what it does from now on. Raises `JournalError`."""
         began_s = time.monotonic()
         number = self._last[1] if self._last else 0
         self._keeping = keeping = JournalKeeping(
@@ -92,14 +91,14 @@ class OpenJournal:
             session.owner.put_in_order()
         if self._last is not None:
             LOGGER.info(
-                "journal: %d operations wait again, %d sessions, %d results unacknowledged; the last daemon %s; %.1f s",
+                "journal: restored %d operations, %d sessions, %d unacknowledged results; the last daemon %s; %.1f s",
                 host.engine.pending,
                 host.sessions.count,
                 host.sessions.unacknowledged_results,
-                "ended in good order" if self._last[2] else "did not end in good order",
+                "shut down cleanly" if self._last[2] else "did not shut down cleanly",
                 time.monotonic() - began_s,
             )
-        keeping.start(JournalThread(self._store, self._books, keeping.tell, self._crash), self._books)
+        keeping.start(JournalThread(self._store, self._builder, keeping.report, self._crash), self._builder)
         self.is_recovering = False
 
     def _restore_marks(self, host: Host) -> None:
@@ -107,7 +106,7 @@ class OpenJournal:
         partitions = dict(self._store.partitions())
         for row, changes in self._store.changes():
             partitions.update(changes)
-            self._books.found_changes(row, changes)
+            self._builder.add_existing_changes(row, changes)
         for name, content in partitions.items():
             if content:
                 saving.restore_partition(name, content)
@@ -116,18 +115,18 @@ class OpenJournal:
 
     def _restore_sessions(self, host: Host) -> None:
         states: dict[int, SessionState] = {}
-        unheard = dict(self._store.unheard())
+        awaiting_resume = dict(self._store.awaiting_resume())
         for state in self._store.sessions():
             session = host.sessions.restore(state.session_id, state.session, host.clock.now_ms())
             session.owner.highest_operation_id = state.highest_operation_id
             session.journaled_operation_id = state.highest_operation_id
             session.sequence_shift = state.sequence_shift
             session.is_journaled = True
-            if state.session in unheard:
-                session.forgotten_after = unheard[state.session] + state.sequence_shift
-                self._books.found_unheard(state.session)
+            if state.session in awaiting_resume:
+                session.uncertain_after = awaiting_resume[state.session] + state.sequence_shift
+                self._builder.add_existing_awaiting_resume(state.session)
             elif self._last is not None and not self._last[2]:
-                session.forgotten_after = state.last_sequence + state.sequence_shift
+                session.uncertain_after = state.last_sequence + state.sequence_shift
             self._sessions[state.session] = session
             states[state.session] = state
         started: set[int] = set()
@@ -137,9 +136,9 @@ class OpenJournal:
             if number not in started:
                 started.add(number)
                 outbox.start_at(first - 1 + session.sequence_shift)
-            for part in results_from(content, session.owner.owner_id):
+            for part in unpack_results(content, session.owner.owner_id):
                 if isinstance(part, list):
-                    refusals = [Refusal(0, code, field, said) for code, field, said, _, _ in part]
+                    refusals = [Refusal(0, code, field, message) for code, field, message, _, _ in part]
                     refused = [
                         RefusedOperation(refusal, entry[3], entry[4])
                         for refusal, entry in zip(refusals, part, strict=True)
@@ -147,21 +146,22 @@ class OpenJournal:
                     outbox.append(slices_of(RefusedCompletions(refused), refusals))
                 else:
                     outbox.append(slices_of(part))
-            self._books.found_results(number, row, first + count - 1)
+            self._builder.add_existing_results(number, row, first + count - 1)
         for number, state in states.items():
             session = self._sessions[number]
             if number not in started:
                 session.outbox.start_at(state.last_sequence + session.sequence_shift)
             session.outbox.acknowledge(state.acknowledged_sequence + session.sequence_shift)
-            if number in unheard:
-                session.outbox.release(session.forgotten_after)  # the others once it is durable that the client is back
+            if number in awaiting_resume:
+                # Results above that number go out once it is durable that the client has resumed.
+                session.outbox.release(session.uncertain_after)
 
     async def _restore_operations(self, host: Host, keeping: JournalKeeping) -> None:
         paused_s = reported_s = time.monotonic()
         for rows, (row, number, content, gone) in enumerate(self._store.registrations(), 1):
             session = self._sessions[number]
             saved = SavedOperations.from_bytes(content)
-            self._books.found(number, row, Roster(saved.operation_ids, gone))
+            self._builder.add_existing_registration(number, row, Roster(saved.operation_ids, gone))
             now_ms = host.time.now_ms()
             keeping.recovered += host.engine.restore(session.owner, saved, gone, now_ms)
             host.archive.expired(now_ms)
@@ -175,18 +175,18 @@ class OpenJournal:
                 LOGGER.info("journal: %d operations restored, %d of %d rows", keeping.recovered, rows, self.to_restore)
 
     async def close(self, timeout_s: float) -> bool:
-        """Keeps the last changes and ends; False: it could not."""
-        kept = True
+        """Commits the last changes and ends; False when it could not."""
+        is_durable = True
         if self._keeping is not None and not self.is_recovering:
-            kept = await self._keeping.finish(timeout_s)
+            is_durable = await self._keeping.finish(timeout_s)
             self._directory.release()
         else:
             self._give_up()
-        return kept
+        return is_durable
 
 
 def open_journal(settings: JournalSettings) -> OpenJournal | None:
-    """The journal that is asked for, if one is. Raises `JournalError`."""
+    """The journal, if the settings ask for one. Raises `JournalError`."""
     if settings.dir is None:
         return None
     return OpenJournal(settings.dir, is_sync=settings.mode == "sync", crash_at=settings.crash_at)

@@ -38,10 +38,10 @@ class Session:
         self.journaled_operation_id = 0
         """The highest that the journal has."""
         self.sequence_shift = 0
-        """What the journal's sequence numbers are less than the client's."""
-        self.forgotten_after = -1
-        """Until the client is back: results above this number may have been given, as others than those here, by a
-        daemon that died before it could keep them; -1: none.
+        """By how much the client's sequence numbers are above the journal's."""
+        self.uncertain_after = -1
+        """Not -1: the client has not resumed since a daemon crashed, and may have received other results above this
+        sequence number than those here, since the crash came before the journal had them.
         """
 
     @property
@@ -60,15 +60,16 @@ class Session:
             self.connection.wake()
 
     def resume(self, sequence: int) -> None:
-        """A client that has all results up to `sequence` is back. What it has and nobody here remembers was given
-        before a crash: numbers go on after that.
+        """A client reconnects that has all results up to `sequence`.
+
+        Results that it has and that a crash lost here have used up their sequence numbers, so ours move above them.
         """
-        forgotten = sequence - self.forgotten_after
-        if self.forgotten_after >= 0 and forgotten > 0:
-            self.outbox.acknowledge(self.forgotten_after)
-            self.outbox.shift(forgotten)
-            self.sequence_shift += forgotten
-        self.forgotten_after = -1
+        lost = sequence - self.uncertain_after
+        if self.uncertain_after >= 0 and lost > 0:
+            self.outbox.acknowledge(self.uncertain_after)
+            self.outbox.shift(lost)
+            self.sequence_shift += lost
+        self.uncertain_after = -1
         self.acknowledge(sequence)
 
     def acknowledge(self, sequence: int) -> None:
