@@ -78,7 +78,7 @@ test-pure: $(STAMPS)/pipeline $(STAMPS)/stubs ## Run the suite uncompiled, on a 
 sim-daemon: $(STAMPS)/dev $(STAMPS)/engine ## Simulate days of daemon and clients over broken connections (SEEDS=200 SEED=1 JOBS=2)
 	@GRPC_VERBOSITY=NONE $(BIN)/python -m tests.daemon_simulation --seeds $(SEEDS) --jobs $(JOBS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-mutants: $(STAMPS)/dev ## Break the engine on purpose, in a copy, and see that the tests notice (ARGS="--module wheel")
+mutants: $(STAMPS)/dev $(STAMPS)/stubs ## Break a copy of the engine in 300 small ways; the tests must notice (ARGS="--seed 2 --sample 100")
 	@$(BIN)/python -m tests.mutants $(ARGS)
 
 sim: $(SIMULATOR)/stamp ## Run the engine against the oracle (SEED=7 for a certain life, ARGS="--steps 100000 --seeds 10")
@@ -95,9 +95,10 @@ fuzz: $(STAMPS)/dev $(STAMPS)/engine ## A million fuzzed requests, and bytes at 
 	@$(BIN)/python -m tests.fuzz --requests 1000000 $(ARGS)
 	@$(BIN)/python -m tests.fuzz.guided
 
-lint: $(STAMPS)/pipeline $(STAMPS)/stubs ## Check style, types, the contract and the house rules
+lint: $(STAMPS)/pipeline $(STAMPS)/stubs ## Check style, imports, types, the wire's contract and the house rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo --cache-dir .build/import-linter
 	$(BIN)/mypy
 	$(BIN)/buf lint
 	$(BIN)/python -m pytest -q tests/test_tidy.py

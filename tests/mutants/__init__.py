@@ -1,1 +1,1 @@
-"""The engine broken on purpose, to see that the tests notice: `python -m tests.mutants`. See docs/testing.md."""
+"""Mutation testing: `make mutants` breaks the engine in small ways and sees that the tests notice."""

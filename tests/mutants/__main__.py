@@ -1,132 +1,120 @@
-"""Command line: `python -m tests.mutants [--only WORDS] [--module NAMES] [--generated N --seed S] [--equivalent]`."""
+"""`make mutants`: a seeded sample of mutmut's mutants of the engine, each against the engine's tests.
+
+mutmut generates the mutants, finds which tests reach which function, and runs those until the first fails. Here is
+what it lacks: a copy of the tree to work in, the sample, and survivors that are known to be equivalent.
+"""
 
 from __future__ import annotations
 
 import argparse
-import queue
-import resource
+import fnmatch
+import hashlib
+import json
+import random
+import re
+import shutil
+import subprocess
 import sys
-import tempfile
-import threading
-import time
-from collections.abc import Sequence
+from collections import Counter
 from pathlib import Path
+from typing import Final
 
-from tests.mutants.catalogue import ALL
-from tests.mutants.generated import generated
-from tests.mutants.known import Memory
-from tests.mutants.mutant import Mutant, StaleMutant
-from tests.mutants.trees import NOTHING, ROOT, Tree, Verdict
+from tests.mutants.equivalent import EQUIVALENT
 
-CAUGHT_MIN = 0.95
-LAST_TIME = ROOT / ".build" / "mutants.json"
-"""What caught each mutant the last time. It makes the next run faster, and changes nothing else."""
+ROOT: Final = Path(__file__).resolve().parents[2]
+WORK: Final = ROOT / ".build" / "mutants"
+ENGINE: Final = Path("purgatory", "engine")
+COPIED: Final = ("purgatory", "tests", "pyproject.toml")
+MUTMUT: Final = Path(sys.executable).with_name("mutmut")
 
-
-def run(mutants: Sequence[Mutant], workers: int, folder: Path) -> list[tuple[Mutant, Verdict]]:
-    """Judge each mutant in a tree of its own, and print its row as soon as it is known."""
-    whole = Tree.of_the_working_tree(folder / "whole")
-    control = whole.judge()
-    if control.caught_by != NOTHING:
-        sys.exit(f"the engine is broken already: {control.caught_by}: {control.says}")
-    print(f"{len(control.costs)} tests pass on the whole engine, in {control.seconds:.0f} s", flush=True)
-    memory = Memory(control.costs, LAST_TIME)
-    waiting: queue.SimpleQueue[Mutant] = queue.SimpleQueue()
-    for mutant in mutants:
-        waiting.put(mutant)
-    done: list[tuple[Mutant, Verdict]] = []
-
-    def work(tree: Tree) -> None:
-        while True:
-            try:
-                mutant = waiting.get_nowait()
-            except queue.Empty:
-                return
-            verdict = tree.judge_mutant(mutant, memory.known_of(mutant))
-            memory.note(mutant, verdict.caught_by)
-            done.append((mutant, verdict))
-            print(row(mutant, verdict), flush=True)
-
-    trees = [whole.copy(folder / f"worker-{number}") for number in range(workers)]
-    threads = [threading.Thread(target=work, args=(tree,)) for tree in trees]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    memory.save()
-    return done
+SURVIVED: Final = {0, 5, 33}
+"""Exit codes that mutmut notes where no test failed, or no test reaches the function."""
+KILLED_MIN: Final = 0.95
 
 
-def row(mutant: Mutant, verdict: Verdict) -> str:
-    """A line of the table."""
-    name = verdict.caught_by.rpartition("/")[2] or "-- nothing --"
-    return f"{mutant.module:16} {mutant.name:64} {verdict.seconds:6.1f} s  {name}"
-
-
-def check_not_stale(mutants: Sequence[Mutant]) -> None:
-    """Exits when the text that a mutant replaces is no longer there, once."""
-    said = []
-    for mutant in mutants:
-        text = (ROOT / "purgatory" / "engine" / f"{mutant.module}.py").read_text(encoding="utf-8")
-        try:
-            mutant.applied_to(text)
-        except StaleMutant as error:
-            said.append(str(error))
-    if said:
-        sys.exit("\n".join([*said, f"{len(said)} mutants are stale: change them as the engine was changed"]))
-
-
-def report(done: Sequence[tuple[Mutant, Verdict]], seconds: float) -> bool:
-    """Print survivors and sum; True when enough were caught."""
-    survivors = [mutant for mutant, verdict in done if verdict.caught_by == NOTHING]
-    caught = len(done) - len(survivors)
-    for mutant in survivors:
-        print(f"survived: {mutant.module}.py: {mutant.name}\n  - {mutant.old.strip()}\n  + {mutant.new.strip()}")
-    share = caught / len(done) if done else 1.0
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = children.ru_utime + children.ru_stime
-    print(
-        f"{caught} of {len(done)} mutants caught ({share:.1%}), {len(survivors)} survived;"
-        f" {seconds:.0f} s, of the processor {cpu:.0f} s"
-    )
-    return share >= CAUGHT_MIN
-
-
-def main() -> None:
-    """Run the mutation check."""
-    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
-    parser.add_argument("--only", default="", help="only mutants whose name holds these words")
-    parser.add_argument("--module", nargs="*", default=[], help="only mutants of these modules of the engine")
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make mutants", description=__doc__.splitlines()[0])
+    parser.add_argument("--sample", type=int, default=300, metavar="N", help="mutants to draw (300)")
+    parser.add_argument("--seed", type=int, default=1, help="for the draw (1)")
     parser.add_argument(
-        "--generated", type=int, default=0, help="this many drawn from the syntax trees, in place of the list"
+        "--only", default="*", metavar="GLOB", help="draw from these: 'purgatory.engine.waiting.wheel*'"
     )
-    parser.add_argument("--seed", type=int, default=1, help="for --generated (default 1)")
-    parser.add_argument(
-        "--equivalent", action="store_true", help="those that are said to be equivalent, in place of the rest"
-    )
-    parser.add_argument("--workers", type=int, default=2, help="processes side by side (default 2)")
+    parser.add_argument("--jobs", type=int, default=2, help="processes (2)")
     given = parser.parse_args()
-    began = time.monotonic()
-    listed = generated(given.generated, given.seed) if given.generated else ALL
-    mutants = [
-        mutant
-        for mutant in listed
-        if given.only in mutant.name
-        and (not given.module or mutant.module in given.module)
-        and bool(mutant.equivalent) == given.equivalent
-    ]
-    check_not_stale(mutants)
-    with tempfile.TemporaryDirectory(prefix="purgatory-mutants-") as folder:
-        done = run(mutants, given.workers, Path(folder))
-    enough = report(done, time.monotonic() - began)
-    if given.equivalent:
-        wrong = [mutant.name for mutant, verdict in done if verdict.caught_by != NOTHING]
-        sys.exit(f"not equivalent after all: {wrong}" if wrong else 0)
-    for mutant in ALL if not given.generated else ():
-        if mutant.equivalent:
-            print(f"not counted: {mutant.module}.py: {mutant.name}: {mutant.equivalent}")
-    sys.exit(0 if enough else 1)
+    prepare(WORK)
+    if not results(WORK):
+        generate(WORK)
+    names = sorted(name for name in results(WORK) if fnmatch.fnmatchcase(name, given.only))
+    sample = sorted(random.Random(given.seed).sample(names, min(given.sample, len(names))))
+    left = [name for name in sample if results(WORK)[name] is None]
+    print(f"{len(sample)} of {len(names)} mutants, seed {given.seed}; {len(left)} to run", flush=True)
+    if left:
+        subprocess.run([MUTMUT, "run", "--max-children", str(given.jobs), *left], cwd=WORK, check=True)
+    return report({name: results(WORK)[name] for name in sample})
+
+
+def prepare(work: Path) -> None:
+    """Copies the tree without compiled modules. Results of an earlier run stay if no file has changed since."""
+    files = [path for part in COPIED for path in [ROOT / part, *(ROOT / part).rglob("*")] if path.is_file()]
+    files = sorted(path for path in files if path.suffix not in {".so", ".pyc"})
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+    stamp = work / "digest"
+    if stamp.exists() and stamp.read_text() == digest:
+        return
+    shutil.rmtree(work, ignore_errors=True)
+    for path in files:
+        relative = path.relative_to(ROOT)
+        # mutmut mutates what lies in the folder and runs the tests in mutants/ below it, with the rest of the tree.
+        above = relative.is_relative_to(ENGINE) or relative.suffix == ".toml"
+        target = work / relative if above else work / "mutants" / relative
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, target)
+    stamp.write_text(digest)
+
+
+def generate(work: Path) -> None:
+    """Generates all mutants and notes which tests reach each; then mutmut stops, as no mutant is named `none`."""
+    done = subprocess.run([MUTMUT, "run", "none"], cwd=work, check=False, capture_output=True, text=True)
+    if not results(work) or not (work / "mutants" / "mutmut-stats.json").exists():
+        raise SystemExit(f"mutmut could not begin:\n{done.stdout[-4_000:]}{done.stderr}")
+
+
+def results(work: Path) -> dict[str, int | None]:
+    """Exit code of the tests by mutant; None where they have not run."""
+    metas = sorted((work / "mutants" / ENGINE).rglob("*.meta"))
+    return {name: code for meta in metas for name, code in json.loads(meta.read_text())["exit_code_by_key"].items()}
+
+
+def report(codes: dict[str, int | None]) -> int:
+    """Prints what was killed by module, and survivors with their difference. Gives the exit code."""
+    equivalent, survivors = [], []
+    for name in [name for name, code in codes.items() if code in SURVIVED or code is None]:
+        shown = subprocess.run([MUTMUT, "show", name], cwd=WORK, check=True, capture_output=True, text=True).stdout
+        reason = reason_of(name, shown)
+        (survivors if reason is None else equivalent).append(name)
+        print(f"\n{shown.strip()}\n" + (f"equivalent: {reason}" if reason else "SURVIVED"))
+    modules, alive = Counter(map(module_of, codes)), Counter(map(module_of, survivors))
+    print()
+    for module, count in sorted(modules.items()):
+        print(f"{module:50} {count - alive[module]:4} of {count:4}")
+    counted = len(codes) - len(equivalent)
+    share = (counted - len(survivors)) / max(1, counted)
+    print(f"{counted - len(survivors)} of {counted} killed, {share:.1%}; {len(equivalent)} equivalent ones not counted")
+    return 0 if share >= KILLED_MIN else 1
+
+
+def reason_of(name: str, shown: str) -> str | None:
+    """Why no test can kill this mutant; None if nobody has said so."""
+    changed = "\n".join(line for line in shown.splitlines() if re.match(r"[-+](?![-+])", line))
+    for function, pattern, reason in EQUIVALENT:
+        if fnmatch.fnmatchcase(name, f"{function}__mutmut_*") and re.search(pattern, changed, re.MULTILINE):
+            return reason
+    return None
+
+
+def module_of(name: str) -> str:
+    return name.rpartition(".")[0]
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

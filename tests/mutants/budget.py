@@ -1,0 +1,52 @@
+"""A pytest plugin for runs on a mutant: the same examples each time, and an end to endless loops.
+
+Time is CPU time of the process, so that a busy machine catches nothing. mutmut has limits of its own, but on the
+clock on the wall; pyproject.toml sets those out of the way.
+"""
+
+from __future__ import annotations
+
+import resource
+import signal
+from collections.abc import Iterator
+from types import FrameType
+from typing import Final
+
+import hypothesis
+import pytest
+
+TEST_CPU_S_MAX: Final = 15
+SLOW_TEST_CPU_S_MAX: Final = 60
+"""Several times what the slowest tests take on the engine as mutmut instruments it."""
+
+MEMORY_BYTES_MAX: Final = 4 * 1024**3
+
+
+class OverBudgetError(BaseException):
+    """The test used up its CPU time. A BaseException, so that no `except Exception` under test swallows it."""
+
+
+def pytest_configure() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
+    signal.signal(signal.SIGPROF, over_budget)
+
+
+def pytest_collection_finish() -> None:
+    """Late, because tests/conftest.py loads its own profile. Without shrinking: the first failure is enough."""
+    phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
+    hypothesis.settings.register_profile("mutants", derandomize=True, database=None, deadline=None, phases=phases)
+    hypothesis.settings.load_profile("mutants")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    slow = item.get_closest_marker("slow") is not None
+    signal.setitimer(signal.ITIMER_PROF, SLOW_TEST_CPU_S_MAX if slow else TEST_CPU_S_MAX)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def over_budget(_signal: int, _frame: FrameType | None) -> None:
+    raise OverBudgetError
