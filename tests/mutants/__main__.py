@@ -49,7 +49,9 @@ def main() -> int:
     left = [name for name in sample if results(WORK)[name] is None]
     print(f"{len(sample)} of {len(names)} mutants, seed {given.seed}; {len(left)} to run", flush=True)
     if left:
-        subprocess.run([MUTMUT, "run", "--max-children", str(given.jobs), *left], cwd=WORK, check=True)
+        with (WORK / "mutmut.log").open("w") as log:  # it draws its progress anew for each mutant
+            command = [MUTMUT, "run", "--max-children", str(given.jobs), *left]
+            subprocess.run(command, cwd=WORK, check=True, stdout=None if sys.stdout.isatty() else log)
     return report({name: results(WORK)[name] for name in sample})
 
 
@@ -87,7 +89,8 @@ def results(work: Path) -> dict[str, int | None]:
 
 def report(codes: dict[str, int | None]) -> int:
     """Prints what was killed by module, and survivors with their difference. Gives the exit code."""
-    equivalent, survivors = [], []
+    equivalent: list[str] = []
+    survivors: list[str] = []
     for name in [name for name, code in codes.items() if code in SURVIVED or code is None]:
         shown = subprocess.run([MUTMUT, "show", name], cwd=WORK, check=True, capture_output=True, text=True).stdout
         reason = reason_of(name, shown)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import resource
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator
 from types import FrameType
 from typing import Final
 
@@ -39,7 +39,7 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     slow = item.get_closest_marker("slow") is not None
     signal.setitimer(signal.ITIMER_PROF, SLOW_TEST_CPU_S_MAX if slow else TEST_CPU_S_MAX)
     try:
