@@ -18,8 +18,6 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
-from purgatory.journal.crash_points import CrashPoints
-
 ENVIRONMENT_PREFIX: Final = "PURGATORY_"
 DURATION_MS_MAX: Final = 2**31 - 1
 PORT_MAX: Final = 65_535
@@ -54,11 +52,6 @@ def _checked_folder(path: Path) -> Path:
     if not path.parent.is_dir():
         raise ValueError("should be a file in a folder that exists")
     return path
-
-
-def _checked_crash_point(where: str) -> str:
-    CrashPoints(where)
-    return where
 
 
 Address = Annotated[str, AfterValidator(_checked_address)]
@@ -191,9 +184,6 @@ class JournalSettings(Part):
     )
     mode: Literal["sync", "async"] = Field(
         default="sync", description="Answer after what is answered is on disk, or before: faster, and the last is lost."
-    )
-    crash_at: Annotated[str, AfterValidator(_checked_crash_point)] = Field(
-        default="never", description="For tests: die at a point of the journal, such as before-commit:3."
     )
 
 

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 import grpc
 
-from purgatory.journal.crash_points import POINTS
+from purgatory.journal.crash_points import POINTS, VARIABLE
 from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2_grpc
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.crash.caller import TOPICS, Broken, Caller, Marks
@@ -130,12 +130,12 @@ class CrashRun:
 
     def _start(self, crash_at: str) -> DaemonProcess | None:
         """None: it died at its point before it served."""
-        environment = None
+        environment = {VARIABLE: crash_at}
         if self._power is not None:
             self._power.fail(self._data)
-            environment = self._power.environment(self._random.choice(WALL_STEPS_S))
+            environment |= self._power.environment(self._random.choice(WALL_STEPS_S))
         arguments = ["--grpc-address", self._address, "--data-dir", str(self._data)]
-        arguments += ["--journal-mode", self._mode, "--journal-crash-at", crash_at, "--log-level", "warning"]
+        arguments += ["--journal-mode", self._mode, "--log-level", "warning"]
         try:
             return DaemonProcess(self._folder, arguments, environment)
         except AssertionError as error:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from purgatory.journal.crash_points import VARIABLE
+from tests.conftest import StartDaemon
 from tests.crash.power import NoShim, Power
 from tests.crash.room import ROOMS, NoRoom, Room
 from tests.crash.run import CrashRun
@@ -16,6 +18,12 @@ from tests.crash.run import CrashRun
 KILLS = 10
 KILLS_WHILE_FULL = 4
 CUTS = 4
+
+
+def test_daemon_dies_at_the_point_that_its_environment_names(tmp_path: Path, start_daemon: StartDaemon) -> None:
+    """The hook that the runs below rely on: killed at the first commit, which comes before it serves."""
+    with pytest.raises(AssertionError, match="the daemon ended with -9"):
+        start_daemon("--data-dir", str(tmp_path / "data"), environment={VARIABLE: "before-commit:1"})
 
 
 @pytest.mark.slow  # eleven daemons

@@ -17,7 +17,7 @@ from purgatory.engine.batches import Refusal
 from purgatory.engine.snapshot.packing import Roster
 from purgatory.engine.snapshot.saved import SavedOperations
 from purgatory.journal.continued_time import ReadClocks, journal_now_ms, read_clocks
-from purgatory.journal.crash_points import NEVER, CrashPoints
+from purgatory.journal.crash_points import CrashPoints
 from purgatory.journal.directory import Directory
 from purgatory.journal.errors import JournalError
 from purgatory.journal.group import SessionState
@@ -41,11 +41,11 @@ REPORT_S: Final = 1.0
 class OpenJournal:
     """A journal whose folder is locked and whose file has been verified, before and after its host is restored."""
 
-    def __init__(self, folder: Path, *, is_sync: bool, crash_at: str = NEVER, clocks: ReadClocks = read_clocks) -> None:
+    def __init__(self, folder: Path, *, is_sync: bool, clocks: ReadClocks = read_clocks) -> None:
         """Raises `JournalError`."""
         self._read_clocks: Final = clocks
         self._is_sync: Final = is_sync
-        self._crash: Final = CrashPoints(crash_at)
+        self._crash: Final = CrashPoints.from_environment()
         self._directory: Final = Directory(folder)
         try:
             self._store: Final = Store(self._directory, self._crash)
@@ -189,7 +189,7 @@ def open_journal(settings: JournalSettings) -> OpenJournal | None:
     """The journal, if the settings ask for one. Raises `JournalError`."""
     if settings.dir is None:
         return None
-    return OpenJournal(settings.dir, is_sync=settings.mode == "sync", crash_at=settings.crash_at)
+    return OpenJournal(settings.dir, is_sync=settings.mode == "sync")
 
 
 __all__ = ["JournalError", "OpenJournal", "open_journal"]
