@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 __all__ = ["ManualClock"]
 
 
 class ManualClock:
     """A `Clock` that stands still until `jump` moves it. Milliseconds."""
+
+    is_manual: Final = True
+    """A thread that sleeps by real time can't keep up with it, and refuses it."""
 
     def __init__(self, start_ms: int = 0) -> None:
         self._now_ms = start_ms

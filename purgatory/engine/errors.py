@@ -3,6 +3,8 @@
     PurgatoryError
     ├── InvalidBatch      a batch that cannot be read as a whole; nothing of it was applied
     ├── PurgatoryClosed   a registration after shutdown began; the operation was not touched
+    ├── PurgatoryFull     a registration over `pending_max`; the operation was not touched
+    ├── OperationEnded    a registration of an operation that has ended: one operation, one registration
     └── ReentrantCall     a `try_complete` called back into the purgatory that is asking it
 
 What is wrong with one item of a batch is no exception but a `Refusal` in the receipt: the rest of the batch is served.
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["InvalidBatch", "PurgatoryClosed", "PurgatoryError", "ReentrantCall"]
+__all__ = ["InvalidBatch", "OperationEnded", "PurgatoryClosed", "PurgatoryError", "PurgatoryFull", "ReentrantCall"]
 
 
 class PurgatoryError(Exception):
@@ -31,6 +33,14 @@ class InvalidBatch(PurgatoryError):
 
 class PurgatoryClosed(PurgatoryError):
     """An operation was registered after shutdown began. It was not touched: the caller still owns it."""
+
+
+class PurgatoryFull(PurgatoryError):
+    """An operation was registered while `pending_max` others were pending. It may be registered again later."""
+
+
+class OperationEnded(PurgatoryError):
+    """An operation was registered that has ended: used before, or forced or cancelled by somebody. Not watched."""
 
 
 class ReentrantCall(PurgatoryError):

@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from purgatory.clock import Clock, SystemClock
 from purgatory.embedded import EmbeddedPurgatory
 from purgatory.engine.codes import CANCELLED, EXPIRED, PENDING, SATISFIED
-from purgatory.engine.errors import PurgatoryClosed
-from purgatory.engine.generic.operation import DelayedOperation
+from purgatory.engine.errors import OperationEnded, PurgatoryClosed
+from purgatory.engine.generic.operation import GenericOperation
 
 STUCK_AFTER_S = 60.0
 """So long without a single operation done by anyone means that they wait for each other."""
@@ -40,13 +40,14 @@ class Marks:
             self.values[key] += count
 
 
-class MarkOperation(DelayedOperation):
+class MarkOperation(GenericOperation):
     """Waits until every one of its keys has reached its threshold. `then` is called by its on_complete."""
 
     def __init__(
         self, timeout_ms: int, marks: Marks, thresholds: dict[str, int], then: Callable[[MarkOperation], None]
     ) -> None:
         super().__init__(timeout_ms)
+        self.is_short = timeout_ms <= 5
         self.thresholds = thresholds
         self.completions = itertools.count()
         self.completed = 0
@@ -132,6 +133,8 @@ class Member(threading.Thread):
         try:
             if self.crowd.purgatory.try_complete_else_watch(operation, keys):
                 self.answered["satisfied"] += 1
+        except OperationEnded:
+            self.answered["ended before"] += 1  # somebody forced or cancelled it while it was about to be registered
         except PurgatoryClosed:
             self.answered["closed"] += 1
             # Somebody may have forced it before that, or do so later: settled here, whoever is first.
@@ -185,13 +188,13 @@ class Crowd:
 
     def __init__(self, seed: int, threads: int, operations_each: int, clock: Clock | None = None) -> None:
         self.marks = Marks()
-        self.failures: list[tuple[DelayedOperation, Exception]] = []
+        self.failures: list[tuple[GenericOperation, Exception]] = []
         self.purgatory = EmbeddedPurgatory("crowd", self._on_error, clock=clock)
         self._effects_lock = threading.Lock()
         self._satisfied_in_effects = 0
         self.members = [Member(self, seed * 1_000 + number, operations_each) for number in range(threads)]
 
-    def _on_error(self, operation: DelayedOperation, error: Exception) -> None:
+    def _on_error(self, operation: GenericOperation, error: Exception) -> None:
         self.failures.append((operation, error))
 
     def count_satisfied_in_effects(self, count: int) -> None:

@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 from purgatory.embedded import EmbeddedPurgatory
 from purgatory.engine import COMPILED
 from purgatory.engine.codes import CANCELLED, EXPIRED, PENDING, SATISFIED, SHUTTING_DOWN
+from purgatory.engine.errors import OperationEnded
 from tests.embedded import crowd as crowd_module
 from tests.embedded.crowd import KEYS, Crowd, EagerSwitching, all_stacks, watch
 from tests.engine.generic.recording_operation import (
@@ -61,7 +63,7 @@ def test_a_crowd_that_finishes(seed: int) -> None:
     crowd = Crowd(seed, THREADS, OPERATIONS_EACH)
     crowd.start()
     crowd.join()
-    wait_until(lambda: not any(o.outcome == PENDING and o.timeout_ms <= 5 for o in crowd.operations))
+    wait_until(lambda: not any(o.outcome == PENDING and o.is_short for o in crowd.operations))
     wait_until(lambda: is_answered(crowd))
     # One that raised when it was asked is asked again at the next check only: that is its contract, not a lost wake-up.
     waiting = [operation for operation in crowd.operations if operation.outcome == PENDING]
@@ -130,7 +132,8 @@ def test_forced_while_another_thread_registers(others_force_too: bool) -> None:
             operation = RecordingOperation()
 
             def intrude(purgatory: EmbeddedPurgatory = purgatory, operation: RecordingOperation = operation) -> None:
-                purgatory.try_complete_else_watch(operation, ["k"])
+                with suppress(OperationEnded):
+                    purgatory.try_complete_else_watch(operation, ["k"])
                 if others_force_too:
                     operation.force_complete()
 
@@ -170,7 +173,9 @@ def run_with_intruder(call: Callable[[], object], step: int, intrude: Callable[[
 def test_a_registration_just_before_the_reaper_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is registered after the reaper has looked, and before it sleeps, wakes it: the window is hit on purpose."""
     with EmbeddedPurgatory("window", never_told) as purgatory:
-        look = purgatory.wait_ms
+        reaper = purgatory._reaper
+        assert reaper is not None
+        look = reaper._wait_ms
         late = [SignallingOperation(1) for _ in range(3)]
         unregistered = list(late)
 
@@ -180,7 +185,7 @@ def test_a_registration_just_before_the_reaper_sleeps(monkeypatch: pytest.Monkey
                 purgatory.try_complete_else_watch(unregistered.pop(), ["k"])
             return wait_ms
 
-        monkeypatch.setattr(purgatory, "wait_ms", look_and_let_someone_in)
+        monkeypatch.setattr(reaper, "_wait_ms", look_and_let_someone_in)
         purgatory.try_complete_else_watch(SignallingOperation(0), ["k"])
         for operation in reversed(late):
             assert operation.answered.wait(DEADLINE_S), f"the reaper sleeps:\n{all_stacks()}"

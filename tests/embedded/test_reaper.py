@@ -12,7 +12,7 @@ from purgatory.clock import SystemClock
 from purgatory.embedded import EmbeddedPurgatory
 from purgatory.engine.codes import CANCELLED, SHUTTING_DOWN
 from purgatory.engine.errors import ReentrantCall
-from purgatory.engine.generic.operation import DelayedOperation
+from purgatory.engine.generic.operation import GenericOperation
 from purgatory.testing import ManualClock
 from tests.engine.generic.recording_operation import (
     DEADLINE_S,
@@ -169,7 +169,7 @@ def test_errors_are_told_outside_the_lock() -> None:
     """on_error, told of a failed try_complete, may wait for another thread that uses the purgatory."""
     counts: list[int] = []
 
-    def on_error(operation: DelayedOperation, error: Exception) -> None:
+    def on_error(operation: GenericOperation, error: Exception) -> None:
         run_all(lambda: counts.append(embedded.check_and_complete("other")))
 
     with EmbeddedPurgatory("errors", on_error) as embedded:

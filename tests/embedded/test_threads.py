@@ -13,7 +13,7 @@ from purgatory.clock import SystemClock
 from purgatory.embedded import EmbeddedPurgatory
 from purgatory.engine.codes import CANCELLED, EXPIRED, PENDING, SATISFIED, SHUTTING_DOWN
 from purgatory.engine.errors import PurgatoryClosed
-from purgatory.engine.generic.operation import DelayedOperation
+from purgatory.engine.generic.operation import GenericOperation
 from purgatory.testing import ManualClock
 from tests.engine.generic.recording_operation import (
     DEADLINE_S,
@@ -265,7 +265,7 @@ def test_case_95_state_lock_and_check(purgatory: EmbeddedPurgatory) -> None:
     """Changing state under a lock that try_complete takes, releasing it, then checking: no deadlock, nothing missed."""
     state_lock, state = threading.Lock(), {"mark": 0}
 
-    class MarkReached(DelayedOperation):
+    class MarkReached(GenericOperation):
         def __init__(self, threshold: int) -> None:
             super().__init__(60_000)
             self.threshold = threshold

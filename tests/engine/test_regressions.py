@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from purgatory.engine.generic.operation import DelayedOperation
+from purgatory.engine.generic.operation import GenericOperation
 from purgatory.engine.generic.purgatory import DelayedOperationPurgatory
 from tests.engine.world import World
 
@@ -115,7 +115,7 @@ def test_a_follower_waits_for_less_and_sees_the_new_high_watermark() -> None:
     assert world.item(handle).high_watermark == 9
 
 
-class _EndedWhileRegistered(DelayedOperation):
+class _EndedWhileRegistered(GenericOperation):
     """Another thread forces it in the middle of its registration: here its own predicate plays that thread."""
 
     def __init__(self, ends_at_look: int) -> None:
@@ -138,7 +138,7 @@ class _EndedWhileRegistered(DelayedOperation):
         self.completions += 1
 
 
-def _no_error(operation: DelayedOperation, error: Exception) -> None:
+def _no_error(operation: GenericOperation, error: Exception) -> None:
     raise AssertionError(f"{operation}: {error}")
 
 

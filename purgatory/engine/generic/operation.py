@@ -1,4 +1,4 @@
-"""A user's own delayed operation, and the queue in which the effects of ended ones wait for their turn.
+"""A program's own delayed operation, and the queue in which the effects of ended ones wait for their turn.
 
 This is Kafka's contract for any condition a program can test (docs/semantics.md): the operations of the
 daemon's wire are packed and live elsewhere. An operation ends exactly once. To end it is to *claim* it: set its outcome
@@ -15,34 +15,59 @@ completing one operation from within another's effects never recurses.
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from collections.abc import Callable, Hashable
-from typing import Final
+from contextlib import suppress
+from typing import Any, Final, SupportsIndex
 
 from mypy_extensions import mypyc_attr
 
 from purgatory.engine.codes import EXPIRED, PENDING, SATISFIED
 
+RIGHT_TO_REGISTER: Final = 1
+RIGHT_TO_END: Final = 2
+
+
+def whole_number(name: str, value: SupportsIndex) -> int:
+    """The argument called `name` as an int. Raises TypeError for what is no whole number, such as 1.5 or "3"."""
+    try:
+        return operator.index(value)
+    except TypeError as error:
+        raise TypeError(f"{name}: a whole number is expected, not {value!r}") from error
+
+
+def chained(error: BaseException, before: BaseException | None) -> BaseException:
+    """`error`, whose traceback shows the one that came before it, as if it had been raised while that was handled."""
+    if error.__context__ is None and error is not before:
+        error.__context__ = before
+    return error
+
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class DelayedOperation:
-    """One waiting request; subclass it. `timeout_ms` may be 0 or negative: it then expires at the next `advance_clock`.
+class GenericOperation:
+    """One waiting request. Programs subclass `purgatory.embedded.DelayedOperation`, which is this and can be awaited.
 
-    `outcome` is PENDING, or how it ended: SATISFIED, EXPIRED, CANCELLED, SHUTTING_DOWN. It is set before `on_complete`
-    runs, which can read it. The attributes named `purgatory_…` belong to the purgatory.
+    `timeout_ms` may be any whole number: 0 or less expires at the next `advance_clock`, more than 2**62 is taken as
+    that. None: it never expires. `outcome` is PENDING, or how it ended: SATISFIED, EXPIRED, CANCELLED, SHUTTING_DOWN;
+    it is set before `on_complete` runs. The attributes named `purgatory_…` belong to the purgatory.
     """
 
-    def __init__(self, timeout_ms: int) -> None:
-        self.timeout_ms: Final = timeout_ms
+    def __init__(self, timeout_ms: SupportsIndex | None) -> None:
+        self.timeout_ms: Final[int | None] = None if timeout_ms is None else whole_number("timeout_ms", timeout_ms)
         self.outcome = PENDING
-        self.purgatory_ticket: Final[list[None]] = [None]
-        """Whoever takes it ends the operation: taking the last element of a list is one step for all threads."""
+        # Rights that one thread alone may take: removing an element of a list is one step for all threads. Whoever
+        # has RIGHT_TO_REGISTER puts the operation into a purgatory, whoever has RIGHT_TO_END sets its outcome.
+        self.purgatory_rights: Final[list[int]] = [RIGHT_TO_REGISTER, RIGHT_TO_END]
         self.purgatory_slot = -1
         self.purgatory_keys: list[Hashable] = []
-        self.purgatory_claim: Callable[[DelayedOperation], bool] | None = None
+        self.purgatory_claim: Callable[[GenericOperation], bool] | None = None
+        self.purgatory_is_answered = False
+        """Whether all its effects have run."""
+        self.purgatory_listeners: Final[list[Callable[[], object]]] = []
 
     def try_complete(self) -> bool:
-        """Test the condition. Met: `return self.force_complete()`; else False.
+        """Test the condition. Met: `return self.force_complete()`; else False. Anything else is read by its truth.
 
         Cheap, repeatable and harmless. It must not call the purgatory: that raises `ReentrantCall`.
         """
@@ -67,29 +92,55 @@ class DelayedOperation:
         claim = self.purgatory_claim
         if claim is not None:
             return claim(self)
-        if not self.purgatory_take_ticket():
+        if not self.purgatory_take(RIGHT_TO_END):
             return False
         self.outcome = SATISFIED
         registered_meanwhile = self.purgatory_claim
         if registered_meanwhile is not None:
             registered_meanwhile(self)
-        self.on_complete()
+        try:
+            self.on_complete()
+        finally:
+            self.purgatory_tell_listeners()
         return True
 
-    def purgatory_take_ticket(self) -> bool:
-        """Whether the caller is the one who ends the operation."""
+    def purgatory_take(self, right: int) -> bool:
+        """Whether the caller is the one who got the right."""
         try:
-            self.purgatory_ticket.pop()
-        except IndexError:
+            self.purgatory_rights.remove(right)
+        except ValueError:
             return False
         return True
 
+    def purgatory_listen(self, listener: Callable[[], object]) -> None:
+        """Call `listener` once when all effects have run: now, if they have, else on the thread that runs them."""
+        # Appended before the flag is read, while `purgatory_tell_listeners` sets the flag before it reads the list:
+        # one of the two sees the other, and `pop` lets only one of them call it.
+        self.purgatory_listeners.append(listener)
+        if self.purgatory_is_answered:
+            self.purgatory_tell_listeners()
 
-OnError = Callable[[DelayedOperation, Exception], None]
+    def purgatory_forget(self, listener: Callable[[], object]) -> None:
+        """Take a listener back; one that was called already is no longer there."""
+        with suppress(ValueError):
+            self.purgatory_listeners.remove(listener)
+
+    def purgatory_tell_listeners(self) -> None:
+        """Say that the effects have run. For whoever ran them."""
+        self.purgatory_is_answered = True
+        while self.purgatory_listeners:
+            try:
+                listener = self.purgatory_listeners.pop()
+            except IndexError:
+                return  # another thread took the last one
+            listener()
+
+
+OnError = Callable[[Any, Exception], object]
 """Told of each exception that a hook of an operation raised: (operation, exception). It should not raise."""
 
 
-def run_effects(operation: DelayedOperation, on_error: OnError) -> None:
+def run_effects(operation: GenericOperation, on_error: OnError) -> None:
     """Run what follows the end of a claimed operation; what it raises goes to `on_error` and stops nobody else."""
     try:
         operation.on_complete()
@@ -97,18 +148,22 @@ def run_effects(operation: DelayedOperation, on_error: OnError) -> None:
             operation.on_expiration()
     except Exception as error:  # noqa: BLE001 - contained and handed on, never swallowed
         on_error(operation, error)
+    finally:
+        operation.purgatory_is_answered = True
+        if operation.purgatory_listeners:
+            operation.purgatory_tell_listeners()
 
 
 class ActionQueue:
     """Ended operations whose effects have yet to run, oldest first. May be shared by several purgatories."""
 
     def __init__(self) -> None:
-        self._operations: Final[deque[DelayedOperation]] = deque()
+        self._operations: Final[deque[GenericOperation]] = deque()
 
     def __len__(self) -> int:
         return len(self._operations)
 
-    def add(self, operation: DelayedOperation) -> None:
+    def add(self, operation: GenericOperation) -> None:
         """Queue the effects of a claimed operation."""
         self._operations.append(operation)
 
@@ -119,7 +174,7 @@ class ActionQueue:
             run_effects(self._operations.popleft(), on_error)
         return count
 
-    def take_all(self) -> list[DelayedOperation]:
+    def take_all(self) -> list[GenericOperation]:
         """Empty the queue: the caller runs the effects."""
         operations = list(self._operations)
         self._operations.clear()

@@ -5,7 +5,9 @@ contract in its 4.1+ form (docs/semantics.md, section 2), with its gaps closed:
 
 * An ended operation is unlinked from every key and from the timer the moment it is claimed, so nothing is purged, no
   payload outlives its operation, and `watched` counts pending entries only.
-* What a hook raises is contained: `on_error` is told, the operation stays as it was, the others go on.
+* What a hook raises is contained: `on_error` is told, the operation stays as it was, the others go on. What is no
+  `Exception` (KeyboardInterrupt, SystemExit, CancelledError) reaches the caller, after the others had their turn.
+* A registration that raises leaves nothing behind: arguments are looked at first, and what was linked is unlinked.
 * Cancel and shutdown are outcomes, and `on_complete` hears of them. No operation is forgotten.
 * Never early: a deadline is rounded up to a tick.
 
@@ -18,22 +20,34 @@ from within an effect leaves its own to the outermost one. With an `ActionQueue`
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterable
 from itertools import islice
-from typing import Final
+from typing import Any, Final, SupportsIndex
 
-from purgatory.engine.codes import CANCELLED, EXPIRED, PENDING, SATISFIED, SHUTTING_DOWN
-from purgatory.engine.errors import PurgatoryClosed, ReentrantCall
-from purgatory.engine.generic.operation import ActionQueue, DelayedOperation, OnError
-from purgatory.engine.waiting.wheel import DEADLINE_MAX, TimingWheel
+from purgatory.engine.codes import CANCELLED, EXPIRED, OUTCOME_NAMES, PENDING, SATISFIED, SHUTTING_DOWN
+from purgatory.engine.errors import OperationEnded, PurgatoryClosed, PurgatoryFull, ReentrantCall
+from purgatory.engine.generic.operation import (
+    RIGHT_TO_END,
+    RIGHT_TO_REGISTER,
+    ActionQueue,
+    GenericOperation,
+    OnError,
+    chained,
+    whole_number,
+)
+from purgatory.engine.waiting.wheel import DEADLINE_MAX, TICK_MS_MAX, WHEEL_SIZE_MAX, TimingWheel
+
+TIMEOUT_MS_MAX: Final = 2**62
+"""Longer timeouts are taken as this one: 146 million years. Compiled arithmetic has 64 bits, Python's has no end."""
 
 
 class DelayedOperationPurgatory:
     """Pending operations by watch key and by deadline. All times are monotonic milliseconds and must not go back.
 
     `on_error(operation, exception)` is told of what hooks raise; what it raises itself reaches the caller, after the
-    state is settled. `timer_enabled=False`: nothing expires. `claim` replaces the purgatory's own `force_complete` for
-    operations that are forced from outside: a wrapper with a lock passes its own.
+    state is settled. `timer_enabled=False`: nothing expires. `pending_max` operations may be pending, None: any number.
+    `claim` replaces the purgatory's own `force_complete` for operations that are forced from outside: a wrapper with a
+    lock passes its own.
     """
 
     def __init__(
@@ -41,11 +55,12 @@ class DelayedOperationPurgatory:
         now_ms: int,
         on_error: OnError,
         *,
-        tick_ms: int = 1,
-        wheel_size: int = 20,
+        tick_ms: SupportsIndex = 1,
+        wheel_size: SupportsIndex = 20,
         timer_enabled: bool = True,
+        pending_max: SupportsIndex | None = None,
         actions: ActionQueue | None = None,
-        claim: Callable[[DelayedOperation], bool] | None = None,
+        claim: Callable[[GenericOperation], bool] | None = None,
     ) -> None:
         self.now_ms = now_ms
         self.is_closed = False
@@ -57,13 +72,15 @@ class DelayedOperationPurgatory:
         """Calls of `try_complete` so far."""
         self._on_error: Final = on_error
         self._timer_enabled: Final = timer_enabled
+        self._pending_max: Final = -1 if pending_max is None else _in_range("pending_max", pending_max, 1, 2**63 - 1)
         self._runs_effects: Final = actions is None
         self._actions: Final = ActionQueue() if actions is None else actions
         self._claim_from_outside: Final = self.force_complete if claim is None else claim
-        self._wheel: Final = TimingWheel(tick_ms, wheel_size, now_ms)
+        tick = _in_range("tick_ms", tick_ms, 1, TICK_MS_MAX)
+        self._wheel: Final = TimingWheel(tick, _in_range("wheel_size", wheel_size, 2, WHEEL_SIZE_MAX), now_ms)
         self._due: Final[OrderedDict[int, None]] = OrderedDict()
-        self._watchers: Final[dict[Hashable, dict[int, DelayedOperation]]] = {}
-        self._operations: Final[list[DelayedOperation | None]] = []
+        self._watchers: Final[dict[Hashable, dict[int, GenericOperation]]] = {}
+        self._operations: Final[list[GenericOperation | None]] = []
         self._free_slots: Final[list[int]] = []
         self._shutdown_slot = 0
         self._is_busy = False
@@ -71,7 +88,7 @@ class DelayedOperationPurgatory:
 
     @property
     def num_delayed(self) -> int:
-        """Operations with a live timer entry: every pending one, unless timers are disabled."""
+        """Operations with a live timer entry: every pending one that can expire."""
         return self._wheel.count + len(self._due)
 
     @property
@@ -80,40 +97,35 @@ class DelayedOperationPurgatory:
         return len(self._watchers)
 
     @property
-    def is_evaluating(self) -> bool:
-        """Whether a `try_complete` is running right now, so that this is a call from within it."""
-        return self._is_evaluating
+    def is_busy(self) -> bool:
+        """Whether a public call is under way, so that this is a call from within it: an effect, a hook or a signal."""
+        return self._is_busy
 
-    def try_complete_else_watch(self, operation: DelayedOperation, keys: Sequence[Hashable], now_ms: int) -> bool:
+    def is_registered(self, operation: GenericOperation) -> bool:
+        """Whether the operation is pending here."""
+        slot = operation.purgatory_slot
+        return 0 <= slot < len(self._operations) and self._operations[slot] is operation
+
+    def try_complete_else_watch(self, operation: GenericOperation, keys: Iterable[Hashable], now_ms: int) -> bool:
         """Try to complete an operation; if it can't yet, watch it on `keys` until it can or its time runs out.
 
-        True: this call completed it. Duplicate keys count once. An operation that has already ended is not watched.
-        Raises ValueError when `keys` is empty or the operation is pending already, PurgatoryClosed after `shut_down`.
+        True: this call completed it. False: it is watched (or was, until somebody else ended it just now). Duplicate
+        keys count once. Raises ValueError when `keys` is empty or the operation is pending already, TypeError for keys
+        that are one string or can't be hashed, OperationEnded, PurgatoryClosed after `shut_down`, and PurgatoryFull;
+        the operation is then not watched. So it is when `try_complete` raises what is no Exception.
         """
-        if not keys:
-            raise ValueError("keys is empty: nothing could ever complete the operation but its timeout")
-        if operation.purgatory_slot >= 0:
-            raise ValueError("the operation is pending in a purgatory already")
+        distinct = _distinct(keys)
         if self.is_closed:
             raise PurgatoryClosed("the purgatory is shutting down")
         outermost = self._enter()
         try:
             self._set_now(now_ms)
-            if operation.outcome != PENDING:
-                return False
-            operation.purgatory_claim = self._claim_from_outside
-            if self._evaluate(operation):
-                return True
-            if self._has_ended_meanwhile(operation):
-                return False
-            self._watch(operation, keys)
-            if self._evaluate(operation):
-                return True
-            if self._has_ended_meanwhile(operation):
-                self._unlink(operation)
-            elif self._timer_enabled:
-                self._start_timer(operation)
-            return False
+            _take_right_to_register(operation)
+            try:
+                return self._try_complete_else_watch(operation, distinct)
+            except BaseException:
+                self._withdraw(operation)
+                raise
         finally:
             self._leave(outermost)
 
@@ -122,14 +134,22 @@ class DelayedOperationPurgatory:
         outermost = self._enter()
         try:
             completed = 0
+            interrupt: BaseException | None = None
             for operation in list(self._watchers.get(key, {}).values()):
-                if operation.outcome == PENDING and self._evaluate(operation):
-                    completed += 1
+                if operation.outcome == PENDING:
+                    # Nobody looks at the others again until the next event: they have their turn before it is raised.
+                    try:
+                        if self._evaluate(operation):
+                            completed += 1
+                    except BaseException as error:  # noqa: BLE001 - raised below
+                        interrupt = chained(error, interrupt)
+            if interrupt is not None:
+                raise interrupt
             return completed
         finally:
             self._leave(outermost)
 
-    def force_complete(self, operation: DelayedOperation) -> bool:
+    def force_complete(self, operation: GenericOperation) -> bool:
         """End an operation as SATISFIED. True: this call ended it. May be called from within its `try_complete`."""
         if self._is_evaluating:
             return self._claim(operation, SATISFIED)
@@ -139,24 +159,25 @@ class DelayedOperationPurgatory:
         finally:
             self._leave(outermost)
 
-    def cancel(self, operation: DelayedOperation) -> bool:
-        """End a pending operation as CANCELLED. False: it is not pending here, so it has ended or was never watched."""
+    def cancel(self, operation: GenericOperation) -> bool:
+        """End an operation as CANCELLED. False: it has ended, or is pending in another purgatory.
+
+        One that was never registered ends too, and can't be registered any more.
+        """
         outermost = self._enter()
         try:
-            return self._is_watched_here(operation) and self._claim(operation, CANCELLED)
+            is_mine = self.is_registered(operation) or operation.purgatory_take(RIGHT_TO_REGISTER)
+            return is_mine and self._claim(operation, CANCELLED)
         finally:
             self._leave(outermost)
 
-    def cancel_for_key(self, key: Hashable) -> list[DelayedOperation]:
+    def cancel_for_key(self, key: Hashable) -> list[GenericOperation]:
         """End every operation watched on a key as CANCELLED; return them, oldest first."""
-        outermost = self._enter()
-        try:
-            operations = list(self._watchers.get(key, {}).values())
-            for operation in operations:
-                self._claim(operation, CANCELLED)
-            return operations
-        finally:
-            self._leave(outermost)
+        return self._end_for_key(key, CANCELLED)
+
+    def force_complete_for_key(self, key: Hashable) -> list[GenericOperation]:
+        """End every operation watched on a key as SATISFIED, whatever its condition says; return them, oldest first."""
+        return self._end_for_key(key, SATISFIED)
 
     def advance_clock(self, now_ms: int, limit: int) -> int:
         """Expire operations due at `now_ms`, at most `limit`, in order of deadline; return how many.
@@ -168,10 +189,17 @@ class DelayedOperationPurgatory:
             self._set_now(now_ms)
             slots = list(islice(self._due, limit))
             self._wheel.advance(now_ms, limit - len(slots), slots)
-            for slot in slots:
-                operation = self._operations[slot]
-                assert operation is not None, f"slot {slot} fired at {now_ms} but holds no operation"
-                self._claim(operation, EXPIRED)
+            claimed = 0
+            try:
+                for slot in slots:
+                    operation = self._operations[slot]
+                    assert operation is not None, f"slot {slot} fired at {now_ms} but holds no operation"
+                    claimed += 1
+                    self._claim(operation, EXPIRED)
+            finally:
+                # The wheel has let go of them all: if an interrupt cut this short, the rest is still due.
+                for slot in slots[claimed:]:
+                    self._due[slot] = None
             return len(slots)
         finally:
             self._leave(outermost)
@@ -218,14 +246,40 @@ class DelayedOperationPurgatory:
         assert now_ms >= self.now_ms, f"clock went back: now_ms={now_ms} purgatory={self.now_ms}"
         self.now_ms = now_ms
 
-    def _evaluate(self, operation: DelayedOperation) -> bool:
-        """Ask an operation that is pending; True: it ended. What `try_complete` raises counts as "not yet"."""
+    def _try_complete_else_watch(self, operation: GenericOperation, keys: dict[Hashable, None]) -> bool:
+        operation.purgatory_claim = self._claim_from_outside
+        if self._evaluate(operation):
+            return True
+        if self._has_ended_meanwhile(operation):
+            return False
+        if 0 <= self._pending_max <= self.pending:
+            raise PurgatoryFull(f"{self.pending} operations are pending, as many as pending_max allows")
+        self._watch(operation, keys)
+        # Again, now that it is watched: what came true since the first look found nobody to wake.
+        if self._evaluate(operation):
+            return True
+        if self._has_ended_meanwhile(operation):
+            self._unlink(operation)
+        elif self._timer_enabled:
+            self._start_timer(operation)
+        return False
+
+    def _withdraw(self, operation: GenericOperation) -> None:
+        """Take back a registration that raised: unlinked, and if it has not ended it may be registered again."""
+        self._unlink(operation)
+        if RIGHT_TO_END in operation.purgatory_rights:
+            operation.purgatory_rights.append(RIGHT_TO_REGISTER)
+
+    def _evaluate(self, operation: GenericOperation) -> bool:
+        """Ask an operation that is pending; True: it ended. An Exception of `try_complete` counts as "not yet"."""
         self.evaluations += 1
         failure: Exception | None = None
         is_met = False
         self._is_evaluating = True
         try:
-            is_met = operation.try_complete()
+            # By way of Any: called as declared, compiled code would refuse every answer that is not a bool.
+            asked: Any = operation
+            is_met = _truth(asked.try_complete())
         except Exception as error:  # noqa: BLE001 - contained and handed on below
             failure = error
         finally:
@@ -239,17 +293,13 @@ class DelayedOperationPurgatory:
             self._on_error(operation, failure)
         return has_ended
 
-    def _is_watched_here(self, operation: DelayedOperation) -> bool:
-        slot = operation.purgatory_slot
-        return 0 <= slot < len(self._operations) and self._operations[slot] is operation
-
-    def _has_ended_meanwhile(self, operation: DelayedOperation) -> bool:
+    def _has_ended_meanwhile(self, operation: GenericOperation) -> bool:
         """Whether `on_error`, told of a failed evaluation, ended the operation or shut the purgatory down."""
         if self.is_closed:
             self._claim(operation, SHUTTING_DOWN)
         return operation.outcome != PENDING
 
-    def _watch(self, operation: DelayedOperation, keys: Sequence[Hashable]) -> None:
+    def _watch(self, operation: GenericOperation, keys: dict[Hashable, None]) -> None:
         """Give the operation a slot and a place behind the watchers of each of its keys."""
         if self._free_slots:
             slot = self._free_slots.pop()
@@ -259,46 +309,112 @@ class DelayedOperationPurgatory:
             self._operations.append(operation)
             self._wheel.ensure(slot + 1)
         operation.purgatory_slot = slot
-        operation.purgatory_keys = list(dict.fromkeys(keys))
-        for key in operation.purgatory_keys:
-            self._watchers.setdefault(key, {})[slot] = operation
-        self.watched += len(operation.purgatory_keys)
         self.pending += 1
+        # One by one, so that `_unlink` is right however far this came: a key's hash or comparison may raise here too.
+        for key in keys:
+            watchers = self._watchers.get(key)
+            if watchers is None:
+                self._watchers[key] = {slot: operation}
+            else:
+                watchers[slot] = operation
+            operation.purgatory_keys.append(key)
+            self.watched += 1
 
-    def _start_timer(self, operation: DelayedOperation) -> None:
-        deadline_ms = min(max(self.now_ms + operation.timeout_ms, 0), DEADLINE_MAX)
-        if not self._wheel.add(operation.purgatory_slot, deadline_ms):
-            self._due[operation.purgatory_slot] = None
+    def _start_timer(self, operation: GenericOperation) -> None:
+        timeout_ms = operation.timeout_ms
+        if timeout_ms is None:
+            return
+        slot = operation.purgatory_slot
+        if timeout_ms <= 0:
+            self._due[slot] = None
+            return
+        deadline_ms = DEADLINE_MAX if timeout_ms >= TIMEOUT_MS_MAX else min(self.now_ms + timeout_ms, TIMEOUT_MS_MAX)
+        if not self._wheel.add(slot, deadline_ms):
+            self._due[slot] = None
 
-    def _claim(self, operation: DelayedOperation, outcome: int) -> bool:
+    def _end_for_key(self, key: Hashable, outcome: int) -> list[GenericOperation]:
+        outermost = self._enter()
+        try:
+            return [one for one in list(self._watchers.get(key, {}).values()) if self._claim(one, outcome)]
+        finally:
+            self._leave(outermost)
+
+    def _claim(self, operation: GenericOperation, outcome: int) -> bool:
         """The one transition: out of PENDING, out of every list and the timer, effects queued. False: it had ended.
 
         One that a thread ended just while it was being registered is still unlinked; its effects are that thread's.
         """
-        is_winner = operation.purgatory_take_ticket()
+        is_winner = operation.purgatory_take(RIGHT_TO_END)
         if is_winner:
             operation.outcome = outcome
-        self._unlink(operation)
-        if is_winner:
             self._actions.add(operation)
+        self._unlink(operation)
         return is_winner
 
-    def _unlink(self, operation: DelayedOperation) -> None:
-        """Take an operation that has ended out of its keys and the timer, if it is in them."""
+    def _unlink(self, operation: GenericOperation) -> None:
+        """Take an operation out of its keys and the timer, if it is in them."""
         operation.purgatory_claim = None
         slot = operation.purgatory_slot
-        if slot >= 0:
-            assert self._is_watched_here(operation), f"slot {slot} holds another operation than the one that ended"
-            for key in operation.purgatory_keys:
+        if slot < 0:
+            return
+        assert self.is_registered(operation), f"slot {slot} holds another operation than the one that ended"
+        keys = operation.purgatory_keys
+        operation.purgatory_slot = -1
+        operation.purgatory_keys = []
+        self.watched -= len(keys)
+        self.pending -= 1
+        self._wheel.remove(slot)
+        self._due.pop(slot, None)
+        self._operations[slot] = None
+        try:
+            for key in keys:
                 watchers = self._watchers[key]
                 del watchers[slot]
                 if not watchers:
                     del self._watchers[key]
-            self.watched -= len(operation.purgatory_keys)
-            self.pending -= 1
-            self._wheel.remove(slot)
-            self._due.pop(slot, None)
-            self._operations[slot] = None
-            self._free_slots.append(slot)
-            operation.purgatory_slot = -1
-            operation.purgatory_keys = []
+        except Exception as error:  # noqa: BLE001 - handed on
+            # A key whose hash has changed, or raises now. Its list can't be found by it any more, so all are searched:
+            # the slot is about to be given to another operation.
+            for watchers in self._watchers.values():
+                watchers.pop(slot, None)
+            self._on_error(operation, error)
+        self._free_slots.append(slot)
+
+
+def _in_range(name: str, value: SupportsIndex, least: int, most: int) -> int:
+    number = whole_number(name, value)
+    if not least <= number <= most:
+        raise ValueError(f"{name}: {number} is not in {least}..{most}")
+    return number
+
+
+def _distinct(keys: Iterable[Hashable]) -> dict[Hashable, None]:
+    """Each key once, in order; all of them have been hashed."""
+    if isinstance(keys, (str, bytes)):
+        raise TypeError(f"keys: one string, {keys!r}; give a list of keys")
+    try:
+        distinct: dict[Hashable, None] = dict.fromkeys(keys)
+    except TypeError as error:
+        raise TypeError(f"keys: {error}") from error
+    if not distinct:
+        raise ValueError("keys is empty: nothing could ever complete the operation but its timeout")
+    return distinct
+
+
+def _take_right_to_register(operation: GenericOperation) -> None:
+    may_register = operation.purgatory_take(RIGHT_TO_REGISTER)
+    if operation.outcome != PENDING:
+        ended = OUTCOME_NAMES[operation.outcome]
+        raise OperationEnded(f"the operation has ended ({ended}): make a new one for each registration")
+    if not may_register:
+        raise ValueError("the operation is pending in a purgatory already")
+
+
+def _truth(answer: object) -> bool:
+    """What a `try_complete` answered, read as `if` would read it."""
+    if isinstance(answer, bool):
+        return answer
+    if isinstance(answer, Coroutine):
+        answer.close()
+        raise TypeError("try_complete is a coroutine function, which is true before it has looked; make it a plain one")
+    return bool(answer)

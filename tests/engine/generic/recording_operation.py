@@ -10,16 +10,16 @@ from typing import NoReturn
 
 from purgatory.clock import SystemClock
 from purgatory.engine.codes import EXPIRED
-from purgatory.engine.generic.operation import DelayedOperation
+from purgatory.engine.generic.operation import GenericOperation
 
 DEADLINE_S = 20.0
 """Beyond any hiccup of a busy machine; no test waits for it unless it fails."""
 
 
-class RecordingOperation(DelayedOperation):
+class RecordingOperation(GenericOperation):
     """Completes when `is_met`; counts its evaluations and records its effects in order."""
 
-    def __init__(self, timeout_ms: int = 60_000, name: str = "", log: list[str] | None = None) -> None:
+    def __init__(self, timeout_ms: int | None = 60_000, name: str = "", log: list[str] | None = None) -> None:
         super().__init__(timeout_ms)
         self.name = name
         self.is_met = False
@@ -53,9 +53,9 @@ class Errors:
     """What `on_error` was told, in order; an instance is the callback."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[DelayedOperation, Exception]] = []
+        self.told: list[tuple[GenericOperation, Exception]] = []
 
-    def __call__(self, operation: DelayedOperation, error: Exception) -> None:
+    def __call__(self, operation: GenericOperation, error: Exception) -> None:
         self.told.append((operation, error))
 
 
@@ -63,14 +63,14 @@ def fail(message: str = "planted") -> NoReturn:
     raise ArithmeticError(message)
 
 
-def never_told(operation: DelayedOperation, error: Exception) -> None:
+def never_told(operation: GenericOperation, error: Exception) -> None:
     raise AssertionError(f"on_error was told of {error!r}") from error
 
 
 class SignallingOperation(RecordingOperation):
     """Sets an event when its effects have all run."""
 
-    def __init__(self, timeout_ms: int = 60_000, name: str = "", log: list[str] | None = None) -> None:
+    def __init__(self, timeout_ms: int | None = 60_000, name: str = "", log: list[str] | None = None) -> None:
         super().__init__(timeout_ms, name, log)
         self.answered = threading.Event()
         self.answered_on = ""

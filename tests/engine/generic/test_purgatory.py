@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from purgatory.engine.codes import CANCELLED, EXPIRED, PENDING, SATISFIED, SHUTTING_DOWN
-from purgatory.engine.errors import PurgatoryClosed, ReentrantCall
-from purgatory.engine.generic.operation import ActionQueue, DelayedOperation
+from purgatory.engine.errors import OperationEnded, PurgatoryClosed, ReentrantCall
+from purgatory.engine.generic.operation import ActionQueue, GenericOperation
 from purgatory.engine.generic.purgatory import DelayedOperationPurgatory
 from tests.engine.generic.recording_operation import Errors, RecordingOperation, fail, never_told
 
@@ -347,15 +347,23 @@ def test_case_98_heartbeats() -> None:
 
 
 def test_cancel_one() -> None:
-    """A pending operation is cancelled once, with its effect; an ended or foreign one is not."""
+    """An operation is cancelled once, with its effect, registered or not; an ended or foreign one is not."""
     purgatory = make()
     first, second = register(purgatory, ["k"], count=2)
     assert purgatory.cancel(first)
     assert not purgatory.cancel(first)
     assert (first.outcome, first.effects) == (CANCELLED, ["complete"])
     assert not make().cancel(second)
-    assert not purgatory.cancel(RecordingOperation())
     assert second.outcome == PENDING
+    never_registered = RecordingOperation()
+    assert purgatory.cancel(never_registered)
+    assert (never_registered.outcome, never_registered.effects) == (CANCELLED, ["complete"])
+    with pytest.raises(OperationEnded, match="cancelled"):
+        purgatory.try_complete_else_watch(never_registered, ["k"], 0)
+    forced = RecordingOperation()
+    forced.force_complete()
+    assert not purgatory.cancel(forced)
+    assert forced.effects == ["complete"]
 
 
 def test_shut_down_answers_everyone_in_slices() -> None:
@@ -405,7 +413,7 @@ def test_an_error_handler_that_raises_reaches_the_caller() -> None:
     errors = Errors()
     handlers = [fail]
 
-    def on_error(operation: DelayedOperation, error: Exception) -> None:
+    def on_error(operation: GenericOperation, error: Exception) -> None:
         if handlers:
             handlers.pop()("handler")
         errors(operation, error)
@@ -448,14 +456,15 @@ def test_try_complete_may_force_another() -> None:
     assert_empty(purgatory)
 
 
-def test_pending_operations_cannot_be_registered_again() -> None:
-    """Registering a pending operation is an error; registering an ended one does nothing."""
+def test_operations_are_registered_once() -> None:
+    """Registering a pending operation again is an error, and so is an ended one: it must not look as if watched."""
     purgatory = make()
     (operation,) = register(purgatory, ["k"])
     with pytest.raises(ValueError, match="pending"):
         purgatory.try_complete_else_watch(operation, ["other"], 0)
     operation.force_complete()
-    assert not purgatory.try_complete_else_watch(operation, ["k"], 0)
+    with pytest.raises(OperationEnded, match="satisfied"):
+        purgatory.try_complete_else_watch(operation, ["k"], 0)
     assert operation.effects == ["complete"]
     assert_empty(purgatory)
 
@@ -472,7 +481,7 @@ def test_operations_without_try_complete_are_refused() -> None:
     """The base class says what is missing, through on_error."""
     errors = Errors()
     purgatory = DelayedOperationPurgatory(0, errors)
-    purgatory.try_complete_else_watch(DelayedOperation(10), ["k"], 0)
+    purgatory.try_complete_else_watch(GenericOperation(10), ["k"], 0)
     assert {type(error) for _, error in errors.told} == {NotImplementedError}
     assert purgatory.advance_clock(10, 10) == 1
 

@@ -1,0 +1,41 @@
+"""The purgatory inside a threaded program, with no daemon. All that a program needs of it is imported from here.
+
+`EmbeddedPurgatory` has one lock and one thread, the reaper, which expires what is due. `try_complete` runs under the
+lock, so it is never concurrent with anything. The effects of an ended operation, `on_complete` and `on_expiration`, run
+outside it, on the thread whose call ended the operation (the reaper, if the timer did). So while one thread is inside
+an `on_complete`, another's check returns at once, and effects may call back in. Effects that are caused by effects are
+queued behind them on the same thread: no recursion.
+
+Do not hold a lock that a `try_complete` takes while calling `check_and_complete`: change your state, release it, then
+check. docs/embedded.md has a worked example.
+"""
+
+from __future__ import annotations
+
+from purgatory.clock import Clock, SystemClock
+from purgatory.embedded.awaitable import DelayedOperation
+from purgatory.embedded.threaded import EmbeddedPurgatory
+from purgatory.engine.codes import CANCELLED, EXPIRED, OUTCOME_NAMES, PENDING, SATISFIED, SHUTTING_DOWN
+from purgatory.engine.errors import OperationEnded, PurgatoryClosed, PurgatoryError, PurgatoryFull, ReentrantCall
+from purgatory.engine.generic.operation import OnError
+from purgatory.threads import UsedAfterFork
+
+__all__ = [
+    "CANCELLED",
+    "EXPIRED",
+    "OUTCOME_NAMES",
+    "PENDING",
+    "SATISFIED",
+    "SHUTTING_DOWN",
+    "Clock",
+    "DelayedOperation",
+    "EmbeddedPurgatory",
+    "OnError",
+    "OperationEnded",
+    "PurgatoryClosed",
+    "PurgatoryError",
+    "PurgatoryFull",
+    "ReentrantCall",
+    "SystemClock",
+    "UsedAfterFork",
+]
