@@ -17,7 +17,7 @@ class OperationType(ABCMeta):
     operations may have abstract base classes.
     """
 
-    def __new__(
+    def __new__(  # noqa: D102 - see the class
         cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], /, **keywords: object
     ) -> OperationType:
         if any(issubclass(base, asyncio.Future) for base in bases):
