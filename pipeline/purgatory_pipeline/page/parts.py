@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import pandas as pd
@@ -12,7 +12,6 @@ from markupsafe import Markup
 from purgatory_pipeline.page import wording
 
 ROWS_MAX: Final = 12
-"""Rows that a table shows unless it says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -25,13 +24,13 @@ class PageColumn:
 
     @property
     def is_figure(self) -> bool:
-        """Figures stand on the right, text on the left."""
+        """Whether it holds numbers, which are aligned to the right."""
         return self.shown in wording.FIGURES
 
 
 @dataclass(frozen=True)
 class PageTable:
-    """The first rows of a frame, in its order. `rest` says where the others are; rows with `marked` true stand out."""
+    """The first `rows_max` rows of a frame. `rest` says where the others are; rows whose `marked` is true stand out."""
 
     caption: str
     frame: pd.DataFrame
@@ -39,6 +38,14 @@ class PageTable:
     rest: str = ""
     rows_max: int = ROWS_MAX
     marked: str = ""
+
+    def rows(self) -> Iterator[tuple[bool, list[tuple[PageColumn, str]]]]:
+        """For each row that is shown: whether it stands out, and each column with its value as text."""
+        first = self.frame.head(self.rows_max)
+        marks = first[self.marked].tolist() if self.marked else [False] * len(first)
+        values = [first[column.key].tolist() for column in self.columns]
+        for mark, row in zip(marks, zip(*values, strict=True), strict=True):
+            yield bool(mark), [(column, column.shown(value)) for column, value in zip(self.columns, row, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,7 @@ class LegendEntry:
 
 @dataclass(frozen=True)
 class Plot:
-    """One plot: a Vega-Lite specification, a title, and in words what it shows for those who can't see it."""
+    """A Vega-Lite specification with its title. `description` says in words what it shows, for screen readers."""
 
     title: str
     spec: dict[str, Any]
@@ -63,9 +70,9 @@ class Plot:
 
 @dataclass(frozen=True)
 class Grid:
-    """Parts side by side where there is room, below each other where there is not; `narrow` ones up to three in a row.
+    """Parts side by side where there is room, else one below the other; `narrow` fits up to three in a row.
 
-    A legend that all of them share stands above.
+    `legend` is shared by all of them and stands above.
     """
 
     parts: tuple[Plot | PageTable, ...]
@@ -75,7 +82,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Section:
-    """One heading with its sentences, plots and tables. `notices` are what a reader must know before the figures.
+    """A heading with sentences, plots and tables. `notices` are what a reader must know before the figures.
 
     Without parts, the sentences say why there is nothing to see.
     """
@@ -89,7 +96,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Headline:
-    """One headline figure: what it is, its value, and a word on it. `alarming` ones stand out."""
+    """One figure at the top of a page. `alarming` ones stand out."""
 
     label: str
     value: str
@@ -112,8 +119,19 @@ class Page:
 
     title: str
     subtitle: Markup
-    facts: tuple[Headline, ...]
+    headlines: tuple[Headline, ...]
     account: Section
     findings: tuple[Finding, ...]
     sections: tuple[Section, ...]
-    footer: Markup = field(default_factory=Markup)
+    footer: tuple[str, ...] = ()
+
+    def section_title(self, anchor: str) -> str:
+        """The title of the section with this anchor."""
+        return next(section.title for section in self.sections if section.anchor == anchor)
+
+
+def footer_lines(options: Mapping[str, str], versions: Mapping[str, str]) -> tuple[str, ...]:
+    """The footer of a page: the options it was made with, and the versions of what made it."""
+    given = " ".join(f"{key}={value}" for key, value in options.items())
+    made = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return tuple(line for line in (f"Options: {given}" if given else "", f"Made with {made}" if made else "") if line)

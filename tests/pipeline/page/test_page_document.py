@@ -67,7 +67,7 @@ def page_of(*parts: Plot | PageTable | Grid, title: str = "A page") -> Page:
     return Page(
         title=title,
         subtitle=wording.name(HOSTILE),
-        facts=(Headline("operations", HOSTILE, "note", alarming=True),),
+        headlines=(Headline("operations", HOSTILE, "note", alarming=True),),
         account=Section("account", "What came in"),
         findings=(Finding(Markup("{} stands out.").format(wording.name(HOSTILE)), "one"),),
         sections=(section,),
@@ -83,7 +83,7 @@ def table_of(values: list[str], rows_max: int = 12) -> PageTable:
 @given(st.text(st.characters()))
 def test_any_text_is_one_cell(value: str) -> None:
     """Whatever a topic is called, its row has two cells, and the first holds what is shown of it."""
-    elements = Elements(str(document.part(table_of([value]))))
+    elements = Elements(document.render_part(table_of([value])))
     assert elements.cells == [wording.text(value), "0"]
     assert set(elements.tags) <= {
         "figure",
@@ -146,16 +146,16 @@ def test_nothing_is_fetched() -> None:
 
 def test_tables_are_bounded_and_say_so() -> None:
     """Of many rows the first are shown, with how many there are and where; of few nothing is said."""
-    many = str(document.part(table_of([f"t{number}" for number in range(1_000)], rows_max=5)))
+    many = document.render_part(table_of([f"t{number}" for number in range(1_000)], rows_max=5))
     assert len(Elements(many).cells) == 10
     assert "5 of 1,000 rows; all of them: topics.csv" in many
-    assert "rows" not in str(document.part(table_of(["orders"])))
+    assert "rows" not in document.render_part(table_of(["orders"]))
 
 
 def test_long_texts_may_be_broken_and_marked_rows_stand_out() -> None:
     """A long topic does not widen its table; rows that are marked carry a class for it."""
     frame = pd.DataFrame({"topic": ["x" * 60, "y"], "odd": [False, True]})
-    html = str(document.part(PageTable("Topics", frame, (PageColumn("topic", "topic"),), marked="odd")))
+    html = document.render_part(PageTable("Topics", frame, (PageColumn("topic", "topic"),), marked="odd"))
     assert html.count('<td class="long">') == 1
     assert html.count('<tr class="marked">') == 1
 

@@ -35,7 +35,7 @@ def test_the_unchanged_policy_comes_first(page: Page) -> None:
         "registrations: 800,012 in = 800,000 replayed + 12 refused in life",
     ]
     assert page.account.notices == ()
-    assert not any(fact.alarming for fact in page.facts)
+    assert not any(fact.alarming for fact in page.headlines)
 
 
 def test_an_untrue_replay_is_alarming() -> None:
@@ -45,7 +45,7 @@ def test_an_untrue_replay_is_alarming() -> None:
         f"Unchanged policy: > 99.99 % of {2 * OPERATIONS:,} outcomes are equal. 1 operation ended otherwise."
     )
     assert page.account.notices == ("A note.",)
-    assert [fact.value for fact in page.facts if fact.alarming] == [f">{wording.NBSP}99.99{wording.NBSP}%"]
+    assert [fact.value for fact in page.headlines if fact.alarming] == [f">{wording.NBSP}99.99{wording.NBSP}%"]
 
 
 def test_findings_tell_the_ends_of_a_sweep(page: Page) -> None:

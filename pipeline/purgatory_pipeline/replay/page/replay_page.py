@@ -24,7 +24,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from purgatory_pipeline.page import document, wording
-from purgatory_pipeline.page.parts import Finding, Grid, Headline, Page, PageColumn, PageTable, Section
+from purgatory_pipeline.page.parts import Finding, Grid, Headline, Page, PageColumn, PageTable, Section, footer_lines
 from purgatory_pipeline.replay.page import replay_charts
 from purgatory_pipeline.replay.page.replay_charts import UNCHANGED, Policies
 
@@ -69,7 +69,7 @@ def replay_page(frames: Mapping[str, pd.DataFrame], info: ReplayInfo) -> Page:
             wording.instant(info.last_at),
             wording.count(info.compared),
         ),
-        facts=_facts(info),
+        headlines=_headlines(info),
         account=_account(info),
         findings=_findings(frames["outcomes"], policies),
         sections=(
@@ -77,11 +77,11 @@ def replay_page(frames: Mapping[str, pd.DataFrame], info: ReplayInfo) -> Page:
             _waits_section(frames["waits"], moved, policies),
             _changes_section(frames["changes"], policies),
         ),
-        footer=document.footer(info.options, info.versions),
+        footer=footer_lines(info.options, info.versions),
     )
 
 
-def _facts(info: ReplayInfo) -> tuple[Headline, ...]:
+def _headlines(info: ReplayInfo) -> tuple[Headline, ...]:
     differing = info.compared - info.equal
     return (
         Headline("replayed", wording.rough_count(info.compared), "operations"),

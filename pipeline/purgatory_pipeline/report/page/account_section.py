@@ -12,7 +12,7 @@ from purgatory_pipeline.report.report_tables import ReportInfo
 USED = "used"
 
 
-def facts(frames_intake: pd.DataFrame, info: ReportInfo) -> tuple[Headline, ...]:
+def headlines(frames_intake: pd.DataFrame, info: ReportInfo) -> tuple[Headline, ...]:
     """The headline figures."""
     totals = info.totals
     ended = totals.get("ended", 0)

@@ -11,7 +11,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from purgatory_pipeline.page import charts, document, wording
-from purgatory_pipeline.page.parts import Finding, Page, PageColumn, PageTable, Section
+from purgatory_pipeline.page.parts import Finding, Page, PageColumn, PageTable, Section, footer_lines
 from purgatory_pipeline.report.page import account_section
 from purgatory_pipeline.report.page.anomalies_section import anomalies_section, anomaly_findings
 from purgatory_pipeline.report.page.keys_section import backlog_section, hot_keys_section
@@ -35,7 +35,7 @@ def report_page(frames: Mapping[str, pd.DataFrame], info: ReportInfo) -> Page:
     return Page(
         title="Purgatory report",
         subtitle=_subtitle(info),
-        facts=account_section.facts(frames["intake"], info),
+        headlines=account_section.headlines(frames["intake"], info),
         account=account_section.account_section(frames["intake"], info),
         findings=_findings(frames, info),
         sections=(
@@ -49,7 +49,7 @@ def report_page(frames: Mapping[str, pd.DataFrame], info: ReportInfo) -> Page:
             anomalies_section(frames["anomalies"], info.window_ms, span),
             _tables_section(frames, info),
         ),
-        footer=document.footer(info.options, info.versions),
+        footer=footer_lines(info.options, info.versions),
     )
 
 
