@@ -26,7 +26,7 @@ EXIT_UNUSABLE: Final = 2
 EXIT_INTERRUPTED: Final = 130
 TRACEBACK: Final = "PURGATORY_TRACEBACK"
 """Set to 1, failures of Spark are shown in full."""
-EXTRA: Final = frozenset({"pyspark", "pyarrow", "pandas", "numpy", "altair", "vl_convert"})
+EXTRA: Final = frozenset({"pyspark", "pyarrow", "pandas", "numpy", "altair", "jinja2", "packaging", "vl_convert"})
 """What only the extra `pipeline` brings."""
 
 app = typer.Typer(

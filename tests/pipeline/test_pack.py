@@ -16,15 +16,15 @@ LARGE = ("numpy", "pandas", "pyarrow", "vl-convert-python", "altair", "grpcio")
 
 def test_what_is_needed_follows_requirements() -> None:
     """All that the extra needs and what that needs in turn, but not Spark's own, nor what tests or the daemon need."""
-    names = pack.needed("purgatory", "pipeline", {"pyspark", "py4j"})
+    names = pack.required_packages({"pyspark", "py4j"})
     assert {"pyarrow", "pandas", "numpy", "python-dateutil", "typer", "altair"} <= set(names)
     assert not {"pyspark", "py4j", "pytest", "ruff", "uvloop", "aiohttp", "purgatory"} & set(names)
 
 
 def test_what_is_left_out_takes_its_own_needs_with_it() -> None:
     """Leaving out a package leaves out what only it needs."""
-    everything = set(pack.needed("purgatory", "pipeline", set()))
-    without = set(pack.needed("purgatory", "pipeline", {"pandas"}))
+    everything = set(pack.required_packages(set()))
+    without = set(pack.required_packages({"pandas"}))
     assert {"pandas", "python-dateutil"} <= everything - without
 
 

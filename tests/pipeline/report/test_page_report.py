@@ -68,10 +68,12 @@ def test_what_was_set_aside_stands_out(page: Page) -> None:
     (table,) = page.account.parts
     assert isinstance(table, PageTable)
     assert table.frame["aside"].tolist() == [False] * 5 + [True] * 2
-    assert [(fact.value, fact.alarming) for fact in page.headlines if fact.label == "rows set aside"] == [("212+", True)]
+    assert [(fact.value, fact.alarming) for fact in page.headlines if fact.label == "rows set aside"] == [
+        ("212+", True)
+    ]
     frames = report_frames.report_frames()
     clean = frames | {"intake": frames["intake"][frames["intake"]["reason"] == "used"]}
-    facts = report_page(clean, report_frames.report_info()).facts
+    facts = report_page(clean, report_frames.report_info()).headlines
     assert [(fact.value, fact.alarming) for fact in facts if fact.label == "rows set aside"] == [("0", False)]
 
 
