@@ -15,7 +15,7 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 
 from purgatory.archive import schema
-from purgatory_pipeline.archive import find_archive
+from purgatory_pipeline.archive.catalog import find_archive
 from purgatory_pipeline.errors import ArchiveUnusable
 from purgatory_pipeline.replay.policy import UNCHANGED, parse_policies
 from purgatory_pipeline.replay.spark_jobs import replay_rows

@@ -7,7 +7,8 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from purgatory_pipeline.archive import ArchiveCatalog, find_archive, read_runs
+from purgatory_pipeline.archive.catalog import ArchiveCatalog, find_archive
+from purgatory_pipeline.archive.daemon_runs import read_runs
 
 from bench.multiplied import multiply
 from bench.pipeline.time_report import operations_in

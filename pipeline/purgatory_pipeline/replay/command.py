@@ -10,7 +10,7 @@ import typer
 if TYPE_CHECKING:
     import pandas as pd
 
-    from purgatory_pipeline.archive import ArchiveCatalog
+    from purgatory_pipeline.archive.catalog import ArchiveCatalog
     from purgatory_pipeline.replay.page.replay_page import ReplayInfo
     from purgatory_pipeline.replay.replay_account import ReplayAccount
 
@@ -39,7 +39,8 @@ def replay(
     ] = False,
 ) -> None:
     """Replays a history through the same engine, first unchanged and then under other policies."""
-    from purgatory_pipeline.archive import account, find_archive  # noqa: PLC0415 -- Spark is slow to import
+    from purgatory_pipeline.archive.accounting import account  # noqa: PLC0415 -- Spark is slow to import
+    from purgatory_pipeline.archive.catalog import find_archive  # noqa: PLC0415 -- Spark is slow to import
     from purgatory_pipeline.output_folder import open_output  # noqa: PLC0415
     from purgatory_pipeline.replay.policy import UNCHANGED, parse_policies  # noqa: PLC0415
     from purgatory_pipeline.spark.failures import own_errors  # noqa: PLC0415

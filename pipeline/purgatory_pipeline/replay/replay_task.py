@@ -13,7 +13,7 @@ import pyarrow as pa
 from purgatory.engine.codes import KIND_NAMES, OUTCOME_NAMES
 from purgatory_pipeline.archive.location import open_location
 from purgatory_pipeline.replay.load.call_windows import windows
-from purgatory_pipeline.replay.load.row_batch import Column, RowBatch
+from purgatory_pipeline.replay.load.row_chunk import Column, RowChunk
 from purgatory_pipeline.replay.load.run_files import RunContext, RunFiles
 from purgatory_pipeline.replay.load.table_reader import TableReader, chunks_of
 from purgatory_pipeline.replay.play.open_operations import OpenOperations
@@ -65,7 +65,7 @@ def replay_runs(replay: ReplayPlan, runs: Iterable[RunFiles], *, results: bool) 
 
 
 def replay_run(
-    replay: ReplayPlan, facts: RunContext, chunks: Iterable[RowBatch], tally: ReplaySums, *, results: bool
+    replay: ReplayPlan, facts: RunContext, chunks: Iterable[RowChunk], tally: ReplaySums, *, results: bool
 ) -> Iterator[pa.RecordBatch]:
     """Replays one run, adding to the sums; rows for its operations where they are asked for."""
     keep_freed_memory()

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from purgatory.archive.schema import EVENTS, REGISTRATIONS
-from purgatory_pipeline.archive import ArchiveCatalog
+from purgatory_pipeline.archive.catalog import ArchiveCatalog
 from purgatory_pipeline.archive.location import open_location
 from purgatory_pipeline.errors import ArchiveUnusable
 from purgatory_pipeline.replay.divide.connections import Connections
@@ -27,7 +27,7 @@ from purgatory_pipeline.replay.divide.scattering import (
     scatter,
     units_of,
 )
-from purgatory_pipeline.replay.load.row_batch import TABLES
+from purgatory_pipeline.replay.load.row_chunk import TABLES
 from purgatory_pipeline.replay.load.run_files import RunFiles, find_runs
 from purgatory_pipeline.replay.load.table_reader import TableReader
 from purgatory_pipeline.replay.play.replay_sums import KEYS, SCHEMA, added

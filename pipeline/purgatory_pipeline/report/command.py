@@ -15,7 +15,8 @@ from purgatory_pipeline.errors import PolicyInvalid
 if TYPE_CHECKING:
     import pandas as pd
 
-    from purgatory_pipeline.archive import ArchiveCatalog, IntakeAccount
+    from purgatory_pipeline.archive.catalog import ArchiveCatalog
+    from purgatory_pipeline.archive.intake_account import IntakeAccount
     from purgatory_pipeline.report.report_builder import Report
     from purgatory_pipeline.report.report_options import ReportOptions
     from purgatory_pipeline.report.report_tables import ReportInfo
@@ -53,7 +54,8 @@ def report(
     top: Annotated[int, typer.Option(metavar="N", help="How many hot keys are listed, of each kind.")] = 20,
 ) -> None:
     """Tells how a purgatory did: rates, waits, backlog, hot keys, stragglers, advice on timeouts, anomalies."""
-    from purgatory_pipeline.archive import account, find_archive  # noqa: PLC0415 -- Spark is slow to import
+    from purgatory_pipeline.archive.accounting import account  # noqa: PLC0415 -- Spark is slow to import
+    from purgatory_pipeline.archive.catalog import find_archive  # noqa: PLC0415 -- Spark is slow to import
     from purgatory_pipeline.output_folder import open_output  # noqa: PLC0415
     from purgatory_pipeline.report import outputs  # noqa: PLC0415
     from purgatory_pipeline.report.report_builder import make_report  # noqa: PLC0415

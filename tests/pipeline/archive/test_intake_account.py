@@ -8,7 +8,10 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
-from purgatory_pipeline.archive import IntakeAccount, account, find_archive, intake_account
+from purgatory_pipeline.archive import intake_account
+from purgatory_pipeline.archive.accounting import account
+from purgatory_pipeline.archive.catalog import find_archive
+from purgatory_pipeline.archive.intake_account import IntakeAccount
 from purgatory_pipeline.errors import ArchiveUnusable
 from pyspark.sql import SparkSession
 from rich.console import Console

@@ -9,7 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from purgatory_pipeline.archive import ArchiveCatalog, find_archive, footer, location
+from purgatory_pipeline.archive import footer, location
+from purgatory_pipeline.archive.catalog import ArchiveCatalog, find_archive
 from purgatory_pipeline.errors import ArchiveUnusable
 
 from purgatory.archive import layout, schema

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from purgatory_pipeline.archive import account, find_archive
+from purgatory_pipeline.archive.accounting import account
+from purgatory_pipeline.archive.catalog import find_archive
 from purgatory_pipeline.cli import EXIT_UNUSABLE, main
 from purgatory_pipeline.errors import ArchiveUnusable
 from purgatory_pipeline.generate.history_plan import make_plan

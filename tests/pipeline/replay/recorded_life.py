@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 import pyarrow as pa
-from purgatory_pipeline.replay.load.row_batch import TABLES, RowBatch
+from purgatory_pipeline.replay.load.row_chunk import TABLES, RowChunk
 from purgatory_pipeline.replay.load.table_reader import chunk_of
 
 from purgatory.archive import schema
@@ -174,7 +174,7 @@ def live(seed: int, batches: int, *, end: bool = True) -> RecordedLife:
     return life
 
 
-def chunks_of(tables: Tables, rng: random.Random, rows_max: int = 60) -> list[RowBatch]:
+def chunks_of(tables: Tables, rng: random.Random, rows_max: int = 60) -> list[RowChunk]:
     """All rows in chunks of random sizes, as of many files and row groups, by first call."""
     chunks = [chunk_of(table, piece, Counter()) for table in TABLES for piece in _pieces(tables[table], rng, rows_max)]
     return sorted((chunk for chunk in chunks if len(chunk)), key=lambda chunk: chunk.first_call)

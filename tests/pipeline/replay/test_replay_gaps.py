@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
-from purgatory_pipeline.archive import find_archive
+from purgatory_pipeline.archive.catalog import find_archive
 from purgatory_pipeline.replay.load.run_files import NEVER, find_runs
 from purgatory_pipeline.replay.policy import UNCHANGED, Policy, parse_policy
 from purgatory_pipeline.replay.replay_account import ReplayAccount

@@ -12,7 +12,7 @@ from purgatory_pipeline.archive.stable_sort import stable_order
 from purgatory_pipeline.replay.divide.connections import ALL_KEYS, Connections
 from purgatory_pipeline.replay.divide.placement import mixed, place
 from purgatory_pipeline.replay.load.call_windows import windows
-from purgatory_pipeline.replay.load.row_batch import RowBatch, join
+from purgatory_pipeline.replay.load.row_chunk import RowChunk, join
 from purgatory_pipeline.replay.load.row_packing import pack, unpack
 from purgatory_pipeline.replay.play import replay_sums
 from purgatory_pipeline.replay.play.operation_lookup import find
@@ -65,7 +65,7 @@ def test_a_packed_chunk_comes_back(values: list[int], rising: bool) -> None:
     """Whatever the numbers: constant, rising, close together, or over the whole range."""
     numbers = sorted(values) if rising else values
     columns = {"call": column(numbers), "name": np.zeros(len(numbers), np.int32), "flag": np.ones(len(numbers), bool)}
-    chunk = RowBatch(EVENTS, columns, [("orders", 0), ("ключ", -1)], column([0]), [(None, [1, 2], [], 3, None)])
+    chunk = RowChunk(EVENTS, columns, [("orders", 0), ("ключ", -1)], column([0]), [(None, [1, 2], [], 3, None)])
     back = unpack(pack(chunk))
     assert {name: part.tolist() for name, part in back.columns.items()} == {
         name: part.astype(np.int64).tolist() for name, part in columns.items()
@@ -77,15 +77,15 @@ def test_a_packed_chunk_comes_back(values: list[int], rising: bool) -> None:
 def test_rising_calls_take_a_byte_each() -> None:
     """What rises by little is kept as differences."""
     calls = np.cumsum(np.arange(10_000) % 7) + 2**40
-    assert len(pack(RowBatch(OUTCOMES, {"call": calls}))) < 11_000
+    assert len(pack(RowChunk(OUTCOMES, {"call": calls}))) < 11_000
 
 
 # Windows.
 
 
-def rows(table: str, calls: list[int], times: list[int] | None = None) -> RowBatch:
+def rows(table: str, calls: list[int], times: list[int] | None = None) -> RowChunk:
     """A chunk with these calls."""
-    return RowBatch(table, {"call": column(calls), "time": column(calls if times is None else times)})
+    return RowChunk(table, {"call": column(calls), "time": column(calls if times is None else times)})
 
 
 @given(
@@ -120,7 +120,7 @@ def test_a_clock_that_went_back_stands_still_instead() -> None:
 def test_rows_that_are_there_twice_count_once() -> None:
     """Where files overlap, the second of two equal rows is left out; other rows of the same call stay."""
     columns = {"call": column([1, 1, 1, 2]), "time": column([5, 5, 5, 6]), "row": column([0, 1, 1, 0])}
-    (window,) = windows([RowBatch(EVENTS, columns)], repeated=True)
+    (window,) = windows([RowChunk(EVENTS, columns)], repeated=True)
     assert window.tables[EVENTS].columns["row"].tolist() == [0, 1, 0]
     assert window.repeated == 1
 
@@ -128,8 +128,8 @@ def test_rows_that_are_there_twice_count_once() -> None:
 def test_names_of_joined_chunks_keep_their_rows() -> None:
     """Joined and cut, each row still has its name, and names that nobody has are dropped."""
     chunks = [
-        RowBatch(EVENTS, {"call": column([1, 2]), "name": column([1, 0])}, [("a", 0), ("b", 1)]),
-        RowBatch(EVENTS, {"call": column([3]), "name": column([0])}, [("c", 2)]),
+        RowChunk(EVENTS, {"call": column([1, 2]), "name": column([1, 0])}, [("a", 0), ("b", 1)]),
+        RowChunk(EVENTS, {"call": column([3]), "name": column([0])}, [("c", 2)]),
     ]
     part = join(chunks).slice(1, 3).with_names_used(few=0)
     assert part.names == [("a", 0), ("c", 2)]
@@ -146,7 +146,7 @@ def test_operations_that_are_not_all_there_are_left_out() -> None:
         "item": column([1, 0, 1, 0, 0, 1, 0]),
         "item_count": column([2, 2, 2, 1, 3, 3, 1]),
     }
-    whole = whole_operations(RowBatch(OUTCOMES, columns))
+    whole = whole_operations(RowChunk(OUTCOMES, columns))
     assert whole.starts.tolist() == [0, 2, 3]
     assert whole.counts.tolist() == [2, 1, 1]
     assert whole.incomplete == 2
@@ -168,7 +168,7 @@ def test_waits_fall_into_buckets_of_less_than_a_percent(waits: list[int]) -> Non
 # Connections and places.
 
 
-def registrations(operations: list[list[int]], partition: int | None = None) -> RowBatch:
+def registrations(operations: list[list[int]], partition: int | None = None) -> RowChunk:
     """Operations on these partitions of "orders" (or, with -1, keys)."""
     flat = [name for names in operations for name in names]
     columns = {
@@ -180,7 +180,7 @@ def registrations(operations: list[list[int]], partition: int | None = None) -> 
         "name": column(flat),
     }
     names = [("orders", place) if partition is None else (f"key-{place}", partition) for place in range(12)]
-    return RowBatch(REGISTRATIONS, columns, names)
+    return RowChunk(REGISTRATIONS, columns, names)
 
 
 OPERATIONS = st.lists(st.lists(st.integers(0, 11), min_size=1, max_size=3, unique=True), min_size=1, max_size=12)
@@ -231,7 +231,7 @@ def test_every_operation_has_one_bin_and_finds_its_events_there(
     (placing,), weights = place([connections], bins, cores)
     assert weights == sorted(weights, reverse=True)
     at = placing.bins_of_operations(chunk)
-    events = RowBatch(EVENTS, {"call": np.arange(12), "name": np.arange(12)}, chunk.names)
+    events = RowChunk(EVENTS, {"call": np.arange(12), "name": np.arange(12)}, chunk.names)
     event_rows, event_bins = placing.rows_of_events(events)
     told = list(zip(event_rows.tolist(), event_bins.tolist(), strict=True))
     assert len(told) == len(set(told))
@@ -245,7 +245,7 @@ def test_a_group_that_is_too_large_is_divided() -> None:
     """One partition with all the operations keeps as many bins busy as there are cores, each about alike."""
     operations = np.arange(10_000)
     columns = {"call": operations, "session": operations % 3, "operation": operations, "name": operations * 0}
-    chunk = RowBatch(REGISTRATIONS, columns, [("orders", 0)])
+    chunk = RowChunk(REGISTRATIONS, columns, [("orders", 0)])
     connections = Connections(100)
     connections.add(chunk)
     (placing,), _ = place([connections], bins=8, cores=4)

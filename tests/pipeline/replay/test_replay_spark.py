@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from purgatory_pipeline.archive import find_archive
+from purgatory_pipeline.archive.catalog import find_archive
 from purgatory_pipeline.cli import main
 from purgatory_pipeline.notebook import replay
 from purgatory_pipeline.replay.divide.scattering import IDLE_EVENTS

@@ -11,7 +11,7 @@ from purgatory_pipeline.replay.divide.connections import Connections
 from purgatory_pipeline.replay.divide.placement import Placement, place
 from purgatory_pipeline.replay.divide.scattering import spread
 from purgatory_pipeline.replay.load.call_windows import windows
-from purgatory_pipeline.replay.load.row_batch import RowBatch
+from purgatory_pipeline.replay.load.row_chunk import RowChunk
 from purgatory_pipeline.replay.load.row_packing import pack, unpack
 from purgatory_pipeline.replay.load.run_files import RunContext
 from purgatory_pipeline.replay.play.replay_sums import CHANGES, EQUAL, ReplaySums
@@ -29,7 +29,7 @@ def facts_of_life(life: RecordedLife) -> RunContext:
     return RunContext(life.run_id, life.details, life.first_ms, life.now_ms)
 
 
-def replayed(life: RecordedLife, chunks: list[RowBatch], tally: ReplaySums, rows_min: int = 100) -> None:
+def replayed(life: RecordedLife, chunks: list[RowChunk], tally: ReplaySums, rows_min: int = 100) -> None:
     """Replays some rows of a life, unchanged."""
     run = RunReplay(facts_of_life(life), [UNCHANGED], tally)
     for window in windows(chunks, life.first_ms, rows_min=rows_min):
@@ -87,7 +87,7 @@ def test_a_life_is_reproduced_in_parts(seed: int) -> None:
     assert verdicts == ({EQUAL: ended} if ended else {})
 
 
-def chunks_of_bin(chunks: list[RowBatch], placing: Placement, number: int) -> list[RowBatch]:
+def chunks_of_bin(chunks: list[RowChunk], placing: Placement, number: int) -> list[RowChunk]:
     """What would come together in one bin, by first call."""
     found = []
     for chunk in chunks:

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from purgatory.archive.schema import EVENTS, NO_PARTITION, REGISTRATIONS
-from purgatory_pipeline.replay.load.row_batch import Column, Name, RowBatch
+from purgatory_pipeline.replay.load.row_chunk import Column, Name, RowChunk
 
 ALL_KEYS: Final[Name] = ("", -3)
 """Stands for all keys of a run, where they are more than the engine remembers at a time: what it forgets connects
@@ -59,7 +59,7 @@ class Connections:
     _last: tuple[int, int, Name] | None = None
     """Session, id and last name of the operation at the end of the file, if more of its rows may follow."""
 
-    def add(self, chunk: RowBatch) -> None:
+    def add(self, chunk: RowChunk) -> None:
         """More rows of registrations, of one file in their order, or of events."""
         if chunk.table == EVENTS:
             self._count(self.events, chunk, np.ones(len(chunk), np.bool_))
@@ -105,7 +105,7 @@ class Connections:
             self.operations[known] = self.operations.get(known, 0) + operations
             self.events[known] = self.events.get(known, 0) + events
 
-    def _count(self, counts: dict[Name, int], chunk: RowBatch, rows: Column) -> None:
+    def _count(self, counts: dict[Name, int], chunk: RowChunk, rows: Column) -> None:
         of_names = np.bincount(chunk.columns["name"][rows], minlength=len(chunk.names))
         for place, count in enumerate(of_names.tolist()):
             known = self._known(chunk.names[place])
@@ -138,7 +138,7 @@ class Connections:
         self.forest.root(ALL_KEYS)
         self._keys.clear()
 
-    def _join_cut(self, chunk: RowBatch) -> None:
+    def _join_cut(self, chunk: RowChunk) -> None:
         """The first rows go on with an operation that began before this chunk."""
         first = chunk.names[chunk.columns["name"][0]]
         if self._last is not None:
@@ -148,5 +148,5 @@ class Connections:
             self.connect((f"{session}/{operation}", CUT), first)
 
 
-def _identity(chunk: RowBatch, row: int) -> tuple[int, int]:
+def _identity(chunk: RowChunk, row: int) -> tuple[int, int]:
     return int(chunk.columns["session"][row]), int(chunk.columns["operation"][row])

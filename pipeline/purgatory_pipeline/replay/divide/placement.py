@@ -16,7 +16,7 @@ import numpy as np
 
 from purgatory.archive.schema import NO_PARTITION
 from purgatory_pipeline.replay.divide.connections import ALL_KEYS, Connections
-from purgatory_pipeline.replay.load.row_batch import Column, Name, RowBatch
+from purgatory_pipeline.replay.load.row_chunk import Column, Name, RowChunk
 
 WEIGHT_OF_OPERATION: Final = 4
 WEIGHT_OF_EVENT: Final = 1
@@ -48,7 +48,7 @@ class Placement:
             found = [self.groups.get(name, -1) for name in names]
         return np.array(found, np.int64)
 
-    def bins_of_operations(self, chunk: RowBatch) -> Column:
+    def bins_of_operations(self, chunk: RowChunk) -> Column:
         """The bin of each row of registrations or outcomes; -1 where its name has none."""
         groups = self.groups_of(chunk.names)[chunk.columns["name"]]
         table, parts = self._table()
@@ -58,7 +58,7 @@ class Placement:
             bins = table[groups, spread % parts[groups]]
         return bins
 
-    def rows_of_events(self, chunk: RowBatch) -> tuple[Column, Column]:
+    def rows_of_events(self, chunk: RowChunk) -> tuple[Column, Column]:
         """Rows and bins: every event once for each bin that has anything of its group."""
         groups = self.groups_of(chunk.names)[chunk.columns["name"]]
         distinct = [sorted(set(bins)) for bins in self.bins]

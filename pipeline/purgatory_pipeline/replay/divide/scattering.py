@@ -16,11 +16,11 @@ import numpy as np
 import pyarrow as pa
 
 from purgatory.archive.schema import CALLS, EVENTS, OUTCOMES, REGISTRATIONS
-from purgatory_pipeline.archive import ArchiveFile
+from purgatory_pipeline.archive.footer import ArchiveFile
 from purgatory_pipeline.archive.location import Location, open_location
 from purgatory_pipeline.replay.divide.connections import Connections
 from purgatory_pipeline.replay.divide.placement import Placement
-from purgatory_pipeline.replay.load.row_batch import Column, RowBatch, join
+from purgatory_pipeline.replay.load.row_chunk import Column, RowChunk, join
 from purgatory_pipeline.replay.load.row_packing import pack, unpack
 from purgatory_pipeline.replay.load.run_files import RunContext, RunFiles
 from purgatory_pipeline.replay.load.table_reader import TableReader
@@ -128,7 +128,7 @@ def scatter(uri: str, unit: Unit, placing: Placement) -> Iterator[pa.RecordBatch
             packed.append((int(bins[start]), unit.run, part.first_call, sequence, pack(part)))
         yield packed_batch(packed)
     if counts.total():
-        told = RowBatch(CALLS, {"call": np.empty(0, np.int64)}, details=sorted(counts.items()))
+        told = RowChunk(CALLS, {"call": np.empty(0, np.int64)}, details=sorted(counts.items()))
         yield packed_batch([(placing.all_bins[0], COUNTED, 0, 0, pack(told))])
 
 
@@ -161,9 +161,9 @@ def _packed_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, bytes
             yield run, rows[place].as_py()
 
 
-def _gathered(place: Location, unit: Unit, counts: Counter[str]) -> Iterator[RowBatch]:
+def _gathered(place: Location, unit: Unit, counts: Counter[str]) -> Iterator[RowChunk]:
     """The row groups of a unit, small ones put together."""
-    held: list[RowBatch] = []
+    held: list[RowChunk] = []
     for file in unit.files:
         table = TableReader(place, file.path, file.table)
         for group in range(table.groups):
@@ -177,7 +177,7 @@ def _gathered(place: Location, unit: Unit, counts: Counter[str]) -> Iterator[Row
         yield join(held)
 
 
-def spread(chunk: RowBatch, placing: Placement, counts: Counter[str]) -> tuple[RowBatch, Column]:
+def spread(chunk: RowChunk, placing: Placement, counts: Counter[str]) -> tuple[RowChunk, Column]:
     """Rows and the bin of each; one that concerns several bins comes several times."""
     if chunk.table == CALLS:  # they are few, and any may concern any bin
         bins = np.array(placing.all_bins)

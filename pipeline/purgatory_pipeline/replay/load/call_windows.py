@@ -14,7 +14,7 @@ import numpy as np
 
 from purgatory.archive.schema import CALLS, EVENTS, OUTCOMES, REGISTRATIONS
 from purgatory_pipeline.archive.stable_sort import stable_order
-from purgatory_pipeline.replay.load.row_batch import RowBatch, in_order, join
+from purgatory_pipeline.replay.load.row_chunk import RowChunk, in_order, join
 
 ROWS_MIN: Final = 150_000
 """A window is closed when so many rows are held: what it costs by itself is then shared by many."""
@@ -32,7 +32,7 @@ ROW_KEYS: Final = {
 class CallWindow:
     """Rows by table, in the order of their calls; tables without rows are missing."""
 
-    tables: dict[str, RowBatch]
+    tables: dict[str, RowChunk]
     last_ms: int
     """The engine's clock at its last call. In the whole run it never goes back."""
     clock_falls: int
@@ -40,13 +40,13 @@ class CallWindow:
     repeated: int
     """Rows that were there twice; the second one is not."""
 
-    def get(self, table: str) -> RowBatch | None:
+    def get(self, table: str) -> RowChunk | None:
         """The rows of a table, if there are any."""
         return self.tables.get(table)
 
 
 def windows(
-    chunks: Iterable[RowBatch], first_ms: int = 0, *, repeated: bool = False, rows_min: int = ROWS_MIN
+    chunks: Iterable[RowChunk], first_ms: int = 0, *, repeated: bool = False, rows_min: int = ROWS_MIN
 ) -> Iterator[CallWindow]:
     """The windows of one run. `chunks` of all its tables, by first call; those of one table in their order.
 
@@ -68,13 +68,13 @@ class _Merger:
         self.rows = 0
         self.rows_left = 0
         """After the last cut."""
-        self._held: dict[str, list[RowBatch]] = {}
+        self._held: dict[str, list[RowChunk]] = {}
         self._now_ms = first_ms
         self._before = 0
         """The call up to which everything was taken out."""
         self._repeated: Final = repeated
 
-    def add(self, chunk: RowBatch) -> None:
+    def add(self, chunk: RowChunk) -> None:
         """Holds one more chunk."""
         assert chunk.first_call >= self._before, f"call {chunk.first_call} comes after those before {self._before}"
         self.rows += len(chunk)
@@ -83,7 +83,7 @@ class _Merger:
     def cut(self, before_call: int | None) -> CallWindow | None:
         """Takes out all rows of calls before a call (None: all). None: there are none."""
         self._before = self._before if before_call is None else before_call
-        taken: dict[str, RowBatch] = {}
+        taken: dict[str, RowChunk] = {}
         repeated = 0
         for table, held in list(self._held.items()):
             whole = in_order(join(held))
@@ -103,7 +103,7 @@ class _Merger:
         last_ms, falls = self._straighten(taken)
         return CallWindow(taken, last_ms, falls, repeated)
 
-    def _straighten(self, taken: dict[str, RowBatch]) -> tuple[int, int]:
+    def _straighten(self, taken: dict[str, RowChunk]) -> tuple[int, int]:
         """Lets no clock go back, over all tables; the last instant and how many rows had to be moved."""
         chunks = list(taken.values())
         times = np.concatenate([chunk.columns["time"] for chunk in chunks])
@@ -122,7 +122,7 @@ class _Merger:
         return self._now_ms, falls
 
 
-def without_repeated(chunk: RowBatch) -> RowBatch:
+def without_repeated(chunk: RowChunk) -> RowChunk:
     """Without the rows that come again, as those of overlapping files do."""
     keys = [chunk.column(name) for name in ROW_KEYS[chunk.table]]
     order = np.lexsort(keys[::-1])

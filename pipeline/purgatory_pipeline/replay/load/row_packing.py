@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from purgatory_pipeline.replay.load.row_batch import Column, RowBatch
+from purgatory_pipeline.replay.load.row_chunk import Column, RowChunk
 
 CONSTANT: Final = "constant"
 DIFFERENCES: Final = "differences"
@@ -21,7 +21,7 @@ _SIZES: Final = ((1 << 8, np.uint8), (1 << 16, np.uint16), (1 << 32, np.uint32))
 _LENGTH_BYTES: Final = 8
 
 
-def pack(chunk: RowBatch) -> bytes:
+def pack(chunk: RowChunk) -> bytes:
     """A chunk as bytes: a header in JSON, and the columns one after the other."""
     columns: list[tuple[Any, ...]] = []
     buffers: list[bytes] = []
@@ -41,7 +41,7 @@ def pack(chunk: RowBatch) -> bytes:
     return b"".join([len(header).to_bytes(_LENGTH_BYTES, "little"), header, *buffers])
 
 
-def unpack(packed: bytes) -> RowBatch:
+def unpack(packed: bytes) -> RowChunk:
     """The chunk of `pack`; all columns are of 64 bits."""
     start = _LENGTH_BYTES + int.from_bytes(packed[:_LENGTH_BYTES], "little")
     head = json.loads(packed[_LENGTH_BYTES:start])
@@ -50,7 +50,7 @@ def unpack(packed: bytes) -> RowBatch:
         encoded = np.frombuffer(packed, dtype, length, start)
         start += encoded.nbytes
         columns[name] = _decoded(how, first, lowest, encoded, head["rows"])
-    return RowBatch(
+    return RowChunk(
         head["table"],
         columns,
         [(topic, partition) for topic, partition in head["names"]],

@@ -14,10 +14,11 @@ import pyarrow.parquet as pq
 
 from purgatory.archive.run_details import RunDetails
 from purgatory.archive.schema import CALLS, CRASHED, DROPPED, ENDED, EVENTS, MARKERS, STARTED
-from purgatory_pipeline.archive import ArchiveCatalog, ArchiveFile
+from purgatory_pipeline.archive.catalog import ArchiveCatalog
+from purgatory_pipeline.archive.footer import ArchiveFile
 from purgatory_pipeline.archive.location import first_line, open_location
 from purgatory_pipeline.errors import ArchiveUnusable
-from purgatory_pipeline.replay.load.row_batch import TABLES
+from purgatory_pipeline.replay.load.row_chunk import TABLES
 
 NEVER: Final = 2**62
 DECISIVE: Final = (EVENTS, CALLS)

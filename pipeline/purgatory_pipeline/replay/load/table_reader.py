@@ -13,9 +13,10 @@ import pyarrow.parquet as pq
 
 from purgatory.archive.schema import ACCEPTED, CALL_NAMES, CALLS, EVENTS, NO_PARTITION, OUTCOMES, REGISTRATIONS
 from purgatory.engine import codes
+from purgatory.engine.kinds.operation_columns import default_of
 from purgatory_pipeline.archive.location import Location, first_line
 from purgatory_pipeline.errors import ArchiveUnusable
-from purgatory_pipeline.replay.load.row_batch import DEFAULTS, Column, Name, RowBatch, in_order
+from purgatory_pipeline.replay.load.row_chunk import DEFAULTS, Column, Name, RowChunk, in_order
 
 COMMON: Final = {"call_number": "call", "time_ms": "time"}
 OPERATION: Final = {"session_number": "session", "operation_id": "operation"}
@@ -43,6 +44,9 @@ WORDS: Final[dict[str, tuple[str, dict[str, int]]]] = {
 SETS: Final = ("replicas", "in_sync", "proposed", "leader_id", "min_in_sync_replicas")
 NAMED: Final = ("topic", "partition")
 LUT_MAX: Final = 1 << 22
+
+OFFSET_DEFAULTS: Final = np.array([0, *(default_of("offset", kind) for kind in codes.KINDS)])
+"""By kind."""
 
 REFUSED_REGISTRATIONS: Final = "refused registrations"
 REFUSED_EVENTS: Final = "refused events"
@@ -84,7 +88,7 @@ class TableReader:
 
     def chunk(
         self, group: int, counts: Counter[str], *, names: bool = False, columns: Sequence[str] | None = None
-    ) -> RowBatch:
+    ) -> RowChunk:
         """A row group: all that a replay needs, of outcomes with `names` also those; or only some columns."""
         wanted = columns_of(self.table, names=names) if columns is None else [*columns, *NAMED, "refusal_code"]
         part = self._read(lambda: self._parquet.read_row_group(group, columns=wanted, use_threads=False))
@@ -114,7 +118,7 @@ class TableReader:
             raise ArchiveUnusable(message) from error
 
 
-def chunks_of(files: Iterable[TableReader], counts: Counter[str]) -> Iterator[RowBatch]:
+def chunks_of(files: Iterable[TableReader], counts: Counter[str]) -> Iterator[RowChunk]:
     """All row groups of a run's files, in the order of their first calls: what `windows` takes."""
     groups = [
         (first_call, place, group, file)
@@ -127,7 +131,7 @@ def chunks_of(files: Iterable[TableReader], counts: Counter[str]) -> Iterator[Ro
             yield chunk
 
 
-def chunk_of(table: str, part: pa.Table, counts: Counter[str]) -> RowBatch:
+def chunk_of(table: str, part: pa.Table, counts: Counter[str]) -> RowChunk:
     """The rows of an Arrow table that take part in a replay; the others are counted in `counts`."""
     columns: dict[str, Column] = {}
     word, known = WORDS[table]
@@ -136,7 +140,7 @@ def chunk_of(table: str, part: pa.Table, counts: Counter[str]) -> RowBatch:
     for name, own in NUMBERS[table].items():
         if name not in part.column_names:
             continue
-        values = numbers(part.column(name), default_of(table, own, columns[own_word]))
+        values = numbers(part.column(name), null_value(table, own, columns[own_word]))
         default = DEFAULTS[table].get(own)
         if values is not None and (default is None or not bool(np.all(values == default))):
             columns[own] = values
@@ -144,7 +148,7 @@ def chunk_of(table: str, part: pa.Table, counts: Counter[str]) -> RowBatch:
     counts[UNREADABLE] += _count_missing(kept)
     if "refusal_code" in part.column_names:
         kept &= _accepted(part, table, columns, counts)
-    chunk = RowBatch(table, columns)
+    chunk = RowChunk(table, columns)
     if "topic" in part.column_names:
         topics, partitions = part.column("topic"), part.column("partition")
         chunk.names, columns["name"] = name_places(topics, partitions)
@@ -158,14 +162,14 @@ def chunk_of(table: str, part: pa.Table, counts: Counter[str]) -> RowBatch:
     return in_order(chunk)
 
 
-def default_of(table: str, name: str, words: Column) -> Any:  # noqa: ANN401 -- one number, or one for each row
+def null_value(table: str, name: str, words: Column) -> Any:  # noqa: ANN401 -- one number, or one for each row
     """What stands for null in a column of numbers."""
     if table == REGISTRATIONS and name == "offset":
-        return np.where(words == codes.SIGNAL, 1, 0)
+        return OFFSET_DEFAULTS[words]
     return DEFAULTS[table].get(name, 0)
 
 
-def numbers(column: pa.ChunkedArray, default: Any) -> Column | None:  # noqa: ANN401 -- see default_of
+def numbers(column: pa.ChunkedArray, default: Any) -> Column | None:  # noqa: ANN401 -- see null_value
     """A column as numbers, null as the default; None when all are null and that is one number."""
     if column.null_count == len(column) and not isinstance(default, np.ndarray):
         return None if len(column) else np.empty(0, np.int64)

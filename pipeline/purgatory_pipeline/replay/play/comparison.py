@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from purgatory_pipeline.replay.load.row_batch import Column
+from purgatory_pipeline.replay.load.row_chunk import Column
 
 ANSWERS: Final = ("error_code", "reached_offset")
 

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from purgatory_pipeline.replay.load.row_batch import Column
+from purgatory_pipeline.replay.load.row_chunk import Column
 from purgatory_pipeline.replay.play.operation_lookup import find
 from purgatory_pipeline.replay.play.registered_operations import RegisteredOperations
 

@@ -11,7 +11,7 @@ import numpy as np
 from purgatory.archive.schema import EVENTS, NO_PARTITION
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, ReplicaSets
-from purgatory_pipeline.replay.load.row_batch import Column, Name, RowBatch, join
+from purgatory_pipeline.replay.load.row_chunk import Column, Name, RowChunk, join
 from purgatory_pipeline.replay.play.registered_operations import listed
 from purgatory_pipeline.replay.policy import MIN_IN_SYNC_REPLICAS, Policy
 
@@ -34,7 +34,7 @@ TURNING: Final = (codes.IN_SYNC_REPLICAS, codes.LEADERSHIP, codes.PARTITION_REMO
 class PolicyEvents:
     """Events in the order in which the engine is told; `time` is when it is."""
 
-    chunk: RowBatch
+    chunk: RowChunk
     time: Column
 
     @property
@@ -79,7 +79,7 @@ def replica_sets(detail: Sequence[Any]) -> ReplicaSets | None:
 class AsRecorded:
     """Events as they were."""
 
-    def take(self, chunk: RowBatch | None, last_ms: int) -> PolicyEvents | None:  # noqa: ARG002 -- see Rewritten
+    def take(self, chunk: RowChunk | None, last_ms: int) -> PolicyEvents | None:  # noqa: ARG002 -- see Rewritten
         """The events of a window."""
         return None if chunk is None else PolicyEvents(chunk, chunk.columns["time"])
 
@@ -98,12 +98,12 @@ class Rewritten:
         self.marks_kept = 0
         self._policy: Final = policy
         self._minimum: Final = policy.named(MIN_IN_SYNC_REPLICAS)
-        self._late: RowBatch | None = None
+        self._late: RowChunk | None = None
         """Events that come after the last window; their `time` is when."""
         self._in_sync_known: Final[set[Name]] = set()
         self._followed: Final[set[Name]] = set()
 
-    def take(self, chunk: RowBatch | None, last_ms: int) -> PolicyEvents | None:
+    def take(self, chunk: RowChunk | None, last_ms: int) -> PolicyEvents | None:
         """The events up to `last_ms`: those of a window, and what was late before it."""
         if chunk is not None:
             chunk = self._delayed(self._with_minimum(self._without_pushed(chunk)))
@@ -119,7 +119,7 @@ class Rewritten:
             whole = whole.slice(0, stop)
         return PolicyEvents(whole, whole.columns["time"]) if len(whole) else None
 
-    def _delayed(self, chunk: RowBatch) -> RowBatch:
+    def _delayed(self, chunk: RowChunk) -> RowChunk:
         if not self._policy.slow_replicas:
             return chunk
         time = chunk.columns["time"].copy()
@@ -127,9 +127,9 @@ class Rewritten:
         replicas = chunk.column("replica_id")
         for replica_id, delay_ms in self._policy.slow_replicas:
             time[progress & (replicas == replica_id)] += delay_ms
-        return RowBatch(chunk.table, {**chunk.columns, "time": time}, chunk.names, chunk.detail_rows, chunk.details)
+        return RowChunk(chunk.table, {**chunk.columns, "time": time}, chunk.names, chunk.detail_rows, chunk.details)
 
-    def _without_pushed(self, chunk: RowBatch) -> RowBatch:
+    def _without_pushed(self, chunk: RowChunk) -> RowChunk:
         """Without the pushed marks of partitions whose mark follows from the replicas."""
         types, places = chunk.columns["type"], chunk.columns["name"]
         is_mark = types == codes.HIGH_WATERMARK
@@ -163,7 +163,7 @@ class Rewritten:
             self._in_sync_known.discard(name)
             self._followed.discard(name)
 
-    def _with_minimum(self, chunk: RowBatch) -> RowBatch:
+    def _with_minimum(self, chunk: RowChunk) -> RowChunk:
         """With the minimum of the policy in every event that tells an in-sync set."""
         if not self._minimum or not chunk.details:
             return chunk
@@ -179,4 +179,4 @@ class Rewritten:
                         before = 1 if told is None or told < 1 else told
                         told = int(change.applied(np.array([before]))[0])
             details.append((*lists, told))
-        return RowBatch(chunk.table, chunk.columns, chunk.names, chunk.detail_rows, details)
+        return RowChunk(chunk.table, chunk.columns, chunk.names, chunk.detail_rows, details)

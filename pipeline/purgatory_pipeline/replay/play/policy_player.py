@@ -15,7 +15,7 @@ from purgatory.engine.completions import Completions
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory_pipeline.replay.load.call_windows import CallWindow
-from purgatory_pipeline.replay.load.row_batch import Column
+from purgatory_pipeline.replay.load.row_chunk import Column
 from purgatory_pipeline.replay.play.policy_events import AsRecorded, Rewritten
 from purgatory_pipeline.replay.play.recorded_outcomes import RecordedOutcomes
 from purgatory_pipeline.replay.play.registered_operations import RegisteredOperations

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from purgatory_pipeline.replay.load.row_batch import Column, RowBatch
+from purgatory_pipeline.replay.load.row_chunk import Column, RowChunk
 from purgatory_pipeline.replay.play.comparison import ANSWERS, Answers
 from purgatory_pipeline.replay.play.open_operations import OpenOperations
 from purgatory_pipeline.replay.play.registered_operations import whole_operations
@@ -43,7 +43,7 @@ class RecordedOutcomes:
         )
 
 
-def read_life(chunk: RowBatch | None, operations: OpenOperations, counts: Counter[str]) -> RecordedOutcomes:
+def read_life(chunk: RowChunk | None, operations: OpenOperations, counts: Counter[str]) -> RecordedOutcomes:
     """The outcomes of operations that are open, which are so no more in life; others are counted."""
     if chunk is None:
         empty = np.empty(0, np.int64)

@@ -10,26 +10,18 @@ import numpy as np
 from purgatory.archive.schema import NO_PARTITION
 from purgatory.engine import codes
 from purgatory.engine.batches import OperationBatch
-from purgatory_pipeline.replay.load.row_batch import Column, Name, RowBatch
+from purgatory.engine.kinds.operation_columns import BOOL, COLUMNS_BY_NAME, OPERATION
+from purgatory_pipeline.replay.load.row_chunk import Column, Name, RowChunk
 
-OPERATION_FLAGS: Final = {"follower_reads": "follower_reads", "any_key": "any_key", "from_now": "from_now"}
-OPERATION_NUMBERS: Final = {"replica_id": "replica_ids", "isolation_level": "isolation_levels"}
-ITEM_NUMBERS: Final = {
-    "offset": "offsets",
-    "local_error_code": "local_error_codes",
-    "leader_epoch": "leader_epochs",
-    "partition_max_bytes": "partition_max_bytes",
-    "last_fetched_epoch": "last_fetched_epochs",
-}
-ITEM_FLAGS: Final = {"throttled": "throttled"}
-"""Columns of a chunk, and what they are called in an `OperationBatch`. Timeouts and minimum bytes are a policy's."""
+FIXED_COLUMNS: Final = [column for name, column in COLUMNS_BY_NAME.items() if name != "min_bytes"]
+"""Columns that no policy changes."""
 
 
 @dataclass(frozen=True)
 class CompleteOperations:
     """A chunk of items of which every operation is complete: where each begins, how many items it has."""
 
-    chunk: RowBatch
+    chunk: RowChunk
     starts: Column
     counts: Column
     incomplete: int
@@ -45,7 +37,7 @@ class CompleteOperations:
         return values if len(values) == len(starts) else values.take(starts)
 
 
-def whole_operations(chunk: RowBatch) -> CompleteOperations:
+def whole_operations(chunk: RowChunk) -> CompleteOperations:
     """Finds the operations in a chunk of registrations or outcomes, and leaves out those that are not all there."""
     rows = len(chunk)
     if "item_count" not in chunk.columns and "item" not in chunk.columns:
@@ -115,14 +107,13 @@ class RegisteredOperations:
             fixed["partitions"] = names
         if not single:
             fixed["item_counts"] = listed(self.item_counts, rows)
-        for name, field in (OPERATION_NUMBERS | OPERATION_FLAGS).items():
-            if name in columns:
-                values = self._whole.first(name, rows)
-                fixed[field] = listed(values != 0 if name in OPERATION_FLAGS else values, None)
-        for name, field in (ITEM_NUMBERS | ITEM_FLAGS).items():
-            if name in columns:
-                values = columns[name]
-                fixed[field] = listed(values != 0 if name in ITEM_FLAGS else values, items)
+        for column in FIXED_COLUMNS:
+            if column.name not in columns:
+                continue
+            of_operations = column.level == OPERATION
+            values = self._whole.first(column.name, rows) if of_operations else columns[column.name]
+            chosen = None if of_operations else items
+            fixed[column.batch_name] = listed(values != 0 if column.type_name == BOOL else values, chosen)
         return fixed
 
     def _dictionary(self, items: Column | None) -> tuple[list[Name], Column]:

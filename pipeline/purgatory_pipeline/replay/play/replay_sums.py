@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from purgatory_pipeline.replay.load.row_batch import Column
+from purgatory_pipeline.replay.load.row_chunk import Column
 
 EXACT_MS: Final = 1_024
 PER_OCTAVE: Final = 128

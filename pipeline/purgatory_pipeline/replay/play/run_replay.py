@@ -12,7 +12,7 @@ from mypy_extensions import i64
 from purgatory.archive.schema import CALLS, OUTCOMES, REGISTRATIONS
 from purgatory.engine.completions import Completions
 from purgatory_pipeline.replay.load.call_windows import CallWindow
-from purgatory_pipeline.replay.load.row_batch import Column, RowBatch
+from purgatory_pipeline.replay.load.row_chunk import Column, RowChunk
 from purgatory_pipeline.replay.load.run_files import RunContext
 from purgatory_pipeline.replay.play.comparison import Answers, Comparison
 from purgatory_pipeline.replay.play.open_operations import PENDING, OpenOperations
@@ -88,7 +88,7 @@ class RunReplay:
                 self._tally.counts[f"{MARKS_KEPT} {place}"] += player.events.marks_kept
         self._put_away(np.ones(len(self._open), np.bool_))
 
-    def _arrivals(self, chunk: RowBatch | None) -> RegisteredOperations | None:
+    def _arrivals(self, chunk: RowChunk | None) -> RegisteredOperations | None:
         if chunk is None:
             return None
         whole = whole_operations(chunk)

@@ -13,7 +13,7 @@ from purgatory.archive.schema import CALL_NAMES, CALLS, CANCEL, CANCEL_KEY, CANC
 from purgatory.engine import tape
 from purgatory.engine.codes import SHUTTING_DOWN
 from purgatory_pipeline.archive.stable_sort import stable_order
-from purgatory_pipeline.replay.load.row_batch import Column, Name, RowBatch
+from purgatory_pipeline.replay.load.row_chunk import Column, Name, RowChunk
 from purgatory_pipeline.replay.play.open_operations import OpenOperations
 
 NOTHING: Final = np.empty(0, np.int64)
@@ -87,7 +87,7 @@ class Ends:
 class OtherCalls:
     """The calls of a window that are neither registrations nor events: cancels, and the end of the daemon."""
 
-    def __init__(self, chunk: RowBatch | None, operations: OpenOperations, last_shut_down: int) -> None:
+    def __init__(self, chunk: RowChunk | None, operations: OpenOperations, last_shut_down: int) -> None:
         self.last_shut_down: Final = last_shut_down if chunk is None else max(last_shut_down, _last_shut_down(chunk))
         """The last call that ended the daemon, or a slice of what was pending; -1: none has."""
         self._chunk: Final = chunk
@@ -149,6 +149,6 @@ class OtherCalls:
         return found
 
 
-def _last_shut_down(chunk: RowBatch) -> int:
+def _last_shut_down(chunk: RowChunk) -> int:
     calls = chunk.columns["call"][chunk.columns["what"] == CALL_NAMES.index(SHUT_DOWN)]
     return int(calls[-1]) if len(calls) else -1

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from purgatory.archive.schema import CALLS, EVENTS, OUTCOMES, REGISTRATIONS
+from purgatory.engine.kinds.operation_columns import COLUMNS_BY_NAME
 from purgatory_pipeline.archive.stable_sort import stable_order
 
 Name = tuple[str, int]
@@ -26,17 +27,8 @@ DEFAULTS: Final[dict[str, dict[str, int]]] = {
     REGISTRATIONS: {
         "item": 0,
         "item_count": 1,
-        "local_error_code": 0,
-        "leader_epoch": -1,
-        "min_bytes": 1,
-        "replica_id": -1,
-        "isolation_level": 0,
-        "follower_reads": 0,
-        "partition_max_bytes": 1_048_576,
-        "last_fetched_epoch": -1,
-        "throttled": 0,
-        "any_key": 0,
-        "from_now": 0,
+        # The default of an offset depends on the kind: see `table_reader.null_value`.
+        **{name: column.default for name, column in COLUMNS_BY_NAME.items() if name != "offset"},
     },
     OUTCOMES: {"lateness_ms": 0, "item": 0, "item_count": 1, "error_code": 0, "reached_offset": -1},
     EVENTS: {
@@ -59,7 +51,7 @@ NAMES_FEW: Final = 256
 
 
 @dataclass
-class RowBatch:
+class RowChunk:
     """Some rows of a table, in the order of their calls. Details are what is no number, of the rows that have any."""
 
     table: str
@@ -81,31 +73,31 @@ class RowBatch:
         found = self.columns.get(name)
         return np.full(len(self), DEFAULTS[self.table][name], np.int64) if found is None else found
 
-    def slice(self, start: int, stop: int) -> RowBatch:
+    def slice(self, start: int, stop: int) -> RowChunk:
         """Rows from `start` up to `stop`; views, no copies."""
         low, high = np.searchsorted(self.detail_rows, (start, stop))
         columns = {name: values[start:stop] for name, values in self.columns.items()}
-        return RowBatch(self.table, columns, self.names, self.detail_rows[low:high] - start, self.details[low:high])
+        return RowChunk(self.table, columns, self.names, self.detail_rows[low:high] - start, self.details[low:high])
 
-    def take(self, rows: Column) -> RowBatch:
+    def take(self, rows: Column) -> RowChunk:
         """These rows (places, or a mask), in this order."""
         rows = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
         columns = {name: values.take(rows) for name, values in self.columns.items()}
         if not self.details:
-            return RowBatch(self.table, columns, self.names)
+            return RowChunk(self.table, columns, self.names)
         at = np.full(len(self), -1, np.int64)
         at[self.detail_rows] = np.arange(len(self.details))
         places = at[rows]
         chosen = np.flatnonzero(places >= 0)
         details = [self.details[place] for place in places[chosen].tolist()]
-        return RowBatch(self.table, columns, self.names, chosen, details)
+        return RowChunk(self.table, columns, self.names, chosen, details)
 
-    def without_names(self) -> RowBatch:
+    def without_names(self) -> RowChunk:
         """The same rows; whom they are about is known otherwise."""
         columns = {name: values for name, values in self.columns.items() if name != "name"}
-        return RowBatch(self.table, columns, [], self.detail_rows, self.details)
+        return RowChunk(self.table, columns, [], self.detail_rows, self.details)
 
-    def with_names_used(self, few: int = NAMES_FEW) -> RowBatch:
+    def with_names_used(self, few: int = NAMES_FEW) -> RowChunk:
         """The same rows, without the names that none of them has; `few` are not looked through."""
         if "name" not in self.columns or len(self.names) <= few:
             return self
@@ -114,10 +106,10 @@ class RowBatch:
         kept = np.flatnonzero(used)
         used[kept] = np.arange(len(kept))
         columns = {**self.columns, "name": used[self.columns["name"]]}
-        return RowBatch(self.table, columns, [self.names[place] for place in kept], self.detail_rows, self.details)
+        return RowChunk(self.table, columns, [self.names[place] for place in kept], self.detail_rows, self.details)
 
 
-def join(chunks: Sequence[RowBatch]) -> RowBatch:
+def join(chunks: Sequence[RowChunk]) -> RowChunk:
     """Several chunks of one table as one, in the order given."""
     if len(chunks) == 1:
         return chunks[0]
@@ -131,7 +123,7 @@ def join(chunks: Sequence[RowBatch]) -> RowBatch:
         columns[name] = np.concatenate(parts)
     starts = np.cumsum([0, *(len(chunk) for chunk in chunks)])[:-1]
     detail_rows = [chunk.detail_rows + start for chunk, start in zip(chunks, starts, strict=True)]
-    return RowBatch(
+    return RowChunk(
         table,
         columns,
         [name for chunk in chunks for name in chunk.names],
@@ -140,7 +132,7 @@ def join(chunks: Sequence[RowBatch]) -> RowBatch:
     )
 
 
-def in_order(chunk: RowBatch) -> RowBatch:
+def in_order(chunk: RowChunk) -> RowChunk:
     """The rows by call; those of one call as they were. Of a daemon's history they are in order already."""
     calls = chunk.columns["call"]
     if bool(np.all(calls[1:] >= calls[:-1])):
