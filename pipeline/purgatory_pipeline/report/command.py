@@ -81,14 +81,10 @@ def report(
     spark = spark_session("report")
     taken = account(spark, found, since=start, until=end, topics=topic)
     taken.print()
-    read = {
-        table: found.read(spark, table, since=start, until=end, topics=topic)
-        for table in ("registrations", "outcomes", "events")
-    }
+    tables = ("registrations", "outcomes", "events")
+    read = (found.read(spark, table, since=start, until=end, topics=topic) for table in tables)
     with own_errors():
-        made = make_report(
-            read["registrations"], read["outcomes"], read["events"], options, is_matched=taken.is_matched
-        )
+        made = make_report(*read, options, is_matched=taken.is_matched)
         known = {INTAKE.name: outputs.intake_table(taken.rows()), **made.known}
         with ThreadPoolExecutor(WRITERS) as pool:
             writing = {
