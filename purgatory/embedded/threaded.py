@@ -260,10 +260,9 @@ class EmbeddedPurgatory:
         """
         with self._section as core:
             core.is_closed = True
+            self._is_close_asked = core.is_busy
             if core.is_busy:
-                self._is_close_asked = True
                 return 0
-        self._is_close_asked = False
         ended = more = 0
         interrupt: BaseException | None = None
         while True:

@@ -1,0 +1,381 @@
+"""The embedded purgatory against hostile use: interrupts, signals, forks, two owners, wrong arguments."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from types import new_class
+from typing import Any
+
+import pytest
+
+from purgatory.clock import SystemClock
+from purgatory.embedded import DelayedOperation, EmbeddedPurgatory, PurgatoryClosed, PurgatoryFull, ReentrantCall
+from purgatory.engine.codes import EXPIRED, PENDING, SATISFIED, SHUTTING_DOWN
+from purgatory.testing import ManualClock
+from tests.engine.generic.recording_operation import (
+    DEADLINE_S,
+    RecordingOperation,
+    SignallingOperation,
+    fail,
+    never_told,
+    wait_until,
+)
+
+
+@pytest.mark.parametrize("reaper_enabled", [True, False])
+def test_effects_that_raise_at_close_cost_the_others_nothing(reaper_enabled: bool) -> None:
+    """Of 2,500 operations some tear their thread at close: all are answered, over all slices, and then it is raised."""
+    operations = [RecordingOperation() for _ in range(2_500)]
+
+    def tear() -> None:
+        raise SystemExit("torn")
+
+    purgatory = EmbeddedPurgatory("torn", never_told, reaper_enabled=reaper_enabled)
+    for operation in operations:
+        purgatory.try_complete_else_watch(operation, ["k"])
+    for number in (0, 700, 2_400):
+        operations[number].when_completed = tear
+    with pytest.raises(SystemExit, match="torn") as raised:
+        purgatory.close()
+    assert isinstance(raised.value.__context__, SystemExit), "the one before is told too"
+    assert all(operation.effects == ["complete"] for operation in operations)
+    assert {operation.outcome for operation in operations} == {SHUTTING_DOWN}
+    assert (purgatory.pending, purgatory.close()) == (0, 0)
+
+
+def test_an_error_handler_that_raises_at_close_costs_the_others_nothing() -> None:
+    """on_error itself fails while everything is shut down: all are answered, and then its failure is raised."""
+
+    def on_error(operation: RecordingOperation, error: Exception) -> None:
+        raise LookupError("handler") from error
+
+    purgatory = EmbeddedPurgatory("handler", on_error, reaper_enabled=False)
+    operations = [RecordingOperation() for _ in range(5)]
+    for operation in operations:
+        purgatory.try_complete_else_watch(operation, ["k"])
+    operations[1].when_completed = fail
+    with pytest.raises(LookupError, match="handler"):
+        purgatory.close()
+    assert all(operation.effects == ["complete"] for operation in operations)
+
+
+@pytest.mark.parametrize("looks_before", [0, 1])
+def test_one_operation_in_two_purgatories(looks_before: int) -> None:
+    """While one thread is in the midst of registering it, another purgatory refuses it; it ends once, in the first."""
+    looking, release = threading.Event(), threading.Event()
+    operation = SignallingOperation(0)
+
+    def block() -> None:
+        if operation.evaluations == looks_before + 1:
+            looking.set()
+            assert release.wait(DEADLINE_S)
+
+    operation.when_evaluated = block
+    with EmbeddedPurgatory("first", never_told) as first, EmbeddedPurgatory("second", never_told) as second:
+        registering = threading.Thread(target=first.try_complete_else_watch, args=(operation, ["k"]))
+        registering.start()
+        assert looking.wait(DEADLINE_S)
+        with pytest.raises(ValueError, match="pending in a purgatory already"):
+            second.try_complete_else_watch(operation, ["k"])
+        assert not second.cancel(operation)
+        release.set()
+        registering.join(DEADLINE_S)
+        assert operation.answered.wait(DEADLINE_S)
+        assert (operation.outcome, operation.effects) == (EXPIRED, ["complete", "expire"])
+        assert (first.pending, second.pending, second.watched) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("during", ["registration", "check"])
+def test_a_signal_handler_may_close(during: str) -> None:
+    """A handler closes the purgatory in the midst of an evaluation: it is closed when that is over, nobody is lost."""
+    purgatory = EmbeddedPurgatory("signalled", never_told)
+    first, second, other = RecordingOperation(), RecordingOperation(), RecordingOperation()
+    closed: list[int] = []
+
+    def raise_signal() -> None:
+        first.when_evaluated = None
+        signal.raise_signal(signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: closed.append(purgatory.close()))
+    try:
+        purgatory.try_complete_else_watch(other, ["other"])
+        if during == "registration":
+            first.when_evaluated = raise_signal
+        purgatory.try_complete_else_watch(first, ["k"])
+        if during == "check":
+            purgatory.try_complete_else_watch(second, ["k"])
+            first.when_evaluated, second.is_met = raise_signal, True
+            assert purgatory.check_and_complete("k") == 1
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert closed == [0]
+    assert (first.outcome, other.outcome, purgatory.pending) == (SHUTTING_DOWN, SHUTTING_DOWN, 0)
+    assert (first.effects, other.effects) == (["complete"], ["complete"])
+    with pytest.raises(PurgatoryClosed):
+        purgatory.try_complete_else_watch(RecordingOperation(), ["k"])
+    assert not [thread for thread in threading.enumerate() if thread.name.endswith("-signalled")]
+
+
+FORKING = """
+import os, sys, threading, time
+from purgatory.embedded import DelayedOperation, EmbeddedPurgatory, UsedAfterFork
+
+WHERE = sys.argv[1]
+
+class Operation(DelayedOperation):
+    ended_in = 0
+    forks_at = ""
+    def try_complete(self):
+        if self.forks_at == "evaluation":
+            fork()
+        return False
+    def on_complete(self):
+        self.ended_in = os.getpid()
+        if self.forks_at == "effect":
+            fork()
+
+child = -1
+def fork():
+    global child
+    if child < 0:
+        child = os.fork()
+
+purgatory = EmbeddedPurgatory("forked")
+operations = [Operation(None) for _ in range(3)]
+for operation in operations:
+    purgatory.try_complete_else_watch(operation, ["k"])
+parent = os.getpid()
+if WHERE == "lock held":
+    inside, release = threading.Event(), threading.Event()
+    operations[0].try_complete = lambda: inside.set() or release.wait(60) or False
+    checking = threading.Thread(target=purgatory.check_and_complete, args=("k",))
+    checking.start()
+    inside.wait(60)
+    fork()
+elif WHERE == "idle":
+    fork()
+else:
+    operations[0].forks_at = WHERE
+    try:
+        if WHERE == "effect":
+            purgatory.cancel_for_key("k")
+        else:
+            purgatory.check_and_complete("k")
+    except UsedAfterFork:
+        assert child == 0
+if child == 0:
+    code = 0
+    calls = [lambda: purgatory.pending, lambda: purgatory.check_and_complete("k"), purgatory.close,
+             purgatory.advance_clock, lambda: purgatory.try_complete_else_watch(Operation(1), ["k"]),
+             lambda: purgatory.wait(operations[1], 1), lambda: purgatory.cancel(operations[1])]
+    if WHERE != "effect":
+        calls.append(operations[2].force_complete)
+    for number, call in enumerate(calls):
+        try:
+            call()
+            code = 10 + number
+        except UsedAfterFork as error:
+            assert "make a new one after the fork" in str(error), error
+    if any(operation.ended_in == os.getpid() for operation in operations):
+        code = 3
+    with EmbeddedPurgatory("the child's own") as own:
+        mine = Operation(1)
+        own.try_complete_else_watch(mine, ["k"])
+        if not own.wait(mine, 20_000):
+            code = 4
+    os._exit(code)
+if WHERE == "lock held":
+    release.set()
+    checking.join()
+_, status = os.waitpid(child, 0)
+purgatory.close()
+assert all(operation.ended_in == parent for operation in operations)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["idle", "lock held", "evaluation", "effect"])
+def test_a_forked_child_is_told(where: str) -> None:
+    """Every call in the child raises UsedAfterFork, also with the lock held; it answers nothing of its parent's."""
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKING, where]
+    child = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (child.returncode, child.stderr) == (0, "")
+
+
+def test_a_manual_clock_says_what_to_do() -> None:
+    """With the reaper, which sleeps by real time, it would never expire anything: refused, with the way out."""
+    with pytest.raises(ValueError, match=r"reaper_enabled=False and call advance_clock\(\)"):
+        EmbeddedPurgatory("manual", never_told, clock=ManualClock())
+    EmbeddedPurgatory("manual", never_told, clock=ManualClock(), timer_enabled=False).close()
+
+
+@pytest.mark.parametrize("bases", [(DelayedOperation, asyncio.Future), (asyncio.Future, DelayedOperation)])
+def test_an_operation_is_no_future(bases: tuple[type, ...]) -> None:
+    """In both builds the class is refused, with what to do instead."""
+    with pytest.raises(TypeError, match="await the operation itself"):
+        new_class("Both", bases)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "says"),
+    [
+        ({"on_error": "log it"}, TypeError, "on_error"),
+        ({"tick_ms": 0}, ValueError, "tick_ms"),
+        ({"wheel_size": 1}, ValueError, "wheel_size"),
+        ({"pending_max": 0}, ValueError, "pending_max"),
+    ],
+)
+def test_bad_settings_leave_no_thread(settings: dict[str, Any], error: type[Exception], says: str) -> None:
+    """A purgatory with a bad setting is refused by name, before it starts its reaper."""
+    with pytest.raises(error, match=says):
+        EmbeddedPurgatory("bad", **settings)
+    assert not [thread for thread in threading.enumerate() if thread.name.endswith("-bad")]
+
+
+def test_what_is_no_operation_is_refused() -> None:
+    """Anything else than an operation is a TypeError that names the argument, and pending_max bounds registrations."""
+    nothing: Any = "nothing"
+    with EmbeddedPurgatory("typed", never_told, pending_max=1) as purgatory:
+        calls: list[Callable[[], object]] = [
+            lambda: purgatory.try_complete_else_watch(nothing, ["k"]),
+            lambda: purgatory.cancel(nothing),
+            lambda: purgatory.is_registered(nothing),
+            lambda: purgatory.wait(nothing, 1),
+        ]
+        for call in calls:
+            with pytest.raises(TypeError, match="operation: a DelayedOperation is expected, not 'nothing'"):
+                call()
+        operation = RecordingOperation()
+        purgatory.try_complete_else_watch(operation, ["k"])
+        with pytest.raises(PurgatoryFull):
+            purgatory.try_complete_else_watch(RecordingOperation(), ["k"])
+        assert purgatory.is_registered(operation)
+        assert purgatory.force_complete_for_key("k") == [operation]
+        assert not purgatory.is_registered(operation)
+
+
+def test_errors_are_logged_by_default(caplog: pytest.LogCaptureFixture) -> None:
+    """Without an on_error, what a hook raises is logged with its traceback, and nothing else happens."""
+    with caplog.at_level(logging.ERROR, "purgatory.embedded"), EmbeddedPurgatory("logged") as purgatory:
+        operation = RecordingOperation()
+        operation.when_completed = fail
+        purgatory.try_complete_else_watch(operation, ["k"])
+        assert operation.force_complete()
+    assert [(record.levelname, bool(record.exc_info)) for record in caplog.records] == [("ERROR", True)]
+
+
+def test_never_early_by_a_fraction_of_a_millisecond() -> None:
+    """Registered 0.9 ms into a millisecond, an operation of 5 ms is not over when five milliseconds have begun."""
+
+    class FineClock(SystemClock):
+        now_us = 10_900
+
+        def now_ms(self) -> int:
+            return self.now_us // 1_000
+
+        def ceiling_ms(self) -> int:
+            return -(-self.now_us // 1_000)
+
+    clock, operation = FineClock(), RecordingOperation(5)
+    with EmbeddedPurgatory("fine", never_told, clock=clock, reaper_enabled=False) as purgatory:
+        purgatory.try_complete_else_watch(operation, ["k"])
+        clock.now_us = 15_899
+        assert purgatory.advance_clock() == 0
+        clock.now_us = 16_000
+        assert purgatory.advance_clock() == 1
+
+
+def test_wait_blocks_until_the_effects_have_run() -> None:
+    """wait: True when on_complete has run, whoever ran it; False when the time is up, which changes nothing."""
+    with EmbeddedPurgatory("waited", never_told) as purgatory:
+        operation, short = RecordingOperation(None), RecordingOperation(20)
+        for one in (operation, short):
+            purgatory.try_complete_else_watch(one, ["k"])
+        assert not purgatory.wait(operation, 1)
+        assert (operation.outcome, operation.purgatory_listeners) == (PENDING, [])
+        assert purgatory.wait(short)
+        assert short.effects == ["complete", "expire"]
+        entered, release = threading.Event(), threading.Event()
+
+        def block() -> None:
+            entered.set()
+            assert release.wait(DEADLINE_S)
+
+        operation.when_completed = block
+        forcing = threading.Thread(target=operation.force_complete)
+        forcing.start()
+        assert entered.wait(DEADLINE_S)
+        assert operation.is_completed
+        assert not purgatory.wait(operation, 1), "on_complete is still running"
+        release.set()
+        assert purgatory.wait(operation, 10**30)
+        assert purgatory.wait(operation, 0)
+        forcing.join(DEADLINE_S)
+
+
+@pytest.mark.parametrize("hook", ["when_evaluated", "when_completed"])
+def test_wait_in_a_hook_is_refused(hook: str) -> None:
+    """It would hold up the thread that it waits for."""
+    told: list[Exception] = []
+    with EmbeddedPurgatory("held up", lambda _, error: told.append(error)) as purgatory:
+        operation = RecordingOperation()
+        setattr(operation, hook, lambda: purgatory.wait(operation))
+        purgatory.try_complete_else_watch(operation, ["k"])
+        operation.force_complete()
+    assert {type(error) for error in told} == {ReentrantCall}
+
+
+class Answer(DelayedOperation):
+    """Waits for a flag."""
+
+    is_met = False
+
+    def try_complete(self) -> bool:
+        return self.is_met
+
+
+async def test_operations_are_awaited() -> None:
+    """Tasks await operations that threads end: completed, expired, cancelled, ended before; each gets the outcome."""
+    with EmbeddedPurgatory("awaited", never_told) as purgatory:
+        forced, expired, ended = Answer(None), Answer(5), Answer(None)
+        for operation in (forced, expired):
+            purgatory.try_complete_else_watch(operation, ["k"])
+        ended.force_complete()
+        tasks = [asyncio.ensure_future(_await(one)) for one in (forced, forced, expired, ended)]
+        impatient = asyncio.ensure_future(_await(forced))
+        await asyncio.sleep(0)
+        impatient.cancel()
+        await asyncio.gather(impatient, return_exceptions=True)
+        assert forced.outcome == PENDING, "to cancel a task that waits leaves the operation alone"
+        threading.Thread(target=forced.force_complete).start()
+        assert await asyncio.wait_for(asyncio.gather(*tasks), DEADLINE_S) == [SATISFIED, SATISFIED, EXPIRED, SATISFIED]
+        assert forced.purgatory_listeners == []
+
+
+async def _await(operation: DelayedOperation) -> int:
+    return await operation
+
+
+def test_an_operation_outlives_the_loop_that_awaits_it() -> None:
+    """Its loop is closed with the wait unfinished: the thread that ends the operation is not hurt."""
+    with EmbeddedPurgatory("outlived", never_told) as purgatory:
+        operation = Answer(None)
+        purgatory.try_complete_else_watch(operation, ["k"])
+        loop = asyncio.new_event_loop()
+        waiting = _await(operation)
+        task = loop.create_task(waiting)
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+        operation.is_met = True
+        assert purgatory.check_and_complete("k") == 1
+        assert operation.outcome == SATISFIED
+        wait_until(lambda: operation.purgatory_is_answered)
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        waiting.close()
