@@ -1,6 +1,7 @@
-"""Where time comes from. The engine never reads a clock: whoever owns it does, through this interface.
+"""Where time comes from. The engine never reads a clock; whoever owns it does, through this interface.
 
-Time is monotonic milliseconds of arbitrary origin. Wall time is for records only and is not to be had here.
+Time is monotonic milliseconds with an arbitrary origin. Wall-clock time is for records only, and does not come from
+here.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ OFFSET_MS_MAX: Final = 2**40
 
 
 class Clock(Protocol):
-    """Anything that tells monotonic milliseconds."""
+    """A source of monotonic milliseconds."""
 
     def now_ms(self) -> int:
-        """Whole milliseconds since an arbitrary origin; never less than the answer before."""
+        """Whole milliseconds since an arbitrary origin; never less than at the call before."""
         ...
 
     def ceiling_ms(self) -> int:
@@ -27,26 +28,24 @@ class Clock(Protocol):
 
 
 class ContinuedClock:
-    """Another clock that goes on from `start_ms`."""
+    """Another clock, shifted so that it continues from `start_ms`."""
 
     def __init__(self, clock: Clock, start_ms: int) -> None:
         self._clock: Final = clock
         self._ahead_ms: Final = start_ms - clock.now_ms()
 
     def now_ms(self) -> int:
-        """As the other one says, moved."""
         return self._clock.now_ms() + self._ahead_ms
 
     def ceiling_ms(self) -> int:
-        """The same, rounded up."""
         return self._clock.ceiling_ms() + self._ahead_ms
 
 
 class SystemClock:
     """The machine's monotonic clock.
 
-    With `debug` each instance adds a random offset of its own, so that code which mixes it up with another clock, or
-    with wall time, fails loudly instead of being right by chance.
+    With `debug` each instance adds a random offset of its own, so that code which confuses it with another clock, or
+    with wall-clock time, fails loudly instead of being right by chance.
     """
 
     def __init__(self, *, debug: bool = False) -> None:
@@ -57,5 +56,4 @@ class SystemClock:
         return time.monotonic_ns() // NS_PER_MS + self._offset_ms
 
     def ceiling_ms(self) -> int:
-        """The same, rounded up."""
         return -(-time.monotonic_ns() // NS_PER_MS) + self._offset_ms

@@ -1,8 +1,8 @@
-"""The composition root: from settings to a serving daemon, and from a signal to a clean end. No rules of its own.
+"""The composition root: from settings to a serving daemon, and from a signal to a clean exit. It contains no rules.
 
-End of the daemon, in this order: health says NOT_SERVING and readiness fails, new work is refused, every pending
-operation ends as SHUTTING_DOWN and its result is delivered (as far as the grace period goes), streams and listeners
-close, the archive is completed, exit 0. A second signal ends the process at once.
+Shutdown, in this order: health says NOT_SERVING and readiness fails, new work is refused, every pending operation ends
+as SHUTTING_DOWN (with a journal, sessions' operations stay for the next daemon) and results are delivered within the
+grace period, streams and listeners close, archive and journal are completed, exit 0. A second signal exits at once.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from purgatory.service.settings import Settings, SettingsError, split_address, u
 
 LOGGER: Final = logging.getLogger(__name__)
 CALLS_UNREAD_MAX: Final = 1_000_000
-"""Calls that have arrived and not been looked at."""
+"""Calls that have arrived and have not been started yet."""
 
 STREAMS_GRACE_S: Final = 0.5
-"""Once all results are delivered: time for what is left, streams that would never end by themselves."""
+"""Once all results are delivered: time for streams that would never end by themselves."""
 
 ARCHIVE_CLOSE_S_MIN: Final = 5.0
-"""Time for the archive's last files, even where clients have used the grace period up."""
+"""Time for the archive's last files, even if clients have used up the grace period."""
 
 JOURNAL_CLOSE_S_MIN: Final = 5.0
 """The same for the journal's last group."""
@@ -63,7 +63,7 @@ EXIT_USAGE: Final = 2
 
 
 class CannotBind(Exception):
-    """An address cannot be listened on. The message is one line with the address and the reason."""
+    """An address cannot be bound. The message is one line with the address and the reason."""
 
 
 class Daemon:
@@ -82,7 +82,9 @@ class Daemon:
         clock = continued_clock(self._journal)
         self._engine_started_ms: Final = clock.now_ms()
         self._host: Final = make_host(settings, self._metrics, clock, self._engine_started_ms)
-        self._tidying: Final = garbage.Tidying(settings.gc.tidy_interval_ms, lambda: self._host.engine.pending)
+        self._memory_trimmer: Final = garbage.MemoryTrimmer(
+            settings.gc.tidy_interval_ms, lambda: self._host.engine.pending
+        )
         self._archive: OpenArchive | None = None
         self._site: Final = HttpSite(make_registry(self._host, self._metrics, self._pauses), self._is_ready)
         self._unary_calls: Final = UnaryCalls()
@@ -90,7 +92,9 @@ class Daemon:
         self._serving = False
 
     async def start(self) -> None:
-        """Binds both addresses and serves. Raises `CannotBind` or `CannotArchive`, with nothing left open."""
+        """Binds both addresses and serves. Raises `CannotBind`, `CannotArchive` or `JournalError`, with nothing left
+        open.
+        """
         calls = self._unary_calls
         add_to_server(PurgatoryServicer(self._host), self._server, calls)
         add_to_server(self._health, self._server, calls, health_pb2.DESCRIPTOR.services_by_name["Health"])
@@ -107,11 +111,11 @@ class Daemon:
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         self._pauses.start()
         garbage.tune(self.settings.gc)
-        self._tidying.start()
+        self._memory_trimmer.start()
         self._serving = True
 
     async def stop(self) -> None:
-        """Ends every pending operation, delivers the results within the grace period, and closes everything."""
+        """Shuts down in the order described above."""
         grace_s = self.settings.shutdown.grace_ms / 1_000
         deadline_s = time.monotonic() + grace_s
         self._serving = False
@@ -129,12 +133,11 @@ class Daemon:
             if not await self._journal.close(close_s):
                 LOGGER.error("the last changes could not be written to the journal")
         await self._site.stop()
-        self._tidying.stop()
+        self._memory_trimmer.stop()
         self._pauses.stop()
 
     @property
     def pending(self) -> int:
-        """Operations that wait."""
         return self._host.engine.pending
 
     def _is_ready(self) -> bool:
@@ -193,13 +196,13 @@ class Daemon:
 
 
 def continued_clock(journal: OpenJournal | None) -> Clock:
-    """The machine's clock, or the journal's time."""
+    """The machine's clock; with a journal, continued from where the last daemon stopped."""
     clock = SystemClock()
     return clock if journal is None else ContinuedClock(clock, journal.start_ms)
 
 
 def why_not_bindable(address: str) -> str | None:
-    """Tries a plain socket: gRPC itself gives no reason, only lines in the log. None: it can be bound."""
+    """Why an address cannot be bound, by trying a plain socket: gRPC only logs the reason. None: it can."""
     host, port = split_address(address)
     try:
         family, kind, protocol, _, resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -213,7 +216,7 @@ def why_not_bindable(address: str) -> str | None:
 
 
 def make_host(settings: Settings, metrics: Metrics, clock: Clock, started_ms: int) -> Host:
-    """The engine, which starts at `started_ms`, and its host, with the numbers each needs."""
+    """The engine, whose time starts at `started_ms`, and its host, each with the limits it needs."""
     limits = settings.limits
     engine_limits = EngineLimits(
         pending_operations_max=limits.pending_operations_max,
@@ -246,8 +249,8 @@ def make_host(settings: Settings, metrics: Metrics, clock: Clock, started_ms: in
 def server_options(settings: Settings) -> list[tuple[str, int]]:
     """Channel arguments of gRPC. Without so_reuseport=0 a second daemon would silently share the port.
 
-    By default a server loses calls at random, with no answer at all, once 1,000 have arrived that nobody has looked at
-    yet: a burst of unary waits would in part hang until their deadlines. Hence max_pending_requests.
+    By default a server drops calls at random, without any answer, once 1,000 have arrived that it has not started yet:
+    part of a burst of unary waits would hang until their deadlines. Hence max_pending_requests.
     """
     server = settings.grpc
     options = [
@@ -268,7 +271,7 @@ def server_options(settings: Settings) -> list[tuple[str, int]]:
 
 
 async def serve(settings: Settings) -> None:
-    """Runs a daemon until the first SIGTERM or SIGINT, and ends it. Raises `CannotBind` or `CannotArchive`."""
+    """Runs a daemon until SIGTERM or SIGINT, and shuts it down. Raises what `Daemon.start` raises."""
     loop = asyncio.get_running_loop()
     asked_to_stop: asyncio.Future[signal.Signals] = loop.create_future()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -283,7 +286,7 @@ async def serve(settings: Settings) -> None:
 
 
 def main(arguments: Sequence[str] | None = None, *, program: str = "server.py") -> int:
-    """Runs the daemon with these command line arguments (None: those of the process); gives the exit code."""
+    """Runs the daemon with these command line arguments (None: the process's own); gives the exit code."""
     try:
         command_line = read_command_line(arguments, program)
     except SettingsError as error:
@@ -306,7 +309,7 @@ def main(arguments: Sequence[str] | None = None, *, program: str = "server.py") 
 
 
 def _announce(daemon: Daemon) -> None:
-    """The one line that says what runs and where, and the ready file for programs."""
+    """Logs the one line that says what runs where, and writes the ready file for programs."""
     engine = "compiled engine" if COMPILED else "UNCOMPILED engine (correct, but several times slower)"
     LOGGER.info(
         "purgatory %s, %s: gRPC on %s, HTTP on %s", __version__, engine, daemon.grpc_address, daemon.http_address
@@ -321,6 +324,6 @@ def _announce(daemon: Daemon) -> None:
 
 def _on_signal(asked_to_stop: asyncio.Future[signal.Signals], number: signal.Signals) -> None:
     if asked_to_stop.done():
-        LOGGER.warning("second signal (%s): ending at once", number.name)
+        LOGGER.warning("second signal (%s): exiting at once", number.name)
         os._exit(128 + number)
     asked_to_stop.set_result(number)

@@ -30,7 +30,7 @@ def setting_row(name: str, description: str | None, default: object) -> str:
 
 def configuration_page() -> str:
     """The page: a table for the settings without a part, and one for each part."""
-    parts = settings.parts()
+    parts = settings.setting_groups()
     lines = [HEAD, "| setting | default | what it does |", "|---|---|---|"]
     for name, field in settings.Settings.model_fields.items():
         if name not in parts:

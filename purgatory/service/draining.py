@@ -23,9 +23,9 @@ async def drain(host: Host, grace_s: float) -> None:
     await _end_pending(host)
     # Streams are closed only when their results are out: a client that sees its stream end stops acknowledging.
     await _wait_until(lambda: _is_flushed(host), deadline_s)
-    for connection in host.sessions.connections():
-        connection.shut_down()
-    await _wait_until(lambda: not host.sessions.connections(), deadline_s)
+    for stream in host.sessions.streams():
+        stream.shut_down()
+    await _wait_until(lambda: not host.sessions.streams(), deadline_s)
     if unacknowledged := host.sessions.unacknowledged_results:
         LOGGER.warning("%d results were still unacknowledged at shutdown", unacknowledged)
 
@@ -53,10 +53,10 @@ async def _wait_until(condition: Callable[[], bool], deadline_s: float) -> None:
 def _is_flushed(host: Host) -> bool:
     """Whether each connected session has its results, as far as its client is still reading them."""
     now_ms = host.clock.now_ms()
-    for connection in host.sessions.connections():
-        outbox = connection.session.outbox
-        if connection.closing or not outbox.unacknowledged:
+    for stream in host.sessions.streams():
+        outbox = stream.session.outbox
+        if stream.closing or not outbox.unacknowledged:
             continue
-        if outbox.unwritten or now_ms - connection.last_write_ms < UNACKNOWLEDGED_MS_MAX:
+        if outbox.unwritten or now_ms - stream.last_write_ms < UNACKNOWLEDGED_MS_MAX:
             return False
     return True

@@ -1,8 +1,8 @@
-"""The time that the engine is told: whole milliseconds that never go back, and with which no wait expires early.
+"""The engine's time: whole milliseconds that never go back, and with which no wait expires early.
 
-A wait is registered as of the end of the running millisecond, and expires as of the beginning of one: so the whole of
-its timeout has gone by on however fine a clock. Between a registration and the end of its millisecond the engine is
-ahead, and nothing expires.
+A wait is registered as of the end of the current millisecond and expires as of the beginning of one, so its whole
+timeout has passed on a clock of any resolution. From a registration to the end of its millisecond the engine is ahead
+of the clock, and nothing expires.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from purgatory.clock import Clock
 
 
 class EngineTime:
-    """One engine's time, by a clock. What is told to the engine comes from here."""
+    """The source of every `now_ms` that one engine is given."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock: Final = clock
-        self._told_ms = clock.now_ms()
+        self._latest_ms = clock.now_ms()
 
     @property
     def is_ahead(self) -> bool:
-        """True: the engine has been told a millisecond that is not over yet."""
-        return self._told_ms > self._clock.now_ms()
+        """Whether the engine was given a millisecond that is not over yet."""
+        return self._latest_ms > self._clock.now_ms()
 
     def now_ms(self) -> int:
-        """For all that happens, but registrations."""
-        self._told_ms = max(self._told_ms, self._clock.now_ms())
-        return self._told_ms
+        """The time for everything but registrations."""
+        self._latest_ms = max(self._latest_ms, self._clock.now_ms())
+        return self._latest_ms
 
     def registration_ms(self) -> int:
-        """For registrations: rounded up."""
-        self._told_ms = max(self._told_ms, self._clock.ceiling_ms())
-        return self._told_ms
+        """The time for registrations: rounded up."""
+        self._latest_ms = max(self._latest_ms, self._clock.ceiling_ms())
+        return self._latest_ms

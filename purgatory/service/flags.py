@@ -1,6 +1,6 @@
 """The daemon's command line: a flag for every setting, `--help` that explains each, and `--print-config`.
 
-All of it is derived from the fields of `settings`; nothing is written down twice.
+All of it is derived from the fields of `settings`: a new setting needs no change here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from purgatory.service.settings import (
     environment_name,
     flag_name,
     load_settings,
-    parts,
+    setting_groups,
     source_of,
 )
 
@@ -33,7 +33,7 @@ EPILOG: Final = (
 
 
 class CommandLine(NamedTuple):
-    """What the command line asks for."""
+    """The settings in force, those given as flags, and whether --print-config was given."""
 
     settings: Settings
     flags: Values
@@ -64,10 +64,10 @@ def config_lines(command_line: CommandLine) -> list[str]:
     if settings.ready_file is not None:
         source = source_of("ready_file", flags, settings)
         lines += [f"ready_file = {json.dumps(str(settings.ready_file))}  # {source}", ""]
-    for part in parts():
+    for part in setting_groups():
         lines.append(f"[{part}]")
         for field, value in getattr(settings, part):
-            if value is None:  # TOML has no word for it
+            if value is None:  # TOML has no null
                 continue
             lines.append(
                 f"{field} = {json.dumps(value, default=str)}  # {source_of(f'{part}.{field}', flags, settings)}"
@@ -80,7 +80,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(program, description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"purgatory {__version__}")
     parser.add_argument("--print-config", action="store_true", help="Print each setting with its source, and exit.")
-    models = parts()
+    models = setting_groups()
     for name, field in Settings.model_fields.items():
         if name not in models:
             _add_flag(parser, name, field)
@@ -96,7 +96,7 @@ def _add_part(parser: argparse.ArgumentParser, part: str, model: type[BaseModel]
 
 
 def _add_flag(parser: argparse._ActionsContainer, name: str, field: FieldInfo) -> None:
-    """One setting as a flag. Values stay text here: the settings check and convert them."""
+    """Adds a flag for one setting. Values stay text here; the settings check and convert them."""
     default = "none" if field.default is None else json.dumps(field.default).strip('"')
     text = f"{field.description} (default: {default}; environment: {environment_name(name)})"
     details: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": text.replace("%", "%%")}

@@ -1,8 +1,8 @@
-"""Python's garbage collector: set for a process that holds millions of packed entries, and its pauses measured.
+"""Python's garbage collector, tuned for a process that holds millions of packed entries; its pauses, measured.
 
-With the thresholds Python starts with, registering a million operations costs pauses of hundreds of milliseconds. What
-the daemon stores is free of reference cycles, so rare collections lose nothing but what gRPC leaves of each call, some
-hundred bytes. That, and the memory that a burst has left free, is dealt with while nobody waits.
+With Python's default thresholds, registering a million operations costs pauses of hundreds of milliseconds. What the
+daemon stores is free of reference cycles, so rare collections leak nothing but the few hundred bytes that gRPC leaves
+behind for each call. That, and the memory that a burst has freed, is dealt with while nobody waits.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from purgatory.service.listeners.histogram import Histogram
 from purgatory.service.settings import GcSettings
 
 YOUNG: Final = 1
-"""The oldest generation that is collected while nobody waits: a full collection would walk all that is known."""
+"""The oldest generation that is collected while nobody waits: a full collection would walk all that is held."""
 
 M_ARENA_MAX: Final = -8
-"""Of glibc's malloc.h."""
+"""From glibc's malloc.h."""
 
 PAUSE_BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 5_000)
 
 
 def tune(settings: GcSettings) -> None:
-    """To be called once all of start-up is done: with `freeze`, what is alive now is never looked at again."""
+    """To be called at the end of start-up: with `freeze`, what is alive now is exempt from all later collections."""
     gc.set_threshold(settings.threshold_0, settings.threshold_1, settings.threshold_2)
     if settings.freeze:
         gc.collect()
@@ -35,10 +35,10 @@ def tune(settings: GcSettings) -> None:
 
 
 def use_one_arena() -> None:
-    """Threads that start from now on allocate from one pool. To be called before there are any.
+    """Makes all threads allocate from one arena. To be called before any thread starts.
 
-    Else glibc gives each of gRPC's threads a pool of its own. Each keeps what it has free, and the little that gRPC
-    never gives back of a call that was cut (grpc/grpc#43360) keeps whole pages from the system, in all of them.
+    By default glibc gives each of gRPC's threads an arena of its own. Each keeps its free memory, and the little that
+    gRPC leaks of a call that was cut off (grpc/grpc#43360) pins whole pages, in every arena.
     """
     _function("mallopt")(M_ARENA_MAX, 1)
 
@@ -51,11 +51,9 @@ class PauseWatch:
         self._began: float | None = None
 
     def start(self) -> None:
-        """Begin to measure."""
         gc.callbacks.append(self._collection)
 
     def stop(self) -> None:
-        """End it."""
         gc.callbacks.remove(self._collection)
 
     def _collection(self, phase: str, info: dict[str, int]) -> None:
@@ -67,10 +65,10 @@ class PauseWatch:
             self._began = None
 
 
-class Tidying:
-    """Collects young garbage and gives free memory back to the system, at an interval, while `pending` says 0.
+class MemoryTrimmer:
+    """Collects young garbage and returns free memory to the system, at an interval, while `pending()` is 0.
 
-    The event loop stands still meanwhile: some milliseconds, some tens after a burst of half a gigabyte. Nobody waits.
+    That blocks the event loop for some milliseconds, some tens after a burst of half a gigabyte; but nobody waits then.
     """
 
     def __init__(self, interval_ms: int, pending: Callable[[], int]) -> None:
@@ -80,12 +78,11 @@ class Tidying:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begins, on the running loop; with an interval of 0 it never does."""
+        """Starts on the running loop; not at all with an interval of 0."""
         if self._interval_s > 0:
-            self._task = asyncio.create_task(self._run(), name="tidying")
+            self._task = asyncio.create_task(self._run(), name="memory trimmer")
 
     def stop(self) -> None:
-        """Ends it."""
         if self._task is not None:
             self._task.cancel()
 
@@ -98,6 +95,6 @@ class Tidying:
 
 
 def _function(name: str) -> Callable[..., int]:
-    """A function of glibc's allocator; where there is another one, nothing."""
+    """A function of glibc's allocator; with another allocator, one that does nothing."""
     function: Callable[..., int] | None = getattr(ctypes.CDLL(None), name, None)
     return function if function is not None else lambda *_: 0

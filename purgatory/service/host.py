@@ -365,8 +365,8 @@ class Host:
             await asyncio.sleep(turn_s)
             try:
                 now_ms = self.time.now_ms()
-                for connection in self.sessions.connections():
-                    connection.check(now_ms, interval_ms)
+                for stream in self.sessions.streams():
+                    stream.check(now_ms, interval_ms)
                 self.sessions.drop_expired(now_ms)
                 self.deliver()
                 self.journal.tick()

@@ -1,7 +1,8 @@
-"""The only task that advances the engine's time: it expires what is due, in slices, and sleeps until the next is due.
+"""The only task that advances the engine's time: expires what is due, in slices, and sleeps until the next expiry.
 
-It survives whatever a turn raises (logged, counted, and tried again), and a herd of expiries never holds the event loop
-for longer than a slice. It wakes at least every `SLEEP_MAX_MS`, so that the lag of the loop is always being measured.
+It survives any exception of a turn (logged, counted, and retried), and a herd of expiries never holds the event loop
+for longer than a slice. It wakes at least every `SLEEP_MS_MAX`, so that the lag of the loop is measured even while
+idle.
 """
 
 from __future__ import annotations
@@ -19,58 +20,58 @@ from purgatory.service.listeners.observer import Observer
 LOGGER: Final = logging.getLogger(__name__)
 
 EXPIRED_PER_SLICE: Final = 2_000
-SLEEP_MAX_MS: Final = 1_000
-AFTER_FAILURE_S: Final = 0.1
+SLEEP_MS_MAX: Final = 1_000
+RETRY_S: Final = 0.1
 
 
 class Reaper:
-    """Calls `advance`, which advances the engine's clock by a slice, when that must be done."""
+    """Calls `expire_slice` whenever something is due."""
 
-    def __init__(self, engine: Engine, clock: Clock, observer: Observer, advance: Callable[[], None]) -> None:
+    def __init__(self, engine: Engine, clock: Clock, observer: Observer, expire_slice: Callable[[], None]) -> None:
         self._engine: Final = engine
         self._clock: Final = clock
         self._observer: Final = observer
-        self.turn: Final = advance
-        """Expires a slice of what is due."""
+        self.turn: Final = expire_slice
+        """Expires a bounded slice of what is due."""
         self._woken: Final = asyncio.Event()
         self._sleeping_until_ms = -1
-        """-1: not asleep."""
+        """-1: awake."""
 
     def deadline_may_be_earlier(self) -> None:
-        """Operations have been registered: wakes the reaper if one is due before it would wake by itself."""
+        """To be called after registrations: wakes the reaper if something is now due before it would wake by itself."""
         if self._sleeping_until_ms >= 0:
             next_ms = self._engine.next_expiration_ms()
             if 0 <= next_ms < self._sleeping_until_ms:
                 self._woken.set()
 
     def wake(self) -> None:
-        """Makes it look at the clock now: for clocks that are moved by hand."""
+        """Makes it look at the clock now, for clocks that are moved by hand."""
         self._woken.set()
 
     async def run(self) -> None:
-        """Runs until it is cancelled."""
-        alarm = make_alarm(self._rung)
+        """Runs until cancelled."""
+        alarm = make_alarm(self._on_alarm)
         try:
             while True:
                 try:
                     self.turn()
                     await self._sleep(alarm)
                 except Exception:
-                    LOGGER.exception("a turn of the reaper failed; it goes on")
+                    LOGGER.exception("a turn of the reaper failed; it continues")
                     self._observer.reaper_failed()
-                    await asyncio.sleep(AFTER_FAILURE_S)
+                    await asyncio.sleep(RETRY_S)
         finally:
             alarm.close()
 
     async def _sleep(self, alarm: Alarm) -> None:
-        """Until the next expiration; when that is due already, only until the other tasks have had their turn."""
+        """Sleeps until the next expiry; if that is due already, only lets the other tasks run."""
         self._woken.clear()
         now_ms = self._clock.now_ms()
         next_ms = self._engine.next_expiration_ms()
         if 0 <= next_ms <= now_ms:
             await asyncio.sleep(0)
             return
-        until_ms = now_ms + SLEEP_MAX_MS
+        until_ms = now_ms + SLEEP_MS_MAX
         self._sleeping_until_ms = min(next_ms, until_ms) if next_ms >= 0 else until_ms
         alarm.set(self._sleeping_until_ms - now_ms)
         try:
@@ -78,6 +79,6 @@ class Reaper:
         finally:
             self._sleeping_until_ms = -1
 
-    def _rung(self, late_ms: float) -> None:
+    def _on_alarm(self, late_ms: float) -> None:
         self._observer.loop_lag_ms(late_ms)
         self._woken.set()

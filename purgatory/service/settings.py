@@ -1,11 +1,11 @@
-"""The daemon's settings: what can be set, its defaults and limits, and where a value came from.
+"""The daemon's settings: names, defaults and limits, and where each value came from.
 
-One small object for each part that needs numbers. Every setting has one name in three spellings: `engine.tick_ms` in
-the file (table `[engine]`, key `tick_ms`), PURGATORY_ENGINE_TICK_MS in the environment, `--engine-tick-ms` as a flag.
-Flags win over the environment, the environment over the file, the file over the defaults. Nothing outside this file
-reads the environment.
+Settings are grouped by the part of the daemon that uses them. Every setting has one name in three spellings:
+`engine.tick_ms` in the file (table `[engine]`, key `tick_ms`), PURGATORY_ENGINE_TICK_MS in the environment,
+`--engine-tick-ms` as a flag. Flags win over the environment, the environment over the file, the file over the defaults.
+Nothing outside this file reads the environment. Flags, `--help` and docs/configuration.md are derived from the fields.
 
-No part may be called `service` or `port`: Kubernetes sets PURGATORY_SERVICE_HOST and PURGATORY_PORT by itself.
+No group may be called `service` or `port`: Kubernetes sets PURGATORY_SERVICE_HOST and PURGATORY_PORT by itself.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ DURATION_MS_MAX: Final = 2**31 - 1
 PORT_MAX: Final = 65_535
 
 SHORT_FLAGS: Final = {"archive.uri": "--archive", "journal.dir": "--data-dir"}
-"""Second names of flags."""
+"""Shorter names of flags."""
 
 Values = dict[str, Any]
-"""Nested values as they come from a source: {"engine": {"tick_ms": 1}}."""
+"""Values as they come from a source, nested: {"engine": {"tick_ms": 1}}."""
 
 
 class SettingsError(Exception):
@@ -59,13 +59,13 @@ Count = Annotated[int, Field(ge=1)]
 DurationMs = Annotated[int, Field(ge=1, le=DURATION_MS_MAX)]
 
 
-class Part(BaseModel):
-    """One part's settings. Unchangeable once loaded."""
+class SettingsGroup(BaseModel):
+    """Settings of one part of the daemon. Immutable once loaded."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class GrpcSettings(Part):
+class GrpcSettings(SettingsGroup):
     """gRPC server."""
 
     address: Address = Field(
@@ -82,20 +82,20 @@ class GrpcSettings(Part):
         description="Clients may send keepalive pings this often; those that ping faster are disconnected.",
     )
     keepalive_interval_ms: DurationMs = Field(
-        default=60_000, description="Ping a silent connection this often, to find out that its peer is gone."
+        default=60_000, description="Ping a silent connection this often, to notice that its peer is gone."
     )
     keepalive_timeout_ms: DurationMs = Field(
-        default=20_000, description="Close a connection that leaves a ping unanswered so long."
+        default=20_000, description="Close a connection that leaves a ping unanswered for this long."
     )
     connection_age_max_ms: int = Field(
         default=0,
         ge=0,
         le=DURATION_MS_MAX,
-        description="Ask clients to reconnect after so long, to spread load. 0: never.",
+        description="Ask clients to reconnect after this long, to spread load. 0: never.",
     )
 
 
-class HttpSettings(Part):
+class HttpSettings(SettingsGroup):
     """HTTP site: metrics and probes."""
 
     address: Address = Field(
@@ -103,7 +103,7 @@ class HttpSettings(Part):
     )
 
 
-class EngineSettings(Part):
+class EngineSettings(SettingsGroup):
     """Engine."""
 
     tick_ms: int = Field(
@@ -112,15 +112,16 @@ class EngineSettings(Part):
     wheel_size: int = Field(default=20, ge=2, le=4_096, description="Buckets in each timing wheel.")
     strict_partitions: bool = Field(
         default=False,
-        description="Answer UNKNOWN_TOPIC_OR_PARTITION for partitions nobody has told of, rather than make them.",
+        description="Answer UNKNOWN_TOPIC_OR_PARTITION for partitions that no event has announced; do not create them.",
     )
     replica_lag_time_max_ms: DurationMs = Field(
-        default=30_000, description="A replica that has not caught up for so long may not hold the high watermark back."
+        default=30_000,
+        description="A replica that has not caught up for this long may not hold the high watermark back.",
     )
 
 
-class LimitsSettings(Part):
-    """Limits: what is over one is refused with RESOURCE_EXHAUSTED or INVALID_ARGUMENT."""
+class LimitsSettings(SettingsGroup):
+    """Limits: what exceeds one is refused with RESOURCE_EXHAUSTED or INVALID_ARGUMENT."""
 
     pending_operations_max: Count = Field(default=10_000_000, description="Operations pending at one time.")
     partitions_max: Count = Field(default=100_000, description="Partitions known at one time.")
@@ -146,48 +147,51 @@ class LimitsSettings(Part):
         return self
 
 
-class SessionSettings(Part):
+class SessionSettings(SettingsGroup):
     """Sessions."""
 
     heartbeat_interval_ms: DurationMs = Field(
-        default=10_000, description="Send a heartbeat on a stream that is silent so long."
+        default=10_000, description="Send a heartbeat on a stream that was silent for this long."
     )
-    ttl_ms: DurationMs = Field(default=600_000, description="A session lives so long after its last connection ended.")
+    ttl_ms: DurationMs = Field(
+        default=600_000, description="A session lives this long after its last connection ended."
+    )
 
 
-class ArchiveSettings(Part):
+class ArchiveSettings(SettingsGroup):
     """Archive: the history of all calls and outcomes, as Parquet (docs/archive.md)."""
 
     uri: str | None = Field(
         default=None,
         min_length=1,
-        description="Keep history here: a folder, or a URI (file, s3, gs, hdfs). --archive is short for it.",
+        description="Keep history here: a folder, or a URI (file, s3, gs, hdfs). Short flag: --archive.",
     )
     strict: bool = Field(
         default=False,
-        description="When history cannot be kept fast enough, refuse registrations and events rather than drop it.",
+        description="When history cannot be written fast enough, refuse registrations and events; do not drop history.",
     )
     roll_ms: DurationMs = Field(
-        default=60_000, description="Finish files this often: at most so much is missing after a crash."
+        default=60_000, description="Finish files this often: at most this much is missing after a crash."
     )
-    roll_bytes: Count = Field(default=64 * 1024 * 1024, description="Finish a file that has grown to so many bytes.")
+    roll_bytes: Count = Field(default=64 * 1024 * 1024, description="Finish a file that has grown to this many bytes.")
     queue_rows_max: Count = Field(
         default=4_000_000, description="Rows that may wait in memory for the disk (some 20 to 60 bytes each)."
     )
 
 
-class JournalSettings(Part):
-    """Journal: what is pending, and what was not acknowledged, over a restart (docs/durability.md)."""
+class JournalSettings(SettingsGroup):
+    """Journal: what is pending or unacknowledged survives a restart (docs/durability.md)."""
 
     dir: Path | None = Field(
-        default=None, description="Keep what was receipted in this folder. --data-dir is short for it."
+        default=None, description="Keep everything that was receipted in this folder. Short flag: --data-dir."
     )
     mode: Literal["sync", "async"] = Field(
-        default="sync", description="Answer after what is answered is on disk, or before: faster, and the last is lost."
+        default="sync",
+        description="sync: answer once it is on disk. async: answer before; faster, but a crash loses the latest.",
     )
 
 
-class ShutdownSettings(Part):
+class ShutdownSettings(SettingsGroup):
     """Shutdown (SIGTERM, SIGINT)."""
 
     grace_ms: DurationMs = Field(
@@ -195,19 +199,19 @@ class ShutdownSettings(Part):
     )
 
 
-class LogSettings(Part):
+class LogSettings(SettingsGroup):
     """Log (on stderr)."""
 
     level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="Least serious level that is logged."
+        default="info", description="Least severe level that is logged."
     )
     format: Literal["text", "json"] = Field(
         default="text", description="One line of text, or one JSON object, for each entry."
     )
 
 
-class GcSettings(Part):
-    """Garbage collector of Python (pending operations are packed arrays: it finds little)."""
+class GcSettings(SettingsGroup):
+    """Python's garbage collector (pending operations are packed arrays, so it finds little)."""
 
     threshold_0: int = Field(
         default=50_000, ge=0, description="New objects before the youngest generation is collected. 0: off."
@@ -216,12 +220,12 @@ class GcSettings(Part):
         default=50, description="Collections of the youngest generation for each of the middle one."
     )
     threshold_2: Count = Field(default=1_000, description="Collections of the middle generation for each full one.")
-    freeze: bool = Field(default=True, description="Leave what start-up made out of all later collections.")
+    freeze: bool = Field(default=True, description="Exempt what start-up created from all later collections.")
     tidy_interval_ms: int = Field(
         default=10_000,
         ge=0,
         le=DURATION_MS_MAX,
-        description="While nothing is pending, give free memory back to the system this often. 0: never.",
+        description="While nothing is pending, return free memory to the system this often. 0: never.",
     )
 
 
@@ -269,20 +273,20 @@ class Settings(BaseSettings):
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, path)
 
 
-def parts() -> dict[str, type[Part]]:
-    """The parts by name, in the order of `Settings`."""
-    found: dict[str, type[Part]] = {}
+def setting_groups() -> dict[str, type[SettingsGroup]]:
+    """The groups by name, in the order of `Settings`."""
+    found: dict[str, type[SettingsGroup]] = {}
     for name, field in Settings.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Part):
+        if isinstance(field.annotation, type) and issubclass(field.annotation, SettingsGroup):
             found[name] = field.annotation
     return found
 
 
 def setting_names() -> list[str]:
     """Every setting by its name in the file: 'config', 'ready_file', 'grpc.address', ..."""
-    known = parts()
+    known = setting_groups()
     names = [name for name in Settings.model_fields if name not in known]
-    return names + [f"{part}.{field}" for part, model in known.items() for field in model.model_fields]
+    return names + [f"{group}.{field}" for group, model in known.items() for field in model.model_fields]
 
 
 def environment_name(name: str) -> str:
@@ -318,14 +322,14 @@ def source_of(name: str, flags: Values, settings: Settings) -> str:
 
 
 def unknown_variables() -> list[str]:
-    """Variables of the environment that begin like those of one of our parts but are none: most likely misspelt."""
+    """Environment variables that start like those of one of our groups but are no setting: most likely misspelt."""
     known = {environment_name(name) for name in setting_names()}
-    prefixes = tuple(f"{ENVIRONMENT_PREFIX}{part.upper()}_" for part in parts())
+    prefixes = tuple(f"{ENVIRONMENT_PREFIX}{group.upper()}_" for group in setting_groups())
     return sorted(name for name in os.environ if name.startswith(prefixes) and name not in known)
 
 
 def _check_file(path: Path) -> None:
-    """Raises `SettingsError` unless the file can be read and holds only settings."""
+    """Raises `SettingsError` unless the file can be read and contains only settings."""
     try:
         tables = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -339,13 +343,13 @@ def _check_file(path: Path) -> None:
 
 
 def _contains(values: Values, name: str) -> bool:
-    part, _, field = name.partition(".")
-    inner = values.get(part)
-    return part in values if not field else isinstance(inner, dict) and field in inner
+    group, _, field = name.partition(".")
+    inner = values.get(group)
+    return group in values if not field else isinstance(inner, dict) and field in inner
 
 
 def _explained(fault: Values, flags: Values) -> str:
-    """One of pydantic's faults as 'engine.tick_ms: should be ..., not 0 (environment PURGATORY_ENGINE_TICK_MS)'."""
+    """An error of pydantic's as 'engine.tick_ms: should be ..., not 0 (environment PURGATORY_ENGINE_TICK_MS)'."""
     name = ".".join(str(step) for step in fault["loc"])
     message = str(fault["msg"]).removeprefix("Value error, ").removeprefix("Input ")
     if name not in setting_names():

@@ -175,9 +175,9 @@ class Simulation:
         for actor in self.actors:
             if actor.client.pending:
                 session = self.served.host.sessions.find(actor.client.session_id)
-                if session is None or session.connection is None:
+                if session is None or session.stream is None:
                     return False
-                heard_ms = min(session.connection.last_read_ms, actor.client._session._received_at * 1_000)
+                heard_ms = min(session.stream.last_read_ms, actor.client._session._received_at * 1_000)
                 if heard_ms < self.healed_ms + SETTLED_MS:
                     return False
         return True
@@ -185,7 +185,7 @@ class Simulation:
     def _is_known(self, call: Call) -> bool:
         """The daemon has operations of it pending, of a session with a stream."""
         session = self.served.host.sessions.find(call.session_id) if call.session_id else None
-        if call.ended or call.cancelled or session is None or session.connection is None:
+        if call.ended or call.cancelled or session is None or session.stream is None:
             return False
         ids: list[int] = []
         if isinstance(call.wait, Wait):

@@ -16,10 +16,10 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from purgatory.service.rpc.handlers import Requests, add_to_server, is_no_broken_call
+from purgatory.service.rpc.handlers import Requests, add_to_server, is_server_fault
 from purgatory.service.rpc.in_flight import UnaryCalls
 from purgatory.service.rpc.refusals import CallRefused
-from purgatory.service.sessions.connection import Connection
+from purgatory.service.sessions.result_stream import ResultStream
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.daemon_process import DaemonProcess
@@ -193,7 +193,7 @@ async def test_refused_calls_leave_nothing_to_the_garbage_collector() -> None:
                 peer = await Peer(served, "s").open()
                 await peer.send(open=wire.OpenSession(session_id="again"))
                 assert await peer.code() is grpc.StatusCode.INVALID_ARGUMENT
-            await eventually(lambda: alive(CallRefused) == alive(Connection) == 0, "all of it is gone")
+            await eventually(lambda: alive(CallRefused) == alive(ResultStream) == 0, "all of it is gone")
     finally:
         gc.enable()
 
@@ -284,8 +284,8 @@ def test_callers_that_go_while_they_are_answered_are_no_fault() -> None:
     def record(error: Exception) -> logging.LogRecord:
         return logging.LogRecord("x", logging.ERROR, "", 0, "", None, (type(error), error, None))
 
-    assert not is_no_broken_call(record(grpc.aio.InternalError()))
-    assert is_no_broken_call(record(ValueError()))
+    assert not is_server_fault(record(grpc.aio.InternalError()))
+    assert is_server_fault(record(ValueError()))
 
 
 async def test_a_stream_that_waits_keeps_no_message() -> None:

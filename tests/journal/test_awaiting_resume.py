@@ -21,7 +21,7 @@ PATIENCE_S = 30.0
 WAITS = 4
 
 
-class Daemon:
+class JournaledHost:
     """One of several that have a folder, or a copy of it as it was when one died, after the other."""
 
     def __init__(self, host: Host, opened: OpenJournal, clock: ManualClock) -> None:
@@ -30,7 +30,7 @@ class Daemon:
         self._clock = clock
 
     @classmethod
-    async def start(cls, folder: Path) -> Daemon:
+    async def start(cls, folder: Path) -> JournaledHost:
         """A daemon that knows what the journal in a folder says."""
         clock = ManualClock(1_000)
         host = new_host(clock)
@@ -68,7 +68,7 @@ class Daemon:
 
 async def first_life(folder: Path, copy: Path) -> None:
     """Waits are registered; then two end, and the daemon dies before that is written, but not before it is told."""
-    daemon = await Daemon.start(folder)
+    daemon = await JournaledHost.start(folder)
     numbers = list(range(1, WAITS + 1))
     batch = OperationBatch(numbers, partitions=[("t", 0)], offsets=numbers, timeouts_ms=[60_000])
     daemon.host.register(daemon.session, [OperationRun(codes.PRODUCE, batch)], [])
@@ -84,14 +84,14 @@ def test_results_given_before_the_client_is_back_are_not_taken_for_those_it_has(
 
     async def lives() -> None:
         await first_life(tmp_path / "1", tmp_path / "2")
-        second = await Daemon.start(tmp_path / "2")
+        second = await JournaledHost.start(tmp_path / "2")
         await second.end_two()
         if in_good_order:
             await second.stop()
             copy_files(tmp_path / "2", tmp_path / "3")
         else:
             await second.die(tmp_path / "2", tmp_path / "3")
-        third = await Daemon.start(tmp_path / "3")
+        third = await JournaledHost.start(tmp_path / "3")
         assert third.is_back(2) == [3, 4]
         await third.stop()
 
@@ -103,12 +103,12 @@ def test_a_client_that_was_back_when_the_daemon_died_again_loses_nothing(tmp_pat
 
     async def lives() -> None:
         await first_life(tmp_path / "1", tmp_path / "2")
-        second = await Daemon.start(tmp_path / "2")
+        second = await JournaledHost.start(tmp_path / "2")
         await second.end_two()
         copy_files(tmp_path / "2", tmp_path / "3")
         assert second.is_back(2) == [3, 4]
         await second.stop()
-        third = await Daemon.start(tmp_path / "3")
+        third = await JournaledHost.start(tmp_path / "3")
         assert third.is_back(2) == [3, 4], "they were under way to it"
         await third.stop()
 
@@ -121,11 +121,11 @@ def test_results_wait_until_it_is_durable_that_the_client_is_back(tmp_path: Path
 
     async def lives() -> None:
         await first_life(tmp_path / "1", tmp_path / "2")
-        daemon = await Daemon.start(tmp_path / "2")
+        daemon = await JournaledHost.start(tmp_path / "2")
         await daemon.end_two()
         if back_in > 2:
             await daemon.die(tmp_path / "2", tmp_path / "3")
-            daemon = await Daemon.start(tmp_path / "3")
+            daemon = await JournaledHost.start(tmp_path / "3")
         session = daemon.session
         session.resume(0)
         session.outbox.rewind()
@@ -135,7 +135,7 @@ def test_results_wait_until_it_is_durable_that_the_client_is_back(tmp_path: Path
         first, parts = session.outbox.take(WAITS)
         assert (first, sum(len(part) for part in parts)) == (1, 2)
         await daemon.die(tmp_path / str(back_in), tmp_path / "4")
-        after = await Daemon.start(tmp_path / "4")
+        after = await JournaledHost.start(tmp_path / "4")
         assert after.is_back(2) == []
         await after.stop()
 
@@ -147,15 +147,15 @@ def test_once_the_client_was_back_its_numbers_are_believed(tmp_path: Path) -> No
 
     async def lives() -> None:
         await first_life(tmp_path / "1", tmp_path / "2")
-        second = await Daemon.start(tmp_path / "2")
+        second = await JournaledHost.start(tmp_path / "2")
         await second.end_two()
         assert second.is_back(2) == [3, 4]
         await second.host.journal.durable()
         await second.die(tmp_path / "2", tmp_path / "3")
-        third = await Daemon.start(tmp_path / "3")
+        third = await JournaledHost.start(tmp_path / "3")
         assert third.is_back(4) == []
         await third.stop()
-        fourth = await Daemon.start(tmp_path / "3")
+        fourth = await JournaledHost.start(tmp_path / "3")
         assert fourth.is_back(3) == []
         await fourth.stop()
 

@@ -27,7 +27,7 @@ from tests.journal.test_damage import new_host, read
 PATIENCE_S = 30.0
 
 
-class FailingDisk(CrashPoints):
+class FailingCommits(CrashPoints):
     """Lets commits fail with an error of SQLite's while `code` is set."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ def test_what_runs_goes_on_while_the_disk_fails(tmp_path: Path, code: int, refus
         clock = ManualClock(1_000)
         host = new_host(clock)
         opened = await keep(host, tmp_path / "data", clock)
-        disk: Any = FailingDisk()
+        disk: Any = FailingCommits()
         opened._store._crash = disk  # type: ignore[misc]
         session, _ = host.sessions.open("a", clock.now_ms())
         host.register(session, [run_of(1)], [])
@@ -116,7 +116,7 @@ def test_a_file_that_cannot_be_opened_again_is_tried_again(tmp_path: Path) -> No
         host = new_host(clock)
         opened = await keep(host, tmp_path / "data", clock)
         store: Any = opened._store
-        disk, reopen, failures = FailingDisk(), store.reopen, [1, 2]
+        disk, reopen, failures = FailingCommits(), store.reopen, [1, 2]
 
         def failing() -> None:
             disk.code = 0

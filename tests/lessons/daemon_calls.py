@@ -13,7 +13,7 @@ from tests.service.serving import Peer
 from tests.service.test_daemon import fetch_page, sums_by_kind
 
 
-class Calls:
+class DaemonCalls:
     """A channel to a daemon, and its stub. Enter it."""
 
     def __init__(self, daemon: DaemonProcess) -> None:

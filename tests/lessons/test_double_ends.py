@@ -21,7 +21,7 @@ from tests.client.session.wire_script import opened, results, sent
 from tests.client.until import until_pending
 from tests.daemon_process import DaemonProcess
 from tests.engine.generic.recording_operation import DEADLINE_S, RecordingOperation, never_told
-from tests.lessons.daemon_calls import Calls, produce_columns
+from tests.lessons.daemon_calls import DaemonCalls, produce_columns
 from tests.service.serving import Peer, produce
 from tests.service.serving import signal as signal_wait
 
@@ -73,7 +73,7 @@ async def test_lesson_21_nothing_comes_after_a_cancel(daemon: DaemonProcess) -> 
     """Cancels race with the event: "cancelled" means that end and no other, "not pending" that there is one."""
     many, chunk = 3_000, 50
     rng = random.Random(21)
-    async with Calls(daemon) as calls, AsyncClient(daemon.address) as other:
+    async with DaemonCalls(daemon) as calls, AsyncClient(daemon.address) as other:
         peer = await calls.session("s")
         await peer.register(*(produce(number, "orders", number) for number in range(1, many + 1)))
         assert (await peer.receipt()).accepted == many
@@ -110,7 +110,7 @@ async def test_lesson_21_nothing_comes_after_a_cancel(daemon: DaemonProcess) -> 
 
 async def test_lesson_24_one_bad_item_does_not_repeat_the_good_ones(daemon: DaemonProcess) -> None:
     """A batch with refused items, sent again as a whole, registers nothing twice; a refused event is named."""
-    async with Calls(daemon) as calls:
+    async with DaemonCalls(daemon) as calls:
         peer = await calls.session("s")
         batch = [produce(number, "orders", -7 if number % 3 == 0 else 1) for number in range(1, 10)]
         await peer.register(*batch)
@@ -150,7 +150,7 @@ async def test_lesson_25_what_is_delivered_again_is_the_same(daemon: DaemonProce
             rows += [(number, one.operation_id, one.outcome) for number, one in numbered]
         return rows
 
-    async with Calls(daemon) as calls:
+    async with DaemonCalls(daemon) as calls:
         peer = await calls.session("s")
         await peer.register(*(signal_wait(number, "k", number) for number in range(1, 31)))
         await peer.receipt()
@@ -218,7 +218,7 @@ async def test_lesson_26_what_fell_due_while_stopped_fires_once(daemon: DaemonPr
 
 async def test_lesson_26_a_batch_of_columns_is_not_fired_again(daemon: DaemonProcess) -> None:
     """Sent once more after it has expired, a batch is known already: nothing fires a second time."""
-    async with Calls(daemon) as calls:
+    async with DaemonCalls(daemon) as calls:
         peer = await calls.session("s", columns=True)
         batch = produce_columns(range(1, 101), timeout_ms=1)
         await peer.send(register=batch)

@@ -23,7 +23,7 @@ from tests.client.session.flaky_proxy import FlakyProxy
 from tests.client.until import until_pending
 from tests.conftest import StartDaemon
 from tests.daemon_process import daemon_environment
-from tests.lessons.daemon_calls import Calls, produce_columns
+from tests.lessons.daemon_calls import DaemonCalls, produce_columns
 from tests.service.serving import Peer, eventually, produce, signal
 from tests.service.test_daemon import fetch_page
 
@@ -51,7 +51,7 @@ async def read_results(peer: Peer, count: int) -> tuple[set[int], int]:
 async def test_lesson_33_a_full_purgatory_says_when_to_come_again(start_daemon: StartDaemon) -> None:
     """Over the limit: RESOURCE_EXHAUSTED with RetryInfo at once; a cancel makes room at once, not at the timeout."""
     daemon = start_daemon("--limits-pending-operations-max", "2")
-    async with Calls(daemon) as calls:
+    async with DaemonCalls(daemon) as calls:
         peer = await calls.session("s")
         await peer.register(signal(1, "k"), signal(2, "k"))
         await peer.receipt()
@@ -76,7 +76,7 @@ async def test_lesson_33_a_flood_of_registrations_does_not_grow_the_daemon(start
     """Round after round half are refused and the others cancelled long before their time: memory settles."""
     room, flood = 5_000, 10_000
     daemon = start_daemon("--limits-pending-operations-max", str(room))
-    async with Calls(daemon) as calls:
+    async with DaemonCalls(daemon) as calls:
         peer = await calls.session("s", columns=True)
         sizes: list[int] = []
         for round_number in range(12):
@@ -109,7 +109,7 @@ async def test_lesson_36_gauges_are_right_whoever_closes_first(start_daemon: Sta
     daemon = start_daemon("--session-ttl-ms", "100", "--session-heartbeat-interval-ms", "200")
     rng = random.Random(36)
 
-    async def live(calls: Calls, number: int) -> None:
+    async def live(calls: DaemonCalls, number: int) -> None:
         session_id = f"s-{number % 6}"
         peer = Peer(calls, session_id)
         try:
@@ -125,7 +125,7 @@ async def test_lesson_36_gauges_are_right_whoever_closes_first(start_daemon: Sta
         finally:
             peer.cancel()
 
-    async with Calls(daemon) as calls, AsyncClient(daemon.address) as other:
+    async with DaemonCalls(daemon) as calls, AsyncClient(daemon.address) as other:
         for _ in range(12):
             lives = [asyncio.create_task(live(calls, number)) for number in range(12)]
             for topic in range(3):
@@ -185,7 +185,7 @@ async def test_lesson_37_waits_of_a_killed_client_are_freed(start_daemon: StartD
 async def test_lesson_37_waits_of_a_client_that_fell_silent_are_freed(start_daemon: StartDaemon) -> None:
     """A connection that stays open but says nothing is given up after three heartbeats, and then the session is."""
     daemon = start_daemon("--session-ttl-ms", "200", "--session-heartbeat-interval-ms", "100")
-    async with FlakyProxy(daemon.address) as proxy, Calls(daemon) as calls, AsyncClient(proxy.address) as client:
+    async with FlakyProxy(daemon.address) as proxy, DaemonCalls(daemon) as calls, AsyncClient(proxy.address) as client:
         waiting = asyncio.create_task(client.produce({"orders-0": 1}, timeout=LONG))
 
         async def pending_is(count: int) -> bool:
@@ -205,7 +205,7 @@ async def test_lesson_38_a_reader_that_stops_reading_is_bounded(start_daemon: St
     daemon = start_daemon(
         "--limits-unacknowledged-results-max", str(limit), "--limits-operations-per-batch-max", str(size)
     )
-    async with Calls(daemon) as calls, AsyncClient(daemon.address) as other:
+    async with DaemonCalls(daemon) as calls, AsyncClient(daemon.address) as other:
         await other.advance("orders-0", high_watermark=1)
         slow = await calls.session("slow", columns=True)
         for number in range(batches):

@@ -24,7 +24,7 @@ from purgatory.testing import ManualClock
 from tests.client.until import until
 from tests.daemon_process import DaemonProcess
 from tests.engine.generic.recording_operation import DEADLINE_S, RecordingOperation, never_told
-from tests.lessons.daemon_calls import Calls, produce_columns
+from tests.lessons.daemon_calls import DaemonCalls, produce_columns
 from tests.service.serving import Peer, eventually, produce
 
 LONG = 120.0
@@ -109,7 +109,7 @@ async def test_lesson_02_one_event_is_enough_beside_noisy_readers(daemon: Daemon
 async def test_lesson_16_a_reader_that_lags_keeps_nobody_waiting_and_misses_nothing(daemon: DaemonProcess) -> None:
     """Results of a stream that is not read wait; a sibling is served; read at last, all come, without a gap."""
     many, topic = 20_000, "x" * 200
-    async with Calls(daemon) as calls, AsyncClient(daemon.address) as sibling:
+    async with DaemonCalls(daemon) as calls, AsyncClient(daemon.address) as sibling:
         slow = await calls.session("slow")
         await slow.send(register=produce_columns(range(1, many + 1), topic))
         assert (await slow.receipt()).accepted == many
@@ -130,7 +130,7 @@ async def test_lesson_16_a_reader_that_lags_keeps_nobody_waiting_and_misses_noth
 
 async def test_lesson_16_what_is_lost_is_said(daemon: DaemonProcess) -> None:
     """A reader that asks to go on where the daemon knows nothing is told so: it starts anew, with no silent gap."""
-    async with Calls(daemon) as calls:
+    async with DaemonCalls(daemon) as calls:
         peer = await Peer(calls, "never-seen").open(last_sequence=17)
         assert not peer.opened.resumed
         assert peer.opened.highest_operation_id == 0
@@ -173,7 +173,7 @@ async def test_lesson_17_fetches_end_by_what_is_produced(daemon: DaemonProcess) 
 async def test_lesson_18_events_do_not_queue_behind_registrations(daemon: DaemonProcess) -> None:
     """While a caller pours in registrations, events of another are answered before these are through."""
     batches, size = 120, 1_000
-    async with Calls(daemon) as calls, AsyncClient(daemon.address) as other:
+    async with DaemonCalls(daemon) as calls, AsyncClient(daemon.address) as other:
         peer = await calls.session("flood", columns=True)
         receipts = 0
 

@@ -24,7 +24,7 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 PATIENCE_S = 10.0
 
 
-class Served:
+class ServedHost:
     """A host that is being served."""
 
     def __init__(self, host: Host, server: grpc.aio.Server, port: int) -> None:
@@ -66,7 +66,7 @@ async def serving(
     clock: Clock | None = None,
     observer: Observer | None = None,
     options: list[tuple[str, Any]] | None = None,
-) -> AsyncIterator[Served]:
+) -> AsyncIterator[ServedHost]:
     """Serves a new host until the block ends."""
     clock = clock or SystemClock()
     engine = Engine(engine_limits or EngineLimits(), clock.now_ms())
@@ -76,7 +76,7 @@ async def serving(
     port = server.add_insecure_port("127.0.0.1:0")
     host.start()
     await server.start()
-    served = Served(host, server, port)
+    served = ServedHost(host, server, port)
     try:
         yield served
     finally:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from purgatory.service.garbage import Tidying
+from purgatory.service.garbage import MemoryTrimmer
 from tests.service.serving import eventually
 
 
@@ -44,23 +44,23 @@ async def test_garbage_is_collected_only_while_nothing_is_pending() -> None:
         return pending[0]
 
     cycle = weakref.ref(Cycle())
-    tidying = Tidying(1, count)
-    tidying.start()
+    trimmer = MemoryTrimmer(1, count)
+    trimmer.start()
     await eventually(lambda: asked >= 3, "it looks whether anybody waits")
     assert cycle() is not None
     pending[0] = 0
     await eventually(lambda: cycle() is None, "the cycle is gone")
-    tidying.stop()
+    trimmer.stop()
 
 
 @pytest.mark.usefixtures("no_collections")
 async def test_an_interval_of_zero_switches_it_off() -> None:
     """Then no task is there that could ask."""
     before = asyncio.all_tasks()
-    tidying = Tidying(0, lambda: 0)
-    tidying.start()
+    trimmer = MemoryTrimmer(0, lambda: 0)
+    trimmer.start()
     assert asyncio.all_tasks() == before
-    tidying.stop()
+    trimmer.stop()
 
 
 POOLS_OF_THREADS = """

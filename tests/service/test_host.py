@@ -28,7 +28,7 @@ from purgatory.v1 import result_pb2
 from tests.service.serving import Peer, eventually, produce, serving, signal
 
 
-class CountingObserver(SilentObserver):
+class RecordingObserver(SilentObserver):
     """Counts what it hears of."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ def produces(count: int, topic: str, timeout_ms: int = 600_000, first_id: int = 
 async def test_a_batch_of_events_goes_in_slices_with_the_loop_free_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tasks run before it is done, and the joined receipt says the same as one call would."""
     monkeypatch.setattr(host_module, "ENDED_PER_SLICE", 10)
-    observer = CountingObserver()
+    observer = RecordingObserver()
     clock = ManualClock(1)
     host = Host(Engine(EngineLimits(), 1), clock, HostLimits(), observer)
     session, _ = host.sessions.open("s", 1)
@@ -96,7 +96,7 @@ async def test_a_batch_of_events_goes_in_slices_with_the_loop_free_in_between(mo
 
 async def test_a_herd_of_expiries_leaves_the_loop_free() -> None:
     """20,000 waits that end together: each ends once, as expired, and another caller is served meanwhile."""
-    observer, clock = CountingObserver(), ManualClock(1)
+    observer, clock = RecordingObserver(), ManualClock(1)
     async with serving(observer=observer, clock=clock) as served:
         session, _ = served.host.sessions.open("s", served.host.clock.now_ms())
         for place in range(10):
@@ -169,7 +169,7 @@ def test_registrations_do_not_hold_back_those_that_are_due() -> None:
     assert session.outbox.last_sequence == 1
 
 
-class FailingClock(SystemClock):
+class BrokenClock(SystemClock):
     """A clock that fails when told to."""
 
     failures = 0
@@ -183,10 +183,10 @@ class FailingClock(SystemClock):
 
 async def test_the_reaper_survives_whatever_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is logged and counted, and waits still expire afterwards."""
-    monkeypatch.setattr(reaper_module, "AFTER_FAILURE_S", 0.01)
-    monkeypatch.setattr(reaper_module, "SLEEP_MAX_MS", 20)
-    observer = CountingObserver()
-    clock = FailingClock()
+    monkeypatch.setattr(reaper_module, "RETRY_S", 0.01)
+    monkeypatch.setattr(reaper_module, "SLEEP_MS_MAX", 20)
+    observer = RecordingObserver()
+    clock = BrokenClock()
     engine = Engine(EngineLimits(), clock.now_ms())
     host = Host(engine, clock, HostLimits(), observer)
     session, _ = host.sessions.open("s", clock.now_ms())

@@ -27,7 +27,7 @@ from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
 from purgatory.v1 import event_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.service.serving import Peer, Served, eventually, serving, signal
+from tests.service.serving import Peer, ServedHost, eventually, serving, signal
 
 TIMEOUT_MS = 1_000
 PARTITION = ("orders", 3)
@@ -197,7 +197,7 @@ PAIRS = [
 class Contest:
     """`COUNT` waits of one session over a real server, each on a key of its own, and what is told of them."""
 
-    def __init__(self, served: Served, clock: ManualClock, peer: Peer) -> None:
+    def __init__(self, served: ServedHost, clock: ManualClock, peer: Peer) -> None:
         self.served = served
         self.host = served.host
         self.clock = clock

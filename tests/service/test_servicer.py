@@ -13,11 +13,11 @@ from purgatory.engine.limits import EngineLimits
 from purgatory.service.host_limits import HostLimits
 from purgatory.v1 import event_pb2, operation_pb2, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.service.serving import Peer, Served, eventually, produce, serving, signal
+from tests.service.serving import Peer, ServedHost, eventually, produce, serving, signal
 
 
 @pytest.fixture
-async def served() -> AsyncIterator[Served]:
+async def served() -> AsyncIterator[ServedHost]:
     limits = HostLimits(operations_per_batch_max=100, events_per_batch_max=100)
     engine_limits = EngineLimits(pending_operations_max=50, items_per_operation_max=5)
     async with serving(limits, engine_limits, options=[("grpc.max_receive_message_length", 100_000)]) as served:
@@ -41,16 +41,16 @@ def wait_request(operation: operation_pb2.Operation) -> wire.WaitRequest:
     return wire.WaitRequest(operation=operation)
 
 
-async def wait(served: Served, operation: operation_pb2.Operation) -> result_pb2.Result:
+async def wait(served: ServedHost, operation: operation_pb2.Operation) -> result_pb2.Result:
     answer: wire.WaitResponse = await served.stub.Wait(wait_request(operation))
     return answer.result
 
 
-async def pending(served: Served) -> int:
+async def pending(served: ServedHost) -> int:
     return sum(kind.pending for kind in (await served.status()).kinds)
 
 
-async def test_a_wait_ends_when_its_mark_is_reached(served: Served) -> None:
+async def test_a_wait_ends_when_its_mark_is_reached(served: ServedHost) -> None:
     """The answer says the outcome, the caller's own id and the offset reached."""
     task = asyncio.create_task(wait(served, produce(77, "orders", 42, partition=3)))
     await eventually(lambda: served.host.engine.pending == 1, "one pending")
@@ -62,7 +62,7 @@ async def test_a_wait_ends_when_its_mark_is_reached(served: Served) -> None:
     assert await wait(served, produce(1, "orders", 40, partition=3)) is not None
 
 
-async def test_a_wait_that_runs_out_of_time_is_an_outcome(served: Served) -> None:
+async def test_a_wait_that_runs_out_of_time_is_an_outcome(served: ServedHost) -> None:
     """Status OK, outcome EXPIRED, error 7, never early."""
     result = await wait(served, produce(1, "orders", 42, 30))
     assert result.outcome == result_pb2.OUTCOME_EXPIRED
@@ -70,7 +70,7 @@ async def test_a_wait_that_runs_out_of_time_is_an_outcome(served: Served) -> Non
     assert result.partitions[0].error_code == 7
 
 
-async def test_a_caller_that_goes_away_cancels_its_wait(served: Served) -> None:
+async def test_a_caller_that_goes_away_cancels_its_wait(served: ServedHost) -> None:
     """By cancelling the call, and by the call's own deadline; nothing stays pending."""
     call = served.stub.Wait(wait_request(produce(1, "orders", 42)))
     await eventually(lambda: served.host.engine.pending == 1, "one pending")
@@ -121,7 +121,7 @@ def bad_operations() -> dict[str, tuple[operation_pb2.Operation, str, str]]:
 
 
 @pytest.mark.parametrize("name", bad_operations())
-async def test_a_bad_wait_is_invalid(served: Served, name: str) -> None:
+async def test_a_bad_wait_is_invalid(served: ServedHost, name: str) -> None:
     """INVALID_ARGUMENT naming field and value, in text and in details; nothing is registered."""
     operation, field, value = bad_operations()[name]
     with pytest.raises(grpc.aio.AioRpcError) as raised:
@@ -135,7 +135,7 @@ async def test_a_bad_wait_is_invalid(served: Served, name: str) -> None:
     assert status.partitions == 0
 
 
-async def test_a_full_purgatory_says_so(served: Served) -> None:
+async def test_a_full_purgatory_says_so(served: ServedHost) -> None:
     """RESOURCE_EXHAUSTED with quota and retry details; those admitted are served."""
     waits = [asyncio.create_task(wait(served, produce(1, "orders", 42))) for _ in range(50)]
     await eventually(lambda: served.host.engine.pending == 50, "50 pending")
@@ -148,7 +148,7 @@ async def test_a_full_purgatory_says_so(served: Served) -> None:
 
 @pytest.mark.parametrize("method", ["Wait", "Advance", "Register", "GetStatus", "Cancel"])
 @pytest.mark.parametrize("data", [b"\xff\xff\xff", b"\x0a\x05\x12"])
-async def test_bytes_that_are_no_message_are_invalid(served: Served, method: str, data: bytes) -> None:
+async def test_bytes_that_are_no_message_are_invalid(served: ServedHost, method: str, data: bytes) -> None:
     """INVALID_ARGUMENT, and the daemon goes on."""
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await served.raw(method)(data)
@@ -156,7 +156,7 @@ async def test_bytes_that_are_no_message_are_invalid(served: Served, method: str
     assert await pending(served) == 0
 
 
-async def test_wrong_utf8_is_invalid(served: Served) -> None:
+async def test_wrong_utf8_is_invalid(served: ServedHost) -> None:
     """In a unary request, and in a stream, which then ends with the same status."""
     data = wait_request(signal(1, "AAAA")).SerializeToString().replace(b"AAAA", b"\xff\xfe\xfdA")
     with pytest.raises(grpc.aio.AioRpcError, match="UTF-8") as raised:
@@ -172,7 +172,7 @@ async def test_wrong_utf8_is_invalid(served: Served) -> None:
     assert await pending(served) == 0
 
 
-async def test_a_message_that_is_too_big_is_refused(served: Served) -> None:
+async def test_a_message_that_is_too_big_is_refused(served: ServedHost) -> None:
     """RESOURCE_EXHAUSTED from gRPC itself, unary and in a stream; the daemon goes on."""
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await served.raw("Wait")(b"x" * 200_000)
@@ -184,7 +184,7 @@ async def test_a_message_that_is_too_big_is_refused(served: Served) -> None:
     assert await pending(served) == 0
 
 
-async def test_the_rest_of_a_batch_of_events_is_applied(served: Served) -> None:
+async def test_the_rest_of_a_batch_of_events_is_applied(served: ServedHost) -> None:
     """Rows: each refusal names its event, code, field and value; the others count."""
     name = operation_pb2.TopicPartition(topic="orders")
     rows = [
@@ -207,7 +207,7 @@ async def test_the_rest_of_a_batch_of_events_is_applied(served: Served) -> None:
     assert (view.partition.high_watermark, view.partition.stale_events) == (11, 1)
 
 
-async def test_columns_of_events_are_checked_one_by_one(served: Served) -> None:
+async def test_columns_of_events_are_checked_one_by_one(served: ServedHost) -> None:
     """Unknown types, row-only types and places outside the dictionary are refused, the others applied."""
     columns = event_pb2.EventColumns(
         partitions=[operation_pb2.TopicPartition(topic="orders")],
@@ -233,7 +233,7 @@ async def test_columns_of_events_are_checked_one_by_one(served: Served) -> None:
     ],
 )
 async def test_a_batch_of_events_that_cannot_be_read_is_invalid(
-    served: Served, request_: wire.AdvanceRequest, field: str
+    served: ServedHost, request_: wire.AdvanceRequest, field: str
 ) -> None:
     """No shape, lengths that disagree, too many: INVALID_ARGUMENT naming the field; nothing is applied."""
     with pytest.raises(grpc.aio.AioRpcError) as raised:
@@ -243,7 +243,7 @@ async def test_a_batch_of_events_that_cannot_be_read_is_invalid(
     assert (await served.status()).partitions == 0
 
 
-async def test_a_stream_of_events_is_answered_in_order(served: Served) -> None:
+async def test_a_stream_of_events_is_answered_in_order(served: ServedHost) -> None:
     """One answer for each message, also where no event of it did anything."""
     stream = served.stub.AdvanceStream()
     waiting = asyncio.create_task(wait(served, signal(1, "done")))
@@ -258,7 +258,7 @@ async def test_a_stream_of_events_is_answered_in_order(served: Served) -> None:
     assert (await waiting).outcome == result_pb2.OUTCOME_SATISFIED
 
 
-async def test_operations_are_listed_page_by_page_described_and_cancelled(served: Served) -> None:
+async def test_operations_are_listed_page_by_page_described_and_cancelled(served: ServedHost) -> None:
     """Every pending operation is on exactly one page; filters narrow; tokens of other requests are refused."""
     peer = await Peer(served, "s").open()
     await peer.register(*(produce(place, f"t{place % 2}", 42) for place in range(1, 21)), signal(21, "k"))
@@ -300,7 +300,7 @@ async def test_operations_are_listed_page_by_page_described_and_cancelled(served
     assert raised.value.code() == grpc.StatusCode.NOT_FOUND
 
 
-async def test_partitions_are_listed_page_by_page(served: Served) -> None:
+async def test_partitions_are_listed_page_by_page(served: ServedHost) -> None:
     """In order of name, filtered by prefix."""
     for partition in range(5):
         await served.high_watermark("b", 1, partition)
@@ -332,7 +332,7 @@ async def test_partitions_are_listed_page_by_page(served: Served) -> None:
         wire.CancelRequest(key="k", operation_ids=[1]),
     ],
 )
-async def test_a_cancel_says_exactly_one_thing(served: Served, request_: wire.CancelRequest) -> None:
+async def test_a_cancel_says_exactly_one_thing(served: ServedHost, request_: wire.CancelRequest) -> None:
     """Otherwise it is INVALID_ARGUMENT and nothing is cancelled."""
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await served.stub.Cancel(request_)

@@ -13,7 +13,7 @@ from purgatory.service.host_limits import HostLimits
 from purgatory.testing import ManualClock
 from purgatory.v1 import operation_pb2, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.service.serving import Peer, Served, eventually, produce, serving, signal
+from tests.service.serving import Peer, ServedHost, eventually, produce, serving, signal
 
 
 def ids_and_sequences(batch: wire.ResultBatch) -> list[tuple[int, int]]:
@@ -26,10 +26,10 @@ def ids_and_sequences(batch: wire.ResultBatch) -> list[tuple[int, int]]:
     return list(zip(itertools.count(batch.first_sequence), ids))
 
 
-async def drained(served: Served, session_id: str) -> None:
+async def drained(served: ServedHost, session_id: str) -> None:
     """Waits until a session has no stream."""
     session = served.host.sessions.get(session_id)
-    await eventually(lambda: session.connection is None, "the stream is detached")
+    await eventually(lambda: session.stream is None, "the stream is detached")
 
 
 async def test_the_receipt_comes_before_any_result_of_its_batch() -> None:
@@ -279,7 +279,7 @@ async def test_both_sides_hear_each_other() -> None:
         assert (await peer.read_raw()).HasField("heartbeat")
         await peer.send(heartbeat=wire.Heartbeat())
         session = served.host.sessions.get("s")
-        await eventually(lambda: session.connection is not None and session.connection.last_read_ms == 1_040, "heard")
+        await eventually(lambda: session.stream is not None and session.stream.last_read_ms == 1_040, "heard")
         clock.jump(121)
         assert await peer.code() == grpc.StatusCode.UNAVAILABLE
         assert "heartbeats" in await peer.details()
@@ -392,12 +392,12 @@ async def test_a_stream_that_is_not_read_can_be_taken_over() -> None:
     async with serving(HostLimits(heartbeat_interval_ms=200)) as served:
         stuck = await Peer(served, "s").open()
         await register_many(stuck)
-        connection = served.host.sessions.get("s").connection
-        assert connection is not None
+        stream = served.host.sessions.get("s").stream
+        assert stream is not None
         await served.high_watermark(LONG_TOPIC, 1)
         second = await Peer(served, "s").open(columns=True)
         received = 0
         while received < MANY:
             received += len((await second.results()).columns.operation_id)
-        await eventually(lambda: connection.ended, "the first stream has ended")
+        await eventually(lambda: stream.ended, "the first stream has ended")
         assert (await served.status()).sessions_connected == 1

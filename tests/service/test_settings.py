@@ -14,7 +14,7 @@ from purgatory.service.settings import (
     environment_name,
     flag_name,
     load_settings,
-    parts,
+    setting_groups,
     setting_names,
     split_address,
     unknown_variables,
@@ -71,7 +71,7 @@ def test_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> No
 def test_every_setting_can_be_given_as_a_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The names in --help are those that are read: setting each variable to its default is accepted and seen."""
     defaults = load_settings({})
-    for part in parts():
+    for part in setting_groups():
         for field, value in getattr(defaults, part):
             monkeypatch.setenv(environment_name(f"{part}.{field}"), str(value))
     monkeypatch.setenv("PURGATORY_READY_FILE", str(tmp_path / "ready"))

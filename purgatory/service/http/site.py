@@ -1,7 +1,7 @@
-"""The HTTP site beside gRPC: metrics for Prometheus, probes for whoever runs the daemon, and a page that links to them.
+"""The HTTP site beside gRPC: metrics for Prometheus, probes, and a page that links to them.
 
-Liveness (`/healthz`) says that the event loop answers; readiness (`/readyz`) that new work is taken. They differ while
-the daemon shuts down: it must not be restarted then, nor be sent more.
+Liveness (`/healthz`) means that the event loop answers, readiness (`/readyz`) that new work is accepted. They differ
+while the daemon shuts down: it must not be restarted then, and not be sent more work.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ PAGE: Final = f"""<!DOCTYPE html>
 <head><meta charset="utf-8"><title>Purgatory</title></head>
 <body>
 <h1>Purgatory</h1>
-<p>Waits as a service, version {__version__}. This is the HTTP site; operations and events go by gRPC.</p>
+<p>Waits as a service, version {__version__}. This is the HTTP site; operations and events use gRPC.</p>
 <ul>
 <li><a href="/metrics">/metrics</a>: for Prometheus</li>
 <li><a href="/healthz">/healthz</a>: the event loop answers</li>
-<li><a href="/readyz">/readyz</a>: new work is taken</li>
+<li><a href="/readyz">/readyz</a>: new work is accepted</li>
 </ul>
 </body>
 </html>
 """
 
 
-def is_our_fault(record: logging.LogRecord) -> bool:
-    """False for what aiohttp logs of bytes that are no request: they are answered 400, and a scanner sends many."""
+def is_server_fault(record: logging.LogRecord) -> bool:
+    """False for bytes that are not HTTP: aiohttp answers 400 and logs a traceback, and port scanners send many."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, HttpProcessingError)
 
 
 class HttpSite:
-    """Serves the site from `start` to `stop`. `is_ready` is asked at each probe."""
+    """Serves the site from `start` to `stop`. `is_ready` is called at each probe."""
 
     def __init__(self, registry: CollectorRegistry, is_ready: Callable[[], bool]) -> None:
         self._registry: Final = registry
@@ -51,17 +51,16 @@ class HttpSite:
         application.router.add_get("/healthz", self._healthz)
         application.router.add_get("/readyz", self._readyz)
         logger = logging.getLogger("aiohttp.server")
-        logger.addFilter(is_our_fault)
+        logger.addFilter(is_server_fault)
         self._runner: Final = web.AppRunner(application, access_log=None, logger=logger, shutdown_timeout=1.0)
 
     async def start(self, host: str, port: int) -> int:
-        """Binds and serves; gives the port bound (`port` 0: any free one). Raises OSError when it cannot bind."""
+        """Binds and serves; gives the bound port (`port` 0: any free one). Raises OSError when it cannot bind."""
         await self._runner.setup()
         await web.TCPSite(self._runner, host, port).start()
         return int(self._runner.addresses[0][1])
 
     async def stop(self) -> None:
-        """Closes the listener and its connections."""
         await self._runner.cleanup()
 
     async def _page(self, _request: web.Request) -> web.Response:

@@ -1,8 +1,8 @@
-"""How the methods of a servicer are put on a gRPC server: refused calls become statuses, undecodable requests too.
+"""Registers a servicer's methods on a gRPC server: refused calls become statuses, and so do undecodable requests.
 
-The generated code would answer a request that is no valid message (broken encoding, wrong UTF-8) with UNKNOWN
-and a traceback in the log. Here decoding never raises but gives an `Undecodable`: the call ends with INVALID_ARGUMENT.
-So the standard services (health, reflection) are put on the server here too.
+The generated code answers a request that does not decode (broken encoding, invalid UTF-8) with UNKNOWN and a traceback
+in the log. Here decoding never raises but gives an `Undecodable`, and the call ends with INVALID_ARGUMENT. That is why
+the standard services (health, reflection) are registered here too.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ Method = Callable[[Any, Context], Awaitable[Message | None]]
 
 
 class Undecodable:
-    """A request that is no message of its type."""
+    """A request that is not a message of its type."""
 
     def __init__(self, error: DecodeError) -> None:
         self.reason: Final = str(error)
 
     def refusal(self) -> CallRefused:
-        """Why the call is refused."""
         return invalid_argument("request", self.reason)
 
 
 def add_to_server(
     servicer: object, server: grpc.aio.Server, calls: UnaryCalls, service: ServiceDescriptor = SERVICE
 ) -> None:
-    """Registers all methods of a service; its unary calls are counted in `calls`. Not by an interceptor: for that gRPC
-    makes two coroutines and a handler anew for each call.
+    """Registers all methods of a service, and counts its unary calls in `calls`.
+
+    Not with an interceptor: gRPC would create two coroutines and a handler for each call.
     """
-    GRPC_LOGGER.addFilter(is_no_broken_call)
+    GRPC_LOGGER.addFilter(is_server_fault)
     handlers = {method.name: _handler(method, getattr(servicer, method.name), calls) for method in service.methods}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
 
 
-def is_no_broken_call(record: logging.LogRecord) -> bool:
-    """False for what gRPC logs when a caller has gone at the very moment it is answered: nobody is at fault."""
+def is_server_fault(record: logging.LogRecord) -> bool:
+    """False for what gRPC logs when a caller disconnects at the very moment it is answered: nobody is at fault."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, grpc.aio.InternalError)
 
@@ -66,11 +66,11 @@ def _handler(descriptor: MethodDescriptor, method: Method, calls: UnaryCalls) ->
     assert many_out or not many_in, f"{descriptor.full_name} answers a stream with one message"
     make = grpc.stream_stream_rpc_method_handler if many_out else grpc.unary_unary_rpc_method_handler
     if inspect.isasyncgenfunction(method):
-        method = _writing(method)
+        method = _yields_to_writes(method)
     if many_out:
-        method = _reading(method) if many_in else _reading_one(method)
+        method = _reads_requests(method) if many_in else _reads_one_request(method)
     return make(
-        _refusing(method, contextlib.nullcontext() if many_out else calls),
+        _turns_refusals_into_statuses(method, contextlib.nullcontext() if many_out else calls),
         request_deserializer=_decoder(request_type),
         response_serializer=_encoder(response_type) if many_out else response_type.SerializeToString,
     )
@@ -87,7 +87,7 @@ def _decoder(message_type: type[Message]) -> Callable[[bytes], Message | Undecod
 
 
 def _encoder(message_type: type[Message]) -> Callable[[Message | bytes], bytes]:
-    """For streams: their messages may be encoded already."""
+    """For streams, whose messages may be encoded already."""
     encode: Callable[[Message], bytes] = message_type.SerializeToString
 
     def encoded(answer: Message | bytes) -> bytes:
@@ -96,7 +96,7 @@ def _encoder(message_type: type[Message]) -> Callable[[Message | bytes], bytes]:
     return encoded
 
 
-def _refusing(method: Method, counted: contextlib.AbstractContextManager[None]) -> Method:
+def _turns_refusals_into_statuses(method: Method, counted: contextlib.AbstractContextManager[None]) -> Method:
     async def call(request: Message | Undecodable, context: Context) -> Message | None:
         with counted:
             try:
@@ -106,14 +106,13 @@ def _refusing(method: Method, counted: contextlib.AbstractContextManager[None]) 
             except CallRefused as refused:
                 _refuse(context, refused)
             except grpc.aio.AbortError as aborted:
-                aborted.__traceback__ = None  # gRPC keeps the error in the call: see `_refuse`
+                aborted.__traceback__ = None  # gRPC keeps the error in the call, a reference cycle: see `_refuse`
             return None
 
     return call
 
 
-def _reading(method: Method) -> Method:
-    """A method that is given the messages of its stream."""
+def _reads_requests(method: Method) -> Method:
 
     async def call(_requests: object, context: Context) -> None:
         await method(Requests(context), context)
@@ -121,8 +120,8 @@ def _reading(method: Method) -> Method:
     return call
 
 
-def _reading_one(method: Method) -> Method:
-    """A method of one request that answers with many messages. It is read like those of a stream: see `Requests`."""
+def _reads_one_request(method: Method) -> Method:
+    """For one request and many answers: the request is read like those of a stream, for the reasons of `Requests`."""
 
     async def call(_requests: object, context: Context) -> None:
         request = await anext(Requests(context), None)
@@ -133,8 +132,7 @@ def _reading_one(method: Method) -> Method:
     return call
 
 
-def _writing(method: Callable[[Any, Context], AsyncIterator[Message]]) -> Method:
-    """A method that yields its answers, as one that writes them."""
+def _yields_to_writes(method: Callable[[Any, Context], AsyncIterator[Message]]) -> Method:
 
     async def call(requests: object, context: Context) -> None:
         async for answer in method(requests, context):
@@ -144,11 +142,11 @@ def _writing(method: Callable[[Any, Context], AsyncIterator[Message]]) -> Method
 
 
 class Requests:
-    """The messages of a stream, to be iterated once, so that nothing of it is left however it ends.
+    """The messages of a stream, to be iterated once, leaving no garbage however the stream ends.
 
-    What gRPC gives for that refers to itself: left before its end, as by a refusal, it would wait for the garbage
-    collector, its last message with it. And a read that is cancelled, as by a caller that goes, leaks its operation for
-    good (grpc/grpc#43360). So nothing here is: it ends by itself, with its call.
+    gRPC's own iterator is a reference cycle: abandoned before its end, as by a refusal, it keeps its last message alive
+    until the garbage collector runs. And a cancelled read, as when the caller disconnects, leaks its operation for good
+    (grpc/grpc#43360). So reads here are never cancelled: they end by themselves, with their call.
     """
 
     def __init__(self, context: Context) -> None:
@@ -158,13 +156,13 @@ class Requests:
         return self
 
     async def __anext__(self) -> Any:  # noqa: ANN401 - of the stream's own type
-        request = await undisturbed(self.read())
+        request = await uncancelled(self.read())
         if request is None:
             raise StopAsyncIteration
         return request
 
     async def read(self) -> Any:  # noqa: ANN401 - of the stream's own type
-        """The next message; None after the last. At less cost than iterating, in a task that is never cancelled."""
+        """The next message; None after the last. Cheaper than iterating, for tasks that are never cancelled."""
         request = await self._context.read()
         if request is grpc.aio.EOF:
             return None
@@ -173,27 +171,29 @@ class Requests:
         return request
 
 
-async def undisturbed(work: Coroutine[Any, Any, T]) -> T:
-    """Does it in a task of its own: when the caller is cancelled, as a call is whose client has gone, it goes on."""
+async def uncancelled(work: Coroutine[Any, Any, T]) -> T:
+    """Runs `work` in a task of its own, which goes on when the caller is cancelled, as when its client disconnects."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        task.add_done_callback(_pass_over)
+        task.add_done_callback(_retrieve_exception)
         raise
     finally:
-        del task  # an error of it refers to this frame
+        del task  # its exception refers to this frame: a cycle
 
 
-def _pass_over(task: asyncio.Future[Any]) -> None:
-    """What nobody waits for any more has ended: an error of it would be reported as forgotten."""
+def _retrieve_exception(task: asyncio.Future[Any]) -> None:
+    """Otherwise asyncio would log the exception as never retrieved."""
     if not task.cancelled():
         task.exception()
 
 
 def _refuse(context: Context, refused: CallRefused) -> None:
-    """Sets the status of a call that now returns. Not `context.abort`: what that raises refers to the call that refers
-    to it, with the request and all, and waits for the garbage collector.
+    """Sets the status of a call that is about to return.
+
+    Not with `context.abort`: its exception and the call refer to each other, and would keep the request alive until the
+    garbage collector runs.
     """
     status = refused.to_grpc()
     context.set_code(status.code)

@@ -1,7 +1,7 @@
-"""Which calls still need their answer when the daemon ends.
+"""Counts the unary calls in flight, so that shutdown can wait for their answers.
 
-A gRPC server that stops waits for all calls alike: for a unary one whose answer is on its way, and for a stream that
-would never end by itself (a health watch, an idle stream of events). Only the first deserve the grace period.
+A gRPC server that stops gives its grace period to all calls alike: unary ones whose answer is on its way, and streams
+that would never end by themselves (a health watch, an idle stream of events). Only the first deserve it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ QUIET_S: Final = 0.05
 
 
 class UnaryCalls:
-    """Counts the unary calls that are being served: each is served within `with calls:`."""
+    """Counts unary calls: each is served within `with calls:`."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -31,9 +31,9 @@ class UnaryCalls:
         assert self.count >= 0, f"{self.count} calls are being served"
 
     async def wait_quiet(self, timeout_s: float) -> None:
-        """Returns once no call has been served for `QUIET_S`, or after `timeout_s`.
+        """Returns once no call has ended for `QUIET_S`, or after `timeout_s`.
 
-        Calls that have arrived but were not looked at yet would else be cut, rather than told UNAVAILABLE.
+        Calls that have arrived but have not been started yet would otherwise be cut off, rather than told UNAVAILABLE.
         """
         try:
             async with asyncio.timeout(timeout_s):

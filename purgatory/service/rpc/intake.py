@@ -1,4 +1,4 @@
-"""Batches from the wire through the host and back: registrations, cancels and events in, their receipts out."""
+"""Registrations, cancels and events from the wire to the host, and their receipts back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def register(host: Host, session: Session, batch: wire.RegisterBatch) -> wire.Re
 
 
 def register_or_refuse(host: Host, session: Session, batch: wire.RegisterBatch) -> wire.Receipt:
-    """The same for a stream: a batch that is refused as a whole has a receipt too, and the stream goes on."""
+    """`register` for a stream: a batch that is refused as a whole gets a receipt too, and the stream goes on."""
     try:
         return register(host, session, batch)
     except BatchRefused as error:
@@ -26,7 +26,7 @@ def register_or_refuse(host: Host, session: Session, batch: wire.RegisterBatch) 
 
 
 def cancel(host: Host, session: Session, operation_ids: Iterable[int]) -> tuple[list[int], list[int]]:
-    """Cancels operations of a session: those cancelled now, and those that were not pending."""
+    """Cancels operations of a session; gives the ids that were cancelled, and those that were not pending."""
     ids = list(operation_ids)
     cancelled: list[int] = []
     not_pending: list[int] = []
@@ -36,7 +36,7 @@ def cancel(host: Host, session: Session, operation_ids: Iterable[int]) -> tuple[
 
 
 async def advance(host: Host, request: wire.AdvanceRequest | wire.AdvanceStreamRequest) -> wire.AdvanceReceipt:
-    """Applies a batch of events; each is applied or refused. Refuses a batch that cannot be read as a whole."""
+    """Applies a batch of events; each is applied or refused. Raises `CallRefused` for an unreadable batch."""
     try:
         events = events_of(request, host.limits.events_per_batch_max)
         return advance_receipt(events, await host.apply(events.batch))

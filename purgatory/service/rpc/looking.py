@@ -1,4 +1,4 @@
-"""Listings for those who look: bounded work for each page, whatever is pending. Reads the engine, changes nothing."""
+"""Inspection calls: listings with bounded work for each page, whatever is pending. Read-only."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 ANY_OWNER: Final = -1
 ANY_KIND: Final = 0
 SLOTS_PER_SLICE: Final = 20_000
-"""Slots looked at before the loop is free again: less than a millisecond of it, compiled."""
+"""Slots visited before the loop is free again: less than a millisecond, compiled."""
 START_MAX: Final = 2**31 - 1
-"""Where a page of operations may begin at most: a token may be forged, and the engine's integers end."""
+"""Highest start of a page: tokens can be forged, and the engine's integers are bounded."""
 
 
 def wall_time(host: Host) -> WallTime:
-    """Now, on both clocks."""
+    """Now, on the engine's clock and the wall clock."""
     return WallTime(host.time.now_ms(), time.time())
 
 
 def list_operations(host: Host, request: wire.ListOperationsRequest) -> wire.ListOperationsResponse:
-    """A page of pending operations. Refuses unknown sessions and kinds, and page tokens that do not fit."""
+    """A page of pending operations. Refuses unknown sessions and kinds, and page tokens of other requests."""
     kind = int(request.kind)
     if kind != ANY_KIND and not is_known_kind(kind):
         raise invalid_argument("kind", f"is not a known kind of operation: {kind}")
@@ -60,7 +60,7 @@ def list_operations(host: Host, request: wire.ListOperationsRequest) -> wire.Lis
 
 
 def get_operation(host: Host, request: wire.GetOperationRequest) -> wire.GetOperationResponse:
-    """One pending operation. Refuses sessions and operations that are not there."""
+    """One pending operation. Refuses unknown sessions and operations."""
     session = host.sessions.get(request.session_id)
     now = wall_time(host)
     view = host.engine.describe(session.owner, request.operation_id, now.now_ms)
@@ -70,7 +70,7 @@ def get_operation(host: Host, request: wire.GetOperationRequest) -> wire.GetOper
 
 
 async def remaining_time(host: Host) -> wire.RemainingTime:
-    """How much time is left of what is pending, counted in slices with the loop free in between."""
+    """How much time pending operations have left, counted in slices with the loop free in between."""
     times = no_remaining_times()
     slot = host.engine.count_remaining(0, SLOTS_PER_SLICE, host.time.now_ms(), times)
     while slot >= 0:
@@ -80,7 +80,7 @@ async def remaining_time(host: Host) -> wire.RemainingTime:
 
 
 def get_partition(host: Host, request: wire.GetPartitionRequest) -> wire.GetPartitionResponse:
-    """One partition's marks, replicas and waits. Refuses unknown ones."""
+    """One partition's marks, replicas and waits. Refuses unknown partitions."""
     name = partition_name(request.topic_partition)
     view = host.engine.partition_view(name, host.time.now_ms())
     if view is None:
@@ -89,7 +89,7 @@ def get_partition(host: Host, request: wire.GetPartitionRequest) -> wire.GetPart
 
 
 def list_partitions(host: Host, request: wire.ListPartitionsRequest) -> wire.ListPartitionsResponse:
-    """A page of known partitions, ordered by name, so that those that come and go disturb no other page."""
+    """A page of known partitions, ordered by name, so that partitions that come and go do not shift other pages."""
     filters = f"partitions {request.topic_prefix!r}"
     place = read_token(filters, request.page_token, (str, int))
     after = (str(place[0]), int(place[1])) if place is not None else None

@@ -1,4 +1,4 @@
-"""Whole calls that are refused, and how they become gRPC statuses with google.rpc details.
+"""Refused calls, and how they become gRPC statuses with google.rpc details.
 
     CallRefused            a gRPC status: code, message, details
       invalid_argument     BadRequest naming the field
@@ -6,8 +6,8 @@
       resource_exhausted   QuotaFailure naming the limit, RetryInfo
       unavailable          RetryInfo
 
-An item of a batch that is refused is none of these: it is an engine `Refusal`, answered beside the others. A batch that
-cannot be served at all is a `BatchRefused`: a status where the call is unary, a receipt where it is a stream.
+A refused item of a batch is none of these but an engine `Refusal`, answered beside the other items. A batch that cannot
+be served at all is a `BatchRefused`: a status where the call is unary, a receipt where it is a stream.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from purgatory.engine import codes
 from purgatory.engine.batches import Refusal
 
 RETRY_AFTER_MS: Final = 1_000
-"""What a refused caller is told to wait before it tries again, milliseconds."""
+"""How long a refused caller is told to wait before it tries again."""
 
 VALUE_LENGTH_MAX: Final = 80
-"""A value quoted in a message is cut to this many characters: messages travel in headers, which are small."""
+"""Values quoted in a message are cut to this length: messages travel in headers, which are small."""
 
 
 class CallRefused(Exception):
@@ -40,7 +40,6 @@ class CallRefused(Exception):
         self.details: Final = details
 
     def to_status(self) -> status_pb2.Status:
-        """The same as a google.rpc.Status."""
         status = status_pb2.Status(code=self.code, message=self.message)
         for detail in self.details:
             packed = any_pb2.Any()
@@ -49,13 +48,13 @@ class CallRefused(Exception):
         return status
 
     def to_grpc(self) -> grpc.Status:
-        """The same as what `context.abort` needs: code, details and trailing metadata."""
+        """Code, details and trailing metadata as gRPC takes them."""
         status: grpc.Status = rpc_status.to_status(self.to_status())
         return status
 
 
 class BatchRefused(Exception):
-    """A batch is refused as a whole: nothing of it was applied, and there are no results of it."""
+    """A batch is refused as a whole: nothing of it was applied, and it has no results."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.message)
@@ -78,8 +77,8 @@ def invalid_argument(field: str, description: str) -> CallRefused:
 
 
 def not_found(resource_type: str, resource_name: str) -> CallRefused:
-    """What was asked for is not there (any more)."""
-    name = shown(resource_name)
+    """What was asked for does not exist, or no longer."""
+    name = quoted(resource_name)
     return CallRefused(
         code_pb2.NOT_FOUND,
         f"{resource_type} {name} is not known",
@@ -88,7 +87,7 @@ def not_found(resource_type: str, resource_name: str) -> CallRefused:
 
 
 def resource_exhausted(subject: str, description: str) -> CallRefused:
-    """A limit is reached; trying again later may help."""
+    """A limit is reached; a later attempt may succeed."""
     violation = error_details_pb2.QuotaFailure.Violation(subject=subject, description=description)
     return CallRefused(
         code_pb2.RESOURCE_EXHAUSTED,
@@ -99,12 +98,12 @@ def resource_exhausted(subject: str, description: str) -> CallRefused:
 
 
 def unavailable(description: str) -> CallRefused:
-    """The daemon cannot serve this now, through no fault of the caller."""
+    """The daemon cannot serve this now, through no fault of the caller's."""
     return CallRefused(code_pb2.UNAVAILABLE, description, _retry_info())
 
 
 def from_refusal(refusal: Refusal, path: str) -> CallRefused:
-    """A refusal of all that a call is about; `path` is where that lies in the request."""
+    """An item's refusal as that of the whole call; `path` is where the item is in the request."""
     field = ".".join(part for part in (path, refusal.field) if part)
     if refusal.code == codes.RESOURCE_EXHAUSTED:
         return resource_exhausted(field, refusal.message)
@@ -119,8 +118,8 @@ def from_refusal(refusal: Refusal, path: str) -> CallRefused:
     return invalid_argument(field, refusal.message)
 
 
-def shown(value: object) -> str:
-    """`value` as it is quoted in a message: its repr, cut to a length that fits a header."""
+def quoted(value: object) -> str:
+    """The repr of `value`, cut to a length that fits a header."""
     text = repr(value)
     return text if len(text) <= VALUE_LENGTH_MAX else f"{text[:VALUE_LENGTH_MAX]}... ({len(text)} characters)"
 

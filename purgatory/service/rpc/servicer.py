@@ -1,7 +1,6 @@
-"""The gRPC methods: translate, call the host, stream. No rules of their own.
+"""The gRPC methods: translate, call the host, stream. They contain no rules.
 
-Methods raise `CallRefused` for calls they refuse; `handlers.add_to_server` makes a status of it, and sees to it that a
-request that cannot be decoded becomes one too.
+Methods raise `CallRefused`, from which `handlers.add_to_server` makes a status; it handles undecodable requests too.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from purgatory import __version__
 from purgatory.engine import COMPILED
 from purgatory.service.host import Host
 from purgatory.service.rpc import looking
-from purgatory.service.rpc.handlers import Requests, undisturbed
+from purgatory.service.rpc.handlers import Requests, uncancelled
 from purgatory.service.rpc.intake import advance, cancel, register, register_or_refuse
 from purgatory.service.rpc.refusals import BatchRefused, from_refusal, invalid_argument, unavailable
 from purgatory.service.sessions import session as sessions
-from purgatory.service.sessions.connection import Connection
+from purgatory.service.sessions.result_stream import ResultStream
 from purgatory.service.translate.operations import NO_CONDITION, run_from_row
 from purgatory.service.translate.results import fill_row
 from purgatory.service.translate.views import kind_statuses, partition_name, timestamp
@@ -30,8 +29,8 @@ from purgatory.v1 import purgatory_service_pb2_grpc
 
 # ruff: noqa: N802 - methods have the names of the calls
 
-ANSWERS_MAX: Final = 64
-"""Answers of one stream of events that may wait to be durable."""
+ANSWERS_PENDING_MAX: Final = 64
+"""Answers of one stream of events that may wait until they are durable."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -45,7 +44,7 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
     # Waiting.
 
     async def Wait(self, request: wire.WaitRequest, context: Context) -> wire.WaitResponse:
-        """Registers one operation and answers when it ends; a caller that goes away cancels it."""
+        """Registers one operation and answers when it ends; a caller that disconnects cancels it."""
         del context
         if not request.HasField("operation"):
             raise invalid_argument("operation", "is not set")
@@ -66,19 +65,20 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         if first is None or not first.HasField("open"):
             raise invalid_argument("open", "must be the first message of a session stream")
         opening = first.open
-        connection, opened = self._connect(
+        stream, opened = self._connect(
             wire.SessionResponse, opening.session_id, opening.last_sequence, opening.columns, expects_heartbeats=True
         )
-        # Not held back until it is durable: it comes before all results, and a later opening says what is known then.
-        connection.send(wire.SessionResponse(opened=opened))
-        connection.reader = asyncio.create_task(self._read(requests, connection), name="session reader")
+        # Not held back until it is durable: it must come before all results, and the next opening corrects it after a
+        # crash.
+        stream.send(wire.SessionResponse(opened=opened))
+        stream.reader = asyncio.create_task(self._read(requests, stream), name="session reader")
         try:
-            await self._write(connection, context)
+            await self._write(stream, context)
         finally:
-            self._host.sessions.detach(connection, self._host.clock.now_ms())
+            self._host.sessions.detach(stream, self._host.clock.now_ms())
 
     async def Register(self, request: wire.RegisterRequest, context: Context) -> wire.RegisterResponse:
-        """Registers a batch in a session, which is made on first use."""
+        """Registers a batch in a session, which is created on first use."""
         del context
         session, _ = self._open_session(request.session_id)
         try:
@@ -90,7 +90,7 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
 
     async def StreamResults(self, request: wire.StreamResultsRequest, context: Context) -> None:
         """Streams a session's results until either side ends it."""
-        connection, _ = self._connect(
+        stream, _ = self._connect(
             wire.StreamResultsResponse,
             request.session_id,
             request.last_sequence,
@@ -98,9 +98,9 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
             expects_heartbeats=False,
         )
         try:
-            await self._write(connection, context)
+            await self._write(stream, context)
         finally:
-            self._host.sessions.detach(connection, self._host.clock.now_ms())
+            self._host.sessions.detach(stream, self._host.clock.now_ms())
 
     async def Acknowledge(self, request: wire.AcknowledgeRequest, context: Context) -> wire.AcknowledgeResponse:
         """Acknowledges a session's results."""
@@ -108,64 +108,64 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         session = self._host.sessions.get(request.session_id)
         self._host.sessions.touch(session, self._host.clock.now_ms())
         self._host.acknowledge(session, request.sequence)
-        self._host.journal.changed(session)  # this call has an answer, so it is not left to the next group
+        self._host.journal.changed(
+            session
+        )  # unlike on a stream there is an answer to hold back, so it gets a commit now
         await self._host.journal.durable()
         return wire.AcknowledgeResponse()
 
     # Events.
 
     async def Advance(self, request: wire.AdvanceRequest, context: Context) -> wire.AdvanceResponse:
-        """Applies a batch of events and says how many operations each ended."""
+        """Applies a batch of events; the receipt says how many operations each event ended."""
         del context
         return wire.AdvanceResponse(receipt=await self._advance(request))
 
     async def AdvanceStream(self, requests: Requests, context: Context) -> None:
-        """The same for each message, one answer each, in order."""
-        await undisturbed(self._advance_all(requests, context))
+        """`Advance` for each message of a stream, answered in order."""
+        await uncancelled(self._serve_events(requests, context))
 
-    async def _advance_all(self, requests: Requests, context: Context) -> None:
+    async def _serve_events(self, requests: Requests, context: Context) -> None:
         if self._host.journal.keeps:
-            await self._advance_ahead(requests, context)
+            await self._advance_pipelined(requests, context)
             return
         while (request := await requests.read()) is not None:
             answer = wire.AdvanceStreamResponse(receipt=await self._advance(request))
-            del request  # while the next one is waited for, nothing is kept of this
+            del request  # a batch may be megabytes: it is not kept while the next one is awaited
             await context.write(answer)
 
-    async def _advance_ahead(self, requests: Requests, context: Context) -> None:
-        """The same with a journal: what comes next is applied while answers wait to be durable, so one commit does for
-        many.
-        """
+    async def _advance_pipelined(self, requests: Requests, context: Context) -> None:
+        """With a journal: applies what comes next while answers wait to be durable, so one commit serves many."""
         writing: deque[asyncio.Task[None]] = deque()
         try:
             while (request := await requests.read()) is not None:
                 answer = wire.AdvanceStreamResponse(receipt=await advance(self._host, request))
                 del request  # as above
-                before = writing[-1] if writing else None
-                writing.append(asyncio.create_task(self._write_after(before, answer, context)))
-                if len(writing) > ANSWERS_MAX:
+                previous = writing[-1] if writing else None
+                writing.append(asyncio.create_task(self._write_after(previous, answer, context)))
+                if len(writing) > ANSWERS_PENDING_MAX:
                     await writing.popleft()
             while writing:
                 await writing.popleft()
         finally:
-            await asyncio.gather(*writing, return_exceptions=True)  # they fail as the first has
+            await asyncio.gather(*writing, return_exceptions=True)  # if one failed, the rest fail the same way
 
     async def _write_after(
-        self, before: asyncio.Task[None] | None, answer: wire.AdvanceStreamResponse, context: Context
+        self, previous: asyncio.Task[None] | None, answer: wire.AdvanceStreamResponse, context: Context
     ) -> None:
-        """Writes an answer when it is durable and the one before is written."""
+        """Writes an answer once it is durable and the previous answer is written."""
         await self._host.journal.durable()
-        if before is not None:
-            await before
+        if previous is not None:
+            await previous
         await context.write(answer)
 
     async def _advance(self, request: wire.AdvanceRequest | wire.AdvanceStreamRequest) -> wire.AdvanceReceipt:
         receipt = await advance(self._host, request)
         await self._host.journal.durable()
-        await asyncio.sleep(0)  # results are written first: who waits for one has waited longer than who tells
+        await asyncio.sleep(0)  # lets results be written first: those who wait for one have waited longer
         return receipt
 
-    # Operating and looking.
+    # Operations and inspection.
 
     async def Cancel(self, request: wire.CancelRequest, context: Context) -> wire.CancelResponse:
         """Cancels pending operations: some or all of a session, or all that wait on a partition or key."""
@@ -192,7 +192,7 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         return wire.CancelResponse(cancelled=len(cancelled), not_pending_operation_ids=not_pending)
 
     async def GetOperation(self, request: wire.GetOperationRequest, context: Context) -> wire.GetOperationResponse:
-        """One pending operation's full story."""
+        """Everything that is known of one pending operation."""
         del context
         return looking.get_operation(self._host, request)
 
@@ -248,10 +248,10 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         columns: bool,
         *,
         expects_heartbeats: bool,
-    ) -> tuple[Connection, wire.SessionOpened]:
+    ) -> tuple[ResultStream, wire.SessionOpened]:
         session, resumed = self._open_session(session_id)
         limits = self._host.limits
-        connection = self._host.sessions.attach(
+        stream = self._host.sessions.attach(
             session,
             response_type,
             last_sequence=last_sequence if resumed else 0,
@@ -268,48 +268,48 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
             operations_per_batch_max=limits.operations_per_batch_max,
             unacknowledged_results_max=limits.unacknowledged_results_max,
         )
-        return connection, opened
+        return stream, opened
 
-    async def _write(self, connection: Connection, context: Context) -> None:
-        await connection.run_writer(context.write, self._host.clock.now_ms)
+    async def _write(self, stream: ResultStream, context: Context) -> None:
+        await stream.run_writer(context.write, self._host.clock.now_ms)
 
-    async def _read(self, requests: Requests, connection: Connection) -> None:
-        """Serves a session stream's messages, until the stream ends. What goes wrong here ends it."""
+    async def _read(self, requests: Requests, stream: ResultStream) -> None:
+        """Serves a session stream's messages until the stream ends; any exception here ends it."""
         try:
-            connection.reading()
+            stream.reading()
             while (request := await requests.read()) is not None:
-                connection.heard(self._host.clock.now_ms())
-                await connection.wait_for_space()
-                if connection.closing:
+                stream.heard(self._host.clock.now_ms())
+                await stream.wait_for_space()
+                if stream.closing:
                     return
-                self._serve(request, connection)
+                self._serve(request, stream)
                 del request  # as above
-                connection.reading()
-            connection.half_closed()
+                stream.reading()
+            stream.half_closed()
         except Exception as error:  # noqa: BLE001 - the writer raises it in the call, where it becomes a status
-            connection.fail(error)
+            stream.fail(error)
 
-    def _answer(self, connection: Connection, answer: wire.SessionResponse) -> None:
-        """Sends what says that something has changed, once that is durable."""
-        connection.promise()
-        self._host.journal.when_durable(partial(connection.keep_promise, answer))
+    def _answer(self, stream: ResultStream, answer: wire.SessionResponse) -> None:
+        """Sends an answer to a change once the change is durable."""
+        stream.reserve()
+        self._host.journal.when_durable(partial(stream.send_reserved, answer))
 
-    def _serve(self, request: wire.SessionRequest, connection: Connection) -> None:
-        session = connection.session
+    def _serve(self, request: wire.SessionRequest, stream: ResultStream) -> None:
+        session = stream.session
         message = request.WhichOneof("message")
         if message == "register":
             receipt = register_or_refuse(self._host, session, request.register)
             answer = wire.SessionResponse(receipt=receipt)
             if receipt.HasField("batch_refusal"):
-                connection.send(answer)  # nothing has changed that could be lost
+                stream.send(answer)  # nothing has changed, so there is nothing to wait for
             else:
-                self._answer(connection, answer)
+                self._answer(stream, answer)
         elif message == "acknowledge":
             self._host.acknowledge(session, request.acknowledge.sequence)
         elif message == "cancel":
             cancelled, not_pending = cancel(self._host, session, request.cancel.operation_ids)
             done = wire.CancelReceipt(cancelled_operation_ids=cancelled, not_pending_operation_ids=not_pending)
-            self._answer(connection, wire.SessionResponse(cancelled=done))
+            self._answer(stream, wire.SessionResponse(cancelled=done))
         elif message == "open":
             raise invalid_argument("open", "must come once, as the first message of a session stream")
         elif message is None:

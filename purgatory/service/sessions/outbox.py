@@ -1,8 +1,9 @@
-"""The results a session has not acknowledged yet: kept as the engine gave them, translated only when they are written.
+"""The results that a session has not acknowledged yet, as the engine gave them; translated only when they are written.
 
 A result's sequence number is its place in the order in which it entered the outbox, from 1. The outbox is two queues of
-slices, those written on the present stream and those not; a new stream starts with all of them unwritten again. Slices
-are views of the engine's completions, so splitting one (a partial acknowledgement, a full message) copies nothing.
+slices: those written on the current stream, and the others. A new stream starts with all of them unwritten again.
+Slices are views of the engine's completions, so splitting one (a partial acknowledgement, a full message) copies
+nothing.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from purgatory.engine.completions import Completions
 from purgatory.service.sessions.refused import RefusedCompletions
 from purgatory.service.translate.packed import is_uniform
 
-ALL: Final = 2**63
-"""More than any sequence number."""
+UNLIMITED: Final = 2**63
+"""Above any sequence number."""
 
 
 Results = Completions | RefusedCompletions
 
 
 class ResultSlice:
-    """Results `start` to `stop` of some completions, all of one kind; `refusals` says why, where they were refused."""
+    """Results `start` to `stop` of some completions, all of one kind; `refusals` gives the reasons of refused ones."""
 
     __slots__ = ("completions", "fetched_start", "item_start", "item_stop", "kind", "refusals", "start", "stop")
 
@@ -48,15 +49,15 @@ class ResultSlice:
         self.item_start = item_start
         self.item_stop = item_stop
         self.fetched_start = fetched_start
-        """Where the slice's own begin in `completions.fetched`, if it is of fetches."""
+        """Where the slice begins in `completions.fetched`, if its kind is fetch."""
         self.refusals = refusals
-        """One for each of the completions (not only of the slice), or none."""
+        """One for each of the completions (not just those of the slice), or none."""
 
     def __len__(self) -> int:
         return self.stop - self.start
 
     def split(self, count: int) -> tuple[ResultSlice, ResultSlice]:
-        """The first `count` results, and the others."""
+        """The first `count` results, and the rest."""
         assert 0 < count < len(self), f"count={count} of {len(self)}"
         middle = self.start + count
         items = sum(self.completions.item_counts[self.start : middle])
@@ -73,7 +74,7 @@ class ResultSlice:
 
 
 def slices_of(completions: Results, refusals: Sequence[Refusal] = ()) -> list[ResultSlice]:
-    """Completions cut into slices of one kind, in order."""
+    """Cuts completions into slices of one kind, in order."""
     kinds = completions.kinds
     if len(kinds) == 0:
         return []
@@ -104,22 +105,21 @@ class Outbox:
         self._written: Final[deque[ResultSlice]] = deque()
         self._unwritten: Final[deque[ResultSlice]] = deque()
         self.last_sequence = 0
-        """Of the newest result; 0: there was none yet."""
+        """The newest result's; 0: there was none yet."""
         self.acknowledged_sequence = 0
-        """All results up to it have been acknowledged and dropped."""
+        """Results up to this one were acknowledged and dropped."""
         self._next_sequence = 1
-        """Of the first unwritten result."""
-        self._released_sequence = ALL
-        """Results above it are not to be written yet."""
+        """The first unwritten result's."""
+        self._released_sequence = UNLIMITED
+        """Results above this one may not be written yet: the journal holds them back until they are durable."""
 
     @property
     def unacknowledged(self) -> int:
-        """How many results are kept."""
         return self.last_sequence - self.acknowledged_sequence
 
     @property
     def unwritten(self) -> int:
-        """How many results have not been written on the present stream."""
+        """How many results have not been written on the current stream."""
         return self.last_sequence - self._next_sequence + 1
 
     def append(self, slices: Sequence[ResultSlice]) -> None:
@@ -129,38 +129,38 @@ class Outbox:
             self.last_sequence += len(part)
 
     def hold(self) -> None:
-        """What comes from here on is not to be written before it is released."""
+        """Results appended from now on are not written before they are released."""
         self._released_sequence = min(self._released_sequence, self.last_sequence)
 
     def release(self, sequence: int) -> None:
-        """All results up to `sequence` may be written."""
+        """Results up to `sequence` may be written."""
         self._released_sequence = sequence
 
     def release_all(self) -> None:
-        """All that is there may be written, and what comes."""
-        self._released_sequence = ALL
+        """All results may be written, also those appended later."""
+        self._released_sequence = UNLIMITED
 
     def start_at(self, sequence: int) -> None:
-        """An outbox that had been used up to `sequence` goes on: what comes next has the numbers after it."""
-        assert self.last_sequence == 0, f"results up to {self.last_sequence} are here already"
+        """Makes a new outbox continue one whose numbers were used up to `sequence`."""
+        assert self.last_sequence == 0, f"the outbox has results up to {self.last_sequence} already"
         self.last_sequence = self.acknowledged_sequence = sequence
         self._next_sequence = sequence + 1
 
     def shift(self, count: int) -> None:
-        """All sequence numbers, given and to be given, are so much higher from now on."""
+        """Raises all sequence numbers, those given out and those to come, by `count`."""
         self.last_sequence += count
         self.acknowledged_sequence += count
         self._next_sequence += count
         self._released_sequence += count
 
     def rewind(self) -> None:
-        """A new stream begins: all that is unacknowledged is to be written (again)."""
+        """Makes all unacknowledged results unwritten, for a new stream."""
         self._unwritten.extendleft(reversed(self._written))
         self._written.clear()
         self._next_sequence = self.acknowledged_sequence + 1
 
     def acknowledge(self, sequence: int) -> None:
-        """Drops all results up to `sequence`, which must be at most `last_sequence`. Older ones are a no-op."""
+        """Drops results up to `sequence`, at most `last_sequence`; one that was acknowledged before changes nothing."""
         assert sequence <= self.last_sequence, f"sequence={sequence} last_sequence={self.last_sequence}"
         count = sequence - self.acknowledged_sequence
         if count <= 0:
@@ -174,7 +174,7 @@ class Outbox:
     def take(self, results_max: int) -> tuple[int, list[ResultSlice]]:
         """The next unwritten results of one kind, at most so many, and the sequence number of the first.
 
-        They count as written: `put_back` those that are not written after all.
+        They count as written from now on; `put_back` undoes that.
         """
         first_sequence = self._next_sequence
         taken: list[ResultSlice] = []

@@ -1,8 +1,8 @@
-"""Sessions: who registers and receives, across streams and reconnects. One engine owner, one outbox and at most one
-result stream each.
+"""Sessions: who registers and receives, across streams and reconnects.
 
-A session lives while it has a stream, and for its time to live after it was last used. Those without a stream are kept
-in the order in which they were last used, so that finding the ones whose time is over costs nothing for the others.
+A session has one engine owner, one outbox and at most one result stream. It lives while it has a stream, and for
+its time to live after its last use. Sessions without a stream are kept in the order of last use, so finding the expired
+ones costs nothing for the others.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.waiting.tables import Owner
 from purgatory.service.host_limits import HostLimits
 from purgatory.service.listeners.observer import Observer
-from purgatory.service.rpc.refusals import invalid_argument, not_found, resource_exhausted, shown
-from purgatory.service.sessions.connection import Connection, ResponseType
+from purgatory.service.rpc.refusals import invalid_argument, not_found, quoted, resource_exhausted
 from purgatory.service.sessions.outbox import Outbox, slices_of
+from purgatory.service.sessions.result_stream import ResponseType, ResultStream
 
 SESSION_ID_LENGTH_MAX: Final = 128
 
 
 class Session:
-    """One session. `number` is its own for the daemon's life: ids, and the engine's owners, are used again."""
+    """One session. Its `number` is never reused in the daemon's life, unlike session ids and engine owners."""
 
     def __init__(self, session_id: str, number: int, owner: Owner, now_ms: int) -> None:
         self.session_id: Final = session_id
         self.number: Final = number
         self.owner: Final = owner
         self.outbox: Final = Outbox()
-        self.connection: Connection | None = None
+        self.stream: ResultStream | None = None
         self.last_used_ms = now_ms
         self.dropped = False
         self.is_journaled = False
@@ -46,18 +46,17 @@ class Session:
 
     @property
     def is_blank(self) -> bool:
-        """True: nothing was ever registered in it."""
+        """Whether nothing was ever registered in it."""
         return not self.owner.highest_operation_id and not self.outbox.last_sequence
 
     def deliver(self, completions: Completions) -> None:
-        """Operations of this session have ended: their results get their sequence numbers."""
+        """Gives results of completed operations their sequence numbers, and wakes the stream."""
         self.outbox.append(slices_of(completions))
         self.wake()
 
     def wake(self) -> None:
-        """There may be something to write on the session's stream."""
-        if self.connection is not None:
-            self.connection.wake()
+        if self.stream is not None:
+            self.stream.wake()
 
     def resume(self, sequence: int) -> None:
         """A client reconnects that has all results up to `sequence`.
@@ -73,7 +72,7 @@ class Session:
         self.acknowledge(sequence)
 
     def acknowledge(self, sequence: int) -> None:
-        """All results up to `sequence` have arrived. Refuses one that was never given."""
+        """Drops results up to `sequence`. Raises `CallRefused` for a number that was never given out."""
         last = self.outbox.last_sequence
         if sequence > last:
             raise invalid_argument("sequence", f"{sequence} was never sent in this session; the last one is {last}")
@@ -81,9 +80,9 @@ class Session:
 
 
 class Sessions:
-    """The table of sessions. It makes and drops engine owners and knows no other thing of the engine.
+    """The table of sessions. It adds and removes engine owners, and uses nothing else of the engine.
 
-    `before_drop` is called with a session whose time is over and the time, while its operations are still pending.
+    `before_drop(session, now_ms)` is called for an expired session while its operations are still pending.
     """
 
     def __init__(
@@ -102,48 +101,44 @@ class Sessions:
         self._by_owner_id: Final[dict[int, Session]] = {}
         self._disconnected: Final[OrderedDict[str, Session]] = OrderedDict()
         """In the order of last use."""
-        self._connections: Final[set[Connection]] = set()
+        self._streams: Final[set[ResultStream]] = set()
 
     @property
     def count(self) -> int:
-        """Sessions known."""
         return len(self._by_id)
 
     @property
     def connected(self) -> int:
-        """Sessions with a result stream."""
+        """Sessions that have a result stream."""
         return len(self._by_id) - len(self._disconnected)
 
     @property
     def unacknowledged_results(self) -> int:
-        """Results kept, of all sessions."""
+        """Unacknowledged results of all sessions."""
         return sum(session.outbox.unacknowledged for session in self._by_id.values())
 
     def find(self, session_id: str) -> Session | None:
-        """The session of that id, if it is known."""
         return self._by_id.get(session_id)
 
     def get(self, session_id: str) -> Session:
-        """The session of that id. Refuses unknown ones with NOT_FOUND."""
+        """The session of that id. Raises `CallRefused` (NOT_FOUND) for an unknown one."""
         session = self._by_id.get(session_id)
         if session is None:
             raise not_found("session", session_id)
         return session
 
     def of_owner(self, owner_id: int) -> Session | None:
-        """The session whose operations belong to this owner."""
         return self._by_owner_id.get(owner_id)
 
-    def connections(self) -> list[Connection]:
-        """All streams, those that were taken over and have not ended yet included."""
-        return list(self._connections)
+    def streams(self) -> list[ResultStream]:
+        """All streams, including those that were taken over and have not ended yet."""
+        return list(self._streams)
 
     def open(self, session_id: str, now_ms: int) -> tuple[Session, bool]:
-        """The session of that id, made if need be, and whether there is something to resume. Refuses bad ids and too
-        many sessions.
+        """The session of that id, created if need be, and whether it is resumed.
 
-        A blank session counts as new: it may have been made by an opening of which the client never heard the answer,
-        and which still has to learn that what it knew before is forgotten.
+        A blank session counts as new: an earlier opening whose answer was lost may have created it, and the client has
+        yet to learn that the session it knew is gone. Raises `CallRefused` for a bad id, or when there are too many.
         """
         session = self._by_id.get(session_id)
         if session is not None:
@@ -152,14 +147,14 @@ class Sessions:
         if not 0 < len(session_id) <= SESSION_ID_LENGTH_MAX:
             raise invalid_argument(
                 "session_id",
-                f"must have 1 to {SESSION_ID_LENGTH_MAX} characters, not {len(session_id)}: {shown(session_id)}",
+                f"must have 1 to {SESSION_ID_LENGTH_MAX} characters, not {len(session_id)}: {quoted(session_id)}",
             )
         if len(self._by_id) >= self._limits.sessions_max:
             raise resource_exhausted("sessions", f"the daemon keeps at most {self._limits.sessions_max} sessions")
         return self._add(session_id, self._opened + 1, now_ms), False
 
     def restore(self, session_id: str, number: int, now_ms: int) -> Session:
-        """A session of the daemon's life before, to be filled with what it had. Its time to live begins anew."""
+        """A session from the journal, to be filled with what it had. Its time to live starts over."""
         assert session_id not in self._by_id, f"session {session_id!r} is there already"
         return self._add(session_id, number, now_ms)
 
@@ -181,35 +176,35 @@ class Sessions:
         columns: bool,
         expects_heartbeats: bool,
         now_ms: int,
-    ) -> Connection:
-        """Makes a new stream the session's. One that it had is told that it was taken over."""
+    ) -> ResultStream:
+        """Makes a new stream the session's; the one it had before ends as taken over."""
         session.resume(last_sequence)
-        before = session.connection
-        connection = Connection(
+        before = session.stream
+        stream = ResultStream(
             session, response_type, columns=columns, expects_heartbeats=expects_heartbeats, now_ms=now_ms
         )
-        session.connection = connection
-        self._connections.add(connection)
+        session.stream = stream
+        self._streams.add(stream)
         session.outbox.rewind()
         self._disconnected.pop(session.session_id, None)
         self._observer.stream_connected()
         if before is not None:
             before.taken_over()
-        return connection
+        return stream
 
-    def detach(self, connection: Connection, now_ms: int) -> None:
-        """A stream has ended. If it was still its session's, the session's time to live begins."""
+    def detach(self, stream: ResultStream, now_ms: int) -> None:
+        """A stream has ended. If it was still its session's, the session's time to live starts."""
         self._observer.stream_disconnected()
-        self._connections.discard(connection)
-        session = connection.session
-        if session.connection is connection:
-            session.connection = None
+        self._streams.discard(stream)
+        session = stream.session
+        if session.stream is stream:
+            session.stream = None
             session.last_used_ms = now_ms
             if not session.dropped:
                 self._disconnected[session.session_id] = session
 
     def drop_expired(self, now_ms: int) -> None:
-        """Drops the sessions whose time to live is over; their pending operations are cancelled."""
+        """Drops the sessions whose time to live is over, and cancels their pending operations."""
         while self._disconnected:
             session = next(iter(self._disconnected.values()))
             if now_ms - session.last_used_ms < self._limits.session_ttl_ms:
@@ -217,7 +212,7 @@ class Sessions:
             self._drop(session, now_ms)
 
     def touch(self, session: Session, now_ms: int) -> None:
-        """The session is being used: its time to live begins anew."""
+        """The session is being used: its time to live starts over."""
         session.last_used_ms = now_ms
         if session.session_id in self._disconnected:
             self._disconnected.move_to_end(session.session_id)

@@ -1,8 +1,8 @@
-"""One result stream of a session: what is to be written on it, and when it is over.
+"""One result stream of a session: what is to be written on it, and when it ends.
 
-The writer pulls: control messages first (receipts, heartbeats), then results, a bounded message at a time, from
-the session's outbox. So a slow reader holds back only its own stream: its results wait in its outbox, its control
-messages in a small queue, and when that is full its own requests are no longer read.
+The writer pulls: control messages first (receipts, heartbeats), then results, a bounded message at a time, from the
+session's outbox. So a slow reader holds back only its own stream: its results wait in its outbox, its control messages
+in a small queue, and while that queue is full its requests are not read.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ if TYPE_CHECKING:
 Response = purgatory_service_pb2.SessionResponse | purgatory_service_pb2.StreamResultsResponse
 ResponseType = type[purgatory_service_pb2.SessionResponse] | type[purgatory_service_pb2.StreamResultsResponse]
 Write = Callable[[Response | bytes], Awaitable[None]]
-"""Writes a message, which may be encoded already."""
+"""Writes a message or its encoded bytes."""
 
 CONTROL_MESSAGES_MAX: Final = 64
-"""Unwritten control messages of one stream; its requests are not read while so many wait."""
+"""Unwritten control messages of one stream; while there are so many its requests are not read."""
 
 COLUMN_RESULTS_MAX: Final = 5_000
 ROW_RESULTS_MAX: Final = 2_000
-"""Results in one message, by shape: what can be translated in a few milliseconds, for which everybody else waits."""
+"""Results in one message, by shape: translating one message blocks the event loop, so it must take a few ms at most."""
 
 MESSAGE_BYTES_MAX: Final = 3_500_000
-"""A message of results is cut in halves until it is no bigger: gRPC's readers take 4 MiB unless told otherwise."""
+"""A larger message of results is halved until it fits: by default gRPC clients accept 4 MiB."""
 
 SILENT_INTERVALS_MAX: Final = 3
-"""A peer that should send heartbeats and has said nothing for so many intervals is taken for gone."""
+"""A peer that should send heartbeats and has been silent for so many intervals is considered gone."""
 
 SILENT_CHECKS_MIN: Final = 3
-"""And it must have been silent at so many checks: while the loop was busy with other things it could not be heard."""
+"""It must also have been silent at so many checks: while the event loop was busy, messages may have gone unread."""
 
 
-class Connection:
-    """The state of one stream. Made when it attaches to a session; of use until `run_writer` returns."""
+class ResultStream:
+    """The state of one stream, from when it is attached to a session until `run_writer` returns."""
 
     def __init__(
         self, session: Session, response_type: ResponseType, *, columns: bool, expects_heartbeats: bool, now_ms: int
@@ -52,18 +52,18 @@ class Connection:
         self._columns: Final = columns
         self._expects_heartbeats = expects_heartbeats
         self._control: Final[deque[Response]] = deque()
-        self._promised = 0
-        """Control messages that will come, and for which there is space."""
+        self._reserved = 0
+        """Control messages that have a place in the queue and will be sent once they are durable."""
         self._wake: Final = asyncio.Event()
         self._space: Final = asyncio.Event()
         self._space.set()
         self._reading = False
-        self._drained_by_peer = False
-        self._over: Response | Exception | None = None
-        self._over_since_ms = -1
+        self._half_closed = False
+        self._last_message: Response | Exception | None = None
+        self._ending_since_ms = -1
         self._writer: asyncio.Task[None] | None = None
         self.reader: asyncio.Task[None] | None = None
-        """Serves what the peer says. It ends by itself: see `handlers.Requests`."""
+        """The task that serves the peer's requests. It ends by itself: see `handlers.Requests`."""
         self._given_up = False
         self.ended = False
         """Set once nothing more will be written."""
@@ -71,62 +71,62 @@ class Connection:
         self.last_write_ms = now_ms
         self._silent_checks = 0
 
-    # What the reader of the stream tells.
+    # Called by the reader of the stream.
 
     def reading(self) -> None:
-        """The reader now waits for the peer."""
+        """The reader is now waiting for the peer: only from then on can silence be the peer's."""
         self._reading = True
 
     def heard(self, now_ms: int) -> None:
-        """The peer has said something."""
+        """A message of the peer has arrived."""
         self._reading = False
         self._silent_checks = 0
         self.last_read_ms = now_ms
 
     def half_closed(self) -> None:
-        """The peer will say nothing more. The stream goes on until all it waits for has been written."""
-        self._drained_by_peer = True
+        """The peer will send nothing more. The stream ends once everything it waits for has been written."""
+        self._half_closed = True
         self._expects_heartbeats = False
         self.wake()
 
     async def wait_for_space(self) -> None:
-        """Returns when a control message may be sent. One caller at a time, which then sends at most one message."""
+        """Returns when a control message may be sent. For one caller at a time, which then sends at most one."""
         await self._space.wait()
 
     def send(self, message: Response) -> None:
-        """Queues a control message; it is written before any result that is not yet being written."""
-        self.promise()
-        self.keep_promise(message)
+        """Queues a control message, which is written before any result that is not being written yet."""
+        self.reserve()
+        self.send_reserved(message)
 
-    def promise(self) -> None:
-        """A control message will come: as if it had been sent, but for `keep_promise`."""
+    def reserve(self) -> None:
+        """Takes a place in the queue of control messages for one that `send_reserved` will send later."""
         assert self._unwritten < CONTROL_MESSAGES_MAX, "a control message was sent without waiting for space"
-        self._promised += 1
+        self._reserved += 1
         if self._unwritten >= CONTROL_MESSAGES_MAX:
             self._space.clear()
 
-    def keep_promise(self, message: Response) -> None:
-        """Queues a control message that was promised."""
-        self._promised -= 1
+    def send_reserved(self, message: Response) -> None:
+        """Queues a control message in a reserved place."""
+        self._reserved -= 1
         self._control.append(message)
         self.wake()
 
     @property
     def _unwritten(self) -> int:
-        return len(self._control) + self._promised
+        return len(self._control) + self._reserved
 
-    # What the session and the host tell.
+    # Called by the session and the host.
 
     def wake(self) -> None:
-        """There may be something to write."""
+        """Makes the writer look for something to write."""
         self._wake.set()
 
     def taken_over(self) -> None:
-        """Another stream has opened the session: ends this one after a last message that says so."""
+        """Ends the stream with a message that says that another stream has taken the session over."""
         self._go_away(purgatory_service_pb2.GoingAway.REASON_TAKEN_OVER)
 
     def shut_down(self) -> None:
-        """The daemon ends: so does the stream, after a last message that says so."""
+        """Ends the stream with a message that says that the daemon is shutting down."""
         self._go_away(purgatory_service_pb2.GoingAway.REASON_SHUTTING_DOWN)
 
     def _go_away(self, reason: purgatory_service_pb2.GoingAway.Reason) -> None:
@@ -138,28 +138,28 @@ class Connection:
 
     def _finish(self, last: Response | Exception) -> None:
         if not self.closing:
-            self._over = last
+            self._last_message = last
             self.wake()
 
     @property
     def closing(self) -> bool:
-        """True: the stream is to end, or has ended."""
-        return self._over is not None or self.ended
+        """Whether the stream is ending or has ended."""
+        return self._last_message is not None or self.ended
 
     def check(self, now_ms: int, heartbeat_interval_ms: int) -> None:
-        """Looks after the stream: sends a heartbeat when it has been quiet, ends it when its peer has.
+        """Sends a heartbeat when nothing was written for an interval; ends the stream when its peer is silent.
 
-        One that is to end has an interval to write its last message; a peer that does not read is not waited for.
+        A stream that is ending has one interval to write its last message: a peer that does not read is not waited for.
         """
-        if self._over is not None:
-            if self._over_since_ms < 0:
-                self._over_since_ms = now_ms
-            elif now_ms - self._over_since_ms >= heartbeat_interval_ms:
+        if self._last_message is not None:
+            if self._ending_since_ms < 0:
+                self._ending_since_ms = now_ms
+            elif now_ms - self._ending_since_ms >= heartbeat_interval_ms:
                 self._give_up()
             return
         if self._is_silent(now_ms, SILENT_INTERVALS_MAX * heartbeat_interval_ms):
             silent_ms = now_ms - self.last_read_ms
-            self.fail(unavailable(f"nothing was heard from the client for {silent_ms} ms; it should send heartbeats"))
+            self.fail(unavailable(f"the client has sent nothing for {silent_ms} ms; it should send heartbeats"))
         elif now_ms - self.last_write_ms >= heartbeat_interval_ms and not self._control:
             self.last_write_ms = now_ms
             self._control.append(self._response_type(heartbeat=purgatory_service_pb2.Heartbeat()))
@@ -179,18 +179,21 @@ class Connection:
     # The writer.
 
     async def run_writer(self, write: Write, now_ms: Callable[[], int]) -> None:
-        """Writes until the stream is over. Raises what `fail` was given; UNAVAILABLE if the peer does not read."""
+        """Writes until the stream ends. Raises what `fail` was given; UNAVAILABLE if the peer does not read."""
         self._writer = asyncio.current_task()
         try:
             await self._write_all(write, now_ms)
         except asyncio.CancelledError:
+            # Ours only if `_give_up` asked for it and nobody else did: another cancellation must go on.
             if not self._given_up or self._writer is None or self._writer.uncancel() > 0:
                 raise
-            raise unavailable("the stream was to end, and its last messages were not read") from None
+            raise unavailable("the stream was ending, and its last messages were not read") from None
         finally:
             self.ended = True
             self._space.set()
-            self._writer = self._over = None  # they refer to this: nothing is left to the garbage collector
+            self._writer = self._last_message = (
+                None  # they refer to this object: a cycle would wait for the garbage collector
+            )
 
     async def _write_all(self, write: Write, now_ms: Callable[[], int]) -> None:
         while True:
@@ -203,32 +206,32 @@ class Connection:
             else:
                 self._wake.clear()
                 await self._wake.wait()
-        if isinstance(self._over, Exception):
-            raise self._over
-        if self._over is not None:
-            await write(self._over)
+        if isinstance(self._last_message, Exception):
+            raise self._last_message
+        if self._last_message is not None:
+            await write(self._last_message)
 
     def _is_finished(self) -> bool:
-        if self._over is not None:
+        if self._last_message is not None:
             return True
         session = self.session
-        waits = session.owner.pending or self._promised or (session.connection is self and session.outbox.unwritten)
-        return self._drained_by_peer and not waits
+        waits = session.owner.pending or self._reserved or (session.stream is self and session.outbox.unwritten)
+        return self._half_closed and not waits
 
     def _next_message(self) -> Response | bytes | None:
-        if isinstance(self._over, Exception):
+        if isinstance(self._last_message, Exception):
             return None
         if self._control:
             message = self._control.popleft()
             if self._unwritten < CONTROL_MESSAGES_MAX:
                 self._space.set()
             return message
-        if self._over is not None or self.session.connection is not self:
+        if self._last_message is not None or self.session.stream is not self:
             return None
         return self._next_results()
 
     def _next_results(self) -> bytes | None:
-        """Results as they are written: encoded, so that their size is known and nothing is encoded twice."""
+        """The next message of results, already encoded: its size must be known, and encoding it twice would cost."""
         outbox = self.session.outbox
         results_max = COLUMN_RESULTS_MAX if self._columns else ROW_RESULTS_MAX
         while True:
