@@ -82,9 +82,11 @@ def report(
     taken = account(spark, found, since=start, until=end, topics=topic)
     taken.print()
     tables = ("registrations", "outcomes", "events")
-    read = (found.read(spark, table, since=start, until=end, topics=topic) for table in tables)
+    registrations, outcomes, events = (
+        found.read(spark, table, since=start, until=end, topics=topic) for table in tables
+    )
     with own_errors():
-        made = make_report(*read, options, is_matched=taken.is_matched)
+        made = make_report(registrations, outcomes, events, options, is_matched=taken.is_matched)
         known = {INTAKE.name: outputs.intake_table(taken.rows()), **made.known}
         with ThreadPoolExecutor(WRITERS) as pool:
             writing = {
