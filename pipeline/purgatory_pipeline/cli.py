@@ -47,7 +47,7 @@ def settings(
         list[str] | None, typer.Option(metavar="spark.NAME=VALUE", help="A setting of Spark; may be repeated.")
     ] = None,
 ) -> None:
-    """Settings of Spark, for all commands. They may also stand behind the command."""
+    """Spark settings for all commands. They may also follow the command."""
     if master or conf:
         from purgatory_pipeline.spark.spark_session import pass_settings  # noqa: PLC0415 -- Spark is slow to import
 
@@ -62,7 +62,7 @@ app.command("report")(report)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; gives the exit code. What is wrong is one line on stderr."""
+    """Runs one command and returns its exit code. An error is one line on stderr."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     try:
         app(args=settings_first(given), prog_name=NAME)
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def settings_first(arguments: Sequence[str]) -> list[str]:
-    """The arguments with `--master` and `--conf` and their values moved before the command, wherever they stood."""
+    """Moves `--master` and `--conf`, with their values, in front of the command, wherever they stood."""
     hoisted: list[str] = []
     rest: list[str] = []
     words = iter(arguments)
@@ -108,7 +108,6 @@ def _complain(message: str, code: int) -> int:
 
 
 def _stop() -> None:
-    """Ends Spark, if a command began it."""
     if "purgatory_pipeline.spark.spark_session" in sys.modules:
         from purgatory_pipeline.spark.spark_session import stop_session  # noqa: PLC0415 -- see settings
 

@@ -1,4 +1,4 @@
-"""What can be wrong with what the pipeline was given. Every message is one line that says what to do."""
+"""What can be wrong with the input or the command line. Every message is one line that says what to do."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ class JavaMissing(PipelineError):
 
 
 class SettingInvalid(PipelineError):
-    """A Spark setting that is none, or that was given in the wrong place."""
+    """Not a Spark setting, or one given in the wrong place."""
 
 
 class WindowInvalid(PipelineError):
-    """`--since` or `--until` is no instant, or what is between them is no window."""
+    """`--since` or `--until` is not an instant, or the window between them is empty."""
 
 
 class ArchiveUnusable(PipelineError):
-    """The archive is missing, empty, of a newer version, or not an archive."""
+    """The archive is missing, empty, written by a newer version, or not an archive."""
 
 
 class PolicyInvalid(PipelineError):
-    """An unknown policy, or a value that it cannot have."""
+    """An unknown policy, or a value out of its range."""
 
 
 class PackingFailed(PipelineError):
-    """The archive of the environment cannot be written."""
+    """The packed environment cannot be written."""

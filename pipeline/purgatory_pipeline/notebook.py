@@ -1,10 +1,10 @@
-"""For notebooks, and programs with a Spark session of their own: DataFrames in, DataFrames out.
+"""For notebooks, and programs with their own Spark session: DataFrames in, DataFrames out.
 
     history = read(spark, "/var/lib/purgatory/archive", since="2026-11-20")
     report(spark, history).tables["advice"].select("topic", "kind", "sentence").show()
     replay(spark, "/var/lib/purgatory/archive", ["timeout_ms=800"]).groupBy("recorded", "replayed").count().show()
 
-What cannot be used raises a `PipelineError`, which says what to do.
+Input that cannot be used raises a `PipelineError`, which says what to do.
 """
 
 from __future__ import annotations
@@ -27,17 +27,29 @@ from purgatory_pipeline.time_arguments import parse_window
 __all__ = ["TABLES", "Report", "ReportOptions", "read", "replay", "report"]
 
 REPORTED: Final = (schema.REGISTRATIONS, schema.OUTCOMES, schema.EVENTS)
-"""What a report is made of."""
+"""The tables that a report is made from."""
 
 
 def read(
     spark: SparkSession, archive: str, *, since: str = "", until: str = "", topics: Iterable[str] | None = None
 ) -> dict[str, DataFrame]:
-    """The tables of an archive (a folder or URI) by name: registrations, outcomes, events, calls, markers.
+    """Reads the tables of an archive.
 
-    Their columns and units are those of docs/archive.md. Each row comes once, also where files overlap; files that
-    cannot be used are left out (`purgatory_pipeline.archive.account` tells which). `since`, `until` and `topics` are
-    those of the command line.
+    Args:
+        spark: Any session.
+        archive: A folder or URI.
+        since: Rows from this instant on, written as on the command line.
+        until: Rows before this instant.
+        topics: Rows of these topics only.
+
+    Returns:
+        A DataFrame for each table: registrations, outcomes, events, calls, markers. Columns and units are those of
+        docs/archive.md. Each row comes once, even where files overlap. Files that cannot be used are left out;
+        `purgatory_pipeline.archive.accounting.account` says which.
+
+    Raises:
+        ArchiveUnusable, WindowInvalid: Nothing can be read, and why.
+
     """
     start, end = parse_window(since, until)
     found = find_archive(archive)
@@ -46,12 +58,22 @@ def read(
 
 
 def report(spark: SparkSession, history: Mapping[str, DataFrame] | str, options: ReportOptions | None = None) -> Report:
-    """The tables of a report, from those of a history: what `read` gives, narrowed as one likes, or an archive's place.
+    """Makes the tables of a report.
 
-    `tables` of the result has a DataFrame for each of `TABLES` but `intake`: groups, topics, windows, backlog,
-    hot_keys, slow_produces, stragglers, advice, timeouts, survival, anomalies. `TABLES[name].columns` says of each
-    column what it means and in which unit: `_ms` are milliseconds, instants are UTC, shares and rates 0 to 1. They are
-    not sorted, and most are computed when used; `release()` frees what Spark holds for them.
+    Args:
+        spark: Any session.
+        history: What `read` returned, filtered as you like, or the place of an archive.
+        options: Window length, what counts as slow, timeouts to judge.
+
+    Returns:
+        A `Report`. Its `tables` has a DataFrame for each of `TABLES` but `intake`: groups, topics, windows, backlog,
+        hot_keys, slow_produces, stragglers, advice, timeouts, survival, anomalies. `TABLES[name].columns` describes
+        each column and its unit: `_ms` are milliseconds, instants are UTC, shares and rates 0 to 1. Tables are not
+        sorted, and most are computed when used; `release()` frees what Spark caches for them.
+
+    Raises:
+        ArchiveUnusable: A table or a column is missing.
+
     """
     tables = read(spark, history) if isinstance(history, str) else history
     lacks = [table for table in REPORTED if table not in tables]
@@ -75,18 +97,32 @@ def replay(
     slow_replicas: Sequence[str] = (),
     sweeps: Sequence[str] = (),
 ) -> DataFrame:
-    """A row for each operation of an archive and each policy: how it ended in life, and how it would have.
+    """Replays an archive under other policies.
 
-    The policies are the words of the command line: `["timeout_ms=800"]`, `["3=+20ms"]`, `["timeout_ms=100,200"]`; with
-    none, the history as it was. It is replayed when the rows are used, straight from the archive's files, since order
-    and completeness matter: so no DataFrames here. The columns:
+    Rows are computed when they are used, straight from the archive's files: a replay depends on the order and the
+    completeness of the rows, so it takes no DataFrames.
 
-    - `run_id`, `session_number`, `operation_id`: which operation
-    - `kind`: produce, fetch, delete_records or signal; `topic`: of its first item (null: a signal); `item_count`
-    - `policy`: as it was asked for, or `as recorded`
-    - `recorded`, `recorded_waited_ms`: outcome and milliseconds waited in life; null: it has no end there
-    - `replayed`, `replayed_waited_ms`: the same in the replay
-    - `verdict`: `equal`, `different`, `no outcome` (in life) or `in doubt` (rows were lost before it ended)
+    Args:
+        spark: Any session.
+        archive: A folder or URI.
+        settings: Changes as on the command line, such as `["timeout_ms=800"]`; with none, and none of the next two,
+            the history is replayed unchanged.
+        slow_replicas: Such as `["3=+20ms"]`.
+        sweeps: Such as `["timeout_ms=100,200"]`.
+
+    Returns:
+        A row for each operation and policy:
+
+        - `run_id`, `session_number`, `operation_id`: which operation
+        - `kind`: produce, fetch, delete_records or signal; `topic`: of its first item (null: a signal); `item_count`
+        - `policy`: as it was asked for, or `as recorded`
+        - `recorded`, `recorded_waited_ms`: recorded outcome and milliseconds waited; null: no outcome was recorded
+        - `replayed`, `replayed_waited_ms`: the same in the replay
+        - `verdict`: `equal`, `different`, `no outcome` (recorded) or `in doubt` (rows were lost before it ended)
+
+    Raises:
+        PolicyInvalid, ArchiveUnusable: What cannot be replayed, and why.
+
     """
     policies = parse_policies(settings, slow_replicas, sweeps) or [UNCHANGED]
     return replay_rows(spark, find_archive(archive), policies)

@@ -1,4 +1,4 @@
-"""The folder that a command's results go to: a local one or a URI, made if need be, tried before the work begins."""
+"""The folder that a command writes to: local or a URI. It is created and tried out before the work begins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from purgatory_pipeline.errors import ArchiveUnusable
 
 
 def open_output(out: str) -> Location:
-    """The folder `out`. Raises `ArchiveUnusable` where it cannot be written to."""
+    """Creates the folder `out`. Raises `ArchiveUnusable` where it cannot be written to."""
     place = open_location(out)
     try:
         place.filesystem.create_dir(place.root, recursive=True)
@@ -25,7 +25,7 @@ def open_output(out: str) -> Location:
 
 
 def write_file(place: Location, name: str, content: bytes) -> str:
-    """Writes a file below the folder; its path."""
+    """Writes a file below the folder and returns its path."""
     path = f"{place.root}/{name}"
     if "/" in name:
         place.filesystem.create_dir(path.rpartition("/")[0], recursive=True)

@@ -1,4 +1,4 @@
-"""`--since` and `--until` as people write them: an instant in ISO 8601, UTC unless it says otherwise."""
+"""`--since` and `--until`: instants in ISO 8601, UTC unless they say otherwise."""
 
 from __future__ import annotations
 

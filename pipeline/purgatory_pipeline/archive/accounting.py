@@ -1,4 +1,4 @@
-"""From an archive and its survey to the account of the intake."""
+"""Accounts for an archive: combines its files, its runs and the survey of its rows."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from purgatory_pipeline.spark.failures import own_errors
 
 ROWS_PER_TASK: Final = 2_000_000
 SURVEYS_MAX: Final = 64
-"""Each gives the driver less than a megabyte."""
+"""Each sends the driver less than a megabyte."""
 LATE: Final = timedelta(hours=1)
-"""How long after its timeout an outcome is still looked for."""
+"""An outcome is looked for until so long after the operation's timeout."""
 _MARGIN: Final = timedelta(milliseconds=MARGIN_MS)
 
 
@@ -37,9 +37,9 @@ def account(
     until: datetime | None = None,
     topics: Iterable[str] | None = None,
 ) -> IntakeAccount:
-    """Reads a few columns of everything once and tells what is there; `read` with the same arguments gives these rows.
+    """Reads a few columns of everything once and accounts for every row that `read` with the same arguments returns.
 
-    Operations are those registered in the window; their outcomes may lie behind it.
+    Operations are those registered in the window; their outcomes may come after it.
     """
     window = Selection.of(since, until, None if topics is None else list(topics))
     runs = read_runs(archive)
@@ -64,7 +64,7 @@ def account(
 
 
 def chunked(files: Sequence[ArchiveFile], tasks_min: int, tasks_max: int) -> list[list[ArchiveFile]]:
-    """Files in heaps of about as many rows, one for each task; what was written at the same time lies together."""
+    """Groups files into one chunk per task, with about equal numbers of rows; files written at the same time stay together."""
     rows = sum(file.rows for file in files)
     tasks = min(max(tasks_min, rows // ROWS_PER_TASK, 1), tasks_max)
     heaps: list[list[ArchiveFile]] = [[]]
@@ -78,7 +78,7 @@ def chunked(files: Sequence[ArchiveFile], tasks_min: int, tasks_max: int) -> lis
 
 
 def _files_to_read(archive: ArchiveCatalog, since: datetime | None, until: datetime | None) -> list[ArchiveFile]:
-    """Those with rows in the window, or with outcomes of what was registered in it."""
+    """Files with rows in the window, or with outcomes of operations registered in it."""
     early = None if since is None else since - _MARGIN
     late = None if until is None else until + _MARGIN
     registrations = archive.files(schema.REGISTRATIONS, since=early, until=late)
@@ -124,7 +124,7 @@ def _wall_ms(at: datetime) -> int:
 
 
 def _first_registered_ms(archive: ArchiveCatalog) -> dict[str, int]:
-    """By run: when its first registration that is there was made, as far as the files tell."""
+    """By run, the instant of the first registration that is still in the archive."""
     firsts: dict[str, int] = {}
     for file in archive.files(schema.REGISTRATIONS):
         if file.first_at is not None:

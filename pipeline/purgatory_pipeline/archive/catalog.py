@@ -21,7 +21,7 @@ from purgatory_pipeline.archive.location import Location, open_location
 from purgatory_pipeline.errors import ArchiveUnusable
 
 _THREADS: Final = 32
-"""Footers read at once: they wait for the disk or the network, not for the processor."""
+"""Footers read at once: reading them waits for the disk or the network, not for the processor."""
 
 _ROW_KEYS: Final = {
     schema.REGISTRATIONS: ["run_id", "call_number", "session_number", "operation_id", "item"],
@@ -30,21 +30,21 @@ _ROW_KEYS: Final = {
     schema.CALLS: ["run_id", "call_number"],
     schema.MARKERS: ["run_id", "call_number", "marker", "table"],
 }
-"""What tells a row of a table from all others."""
+"""The columns that identify a row."""
 
 
 @dataclass(frozen=True)
 class ArchiveCatalog:
-    """The files of an archive that can be used, and those that cannot. `uri` is as it was given."""
+    """The usable files of an archive, and those set aside. `uri` is as it was given."""
 
     uri: str
     used: tuple[ArchiveFile, ...]
     set_aside: tuple[SetAside, ...]
     leftovers: int
-    """Unfinished files under `_writing/`: no file is whole before it has left there."""
+    """Unfinished files under `_writing/`: a file is moved out of there only when it is complete."""
 
     def files(self, table: str, *, since: datetime | None = None, until: datetime | None = None) -> list[ArchiveFile]:
-        """The files of a table, by run and number; of a window, those that may have rows in it."""
+        """The files of a table by run and number; with a window, those that may have rows in it."""
         start, end = to_utc(since), to_utc(until)
         return [
             file
@@ -55,15 +55,13 @@ class ArchiveCatalog:
         ]
 
     def rows(self, table: str) -> int:
-        """Rows in all usable files of a table."""
         return sum(file.rows for file in self.files(table))
 
     def run_ids(self) -> list[str]:
-        """The runs that wrote it, sorted."""
         return sorted({file.run_id for file in self.used})
 
     def overlapping(self, table: str) -> list[ArchiveFile]:
-        """Files of one run whose ranges of calls overlap: rows may be there twice. Usually none."""
+        """Files of one run whose ranges of calls overlap, so that rows may be there twice. Usually none."""
         found: dict[str, ArchiveFile] = {}
         widest: ArchiveFile | None = None
         known = [file for file in self.files(table) if file.first_call is not None]
@@ -86,8 +84,8 @@ class ArchiveCatalog:
     ) -> DataFrame:
         """A table's rows with `since <= at < until`, of these topics (a signal's key counts as its topic).
 
-        Rows that are no partition's, as a cancelled session, stay whatever the topics, and markers whatever the window.
-        Each row comes once, also where files overlap. Instants without a time zone are UTC.
+        Rows without a partition, such as a cancelled session, are kept whatever the topics, and markers whatever the
+        window. Each row comes once, even where files overlap. Instants without a time zone are UTC.
         """
         marked = table == schema.MARKERS
         files = self.files(table) if marked else self.files(table, since=since, until=until)
@@ -108,7 +106,7 @@ class ArchiveCatalog:
         until: datetime | None = None,
         topics: Iterable[str] | None = None,
     ) -> int:
-        """How many rows `read` leaves out because they come again in another file. Only files that overlap are read."""
+        """How many rows `read` drops because they occur in another file too. Reads only files that overlap."""
         overlapping = self.overlapping(table)
         if not overlapping:
             return 0
@@ -119,12 +117,12 @@ class ArchiveCatalog:
 
 
 def spark_schema(table: str) -> StructType:
-    """A table's columns in Spark's types: words are strings."""
+    """A table's columns in Spark's types; dictionary-encoded words become strings."""
     return from_arrow_schema(schema.SCHEMAS[table], prefer_timestamp_ntz=False)
 
 
 def find_archive(uri: str) -> ArchiveCatalog:
-    """Lists an archive and reads the footer of each file. Raises `ArchiveUnusable` when nothing can be used of it."""
+    """Lists an archive and reads the footer of each file. Raises `ArchiveUnusable` when no file can be used."""
     place = open_location(uri)
     found = place.list_files()
     candidates, set_aside, leftovers = _sort_paths(place, found)
@@ -140,7 +138,7 @@ def find_archive(uri: str) -> ArchiveCatalog:
 
 
 def _sort_paths(place: Location, paths: list[str]) -> tuple[list[tuple[str, str]], list[SetAside], int]:
-    """(path, table) of what may be an archive's file, what lies where none should, and how many are unfinished."""
+    """(path, table) of possible archive files, files that lie where none should, and the number of unfinished ones."""
     candidates: list[tuple[str, str]] = []
     strays: list[SetAside] = []
     leftovers = 0
@@ -156,7 +154,7 @@ def _sort_paths(place: Location, paths: list[str]) -> tuple[list[tuple[str, str]
 
 
 def _leave_out_copies(files: list[ArchiveFile]) -> tuple[list[ArchiveFile], list[SetAside]]:
-    """One file for each run, table and number, and one for each content: the fullest, then the properly named one."""
+    """Keeps one file for each run, table and number, and for each content: the one with most rows, then the well-named."""
     ranked = sorted(
         files,
         key=lambda file: (
@@ -211,7 +209,7 @@ def _within(
 
 
 def _overlap(earlier: ArchiveFile, later: ArchiveFile) -> bool:
-    """A file may begin with the call that the one before ended with, in the middle of its rows."""
+    """A file may begin with the call that the file before ended in, in the middle of the call's rows: no overlap."""
     assert earlier.last_call is not None, earlier.path
     assert later.first_call is not None, later.path
     same_range = (earlier.first_call, earlier.last_call) == (later.first_call, later.last_call)
@@ -220,5 +218,5 @@ def _overlap(earlier: ArchiveFile, later: ArchiveFile) -> bool:
 
 
 def to_utc(instant: datetime | None) -> datetime | None:
-    """An instant with its time zone, which is UTC if it says none."""
+    """UTC, unless the instant has a time zone."""
     return instant if instant is None or instant.tzinfo is not None else instant.replace(tzinfo=UTC)

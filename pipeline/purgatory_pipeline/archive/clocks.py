@@ -1,4 +1,4 @@
-"""Clocks and numbers of one file: columns as plain arrays, and where the clocks went back from call to call."""
+"""Columns of one file as plain arrays, and where its clocks went back from one call to the next."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class FileClock:
-    """How the clocks went in one file. Falls: how often a later call has an earlier time, and by how much at most."""
+    """The clocks of one file. A fall is a later call with an earlier time; how many, and how deep at most."""
 
     run_id: str
     table: str
     first: tuple[int, int, int]
-    """Call, engine's clock and wall clock (ms) of its first call, and of its last one."""
+    """Call number, engine clock and wall clock (ms) of the first call; `last` likewise."""
     last: tuple[int, int, int]
     time_falls: int
     time_fall_ms: int
@@ -32,7 +32,7 @@ class FileClock:
 
 
 class ClockReader:
-    """Follows the clocks through one file."""
+    """Follows the clocks through one file, part by part."""
 
     def __init__(self, file: ArchiveFile) -> None:
         self._file = file
@@ -42,7 +42,7 @@ class ClockReader:
         self._deepest = [0, 0]
 
     def read(self, part: pa.Table) -> None:
-        """The next rows; those of a part are put in the order of their calls."""
+        """Takes the next rows, which may be out of order within a part."""
         if part.num_rows == 0 or self._file.table == schema.MARKERS:  # a marker may be about another run
             return
         calls = numbers_of(part, "call_number")
@@ -66,7 +66,7 @@ class ClockReader:
             self._deepest[index] = max(self._deepest[index], -int(falls.min()))
 
     def seen(self) -> list[FileClock]:
-        """One, or none of a file without rows."""
+        """Empty for a file without rows."""
         if self._first is None or self._last is None:
             return []
         return [
@@ -78,7 +78,7 @@ class ClockReader:
 
 
 def numbers_of(part: pa.Table, column: str) -> Integers:
-    """A column as 64-bit integers; 0 where there is none: an older schema may lack it."""
+    """A column as 64-bit integers, null as 0; all 0 if the file's older schema lacks the column."""
     if column not in part.column_names:
         return np.zeros(part.num_rows, np.int64)
     found = part.column(column)

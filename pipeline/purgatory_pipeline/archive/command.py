@@ -1,4 +1,4 @@
-"""The command `check`: what an archive holds, what of it cannot be used, and what does not fit together."""
+"""The command `check`: what an archive holds, what of it cannot be used, and what is inconsistent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def check(
     until: Annotated[str, typer.Option(metavar="INSTANT", help="Before this instant (UTC).")] = "",
     topic: Annotated[list[str] | None, typer.Option(help="Of this topic only; may be repeated.")] = None,
 ) -> None:
-    """Accounts for an archive: files and rows that are used or set aside, and ends that are missing."""
+    """Accounts for an archive: files and rows used or set aside, and operations with a missing end."""
     from purgatory_pipeline.archive.accounting import account  # noqa: PLC0415 -- Spark is slow to import
     from purgatory_pipeline.archive.catalog import find_archive  # noqa: PLC0415 -- Spark is slow to import
     from purgatory_pipeline.spark.spark_session import spark_session  # noqa: PLC0415

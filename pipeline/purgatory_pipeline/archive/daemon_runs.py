@@ -1,4 +1,4 @@
-"""The runs of an archive, as its markers tell them: how each began and ended, and what the disk could not follow."""
+"""The runs of an archive from its markers: how each began and ended, and what the disk was too slow for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from purgatory_pipeline.archive.location import first_line, open_location
 from purgatory_pipeline.errors import ArchiveUnusable
 
 OPEN: Final = "open"
-"""Neither ended nor said to have crashed: it is alive, or nobody has looked after it yet."""
+"""Neither ended nor marked as crashed: still alive, or nobody has checked since."""
 
 _THREADS: Final = 16
 _COLUMNS: Final = ["run_id", "call_number", "time_ms", "at", "marker", "table", "rows", "detail"]
@@ -38,19 +38,19 @@ class DaemonRun:
     started_ms: int | None = None
     """The engine's clock at its beginning."""
     detail: str = ""
-    """What it said of itself: `purgatory.archive.run_details`."""
+    """JSON of `purgatory.archive.run_details.RunDetails`."""
     has_journal: bool = False
-    """What waited at its end waits on in the daemon's next run."""
+    """Waits pending at its end continue in the daemon's next run."""
     is_continued: bool = False
-    """It is such a next run."""
+    """It continues the journal of an earlier run."""
     last_call: int | None = None
-    """The last call that is wholly there, where markers tell."""
+    """The last call whose rows are all there, if markers say so."""
     dropped_rows: dict[str, int] = field(default_factory=dict)
-    """By table: what the disk could not follow."""
+    """By table: rows dropped because the disk was too slow."""
 
 
 def read_runs(archive: ArchiveCatalog) -> list[DaemonRun]:
-    """All runs that have a file, by id; of those without a marker nothing is known but that they are there.
+    """All runs that have a file, by id; without markers nothing but the id is known.
 
     Markers are few, so they are read here and not on the executors.
     """
@@ -89,7 +89,6 @@ def _run(run_id: str, markers: Iterable[Mapping[str, Any]]) -> DaemonRun:
 
 
 def _journal_of(detail: str) -> tuple[bool, bool]:
-    """Whether it has one, and goes on with what was there."""
     try:
         details = RunDetails.from_json(detail)
     except (ValueError, TypeError):

@@ -1,4 +1,4 @@
-"""What does not fit together in an archive, in words: clocks that went back, ends that are missing, and why."""
+"""What is inconsistent in an archive, in words: clocks that went back, missing ends, and why."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHOWN: int = 3
 
 
 def clock_findings(clocks: Iterable[FileClock]) -> list[IntakeFinding]:
-    """Steps back within files and from one file of a run's table to its next."""
+    """Falls within files, and from one file of a run's table to its next."""
     by_table: defaultdict[tuple[str, str], list[FileClock]] = defaultdict(list)
     for clock in clocks:
         by_table[clock.run_id, clock.table].append(clock)
@@ -49,7 +49,7 @@ def clock_findings(clocks: Iterable[FileClock]) -> list[IntakeFinding]:
 def unmatched_findings(
     unmatched: Sequence[UnmatchedCount], runs: Sequence[DaemonRun], archive: ArchiveCatalog
 ) -> list[IntakeFinding]:
-    """Operations with one end only, by what the markers and the files that were set aside say of their run."""
+    """Operations with only one end, explained by the markers and the set-aside files of their run."""
     by_id = {run.run_id: run for run in runs}
     counts: Counter[str] = Counter()
     whose: defaultdict[str, set[str]] = defaultdict(set)
@@ -65,7 +65,7 @@ def unmatched_findings(
 
 
 def loss_findings(runs: Sequence[DaemonRun], archive: ArchiveCatalog, earlier: int) -> list[IntakeFinding]:
-    """What markers say is lost, what is not finished, and what the window cuts off."""
+    """What markers say is lost, what is unfinished, and what the window cuts off."""
     dropped: Counter[str] = Counter()
     for run in runs:
         dropped.update(run.dropped_rows)
@@ -110,7 +110,7 @@ def _reason(one: UnmatchedCount, run: DaemonRun, archive: ArchiveCatalog) -> str
 
 
 def _is_set_aside(archive: ArchiveCatalog, table: str, run_id: str) -> bool:
-    """Whether a file of that run, by its name, was set aside and was no copy."""
+    """Whether a file of that run, judged by its name, was set aside and was not a copy."""
     return any(
         file.table == table and run_id in file.path.rsplit("/", 1)[-1] and not file.is_copy
         for file in archive.set_aside

@@ -1,4 +1,4 @@
-"""One file of an archive, judged by its footer: whose it is, which rows it holds, or why it is set aside."""
+"""Judges a file of an archive by its footer: its table, run and rows, or why it is set aside."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COPY: Final = "copy of another file"
 ALWAYS: Final = frozenset(
     {"run_id", "call_number", "time_ms", "at", "session_number", "operation_id", "item", "row", "topic", "partition"}
 )
-"""Columns that every version has, where its table has them: they tell rows apart and order them."""
+"""Columns present in every version, where the table has them: they identify and order rows."""
 
 
 _BOUNDED: Final = frozenset({"call_number", "time_ms", "at", "operation_id", "item", "row", "timeout_ms"})
@@ -34,7 +34,7 @@ _BOUNDED: Final = frozenset({"call_number", "time_ms", "at", "operation_id", "it
 
 @dataclass(frozen=True)
 class ArchiveFile:
-    """A file that is used. Calls and instants are its first and last, if its statistics tell them."""
+    """A file that is used. Calls and instants are its first and last, if its statistics have them."""
 
     path: str
     spark_path: str
@@ -48,14 +48,14 @@ class ArchiveFile:
     first_at: datetime | None
     last_at: datetime | None
     timeout_ms_max: int | None
-    """Of registrations."""
+    """Only of registrations."""
     content: str
-    """Equal for equal contents: rows and sizes, and bounds of the columns that tell rows apart."""
+    """Equal for equal contents: rows and sizes, and bounds of the columns that identify rows."""
 
 
 @dataclass(frozen=True)
 class SetAside:
-    """A file that is not used: `reason` is one of the few above, `detail` is what was seen. Rows: None if unknown."""
+    """A file that is not used: `reason` is one of the constants above, `detail` what was seen. Rows: None if unknown."""
 
     path: str
     table: str
@@ -65,12 +65,12 @@ class SetAside:
 
     @property
     def is_copy(self) -> bool:
-        """True: its rows are there in another file."""
+        """Whether its rows are in another file too."""
         return self.reason == COPY
 
 
 def read_footer(place: Location, path: str, table: str) -> ArchiveFile | SetAside:
-    """Reads the end of one file and nothing else. Raises `ArchiveUnusable` for a version that is too new."""
+    """Reads only the end of one file. Raises `ArchiveUnusable` for a version that is too new."""
     try:
         metadata = pq.read_metadata(path, filesystem=place.filesystem)
         return judge(metadata, path, place.spark_path(path), table)
@@ -81,7 +81,7 @@ def read_footer(place: Location, path: str, table: str) -> ArchiveFile | SetAsid
 def judge(
     metadata: pq.FileMetaData, path: str, spark_path: str, table: str, newest: int = schema.VERSION
 ) -> ArchiveFile | SetAside:
-    """What a footer that could be read says about its file, to a reader of schemas up to version `newest`."""
+    """Judges a file by its footer, as a reader of schema versions up to `newest`."""
     keys = metadata.metadata or {}
     rows = int(metadata.num_rows)
     try:
@@ -111,7 +111,7 @@ def judge(
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """A column's type without how it is encoded: dictionaries are their values, lists do not name their items."""
+    """A column's type without its encoding: dictionaries become their values, and list items have no name."""
     if pa.types.is_dictionary(kind):
         return plain_type(kind.value_type)
     if pa.types.is_large_string(kind):
@@ -122,7 +122,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _compare_columns(found: pa.Schema, wanted: pa.Schema, *, older: bool) -> str:
-    """What is wrong with a file's columns; empty if nothing. An older version may lack some: they read as null."""
+    """What is wrong with a file's columns; empty if nothing. An older version may lack some, which read as null."""
     have = {field.name: plain_type(field.type) for field in found}
     want = {field.name: plain_type(field.type) for field in wanted}
     missing = [name for name in want if name not in have and (not older or name in ALWAYS)]
@@ -148,11 +148,11 @@ def _bounds(metadata: pq.FileMetaData) -> dict[str, tuple[Any, Any]]:
 
 
 def _content(metadata: pq.FileMetaData, bounds: dict[str, tuple[Any, Any]]) -> str:
-    """Two files with the same content have the same; two with other content can hardly."""
+    """Equal for equal contents, almost certainly different for others."""
     groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
     return repr(([(group.num_rows, group.total_byte_size) for group in groups], sorted(bounds.items())))
 
 
 def _instant(value: datetime | None) -> datetime | None:
-    """Statistics carry UTC, with or without saying so."""
+    """Statistics are in UTC, with or without saying so."""
     return value if value is None or value.tzinfo is not None else value.replace(tzinfo=UTC)

@@ -1,4 +1,4 @@
-"""The account of an intake: files and rows of an archive, used or set aside and why, and what does not fit together."""
+"""The account of an intake: files and rows of an archive, used or set aside and why, and what is inconsistent."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from purgatory_pipeline.archive.daemon_runs import OPEN, DaemonRun
 
 USED: Final = "used"
 
-# Why rows of files that are used are set aside.
+# Why rows of used files are set aside.
 OUTSIDE: Final = "outside the window"
 OTHER_TOPIC: Final = "of another topic"
 TWICE: Final = "there twice"
 
-# What does not fit together: names of findings.
+# Names of findings.
 TIME_FELL: Final = "steps back of the engine's clock"
 WALL_FELL: Final = "steps back of the wall clock"
 PENDING: Final = "registrations without outcome, still pending"
@@ -56,17 +56,17 @@ MEANINGS: Final = {
     REPEATED: "each counts as often as it is there",
     UNFINISHED: "rows of a run that is alive, or that died before they were whole; not read",
 }
-"""What a finding means, where that is always the same."""
+"""What a finding means, where that does not depend on the archive."""
 
 ORDINARY: Final = frozenset({PENDING, KEPT, EARLIER, EARLIER_RUN, ROLLED_AWAY, UNFINISHED})
-"""Findings that are part of looking at a piece of a history: nothing was lost."""
+"""Findings to be expected when looking at part of a history: nothing was lost."""
 
 
 @dataclass(frozen=True)
 class IntakeLine:
-    """Files and rows of one table with one fate: USED, or why not. Rows: None where they cannot be counted.
+    """Files and rows of one table with one reason: USED, or why not. Rows: None where they cannot be counted.
 
-    Files are 0 where only some rows of files that are used were set aside.
+    `files` is 0 where only some rows of used files were set aside.
     """
 
     table: str
@@ -77,7 +77,7 @@ class IntakeLine:
 
 @dataclass(frozen=True)
 class IntakeFinding:
-    """Something that does not fit, how often, and in words what it means."""
+    """Something inconsistent: how often, and what it means in words."""
 
     name: str
     count: int
@@ -85,36 +85,32 @@ class IntakeFinding:
 
     @property
     def is_ordinary(self) -> bool:
-        """True: nothing was lost and nobody need look."""
         return self.name in ORDINARY
 
     @property
     def sentence(self) -> str:
-        """All of it in one line."""
         return f"{self.count:,} {self.name}: {self.meaning}"
 
 
 @dataclass(frozen=True)
 class IntakeAccount:
-    """What came in. For each table the lines add up to all that was found of it."""
+    """Everything that was found; the lines of a table add up to all its rows."""
 
     uri: str
     lines: tuple[IntakeLine, ...]
     findings: tuple[IntakeFinding, ...]
     runs: tuple[DaemonRun, ...]
     is_matched: bool = False
-    """Nothing was left out, and each row of a registration has its outcome's, and the other way round."""
+    """Nothing was left out, and every accepted registration has exactly its outcome, and vice versa."""
 
     def rows_in(self, table: str | None = None) -> int:
         """Rows found that could be counted: of one table, or all."""
         return sum(line.rows or 0 for line in self._of(table))
 
     def rows_used(self, table: str | None = None) -> int:
-        """Rows that the command works on."""
         return sum(line.rows or 0 for line in self._of(table) if line.reason == USED)
 
     def rows_set_aside(self, table: str | None = None) -> int:
-        """Rows that it does not."""
         return sum(line.rows or 0 for line in self._of(table) if line.reason != USED)
 
     def found(self, name: str) -> int:
@@ -126,13 +122,12 @@ class IntakeAccount:
         return [finding.sentence for finding in self.findings if not finding.is_ordinary]
 
     def rows(self) -> list[dict[str, object]]:
-        """The lines as rows: table, reason, files, rows."""
         return [
             {"table": line.table, "reason": line.reason, "files": line.files, "rows": line.rows} for line in self.lines
         ]
 
     def print(self, console: Console | None = None) -> None:
-        """A small table for people, with the totals, and below it what does not fit."""
+        """Prints a small table with its totals, and the findings below it."""
         console = console or Console(soft_wrap=True)
         states = Counter(run.state for run in self.runs)
         told = ", ".join(f"{states[state]} {state}" for state in (schema.ENDED, schema.CRASHED, OPEN) if states[state])

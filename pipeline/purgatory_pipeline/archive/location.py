@@ -1,4 +1,4 @@
-"""Where an archive lies: a local folder or a URI that pyarrow knows, and the same place in the words of Spark."""
+"""Where an archive is: a local folder or a URI that pyarrow knows, and the same place as Spark names it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from pyarrow import fs
 from purgatory_pipeline.errors import ArchiveUnusable
 
 _SPARK_SCHEMES: Final = {"file": "file", "s3": "s3a", "gs": "gs", "gcs": "gs", "hdfs": "hdfs", "viewfs": "viewfs"}
-"""What Spark calls the file systems of pyarrow."""
+"""Spark's names for pyarrow's file systems."""
 _BUCKETS: Final = frozenset({"s3", "gs", "gcs"})
-"""Of these, pyarrow's path begins with the bucket; of others with a slash."""
+"""With these, pyarrow's path begins with the bucket; with others with a slash."""
 _GLOB: Final = frozenset("\\*?[]{}")
-"""Spark takes these in a path for a pattern, unless each is escaped."""
+"""Spark takes a path with these for a pattern, unless they are escaped."""
 
 
 @dataclass(frozen=True)
 class Location:
-    """The root folder of an archive. `filesystem` is pyarrow's; it is opened anew in every process that needs it."""
+    """The root folder of an archive. `filesystem` is pyarrow's and is opened anew in every process that needs it."""
 
     uri: str
     filesystem: Any
@@ -30,7 +30,7 @@ class Location:
     spark_prefix: str
 
     def spark_path(self, path: str) -> str:
-        """What Spark calls the file that pyarrow calls `path`."""
+        """Spark's name for the file that pyarrow calls `path`."""
         escaped = "".join(f"\\{letter}" if letter in _GLOB else letter for letter in path)
         return f"{self.spark_prefix}{escaped}"
 
@@ -48,9 +48,9 @@ class Location:
 
 
 def open_location(uri: str) -> Location:
-    """The place that a path or a URI names. Raises `ArchiveUnusable` for what no file system is known for.
+    """The location that a path or URI names. Raises `ArchiveUnusable` when no file system fits.
 
-    What Spark calls s3a: is s3: to pyarrow; both are understood.
+    Spark's s3a: is s3: to pyarrow; both are accepted.
     """
     if "://" not in uri and not uri.startswith("file:"):
         local = str(Path(uri).expanduser().absolute())
@@ -68,11 +68,11 @@ def open_location(uri: str) -> Location:
 
 
 def spark_prefix(scheme: str, host: str) -> str:
-    """What stands before pyarrow's path in Spark's name of a file."""
+    """What precedes pyarrow's path in Spark's name for a file."""
     spark_scheme = _SPARK_SCHEMES[scheme]
     return f"{spark_scheme}://" if scheme in _BUCKETS | {"file"} else f"{spark_scheme}://{host}"
 
 
 def first_line(error: BaseException) -> str:
-    """An error's message without the rest of what a library has to say."""
+    """The first line of an error's message: libraries tend to say much more."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,4 +1,4 @@
-"""Puts many numbers in order, faster than numpy does where equal ones must stay as they were."""
+"""A stable sort of integers, faster than numpy's."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Integers = npt.NDArray[np.int64]
 
 
 def stable_order(keys: Integers) -> Integers:
-    """The places of numbers from the lowest to the highest, equal ones as they were.
+    """The places of numbers from lowest to highest; equal ones stay in order.
 
-    A stable `argsort` at a tenth of its cost: each number is sorted with its place in its lower bits.
+    A stable `argsort` at a tenth of its cost: each number is sorted together with its place in the lower bits.
     """
     if not len(keys):
         return np.empty(0, np.int64)

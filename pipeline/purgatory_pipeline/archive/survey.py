@@ -1,10 +1,10 @@
-"""One pass over an archive's files, on the executors: rows inside and outside the window, clocks, who has which end.
+"""One pass over an archive's files, on the executors: rows in and outside the window, clocks, and which ends are there.
 
-Each task reads the few columns that it needs with pyarrow, in the order in which they were written, and gives sums. To
-see whether every registration has its outcome without bringing them together, the operations of either side are
-spread over BUCKETS, in blocks of neighbours, and summed up: their number, and two parts of a hash of each. Where the
-sums of a bucket agree, so do its operations (but for a chance of one in 2**48); only others are looked at one by one,
-in `matching`.
+Each task reads the few columns that it needs with pyarrow, in the order in which they were written, and returns sums.
+To check that every registration has its outcome without a shuffle, the operations of each side are spread over BUCKETS,
+in blocks of neighbours, and summed up: their number, and two parts of a hash of each. Where the sums of a bucket agree,
+so do its operations (but for a chance of one in 2**48); only the others are compared one by one, in
+`unmatched_operations`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _KEY: Final = ("session_number", "operation_id", "item")
 _BLOCK_BITS: Final = np.uint64(10)
 _PART_BITS: Final = 24
 _PART: Final = np.uint64((1 << _PART_BITS) - 1)
-"""A part of a hash: floating-point sums of 2**29 of them are exact."""
+"""Half of a 48-bit hash: float64 sums of 2**29 of them are exact."""
 
 
 @dataclass(frozen=True)
@@ -49,18 +49,17 @@ class Selection:
 
     @classmethod
     def of(cls, since: datetime | None, until: datetime | None, topics: Sequence[str] | None) -> Selection:
-        """From what a command was given; instants without a time zone are UTC."""
+        """From a command's arguments; instants without a time zone are UTC."""
         start, end = (None if at is None else round(at.timestamp() * 1_000) for at in (to_utc(since), to_utc(until)))
         return cls(start, end, None if topics is None else frozenset(topics))
 
     def widened(self, margin_ms: int) -> Selection:
-        """With a margin on either side."""
         start = None if self.since_ms is None else self.since_ms - margin_ms
         end = None if self.until_ms is None else self.until_ms + margin_ms
         return replace(self, since_ms=start, until_ms=end)
 
     def holds(self, at_ms: Integers) -> Flags:
-        """Which instants lie in it."""
+        """Which instants lie in the window."""
         held: Flags = np.ones(len(at_ms), bool)
         if self.since_ms is not None:
             held &= at_ms >= self.since_ms
@@ -71,10 +70,10 @@ class Selection:
 
 @dataclass
 class Survey:
-    """What was seen of some files; `add` brings two together."""
+    """What was seen of some files; `add` merges two of them."""
 
     used: dict[str, int] = field(default_factory=dict)
-    """Rows by table: inside the window and of its topics."""
+    """Rows by table: in the window and of its topics."""
     outside: dict[str, int] = field(default_factory=dict)
     other_topics: dict[str, int] = field(default_factory=dict)
     earlier: int = 0
@@ -83,7 +82,7 @@ class Survey:
     sums: Integers = field(default_factory=lambda: np.zeros((len(SIDES), 3, BUCKETS), np.int64))
 
     def add(self, other: Survey) -> Survey:
-        """Both in one; this one is changed."""
+        """Adds the other one to this one, and returns it."""
         for name in ("used", "outside", "other_topics"):
             mine = getattr(self, name)
             for table, rows in getattr(other, name).items():
@@ -101,7 +100,7 @@ class Survey:
 
 @dataclass(frozen=True)
 class Operations:
-    """Operations of one part of a file, each as often as it has items."""
+    """Operations of one part of a file, each once for each of its items."""
 
     item: Integers
     session: Integers
@@ -115,13 +114,13 @@ class Operations:
 
     @property
     def buckets(self) -> Integers:
-        """Of each, from 0. Neighbours share one, so that a stretch that is lost differs in few."""
+        """Neighbours share a bucket, so that a lost stretch of rows makes few buckets differ."""
         blocks = _mix(_mix(self.session.view(np.uint64)) ^ (self.operation.view(np.uint64) >> _BLOCK_BITS))
         return (blocks & np.uint64(BUCKETS - 1)).astype(np.int64)
 
 
 def survey_files(uri: str, files: Sequence[ArchiveFile], window: Selection) -> Survey:
-    """Reads some files whole, one part after the other."""
+    """Surveys whole files, one part after the other."""
     keep_freed_memory()
     survey = Survey()
     for file in files:
@@ -154,7 +153,7 @@ def parts_of(uri: str, file: ArchiveFile, columns: Sequence[str]) -> Iterator[pa
 
 
 def operations_of(file: ArchiveFile, part: pa.Table, window: Selection) -> Operations:
-    """The operations of a part that count: not refused, of the window's topics, ended since it began."""
+    """The operations of a part that count: accepted, of the window's topics, ended since it began."""
     at_ms = instants_of(part, "at")
     item = numbers_of(part, "item")
     chosen = np.ones(part.num_rows, bool)
@@ -176,7 +175,7 @@ def operations_of(file: ArchiveFile, part: pa.Table, window: Selection) -> Opera
 
 
 def hash_operations(run_id: str, session: Integers, operation: Integers) -> npt.NDArray[np.uint64]:
-    """64 bits of each operation, mixed well (the finalizer of SplitMix64, twice)."""
+    """64 well-mixed bits for each operation (the finaliser of SplitMix64, twice)."""
     seed = np.uint64(int.from_bytes(blake2b(run_id.encode(), digest_size=8).digest(), "little"))
     return _mix(_mix(session.view(np.uint64) + seed) ^ operation.view(np.uint64))
 
@@ -188,7 +187,7 @@ def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def columns_of(table: str, window: Selection) -> list[str]:
-    """What the survey needs of a table."""
+    """The columns of a table that the survey needs."""
     own = {schema.REGISTRATIONS: [*_KEY, "refusal_code"], schema.OUTCOMES: [*_KEY, "waited_ms"]}.get(table, [])
     topic = ["topic"] if window.topics is not None and "topic" in schema.SCHEMAS[table].names else []
     return [*_CLOCKS, *own, *topic]
@@ -210,7 +209,7 @@ def _count(survey: Survey, table: str, part: pa.Table, window: Selection) -> Non
 
 
 def _has_topic(part: pa.Table, topics: frozenset[str]) -> Flags:
-    """Rows of these topics, and those that have none."""
+    """Rows of these topics, and rows without a topic."""
     wanted = np.zeros(part.num_rows, bool)
     start = 0
     for chunk in part.column("topic").chunks:
@@ -222,7 +221,7 @@ def _has_topic(part: pa.Table, topics: frozenset[str]) -> Flags:
 
 
 def _bucket_sums(operations: Operations) -> Integers:
-    """Count and summed parts of the hashes, of what was registered in the window, item by item, by bucket."""
+    """By bucket: number and summed hash halves of the items registered in the window."""
     items = _mix(operations.hashes + operations.item.astype(np.uint64))
     hashes, buckets = items[operations.inside], operations.buckets[operations.inside]
     parts = hashes & _PART, (hashes >> np.uint64(_PART_BITS)) & _PART

@@ -1,8 +1,8 @@
-"""Which operations have only one of their two ends in an archive: those whose sums differ in the survey, one by one.
+"""Operations with only one of their two ends in an archive: the buckets that differ in the survey, one by one.
 
-The two ends of an operation are mostly written at about the same time. So each task first puts together what it finds
-in its own files, and only what is left over travels. An end without its other one may still be one end too many, of
-an operation that a task has put together: the rows of those few are then brought together in full.
+Both ends of an operation are mostly written at about the same time. So each task first pairs what it finds in its own
+files, and only unpaired ends are shuffled. Such an end may still belong to an operation whose pair a task has already
+dropped (a second outcome, say): so all rows of these few operations are then read again and counted in full.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NO_REGISTRATION: Final = "no registration"
 REPEATED: Final = "repeated"
 
 MARGIN_MS: Final = 60_000
-"""Around a window: the wall clock may have jumped between an operation's two ends."""
+"""Around a window: the wall clock may have jumped between the two ends of an operation."""
 
 _KEY: Final = ["run_id", "session_number", "operation_id"]
 _NUMBERS: Final = ("session_number", "operation_id", "call_number", "registered_at_ms")
@@ -41,10 +41,9 @@ _NEVER: Final = 2**63 - 1
 
 @dataclass(frozen=True)
 class UnmatchedCount:
-    """How many operations of a run have not exactly a registration and an outcome.
+    """How many operations of a run do not have exactly one registration and one outcome.
 
-    `early`: they were registered before the first registration of the run that is in the archive; `before_run`: before
-    the run began.
+    `early`: registered before the run's first registration that is in the archive. `before_run`: before the run began.
     """
 
     run_id: str
@@ -56,10 +55,10 @@ class UnmatchedCount:
 
 @dataclass(frozen=True)
 class CandidateReader:
-    """What the tasks do: each reads one chunk of files and gives rows of the buckets that differ.
+    """The work of a task: reads chunks of files and yields the operations of the buckets that differ.
 
-    `together`: what has both ends within a chunk is left out. Not where rows may be there twice.
-    `only`: of these operations (sorted hashes); None: of all.
+    `together`: leaves out pairs found within a chunk. Only where no rows are there twice, or a pair would hide a copy.
+    `only`: restricts to these operations (sorted hashes); None: all.
     """
 
     uri: str
@@ -106,7 +105,7 @@ class CandidateReader:
 def find_unmatched(
     spark: SparkSession, reading: CandidateReader, first_registered_ms: dict[str, int], started_ms: dict[str, int]
 ) -> list[UnmatchedCount]:
-    """Counts by run what does not fit: a handful of rows for each. Both tables are by run, on the wall clock."""
+    """Counts unmatched operations by run, in a few rows each. Both tables are by run, on the wall clock."""
     if reading.together:
         suspects = _operations(spark, reading).where("what is not null").select("hash").toArrow()
         reading = replace(reading, together=False, only=suspects.column("hash").to_numpy())
@@ -127,7 +126,7 @@ def find_unmatched(
 
 
 def _operations(spark: SparkSession, reading: CandidateReader) -> DataFrame:
-    """One row for each operation that was read, with `what` is wrong with it; null: nothing."""
+    """One row for each operation read; `what` is wrong with it, or null."""
     ended = F.col("ended")
     return (
         spark.range(0, len(reading.chunks), 1, len(reading.chunks))
@@ -156,7 +155,7 @@ def _what() -> Column:
 
 
 def _left_over(rows: pa.Table) -> pa.Array:
-    """Which rows are not one of exactly a registration and an outcome."""
+    """Which rows are not one half of exactly one registration and one outcome."""
     _, place, counts = np.unique(rows.column("hash").to_numpy(), return_inverse=True, return_counts=True)
     ends = np.bincount(place, weights=rows.column("ended").to_numpy(), minlength=len(counts))
     return pa.array(~((counts == 2) & (ends == 1))[place])

@@ -1,1 +1,1 @@
-"""Spark itself: the session, what it says while it runs, and how it fails."""
+"""Spark itself: the session, its progress while it runs, and its failures."""

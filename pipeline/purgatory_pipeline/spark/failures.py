@@ -1,4 +1,4 @@
-"""Failures of Spark in one line: what happened, without the stacks of two languages around it."""
+"""Spark's failures in one line: what happened, without the stack traces of two languages around it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _JAVA_CLASS = re.compile(r"^:? ?(?:[a-z]\w*\.)+[A-Z]\w*(?:Exception|Error): ")
 
 @contextmanager
 def own_errors() -> Iterator[None]:
-    """An error of ours that was raised on an executor is raised here as itself, not as Spark's."""
+    """Re-raises a `PipelineError` that was raised on an executor as itself, in place of Spark's error around it."""
     try:
         yield
     except Exception as error:
@@ -26,12 +26,12 @@ def own_errors() -> Iterator[None]:
 
 
 def is_sparks(error: BaseException) -> bool:
-    """True for what PySpark and its bridge to Java raise."""
+    """True for errors of PySpark and of its bridge to Java."""
     return type(error).__module__.partition(".")[0] in {"pyspark", "py4j"}
 
 
 def in_one_line(error: BaseException) -> str:
-    """The innermost cause that the error tells of: of Python code on an executor, its last line; of Java, its cause."""
+    """The innermost cause: the last line of a Python traceback from an executor, else the last `Caused by` of Java."""
     said = str(error).strip()
     if "Traceback (most recent call last)" in said:
         return _raised(said[said.rindex("Traceback (most recent call last)") :])
@@ -43,6 +43,6 @@ def in_one_line(error: BaseException) -> str:
 
 
 def _raised(stack: str) -> str:
-    """The line of a Python stack that names the exception: the first that is not indented, after its head."""
+    """The line of a Python traceback that names the exception: the first that is not indented, after the head."""
     lines = stack.splitlines()[1:]
     return next((line.strip() for line in lines if line.strip() and not line[0].isspace()), lines[-1].strip())

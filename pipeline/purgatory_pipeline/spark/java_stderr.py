@@ -1,8 +1,8 @@
-"""What Java says on stderr, without what it begins with whenever Spark starts it.
+"""Drops two lines that Java prints on stderr whenever Spark starts it.
 
-Spark asks for a module that is incubating, and Java warns of that; we give it compiler directives, and it counts them.
-Neither has an option to leave it out, and it is of no use to who runs a command. So Java gets a pipe as its stderr,
-and a thread passes on everything else, line by line.
+Spark asks for an incubator module, of which Java warns; we pass compiler directives, which Java counts. Both lines come
+from the JVM itself, not from log4j, and there is no option against them. So Java gets a pipe as its stderr, and a
+thread copies everything else, line by line.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _STDERR: Final = 2
 
 @contextmanager
 def without_beginning() -> Iterator[threading.Thread]:
-    """For the time in which Java is started. Gives the thread that passes on what is said, until Java ends."""
+    """Replaces stderr while Java is being started. Yields the copying thread, which runs until Java ends."""
     sys.stderr.flush()
     ours = os.dup(_STDERR)
     reading, writing = os.pipe()

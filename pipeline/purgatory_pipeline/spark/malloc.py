@@ -1,4 +1,4 @@
-"""Memory for tasks that take and free the same large arrays over and over."""
+"""Memory settings for tasks that allocate and free the same large arrays over and over."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _GROWN_BYTES: Final = 1 << 26
 
 @cache
 def keep_freed_memory() -> None:
-    """Lets this process keep up to a gigabyte that it has freed, for Arrow and numpy alike, instead of giving it back.
+    """Lets this process keep up to a gigabyte of freed memory, for Arrow and numpy alike, instead of returning it.
 
-    Each page that was given back costs a fault when it is used again: for small windows of rows more than all that is
-    done with them. Only glibc can be told so; elsewhere nothing changes.
+    Each page that was returned costs a page fault when it is used again: for small windows of rows that is more than
+    all work on them. Only glibc has the setting; elsewhere nothing changes.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:

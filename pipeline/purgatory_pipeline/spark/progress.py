@@ -1,4 +1,4 @@
-"""How far Spark is, on stderr: nothing for short work, then a line that is renewed (a terminal) or now and then."""
+"""Spark's progress on stderr: nothing for short work, then one line, redrawn on a terminal, repeated in a log."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Final, TextIO
 from pyspark import SparkContext
 
 QUIET_S: Final = 4.0
-"""Work that takes less says nothing."""
+"""Shorter work shows nothing."""
 TERMINAL_S: Final = 0.5
 LOG_S: Final = 15.0
-"""Between two lines where they stay, as in a log."""
+"""Between two lines in a log."""
 
 
 @dataclass(frozen=True)
 class Reached:
-    """What is done of the jobs that are running: stages and tasks."""
+    """Stages and tasks of the running jobs."""
 
     stages: int
     stages_done: int
@@ -28,7 +28,6 @@ class Reached:
     tasks_done: int
 
     def words(self, name: str, elapsed_s: float) -> str:
-        """One line for people."""
         return (
             f"{name}: stage {min(self.stages_done + 1, self.stages)} of {self.stages}, "
             f"{self.tasks_done} of {self.tasks} tasks, {elapsed_s:.0f} s"
@@ -36,7 +35,7 @@ class Reached:
 
 
 def reached(context: SparkContext) -> Reached | None:
-    """What Spark is at now; None while it idles."""
+    """Progress of the running jobs; None while Spark is idle."""
     tracker = context.statusTracker()
     active = set(tracker.getActiveStageIds())
     stages, done, tasks, tasks_done = 0, 0, 0, 0
@@ -54,7 +53,7 @@ def reached(context: SparkContext) -> Reached | None:
 
 
 class ProgressLine:
-    """Looks at a Spark context from a thread of its own, and writes what it sees."""
+    """Polls a Spark context from its own thread and writes its progress."""
 
     def __init__(self, context: SparkContext, name: str, stream: TextIO, quiet_s: float = QUIET_S) -> None:
         self._context = context
@@ -69,16 +68,16 @@ class ProgressLine:
 
     @property
     def is_watching(self) -> bool:
-        """False once it was closed, or has nothing to look at any more."""
+        """False once closed, or once the context has stopped."""
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Stops looking and leaves no half a line behind."""
+        """Stops the thread and clears the line."""
         self._ended.set()
         self._thread.join(timeout=5)
 
     def is_due(self, elapsed_s: float, said_s: float) -> bool:
-        """Whether to say something, so long after the beginning and after the last line."""
+        """Whether to write a line, `elapsed_s` after the start and `said_s` after the previous one."""
         return elapsed_s >= self._quiet_s and (self._terminal or said_s >= LOG_S)
 
     def _watch(self) -> None:
@@ -118,7 +117,7 @@ _shown: ProgressLine | None = None
 
 
 def show(context: SparkContext, name: str) -> None:
-    """From now on shows how far the context is; once for a program, whatever the context."""
+    """Shows progress of the context from now on; once per process, whatever the context."""
     global _shown  # noqa: PLW0603 -- a program has one terminal
     if _shown is None:
         _shown = ProgressLine(context, name, sys.stderr)
@@ -126,7 +125,6 @@ def show(context: SparkContext, name: str) -> None:
 
 
 def stop() -> None:
-    """Ends what `show` began."""
     global _shown  # noqa: PLW0603 -- see show
     if _shown is not None:
         _shown.close()

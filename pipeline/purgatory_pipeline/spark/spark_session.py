@@ -1,4 +1,4 @@
-"""The Spark session that the commands run on: local on all cores unless Spark's own settings say otherwise."""
+"""The Spark session of the commands: local on all cores unless Spark's own settings say otherwise."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ INSTALL_JAVA: Final = (
 
 _SUBMIT_ARGS: Final = "PYSPARK_SUBMIT_ARGS"
 _SHELL: Final = "pyspark-shell"
-"""The last word of Spark's arguments when Python starts the JVM."""
+"""The last of Spark's arguments when Python starts the JVM."""
 _PYTHON_SETTING: Final = "spark.pyspark.python"
 LOGGING: Final = Path(__file__).with_name("log4j2.properties")
-"""Keeps Spark quiet: for `-Dlog4j2.configurationFile`."""
+"""For `-Dlog4j2.configurationFile`: keeps Spark quiet."""
 DIRECTIVES: Final = Path(__file__).with_name("java_directives.json")
-"""What Java need not optimize: for `-XX:CompilerDirectivesFile`."""
+"""For `-XX:CompilerDirectivesFile`: what Java need not optimise."""
 
 _JAVA_OPTIONS: Final = (
     f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
     "-XX:+IgnoreUnrecognizedVMOptions",
-    # A command lives for a minute and plans dozens of queries: by default a third of its time would go into optimizing
-    # code that hardly runs again. Loops over many rows still are, soon.
+    # A command lives for a minute and plans dozens of queries: by default a third of its time goes into optimizing
+    # code that hardly runs again. Loops over many rows are still optimised, and soon.
     "-XX:Tier4InvocationThreshold=50000",
     "-XX:Tier4MinInvocationThreshold=6000",
     "-XX:Tier4CompileThreshold=150000",
@@ -46,7 +46,7 @@ _JAVA_OPTIONS: Final = (
     shlex.quote(f"-XX:CompilerDirectivesFile={DIRECTIVES}"),
     "-XX:CompileCommand=quiet",
     "-XX:+DisplayVMOutputToStderr",
-    # Room for the classes of Spark: each time it must grow, by default, the whole heap is looked through.
+    # Room for Spark's classes: by default each growth of the metaspace triggers a collection of the whole heap.
     "-XX:MetaspaceSize=256m",
     "-XX:InitiatingHeapOccupancyPercent=70",
     "-XX:-G1UseAdaptiveIHOP",
@@ -58,19 +58,20 @@ _JVM_DEFAULTS: Final = {
 _DEFAULTS: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # Archives have many small files. Listing them again is a job of that many tasks, by default up to 10,000.
+    # Archives have many small files. Spark lists them again, in a job of that many tasks, by default up to 10,000.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "32",
-    # What is kept is read once or twice: packing it costs more than it spares, and what does not fit goes to the disk.
+    # Cached tables are read once or twice: compressing them costs more than it saves, and what does not fit is spilled.
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
 }
 
 _SHUFFLE_PARTITIONS: Final = "spark.sql.shuffle.partitions"
 SHUFFLE_PARTITIONS_PER_CORE: Final = 4
-"""On one machine, where each of Spark's own 200 would cost more than its work. On a cluster at least those 200, since
-executors may come later, and Spark brings small ones together again."""
+"""On one machine, where each of Spark's default 200 partitions would cost more than its work. On a cluster at least
+those 200, since executors may join later; Spark coalesces small ones.
+"""
 
 _started = False
-"""Whether the running session is ours to end."""
+"""Whether we started the running session, and so must stop it."""
 
 
 def java_version() -> int:
@@ -89,9 +90,9 @@ def java_version() -> int:
 
 
 def pass_settings(master: str | None, settings: Sequence[str]) -> None:
-    """Hands `--master` and `--conf NAME=VALUE` to the session that will be started, before it is.
+    """Passes `--master` and `--conf NAME=VALUE` to the session, before it is started.
 
-    Raises `SettingInvalid` for what is no setting, and under spark-submit, which takes them itself.
+    Raises `SettingInvalid` for anything else, and under spark-submit, which takes these options itself.
     """
     if not master and not settings:
         return
@@ -109,12 +110,12 @@ def pass_settings(master: str | None, settings: Sequence[str]) -> None:
 
 
 def started_by_spark() -> bool:
-    """True under spark-submit: the JVM is there already, with all its settings."""
+    """True under spark-submit: the JVM is already running with all its settings."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def spark_session(name: str) -> SparkSession:
-    """The running session, or a new one. Settings given to Spark (spark-submit --conf, spark-defaults) win over ours.
+    """The running session, or a new one. Settings given to Spark (spark-submit --conf, spark-defaults) override ours.
 
     Long work shows its progress on stderr from then on. Raises `JavaMissing`.
     """
@@ -147,7 +148,7 @@ def _shuffle_partitions(session: SparkSession) -> int:
 
 
 def stop_session() -> None:
-    """Ends the session that `spark_session` has made; one that was there before goes on."""
+    """Stops the session that `spark_session` started; one that was there before stays."""
     global _started  # noqa: PLW0603 -- see spark_session
     progress.stop()
     session = SparkSession.getActiveSession()
@@ -157,6 +158,6 @@ def stop_session() -> None:
 
 
 def _submit_words() -> list[str]:
-    """What the environment gives to Spark's start, without its last word."""
+    """The arguments from the environment, without the last word."""
     words = shlex.split(os.environ.get(_SUBMIT_ARGS, ""))
     return words[:-1] if words[-1:] == [_SHELL] else words
