@@ -17,6 +17,8 @@ T = TypeVar("T")
 
 INT32_MAX: Final = 2**31 - 1
 INT64_MAX: Final = 2**63 - 1
+TIMEOUT_S_MAX: Final = INT32_MAX / 1_000
+"""The longest timeout that a daemon's `limits.timeout_ms_max` can be set to allow, in seconds."""
 
 
 def int32(value: int, field: str) -> int:
@@ -72,9 +74,12 @@ def squeeze(column: list[T]) -> list[T]:
 
 
 def milliseconds(seconds: float | None) -> int | None:
-    """A timeout as the wire has it, rounded up so that it is never early. None stays None: the daemon's default."""
+    """A timeout as the wire has it, rounded up so that it is never early. None stays None: the daemon's default.
+
+    Raises InvalidRequest for one that no daemon takes: negative, not a number, or over 2**31 - 1 ms (24.8 days).
+    """
     if seconds is None:
         return None
-    if not 0 < seconds < INT32_MAX:
-        raise InvalidRequest("timeout_ms", f"a timeout of {seconds} s; must be more than 0 and less than {INT32_MAX} s")
+    if not 0 <= seconds <= TIMEOUT_S_MAX:
+        raise InvalidRequest("timeout_ms", f"a timeout of {seconds} s; must be from 0 to {TIMEOUT_S_MAX} s")
     return math.ceil(seconds * 1_000)

@@ -55,6 +55,20 @@ async def test_a_wait_expires_with_what_was_reached_and_an_estimate(client: Asyn
     assert expired.value.result is result
 
 
+async def test_a_timeout_of_nothing_is_answered_at_once(client: AsyncClient) -> None:
+    """Satisfied or expired, over a session, in columns and by the unary call; nothing is left pending."""
+    await client.advance("zero-0", high_watermark=5)
+    missed = await client.produce({"zero-0": 6}, timeout=0)
+    for result in (missed, await client.wait_once(waits.produce({"zero-0": 6}, timeout=0))):
+        assert (result.outcome, result.waited, result.lateness) == (Outcome.EXPIRED, 0, 0)
+        assert result.partitions["zero-0"].reached_offset == 5
+    assert (await client.wait_once(waits.produce({"zero-0": 5}, timeout=0))).satisfied
+    assert (await client.fetch({"zero-0": 5}, timeout=0)).outcome == Outcome.EXPIRED
+    answer = await client.produce_many(["zero-0"], offsets=[5, 6], indexes=[0, 0], timeouts_ms=[0])
+    assert answer.outcomes == [Outcome.SATISFIED, Outcome.EXPIRED]
+    assert sum(kind.pending for kind in (await client.status()).kinds) == 0
+
+
 async def test_a_wait_fails_when_its_partition_goes(client: AsyncClient) -> None:
     """A removed partition fails its waits with 3, a failed storage with 56, a lost leadership with 6."""
     for marks, code in (

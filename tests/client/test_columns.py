@@ -11,13 +11,16 @@ from purgatory_client.number_checks import int32, int64, int_column, millisecond
 from purgatory_client.results import OperationKind
 
 
-@pytest.mark.parametrize(("seconds", "expected"), [(None, None), (5, 5_000), (0.0001, 1), (0.0015, 2), (1e6, 10**9)])
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(None, None), (0, 0), (5, 5_000), (0.0001, 1), (0.0015, 2), (2**31 / 1_000 - 0.001, 2**31 - 1)],
+)
 def test_timeouts_round_up(seconds: float | None, expected: int | None) -> None:
     """A timeout never gets shorter on its way; none stays none."""
     assert milliseconds(seconds) == expected
 
 
-@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), 1e300])
+@pytest.mark.parametrize("seconds", [-0.001, 2**31 / 1_000, float("nan"), float("inf"), 1e300])
 def test_impossible_timeouts_are_refused(seconds: float) -> None:
     """What is no timeout is refused with its field."""
     with pytest.raises(InvalidRequest) as refused:

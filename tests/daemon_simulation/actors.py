@@ -152,7 +152,7 @@ def _many(client: AsyncClient, batch: Batch) -> Awaitable[ResultColumns]:
     all_of = batch.operations
     kind = OperationKind(all_of[0].kind)
     items = [item for operation in all_of for item in operation.items]
-    timeouts_ms = [operation.timeout_ms or 1 for operation in all_of]
+    timeouts_ms = [1 if operation.timeout_ms is None else operation.timeout_ms for operation in all_of]
     counts = [len(operation.items) for operation in all_of]
     offsets = [offset for _, offset in items]
     if kind == OperationKind.SIGNAL:

@@ -166,6 +166,8 @@ class Model:
             self._waiting[entry.owner, operation_id] = wait
             self._begin(wait, bool(value_at(batch.from_now, row, 0)), batch, first_item - count)
             self._settle(wait, entry.now_ms)
+            if wait.timeout_ms == 0 and (wait.owner, operation_id) in self._waiting:
+                self._end(wait, codes.EXPIRED, entry.now_ms)
 
     @staticmethod
     def _item(batch: OperationBatch, kind: int, place: int) -> Item:

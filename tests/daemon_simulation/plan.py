@@ -221,7 +221,7 @@ class Drawing:
     ) -> Operation:
         rng = self._random
         invalid = rng.random() < 0.02
-        timeout_ms: int | None = rng.choice((1, 20, 150, 500, 1_200))
+        timeout_ms: int | None = rng.choice((0, 20, 150, 500, 1_200))
         reachable = rng.random() < 0.85
         if reachable and not in_batch and rng.random() < 0.1:
             timeout_ms = None

@@ -87,8 +87,8 @@ class World:
         return max(1, self.last_id - self.rng.randrange(60))
 
     def timeout_ms(self) -> int:
-        """Mostly short."""
-        return self.pick((1, 2, 5, 20, 50, 100, 300, 1_000, 5_000))
+        """Mostly short; 0: not to wait at all."""
+        return self.pick((0, 1, 2, 5, 20, 50, 100, 300, 1_000, 5_000))
 
     def offset(self) -> int:
         """Around where the marks are."""

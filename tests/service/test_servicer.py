@@ -108,7 +108,6 @@ def bad_operations() -> dict[str, tuple[operation_pb2.Operation, str, str]]:
         "offset out of range": (
             produce(1, "orders", 2**63 - 1), "operation.produce.partitions[0].required_offset", str(2**63 - 1),
         ),
-        "timeout 0": (produce(1, "orders", 1, 0), "operation.timeout_ms", "0"),
         "timeout negative": (produce(1, "orders", 1, -1), "operation.timeout_ms", "-1"),
         "timeout over the maximum": (produce(1, "orders", 1, 2**40), "operation.timeout_ms", str(2**40)),
         "no topic": (unnamed, "operation.produce.partitions[0].topic_partition", "missing"),

@@ -72,7 +72,7 @@ async def test_the_rest_of_a_batch_is_registered() -> None:
             produce(1, "orders", 42),
             produce(2, "orders", -1),
             operation_pb2.Operation(operation_id=3),
-            signal(4, "k", 0),
+            signal(4, "k", -1),
             signal(5, "k"),
             produce(0, "orders", 1),
         ]

@@ -269,7 +269,7 @@ def test_results_as_columns_say_the_same() -> None:
 def test_refused_results_keep_their_reason_in_both_shapes() -> None:
     """Outcome REFUSED with the refusal, in order."""
     refused = [
-        RefusedOperation(Refusal(3, codes.INVALID_ARGUMENT, "timeout_ms", "0 is not in 1..10"), 7, codes.PRODUCE),
+        RefusedOperation(Refusal(3, codes.INVALID_ARGUMENT, "timeout_ms", "-1 is not in 0..10"), 7, codes.PRODUCE),
         RefusedOperation(Refusal(4, codes.RESOURCE_EXHAUSTED, "operation_id", "full"), 8, codes.PRODUCE),
     ]
     [part] = slices_of(RefusedCompletions(refused), [refusal for refusal, _, _ in refused])

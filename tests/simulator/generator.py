@@ -128,10 +128,10 @@ class Generator:
         """One registration."""
         operation_id = self.next_ids[owner]
         self.next_ids[owner] = operation_id + 1 + (self.below(3) if self.rng.random() < 0.1 else 0)
-        timeout_ms = 1 + self.below(self.swarm.timeout_max_ms)
+        timeout_ms = self.swarm.timeout_min_ms + self.below(self.swarm.timeout_max_ms)
         count = 1 + self.below(self.swarm.items_max)
         if self.is_nonsense():
-            timeout_ms = self.below(2) - 1
+            timeout_ms = -1 - self.below(2)
         if kind == plain.SIGNAL:
             return self.signal_operation(operation_id, timeout_ms, count)
         chosen = [self.sketches[i] for i in self.different(count, len(self.sketches))]

@@ -40,6 +40,7 @@ class Swarm:
         self.bytes_per_offset = rng.choice((1, 10, 100))
         self.positions = rng.choice((0.0, 0.5, 1.0))
         self.timeout_max_ms = rng.choice((3, 20, 100, 1_000, 50_000))
+        self.timeout_min_ms = 0 if self.timeout_max_ms == 3 else 1  # 0: not to wait at all
         self.leap_max_ms = rng.choice((2, 10, 50, 2_000))
         self.reaper_limit = rng.choice((100_000, 100_000, 1, 5))
         self.slice_limit = rng.choice((100_000, 100_000, 1, 3))

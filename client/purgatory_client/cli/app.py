@@ -49,7 +49,9 @@ def wait(
         list[str],
         typer.Argument(metavar="TARGET...", help="partition@offset (orders-3@42), or keys with --signal."),
     ],
-    timeout: Annotated[str, typer.Option("--timeout", "-t", help="How long to wait: 500ms, 30s, 2m, 1h.")] = "30s",
+    timeout: Annotated[
+        str, typer.Option("--timeout", "-t", help="How long to wait: 500ms, 30s, 2m, 1h; 0: answer at once.")
+    ] = "30s",
     fetch: Annotated[bool, typer.Option("--fetch", help="Wait until records can be read from the offsets.")] = False,
     min_bytes: Annotated[int, typer.Option(help="With --fetch: bytes to gather over all partitions.")] = 1,
     replica_id: Annotated[int | None, typer.Option(help="With --fetch: the follower that fetches.")] = None,

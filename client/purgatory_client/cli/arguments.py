@@ -21,10 +21,10 @@ class UsageError(Exception):
 
 
 def seconds(text: str) -> float:
-    """A duration: "500ms", "30s", "2m", "1h", "1d", or a plain number of seconds."""
+    """A duration: "500ms", "30s", "2m", "1h", "1d", or a plain number of seconds; "0" too."""
     match = _DURATION.fullmatch(text.strip())
-    value = float(match[1]) * UNITS_S[match[2] or ""] if match else 0.0
-    if not 0 < value < math.inf:
+    value = float(match[1]) * UNITS_S[match[2] or ""] if match else math.inf
+    if value == math.inf:
         raise UsageError(f"{text!r} is not a duration; write a number and a unit, like 500ms, 30s, 2m or 1h")
     return value
 

@@ -19,6 +19,7 @@ from purgatory_client.cli.exits import Exit, exit_of_outcomes
 from purgatory_client.cli.running import run
 from purgatory_client.cli.shared_options import DEFAULT_ADDRESS, Address, AsJson
 from purgatory_client.many import partition_columns
+from purgatory_client.number_checks import milliseconds
 from purgatory_client.results import OperationKind, Outcome
 
 
@@ -76,8 +77,8 @@ def load(
     session_id = session or f"load-{uuid.uuid4().hex[:12]}"
 
     async def call(client: AsyncClient) -> Exit:
-        limit_ms = round(seconds(timeout) * 1_000)
-        wanted = Load(session_id, operations, topic, partitions, limit_ms, batch, rate)
+        timeout_ms = milliseconds(seconds(timeout)) or 0
+        wanted = Load(session_id, operations, topic, partitions, timeout_ms, batch, rate)
         report = await _load(client, wanted, advance=advance, detach=detach)
         render_load.load_report(report, as_json=as_json)
         return exit_of_outcomes(report.outcomes)

@@ -98,14 +98,19 @@ def _remaining_ms(wait: Wait, lost_at: float, now: float) -> int:
     assert wait.timeout_ms is not None, "a wait without a timeout among waits with one"
     if wait.submitted_at >= lost_at:
         return wait.timeout_ms
-    return max(1, wait.timeout_ms - int((now - wait.submitted_at) * 1_000))
+    return _remaining(wait.timeout_ms, int((now - wait.submitted_at) * 1_000))
 
 
 def _remaining_column(batch: WaitColumns, lost_at: float, now: float) -> list[int]:
     if batch.submitted_at >= lost_at:
         return batch.timeouts_ms
     elapsed_ms = int((now - batch.submitted_at) * 1_000)
-    return [max(1, timeout_ms - elapsed_ms) if timeout_ms > 0 else timeout_ms for timeout_ms in batch.timeouts_ms]
+    return [_remaining(timeout_ms, elapsed_ms) for timeout_ms in batch.timeouts_ms]
+
+
+def _remaining(timeout_ms: int, elapsed_ms: int) -> int:
+    """At least 1 ms, as a wait that was to wait is not one for an answer at once; 0 and what is refused stay."""
+    return max(1, timeout_ms - elapsed_ms) if timeout_ms > 0 else timeout_ms
 
 
 def _add_names(columns: wire.OperationColumns, waits: Sequence[Wait]) -> None:

@@ -58,7 +58,9 @@ class Change:
             changed = np.rint(values * self.value)
         else:
             changed = np.full(len(values), self.value) if self.how == "=" else values + self.value
-        within: Integers = np.clip(changed, 1, HIGHEST[self.name]).astype(np.int64)
+        # A timeout of 0 asks for an answer at once, and half as long again is no time either.
+        lowest = np.minimum(values, 1) if self.name == TIMEOUT_MS else 1
+        within: Integers = np.clip(changed, lowest, HIGHEST[self.name]).astype(np.int64)
         return within
 
 

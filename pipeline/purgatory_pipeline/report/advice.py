@@ -182,7 +182,7 @@ def _used(in_use: pd.DataFrame) -> dict[tuple[str | None, str], list[Row]]:
 def _candidates(curve: Curve, used: Sequence[Row], asked_ms: Sequence[int]) -> list[int]:
     """Timeouts to look at, rising."""
     in_use = [int(row["timeout_ms"]) for row in used]
-    middle_ms = in_use[0] if in_use else max(curve.seen_until_ms, 1)
+    middle_ms = (in_use[0] if in_use else 0) or max(curve.seen_until_ms, 1)
     near = [step for step in LADDER_MS if middle_ms / AROUND <= step <= middle_ms * AROUND]
     return sorted({*near, *in_use, *asked_ms})
 

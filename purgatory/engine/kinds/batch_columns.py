@@ -45,7 +45,7 @@ class BatchColumns:
             raise InvalidBatch("item_count", f"has a value that is not in 0..{ITEM_COUNT_MAX}")
         self._check_lengths(batch)
         self.operation_ids: Final = Column(batch.operation_ids, 0, 1, OPERATION_ID_MAX)
-        self.timeouts_ms: Final = Column(batch.timeouts_ms, limits.timeout_ms_default, 1, limits.timeout_ms_max)
+        self.timeouts_ms: Final = Column(batch.timeouts_ms, limits.timeout_ms_default, 0, limits.timeout_ms_max)
         self.places: Final = Column(batch.item_indexes, 0, 0, self.names - 1)
         """Of each item: the place of its partition or key in the dictionary."""
         self._columns: Final[dict[str, Column]] = {}

@@ -37,7 +37,7 @@ class OperationChecks:
             )
         if columns.timeouts_ms.at(row) == OUT_OF_RANGE:
             timeout_ms = columns.timeouts_ms.given(row)
-            return Fault(INVALID_ARGUMENT, "timeout_ms", f"{timeout_ms} is not in 1..{limits.timeout_ms_max}")
+            return Fault(INVALID_ARGUMENT, "timeout_ms", f"{timeout_ms} is not in 0..{limits.timeout_ms_max}")
         count = columns.item_counts.given(row)
         if count < 1:
             return Fault(INVALID_ARGUMENT, columns.items_path(), "is empty; give at least one")

@@ -13,6 +13,7 @@ from mypy_extensions import i64
 from purgatory.engine.batches import AsGiven, OperationBatch, Refusal, RegisterReceipt
 from purgatory.engine.codes import (
     DELETE_RECORDS,
+    EXPIRED,
     FAILED,
     FETCH,
     INVALID_ARGUMENT,
@@ -186,8 +187,8 @@ class Registration:
         timeout_ms: i64,
         now_ms: i64,
     ) -> bool:
-        """Lets a produce of one partition wait. False: nothing was done, it has not to."""
-        if produce_state(partition, required, epoch) != UNRESOLVED:
+        """Lets a produce of one partition wait. False: nothing was done, it has not to, or is not to."""
+        if timeout_ms == 0 or produce_state(partition, required, epoch) != UNRESOLVED:
             return False
         pending = self.pending
         self.partitions.hold(partition)
@@ -218,10 +219,10 @@ class Registration:
 
     def _admit(self, owner: Owner, columns: BatchColumns, row: int, draft: Draft, now_ms: i64) -> None:
         """A produce or delete-records whose items have been tried: completes it, or lets it wait for the unresolved
-        ones.
+        ones. With a timeout of 0 these time out at once, and nothing is left pending.
         """
         kind = columns.kind
-        if draft.left == 0:
+        if draft.left == 0 or columns.timeouts_ms.at(row) == 0:
             self._complete_at_once(owner, columns, row, draft)
             return
         pending = self.pending
@@ -242,15 +243,18 @@ class Registration:
 
     def _complete_at_once(self, owner: Owner, columns: BatchColumns, row: int, draft: Draft) -> None:
         completions = self.pending.completions_of(owner)
-        failed = False
+        outcome = EXPIRED if draft.left > 0 else SATISFIED
         for place, partition in enumerate(draft.partitions):
             error = draft.errors[place]
-            failed = failed or error != NONE
+            if error == UNRESOLVED:
+                error = REQUEST_TIMED_OUT
+            elif error != NONE and outcome == SATISFIED:
+                outcome = FAILED
             completions.add_item(
                 partition.name, error, draft.required[place], draft.marks[place], partition.log_start_offset, -1, -1.0
             )
             self.partitions.release(partition)
-        self._note(owner, columns, row, FAILED if failed else SATISFIED)
+        self._note(owner, columns, row, outcome)
 
     def _note(self, owner: Owner, columns: BatchColumns, row: int, outcome: i64) -> None:
         """Writes down the end of an operation that never had to wait, after its items."""
@@ -283,11 +287,12 @@ class Registration:
             )
         pending = self.pending
         pending.evaluations_by_kind[FETCH] += 1
-        if examine(fetch):
+        may_answer = examine(fetch)
+        if may_answer or columns.timeouts_ms.at(row) == 0:
             failed = pending.answer_fetch(fetch, pending.completions_of(owner))
             for part in fetch.items:
                 self.partitions.release(part.partition)
-            self._note(owner, columns, row, FAILED if failed else SATISFIED)
+            self._note(owner, columns, row, EXPIRED if not may_answer else FAILED if failed else SATISFIED)
             return
         slot = pending.admit(owner, FETCH, 0, columns.operation_ids.at(row), columns.timeouts_ms.at(row), now_ms)
         last: i64 = -1
@@ -312,13 +317,14 @@ class Registration:
             required.append(wanted)
             if key.count < wanted:
                 left += 1
-        if left == 0 or (any_key and left < len(held)):
+        satisfied = left == 0 or (any_key and left < len(held))
+        if satisfied or columns.timeouts_ms.at(row) == 0:
             completions = self.pending.completions_of(owner)
             for place, key in enumerate(held):
                 error = NONE if key.count >= required[place] else REQUEST_TIMED_OUT
                 completions.add_item(key.name, error, required[place], key.count, -1, -1, -1.0)
                 self.keys.release(key)
-            self._note(owner, columns, row, SATISFIED)
+            self._note(owner, columns, row, SATISFIED if satisfied else EXPIRED)
             return
         pending = self.pending
         if any_key:

@@ -293,14 +293,14 @@ def test_exit_codes_are_in_the_help_and_in_the_documentation(run: Run) -> None:
 
 def test_parsing() -> None:
     """What users write for durations, targets, keys and followers."""
-    assert [seconds(text) for text in ("500ms", "30s", "2m", "1h", "1d", "1.5", "0.5 s")] == [
-        0.5, 30, 120, 3_600, 86_400, 1.5, 0.5,
+    assert [seconds(text) for text in ("500ms", "30s", "2m", "1h", "1d", "1.5", "0.5 s", "0")] == [
+        0.5, 30, 120, 3_600, 86_400, 1.5, 0.5, 0,
     ]  # fmt: skip
     assert partition_offsets(["a-1@5", "b-c-2@7"]) == {"a-1": 5, "b-c-2": 7}
     assert partition_offsets(["a-1", "b-2@3"], -1) == {"a-1": -1, "b-2": 3}
     assert key_counts(["job", "mail@example", "k@3"]) == {"job": 1, "mail@example": 1, "k": 3}
     assert follower("2:41") == (2, 41, None)
     assert follower("2:41:7") == (2, 41, 7)
-    for text in ("", "-5s", "0", "5 weeks"):
+    for text in ("", "-5s", "9" * 400, "5 weeks"):
         with pytest.raises(UsageError):
             seconds(text)

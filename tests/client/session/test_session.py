@@ -154,16 +154,19 @@ def test_what_is_above_the_highest_id_is_sent_again() -> None:
 
 
 def test_a_resent_wait_has_the_time_that_remains() -> None:
-    """Time without a connection counts against a wait's timeout; one that goes out at once keeps all of it."""
+    """Time without a connection counts against a wait's timeout, but a wait keeps at least 1 ms: 0 would be another
+    request, for an answer at once. One that goes out at once keeps all of it.
+    """
     core = open_core()
     core.submit(produce(1), 0.0)
     core.submit(many(2, 3_000), 0.0)
+    core.submit(waits.signal(["k"], timeout=0), 0.0)
     batches = [message.register.columns for message in sent(core, 0.0)]
-    assert sorted(list(columns.timeout_ms) for columns in batches) == [[3_000], [5_000]]
+    assert sorted(list(columns.timeout_ms) for columns in batches) == [[0], [3_000], [5_000]]
     core.connection_lost(1.0)
     core.receive(opened(), 4.0)
     batches = [message.register.columns for message in sent(core, 4.0)]
-    assert sorted(list(columns.timeout_ms) for columns in batches) == [[1], [1_000]]
+    assert sorted(list(columns.timeout_ms) for columns in batches) == [[0], [1], [1_000]]
 
 
 def test_the_first_connection_costs_a_wait_no_time() -> None:

@@ -74,12 +74,12 @@ def test_bad_item_of_a_batch_leaves_the_rest_served() -> None:
     """Each refused item says where and why; the others are registered."""
     world = World()
     good = produce_operation(1)
-    no_timeout = produce_operation(2, timeout_ms=0)
+    past = produce_operation(2, timeout_ms=-1)
     negative = produce_operation(3, offset=-1)
     twice = plain.Operation(plain.PRODUCE, 4, 100, (plain.Item(("orders", 0), 1), plain.Item(("orders", 0), 2)))
     none = plain.Operation(plain.PRODUCE, 5, 100, ())
     last = produce_operation(6)
-    batch = [good, no_timeout, negative, twice, none, last]
+    batch = [good, past, negative, twice, none, last]
     receipt = world.under_test.register(world.owner_id, batch, 0)
     assert receipt.accepted == 2
     assert [(refusal.index, refusal.code) for refusal in receipt.refusals] == [(1, 3), (2, 3), (3, 3), (4, 3)]

@@ -82,7 +82,9 @@ class Oracle:
         owner.highest_operation_id = operation.operation_id
         if refusals.operation_fault(operation, self.timeout_ms_max, self.items_max):
             return REFUSED
-        deadline_ms = -(-(now_ms + operation.timeout_ms) // self.tick_ms) * self.tick_ms
+        deadline_ms = now_ms
+        if operation.timeout_ms:
+            deadline_ms = -(-(now_ms + operation.timeout_ms) // self.tick_ms) * self.tick_ms
         waiting = Waiting(owner_id, operation, now_ms, deadline_ms)
         if operation.kind != plain.SIGNAL and not self.strict:
             for item in waiting.items:
@@ -91,7 +93,8 @@ class Oracle:
         self.tally[operation.kind][0] += 1
         operations.start(waiting, self.world)
         self.pending[waiting.key] = waiting
-        self.check([waiting], now_ms)
+        if not self.check([waiting], now_ms) and not operation.timeout_ms:
+            self.end(waiting, plain.EXPIRED, now_ms)
         return ACCEPTED
 
     # Events.

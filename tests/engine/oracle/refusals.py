@@ -57,7 +57,7 @@ def position_fault(event: plain.Event, partition: Partition) -> bool:
 def operation_fault(operation: plain.Operation, timeout_ms_max: int, items_max: int) -> bool:
     """True: the registration cannot be meant."""
     names = [item.name for item in operation.items]
-    if not 1 <= operation.timeout_ms <= timeout_ms_max or not 1 <= len(names) <= items_max:
+    if not 0 <= operation.timeout_ms <= timeout_ms_max or not 1 <= len(names) <= items_max:
         return True
     if len(set(names)) < len(names):
         return True

@@ -79,7 +79,7 @@ def test_the_highest_id_is_plain() -> None:
 @pytest.mark.parametrize(
     ("values", "field"),
     [
-        ({"timeout_ms": 0}, "timeout_ms"),
+        ({"timeout_ms": -1}, "timeout_ms"),
         ({"timeout_ms": TIMEOUT_MS_MAX + 1}, "timeout_ms"),
         ({"offset": -1}, "produce.partitions[0].required_offset"),
         ({"offset": OFFSET_MAX}, "produce.partitions[0].required_offset"),

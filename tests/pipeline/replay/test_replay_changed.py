@@ -152,7 +152,7 @@ class CallByCall:
     @staticmethod
     def changed(how: str, value: float, before: int) -> int:
         """One number."""
-        return max(1, round(value if how == "=" else before * value if how == "*" else before + value))
+        return max(min(before, 1), round(value if how == "=" else before * value if how == "*" else before + value))
 
     def owner(self, row: Row) -> Owner:
         """The session's."""

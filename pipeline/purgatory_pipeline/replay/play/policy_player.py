@@ -124,7 +124,10 @@ class PolicyPlayer:
 
 
 def recorded_expirations(life: RecordedOutcomes) -> TapeSteps:
-    """A step for each call of life's reaper that expired something: as many as it expired of these operations."""
-    expired = life.outcome == EXPIRED
+    """A step for each call of life's reaper that expired something: as many as it expired of these operations.
+
+    What expired after 0 ms had a timeout of 0: the registration expires it again, and no reaper has to.
+    """
+    expired = (life.outcome == EXPIRED) & (life.waited > 0)
     calls, first, counts = np.unique(life.call[expired], return_index=True, return_counts=True)
     return TapeSteps(calls, life.time[expired][first], np.full(len(calls), tape.EXPIRE), counts)

@@ -1,0 +1,98 @@
+"""A timeout of 0: an answer at once, with nothing left pending, for operations of each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from purgatory.engine.batches import OperationBatch
+from tests.engine import plain
+from tests.engine.world import World
+
+REACHED: dict[str, Callable[[World], int]] = {
+    "produce": lambda world: world.produce({"orders-0": 5}, timeout_ms=0),
+    "produce of two": lambda world: world.produce({"orders-0": 5, "orders-1": 5}, timeout_ms=0),
+    "fetch": lambda world: world.fetch({"orders-0": 2}, min_bytes=3, timeout_ms=0),
+    "delete-records": lambda world: world.delete_records({"orders-0": 2}, timeout_ms=0),
+    "signal": lambda world: world.wait_signal({"job": 1}, timeout_ms=0),
+    "any signal": lambda world: world.wait_signal({"job": 1, "other": 1}, any_key=True, timeout_ms=0),
+}
+MISSED: dict[str, tuple[Callable[[World], int], list[int], list[int]]] = {
+    "produce": (lambda world: world.produce({"orders-0": 6}, timeout_ms=0), [7], [5]),
+    "produce of two": (lambda world: world.produce({"orders-0": 5, "orders-1": 6}, timeout_ms=0), [0, 7], [5, 5]),
+    "produce with an error": (
+        lambda world: world.produce({"orders-0": 6, "orders-1": 5}, errors={"orders-1": 10}, timeout_ms=0),
+        [7, 10],
+        [5, 5],
+    ),
+    "produce of an unknown one": (lambda world: world.produce({"new-0": 6}, timeout_ms=0), [7], [-1]),
+    "fetch": (lambda world: world.fetch({"orders-0": 2}, min_bytes=4, timeout_ms=0), [0], [5]),
+    "delete-records": (lambda world: world.delete_records({"orders-0": 3}, timeout_ms=0), [7], [2]),
+    "signal": (lambda world: world.wait_signal({"job": 1, "other": 3}, timeout_ms=0), [0, 7], [1, 0]),
+    "any signal": (lambda world: world.wait_signal({"job": 2, "other": 1}, any_key=True, timeout_ms=0), [7, 7], [1, 0]),
+}
+
+
+def world_at_five(tick_ms: int = 1) -> World:
+    """Two partitions with offsets 0 to 4, the first two deleted, and a key signalled once."""
+    world = World(tick_ms=tick_ms)
+    for name in ("orders-0", "orders-1"):
+        world.append(name, 5)
+        world.high_watermark(name, 5)
+        world.log_start(name, 2)
+    world.signal("job")
+    return world
+
+
+@pytest.mark.parametrize("ask", REACHED.values(), ids=REACHED)
+def test_what_is_reached_is_satisfied(ask: Callable[[World], int]) -> None:
+    """As with any other timeout."""
+    world = world_at_five()
+    assert world.outcome(ask(world)) == "satisfied"
+    world.assert_empty()
+
+
+@pytest.mark.parametrize(("ask", "errors", "reached"), MISSED.values(), ids=MISSED)
+@pytest.mark.parametrize("tick_ms", [1, 20])
+def test_what_is_not_reached_expires_at_once(
+    tick_ms: int, ask: Callable[[World], int], errors: list[int], reached: list[int]
+) -> None:
+    """With what was reached, after 0 ms and not late; nothing is pending, watched or timed, whatever the tick."""
+    world = world_at_five(tick_ms)
+    names = world.engine.partition_names()
+    world.now_ms += 7
+    handle = ask(world)
+    result = world.result(handle)
+    assert (world.outcome(handle), result.waited_ms, result.lateness_ms) == ("expired", 0, 0)
+    assert world.errors(handle) == errors
+    assert [item.reached for item in result.items] == reached
+    assert {(item.remaining_ms, item.pace) for item in result.items} == {(-1, -1.0)}
+    assert world.engine.partition_names() == names
+    world.assert_empty()
+
+
+def test_a_fetch_below_its_minimum_answers_with_what_there_is() -> None:
+    """A poll that does not wait: the bytes that can be read, and no error."""
+    world = world_at_five()
+    handle = world.fetch({"orders-0": 2, "orders-1": 5}, min_bytes=100, timeout_ms=0)
+    assert [(item.available_bytes, item.error) for item in world.result(handle).items] == [(3, 0), (0, 0)]
+
+
+def test_a_failed_wait_is_failed() -> None:
+    """What has come to an error on all its partitions fails, as with any other timeout."""
+    world = world_at_five()
+    world.storage_failed("orders-0")
+    assert world.outcome(world.produce({"orders-0": 9}, timeout_ms=0)) == "failed"
+    world.assert_empty()
+
+
+def test_a_batch_may_mix_timeouts() -> None:
+    """Those of 0 are answered, their neighbours wait."""
+    world = world_at_five()
+    owner = world.under_test.owners[world.owner_id]
+    batch = OperationBatch([1, 2, 3], timeouts_ms=[50, 0, 50], partitions=[("orders", 0)], offsets=[9])
+    receipt = world.engine.register(owner, plain.PRODUCE, batch, 0)
+    world.collect()
+    assert (receipt.accepted, world.engine.pending) == (3, 2)
+    assert [world.outcome(handle) for handle in (1, 2, 3)] == ["pending", "expired", "pending"]
