@@ -158,7 +158,7 @@ class TapePlayer:
             assert operation_id > owner.highest_operation_id, f"id {operation_id} after {owner.highest_operation_id}"
             kind.next_row = row + 1
             if columns.is_plain and registration.take_plain(owner, columns, row, kind.next_item, now_ms):
-                kind.next_item += 1
+                kind.next_item += columns.item_counts.at(row)
                 continue
             owner.highest_operation_id = operation_id
             if registration.checks.fault(columns, row, kind.next_item, self._pending.count) is None:

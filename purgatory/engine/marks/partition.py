@@ -89,6 +89,8 @@ class Partition:
 
         self.references: i64 = 0
         """Items of pending operations that name it."""
+        self.named_by_row: i64 = -1
+        """The row that named it last, by the number that registration gave it."""
         self.produces: WatchList | None = None
         self.deletes: WatchList | None = None
         self.fetches_to_log_end: FetchWatch | None = None

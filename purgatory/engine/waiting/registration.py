@@ -65,7 +65,10 @@ class Registration:
         self.strict_partitions: Final = strict_partitions
         self.pending_max: Final[i64] = min(limits.pending_operations_max, OFFSET_MAX)
         self.checks: Final = OperationChecks(limits, partitions, keys, not strict_partitions)
+        self.items_max: Final[i64] = min(limits.items_per_operation_max, OFFSET_MAX)
         self._named: Final = NamedPartitions(partitions)
+        self._rows_looked_at: i64 = 0
+        """Numbers the rows that `take_plain` looks at, so that a partition that is named twice is found."""
 
     def register(self, owner: Owner, kind: int, batch: OperationBatch, now_ms: i64) -> RegisterReceipt:
         """Serves a batch, operation by operation. Raises InvalidBatch before anything is done."""
@@ -78,7 +81,7 @@ class Registration:
         for row in range(columns.rows):
             if columns.is_plain and self.take_plain(owner, columns, row, first_item, now_ms):
                 receipt.accepted += 1
-                first_item += 1
+                first_item += columns.item_counts.at(row)
                 continue
             operation_id = columns.operation_ids.at(row)
             if 1 <= operation_id <= known_before:
@@ -135,11 +138,8 @@ class Registration:
         return partition
 
     def _take_produce(self, owner: Owner, columns: BatchColumns, row: int, first_item: int, now_ms: i64) -> None:
-        count = columns.item_counts.at(row)
-        if count == 1 and self._take_single_produce(owner, columns, row, first_item, now_ms):
-            return
         draft = Draft()
-        for item in range(first_item, first_item + count):
+        for item in range(first_item, first_item + columns.item_counts.at(row)):
             partition = self._partition(columns.partitions[columns.places.at(item)])
             required = columns.offsets.at(item)
             epoch = columns.leader_epochs.at(item)
@@ -149,53 +149,55 @@ class Registration:
             draft.add(partition, required, partition.high_watermark, epoch, error)
         self._admit(owner, columns, row, draft, now_ms)
 
-    def _take_single_produce(self, owner: Owner, columns: BatchColumns, row: int, place: int, now_ms: i64) -> bool:
-        """The commonest registration, without a draft: one known partition that has to be waited for. False: it is
-        another.
-        """
-        partition = self.partitions.get(columns.partitions[columns.places.at(place)])
-        if partition is None or columns.local_error_codes.at(place) != NONE:
-            return False
-        offset, epoch = columns.offsets.at(place), columns.leader_epochs.at(place)
-        return self._wait_for_one(
-            owner, partition, columns.operation_ids.at(row), offset, epoch, columns.timeouts_ms.at(row), now_ms
-        )
+    def take_plain(self, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64) -> bool:
+        """Takes in a row of a plain batch that has to wait and needs no other check. False: nothing was done.
 
-    def take_plain(self, owner: Owner, columns: BatchColumns, row: i64, item: i64, now_ms: i64) -> bool:
-        """The same for a row that needs no other check. False: nothing was done."""
+        The items are walked twice, first to see whether that is so and then to enter them, because a draft would make
+        six objects for each operation.
+        """
         operation_id = columns.operation_ids.at(row)
-        if operation_id <= owner.highest_operation_id:
+        timeout_ms = columns.timeouts_ms.at(row)
+        if timeout_ms == 0 or operation_id <= owner.highest_operation_id or self.pending.count >= self.pending_max:
             return False
-        if columns.item_counts.at(row) != 1:
+        end = first_item + columns.item_counts.at(row)
+        left = self._items_to_wait_for(columns, first_item, end)
+        if left <= 0:
             return False
-        partition = columns.known_partition(item)
-        if partition is None or self.pending.count >= self.pending_max:
-            return False
-        offset, epoch = columns.offsets.at(item), columns.leader_epochs.at(item)
-        if not self._wait_for_one(owner, partition, operation_id, offset, epoch, columns.timeouts_ms.at(row), now_ms):
-            return False
+        pending = self.pending
+        slot = pending.admit(owner, PRODUCE, left, operation_id, timeout_ms, now_ms)
+        last: i64 = -1
+        item = first_item
+        while item < end:
+            partition = columns.known_partition(item)
+            assert partition is not None, f"the partition of item {item} was known a moment ago"
+            required, epoch = columns.offsets.at(item), columns.leader_epochs.at(item)
+            error = produce_state(partition, required, epoch)
+            self.partitions.hold(partition)
+            last = pending.add_item(slot, last, partition.index, required, partition.high_watermark, epoch, error)
+            if error == UNRESOLVED:
+                pending.watch(produces_of(partition), PRODUCE, last, required)
+            item += 1
         owner.highest_operation_id = operation_id
         return True
 
-    def _wait_for_one(
-        self,
-        owner: Owner,
-        partition: Partition,
-        operation_id: i64,
-        required: i64,
-        epoch: i64,
-        timeout_ms: i64,
-        now_ms: i64,
-    ) -> bool:
-        """Lets a produce of one partition wait. False: nothing was done, it has not to, or is not to."""
-        if timeout_ms == 0 or produce_state(partition, required, epoch) != UNRESOLVED:
-            return False
-        pending = self.pending
-        self.partitions.hold(partition)
-        slot = pending.admit(owner, PRODUCE, 1, operation_id, timeout_ms, now_ms)
-        item = pending.add_item(slot, -1, partition.index, required, partition.high_watermark, epoch, UNRESOLVED)
-        pending.watch(produces_of(partition), PRODUCE, item, required)
-        return True
+    def _items_to_wait_for(self, columns: BatchColumns, first_item: i64, end: i64) -> i64:
+        """How many items of a plain row have to wait; -1 when they need another check: too many, a partition that is
+        not known, or one that is named twice.
+        """
+        if end - first_item > self.items_max:
+            return -1
+        self._rows_looked_at += 1
+        left: i64 = 0
+        item = first_item
+        while item < end:
+            partition = columns.known_partition(item)
+            if partition is None or partition.named_by_row == self._rows_looked_at:
+                return -1
+            partition.named_by_row = self._rows_looked_at
+            if produce_state(partition, columns.offsets.at(item), columns.leader_epochs.at(item)) == UNRESOLVED:
+                left += 1
+            item += 1
+        return left
 
     def _take_delete_records(self, owner: Owner, columns: BatchColumns, row: int, first_item: int, now_ms: i64) -> None:
         count = columns.item_counts.at(row)
