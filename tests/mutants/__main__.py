@@ -1,7 +1,7 @@
 """`make mutants`: a seeded sample of mutmut's mutants of the engine, each against the engine's tests.
 
-mutmut generates the mutants, finds which tests reach which function, and runs those until the first fails. Here is
-what it lacks: a copy of the tree to work in, the sample, and survivors that are known to be equivalent.
+mutmut generates the mutants, finds which test reaches which function, and runs those until the first fails. Here is
+what it lacks: a copy of the tree to work in, the sample, and which survivors mypy rejects or nobody can kill.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 WORK: Final = ROOT / ".build" / "mutants"
 ENGINE: Final = Path("purgatory", "engine")
 COPIED: Final = ("purgatory", "tests", "pyproject.toml")
-MUTMUT: Final = Path(sys.executable).with_name("mutmut")
+ABOVE: Final = (ENGINE, Path("purgatory", "__init__.py"), Path("pyproject.toml"))
+"""mutmut mutates what lies in the folder, and runs the tests in `mutants` below it, with the rest of the tree."""
 
-SURVIVED: Final = {0, 5, 33}
-"""Exit codes that mutmut notes where no test failed, or no test reaches the function."""
+SURVIVED: Final = {None, 0, 5, 33}
+"""Exit codes where no test failed, or no test reaches the function."""
 KILLED_MIN: Final = 0.95
 
 
@@ -41,82 +42,103 @@ def main() -> int:
     )
     parser.add_argument("--jobs", type=int, default=2, help="processes (2)")
     given = parser.parse_args()
-    prepare(WORK)
-    if not results(WORK):
-        generate(WORK)
-    names = sorted(name for name in results(WORK) if fnmatch.fnmatchcase(name, given.only))
+    prepare()
+    if not results():
+        # Generates all mutants and notes which tests reach each; then it stops, as no mutant is named `none`.
+        failed = mutmut("run", "none", check=False)
+        if not results() or not (WORK / "mutants" / "mutmut-stats.json").exists():
+            raise SystemExit(f"mutmut could not begin:\n{failed}")
+    names = sorted(fnmatch.filter(results(), given.only))
     sample = sorted(random.Random(given.seed).sample(names, min(given.sample, len(names))))
-    left = [name for name in sample if results(WORK)[name] is None]
+    left = [name for name in sample if results()[name] is None]
     print(f"{len(sample)} of {len(names)} mutants, seed {given.seed}; {len(left)} to run", flush=True)
     if left:
-        with (WORK / "mutmut.log").open("w") as log:  # it draws its progress anew for each mutant
-            command = [MUTMUT, "run", "--max-children", str(given.jobs), *left]
-            subprocess.run(command, cwd=WORK, check=True, stdout=None if sys.stdout.isatty() else log)
-    return report({name: results(WORK)[name] for name in sample})
+        mutmut("run", "--max-children", str(given.jobs), *left)
+    return report({name: results()[name] for name in sample})
 
 
-def prepare(work: Path) -> None:
+def prepare() -> None:
     """Copies the tree without compiled modules. Results of an earlier run stay if no file has changed since."""
     files = [path for part in COPIED for path in [ROOT / part, *(ROOT / part).rglob("*")] if path.is_file()]
     files = sorted(path for path in files if path.suffix not in {".so", ".pyc"})
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
-    stamp = work / "digest"
+    stamp = WORK / "digest"
     if stamp.exists() and stamp.read_text() == digest:
         return
-    shutil.rmtree(work, ignore_errors=True)
+    shutil.rmtree(WORK, ignore_errors=True)
     for path in files:
         relative = path.relative_to(ROOT)
-        # mutmut mutates what lies in the folder and runs the tests in mutants/ below it, with the rest of the tree.
-        above = relative.is_relative_to(ENGINE) or relative.suffix == ".toml"
-        target = work / relative if above else work / "mutants" / relative
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(path, target)
+        copies = [WORK / "mutants" / relative]
+        copies += [WORK / relative for part in ABOVE if relative.is_relative_to(part)]
+        for copy in copies if ENGINE not in relative.parents else copies[1:]:
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, copy)
     stamp.write_text(digest)
 
 
-def generate(work: Path) -> None:
-    """Generates all mutants and notes which tests reach each; then mutmut stops, as no mutant is named `none`."""
-    done = subprocess.run([MUTMUT, "run", "none"], cwd=work, check=False, capture_output=True, text=True)
-    if not results(work) or not (work / "mutants" / "mutmut-stats.json").exists():
-        raise SystemExit(f"mutmut could not begin:\n{done.stdout[-4_000:]}{done.stderr}")
+def mutmut(*arguments: str, check: bool = True) -> str:
+    """Runs it in the copy; gives what it wrote."""
+    command = [str(Path(sys.executable).with_name("mutmut")), *arguments]
+    done = subprocess.run(command, cwd=WORK, capture_output=True, text=True, check=False)
+    if check and done.returncode:
+        raise SystemExit(f"mutmut {arguments[0]} failed:\n{done.stdout[-4_000:]}{done.stderr}")
+    return done.stdout[-4_000:] + done.stderr if done.returncode else done.stdout
 
 
-def results(work: Path) -> dict[str, int | None]:
+def results() -> dict[str, int | None]:
     """Exit code of the tests by mutant; None where they have not run."""
-    metas = sorted((work / "mutants" / ENGINE).rglob("*.meta"))
+    metas = sorted((WORK / "mutants" / ENGINE).rglob("*.meta"))
     return {name: code for meta in metas for name, code in json.loads(meta.read_text())["exit_code_by_key"].items()}
 
 
 def report(codes: dict[str, int | None]) -> int:
-    """Prints what was killed by module, and survivors with their difference. Gives the exit code."""
-    equivalent: list[str] = []
-    survivors: list[str] = []
-    for name in [name for name, code in codes.items() if code in SURVIVED or code is None]:
-        shown = subprocess.run([MUTMUT, "show", name], cwd=WORK, check=True, capture_output=True, text=True).stdout
+    """Prints survivors with their difference, and what was killed by module. Gives the exit code."""
+    verdicts: Counter[str] = Counter()
+    alive: Counter[str] = Counter()
+    for name in [name for name, code in codes.items() if code in SURVIVED]:
+        shown = mutmut("show", name).strip()
         reason = reason_of(name, shown)
-        (survivors if reason is None else equivalent).append(name)
-        print(f"\n{shown.strip()}\n" + (f"equivalent: {reason}" if reason else "SURVIVED"))
-    modules, alive = Counter(map(module_of, codes)), Counter(map(module_of, survivors))
+        verdict = "equivalent" if reason else "rejected by mypy" if is_rejected_by_mypy(name) else "SURVIVED"
+        verdicts[verdict] += 1
+        alive[name.rpartition(".")[0]] += verdict == "SURVIVED"
+        print(f"\n{shown}\n{verdict}{': ' if reason else ''}{reason}", flush=True)
     print()
-    for module, count in sorted(modules.items()):
+    for module, count in sorted(Counter(name.rpartition(".")[0] for name in codes).items()):
         print(f"{module:50} {count - alive[module]:4} of {count:4}")
-    counted = len(codes) - len(equivalent)
-    share = (counted - len(survivors)) / max(1, counted)
-    print(f"{counted - len(survivors)} of {counted} killed, {share:.1%}; {len(equivalent)} equivalent ones not counted")
+    counted = len(codes) - verdicts["equivalent"]
+    share = 1 - verdicts["SURVIVED"] / max(1, counted)
+    print(
+        f"{counted - verdicts['SURVIVED']} of {counted} killed, {share:.1%} ({verdicts['rejected by mypy']} of them by "
+        f"mypy); {verdicts['equivalent']} equivalent ones not counted"
+    )
     return 0 if share >= KILLED_MIN else 1
 
 
-def reason_of(name: str, shown: str) -> str | None:
-    """Why no test can kill this mutant; None if nobody has said so."""
+def reason_of(name: str, shown: str) -> str:
+    """Why no test can kill this mutant; empty if nobody has said so."""
     changed = "\n".join(line for line in shown.splitlines() if re.match(r"[-+](?![-+])", line))
     for function, pattern, reason in EQUIVALENT:
         if fnmatch.fnmatchcase(name, f"{function}__mutmut_*") and re.search(pattern, changed, re.MULTILINE):
             return reason
-    return None
+    return ""
 
 
-def module_of(name: str) -> str:
-    return name.rpartition(".")[0]
+def is_rejected_by_mypy(name: str) -> bool:
+    """Whether the mutant has a type error: `make lint` tells of it, and mypyc would not build it."""
+    unchanged = WORK / "unchanged"
+    if not unchanged.exists():
+        assert not has_type_errors(), "mypy rejects the engine as it is"
+        shutil.copytree(WORK / ENGINE, unchanged)
+    try:
+        mutmut("apply", name)
+        return has_type_errors()
+    finally:
+        shutil.copytree(unchanged, WORK / ENGINE, dirs_exist_ok=True)
+
+
+def has_type_errors() -> bool:
+    command = [sys.executable, "-m", "mypy", "--cache-dir", "mypy_cache", str(ENGINE)]
+    return bool(subprocess.run(command, cwd=WORK, capture_output=True, check=False).returncode)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A pytest plugin for runs on a mutant: the same examples each time, and an end to endless loops.
 
-Time is CPU time of the process, so that a busy machine catches nothing. mutmut has limits of its own, but on the
-clock on the wall; pyproject.toml sets those out of the way.
+Time is CPU time of the process, so that a busy machine kills nothing. mutmut has limits of its own, but on the clock on
+the wall; pyproject.toml sets those out of the way.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ from typing import Final
 import hypothesis
 import pytest
 
-TEST_CPU_S_MAX: Final = 15
-SLOW_TEST_CPU_S_MAX: Final = 60
-"""Several times what the slowest tests take on the engine as mutmut instruments it."""
-
+TEST_CPU_S_MAX: Final = 20
+"""Several times what the slowest test takes on the engine as mutmut instruments it."""
 MEMORY_BYTES_MAX: Final = 4 * 1024**3
 
 
@@ -39,9 +37,8 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
-    slow = item.get_closest_marker("slow") is not None
-    signal.setitimer(signal.ITIMER_PROF, SLOW_TEST_CPU_S_MAX if slow else TEST_CPU_S_MAX)
+def pytest_runtest_call() -> Generator[None, None, None]:
+    signal.setitimer(signal.ITIMER_PROF, TEST_CPU_S_MAX)
     try:
         yield
     finally:
