@@ -47,7 +47,7 @@ def test_over_a_boot_the_wall_clock_is_believed_but_never_backwards(step_ms: int
         ("two", HOUR_MS, None),
     ],
 )
-def test_a_wait_over_a_restart_has_the_time_that_is_left(
+def test_lesson_46_and_54_a_wait_over_a_restart_has_the_time_that_is_left(
     tmp_path: Path, boot_id: str, step_ms: int, left_ms: int | None
 ) -> None:
     """As above, for a host and its journal; None: it was due meanwhile."""
