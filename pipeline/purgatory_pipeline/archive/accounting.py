@@ -64,7 +64,7 @@ def account(
 
 
 def chunked(files: Sequence[ArchiveFile], tasks_min: int, tasks_max: int) -> list[list[ArchiveFile]]:
-    """Groups files into one chunk per task, with about equal numbers of rows; files written at the same time stay together."""
+    """Groups files into chunks of about equal rows, one per task; files written at the same time stay together."""
     rows = sum(file.rows for file in files)
     tasks = min(max(tasks_min, rows // ROWS_PER_TASK, 1), tasks_max)
     heaps: list[list[ArchiveFile]] = [[]]

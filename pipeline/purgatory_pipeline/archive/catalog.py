@@ -154,7 +154,9 @@ def _sort_paths(place: Location, paths: list[str]) -> tuple[list[tuple[str, str]
 
 
 def _leave_out_copies(files: list[ArchiveFile]) -> tuple[list[ArchiveFile], list[SetAside]]:
-    """Keeps one file for each run, table and number, and for each content: the one with most rows, then the well-named."""
+    """Keeps one file for each run, table and number, and for each content: the one with most rows, then the one that is
+    named as the daemon would.
+    """
     ranked = sorted(
         files,
         key=lambda file: (

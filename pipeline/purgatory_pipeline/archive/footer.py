@@ -55,7 +55,7 @@ class ArchiveFile:
 
 @dataclass(frozen=True)
 class SetAside:
-    """A file that is not used: `reason` is one of the constants above, `detail` what was seen. Rows: None if unknown."""
+    """A file that is not used: `reason` is a constant above, `detail` what was seen. Rows: None if unknown."""
 
     path: str
     table: str

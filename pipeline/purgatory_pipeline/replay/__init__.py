@@ -1,1 +1,1 @@
-"""What-if replays: the recorded history through the same engine, on executors, under another policy."""
+"""What-if replays: the recorded history through the same engine, on executors, under other policies."""

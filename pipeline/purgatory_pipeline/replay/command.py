@@ -82,7 +82,7 @@ def _print(told: ReplayAccount, outcomes: pd.DataFrame) -> None:
 
 
 def outcome_lines(outcomes: pd.DataFrame) -> list[str]:
-    """How each kind ended as recorded and under each policy; in one line where no policy changes anything."""
+    """How each kind ended as recorded and under each policy; one line where no policy changes anything."""
     from purgatory_pipeline.replay.result_frames import AS_RECORDED  # noqa: PLC0415
 
     lines = []

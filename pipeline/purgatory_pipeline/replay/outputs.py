@@ -17,7 +17,7 @@ PAGE = "replay.html"
 
 
 def write_frames(place: Location, frames: Mapping[str, pd.DataFrame]) -> list[str]:
-    """Each table as NAME.csv, for people, and NAME.parquet, for programs; the paths."""
+    """Writes each table as NAME.csv, for people, and NAME.parquet, for programs; returns their paths."""
     paths = []
     for name, frame in frames.items():
         paths.append(write_file(place, f"{name}.csv", frame.to_csv(index=False).encode()))
@@ -28,5 +28,4 @@ def write_frames(place: Location, frames: Mapping[str, pd.DataFrame]) -> list[st
 
 
 def write_page(place: Location, frames: Mapping[str, pd.DataFrame], info: ReplayInfo) -> str:
-    """The page; its path."""
     return write_by_path(place, PAGE, lambda path: write_replay_page(frames, info, path))

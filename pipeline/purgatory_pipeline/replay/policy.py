@@ -1,12 +1,12 @@
-"""What a replay changes: timeouts, minimum bytes, the in-sync minimum, and how late a replica's progress is told.
+"""What a replay changes: timeouts, minimum bytes, the in-sync minimum, and how late a replica's progress arrives.
 
 - `timeout_ms=800`: every operation waits 800 ms
-- `timeout_ms=*1.5`: half as long again; `+200` and `-200` add and take away
-- `orders:timeout_ms=800`: only what waits on the topic orders
+- `timeout_ms=*1.5`: half as long again; `+200` and `-200` add and subtract
+- `orders:timeout_ms=800`: only operations on the topic orders
 - `fetch:timeout_ms=800`: only fetches (produce, fetch, delete_records and signal are kinds, other words topics)
 - `min_bytes=4096`: of fetches
 - `min_in_sync_replicas=2`: as if the partitions' events had said so
-- `3=+20ms`: a slow replica; what replica 3 has fetched is heard 20 ms later
+- `3=+20ms`: a slow replica; the progress of replica 3 arrives 20 ms later
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TIMEOUT_MS: Final = "timeout_ms"
 MIN_BYTES: Final = "min_bytes"
 MIN_IN_SYNC_REPLICAS: Final = "min_in_sync_replicas"
 HIGHEST: Final = {TIMEOUT_MS: 2**31 - 1, MIN_BYTES: OFFSET_MAX - 1, MIN_IN_SYNC_REPLICAS: 2**31 - 1}
-"""Names of settings, and the most that each may be; the least is 1."""
+"""Names of settings and their highest values; the lowest is 1."""
 
 DELAY_MS_MAX: Final = 3_600_000
 POLICIES_MAX: Final = 64
@@ -44,7 +44,7 @@ SLOW_HELP: Final = "ID=+MILLISECONDSms, for example 3=+20ms"
 
 @dataclass(frozen=True)
 class Change:
-    """One setting set (`=`), multiplied (`*`) or added to (`+`); of one kind (0: all) or one topic (empty: all)."""
+    """One setting, set (`=`), multiplied (`*`) or added to (`+`); of one kind (0: all) or one topic (empty: all)."""
 
     name: str
     how: str
@@ -53,7 +53,7 @@ class Change:
     topic: str = ""
 
     def applied(self, values: Integers) -> Integers:
-        """The values that come of these, within what the engine takes."""
+        """The changed values, within what the engine accepts."""
         if self.how == "*":
             changed = np.rint(values * self.value)
         else:
@@ -75,16 +75,15 @@ class Policy:
 
     @property
     def is_unchanged(self) -> bool:
-        """True: the history as it was."""
         return not self.changes and not self.slow_replicas
 
     def named(self, name: str) -> list[Change]:
-        """The changes of one setting, in the order in which they were asked for."""
+        """The changes of one setting, in the order they were asked for."""
         return [change for change in self.changes if change.name == name]
 
     @property
     def moves_marks(self) -> bool:
-        """True: high watermarks may come otherwise, so those that were pushed must be worked out anew."""
+        """True: high watermarks may move differently, so pushed ones may no longer be right."""
         return bool(self.slow_replicas or self.named(MIN_IN_SYNC_REPLICAS))
 
 
@@ -102,7 +101,9 @@ def parse_policy(settings: Sequence[str] = (), slow_replicas: Sequence[str] = ()
 
 
 def parse_policies(settings: Sequence[str], slow_replicas: Sequence[str], sweeps: Sequence[str]) -> list[Policy]:
-    """The policies to try: what is set, or for each value of the sweeps that and the value. Raises `PolicyInvalid`."""
+    """The policies to try: `settings` and `slow_replicas`, or these with each value of the sweeps. Raises
+    `PolicyInvalid`.
+    """
     base = parse_policy(settings, slow_replicas)
     policies = [policy for text in sweeps for policy in parse_sweep(text, base)]
     if not policies and not base.is_unchanged:
@@ -117,7 +118,7 @@ def parse_policies(settings: Sequence[str], slow_replicas: Sequence[str], sweeps
 
 
 def parse_change(text: str, option: str = "--set") -> Change:
-    """`orders:timeout_ms=*1.5`. Raises `PolicyInvalid`."""
+    """Parses `orders:timeout_ms=*1.5`. Raises `PolicyInvalid`."""
     found = _SETTING.fullmatch(text.strip())
     if found is None or found["name"] not in HIGHEST:
         raise PolicyInvalid(f"{option} {text}: give {SETTINGS_HELP}")
@@ -136,7 +137,7 @@ def parse_change(text: str, option: str = "--set") -> Change:
 
 
 def parse_slow_replica(text: str) -> tuple[int, int]:
-    """`3=+20ms`. Raises `PolicyInvalid`."""
+    """Parses `3=+20ms`. Raises `PolicyInvalid`."""
     found = _SLOW.fullmatch(text.strip())
     if found is None:
         raise PolicyInvalid(f"--slow-replica {text}: give {SLOW_HELP}")
@@ -147,7 +148,7 @@ def parse_slow_replica(text: str) -> tuple[int, int]:
 
 
 def parse_sweep(text: str, base: Policy) -> list[Policy]:
-    """`timeout_ms=100,200,500`: a policy for each value, with all that `base` changes. Raises `PolicyInvalid`."""
+    """Parses `timeout_ms=100,200,500`: a policy for each value, on top of `base`. Raises `PolicyInvalid`."""
     name, equals, values = text.strip().partition("=")
     words = [word.strip() for word in values.split(",") if word.strip()]
     if not equals or not words:
@@ -164,7 +165,9 @@ def parse_sweep(text: str, base: Policy) -> list[Policy]:
 
 
 def changed_values(changes: Iterable[Change], values: Integers, kinds: Integers, topics: Sequence[Flags]) -> Integers:
-    """The values after all changes. `kinds` are the rows' kinds; `topics` says of each change for which rows it is."""
+    """The values after all changes. `kinds` are the rows' kinds; `topics` says for each change which rows it applies
+    to.
+    """
     for change, of_topic in zip(changes, topics, strict=True):
         chosen = of_topic if change.kind == 0 else of_topic & (kinds == change.kind)
         values = np.where(chosen, change.applied(values), values)

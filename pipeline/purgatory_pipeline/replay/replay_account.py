@@ -1,4 +1,4 @@
-"""What a replay says of itself: whether it is true to life, what of the history took part, and what did not."""
+"""The account of a replay: whether the unchanged one is equal, and which part of the history took part."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SHOWN: Final = 3
 
 @dataclass(frozen=True)
 class ReplayAccount:
-    """Totals: what was read is what took part and what did not."""
+    """Totals: everything read either took part or is counted among what did not."""
 
     check: UnchangedCheck
     counts: dict[str, int]
@@ -43,15 +43,13 @@ class ReplayAccount:
 
     @classmethod
     def of(cls, sums: pd.DataFrame, facts: Sequence[RunContext], policies: Sequence[Policy]) -> ReplayAccount:
-        """From the sums of a replay."""
         return cls(check_of(sums), counts_of(sums), tuple(facts), tuple(policies))
 
     def count(self, name: str) -> int:
-        """How often something was seen."""
         return self.counts.get(name, 0)
 
     def totals(self) -> list[str]:
-        """In = out, of registrations and of outcomes."""
+        """In = out, for registrations and for outcomes."""
         check = self.check
         refused, read = self.count(REFUSED_REGISTRATIONS), self.count(REGISTRATIONS_READ)
         incomplete = self.count(INCOMPLETE_REGISTRATIONS)
@@ -81,7 +79,7 @@ class ReplayAccount:
 
     @property
     def is_balanced(self) -> bool:
-        """True: every registration that was read is in exactly one place."""
+        """True: every registration that was read is counted in exactly one place."""
         check = self.check
         replayed = check.compared + check.no_outcome + check.in_doubt
         return replayed + self.count(INCOMPLETE_REGISTRATIONS) == self.count(REGISTRATIONS_READ)
@@ -115,7 +113,7 @@ class ReplayAccount:
         return notes
 
     def _about_marks(self) -> list[str]:
-        """What policies that move marks did with marks that were pushed."""
+        """What policies that move high watermarks did with pushed ones."""
         notes = []
         for place, policy in enumerate(self.policies):
             left_out, kept = self.count(f"{MARKS_LEFT_OUT} {place}"), self.count(f"{MARKS_KEPT} {place}")
@@ -143,7 +141,7 @@ MEANINGS: Final = {
 
 
 def _sum(what: str, total: int, **parts: int) -> str:
-    """A total and what it is made of."""
+    """A total and its parts."""
     told = " + ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in parts.items())
     return f"{what}: {total:,} in = {told}"
 

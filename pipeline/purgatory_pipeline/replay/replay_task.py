@@ -1,4 +1,4 @@
-"""What runs on an executor: runs in, sums or results out, as record batches."""
+"""The work of an executor: runs in; sums, or a row for each operation, out, as record batches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from purgatory_pipeline.spark.malloc import keep_freed_memory
 
 VERDICTS: Final = ("equal", "different", "no outcome", "in doubt")
 AS_RECORDED: Final = "as recorded"
-"""What the unchanged policy is called in results."""
+"""Name of the unchanged policy in results."""
 
 RESULTS: Final = pa.schema(
     [
@@ -47,14 +47,14 @@ RESULTS: Final = pa.schema(
 
 @dataclass(frozen=True)
 class ReplayPlan:
-    """What is to be replayed: the archive, and the policies side by side."""
+    """The archive to replay, and the policies to try side by side."""
 
     uri: str
     policies: tuple[Policy, ...]
 
 
 def replay_runs(replay: ReplayPlan, runs: Iterable[RunFiles], *, results: bool) -> Iterator[pa.RecordBatch]:
-    """Replays whole runs, read from their files: the sums of all of them, or a row for each operation."""
+    """Replays whole runs from their files: yields the sums of all of them, or a row for each operation."""
     place = open_location(replay.uri)
     tally = ReplaySums()
     for run in runs:
@@ -67,7 +67,7 @@ def replay_runs(replay: ReplayPlan, runs: Iterable[RunFiles], *, results: bool) 
 def replay_run(
     replay: ReplayPlan, facts: RunContext, chunks: Iterable[RowChunk], tally: ReplaySums, *, results: bool
 ) -> Iterator[pa.RecordBatch]:
-    """Replays one run, adding to the sums; rows for its operations where they are asked for."""
+    """Replays one run and adds to the sums; yields rows for its operations if `results`."""
     keep_freed_memory()
     rows = ResultRows(replay.policies, tally.topics) if results else None
     run = RunReplay(facts, replay.policies, tally, None if rows is None else rows.add)
@@ -87,7 +87,7 @@ def replay_run(
 
 
 class ResultRows:
-    """Gathers a row for each operation and policy."""
+    """Collects a row for each operation and policy."""
 
     def __init__(self, policies: Sequence[Policy], topics: dict[str, int]) -> None:
         self._policies: Final = policies
@@ -95,7 +95,6 @@ class ResultRows:
         self._batches: list[pa.RecordBatch] = []
 
     def add(self, run_id: str, operations: OpenOperations, done: Column, verdicts: list[Column]) -> None:
-        """Operations that are done with."""
         kinds, outcomes = words(KIND_NAMES), words(OUTCOME_NAMES)
         kind = operations["kind"][done]
         topics = np.array([None, *self._topics], object)
@@ -122,11 +121,10 @@ class ResultRows:
             self._batches.append(pa.RecordBatch.from_arrays(arrays, schema=RESULTS))
 
     def take(self) -> list[pa.RecordBatch]:
-        """What was gathered."""
         taken, self._batches = self._batches, []
         return taken
 
 
 def words(names: dict[int, str]) -> Column:
-    """Words by their codes; None where there is none."""
+    """Names by their codes; None where there is none."""
     return np.array([names.get(code) for code in range(max(names) + 1)], object)

@@ -24,17 +24,17 @@ from purgatory_pipeline.replay.play.replay_sums import (
 from purgatory_pipeline.replay.policy import Policy
 
 OPEN: Final = "open"
-"""Outcome of what still waits when its history ends."""
+"""Outcome of operations still waiting when their history ends."""
 AS_RECORDED: Final = ""
 """The policy of what was recorded."""
 KEYS: Final = "(keys)"
-"""The topic of signals, whose keys may be many."""
+"""The topic of signals: there may be too many keys to list."""
 QUANTILES: Final = {"wait_p50_ms": 0.5, "wait_p90_ms": 0.9, "wait_p99_ms": 0.99}
 
 
 @dataclass(frozen=True)
 class UnchangedCheck:
-    """What the unchanged replay came to. Operations: all registered are in exactly one of the four."""
+    """Result of the unchanged replay. Every registered operation counts in exactly one of the four."""
 
     equal: int
     different: int
@@ -43,12 +43,12 @@ class UnchangedCheck:
 
     @property
     def compared(self) -> int:
-        """Operations of which both ends are known, and all that they depend on."""
+        """Operations with both ends known, and everything they depend on."""
         return self.equal + self.different
 
     @property
     def sentence(self) -> str:
-        """What is said before anything else."""
+        """The first line of the command's output."""
         if not self.compared:
             return "unchanged policy: nothing could be compared"
         share = 100 * self.equal / self.compared
@@ -57,14 +57,13 @@ class UnchangedCheck:
 
 
 def check_of(sums: pd.DataFrame) -> UnchangedCheck:
-    """The check, of sums in which the unchanged policy is the first one."""
+    """The first policy must be the unchanged one."""
     own = sums[(sums["section"] == CHANGES) & (sums["player"] == 0)]
     counts = own.groupby("detail")["operations"].sum()
     return UnchangedCheck(*(int(counts.get(verdict, 0)) for verdict in (EQUAL, DIFFERENT, NO_OUTCOME, IN_DOUBT)))
 
 
 def frames_of(sums: pd.DataFrame, policies: Sequence[Policy]) -> dict[str, pd.DataFrame]:
-    """The tables by name."""
     return {
         "outcomes": outcomes_of(sums, policies),
         "waits": waits_of(sums, policies),
@@ -73,13 +72,12 @@ def frames_of(sums: pd.DataFrame, policies: Sequence[Policy]) -> dict[str, pd.Da
 
 
 def counts_of(sums: pd.DataFrame) -> dict[str, int]:
-    """What was counted by name."""
     own = sums[sums["section"] == COUNTS]
     return {str(name): int(count) for name, count in zip(own["name"], own["operations"], strict=True)}
 
 
 def outcomes_of(sums: pd.DataFrame, policies: Sequence[Policy]) -> pd.DataFrame:
-    """Operations by policy, topic (missing: all), kind and outcome, and their share; AS_RECORDED comes first."""
+    """Operations by policy, topic (missing: all), kind and outcome, with their share; AS_RECORDED comes first."""
     own = _waits(sums, policies)
     key = ["policy", "topic", "kind", "outcome"]
     by_topic = own.groupby(key, sort=False, dropna=False)["operations"].sum().reset_index()
@@ -92,7 +90,7 @@ def outcomes_of(sums: pd.DataFrame, policies: Sequence[Policy]) -> pd.DataFrame:
 
 
 def waits_of(sums: pd.DataFrame, policies: Sequence[Policy]) -> pd.DataFrame:
-    """Quantiles of the waits of what ended, by policy, topic (missing: all) and kind."""
+    """Quantiles of the waits of ended operations, by policy, topic (missing: all) and kind."""
     own = _waits(sums, policies)
     own = own[own["outcome"] != OPEN]
     rows: list[dict[str, Any]] = []
@@ -105,7 +103,7 @@ def waits_of(sums: pd.DataFrame, policies: Sequence[Policy]) -> pd.DataFrame:
 
 
 def quantiles(buckets: pd.Series) -> dict[str, float]:
-    """Count, mean and quantiles of waits counted in buckets, which rise."""
+    """Count, mean and quantiles of waits counted in buckets, which are in rising order."""
     counts = buckets.to_numpy(np.int64)
     values = middle_of(buckets.index.to_numpy(np.int64))
     reached = np.cumsum(counts)
@@ -116,7 +114,7 @@ def quantiles(buckets: pd.Series) -> dict[str, float]:
 
 
 def changes_of(sums: pd.DataFrame, policies: Sequence[Policy]) -> pd.DataFrame:
-    """Operations by policy, kind, outcome in life and outcome in the replay, where the two are not the same."""
+    """Operations by policy, kind, recorded and replayed outcome, where these two differ."""
     own = sums[(sums["section"] == CHANGES) & (sums["recorded"] != sums["replayed"])]
     frame = pd.DataFrame(
         {
@@ -132,7 +130,7 @@ def changes_of(sums: pd.DataFrame, policies: Sequence[Policy]) -> pd.DataFrame:
 
 
 def _waits(sums: pd.DataFrame, policies: Sequence[Policy]) -> pd.DataFrame:
-    """The waits of life, and of the policies that change something, with words for numbers."""
+    """The recorded waits, and those of policies that change something, with names for codes."""
     shown = {RECORDED: AS_RECORDED}
     shown |= {place: policy.label for place, policy in enumerate(policies) if not policy.is_unchanged}
     own = sums[(sums["section"] == WAITS) & sums["player"].isin(list(shown))]
@@ -153,7 +151,7 @@ def _outcomes(codes: pd.Series) -> pd.Series:
 
 
 def _ordered(frame: pd.DataFrame, policies: Sequence[Policy]) -> pd.DataFrame:
-    """By policy as they were asked for, then the other columns; sums over all topics first."""
+    """Sorted by policy as asked for, then by the other columns; sums over all topics first."""
     places = {AS_RECORDED: -1} | {policy.label: place for place, policy in enumerate(policies) if policy.label}
     order = frame.assign(place=frame["policy"].map(places))
     by = ["place", *[name for name in ("topic", "kind", "recorded", "replayed", "outcome") if name in frame.columns]]

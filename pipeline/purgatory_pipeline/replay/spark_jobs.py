@@ -1,4 +1,4 @@
-"""The Spark side of a replay: which task replays what, and what comes back."""
+"""The Spark jobs of a replay: which task replays what, and how results come back."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from purgatory_pipeline.replay.replay_task import RESULTS, ReplayPlan, replay_ru
 
 TASKS_PER_CORE: Final = 4
 ROWS_PER_TASK: Final = 1_000_000
-"""Small runs share a task, up to so many rows."""
+"""Small runs share a task, up to this many rows."""
 UNIT_ROWS_MIN: Final = 100_000
 DIVIDED_FROM_ROWS: Final = 200_000
 UNEVEN: Final = 1.25
-"""How much longer than its fair share a core may have to work, before runs are divided."""
+"""Runs are divided when some core would have to work this many times its fair share."""
 BATCH_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 BATCH_BYTES_MAX: Final = "16m"
 
@@ -50,7 +50,7 @@ Part = TypeVar("Part")
 def replay_rows(
     spark: SparkSession, archive: ArchiveCatalog, policies: Sequence[Policy], *, divided_from: int = DIVIDED_FROM_ROWS
 ) -> DataFrame:
-    """A row for each operation and policy, how it ended and how it would have (see `task.RESULTS`); when used.
+    """A row for each operation and policy (see `replay_task.RESULTS`), computed when it is used.
 
     Runs of fewer rows than `divided_from` stay in one task.
     """
@@ -65,7 +65,7 @@ def replay_rows(
 def replay_sums(
     spark: SparkSession, archive: ArchiveCatalog, policies: Sequence[Policy], *, divided_from: int = DIVIDED_FROM_ROWS
 ) -> pd.DataFrame:
-    """The sums over all operations (see `tally.SCHEMA`). Runs at once; the first policy should be UNCHANGED."""
+    """The sums over all operations (see `replay_sums.SCHEMA`). Runs at once; the first policy should be UNCHANGED."""
     whole, small, large = _divided(spark, archive, policies, divided_from)
     sums: list[pa.Table] = []
     if large:
@@ -80,7 +80,7 @@ def replay_sums(
 def _divided(
     spark: SparkSession, archive: ArchiveCatalog, policies: Sequence[Policy], divided_from: int
 ) -> tuple[ReplayPlan, list[RunFiles], list[RunFiles]]:
-    """What is to be replayed: runs that stay whole, and those that are to be divided."""
+    """The plan, the runs that stay whole, and the runs that are divided."""
     runs = find_runs(archive)
     if not runs:
         raise ArchiveUnusable(f"{archive.uri} has no registrations, events or outcomes: there is nothing to replay")
@@ -92,7 +92,7 @@ def _divided(
 def _small_sums(spark: SparkSession, whole: ReplayPlan, runs: Sequence[RunFiles]) -> pa.Table:
     """The sums of runs that are each replayed in one task, straight from their files.
 
-    No query has to be planned for them, and the workers that have looked the archive through go on with them.
+    An RDD and not a DataFrame: no query has to be planned, and the Python workers that did the intake are used again.
     """
     heaps = heaps_of(runs, spark.sparkContext.defaultParallelism)
 
@@ -104,7 +104,7 @@ def _small_sums(spark: SparkSession, whole: ReplayPlan, runs: Sequence[RunFiles]
 
 
 def _replay_large(spark: SparkSession, whole: ReplayPlan, runs: Sequence[RunFiles], schema: pa.Schema) -> DataFrame:
-    """Each run in many tasks, after its rows were spread over bins."""
+    """Replays each run in many tasks, after spreading its rows over bins."""
     cores = spark.sparkContext.defaultParallelism
     bins = cores * TASKS_PER_CORE
     rows_max = max(UNIT_ROWS_MIN, sum(run.rows for run in runs) // bins)
@@ -125,7 +125,7 @@ def _replay_large(spark: SparkSession, whole: ReplayPlan, runs: Sequence[RunFile
 
 
 def _connections(spark: SparkSession, uri: str, runs: Sequence[RunFiles], rows_max: int) -> list[Connections]:
-    """What belongs together in each run. Brings names here, never operations."""
+    """What is connected in each run. Names come to the driver, never operations."""
     keys_max = [run.facts.details.engine_limits().signal_keys_max for run in runs]
     units = units_of(runs, (REGISTRATIONS, EVENTS), rows_max)
     found = _in_tasks(
@@ -156,7 +156,7 @@ def _in_tasks(
 
 
 def large_runs(runs: Sequence[RunFiles], cores: int, divided_from: int) -> list[RunFiles]:
-    """The runs to divide: none, where whole ones keep all cores busy to the end."""
+    """The runs to divide: none, if whole ones keep all cores busy to the end."""
     fair = sum(run.rows for run in runs) / cores
     if cores == 1 or max(_weights(runs, cores)) <= UNEVEN * fair:
         return []
@@ -168,7 +168,7 @@ def _weights(runs: Sequence[RunFiles], count: int) -> list[int]:
 
 
 def heaps_of(runs: Sequence[RunFiles], cores: int) -> list[list[RunFiles]]:
-    """Runs in heaps of about the same number of rows, one for each task; the largest first."""
+    """Groups of runs with about the same number of rows, one for each task; the largest first."""
     rows = sum(run.rows for run in runs)
     heaps = _heaps(runs, min(len(runs), max(cores * TASKS_PER_CORE, -(-rows // ROWS_PER_TASK))))
     return sorted(heaps, key=lambda heap: -sum(run.rows for run in heap))
@@ -185,7 +185,7 @@ def _heaps(runs: Sequence[RunFiles], count: int) -> list[list[RunFiles]]:
 
 
 def with_end(archive: ArchiveCatalog, run: RunFiles) -> RunFiles:
-    """A run that knows when it ended, also where no marker says so: its parts cannot see it."""
+    """A run that knows when it ended even without a marker: its parts cannot see the end of the others."""
     if run.facts.last_ms:
         return run
     root = open_location(archive.uri)

@@ -1,1 +1,1 @@
-"""How a run that is too large for one task is divided."""
+"""Divides a run that is too large for one task into bins that can be replayed independently."""

@@ -1,7 +1,7 @@
-"""Which partitions and keys belong together because operations name several of them: found in tasks, joined after.
+"""Which partitions and keys are connected because one operation names several: found in tasks, merged on the driver.
 
-What is independent may be replayed apart. A task reduces what it sees to a forest: each name, and one that it belongs
-with. So what is brought together has the size of the names, not of the operations.
+What is not connected can be replayed separately. A task reduces its rows to a forest: each name with a parent. So what
+comes to the driver has the size of the names, not of the operations.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from purgatory.archive.schema import EVENTS, NO_PARTITION, REGISTRATIONS
 from purgatory_pipeline.replay.load.row_chunk import Column, Name, RowChunk
 
 ALL_KEYS: Final[Name] = ("", -3)
-"""Stands for all keys of a run, where they are more than the engine remembers at a time: what it forgets connects
-them."""
+"""Stands for all keys of a run, if there are more than the engine remembers at a time: it forgets the oldest, so every
+key then affects the others.
+"""
 CUT: Final = -2
-"""`partition` of what stands for an operation whose rows lie in two files."""
+"""`partition` of the placeholder for an operation whose rows lie in two files."""
 
 
 class Forest:
-    """Names, and which of them are connected."""
+    """Union-find over names."""
 
     def __init__(self) -> None:
         self.parents: Final[dict[Name, Name]] = {}
 
     def root(self, name: Name) -> Name:
-        """What stands for all that `name` is connected with; a new name stands for itself."""
+        """The representative of everything connected with `name`; a new name represents itself."""
         parents = self.parents
         root = name
         while (parent := parents.setdefault(root, root)) != root:
@@ -39,7 +40,6 @@ class Forest:
         return root
 
     def connect(self, one: Name, other: Name) -> None:
-        """Both belong together from now on."""
         root, other_root = self.root(one), self.root(other)
         if root != other_root:
             self.parents[max(root, other_root)] = min(root, other_root)
@@ -47,7 +47,7 @@ class Forest:
 
 @dataclass
 class Connections:
-    """The names of a run, what is connected, and how many operations and events each has."""
+    """The names of a run, which of them are connected, and how many operations and events each has."""
 
     keys_max: int
     """More keys than this are all connected."""
@@ -57,10 +57,10 @@ class Connections:
     keys_together: bool = False
     _keys: set[str] = field(default_factory=set)
     _last: tuple[int, int, Name] | None = None
-    """Session, id and last name of the operation at the end of the file, if more of its rows may follow."""
+    """Session, id and last name of an operation whose rows may go on in the next chunk."""
 
     def add(self, chunk: RowChunk) -> None:
-        """More rows of registrations, of one file in their order, or of events."""
+        """Takes more rows: registrations, of one file and in order, or events."""
         if chunk.table == EVENTS:
             self._count(self.events, chunk, np.ones(len(chunk), np.bool_))
             return
@@ -80,23 +80,23 @@ class Connections:
         self._last = (*_identity(chunk, -1), last) if cut else None
 
     def end_file(self) -> None:
-        """The file ends here: the rest of its last operation may lie in another one."""
+        """The rest of the last operation may be in another file; a placeholder connects both parts there."""
         if self._last is not None:
             session, operation, name = self._last
             self.connect((f"{session}/{operation}", CUT), name)
         self._last = None
 
     def connect(self, one: Name, other: Name) -> None:
-        """Two names of one operation."""
+        """Connects two names of one operation."""
         self.forest.connect(self._known(one), self._known(other))
 
     def entries(self) -> Iterator[tuple[Name, Name, int, int]]:
-        """Each name with one that it belongs with, its operations and its events; to be given to `merge`."""
+        """Each name with its representative, operations and events, for `merge`."""
         for name in list(self.forest.parents):
             yield name, self.forest.root(name), self.operations.get(name, 0), self.events.get(name, 0)
 
     def merge(self, entries: Iterable[tuple[Name, Name, int, int]]) -> None:
-        """What another task found."""
+        """Takes the entries of another task."""
         for name, root, operations, events in entries:
             if name == ALL_KEYS:
                 self._put_keys_together()
@@ -113,7 +113,7 @@ class Connections:
             self.forest.root(known)
 
     def _known(self, name: Name) -> Name:
-        """The name under which it is kept."""
+        """The name under which it is counted: ALL_KEYS once there are too many keys."""
         if name[1] != NO_PARTITION:
             return name
         if self.keys_together:
@@ -125,7 +125,7 @@ class Connections:
         return ALL_KEYS
 
     def _put_keys_together(self) -> None:
-        """From now on all keys are one name."""
+        """From now on all keys are one name; what was counted under single keys moves there."""
         if self.keys_together:
             return
         self.keys_together = True
@@ -139,7 +139,7 @@ class Connections:
         self._keys.clear()
 
     def _join_cut(self, chunk: RowChunk) -> None:
-        """The first rows go on with an operation that began before this chunk."""
+        """The first rows continue an operation that began before this chunk."""
         first = chunk.names[chunk.columns["name"][0]]
         if self._last is not None:
             self.connect(self._last[2], first)

@@ -1,7 +1,7 @@
-"""Which bin replays what: connected names stay together, bins get about the same work, what is too large is divided.
+"""Decides which bin replays what: connected names together, about equal work per bin, and what is too large divided.
 
-An operation never changes a partition, so operations that wait on the same partitions may also be replayed apart, if
-each part is told all events of them. That costs those events twice; so only what is too large for a fair share is
+Operations never change a partition, so operations on the same partitions may still be replayed apart, if each part gets
+all their events. That repeats the work for these events; so only groups that are too large for a fair share are
 divided, and into no more parts than there are cores.
 """
 
@@ -20,15 +20,15 @@ from purgatory_pipeline.replay.load.row_chunk import Column, Name, RowChunk
 
 WEIGHT_OF_OPERATION: Final = 4
 WEIGHT_OF_EVENT: Final = 1
-"""An event costs the engine about a quarter of what an operation costs in all."""
+"""An event costs the engine about a quarter of all that an operation costs."""
 
 TOO_LARGE: Final = 1.3
-"""Times its fair share."""
+"""Times the fair share."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Of one run: the group of each name, and the bins of each group: several where its operations are divided."""
+    """For one run: the group of each name, and the bins of each group (several where its operations are divided)."""
 
     groups: dict[Name, int]
     bins: tuple[tuple[int, ...], ...]
@@ -36,11 +36,10 @@ class Placement:
 
     @property
     def all_bins(self) -> list[int]:
-        """The bins that have anything of this run."""
         return sorted({place for bins in self.bins for place in bins})
 
     def groups_of(self, names: Sequence[Name]) -> Column:
-        """The group of each name; -1 of one that no operation has."""
+        """The group of each name; -1 for names without operations."""
         keys = self.groups.get(ALL_KEYS, -1)
         if self.keys_together:
             found = [keys if name[1] == NO_PARTITION else self.groups.get(name, -1) for name in names]
@@ -59,7 +58,7 @@ class Placement:
         return bins
 
     def rows_of_events(self, chunk: RowChunk) -> tuple[Column, Column]:
-        """Rows and bins: every event once for each bin that has anything of its group."""
+        """Rows and bins: every event once for each bin of its group."""
         groups = self.groups_of(chunk.names)[chunk.columns["name"]]
         distinct = [sorted(set(bins)) for bins in self.bins]
         counts = np.array([*(len(bins) for bins in distinct), 0])
@@ -70,7 +69,8 @@ class Placement:
         return rows, flat[first[groups[rows]] + within]
 
     def _table(self) -> tuple[Column, Column]:
-        """Bins by group and part, and the parts of each group; the last row is of what has no group."""
+        """Bins by group and part, and the number of parts of each group. The last row, which -1 finds, is for no
+        group."""
         parts = np.array([*(len(bins) for bins in self.bins), 1])
         table = np.full((len(self.bins) + 1, int(parts.max())), -1, np.int64)
         for group, bins in enumerate(self.bins):
@@ -89,7 +89,8 @@ class _Piece:
 
 
 def place(runs: Sequence[Connections], bins: int, cores: int) -> tuple[list[Placement], list[float]]:
-    """Where everything of some runs goes, and the weight of each bin; bins are numbered from the heaviest."""
+    """Places all groups; returns the weights of the bins too. Bins are numbered from the heaviest, so it starts
+    first."""
     named = [_groups(connections) for connections in runs]
     total = sum(operations + events for groups in named for _, operations, events in groups)
     share = total / bins if bins else 0.0
@@ -121,7 +122,7 @@ def place(runs: Sequence[Connections], bins: int, cores: int) -> tuple[list[Plac
 
 
 def _groups(connections: Connections) -> list[tuple[list[Name], float, float]]:
-    """Connected names with the weights of their operations and events; those that no operation has are left out."""
+    """Connected names with the weights of their operations and events; groups without operations are left out."""
     by_root: defaultdict[Name, list[Name]] = defaultdict(list)
     for name in connections.forest.parents:
         by_root[connections.forest.root(name)].append(name)
@@ -144,7 +145,7 @@ def _parts(operations: float, events: float, share: float, cores: int, names: Se
 
 
 def mixed(sessions: Column, operations: Column) -> Column:
-    """A number from 0 for each operation, as good as drawn (the finalizer of SplitMix64)."""
+    """A pseudo-random number from 0 for each operation (the finaliser of SplitMix64)."""
     values = sessions.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + operations.astype(np.uint64)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

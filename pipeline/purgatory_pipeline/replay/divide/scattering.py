@@ -1,7 +1,7 @@
-"""Runs that are too large for one task: their rows are spread over bins, so that each bin can be replayed by itself.
+"""Spreads the rows of a large run over bins, so that each bin can be replayed by itself.
 
-First their connections are found. Then each file is read once, its rows go to their bins, packed, and Spark brings
-together what belongs to a bin, in the order of its calls.
+First the run's connections are found. Then each file is read once and its rows are packed, bin by bin. Spark shuffles
+them and sorts each bin by call, which the replay depends on.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from purgatory_pipeline.replay.replay_task import ReplayPlan, replay_run
 from purgatory_pipeline.spark.malloc import keep_freed_memory
 
 GATHERED_ROWS: Final = 200_000
-"""Small row groups are put together up to so many rows before they are spread."""
+"""Small row groups are joined up to this many rows before they are spread."""
 
 IDLE_EVENTS: Final = "events of partitions on which nothing waits"
 
@@ -45,7 +45,7 @@ CONNECTIONS: Final = pa.schema(
         ("events", pa.int64()),
     ]
 )
-"""What a task saw: a name of a run, one that it belongs with, and its operations and events."""
+"""What a task saw: a name of a run, its representative, and its operations and events."""
 
 PACKED: Final = pa.schema(
     [
@@ -57,12 +57,12 @@ PACKED: Final = pa.schema(
     ]
 )
 COUNTED: Final = -1
-"""`run` of a row that holds counts instead."""
+"""`run` of a row that holds counters instead of rows."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Some neighbouring files of a table of a run, in order."""
+    """Some consecutive files of one table of a run."""
 
     run: int
     first_place: int
@@ -70,7 +70,7 @@ class Unit:
 
 
 def units_of(runs: Sequence[RunFiles], tables: Sequence[str], rows_max: int) -> list[Unit]:
-    """The files of some runs in units of about `rows_max` rows, the largest first."""
+    """Files of the runs in units of about `rows_max` rows, the largest first."""
     units: list[tuple[int, Unit]] = []
     for run, files in enumerate(runs):
         for table in tables:
@@ -85,7 +85,7 @@ def units_of(runs: Sequence[RunFiles], tables: Sequence[str], rows_max: int) -> 
 
 
 def find_connections(uri: str, unit: Unit, keys_max: int) -> pa.RecordBatch:
-    """The names of a unit's rows and what connects them."""
+    """The names of a unit's rows and how they are connected."""
     keep_freed_memory()
     place = open_location(uri)
     connections = Connections(keys_max)
@@ -110,7 +110,7 @@ NAMING: Final = {
 
 
 def scatter(uri: str, unit: Unit, placing: Placement) -> Iterator[pa.RecordBatch]:
-    """A unit's rows by bin, packed; and at the end what was counted."""
+    """A unit's rows by bin, packed; at the end what was counted."""
     keep_freed_memory()
     place = open_location(uri)
     counts: Counter[str] = Counter()
@@ -133,7 +133,6 @@ def scatter(uri: str, unit: Unit, placing: Placement) -> Iterator[pa.RecordBatch
 
 
 def packed_batch(rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
-    """Rows of PACKED."""
     arrays = [pa.array([row[i] for row in rows], field.type) for i, field in enumerate(PACKED)]
     return pa.RecordBatch.from_arrays(arrays, schema=PACKED)
 
@@ -141,7 +140,7 @@ def packed_batch(rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
 def replay_bins(
     replay: ReplayPlan, facts: Sequence[RunContext], batches: Iterable[pa.RecordBatch], *, results: bool
 ) -> Iterator[pa.RecordBatch]:
-    """Replays what has come together in a bin, run by run."""
+    """Replays the runs of a bin, one after the other."""
     tally = ReplaySums()
     for run, packed in groupby(_packed_rows(batches), key=lambda row: row[0]):
         if run == COUNTED:
@@ -162,7 +161,7 @@ def _packed_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, bytes
 
 
 def _gathered(place: Location, unit: Unit, counts: Counter[str]) -> Iterator[RowChunk]:
-    """The row groups of a unit, small ones put together."""
+    """The row groups of a unit, small ones joined."""
     held: list[RowChunk] = []
     for file in unit.files:
         table = TableReader(place, file.path, file.table)
@@ -178,7 +177,7 @@ def _gathered(place: Location, unit: Unit, counts: Counter[str]) -> Iterator[Row
 
 
 def spread(chunk: RowChunk, placing: Placement, counts: Counter[str]) -> tuple[RowChunk, Column]:
-    """Rows and the bin of each; one that concerns several bins comes several times."""
+    """Rows, and the bin of each; a row that concerns several bins is repeated."""
     if chunk.table == CALLS:  # they are few, and any may concern any bin
         bins = np.array(placing.all_bins)
         return chunk.take(np.repeat(np.arange(len(chunk)), len(bins))), np.tile(bins, len(chunk))

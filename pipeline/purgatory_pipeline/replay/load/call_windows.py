@@ -1,7 +1,7 @@
-"""Merges the chunks of a run's tables into windows: all rows of all tables with calls from some call to another.
+"""Merges the chunks of a run's tables into windows: all rows of all tables from one call to another.
 
-Chunks come in the order of their first calls. So once a chunk begins with call `n`, every row of an earlier call is
-there, and what is held never grows much beyond the chunks that overlap.
+Chunks come in the order of their first calls. So once a chunk begins with call `n`, all rows of earlier calls are
+there, and what is held stays close to the size of the chunks that overlap.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from purgatory_pipeline.archive.stable_sort import stable_order
 from purgatory_pipeline.replay.load.row_chunk import RowChunk, in_order, join
 
 ROWS_MIN: Final = 150_000
-"""A window is closed when so many rows are held: what it costs by itself is then shared by many."""
+"""A window is closed at this many rows, which then share its fixed cost."""
 
 ROW_KEYS: Final = {
     REGISTRATIONS: ("call", "session", "operation", "item"),
@@ -25,7 +25,7 @@ ROW_KEYS: Final = {
     EVENTS: ("call", "row"),
     CALLS: ("call",),
 }
-"""What tells a row of a table from all others of its run."""
+"""What identifies a row of a table within its run."""
 
 
 @dataclass(frozen=True)
@@ -34,23 +34,22 @@ class CallWindow:
 
     tables: dict[str, RowChunk]
     last_ms: int
-    """The engine's clock at its last call. In the whole run it never goes back."""
+    """The engine's clock at its last call; it never goes back within a run."""
     clock_falls: int
-    """Rows whose clock was behind that of a call before them; they were moved to the latest instant before."""
+    """Rows whose clock was behind an earlier call's; they were moved to the latest instant before them."""
     repeated: int
-    """Rows that were there twice; the second one is not."""
+    """Duplicates that were dropped."""
 
     def get(self, table: str) -> RowChunk | None:
-        """The rows of a table, if there are any."""
         return self.tables.get(table)
 
 
 def windows(
     chunks: Iterable[RowChunk], first_ms: int = 0, *, repeated: bool = False, rows_min: int = ROWS_MIN
 ) -> Iterator[CallWindow]:
-    """The windows of one run. `chunks` of all its tables, by first call; those of one table in their order.
+    """The windows of one run. `chunks`: of all its tables, by first call, those of one table in their order.
 
-    `first_ms` is when the run began; where rows may be there twice, `repeated` says so.
+    `first_ms` is when the run began. `repeated`: rows may be there twice.
     """
     merger = _Merger(first_ms, repeated)
     for chunk in chunks:
@@ -67,21 +66,22 @@ class _Merger:
     def __init__(self, first_ms: int, repeated: bool) -> None:
         self.rows = 0
         self.rows_left = 0
-        """After the last cut."""
+        """After the last cut. A window is closed only when twice that has come: else rows that cannot go yet are copied
+        each time.
+        """
         self._held: dict[str, list[RowChunk]] = {}
         self._now_ms = first_ms
         self._before = 0
-        """The call up to which everything was taken out."""
+        """The call before which everything has been taken out."""
         self._repeated: Final = repeated
 
     def add(self, chunk: RowChunk) -> None:
-        """Holds one more chunk."""
         assert chunk.first_call >= self._before, f"call {chunk.first_call} comes after those before {self._before}"
         self.rows += len(chunk)
         self._held.setdefault(chunk.table, []).append(chunk)
 
     def cut(self, before_call: int | None) -> CallWindow | None:
-        """Takes out all rows of calls before a call (None: all). None: there are none."""
+        """Takes out all rows of calls before a call (None: all). Returns None if there are none."""
         self._before = self._before if before_call is None else before_call
         taken: dict[str, RowChunk] = {}
         repeated = 0
@@ -104,7 +104,7 @@ class _Merger:
         return CallWindow(taken, last_ms, falls, repeated)
 
     def _straighten(self, taken: dict[str, RowChunk]) -> tuple[int, int]:
-        """Lets no clock go back, over all tables; the last instant and how many rows had to be moved."""
+        """Lets no clock go back, over all tables; returns the last instant and the number of rows that were moved."""
         chunks = list(taken.values())
         times = np.concatenate([chunk.columns["time"] for chunk in chunks])
         calls = np.concatenate([chunk.columns["call"] for chunk in chunks])
@@ -123,7 +123,7 @@ class _Merger:
 
 
 def without_repeated(chunk: RowChunk) -> RowChunk:
-    """Without the rows that come again, as those of overlapping files do."""
+    """Drops rows that occur again, as those of overlapping files do."""
     keys = [chunk.column(name) for name in ROW_KEYS[chunk.table]]
     order = np.lexsort(keys[::-1])
     same = np.ones(len(order) - 1, np.bool_)

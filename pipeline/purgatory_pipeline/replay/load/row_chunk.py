@@ -1,7 +1,7 @@
-"""Rows of one of the archive's tables as columns of numbers: what travels from files to the engine.
+"""Rows of one table of the archive as columns of numbers: what travels from files to the engine.
 
-A column that is not there has its default in every row. Names (of partitions and keys) are places in the chunk's own
-dictionary, where a name may stand more than once.
+A column that is absent has its default in every row. Names (of partitions and keys) are places in the chunk's own
+dictionary, where a name may occur more than once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Name = tuple[str, int]
 Column = npt.NDArray[Any]
 
 TABLES: Final = (REGISTRATIONS, CALLS, OUTCOMES, EVENTS)
-"""What a replay reads."""
+"""The tables that a replay reads."""
 
 DEFAULTS: Final[dict[str, dict[str, int]]] = {
     REGISTRATIONS: {
@@ -44,15 +44,15 @@ DEFAULTS: Final[dict[str, dict[str, int]]] = {
     },
     CALLS: {"session": -1},
 }
-"""Columns that may be missing, and what each row then has."""
+"""Columns that may be absent, and the value that every row then has."""
 
 NAMES_FEW: Final = 256
-"""So many names are never worth looking through."""
+"""Dictionaries up to this size are not worth trimming."""
 
 
 @dataclass
 class RowChunk:
-    """Some rows of a table, in the order of their calls. Details are what is no number, of the rows that have any."""
+    """Rows of a table in the order of their calls. `details` holds what is not a number, for the rows that have any."""
 
     table: str
     columns: dict[str, Column]
@@ -65,16 +65,15 @@ class RowChunk:
 
     @property
     def first_call(self) -> int:
-        """The call of the first row."""
         return int(self.columns["call"][0])
 
     def column(self, name: str) -> Column:
-        """A column, also one that is not there."""
+        """A column, or its defaults if it is absent."""
         found = self.columns.get(name)
         return np.full(len(self), DEFAULTS[self.table][name], np.int64) if found is None else found
 
     def slice(self, start: int, stop: int) -> RowChunk:
-        """Rows from `start` up to `stop`; views, no copies."""
+        """Rows from `start` up to `stop`: views, not copies."""
         low, high = np.searchsorted(self.detail_rows, (start, stop))
         columns = {name: values[start:stop] for name, values in self.columns.items()}
         return RowChunk(self.table, columns, self.names, self.detail_rows[low:high] - start, self.details[low:high])
@@ -93,12 +92,11 @@ class RowChunk:
         return RowChunk(self.table, columns, self.names, chosen, details)
 
     def without_names(self) -> RowChunk:
-        """The same rows; whom they are about is known otherwise."""
         columns = {name: values for name, values in self.columns.items() if name != "name"}
         return RowChunk(self.table, columns, [], self.detail_rows, self.details)
 
     def with_names_used(self, few: int = NAMES_FEW) -> RowChunk:
-        """The same rows, without the names that none of them has; `few` are not looked through."""
+        """Drops names that no row has, unless there are only a `few`."""
         if "name" not in self.columns or len(self.names) <= few:
             return self
         used = np.zeros(len(self.names), np.int32)
@@ -110,7 +108,7 @@ class RowChunk:
 
 
 def join(chunks: Sequence[RowChunk]) -> RowChunk:
-    """Several chunks of one table as one, in the order given."""
+    """Several chunks of one table as one, in the given order."""
     if len(chunks) == 1:
         return chunks[0]
     table = chunks[0].table
@@ -133,7 +131,7 @@ def join(chunks: Sequence[RowChunk]) -> RowChunk:
 
 
 def in_order(chunk: RowChunk) -> RowChunk:
-    """The rows by call; those of one call as they were. Of a daemon's history they are in order already."""
+    """Sorted by call, stably. The rows of a daemon's file are in order already."""
     calls = chunk.columns["call"]
     if bool(np.all(calls[1:] >= calls[:-1])):
         return chunk

@@ -1,7 +1,7 @@
-"""A chunk as few bytes: what goes through Spark's shuffle, where a byte costs more than anything done to it here.
+"""Packs a chunk into few bytes for Spark's shuffle, where a byte costs more than all the work done on it here.
 
-Most columns hold one value, or rise by little, or lie close together; so each is a constant, or differences, or
-distances from its lowest value, in the smallest whole numbers that hold them.
+Most columns hold one value, or rise by little, or lie close together. So each becomes a constant, differences, or
+distances from its lowest value, in the smallest integers that hold them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LENGTH_BYTES: Final = 8
 
 
 def pack(chunk: RowChunk) -> bytes:
-    """A chunk as bytes: a header in JSON, and the columns one after the other."""
+    """A header in JSON, then the columns one after the other."""
     columns: list[tuple[Any, ...]] = []
     buffers: list[bytes] = []
     for name, values in chunk.columns.items():
@@ -42,7 +42,7 @@ def pack(chunk: RowChunk) -> bytes:
 
 
 def unpack(packed: bytes) -> RowChunk:
-    """The chunk of `pack`; all columns are of 64 bits."""
+    """Reverses `pack`; all columns come back as 64-bit integers."""
     start = _LENGTH_BYTES + int.from_bytes(packed[:_LENGTH_BYTES], "little")
     head = json.loads(packed[_LENGTH_BYTES:start])
     columns: dict[str, Column] = {}
@@ -92,7 +92,7 @@ def _decoded(how: str, first: int, lowest: int, encoded: Column, rows: int) -> C
 
 
 def _smallest(highest: int) -> type[np.unsignedinteger[Any]]:
-    """The smallest type that holds a number from 0 on."""
+    """The smallest unsigned type that holds a number."""
     for below, dtype in _SIZES:
         if highest < below:
             return dtype

@@ -1,4 +1,6 @@
-"""What must be known of each run before it is replayed: the engine's settings, and from where on rows are missing."""
+"""What a replay must know of a run before its first row: the engine's settings, and from which call on rows are
+missing.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from purgatory_pipeline.replay.load.row_chunk import TABLES
 
 NEVER: Final = 2**62
 DECISIVE: Final = (EVENTS, CALLS)
-"""Tables of which a lost row may change how operations end that have nothing else to do with it."""
+"""Tables of which a lost row may change how other operations end."""
 
 _COLUMNS: Final = ["run_id", "marker", "call_number", "time_ms", "table", "last_call_number", "detail"]
 _NUMBER: Final = re.compile(r"-([0-9]+)\.parquet$")
@@ -38,9 +40,9 @@ class RunContext:
     first_ms: int = 0
     """The engine's clock at its beginning."""
     last_ms: int = 0
-    """At its end, as far as that is known already."""
+    """The engine's clock at its end; 0 if not known yet."""
     in_doubt_from: int = NEVER
-    """The first call from which on rows are missing that others depend on."""
+    """The first call from which on rows are missing that other operations depend on."""
     repeated: bool = False
     """Rows may be there twice."""
     settings_known: bool = True
@@ -48,14 +50,11 @@ class RunContext:
 
 @dataclass(frozen=True)
 class RunFiles:
-    """A run and its files."""
-
     facts: RunContext
     files: tuple[ArchiveFile, ...]
 
     @property
     def rows(self) -> int:
-        """Rows in all of them."""
         return sum(file.rows for file in self.files)
 
 
@@ -82,7 +81,7 @@ def facts_of(
     archive: ArchiveCatalog,
     repeated: bool,
 ) -> RunContext:
-    """The facts of one run, from its markers and the files that are there or not."""
+    """The context of one run, from its markers and the files that are there or missing."""
     started = next((row for row in markers if row["marker"] == STARTED), None)
     details, known = RunDetails(version=""), False
     if started is not None:
@@ -108,7 +107,7 @@ def facts_of(
 
 
 def gap_in(files: Sequence[ArchiveFile]) -> int:
-    """The first call after a file that is missing among a table's, whose numbers rise from 1."""
+    """The first call after the first missing file of a table, whose files are numbered from 1."""
     last_call = -1
     for number, file in enumerate(sorted(files, key=lambda file: file.file_number), 1):
         if file.file_number != number:
@@ -134,7 +133,7 @@ def _set_aside(run_id: str, table: str, files: Sequence[ArchiveFile], archive: A
 
 
 def _unfinished(markers: Sequence[dict[str, Any]], files: Sequence[ArchiveFile]) -> list[int]:
-    """Of a run that did not end: the first call of which not everything needs to be there."""
+    """For a run that did not end: the first call whose rows may be incomplete."""
     if any(row["marker"] == ENDED for row in markers):
         return []
     crashed = [row["call_number"] + 1 for row in markers if row["marker"] == CRASHED]
@@ -143,7 +142,7 @@ def _unfinished(markers: Sequence[dict[str, Any]], files: Sequence[ArchiveFile])
 
 
 def read_markers(archive: ArchiveCatalog) -> dict[str, list[dict[str, Any]]]:
-    """The markers of each run. They are few. Raises `ArchiveUnusable`."""
+    """The markers of each run; they are few. Raises `ArchiveUnusable`."""
     place = open_location(archive.uri)
 
     def read(file: ArchiveFile) -> list[dict[str, Any]]:

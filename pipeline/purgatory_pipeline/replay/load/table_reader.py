@@ -1,4 +1,4 @@
-"""From the archive's files to chunks: only the columns that a replay needs, without an object for any row."""
+"""Reads the archive's files into chunks: only the columns that a replay needs, and no Python object for any row."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NUMBERS: Final[dict[str, dict[str, str]]] = {
     EVENTS: {**COMMON, **{name: name for name in DEFAULTS[EVENTS] if name != "copy"}},
     CALLS: {**COMMON, "session_number": "session"},
 }
-"""Columns of numbers, and what they are called in a chunk."""
+"""Columns of numbers, and their names in a chunk."""
 
 CALL_CODES: Final = {name: place for place, name in enumerate(CALL_NAMES)}
 WORDS: Final[dict[str, tuple[str, dict[str, int]]]] = {
@@ -39,7 +39,7 @@ WORDS: Final[dict[str, tuple[str, dict[str, int]]]] = {
     EVENTS: ("type", {name: code for code, name in codes.EVENT_NAMES.items()}),
     CALLS: ("call", CALL_CODES),
 }
-"""The column of each table that holds one of a few words, and their codes. A chunk of calls calls it `what`."""
+"""The column of each table that holds one of a few words, with their codes. A chunk of calls names it `what`."""
 
 SETS: Final = ("replicas", "in_sync", "proposed", "leader_id", "min_in_sync_replicas")
 NAMED: Final = ("topic", "partition")
@@ -54,7 +54,7 @@ UNREADABLE: Final = "rows of an unknown word"
 
 
 def columns_of(table: str, *, names: bool) -> list[str]:
-    """What is read of a table; of outcomes, names only where they are asked for."""
+    """The columns to read of a table; of outcomes, names only if they are asked for."""
     columns = [*NUMBERS[table], WORDS[table][0]]
     if table != OUTCOMES or names:
         columns += NAMED
@@ -79,17 +79,16 @@ class TableReader:
 
     @property
     def groups(self) -> int:
-        """Its row groups."""
         return int(self._parquet.num_row_groups)
 
     def first_calls(self) -> list[int]:
-        """The lowest call of each row group, by its statistics or, without any, by a look at it."""
+        """The lowest call of each row group, from its statistics or, without any, from its rows."""
         return [self._first_call(group) for group in range(self.groups)]
 
     def chunk(
         self, group: int, counts: Counter[str], *, names: bool = False, columns: Sequence[str] | None = None
     ) -> RowChunk:
-        """A row group: all that a replay needs, of outcomes with `names` also those; or only some columns."""
+        """One row group: all that a replay needs (of outcomes `names` too, if asked for), or only some columns."""
         wanted = columns_of(self.table, names=names) if columns is None else [*columns, *NAMED, "refusal_code"]
         part = self._read(lambda: self._parquet.read_row_group(group, columns=wanted, use_threads=False))
         return chunk_of(self.table, part, counts)
@@ -119,7 +118,7 @@ class TableReader:
 
 
 def chunks_of(files: Iterable[TableReader], counts: Counter[str]) -> Iterator[RowChunk]:
-    """All row groups of a run's files, in the order of their first calls: what `windows` takes."""
+    """All row groups of a run's files, in the order of their first calls, as `windows` needs them."""
     groups = [
         (first_call, place, group, file)
         for place, file in enumerate(files)
@@ -132,7 +131,7 @@ def chunks_of(files: Iterable[TableReader], counts: Counter[str]) -> Iterator[Ro
 
 
 def chunk_of(table: str, part: pa.Table, counts: Counter[str]) -> RowChunk:
-    """The rows of an Arrow table that take part in a replay; the others are counted in `counts`."""
+    """The rows of an Arrow table that take part in a replay; others are counted in `counts`."""
     columns: dict[str, Column] = {}
     word, known = WORDS[table]
     own_word = "what" if table == CALLS else word
@@ -163,14 +162,14 @@ def chunk_of(table: str, part: pa.Table, counts: Counter[str]) -> RowChunk:
 
 
 def null_value(table: str, name: str, words: Column) -> Any:  # noqa: ANN401 -- one number, or one for each row
-    """What stands for null in a column of numbers."""
+    """The value that stands for null in a column of numbers."""
     if table == REGISTRATIONS and name == "offset":
         return OFFSET_DEFAULTS[words]
     return DEFAULTS[table].get(name, 0)
 
 
 def numbers(column: pa.ChunkedArray, default: Any) -> Column | None:  # noqa: ANN401 -- see null_value
-    """A column as numbers, null as the default; None when all are null and that is one number."""
+    """A column as numbers, null as the default; None if all are null and the default is one number."""
     if column.null_count == len(column) and not isinstance(default, np.ndarray):
         return None if len(column) else np.empty(0, np.int64)
     if pa.types.is_boolean(column.type):
@@ -184,7 +183,7 @@ def numbers(column: pa.ChunkedArray, default: Any) -> Column | None:  # noqa: AN
 
 
 def word_codes(column: pa.ChunkedArray, known: dict[str, int]) -> Column:
-    """The codes of a dictionary-encoded column of words; -1 for what is not known."""
+    """The codes of a dictionary-encoded column of words; -1 for unknown words."""
     parts = [np.empty(0, np.int8)]
     for chunk in column.chunks:
         lut = np.array([*(known.get(word, -1) for word in chunk.dictionary.to_pylist()), -1], np.int8)
@@ -194,7 +193,7 @@ def word_codes(column: pa.ChunkedArray, known: dict[str, int]) -> Column:
 
 
 def name_places(topics: pa.ChunkedArray, partitions: pa.ChunkedArray) -> tuple[list[Name], Column]:
-    """The distinct names of rows, and the place of each row's. A row without a topic has the place 0."""
+    """The distinct names of rows, and the place of each row's. A row without a topic gets place 0."""
     encoded = topics.unify_dictionaries().combine_chunks()
     if isinstance(encoded, pa.ChunkedArray):  # of no chunks
         return [], np.empty(0, np.int32)
@@ -213,7 +212,7 @@ def name_places(topics: pa.ChunkedArray, partitions: pa.ChunkedArray) -> tuple[l
 
 
 def distinct_places(keys: Column, below: int) -> tuple[Column, Column]:
-    """The distinct ones of keys from 0 to `below`, and the place of each key among them."""
+    """The distinct keys (from 0 to `below`), and the place of each key among them."""
     if below > LUT_MAX:
         distinct, places = np.unique(keys, return_inverse=True)
         return distinct, places.astype(np.int32)
@@ -240,7 +239,7 @@ def _accepted(part: pa.Table, table: str, columns: dict[str, Column], counts: Co
 
 
 def _sets(part: pa.Table, types: Column) -> tuple[Column, list[Any]]:
-    """The lists of the events that have lists, in the order of SETS; events of that type are few."""
+    """The replica sets of events that have them, in the order of SETS; events of these types are few."""
     rows = np.flatnonzero((types == codes.IN_SYNC_REPLICAS) | (types == codes.LEADERSHIP))
     if not len(rows) or SETS[0] not in part.column_names:
         return np.empty(0, np.int64), []

@@ -1,7 +1,7 @@
-"""Plots of a replay: what comes out against what was tried.
+"""Plots of a replay: results against policies.
 
-A sweep has its values along the bottom, in the order in which they were asked for; so has a list of policies with their
-names. What was recorded is a dashed line across.
+A sweep has its values along the bottom, in the order they were asked for; a list of policies has their names. A dashed
+line shows what was recorded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from purgatory_pipeline.page import bar_charts, charts, wording
 from purgatory_pipeline.page.parts import LegendEntry, Plot
 
 UNCHANGED: Final = ""
-"""The name of the policy that changes nothing: what it gives is what was recorded."""
+"""The name of the unchanged policy: its results are the recorded ones."""
 OUTCOMES: Final = ("satisfied", "expired", "failed", "cancelled", "shutting_down", "refused", "open")
 PERCENTILES: Final = {"wait_p50_ms": "half", "wait_p90_ms": "90 %", "wait_p99_ms": "99 %"}
 _COLOURS: Final = dict(zip(PERCENTILES.values(), ("var(--low)", "var(--middle)", "var(--high)"), strict=True))
@@ -29,7 +29,7 @@ BARS: Final = 14
 
 @dataclass(frozen=True)
 class Policies:
-    """The policies that were tried: their names, the same cut short for an axis, and the title of that axis."""
+    """The policies that were tried: their names, shortened labels for an axis, and the title of that axis."""
 
     names: tuple[str, ...]
     labels: tuple[str, ...]
@@ -37,30 +37,29 @@ class Policies:
 
     @classmethod
     def of(cls, names: tuple[str, ...]) -> Policies:
-        """What all names begin with, "timeout_ms=", is said once."""
+        """A prefix that all names share, such as "timeout_ms=", becomes the title."""
         settings = {name[: name.rfind("=") + 1] for name in names}
         shared = settings.pop() if len(names) > 1 and len(settings) == 1 else ""
         labels = charts.unique_labels((name.removeprefix(shared) for name in names), length_max=24)
         return cls(names, tuple(labels), wording.text(shared.removesuffix("=") or "policy"))
 
     def place(self, name: object) -> int:
-        """Where a policy stands; the unchanged one stands first."""
+        """The unchanged policy comes first."""
         return 1 + self.names.index(str(name)) if name in self.names else 0
 
     def label(self, name: object) -> str:
-        """What stands for it on an axis."""
         return self.labels[self.names.index(str(name))]
 
 
 def outcomes_legend(outcomes: pd.DataFrame) -> tuple[LegendEntry, ...]:
-    """For all panels: the outcomes that are drawn, and what the dashes mean."""
+    """For all panels: the outcomes drawn, and what the dashes mean."""
     seen = {str(word) for word in outcomes[outcomes["operations"] > 0]["outcome"]} - {"satisfied"}
     entries = charts.swatches(charts.OUTCOME_COLOURS, seen, shape="line")
     return (*entries, LegendEntry("as recorded", "var(--quiet)", shape="dashes"))
 
 
 def outcomes_plot(outcomes: pd.DataFrame, kind: str, policies: Policies) -> Plot | None:
-    """Share of each outcome but satisfied, against what was tried; None where all is satisfied."""
+    """The share of each outcome but satisfied, against the policies; None where all is satisfied."""
     of_kind = outcomes[(outcomes["kind"] == kind) & (outcomes["outcome"] != "satisfied")]
     words = [word for word in OUTCOMES if (of_kind["outcome"] == word).any()]
     if not words:
@@ -91,7 +90,7 @@ def outcomes_plot(outcomes: pd.DataFrame, kind: str, policies: Policies) -> Plot
 
 
 def waits_plot(waits: pd.DataFrame, kind: str, policies: Policies) -> Plot:
-    """Percentiles of the waits against what was tried."""
+    """Percentiles of the waits against the policies."""
     of_kind = waits[waits["kind"] == kind]
     tried: charts.Values = []
     recorded: charts.Values = []
@@ -122,7 +121,6 @@ def waits_plot(waits: pd.DataFrame, kind: str, policies: Policies) -> Plot:
 
 
 def changes_plot(changes: pd.DataFrame, policies: Policies) -> Plot:
-    """How many operations would have ended otherwise under each policy."""
     drawn = policies.names[:BARS]
     counts = {name: float(changes[changes["policy"] == name]["operations"].sum()) for name in drawn}
     return charts.plot(

@@ -1,15 +1,14 @@
-"""A replay as one HTML page: how outcomes and waits would have been under other policies.
+"""A replay as one HTML page: outcomes and waits under other policies.
 
 The frames, by name:
 
 - `outcomes`: policy, topic (missing: all), kind, outcome, operations, share (of the operations of that policy, topic
   and kind)
 - `waits`: policy, topic (missing: all), kind, wait_p50_ms, wait_p90_ms, wait_p99_ms
-- `changes`: policy, kind, recorded, replayed, operations: outcomes that are others than the recorded ones
+- `changes`: policy, kind, recorded, replayed, operations: only where the two outcomes differ
 
-Further columns are left alone. The outcome of what still waits when its history ends is "open".
-
-A `policy` is named as it was asked for, "timeout_ms=500"; the empty name is the unchanged one, so what was recorded.
+Other columns are ignored. The outcome "open" means still waiting when the history ended. A `policy` is named as it was
+asked for, "timeout_ms=500"; the empty name stands for what was recorded.
 """
 
 from __future__ import annotations
@@ -30,35 +29,35 @@ from purgatory_pipeline.replay.page.replay_charts import UNCHANGED, Policies
 
 POLICIES_SIDE_BY_SIDE: Final = 8
 NOTABLE: Final = 0.0005
-"""Shares that move by less than this are not among the findings."""
+"""Smaller changes of a share are not among the findings."""
 
 
 @dataclass(frozen=True)
 class ReplayInfo:
-    """What the frames are about. `compared` operations were replayed unchanged first; `equal` of them ended alike."""
+    """What the frames are about. `compared` operations were replayed unchanged first; `equal` of them ended as
+    recorded.
+    """
 
     archive: str
     first_at: datetime | None
     last_at: datetime | None
     policies: tuple[str, ...]
-    """In the order in which they were asked for, without the unchanged one."""
+    """In the order they were asked for, without the unchanged one."""
     compared: int
     equal: int
     account: tuple[str, ...] = ()
-    """What was read, and what became of it: sums as sentences."""
+    """Sums of what was read and what became of it, as sentences."""
     notes: tuple[str, ...] = ()
-    """What a reader must know before the figures: what could not be replayed, and how much. Sentences."""
+    """What a reader must know before the figures, such as what could not be replayed; as sentences."""
     options: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
 
 
 def write_replay_page(frames: Mapping[str, pd.DataFrame], info: ReplayInfo, path: Path) -> None:
-    """Writes the page of a replay."""
     document.write(replay_page(frames, info), path)
 
 
 def replay_page(frames: Mapping[str, pd.DataFrame], info: ReplayInfo) -> Page:
-    """The page as parts."""
     policies = Policies.of(info.policies)
     moved = _moved_kinds(frames)
     return Page(
@@ -108,7 +107,7 @@ def _account(info: ReplayInfo) -> Section:
 
 
 def _findings(outcomes: pd.DataFrame, policies: Policies) -> tuple[Finding, ...]:
-    """For each kind, how the share that expires moves; what moves most comes first."""
+    """For each kind, how the share of expired operations changes; the largest change first."""
     expired = outcomes[outcomes["topic"].isna() & (outcomes["outcome"] == "expired")]
     found: list[tuple[float, Finding]] = []
     for kind in _kinds(outcomes):
@@ -140,7 +139,7 @@ def _moved(kind: str, recorded: float, tried: Mapping[str, float], least: str, m
 
 
 def _moved_kinds(frames: Mapping[str, pd.DataFrame]) -> list[str]:
-    """Kinds for which some policy gives other outcomes or waits than were recorded. In a fixed order."""
+    """Kinds for which some policy changes outcomes or waits, in a fixed order."""
     moved: set[str] = set()
     for name, key, values in (
         ("outcomes", ["kind", "outcome"], ["share"]),
@@ -158,12 +157,12 @@ def _moved_kinds(frames: Mapping[str, pd.DataFrame]) -> list[str]:
 
 
 def _worth_showing(frame: pd.DataFrame, moved: Sequence[str]) -> pd.DataFrame:
-    """All policies of kinds that move; of the others what was recorded."""
+    """All policies for kinds that change; for other kinds only what was recorded."""
     return frame[frame["topic"].isna() & (frame["kind"].isin(list(moved)) | (frame["policy"] == UNCHANGED))]
 
 
 def _unmoved(frame: pd.DataFrame, moved: Sequence[str]) -> tuple[Markup, ...]:
-    """The kinds that no policy touches, in a sentence."""
+    """Names the kinds that no policy changes, in a sentence."""
     still = [wording.text(kind).replace("_", " ") for kind in _kinds(frame) if kind not in moved]
     if not still:
         return ()
@@ -189,7 +188,7 @@ def _outcomes_section(outcomes: pd.DataFrame, moved: Sequence[str], policies: Po
 
 
 def _outcomes_table(outcomes: pd.DataFrame, policies: Policies) -> PageTable:
-    """A row for each kind and policy, a column for each outcome that there is."""
+    """A row for each kind and policy, a column for each outcome that occurs."""
     key = ["kind", "policy"]
     wide = outcomes.pivot_table(index=key, columns="outcome", values="share", aggfunc="sum", fill_value=0.0)
     words = [word for word in replay_charts.OUTCOMES if word in wide.columns]
@@ -273,7 +272,6 @@ def _changes_section(changes: pd.DataFrame, policies: Policies) -> Section:
 
 
 def policy_name(policy: object) -> str | Markup:
-    """A policy in a table; the unchanged one in words."""
     return "as recorded" if policy == UNCHANGED else wording.name(policy)
 
 
@@ -282,5 +280,5 @@ def _outcome(outcome: object) -> str:
 
 
 def _kinds(frame: pd.DataFrame) -> list[str]:
-    """In a fixed order: the same kind has the same place in every section."""
+    """Sorted, so that a kind has the same place in every section."""
     return sorted({str(kind) for kind in frame["kind"]})

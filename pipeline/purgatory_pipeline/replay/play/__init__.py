@@ -1,1 +1,1 @@
-"""A run's windows through the engine, and what comes of it."""
+"""Plays a run's windows through the engine, and compares and sums up the results."""

@@ -1,4 +1,4 @@
-"""Whether operations ended in a replay as in life: outcome, waited and lateness, and each partition's answer."""
+"""Compares a replay with what was recorded: outcome, wait, lateness, and the answer for each partition."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ANSWERS: Final = ("error_code", "reached_offset")
 
 
 class Answers:
-    """How some operations ended, by their rows among the open ones: columns of operations and of their items."""
+    """How some operations ended, by their rows among the open ones: columns of operations, and of their items."""
 
     def __init__(self, rows: Column, item_counts: Column, operations: list[Column], items: list[Column]) -> None:
         self.rows: Final = rows
@@ -22,15 +22,15 @@ class Answers:
 
 
 class Comparison:
-    """Holds what ended on one side until it has ended on the other, and then says whether both are the same."""
+    """Keeps what ended on one side until it ends on the other, and then compares."""
 
     def __init__(self) -> None:
         self.differs: Column = np.empty(0, np.bool_)
-        """Of each open operation: something is known to differ."""
+        """For each open operation: a difference is known."""
         self._sides: tuple[_Side, _Side] = (_Side(), _Side())
 
     def add(self, open_counts: Column, life: Answers | None, replay: Answers | None) -> None:
-        """What has ended since, where `open_counts` are the item counts of all that is open."""
+        """Takes what has ended since. `open_counts` are the item counts of all open operations."""
         starts = np.cumsum(open_counts) - open_counts
         items = int(open_counts.sum())
         self.differs = np.concatenate([self.differs, np.zeros(len(open_counts) - len(self.differs), np.bool_)])
@@ -57,7 +57,7 @@ class Comparison:
 
 
 class _Side:
-    """Life, or the replay: what is known of each open operation and item, where it has ended."""
+    """The recorded or the replayed side: what is known of each open operation and item that ended there."""
 
     def __init__(self) -> None:
         self.ended: Column = np.empty(0, np.bool_)
@@ -65,7 +65,6 @@ class _Side:
         self.items: list[Column] = []
 
     def grow(self, rows: int, items: int) -> None:
-        """Room for so many open operations and items in all."""
         self.ended = _grown(self.ended, rows)
         if not self.operations:
             self.operations = [np.empty(0, np.int64) for _ in range(3)]
@@ -74,7 +73,7 @@ class _Side:
         self.items = [_grown(values, items) for values in self.items]
 
     def take(self, answers: Answers, starts: Column, open_counts: Column) -> Column:
-        """Writes down what has ended; gives the rows that answered for another number of items than they have."""
+        """Stores what has ended; returns the rows that answered for another number of items than they have."""
         rows = answers.rows
         self.ended[rows] = True
         for values, given in zip(self.operations, answers.operations, strict=True):
@@ -96,7 +95,6 @@ class _Side:
         return misfits
 
     def keep(self, kept: Column, of_items: Column) -> None:
-        """Forgets the others."""
         rows, items = np.flatnonzero(kept), np.flatnonzero(of_items)
         self.ended = self.ended.take(rows)
         self.operations = [values.take(rows) for values in self.operations]

@@ -1,4 +1,4 @@
-"""The operations of a run that have not ended everywhere yet: as recorded, and in each of the replays beside it."""
+"""The operations of a run that are still open somewhere: as recorded, or in one of the replays beside it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from purgatory_pipeline.replay.play.registered_operations import RegisteredOpera
 
 OWN: Final = ("ids", "call", "session", "operation", "kind", "topic", "item_counts")
 PENDING: Final = 0
-"""Outcome of what has not ended."""
+"""Outcome of operations that have not ended."""
 
 
 class OpenOperations:
-    """One row for each operation, in the order of registration. Rows change place when others are taken out."""
+    """One row for each operation, in the order of registration. Rows move up when others are taken out."""
 
     def __init__(self, players: int) -> None:
         self.columns: dict[str, Column] = {name: np.empty(0, np.int64) for name in OWN}
@@ -26,7 +26,7 @@ class OpenOperations:
         self.outcomes: Final[list[Column]] = [np.empty(0, np.int8) for _ in range(players)]
         self.waited: Final[list[Column]] = [np.empty(0, np.int64) for _ in range(players)]
         self._old = 0
-        """Rows that were there before the last arrivals; their ids have gaps."""
+        """Rows that were there before the last registrations. Their ids have gaps, the later ones do not."""
 
     def __len__(self) -> int:
         return len(self.recorded)
@@ -35,7 +35,7 @@ class OpenOperations:
         return self.columns[name]
 
     def add(self, arrivals: RegisteredOperations) -> None:
-        """New operations, open everywhere."""
+        """Adds operations that are open everywhere."""
         self._old = len(self)
         for name in OWN:
             self.columns[name] = np.concatenate([self.columns[name], getattr(arrivals, name)])
@@ -47,7 +47,7 @@ class OpenOperations:
             column[:] = [grown(values, rows) for values in column]
 
     def rows_of_ids(self, ids: Column) -> Column:
-        """The rows of ids, all of which are open."""
+        """The rows of ids, all of which must be open."""
         own = self.columns["ids"]
         if self._old == len(own):
             return np.searchsorted(own, ids)
@@ -59,7 +59,9 @@ class OpenOperations:
         return rows
 
     def rows_of_operations(self, sessions: Column, operations: Column, *, recorded: bool) -> Column:
-        """The rows of operations, -1 for those that are not open; with `recorded` also of what has ended."""
+        """The rows of operations, -1 for those that are not open; with `recorded` also of those with a recorded
+        outcome.
+        """
         among = None if recorded else np.flatnonzero(self.recorded == PENDING)
         own = [self.columns[name] if among is None else self.columns[name][among] for name in ("session", "operation")]
         found = find(sessions, operations, own[0], own[1])
@@ -87,5 +89,4 @@ class OpenOperations:
 
 
 def grown(values: Column, rows: int) -> Column:
-    """A column with so many more rows of zeros."""
     return np.concatenate([values, np.zeros(rows, values.dtype)])

@@ -1,4 +1,4 @@
-"""Finds operations by session and id: where, among some, are these? Exact, for many at once."""
+"""Finds many operations at once by session and id: at which places among others are they?"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DIRECT_MIN: Final = 1 << 20
 
 
 def find(sessions: Integers, operations: Integers, among_sessions: Integers, among_operations: Integers) -> Integers:
-    """For each operation its place among the others, -1 where it is not there. Of equal ones, one of their places."""
+    """For each operation its place among the others, -1 if it is not there. Of equal ones, any of their places."""
     if not len(sessions) or not len(among_sessions):
         return np.full(len(sessions), -1, np.int64)
     keys, below = _keys(
@@ -33,14 +33,14 @@ def find(sessions: Integers, operations: Integers, among_sessions: Integers, amo
 
 
 def _keys(sessions: Integers, operations: Integers) -> tuple[Integers, int]:
-    """One number from 0 for each (session, operation), different for different ones; and what all are below."""
+    """A number from 0 for each (session, operation), distinct for distinct ones; and an upper bound of all."""
     session, session_span = _ranks(sessions, 1 << 16)
     operation, operation_span = _ranks(operations, PACKED_MAX // session_span)
     return session * operation_span + operation, session_span * operation_span
 
 
 def _ranks(values: Integers, span_max: int) -> tuple[Integers, int]:
-    """The values counted from the lowest, or where that is too wide from the first of the distinct ones."""
+    """Values counted from the lowest; if that range is too wide, from the first of the distinct ones."""
     lowest = int(values.min())
     span = int(values.max()) - lowest + 1
     if span <= span_max:

@@ -1,4 +1,4 @@
-"""The events of a window, as the engine takes them, and as a policy would have them."""
+"""The events of a window, as the engine takes them and as a policy would have them."""
 
 from __future__ import annotations
 
@@ -26,24 +26,22 @@ COLUMNS: Final = {
 }
 MARKS_LEFT_OUT: Final = "pushed high watermarks left out"
 MARKS_KEPT: Final = "pushed high watermarks kept"
-"""What is counted, by player: its place follows the name."""
+"""Counters of each player; its place is appended."""
 TURNING: Final = (codes.IN_SYNC_REPLICAS, codes.LEADERSHIP, codes.PARTITION_REMOVED)
 
 
 @dataclass(frozen=True)
 class PolicyEvents:
-    """Events in the order in which the engine is told; `time` is when it is."""
+    """Events in the order the engine hears of them; `time` is when it does."""
 
     chunk: RowChunk
     time: Column
 
     @property
     def call(self) -> Column:
-        """The call of each event."""
         return self.chunk.columns["call"]
 
     def batch(self) -> EventBatch:
-        """As the engine takes them."""
         columns = self.chunk.columns
         names = self.chunk.names
         sets: list[ReplicaSets | None] = []
@@ -63,7 +61,7 @@ class PolicyEvents:
 
 
 def replica_sets(detail: Sequence[Any]) -> ReplicaSets | None:
-    """The lists of an event, in the order of `reading.SETS`; None where it has none."""
+    """The replica sets of an event, in the order of `table_reader.SETS`; None if it has none."""
     replicas, in_sync, proposed, leader_id, minimum = detail
     if all(value is None for value in detail):
         return None
@@ -77,20 +75,17 @@ def replica_sets(detail: Sequence[Any]) -> ReplicaSets | None:
 
 
 class AsRecorded:
-    """Events as they were."""
-
     def take(self, chunk: RowChunk | None, last_ms: int) -> PolicyEvents | None:  # noqa: ARG002 -- see Rewritten
-        """The events of a window."""
         return None if chunk is None else PolicyEvents(chunk, chunk.columns["time"])
 
 
 class Rewritten:
-    """Events under a policy that moves marks.
+    """Events under a policy that moves high watermarks.
 
-    What a slow replica has fetched is told later, and comes in its place among the other events by then. Where the
-    in-sync set of a partition is known, its high watermark follows the replicas; a mark that was pushed besides has
-    been worked out from the replicas as they were, and is left out. Where the set is not known, pushed marks are all
-    there is: they stay, and no replica and no minimum can matter there.
+    A slow replica's progress comes later, in its place among the events of that time. Where the in-sync set of a
+    partition is known, its high watermark follows the replicas; marks that were pushed as well were computed from the
+    replicas as they were, and are left out. Where the set is not known, pushed marks are all there is: they stay, and
+    neither a replica nor a minimum can matter there.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -104,7 +99,7 @@ class Rewritten:
         self._followed: Final[set[Name]] = set()
 
     def take(self, chunk: RowChunk | None, last_ms: int) -> PolicyEvents | None:
-        """The events up to `last_ms`: those of a window, and what was late before it."""
+        """The events up to `last_ms`: those of a window, and those delayed from before."""
         if chunk is not None:
             chunk = self._delayed(self._with_minimum(self._without_pushed(chunk)))
         parts = [part for part in (self._late, chunk) if part is not None and len(part)]
@@ -130,7 +125,7 @@ class Rewritten:
         return RowChunk(chunk.table, {**chunk.columns, "time": time}, chunk.names, chunk.detail_rows, chunk.details)
 
     def _without_pushed(self, chunk: RowChunk) -> RowChunk:
-        """Without the pushed marks of partitions whose mark follows from the replicas."""
+        """Drops pushed marks of partitions whose high watermark follows from the replicas."""
         types, places = chunk.columns["type"], chunk.columns["name"]
         is_mark = types == codes.HIGH_WATERMARK
         derived = np.array([self._is_derived(name) for name in chunk.names], np.bool_)
@@ -153,7 +148,9 @@ class Rewritten:
         return name in self._in_sync_known and name not in self._followed
 
     def _note_turn(self, name: Name, event_type: int, flag: bool, detail: Sequence[Any] | None) -> None:
-        """Whether a partition gets to know its in-sync set, or is led elsewhere (a follower is told its mark)."""
+        """Follows whether a partition knows its in-sync set, and whether it is led elsewhere (a follower is told its
+        mark).
+        """
         if event_type == codes.IN_SYNC_REPLICAS:
             if detail is not None and detail[1]:
                 self._in_sync_known.add(name)
@@ -164,7 +161,7 @@ class Rewritten:
             self._followed.discard(name)
 
     def _with_minimum(self, chunk: RowChunk) -> RowChunk:
-        """With the minimum of the policy in every event that tells an in-sync set."""
+        """Replaces the minimum in every event that has an in-sync set."""
         if not self._minimum or not chunk.details:
             return chunk
         details = []

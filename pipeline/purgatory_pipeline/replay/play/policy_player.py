@@ -1,4 +1,4 @@
-"""One policy on one engine: takes the windows of a run, and says which operations ended how."""
+"""One policy on one engine: plays the windows of a run and returns which operations ended how."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNBOUNDED: Final = 2**60
 
 
 class PolicyPlayer:
-    """A policy on its engine. Unchanged, it expires what life expired, when life did; else all when it is due."""
+    """Unchanged, it expires what was recorded as expired, when that was; else everything when it is due."""
 
     def __init__(self, policy: Policy, details: RunDetails, now_ms: int, topics: dict[str, int]) -> None:
         limits = EngineLimits(
@@ -39,9 +39,9 @@ class PolicyPlayer:
         )
         self.policy: Final = policy
         self.refused = 0
-        """Operations that the engine would not take; none, where the history is right."""
+        """Operations that the engine did not take; none, if the history is right."""
         self.not_due = 0
-        """Expirations of life that were not due here."""
+        """Recorded expirations that were not due in the replay."""
         self.events: Final[AsRecorded | Rewritten] = Rewritten(policy) if policy.moves_marks else AsRecorded()
         self._engine: Final = Engine(
             limits,
@@ -57,7 +57,7 @@ class PolicyPlayer:
     def play(
         self, window: CallWindow, arrivals: RegisteredOperations | None, life: RecordedOutcomes, calls: OtherCalls
     ) -> Completions | None:
-        """Plays a window; what has ended, by id. None: nothing has."""
+        """Plays a window; returns what has ended, by id, or None."""
         happenings = self.events.take(window.get(EVENTS), window.last_ms)
         unchanged = self.policy.is_unchanged
         ends = calls.ends(recorded=unchanged)
@@ -88,7 +88,7 @@ class PolicyPlayer:
         return self._ended()
 
     def finish(self, last_ms: int) -> Completions | None:
-        """Lets time pass to the end of the history; what has ended until then."""
+        """Lets time pass to the end of the history; returns what has ended by then."""
         if self.policy.is_unchanged:
             return None
         late = self.events.take(None, last_ms)
@@ -124,9 +124,9 @@ class PolicyPlayer:
 
 
 def recorded_expirations(life: RecordedOutcomes) -> TapeSteps:
-    """A step for each call of life's reaper that expired something: as many as it expired of these operations.
+    """A step for each recorded turn of the reaper that expired something: as many operations as it expired.
 
-    What expired after 0 ms had a timeout of 0: the registration expires it again, and no reaper has to.
+    What expired after 0 ms had a timeout of 0: registering it again expires it, without the reaper.
     """
     expired = (life.outcome == EXPIRED) & (life.waited > 0)
     calls, first, counts = np.unique(life.call[expired], return_index=True, return_counts=True)

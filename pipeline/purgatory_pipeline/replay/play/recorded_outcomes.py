@@ -1,4 +1,4 @@
-"""How operations ended in life, as a window of outcomes tells it."""
+"""The recorded outcomes of a window."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REPEATED_OUTCOMES: Final = "outcomes that are there twice"
 
 @dataclass(frozen=True)
 class RecordedOutcomes:
-    """Ended operations, by their rows among the open ones."""
+    """Recorded outcomes, by the rows of their operations among the open ones."""
 
     rows: Column
     call: Column
@@ -33,18 +33,17 @@ class RecordedOutcomes:
     lateness: Column
     item_counts: Column
     items: list[Column]
-    """Columns of ANSWERS, of each item."""
+    """Columns of ANSWERS, for each item."""
 
     @property
     def answers(self) -> Answers:
-        """For the comparison."""
         return Answers(
             self.rows, self.item_counts, [self.outcome.astype(np.int64), self.waited, self.lateness], self.items
         )
 
 
 def read_life(chunk: RowChunk | None, operations: OpenOperations, counts: Counter[str]) -> RecordedOutcomes:
-    """The outcomes of operations that are open, which are so no more in life; others are counted."""
+    """Matches outcomes with open operations and stores them there; outcomes that match none are counted."""
     if chunk is None:
         empty = np.empty(0, np.int64)
         return RecordedOutcomes(empty, empty, empty, empty, empty, empty, empty, [empty for _ in ANSWERS])

@@ -1,4 +1,4 @@
-"""The operations of a window: one row for each operation, and one for each of its items."""
+"""The operations registered in a window, as the engine takes them."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ FIXED_COLUMNS: Final = [column for name, column in COLUMNS_BY_NAME.items() if na
 
 @dataclass(frozen=True)
 class CompleteOperations:
-    """A chunk of items of which every operation is complete: where each begins, how many items it has."""
+    """A chunk of items whose operations are all complete: where each begins, and how many items it has."""
 
     chunk: RowChunk
     starts: Column
     counts: Column
     incomplete: int
-    """Operations of which only some rows were there; they are not in the chunk."""
+    """Operations with missing rows; they are not in the chunk."""
 
     def __len__(self) -> int:
         return len(self.starts)
 
     def first(self, name: str, rows: Column | None = None) -> Column:
-        """A column, of the first item of each operation, or of those in some rows."""
+        """A column, of the first item of each operation, or of the operations in some rows."""
         values = self.chunk.column(name)
         starts = self.starts if rows is None else self.starts.take(rows)
         return values if len(values) == len(starts) else values.take(starts)
 
 
 def whole_operations(chunk: RowChunk) -> CompleteOperations:
-    """Finds the operations in a chunk of registrations or outcomes, and leaves out those that are not all there."""
+    """Finds the operations in a chunk of registrations or outcomes, and drops incomplete ones."""
     rows = len(chunk)
     if "item_count" not in chunk.columns and "item" not in chunk.columns:
         return CompleteOperations(chunk, np.arange(rows), np.ones(rows, np.int64), 0)
@@ -60,8 +60,6 @@ def whole_operations(chunk: RowChunk) -> CompleteOperations:
 
 
 class RegisteredOperations:
-    """The operations registered in a window, in order, and their columns as the engine takes them."""
-
     def __init__(self, whole: CompleteOperations, first_id: int, topics: dict[str, int]) -> None:
         chunk = whole.chunk
         self.rows: Final = len(whole)
@@ -83,7 +81,7 @@ class RegisteredOperations:
         self._batches: dict[int, dict[str, Any]] = {}
 
     def batch(self, kind: int, timeouts_ms: Column, min_bytes: Column) -> OperationBatch:
-        """The operations of one kind. Columns that no policy changes are made once."""
+        """The operations of one kind. Columns that no policy changes are made once for all policies."""
         chosen = self.kind == kind
         rows = None if bool(np.all(chosen)) else np.flatnonzero(chosen)
         fixed = self._batches.get(kind)
@@ -117,7 +115,7 @@ class RegisteredOperations:
         return fixed
 
     def _dictionary(self, items: Column | None) -> tuple[list[Name], Column]:
-        """The names of some items, and for each item its place there."""
+        """The names of some items, and for each item its place among them."""
         places = self._names_of_items if items is None else self._names_of_items.take(items)
         used = np.zeros(len(self.names), np.int64)
         used[places] = 1
@@ -127,7 +125,7 @@ class RegisteredOperations:
 
 
 def listed(values: Column, rows: Column | None) -> list[Any]:
-    """A column, or some rows of it, as the engine takes it: a single value where all are the same."""
+    """A column, or some rows of it, as a batch has it: a single value if all are the same."""
     chosen = values if rows is None else values.take(rows)
     if len(chosen) > 1 and chosen[0] == chosen[-1] and bool(np.all(chosen == chosen[0])):
         return [chosen[0].item()]
@@ -136,7 +134,7 @@ def listed(values: Column, rows: Column | None) -> list[Any]:
 
 
 def topics_of(names: list[Name], topics: dict[str, int]) -> Column:
-    """The topic of each name as a number, entered in `topics` if it is new; 0 for keys, of which there may be many."""
+    """The topic of each name as a number, added to `topics` if new; 0 for keys, of which there may be too many."""
     found = [
         0 if partition == NO_PARTITION else topics.setdefault(topic, len(topics) + 1) for topic, partition in names
     ]

@@ -1,7 +1,7 @@
-"""Sums over replayed operations: how many ended how, in life and in the replay, and how long they waited.
+"""Sums over replayed operations: how many ended how, recorded and replayed, and how long they waited.
 
-Waits are counted in buckets: exact below EXACT_MS, then PER_OCTAVE for each doubling, so that a quantile is right to
-less than one percent, whatever is added to what.
+Waits are counted in buckets: exact below EXACT_MS, then PER_OCTAVE for each doubling. So sums can be added up in any
+order, and a quantile is right to less than one percent.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ COUNTS: Final = 2
 
 # Verdicts on an operation.
 EQUAL: Final = 0
-"""It ended in the replay as it did in life. Under another policy: it had the same outcome after the same wait."""
+"""The replay ended it as recorded. Under a changed policy: the same outcome after the same wait."""
 DIFFERENT: Final = 1
 NO_OUTCOME: Final = 2
 """It had not ended when its history did."""
 IN_DOUBT: Final = 3
-"""It ended after rows of its run were lost, so a replay cannot know all that it depended on."""
+"""It ended after rows of its run were lost, so a replay cannot know everything it depended on."""
 
 RECORDED: Final = -1
-"""The player whose waits are those of life."""
+"""The player whose waits are the recorded ones."""
 
 SCHEMA: Final = pa.schema(
     [
@@ -53,13 +53,13 @@ SCHEMA: Final = pa.schema(
         ("waited_ms", pa.int64()),
     ]
 )
-"""One row for each sum. What sums have in common may be added up."""
+"""One row for each sum. Rows with equal keys may be added up."""
 
 KEYS: Final = [name for name in SCHEMA.names if name not in ("operations", "waited_ms")]
 
 
 def added(parts: Sequence[pa.Table]) -> pa.Table:
-    """Sums of several parts as those of the whole; there must be one."""
+    """The sums of several parts, at least one, as those of the whole."""
     if len(parts) == 1:
         return parts[0]
     rows = pa.concat_tables(parts).group_by(KEYS, use_threads=False)
@@ -69,7 +69,6 @@ def added(parts: Sequence[pa.Table]) -> pa.Table:
 
 
 def bucket_of(waited_ms: Column) -> Column:
-    """The bucket of each wait."""
     values = np.maximum(waited_ms, 0).astype(np.int64)
     _, bits = np.frexp(values.astype(np.float64))
     shift = np.maximum(bits.astype(np.int64) - _MANTISSA_BITS, 0)
@@ -78,7 +77,7 @@ def bucket_of(waited_ms: Column) -> Column:
 
 
 def middle_of(buckets: Column) -> Column:
-    """The wait in the middle of each bucket, in milliseconds."""
+    """The middle of each bucket, in milliseconds."""
     place = np.maximum(buckets - EXACT_MS, 0)
     shift = place // PER_OCTAVE + _EXACT_BITS - _MANTISSA_BITS
     low = (place % PER_OCTAVE + PER_OCTAVE) << shift
@@ -87,7 +86,7 @@ def middle_of(buckets: Column) -> Column:
 
 @dataclass(frozen=True)
 class FinishedOperations:
-    """Some operations that are done with: columns, and for each player how they ended there."""
+    """Operations that have ended everywhere: columns, and for each player how they ended there."""
 
     kind: Column
     topic: Column
@@ -99,20 +98,19 @@ class FinishedOperations:
 
 
 class _KeyedSums:
-    """Sums by a number that says of what."""
+    """Counts and totals by a packed key."""
 
     def __init__(self) -> None:
         self._parts: list[pa.Table] = []
         self._rows = 0
 
     def add(self, keys: Column, values: Column) -> None:
-        """Counts each key, and adds its values up."""
         self._add(pa.table({"key": keys, "count": np.ones(len(keys), np.int64), "total": values}))
         if self._rows > 1_000_000 and len(self._parts) > 1:
             self.take()
 
     def take(self) -> tuple[Column, Column, Column]:
-        """Keys from the lowest, counts and totals; they stay."""
+        """Keys in rising order, with counts and totals; they stay."""
         if not self._parts:
             return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64)
         parts, self._parts, self._rows = self._parts, [], 0
@@ -127,7 +125,7 @@ class _KeyedSums:
 
 
 _SHAPE: Final = {"player": 10, "kind": 3, "recorded": 3, "replayed": 3, "detail": 16, "topic": 28}
-"""Fields of a key and their bits."""
+"""Fields of a packed key, and their bits."""
 
 
 class ReplaySums:
@@ -140,7 +138,6 @@ class ReplaySums:
         self._waits: Final = _KeyedSums()
 
     def add(self, ended: FinishedOperations) -> None:
-        """Operations that are done with."""
         self._waits.add(
             _key(RECORDED, ended.kind, ended.recorded, ended.recorded, bucket_of(ended.recorded_waited), ended.topic),
             ended.recorded_waited,
@@ -176,7 +173,7 @@ class ReplaySums:
 
 
 def _key(player: int, kind: Column, recorded: Column, replayed: Column, detail: Column, topic: Column) -> Column:
-    """One number of all fields."""
+    """Packs the fields into one number."""
     key: Column = np.full(len(kind), player + 1, np.int64)
     for name, values in (
         ("kind", kind), ("recorded", recorded), ("replayed", replayed), ("detail", detail), ("topic", topic),
@@ -186,7 +183,7 @@ def _key(player: int, kind: Column, recorded: Column, replayed: Column, detail: 
 
 
 def _fields(keys: Column) -> dict[str, Column]:
-    """The fields of keys."""
+    """Unpacks keys."""
     found: dict[str, Column] = {}
     for name, bits in reversed(_SHAPE.items()):
         found[name] = keys & ((1 << bits) - 1)

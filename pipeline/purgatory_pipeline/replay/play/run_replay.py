@@ -1,4 +1,4 @@
-"""One run, or some of its partitions, replayed: windows in, sums out, and on request a row for each operation."""
+"""Replays one run, or some of its partitions: windows in, sums out, and on request a row for each operation."""
 
 from __future__ import annotations
 
@@ -40,11 +40,12 @@ NOT_DUE: Final = "expirations that were not due in the replay"
 
 
 Rows = Callable[[str, OpenOperations, Column, list[Column]], None]
-"""Takes what is done with: run, operations, the rows that are done, and the verdicts of each player on all."""
+"""Takes finished operations: run, operations, the finished rows, and each player's verdicts on all rows."""
 
 
 class RunReplay:
-    """Replays one run under several policies side by side. An unchanged one is also compared with life."""
+    """Replays one run under several policies side by side. The unchanged one is also compared with what was
+    recorded."""
 
     def __init__(
         self, facts: RunContext, policies: Iterable[Policy], tally: ReplaySums, rows: Rows | None = None
@@ -62,7 +63,7 @@ class RunReplay:
         self._last_ms = facts.last_ms
 
     def take(self, window: CallWindow) -> None:
-        """The next window."""
+        """Plays the next window."""
         counts = self._tally.counts
         counts[CLOCK_FALLS] += window.clock_falls
         counts[REPEATED_ROWS] += window.repeated
@@ -78,7 +79,7 @@ class RunReplay:
         self._put_away(self._open.is_done())
 
     def finish(self) -> None:
-        """The history ends here; what is open then stays so."""
+        """The history ends here; operations still open stay so."""
         for place, player in enumerate(self._players):
             self._note(place, player.finish(self._last_ms), None)
             self._tally.counts[NOT_TAKEN] += player.refused
@@ -101,7 +102,7 @@ class RunReplay:
         return arrivals
 
     def _note(self, place: int, completions: Completions | None, life: RecordedOutcomes | None) -> None:
-        """What has ended in one player, and in life."""
+        """Stores what has ended in one player, and as recorded."""
         comparison = self._comparisons[place]
         answers = None
         if completions is not None:
@@ -120,7 +121,7 @@ class RunReplay:
             comparison.add(self._open["item_counts"], None if life is None else life.answers, answers)
 
     def _put_away(self, done: Column) -> None:
-        """Adds what is done to the sums, and forgets it."""
+        """Adds finished operations to the sums and forgets them."""
         if not done.any():
             return
         operations = self._open

@@ -1,4 +1,4 @@
-"""From a window to the tapes that its players put into their engines: which step comes when, and what it takes."""
+"""From a window to an engine's tape: which step comes when, and what it takes."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class TapeSteps:
 
 
 def steps(call: Column, time: Column, code: Column | int, count: Column | int = 1) -> TapeSteps:
-    """Steps; a code or count that is one number is that of all."""
+    """A single code or count holds for all steps."""
     rows = len(call)
     codes = np.full(rows, code) if isinstance(code, int) else code
     return TapeSteps(call, time, codes, np.full(rows, count) if isinstance(count, int) else count)
 
 
 def merged(parts: Sequence[TapeSteps], *, by_time: bool) -> tuple[list[int], list[int], list[int]]:
-    """Codes, times and counts of all steps in the order of their calls, or of time and then calls.
+    """Codes, times and counts of all steps by call, or by time and then call.
 
-    Neighbours of one code and instant become one step.
+    Neighbours with the same code and instant become one step.
     """
     call, time, code, count = (
         np.concatenate([getattr(part, name) for part in parts]) for name in ("call", "time", "code", "count")
@@ -53,7 +53,7 @@ def merged(parts: Sequence[TapeSteps], *, by_time: bool) -> tuple[list[int], lis
 
 
 class Ends:
-    """What calls other than registrations and events end, in the order of those calls: ids, and names."""
+    """What other calls than registrations and events end, in the order of these calls: ids, and names."""
 
     def __init__(self) -> None:
         self.names: Final[list[Name]] = []
@@ -62,40 +62,38 @@ class Ends:
 
     @property
     def steps(self) -> TapeSteps:
-        """A step for each call."""
         call, time, code, count = np.array(self._rows, np.int64).reshape(-1, 4).T
         return TapeSteps(call, time, code, count)
 
     @property
     def operation_ids(self) -> list[int]:
-        """The ids of all steps, one after the other."""
         found: list[int] = np.concatenate([NOTHING, *self._ids]).tolist()
         return found
 
     def add_ids(self, call: int, time: int, code: int, ids: Column) -> None:
-        """A call that ends ids."""
+        """Adds a call that ends ids."""
         if len(ids):
             self._rows.append((call, time, code, len(ids)))
             self._ids.append(ids)
 
     def add_name(self, call: int, time: int, name: Name) -> None:
-        """A call that ends all that waits on a name."""
+        """Adds a call that ends everything waiting on a name."""
         self._rows.append((call, time, tape.CANCEL_ALL_ON, 1))
         self.names.append(name)
 
 
 class OtherCalls:
-    """The calls of a window that are neither registrations nor events: cancels, and the end of the daemon."""
+    """The calls of a window that are neither registrations nor events: cancels and shutdowns."""
 
     def __init__(self, chunk: RowChunk | None, operations: OpenOperations, last_shut_down: int) -> None:
         self.last_shut_down: Final = last_shut_down if chunk is None else max(last_shut_down, _last_shut_down(chunk))
-        """The last call that ended the daemon, or a slice of what was pending; -1: none has."""
+        """The last call that shut down the daemon, or a slice of what was pending; -1: none yet."""
         self._chunk: Final = chunk
         self._operations: Final = operations
         self._shut_down_before: Final = last_shut_down
 
     def ends(self, *, recorded: bool) -> Ends:
-        """What they end. When the daemon ended: with `recorded` what ended at that call, else all that was open."""
+        """What they end. A shutdown ends, with `recorded`, what it ended then; else everything that is open."""
         found = Ends()
         if self._chunk is None:
             return found
@@ -131,7 +129,7 @@ class OtherCalls:
 
     @cached_property
     def _cancelled_ids(self) -> dict[int, Column]:
-        """By row: the ids that a cancel by id is about, as far as they are open."""
+        """By row: the open ids that a cancel by id names."""
         chunk = self._chunk
         assert chunk is not None, "no calls"
         details = zip(chunk.detail_rows.tolist(), chunk.details, strict=True)
