@@ -70,7 +70,8 @@ class Placement:
 
     def _table(self) -> tuple[Column, Column]:
         """Bins by group and part, and the number of parts of each group. The last row, which -1 finds, is for no
-        group."""
+        group.
+        """
         parts = np.array([*(len(bins) for bins in self.bins), 1])
         table = np.full((len(self.bins) + 1, int(parts.max())), -1, np.int64)
         for group, bins in enumerate(self.bins):
@@ -90,7 +91,8 @@ class _Piece:
 
 def place(runs: Sequence[Connections], bins: int, cores: int) -> tuple[list[Placement], list[float]]:
     """Places all groups; returns the weights of the bins too. Bins are numbered from the heaviest, so it starts
-    first."""
+    first.
+    """
     named = [_groups(connections) for connections in runs]
     total = sum(operations + events for groups in named for _, operations, events in groups)
     share = total / bins if bins else 0.0

@@ -45,7 +45,8 @@ Rows = Callable[[str, OpenOperations, Column, list[Column]], None]
 
 class RunReplay:
     """Replays one run under several policies side by side. The unchanged one is also compared with what was
-    recorded."""
+    recorded.
+    """
 
     def __init__(
         self, facts: RunContext, policies: Iterable[Policy], tally: ReplaySums, rows: Rows | None = None
