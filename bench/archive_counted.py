@@ -1,38 +1,33 @@
 """Work whose instructions `python -m bench.archive --instructions` counts: the same waits, kept up to some point.
 
     python -m bench.archive_counted plain 20000     # bytes in, host, engine, bytes out; no network
-    python -m bench.archive_counted pieces 20000    # and packed and unpacked, as they are sent to the keeper
-    python -m bench.archive_counted rows 20000      # and rows of all of it, as the keeper makes them
+    python -m bench.archive_counted records 20000   # and made records of, and sent
+    python -m bench.archive_counted rows 20000      # and rows of all of it, as the writer process makes them
     python -m bench.archive_counted files 20000     # and files of those
 
-A daemon pays for the pieces; rows and files are the keeper's, in a process of its own. All of it runs in one thread
-here, so that two runs count the same.
+A daemon pays for the records; rows and files are the writer process's. All of it runs in one thread here, so that two
+runs count the same.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
-import numpy as np
-
-from purgatory.archive import words
 from purgatory.archive.files import ArchiveWriter, open_archive
-from purgatory.archive.frames import framed, read_frame
-from purgatory.archive.keeper import NEW_GATHERERS
-from purgatory.archive.packing import Chunk
-from purgatory.archive.pieces import pieces_in
+from purgatory.archive.records import Record
+from purgatory.archive.rows import SingleRows, TableRows, new_table_rows
+from purgatory.archive.vocabulary import TABLES
+from purgatory.archive.writer_link import WriterLink
+from purgatory.archive.writer_protocol import WriterOpening, decode_frame, encode_frame
+from purgatory.engine.batches import PartitionName
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.host import Host
 from purgatory.service.host_limits import HostLimits
-from purgatory.service.listeners.archive import ArchiveStatistics
-from purgatory.service.listeners.archive_opening import ROWS_AT_ONCE
-from purgatory.service.listeners.archive_recorder import Recorder
-from purgatory.service.listeners.archive_room import Room
-from purgatory.service.listeners.archive_sender import Sent
+from purgatory.service.listeners.archive_listener import ROWS_AT_ONCE, ArchiveListener
 from purgatory.service.listeners.metrics import Metrics
 from purgatory.service.rpc import intake
 from purgatory.service.translate.results import fill_batch
@@ -42,51 +37,43 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 
 BATCH: Final = 1_000
 PARTITIONS: Final = 100
-MODES: Final = ("plain", "pieces", "rows", "files")
+MODES: Final = ("plain", "records", "rows", "files")
 NAMES: Final = [operation_pb2.TopicPartition(topic="bench", partition=number) for number in range(PARTITIONS)]
 STEP: Final = BATCH // PARTITIONS
 
 
-class Keeper:
-    """What sends and keeps, done by the caller."""
+class SameThreadLink(WriterLink):
+    """A writer process's work, done by the caller."""
 
     def __init__(self, folder: str, mode: str) -> None:
-        self._gatherers: Final[dict[str, Any]] = {table: make() for table, make in NEW_GATHERERS.items()}
-        self._makes_rows: Final = mode != "pieces"
-        self._writer: Final = ArchiveWriter(*open_archive(folder), "run") if mode == "files" else None
-        self._file: Final = Path(folder, "frame").open("w+b")  # noqa: SIM115 - closed with the process
-        nothing = ArchiveStatistics({}, {}, 0, 0, 0, 0)
-        room = Room(sys.maxsize, strict=False)
-        self.recorder: Final = Recorder(
-            "run", room, self._keep, lambda: nothing, timeout_ms_default=30_000, send_rows=1
+        super().__init__(WriterOpening(folder, "run", "here", 1, 0, 0, "{}", 60.0, 1, 1, 1, low_priority=False))
+        self._tables: Final[dict[str, TableRows | SingleRows]] = {table: new_table_rows(table) for table in TABLES}
+        self._makes_rows: Final = mode != "records"
+        self._files: Final = ArchiveWriter(*open_archive(folder), "run") if mode == "files" else None
+        self.listener: Final = ArchiveListener(
+            "run", self, rows_max=sys.maxsize, strict=False, timeout_ms_default=30_000, send_rows=1
         )
 
-    def _keep(self, chunk: Chunk, _sent: Sent) -> None:
+    def send(self, names: Sequence[PartitionName], records: Sequence[Record]) -> None:
         """Keeps what has come: a call, or as many as make a frame."""
-        self._file.seek(0)
-        self._file.writelines(framed(chunk))
-        self._file.seek(0)
-        frame = read_frame(self._file)
-        assert frame is not None, "a whole frame was written"
-        received: Chunk = frame.unpacked()
+        received_names, received = decode_frame(encode_frame((names, records))[8:])
         if self._makes_rows:
-            numbers = np.frombuffer(received.numbers, np.int64)
-            for number, starts in pieces_in(numbers).items():
-                self._gatherers[words.TABLES[number]].add(received, numbers, starts)
+            for record in received:
+                self._tables[record.table].add(record, received_names)
             self._make_rows(ROWS_AT_ONCE)
 
     def _make_rows(self, least: int) -> None:
-        for table, gatherer in self._gatherers.items():
-            if gatherer.rows >= least:
-                rows = gatherer.take()
-                if self._writer is not None:
-                    self._writer.write(table, rows)
+        for table, gathered in self._tables.items():
+            if gathered.rows >= least:
+                rows = gathered.take()
+                if self._files is not None:
+                    self._files.write(table, rows)
 
-    def close(self) -> None:
+    def finish(self) -> None:
         """Makes rows of what is left, and writes the files."""
         self._make_rows(1)
-        if self._writer is not None:
-            self._writer.close()
+        if self._files is not None:
+            self._files.close()
 
 
 def registrations(first_id: int, mark: int) -> bytes:
@@ -113,12 +100,12 @@ def marks(mark: int) -> bytes:
     return wire.AdvanceRequest(columns=columns).SerializeToString()
 
 
-def work(operations: int, keeper: Keeper | None) -> None:
+def work(operations: int, link: SameThreadLink | None) -> None:
     """So many waits, from bytes to bytes."""
     clock = ManualClock(1)
     host = Host(Engine(EngineLimits(), 1), clock, HostLimits(), Metrics())
-    if keeper is not None:
-        host.archive = keeper.recorder
+    if link is not None:
+        host.archive = link.listener
     session, _ = host.sessions.open("bench", 1)
     for number in range(operations // BATCH):
         clock.jump(2)
@@ -141,10 +128,10 @@ def work(operations: int, keeper: Keeper | None) -> None:
 def main(mode: str, operations: int) -> None:
     """One run."""
     with tempfile.TemporaryDirectory(prefix="bench-archive-") as folder:
-        keeper = None if mode == MODES[0] else Keeper(folder, mode)
-        work(operations, keeper)
-        if keeper is not None:
-            keeper.close()
+        link = None if mode == MODES[0] else SameThreadLink(folder, mode)
+        work(operations, link)
+        if link is not None:
+            link.finish()
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from purgatory import __version__
+from purgatory.archive.writer_link import CannotArchive
 from purgatory.clock import Clock, ContinuedClock, SystemClock
 from purgatory.engine import COMPILED
 from purgatory.engine.engine import Engine
@@ -34,8 +35,7 @@ from purgatory.service.flags import config_lines, read_command_line
 from purgatory.service.host import Host
 from purgatory.service.host_limits import HostLimits
 from purgatory.service.http.site import HttpSite
-from purgatory.service.listeners.archive import CannotArchive
-from purgatory.service.listeners.archive_opening import OpenArchive, open_recorder
+from purgatory.service.listeners.archive_listener import ArchiveListener, open_archive, writer_opening
 from purgatory.service.listeners.exposition import make_registry
 from purgatory.service.listeners.journal_opening import JournalError, OpenJournal, open_journal
 from purgatory.service.listeners.metrics import Metrics
@@ -85,7 +85,7 @@ class Daemon:
         self._memory_trimmer: Final = garbage.MemoryTrimmer(
             settings.gc.tidy_interval_ms, lambda: self._host.engine.pending
         )
-        self._archive: OpenArchive | None = None
+        self._archive: ArchiveListener | None = None
         self._site: Final = HttpSite(make_registry(self._host, self._metrics, self._pauses), self._is_ready)
         self._unary_calls: Final = UnaryCalls()
         self._server: Final = grpc.aio.server(options=server_options(settings))
@@ -125,9 +125,8 @@ class Daemon:
         await self._server.stop(min(STREAMS_GRACE_S, max(0.0, deadline_s - time.monotonic())))
         await self._host.stop()
         if self._archive is not None:
-            self._archive.end(self._host.time.now_ms())
             close_s = max(ARCHIVE_CLOSE_S_MIN, deadline_s - time.monotonic())
-            await asyncio.to_thread(self._archive.close, close_s)
+            await self._archive.close(self._host.time.now_ms(), close_s)
         if self._journal is not None:
             close_s = max(JOURNAL_CLOSE_S_MIN, deadline_s - time.monotonic())
             if not await self._journal.close(close_s):
@@ -180,19 +179,20 @@ class Daemon:
         if self.settings.archive.uri is None:
             return
         limits = self._host.engine.limits
+        opening = writer_opening(
+            self.settings.archive,
+            self.settings.engine,
+            limits,
+            self._engine_started_ms,
+            has_journal=self._journal is not None,
+            is_continued=self._journal is not None and self._journal.is_continued,
+        )
         try:
-            self._archive = open_recorder(
-                self.settings.archive,
-                self.settings.engine,
-                limits,
-                self._engine_started_ms,
-                has_journal=self._journal is not None,
-                is_continued=self._journal is not None and self._journal.is_continued,
-            )
+            self._archive = await open_archive(self.settings.archive, opening, limits.timeout_ms_default)
         except CannotArchive:
             await self._site.stop()
             raise
-        self._host.archive = self._archive.recorder
+        self._host.archive = self._archive
 
 
 def continued_clock(journal: OpenJournal | None) -> Clock:

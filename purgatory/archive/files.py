@@ -29,7 +29,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from purgatory.archive.arrow_columns import plain
 from purgatory.archive.layout import (
     FILE_NUMBER_KEY,
     RUN_KEY,
@@ -40,6 +39,7 @@ from purgatory.archive.layout import (
     folder,
     unfinished_path,
 )
+from purgatory.archive.rows import plain
 from purgatory.archive.schema import EVENTS, SCHEMAS, VERSION
 
 __all__ = ["ArchiveUnusable", "ArchiveWriter", "Placed", "open_archive"]

@@ -6,15 +6,15 @@ import json
 import os
 import secrets
 import socket
+import time
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
-from purgatory.archive.wall_clock import wall_ms
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 
-__all__ = ["LIMIT_NAMES", "RunDetails", "new_run_id"]
+__all__ = ["LIMIT_NAMES", "RunDetails", "new_run_id", "wall_ms"]
 
 LIMIT_NAMES: Final = (
     "pending_operations_max",
@@ -26,6 +26,11 @@ LIMIT_NAMES: Final = (
     "topic_length_max",
 )
 """Of `EngineLimits`."""
+
+
+def wall_ms() -> int:
+    """Wall-clock milliseconds since 1970 in UTC. It may jump, even back, so no order is ever derived from it."""
+    return int(time.time() * 1_000)
 
 
 def new_run_id() -> str:

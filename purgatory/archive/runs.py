@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from purgatory.archive.layout import RUNNING, WRITING, is_unfinished_of, running_path
-from purgatory.archive.wall_clock import wall_ms
+from purgatory.archive.run_details import wall_ms
 
 __all__ = ["RENEW_S", "SILENT_S", "DeadRun", "RunFile", "RunState", "claim_dead_runs", "remove_unfinished"]
 

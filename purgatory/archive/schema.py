@@ -21,12 +21,12 @@ from typing import Final
 
 import pyarrow as pa
 
-from purgatory.archive import words
-from purgatory.archive.words import *  # noqa: F403 - whoever shares the schemas shares the words
+from purgatory.archive import vocabulary
+from purgatory.archive.vocabulary import *  # noqa: F403 - whoever shares the schemas shares the words
 from purgatory.engine import codes
 
 __all__ = ["EVENT_WORDS", "KIND_WORDS", "OUTCOME_WORDS", "SCHEMAS", "VERSION"]
-__all__ += words.__all__
+__all__ += vocabulary.__all__
 
 VERSION: Final = 1
 """Of these schemas. A reader takes its own and older ones, and refuses newer ones by name."""
@@ -55,7 +55,7 @@ _ITEM: Final = [
 ]
 
 SCHEMAS: Final[dict[str, pa.Schema]] = {
-    words.REGISTRATIONS: pa.schema(
+    vocabulary.REGISTRATIONS: pa.schema(
         [
             *_COMMON,
             *_OPERATION,
@@ -76,7 +76,7 @@ SCHEMAS: Final[dict[str, pa.Schema]] = {
             ("from_now", pa.bool_()),
         ]
     ),
-    words.OUTCOMES: pa.schema(
+    vocabulary.OUTCOMES: pa.schema(
         [
             *_COMMON,
             *_OPERATION,
@@ -97,7 +97,7 @@ SCHEMAS: Final[dict[str, pa.Schema]] = {
             ("diverging_end_offset", pa.int64()),
         ]
     ),
-    words.EVENTS: pa.schema(
+    vocabulary.EVENTS: pa.schema(
         [
             *_COMMON,
             ("row", pa.int32()),  # place in its call, from 0
@@ -120,7 +120,7 @@ SCHEMAS: Final[dict[str, pa.Schema]] = {
             ("ended", pa.int32()),  # operations that it ended
         ]
     ),
-    words.CALLS: pa.schema(
+    vocabulary.CALLS: pa.schema(
         [
             *_COMMON,
             ("call", _WORD),  # CALL_NAMES
@@ -131,7 +131,7 @@ SCHEMAS: Final[dict[str, pa.Schema]] = {
             ("ended", pa.int32()),
         ]
     ),
-    words.MARKERS: pa.schema(
+    vocabulary.MARKERS: pa.schema(
         [
             *_COMMON,
             ("marker", _WORD),  # MARKER_NAMES

@@ -1,10 +1,13 @@
-"""What may name a partition or a signal key."""
+"""What may name a partition or a signal key, and the places of names in a dictionary."""
 
 from __future__ import annotations
 
-from purgatory.engine.batches import PartitionName
+from librt.vecs import vec
+from mypy_extensions import i64
 
-__all__ = ["key_fault", "partition_fault"]
+from purgatory.engine.batches import AsGiven, PartitionName
+
+__all__ = ["key_fault", "partition_fault", "places_of"]
 
 PARTITION_MAX = 2**31 - 1
 
@@ -28,3 +31,16 @@ def key_fault(key: str, length_max: int) -> str:
     if len(key) > length_max:
         return f"the key has {len(key)} characters, the most allowed are {length_max}"
     return ""
+
+
+def places_of(names: list[AsGiven], places: dict[AsGiven, int]) -> vec[i64]:
+    """The place of each name among all; new ones are entered. Neighbours are mostly the same object, so hashed once."""
+    found = vec[i64]([0] * len(names))
+    place: i64 = 0
+    last: AsGiven = None
+    for index, name in enumerate(names):
+        if name is not last:
+            place = i64(places.setdefault(name, len(places)))
+            last = name
+        found[index] = place
+    return found

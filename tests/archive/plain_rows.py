@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from purgatory.archive import schema
-from purgatory.archive.calls import CallStamp, Registrant
+from purgatory.archive.vocabulary import CallStamp, Registrant
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, RegisterReceipt
 from purgatory.engine.completions import Completions

@@ -10,10 +10,10 @@ import pytest
 from pyarrow import fs
 
 from purgatory.archive import layout, schema
-from purgatory.archive.calls import CallStamp, call_values
 from purgatory.archive.files import ArchiveUnusable, ArchiveWriter, Placed, open_archive
 from purgatory.archive.rows import single_row
 from purgatory.archive.run_details import new_run_id
+from purgatory.archive.vocabulary import CallStamp, call_values
 from tests.archive.failing_disk import FailingDisk
 
 RUN = "run-a"

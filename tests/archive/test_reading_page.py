@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from purgatory.archive import schema
-from purgatory.archive.calls import NO_SESSION, CallStamp
 from purgatory.archive.files import ArchiveWriter, open_archive
 from purgatory.archive.rows import outcome_rows
+from purgatory.archive.vocabulary import NO_SESSION, CallStamp
 from purgatory.engine import codes
 from purgatory.engine.completions import Completions
 

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from purgatory.archive import schema
-from purgatory.archive.calls import CallStamp, Registrant, call_values, marker_values
 from purgatory.archive.rows import (
     EventRows,
     OutcomeRows,
@@ -23,6 +22,7 @@ from purgatory.archive.rows import (
     registration_rows,
     single_row,
 )
+from purgatory.archive.vocabulary import CallStamp, Registrant, call_values, marker_values
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch, Refusal, RegisterReceipt, ReplicaSets
 from purgatory.engine.engine import Engine

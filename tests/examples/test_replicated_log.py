@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from purgatory.archive.schema import OUTCOMES
-from tests.service.archive_replay import Replay, rows_of, without
+from tests.archive.archive_replay import Replay, rows_of, without
 
 PROJECT = Path(__file__).resolve().parents[2]
 REAL_LOG = Path(os.environ.get("PURGATORY_REAL_DATA", "/nonexistent")) / "HDFS_2k.log"

@@ -14,7 +14,7 @@ from purgatory.journal.crash_points import AFTER_COMMIT, CrashPoints
 from purgatory.service.host import Host
 from purgatory.service.listeners.journal_opening import OpenJournal
 from purgatory.testing import ManualClock
-from tests.service.archive_life import KEYS, PARTITIONS
+from tests.archive.archive_life import KEYS, PARTITIONS
 
 COLUMNS: Final = (
     "operation_ids", "kinds", "registered_ms", "deadlines_ms", "items_left", "item_counts", "required", "marks",

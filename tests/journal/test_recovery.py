@@ -15,8 +15,8 @@ from purgatory.service.host import Host
 from purgatory.service.listeners.journal_opening import OpenJournal
 from purgatory.service.listeners.observer import SilentObserver
 from purgatory.testing import ManualClock
+from tests.archive.archive_life import Life
 from tests.journal.kit import PowerCut, copy_files, keep, picture
-from tests.service.archive_life import Life
 
 SEEDS = 10
 STEPS = 60

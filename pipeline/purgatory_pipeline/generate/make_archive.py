@@ -20,7 +20,7 @@ from pyarrow import fs
 from pyspark.sql import SparkSession
 
 from purgatory import __version__
-from purgatory.archive.calls import CallStamp, marker_values
+from purgatory.archive.vocabulary import CallStamp, marker_values
 from purgatory.archive.files import ArchiveUnusable as ArchivePlaceUnusable
 from purgatory.archive.files import ArchiveWriter, open_archive
 from purgatory.archive.rows import single_row

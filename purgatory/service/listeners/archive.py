@@ -14,10 +14,6 @@ from purgatory.engine.completions import Completions
 from purgatory.service.sessions.session import Session
 
 
-class CannotArchive(Exception):
-    """The archive cannot be written to. The message is one line that names the place and the reason."""
-
-
 class ArchiveStatistics(NamedTuple):
     """What became of the rows of this run; those by table have a number for each table."""
 

@@ -18,12 +18,12 @@ from purgatory_pipeline.generate.truth import RunTruth
 from purgatory_pipeline.generate.truth_summary import sum_up
 
 from purgatory.archive import schema
-from purgatory.archive.calls import CallStamp, Registrant
 from purgatory.archive.rows import OutcomeRows
 from purgatory.archive.run_details import RunDetails
+from purgatory.archive.vocabulary import CallStamp, Registrant
 from purgatory.engine.engine import Engine
 from purgatory.engine.waiting.tables import Owner
-from tests.service.archive_replay import KIND_OF, events_of, operations_of, read_table
+from tests.archive.archive_replay import KIND_OF, events_of, operations_of, read_table
 
 pytestmark = pytest.mark.slow  # a run of six thousand operations is made, read and played again
 

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from purgatory.archive import schema
-from tests.service.archive_replay import read_table
+from tests.archive.archive_replay import read_table
 
 PLAN = make_plan("6k", runs=3, seed=5)
 

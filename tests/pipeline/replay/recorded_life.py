@@ -11,9 +11,9 @@ from purgatory_pipeline.replay.load.row_chunk import TABLES, RowChunk
 from purgatory_pipeline.replay.load.table_reader import chunk_of
 
 from purgatory.archive import schema
-from purgatory.archive.calls import CallStamp, Registrant, call_values, marker_values
 from purgatory.archive.rows import EventRows, OutcomeRows, RegistrationRows, SingleRows
 from purgatory.archive.run_details import RunDetails
+from purgatory.archive.vocabulary import CallStamp, Registrant, call_values, marker_values
 from purgatory.engine.waiting.tables import Owner
 from tests.engine import plain
 from tests.engine.adapter import event_batch, operation_batch

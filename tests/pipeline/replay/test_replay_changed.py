@@ -17,8 +17,8 @@ from purgatory.archive import schema
 from purgatory.archive.run_details import RunDetails
 from purgatory.engine import codes
 from purgatory.engine.waiting.tables import Owner
+from tests.archive.archive_replay import events_of, operations_of
 from tests.pipeline.replay.recorded_life import chunks_of, live
-from tests.service.archive_replay import events_of, operations_of
 
 BATCHES = 200
 Row = dict[str, Any]

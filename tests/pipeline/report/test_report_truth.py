@@ -16,7 +16,7 @@ from purgatory_pipeline.report.report_tables import TABLES
 from pyspark.sql import SparkSession
 
 from purgatory.archive import schema
-from tests.service.archive_replay import read_table
+from tests.archive.archive_replay import read_table
 
 PLAN = make_plan("30k", runs=2, seed=5, slow_replica="3=+200ms@20%")
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from purgatory.archive.calls import NO_SESSION, Registrant
+from purgatory.archive.vocabulary import NO_SESSION, Registrant
 from purgatory.engine.codes import DELETE_RECORDS, FETCH, PRODUCE, SIGNAL
 from purgatory_pipeline.generate.draw.topology import Flags, Floats, Ints, LeaderChange, Log, Topology
 from purgatory_pipeline.generate.history_plan import BROKERS, RunPlan

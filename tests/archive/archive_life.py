@@ -19,14 +19,14 @@ from purgatory.engine.limits import EngineLimits
 from purgatory.service.draining import drain
 from purgatory.service.host import Host
 from purgatory.service.host_limits import HostLimits
-from purgatory.service.listeners.archive_opening import open_recorder
+from purgatory.service.listeners.archive_listener import ArchiveListener, writer_opening
 from purgatory.service.listeners.observer import SilentObserver
 from purgatory.service.rpc.refusals import BatchRefused, CallRefused
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import ArchiveSettings, EngineSettings
 from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
-from tests.service.archive_kit import ThreadLink
+from tests.archive.archive_kit import ThreadLink
 
 PARTITIONS: Final = [(topic, partition) for topic in ("orders", "clicks") for partition in range(3)]
 KEYS: Final = ["paid", "shipped", "closed"]
@@ -57,13 +57,15 @@ class Life:
         self._settings: Final = settings
         self._limits: Final = limits
         engine = self.new_engine(started_ms)
-        self._archive: Final = open_recorder(
-            ArchiveSettings(uri=str(folder)), settings, limits, started_ms, new_link=ThreadLink
+        opening = writer_opening(ArchiveSettings(uri=str(folder)), settings, limits, started_ms)
+        self._link: Final = ThreadLink(opening)
+        self._archive: Final = ArchiveListener(
+            opening.run_id, self._link, rows_max=10**6, strict=False, timeout_ms_default=limits.timeout_ms_default
         )
         host_limits = HostLimits(session_ttl_ms=SESSION_TTL_MS, unacknowledged_results_max=200)
         host_limits = HostLimits() if roomy else host_limits
         self.host: Final = Host(engine, self.clock, host_limits, SilentObserver())
-        self.host.archive = self._archive.recorder
+        self.host.archive = self._archive
         self._last_id = 0
         self._marks: Final = dict.fromkeys(PARTITIONS, 0)
         self._epochs: Final = dict.fromkeys(PARTITIONS, 0)
@@ -102,8 +104,8 @@ class Life:
         """Shuts down, and completes the archive."""
         await drain(self.host, 0.0)
         self._register_some(self._session())  # refused, and recorded as such
-        self._archive.end(self.clock.now_ms())
-        self._archive.close(CLOSE_S)
+        await self._link.start()  # until now all was held
+        await self._archive.close(self.clock.now_ms(), CLOSE_S)
 
     # Deeds.
 

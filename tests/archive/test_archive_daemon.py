@@ -20,9 +20,9 @@ from purgatory.service.flags import read_command_line
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
+from tests.archive.archive_replay import Replay, Row, rows_of, without
 from tests.conftest import StartDaemon
 from tests.daemon_process import DEADLINE_S, DaemonProcess, run_to_end
-from tests.service.archive_replay import Replay, Row, rows_of, without
 from tests.service.test_daemon import fetch_page
 
 EACH = 50
@@ -102,16 +102,16 @@ def test_a_life_from_start_to_end(start_daemon: StartDaemon, tmp_path: Path) -> 
     assert list((folder / layout.WRITING).iterdir()) == []
 
 
-def keepers_of(daemon: DaemonProcess) -> list[int]:
+def writers_of(daemon: DaemonProcess) -> list[int]:
     """The ids of the processes that a daemon has begun: any of its threads may have."""
     threads = Path(f"/proc/{daemon.process.pid}/task").iterdir()
     return [int(child) for thread in threads for child in (thread / "children").read_text("ascii").split()]
 
 
-def keeper_of(daemon: DaemonProcess) -> int:
-    """The id of the process that keeps a daemon's archive."""
-    [keeper_id] = keepers_of(daemon)
-    return keeper_id
+def writer_of(daemon: DaemonProcess) -> int:
+    """The id of a daemon's writer process."""
+    [writer_id] = writers_of(daemon)
+    return writer_id
 
 
 def is_alive(process_id: int) -> bool:
@@ -153,25 +153,27 @@ def read_by(process_id: int) -> int:
     return int(Path(f"/proc/{process_id}/io").read_text("ascii").split()[1])
 
 
-def work_until_sent(caller: Caller, keeper_id: int) -> None:
-    """Works once, and waits until the keeper has been sent some of it."""
-    before = read_by(keeper_id)
+def work_until_sent(caller: Caller, writer_id: int) -> None:
+    """Works once, and waits until the writer process has been sent some of it."""
+    before = read_by(writer_id)
     caller.work()
-    until(lambda: read_by(keeper_id) > before + 8 * EACH, "the keeper has read the registrations")
+    until(lambda: read_by(writer_id) > before + 8 * EACH, "the process has read the registrations")
 
 
 def test_a_daemon_that_is_killed_leaves_what_it_had_sent(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """Its keeper goes on until all that it was given is in its place, and says itself that the run has crashed."""
+    """Its writer process goes on until all that it was given is in its place, and says that the run has crashed."""
     folder = tmp_path / "archive"
     daemon = start_daemon("--archive", str(folder))
-    keeper_id, caller = keeper_of(daemon), Caller(daemon)
-    os.kill(keeper_id, signal.SIGTERM)  # a service's processes all get these; only the daemon's end is the keeper's
-    os.kill(keeper_id, signal.SIGINT)
-    work_until_sent(caller, keeper_id)
+    writer_id, caller = writer_of(daemon), Caller(daemon)
+    os.kill(
+        writer_id, signal.SIGTERM
+    )  # a service's processes all get these; only the daemon's end is the writer process's
+    os.kill(writer_id, signal.SIGINT)
+    work_until_sent(caller, writer_id)
     daemon.process.send_signal(signal.SIGKILL)
     daemon.process.wait(DEADLINE_S)
     caller.close()
-    until(lambda: not is_alive(keeper_id), "its keeper has ended")
+    until(lambda: not is_alive(writer_id), "its writer process has ended")
     crashed = crashed_in(folder)
     detail = json.loads(crashed["detail"])
     assert (detail["pid"], detail["found_by"]) == (daemon.process.pid, crashed["run_id"])
@@ -187,13 +189,13 @@ def test_after_a_kill_every_file_is_whole_and_only_the_last_interval_is_missing(
     """SIGKILL of all in the middle of work: what was rolled is there; the next start says where it ends."""
     folder = tmp_path / "archive"
     daemon = start_daemon("--archive", str(folder), "--archive-roll-ms", "100")
-    keeper_id, caller = keeper_of(daemon), Caller(daemon)
+    writer_id, caller = writer_of(daemon), Caller(daemon)
     caller.work_until(lambda: len(files_of(folder, schema.OUTCOMES)) >= 1, "a roll is done")
     accepted = caller.last_id
     in_files = 2 * accepted  # registrations and outcomes; events come on top
     caller.work_until(lambda: archive_metrics(daemon)["purgatory_archive_rows_total"] > 2 * in_files, "so much is kept")
-    os.kill(daemon.process.pid, signal.SIGSTOP)  # or it would begin another keeper
-    os.kill(keeper_id, signal.SIGKILL)
+    os.kill(daemon.process.pid, signal.SIGSTOP)  # or it would start another one
+    os.kill(writer_id, signal.SIGKILL)
     daemon.process.send_signal(signal.SIGKILL)
     daemon.process.wait(DEADLINE_S)
     caller.close()
@@ -209,16 +211,16 @@ def test_after_a_kill_every_file_is_whole_and_only_the_last_interval_is_missing(
     assert list((folder / layout.WRITING).iterdir()) == []
 
 
-def test_another_keeper_goes_on_where_one_was_killed(start_daemon: StartDaemon, tmp_path: Path) -> None:
+def test_another_writer_goes_on_where_one_was_killed(start_daemon: StartDaemon, tmp_path: Path) -> None:
     """What the dead one had not put into its place is lost and said to be; nothing else is, and no caller notices."""
     folder = tmp_path / "archive"
     daemon = start_daemon("--archive", str(folder))
     caller = Caller(daemon)
     for died in (1, 2):
-        keeper_id = keeper_of(daemon)
-        work_until_sent(caller, keeper_id)
-        os.kill(keeper_id, signal.SIGKILL)
-        until(partial(is_another, daemon, keeper_id, died), "another one has begun")
+        writer_id = writer_of(daemon)
+        work_until_sent(caller, writer_id)
+        os.kill(writer_id, signal.SIGKILL)
+        until(partial(is_another, daemon, writer_id, died), "another one has begun")
     caller.work()
     assert daemon.stop() == 0
     caller.close()
@@ -234,9 +236,9 @@ def test_another_keeper_goes_on_where_one_was_killed(start_daemon: StartDaemon, 
 
 
 def is_another(daemon: DaemonProcess, before: int, died: int) -> bool:
-    """Whether so many keepers have died, and one that is not the one before has begun."""
-    keepers = keepers_of(daemon)
-    return archive_metrics(daemon)["purgatory_archive_errors_total"] >= died and bool(keepers) and keepers != [before]
+    """Whether so many writers have died, and one that is not the one before has begun."""
+    writers = writers_of(daemon)
+    return archive_metrics(daemon)["purgatory_archive_errors_total"] >= died and bool(writers) and writers != [before]
 
 
 def archive_metrics(daemon: DaemonProcess) -> dict[str, float]:
@@ -262,11 +264,11 @@ def test_a_place_that_is_of_no_use_ends_the_start_in_one_line(tmp_path: Path, pl
 
 
 def test_a_daemon_does_not_load_arrow(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """What rows and files are made with is in the memory of the keeper only."""
+    """What rows and files are made with is in the memory of the writer process only."""
     daemon = start_daemon("--archive", str(tmp_path / "archive"))
-    loaded = {who: Path(f"/proc/{who}/maps").read_text("utf-8") for who in (daemon.process.pid, keeper_of(daemon))}
+    loaded = {who: Path(f"/proc/{who}/maps").read_text("utf-8") for who in (daemon.process.pid, writer_of(daemon))}
     assert "libarrow" not in loaded[daemon.process.pid]
-    assert "libarrow" in loaded[keeper_of(daemon)]
+    assert "libarrow" in loaded[writer_of(daemon)]
 
 
 def test_archive_is_short_for_archive_uri() -> None:

@@ -1,4 +1,4 @@
-"""What a host tells its archive, and what the archive makes of it: numbers, gaps, refusals, broken disks."""
+"""A host's calls in its archive: their numbers, gaps, refusals, broken disks, crashes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from purgatory.service.listeners.metrics import Metrics
 from purgatory.service.listeners.observer import SilentObserver
 from purgatory.service.rpc.refusals import BatchRefused, CallRefused
 from purgatory.service.translate.operations import OperationRun
+from tests.archive.archive_kit import AT_MS, CLOSE_S, ArchivedHost
 from tests.archive.failing_disk import FailingDisk
-from tests.service.archive_kit import AT_MS, CLOSE_S, Kept
 from tests.service.serving import eventually
 
 HOUR_MS = 3_600_000
@@ -43,7 +43,7 @@ def marks(offset: int) -> EventBatch:
 
 async def test_every_call_has_its_number_and_outcomes_that_of_the_call_that_ended_them(tmp_path: Path) -> None:
     """Numbers rise from 1 without a gap, over all tables; expiries have the number of the clock's call."""
-    kept = Kept(tmp_path)
+    kept = ArchivedHost(tmp_path)
     session, _ = kept.host.sessions.open("s", 0)
     kept.host.register(session, [produces(1, 2), produces(3, 2, timeout_ms=50)], [])
     kept.clock.jump(60)
@@ -52,8 +52,7 @@ async def test_every_call_has_its_number_and_outcomes_that_of_the_call_that_ende
     kept.host.cancel(session, [1, 99])
     await kept.host.apply(marks(10))
     kept.host.register(session, [produces(1)], [])  # known already: no call
-    kept.start()
-    assert kept.close()
+    await kept.start_and_close()
     numbers = {table: [row["call_number"] for row in kept.rows(table)] for table in schema.TABLES}
     assert numbers == {
         schema.REGISTRATIONS: [1, 1, 2, 2],
@@ -79,15 +78,14 @@ async def test_a_session_that_is_dropped_says_how_its_operations_ended(tmp_path:
             self.told += len(completions)
 
     listener = Listener()
-    kept = Kept(tmp_path, observer=listener)
+    kept = ArchivedHost(tmp_path, observer=listener)
     for expected_number in (1, 2):  # the same id again is another session
         session, _ = kept.host.sessions.open("s", kept.clock.now_ms())
         assert session.number == expected_number
         kept.host.register(session, [produces(1, 3)], [])
         kept.clock.jump(100)
         kept.host.sessions.drop_expired(kept.clock.now_ms())
-    kept.start()
-    assert kept.close()
+    await kept.start_and_close()
     assert [(row["call"], row["session_number"], row["ended"]) for row in kept.rows(schema.CALLS)] == [
         ("cancel_session", 1, 3),
         ("cancel_session", 2, 3),
@@ -99,15 +97,14 @@ async def test_a_session_that_is_dropped_says_how_its_operations_ended(tmp_path:
 
 async def test_unary_waits_are_session_number_0(tmp_path: Path) -> None:
     """One that ends and one whose caller goes away; leaving after the end is no call."""
-    kept = Kept(tmp_path)
+    kept = ArchivedHost(tmp_path)
     for ends in (True, False):
         with kept.host.unary_wait() as (operation_id, _future):
             kept.host.register_unary_wait(produces(operation_id))
             if ends:
                 await kept.host.apply(marks(10))
                 await kept.host.apply(EventBatch([codes.PARTITION_REMOVED], partitions=[("orders", 0)]))
-    kept.start()
-    assert kept.close()
+    await kept.start_and_close()
     owners = {(row["session_number"], row["session_id"]) for row in kept.rows(schema.OUTCOMES)}
     assert owners == {(0, "")}
     assert [row["outcome"] for row in kept.rows(schema.OUTCOMES)] == ["satisfied", "cancelled"]
@@ -118,18 +115,17 @@ async def test_unary_waits_are_session_number_0(tmp_path: Path) -> None:
 
 async def test_what_is_refused_before_the_engine_is_history_too(tmp_path: Path) -> None:
     """While draining: a row with its code for each new operation, none for what was known."""
-    kept = Kept(tmp_path)
+    kept = ArchivedHost(tmp_path)
     session, _ = kept.host.sessions.open("s", 0)
     kept.host.register(session, [produces(1, 2)], [])
     kept.host.draining = True
     kept.host.register(session, [produces(2, 2)], [])
-    kept.start()
-    assert kept.close()
+    await kept.start_and_close()
     refusals = [(row["operation_id"], row["refusal_code"]) for row in kept.rows(schema.REGISTRATIONS)]
     assert refusals == [(1, 0), (2, 0), (3, codes.UNAVAILABLE)]
 
 
-def full(kept: Kept, calls: int, each: int) -> None:
+def full(kept: ArchivedHost, calls: int, each: int) -> None:
     """So many calls of so many registrations."""
     session, _ = kept.host.sessions.open("s", kept.clock.now_ms())
     for _ in range(calls):
@@ -138,43 +134,39 @@ def full(kept: Kept, calls: int, each: int) -> None:
 
 async def test_what_does_not_fit_is_one_gap_with_a_marker(tmp_path: Path) -> None:
     """Calls are dropped whole until half of the room is free; kept and dropped rows together are all there were."""
-    kept = Kept(tmp_path, rows_max=10)
+    kept = ArchivedHost(tmp_path, rows_max=10)
     full(kept, calls=5, each=4)  # 8 rows fit, then nothing does
     kept.keep_by_hand(1)  # 4 rows wait: half is free
     session, _ = kept.host.sessions.open("s", 0)
     kept.host.register(session, [produces(100, 2)], [])
-    kept.start()
-    assert kept.close()
+    await kept.start_and_close()
     assert [row["call_number"] for row in kept.rows(schema.REGISTRATIONS)] == [1] * 4 + [2] * 4 + [6] * 2
     dropped, ended = kept.rows(schema.MARKERS)
     assert dropped["marker"] == schema.DROPPED
     assert (dropped["table"], dropped["rows"]) == (schema.REGISTRATIONS, 12)
     assert (dropped["call_number"], dropped["last_call_number"]) == (3, 5)
     assert ended["marker"] == schema.ENDED
-    assert kept.sender.statistics().rows_dropped[schema.REGISTRATIONS] == 12
+    assert kept.listener.statistics().rows_dropped[schema.REGISTRATIONS] == 12
 
 
 async def test_a_gap_takes_no_memory(tmp_path: Path) -> None:
     """Of calls that are dropped nothing stays, however long it lasts: no names either."""
-    kept = Kept(tmp_path, rows_max=4)
+    kept = ArchivedHost(tmp_path, rows_max=4)
     full(kept, calls=1, each=4)
     for number in range(100):
         await kept.host.apply(EventBatch([codes.HIGH_WATERMARK], partitions=[("clicks", number)], offsets=[1]))
-    chunk = kept.recorder._packer.take()
-    assert (chunk.names, chunk.extras, chunk.registrants) == ([], [], [])
-    kept.start()
-    assert kept.close()
+    assert (kept.listener._names, kept.listener._unsent) == ({}, [])
+    await kept.start_and_close()
     [dropped] = [row for row in kept.rows(schema.MARKERS) if row["marker"] == schema.DROPPED]
     assert (dropped["table"], dropped["rows"]) == (schema.EVENTS, 100)
 
 
 async def test_a_gap_that_lasts_to_the_end_is_told(tmp_path: Path) -> None:
     """The end of the run reports what is being dropped just then, of every table."""
-    kept = Kept(tmp_path, rows_max=4)
+    kept = ArchivedHost(tmp_path, rows_max=4)
     full(kept, calls=2, each=4)
     await kept.host.apply(marks(10))  # ends all: 8 outcomes
-    kept.start()
-    assert kept.close()
+    await kept.start_and_close()
     told = {row["table"]: row["rows"] for row in kept.rows(schema.MARKERS) if row["marker"] == schema.DROPPED}
     assert told == {schema.REGISTRATIONS: 4, schema.EVENTS: 1, schema.OUTCOMES: 8}
     assert len(kept.rows(schema.REGISTRATIONS)) == 4
@@ -182,16 +174,15 @@ async def test_a_gap_that_lasts_to_the_end_is_told(tmp_path: Path) -> None:
 
 async def test_a_call_that_is_larger_than_the_room_is_kept_when_it_is_alone(tmp_path: Path) -> None:
     """Otherwise it never would be."""
-    kept = Kept(tmp_path, rows_max=2)
+    kept = ArchivedHost(tmp_path, rows_max=2)
     full(kept, calls=1, each=5)
-    kept.start()
-    assert kept.close()
+    await kept.start_and_close()
     assert len(kept.rows(schema.REGISTRATIONS)) == 5
 
 
 async def test_strict_refuses_rather_than_drops(tmp_path: Path) -> None:
     """Full: nothing is admitted, what ends is kept all the same; half empty: everything is admitted again."""
-    kept = Kept(tmp_path, rows_max=8, strict=True)
+    kept = ArchivedHost(tmp_path, rows_max=8, strict=True)
     session, _ = kept.host.sessions.open("s", 0)
     assert kept.host.register(session, [produces(1, 8)], []).accepted == 8
     answer = kept.host.register(session, [produces(9, 2)], [])
@@ -202,10 +193,10 @@ async def test_strict_refuses_rather_than_drops(tmp_path: Path) -> None:
     with pytest.raises(CallRefused, match="archive"), kept.host.unary_wait():
         pass
     assert kept.host.cancel_session(session) == 8
-    kept.start()
+    await kept.start()
     await eventually(lambda: not kept.host.archive.why_closed(), "there is room again")
     assert kept.host.register(session, [produces(11, 1)], []).accepted == 1
-    assert kept.close()
+    assert await kept.close()
     assert [row["operation_id"] for row in kept.rows(schema.REGISTRATIONS)] == [*range(1, 9), 11]
     assert len(kept.rows(schema.OUTCOMES)) == 8
     assert [row["marker"] for row in kept.rows(schema.MARKERS)] == [schema.ENDED]
@@ -215,22 +206,22 @@ async def test_history_waits_for_a_disk_that_fails(tmp_path: Path, caplog: pytes
     """It is said once, counted each time, and nothing that found room is lost; what found none has its marker."""
     caplog.set_level("INFO")
     disk = FailingDisk()
-    kept = Kept(tmp_path, filesystem=disk.filesystem(), rows_max=10)
+    kept = ArchivedHost(tmp_path, filesystem=disk.filesystem(), rows_max=10)
     disk.fails = {"write"}
-    kept.start()
+    await kept.start()
     full(kept, calls=1, each=4)
-    await eventually(lambda: kept.sender.statistics().errors > 3, "the disk was tried several times")
+    await eventually(lambda: kept.listener.statistics().errors > 3, "the disk was tried several times")
     assert [record.levelname for record in caplog.records if "cannot write" in record.message] == ["ERROR"]
     full(kept, calls=10, each=4)
     disk.fails = set()
-    await eventually(lambda: kept.room.rows == 0, "the disk has followed")
+    await eventually(lambda: kept.listener.rows_waiting == 0, "the disk has followed")
     full(kept, calls=1, each=1)
-    assert kept.close()
+    assert await kept.close()
     assert [record.levelname for record in caplog.records if "written again" in record.message] == ["INFO"]
     told = sum(row["rows"] for row in kept.rows(schema.MARKERS) if row["marker"] == schema.DROPPED)
     assert told > 0
     assert len(kept.rows(schema.REGISTRATIONS)) + told == 4 + 40 + 1
-    statistics = kept.sender.statistics()
+    statistics = kept.listener.statistics()
     assert statistics.rows_kept[schema.REGISTRATIONS] == len(kept.rows(schema.REGISTRATIONS))
     assert statistics.rows_dropped[schema.REGISTRATIONS] == told
 
@@ -238,29 +229,28 @@ async def test_history_waits_for_a_disk_that_fails(tmp_path: Path, caplog: pytes
 async def test_an_end_that_cannot_be_written_is_a_crash(tmp_path: Path) -> None:
     """The run gives up, without waiting forever; the next one says that it crashed, and where its history ends."""
     disk = FailingDisk()
-    kept = Kept(tmp_path, filesystem=disk.filesystem())
+    kept = ArchivedHost(tmp_path, filesystem=disk.filesystem())
     full(kept, calls=1, each=4)
-    kept.start()
+    await kept.start()
     await eventually(lambda: kept.run.state.call_number == 1, "the first call is in its place")
     disk.fails = {"write"}
     full(kept, calls=1, each=4)
-    assert not kept.close()
+    assert not await kept.close()
     assert kept.rows(schema.MARKERS) == []
     assert kept.run.state.call_number == 1
 
 
-async def test_a_crashed_run_is_buried_by_the_next(tmp_path: Path) -> None:
+async def test_a_crashed_run_is_marked_by_the_next(tmp_path: Path) -> None:
     """Its leftovers go, a marker says which call it has everything up to, and it is said once only."""
-    crashed = Kept(tmp_path, run_id="run-a")
+    crashed = ArchivedHost(tmp_path, run_id="run-a")
     full(crashed, calls=2, each=3)
     crashed.keep_by_hand(1)
     leftover = tmp_path / layout.unfinished_path(schema.OUTCOMES, "run-a", 7)
     leftover.write_bytes(b"PAR1 and no end")
     crashed.run.release()  # as the end of its process does
     for run_id in ("run-b", "run-c"):
-        following = Kept(tmp_path, run_id=run_id)
-        following.start()
-        assert following.close()
+        following = ArchivedHost(tmp_path, run_id=run_id)
+        await following.start_and_close()
     assert not leftover.exists()
     assert list((tmp_path / layout.WRITING).iterdir()) == []
     [told] = [row for row in following.rows(schema.MARKERS) if row["marker"] == schema.CRASHED]
@@ -271,14 +261,13 @@ async def test_a_crashed_run_is_buried_by_the_next(tmp_path: Path) -> None:
 
 async def test_files_part_at_the_hour_between_two_calls(tmp_path: Path) -> None:
     """Wall-clock time is looked at once a minute; what is of the next hour lies in the next hour's folder."""
-    kept = Kept(tmp_path, wall_ms=lambda: AT_MS + 3 * HOUR_MS if kept.clock.now_ms() > 1_000 else AT_MS)
+    kept = ArchivedHost(tmp_path, wall_ms=lambda: AT_MS + 3 * HOUR_MS if kept.clock.now_ms() > 1_000 else AT_MS)
     full(kept, calls=1, each=2)
     kept.clock.jump(59_999)
     full(kept, calls=1, each=1)
     kept.clock.jump(1)
     full(kept, calls=2, each=3)
-    kept.start()
-    assert kept.close()
+    await kept.start_and_close()
     folders = sorted(path.parent.name for path in (tmp_path / schema.REGISTRATIONS).rglob("*.parquet"))
     assert folders == ["hour=01", "hour=04"]
     assert [row["at"].hour for row in kept.rows(schema.REGISTRATIONS)] == [1, 1, 1, 4, 4, 4, 4, 4, 4]
@@ -286,44 +275,42 @@ async def test_files_part_at_the_hour_between_two_calls(tmp_path: Path) -> None:
 
 async def test_rows_that_cannot_be_made_are_lost_and_told_of(tmp_path: Path) -> None:
     """A name that is no text spoils what was gathered with it, and nothing else."""
-    kept = Kept(tmp_path)
+    kept = ArchivedHost(tmp_path)
     full(kept, calls=1, each=2)
     batch = OperationBatch([7], partitions=[("\udc00", 0)])
     receipt = RegisterReceipt()
     receipt.refusals.append(Refusal(0, codes.INVALID_ARGUMENT, "", ""))
-    kept.recorder.registered(None, codes.PRODUCE, batch, receipt, kept.clock.now_ms())
-    kept.recorder.finish()
+    kept.listener.registered(None, codes.PRODUCE, batch, receipt, kept.clock.now_ms())
+    kept.listener.finish()
     kept.keep_by_hand(2)
     await kept.host.apply(marks(10))
-    kept.start()
-    assert kept.close()
+    await kept.start_and_close()
     assert kept.rows(schema.REGISTRATIONS) == []
     assert len(kept.rows(schema.OUTCOMES)) == 2
     [told] = [row for row in kept.rows(schema.MARKERS) if row["marker"] == schema.DROPPED]
     assert (told["table"], told["rows"], told["call_number"], told["last_call_number"]) == ("registrations", 3, 1, 2)
-    assert kept.sender.statistics().rows_dropped[schema.REGISTRATIONS] == 3
-    assert kept.room.rows == 0
+    assert kept.listener.statistics().rows_dropped[schema.REGISTRATIONS] == 3
+    assert kept.listener.rows_waiting == 0
 
 
 async def test_a_call_that_was_interrupted_is_kept(tmp_path: Path) -> None:
     """What a host was told and did not finish to tell of comes with the next call, not out of order."""
-    kept = Kept(tmp_path)
-    kept.recorder.applied(marks(1), 0, kept.host.engine.apply(marks(1), 1_000), 1_000)
+    kept = ArchivedHost(tmp_path)
+    kept.listener.applied(marks(1), 0, kept.host.engine.apply(marks(1), 1_000), 1_000)
     await kept.host.apply(marks(2))
     await asyncio.sleep(0)
-    kept.start()
-    assert kept.close()
+    await kept.start_and_close()
     assert [(row["call_number"], row["offset"]) for row in kept.rows(schema.EVENTS)] == [(1, 1), (2, 2)]
 
 
 async def test_runs_may_share_an_archive(tmp_path: Path) -> None:
     """One that lives is not taken for dead by another that starts and ends meanwhile."""
-    first, second = (Kept(tmp_path, run_id=run_id) for run_id in ("run-a", "run-b"))
+    first, second = (ArchivedHost(tmp_path, run_id=run_id) for run_id in ("run-a", "run-b"))
     for kept in (first, second):
-        kept.start()
+        await kept.start()
         full(kept, calls=1, each=2)
-    assert second.close()
-    assert first.close()
+    assert await second.close()
+    assert await first.close()
     told = [(row["run_id"], row["marker"]) for row in first.rows(schema.MARKERS)]
     assert told == [("run-a", schema.ENDED), ("run-b", schema.ENDED)]
     assert [row["run_id"] for row in first.rows(schema.REGISTRATIONS)] == ["run-a"] * 2 + ["run-b"] * 2
@@ -341,12 +328,12 @@ async def test_metrics_tell_of_the_archive(tmp_path: Path) -> None:
             if "archive" in sample.name
         }
 
-    kept = Kept(tmp_path, rows_max=4)
+    kept = ArchivedHost(tmp_path, rows_max=4)
     full(kept, calls=2, each=4)
-    assert kept.room.rows == 4
-    kept.start()
+    assert kept.listener.rows_waiting == 4
+    await kept.start()
     assert "purgatory_archive_queue_rows" in samples(kept.host)
-    assert kept.close()
+    assert await kept.close()
     told = samples(kept.host)
     assert told.pop("purgatory_archive_bytes_total") > 0
     assert {name: value for name, value in told.items() if value} == {
@@ -360,10 +347,10 @@ async def test_metrics_tell_of_the_archive(tmp_path: Path) -> None:
 
 async def test_a_run_whose_end_nobody_told_has_crashed_and_is_kept(tmp_path: Path) -> None:
     """What keeps it sees that nothing more comes: all that was sent is in its place, and a marker says how far."""
-    kept = Kept(tmp_path)
+    kept = ArchivedHost(tmp_path)
     full(kept, calls=3, each=4)
-    kept.start()
-    assert kept.sender.close(CLOSE_S)
+    await kept.start()
+    assert await kept.link.close(CLOSE_S)
     assert [row["call_number"] for row in kept.rows(schema.REGISTRATIONS)] == [1] * 4 + [2] * 4 + [3] * 4
     [crashed] = kept.rows(schema.MARKERS)
     assert (crashed["marker"], crashed["run_id"], crashed["call_number"]) == (schema.CRASHED, "run-a", 3)
@@ -372,16 +359,15 @@ async def test_a_run_whose_end_nobody_told_has_crashed_and_is_kept(tmp_path: Pat
 
 async def test_rows_that_cannot_be_packed_are_lost_and_told_of(tmp_path: Path) -> None:
     """A number that no column holds costs its call's rows, and neither the call nor what comes next."""
-    kept = Kept(tmp_path)
+    kept = ArchivedHost(tmp_path)
     batch = EventBatch([codes.HIGH_WATERMARK], partitions=[("orders", 0)], offsets=[2**70])
     receipt = EventsReceipt()
     receipt.next_index = 1
-    kept.recorder.applied(batch, 0, receipt, kept.clock.now_ms())
-    kept.recorder.finish()
+    kept.listener.applied(batch, 0, receipt, kept.clock.now_ms())
+    kept.listener.finish()
     full(kept, calls=1, each=2)
-    kept.start()
-    assert kept.close()
+    await kept.start_and_close()
     assert len(kept.rows(schema.REGISTRATIONS)) == 2
     [told] = [row for row in kept.rows(schema.MARKERS) if row["marker"] == schema.DROPPED]
     assert (told["table"], told["call_number"], told["last_call_number"]) == (schema.EVENTS, 1, 1)
-    assert kept.sender.statistics().rows_dropped[schema.EVENTS] == 1
+    assert kept.listener.statistics().rows_dropped[schema.EVENTS] == 1

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from purgatory.archive import schema
-from purgatory.archive.calls import CallStamp, Registrant
 from purgatory.archive.rows import outcome_rows
 from purgatory.archive.run_details import RunDetails
+from purgatory.archive.vocabulary import CallStamp, Registrant
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch, PartitionName, ReplicaSets
 from purgatory.engine.engine import Engine

@@ -15,8 +15,8 @@ from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.service.reaper import EXPIRED_PER_SLICE
 from purgatory.service.translate.operations import OperationRun
-from tests.service.archive_life import Life
-from tests.service.archive_replay import Replay, rows_of, without
+from tests.archive.archive_life import Life
+from tests.archive.archive_replay import Replay, rows_of, without
 
 STEPS = 120
 

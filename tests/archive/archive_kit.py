@@ -1,0 +1,162 @@
+"""An archive without a daemon: listener, link and history writer put together, with any disk and any wall clock."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from pyarrow import fs
+
+from purgatory.archive import layout, schema
+from purgatory.archive.files import ArchiveWriter
+from purgatory.archive.history_writer import HistoryWriter
+from purgatory.archive.runs import RunFile, RunState
+from purgatory.archive.writer_link import WriterLink
+from purgatory.archive.writer_process import LineOutput, keep_all, read_all, serve
+from purgatory.archive.writer_protocol import WriterOpening, WriterStatistics, read_frame
+from purgatory.engine.engine import Engine
+from purgatory.engine.limits import EngineLimits
+from purgatory.service.host import Host
+from purgatory.service.host_limits import HostLimits
+from purgatory.service.listeners.archive_listener import ArchiveListener
+from purgatory.service.listeners.observer import Observer, SilentObserver
+from purgatory.testing import ManualClock
+from tests.archive.archive_replay import rows_of
+
+CLOSE_S: Final = 30.0
+RUN: Final = "run-a"
+AT_MS: Final = 1_700_011_800_000  # 2023-11-15 01:30 UTC
+NOWHERE: Final = WriterOpening("nowhere", RUN, "here", 1, 0, 0, "{}", 60.0, 1 << 20, 1_000, 1, low_priority=False)
+
+Serve = Callable[[BinaryIO, LineOutput], bool]
+
+
+class ThreadProcess:
+    """All that a writer process would do, on a thread of this one, with real pipes."""
+
+    def __init__(self, serve: Serve, stdin: int) -> None:
+        self.stdout: Final = asyncio.StreamReader()
+        self._frames: Final = os.fdopen(os.dup(stdin), "rb")
+        self._kept = False
+        self._thread: Final = threading.Thread(target=self._run, args=(serve,))
+
+    async def start(self) -> None:
+        reading, writing = os.pipe()
+        protocol = asyncio.StreamReaderProtocol(self.stdout)
+        await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(reading, "rb"))
+        self._lines = os.fdopen(writing, "wb")
+        self._thread.start()
+
+    def _run(self, serve: Serve) -> None:
+        with self._frames, self._lines:
+            self._kept = serve(self._frames, LineOutput(self._lines))
+
+    async def wait(self) -> int:
+        await asyncio.to_thread(self._thread.join)
+        return 0 if self._kept else 1
+
+    def kill(self) -> None:
+        """A thread cannot be killed; it sees the end of its frames."""
+
+
+class ThreadLink(WriterLink):
+    """A link to such threads: those that are given, one after the other, or as many as it takes."""
+
+    def __init__(self, opening: WriterOpening, *serves: Serve) -> None:
+        super().__init__(opening, retry_s=0.01)
+        self._serves: Final = list(serves)
+
+    async def _spawn(self, stdin: int) -> Any:  # noqa: ANN401 - in place of a process
+        process = ThreadProcess(self._serves.pop(0) if self._serves else serve, stdin)
+        await process.start()
+        return process
+
+
+class ArchivedHost:
+    """A host with an archive in a folder. It is kept from `start` on; `close` completes the archive."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        filesystem: fs.FileSystem | None = None,
+        rows_max: int = 100_000,
+        strict: bool = False,
+        wall_ms: Callable[[], int] = lambda: AT_MS,
+        observer: Observer | None = None,
+        run_id: str = RUN,
+    ) -> None:
+        self.folder: Final = folder
+        (folder / layout.WRITING).mkdir(exist_ok=True)
+        filesystem = filesystem or fs.LocalFileSystem()
+        self.clock: Final = ManualClock(1_000)
+        self.run: Final = RunFile(filesystem, str(folder), RunState(run_id, "here", 1, 0, 1_000, AT_MS))
+        self._output: LineOutput | None = None
+        self.history: Final = HistoryWriter(
+            ArchiveWriter(filesystem, str(folder), run_id),
+            self.run,
+            self._report,
+            roll_s=0.01,
+            rows_at_once=1_000,
+            retry_s=0.01,
+        )
+        self.link: Final = ThreadLink(NOWHERE, self._serve)
+        self.listener: Final = ArchiveListener(
+            run_id,
+            self.link,
+            rows_max=rows_max,
+            strict=strict,
+            timeout_ms_default=30_000,
+            wall_ms=wall_ms,
+            send_rows=1,  # each call is a frame of its own
+        )
+        host_limits = HostLimits(session_ttl_ms=100)
+        self.host: Final = Host(Engine(EngineLimits(), 1_000), self.clock, host_limits, observer or SilentObserver())
+        self.host.archive = self.listener
+
+    def _report(self, statistics: WriterStatistics) -> None:
+        if self._output is not None:
+            self._output.report(statistics)
+
+    def _serve(self, frames: BinaryIO, output: LineOutput) -> bool:
+        """What the process does, with this history writer."""
+        self._output = output
+        assert read_frame(frames) is not None, "the opening comes first"
+        output.report(self.history.statistics())
+        waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        reader = threading.Thread(target=read_all, args=(frames, waiting, self.history))
+        reader.start()
+        kept = keep_all(waiting, self.history)
+        reader.join()
+        return kept
+
+    def keep_by_hand(self, calls: int) -> None:
+        """So many calls are kept, and lie in their files, before the start."""
+        for names, records in self.link._held[:calls]:
+            self.history.keep(names, records)
+            self.link.rows_waiting -= sum(record.rows for record in records)
+        del self.link._held[:calls]
+        self.history.roll()
+
+    async def start(self) -> None:
+        """Everything is kept from now on."""
+        await self.link.start()
+
+    async def close(self) -> bool:
+        """Ends the run; whether everything could be kept."""
+        self.listener.mark(schema.ENDED, self.clock.now_ms())
+        return await self.link.close(CLOSE_S)
+
+    async def start_and_close(self) -> None:
+        """All that has happened is kept."""
+        await self.start()
+        assert await self.close()
+
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        """What lies in the archive."""
+        return rows_of(self.folder, table)

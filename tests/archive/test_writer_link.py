@@ -1,0 +1,121 @@
+"""The link to the writer process: nothing waits for it, nothing changes its order, and what is lost is told."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, BinaryIO
+
+from purgatory.archive import vocabulary
+from purgatory.archive.records import row_record
+from purgatory.archive.vocabulary import CallStamp, call_values
+from purgatory.archive.writer_link import NO_ROWS
+from purgatory.archive.writer_process import LineOutput
+from purgatory.archive.writer_protocol import WriterOpening, WriterStatistics, decode_frame, read_frame
+from tests.archive.archive_kit import CLOSE_S, NOWHERE, RUN, ThreadLink
+from tests.service.serving import eventually
+
+
+class NotingProcess:
+    """A writer process in name only: it notes what comes, once it `may_read`, and dies after `dies_after` frames."""
+
+    def __init__(self, dies_after: int | None = None) -> None:
+        self.may_read = threading.Event()
+        self.opening: WriterOpening | None = None
+        self.rows: list[tuple[int, dict[str, Any]]] = []
+        """Calls that came: their numbers, and what they said."""
+        self._dies_after = dies_after
+
+    def serve(self, frames: BinaryIO, output: LineOutput) -> bool:
+        first = read_frame(frames)
+        assert first is not None, "the opening comes first"
+        self.opening = decode_frame(first)
+        assert self.opening is not None, "an opening"
+        output.report(self.opening.continued or WriterStatistics(0, NO_ROWS, NO_ROWS, 0, 0, 0, 0, 0, 0, {}))
+        self.may_read.wait(CLOSE_S)
+        while len(self.rows) != self._dies_after and (frame := read_frame(frames)) is not None:
+            for record in decode_frame(frame)[1]:
+                self.rows.append((record.stamp.call_number, record.extra))
+        return self._dies_after is None
+
+
+async def linked(*processes: NotingProcess) -> ThreadLink:
+    link = ThreadLink(NOWHERE, *(process.serve for process in processes))
+    await link.start()
+    return link
+
+
+def send(link: ThreadLink, number: int, size: int = 0) -> None:
+    """A call of this number, in a frame of at least this size."""
+    values = call_values(vocabulary.CANCEL_KEY, topic="k" * size, ended=number)
+    link.send((), [row_record(vocabulary.CALLS, CallStamp(RUN, number, 5, 6), values)])
+
+
+async def test_a_full_pipe_is_not_waited_for() -> None:
+    """Far more than a pipe holds is sent at once; all of it arrives, in order, and what comes after it too."""
+    process = NotingProcess()
+    link = await linked(process)
+    for number in range(1, 101):
+        send(link, number, size=50_000)  # nobody reads yet: if this waited, it would be for ever
+    process.may_read.set()
+    await eventually(lambda: len(process.rows) == 100, "all that waited has been read")
+    for number in range(101, 111):
+        send(link, number)
+    assert await link.close(CLOSE_S)
+    assert [number for number, _ in process.rows] == list(range(1, 111))
+    assert {len(row["topic"]) for _, row in process.rows[:100]} == {50_000}
+
+
+async def test_another_process_goes_on_and_tells_what_was_lost() -> None:
+    """What was sent and never placed has a marker; what comes later goes to the next one that can open the archive."""
+
+    def dies_at_once(frames: BinaryIO, output: LineOutput) -> bool:
+        output.write({"unusable": "no room"})
+        return read_frame(frames) is None
+
+    first, second = NotingProcess(dies_after=2), NotingProcess()
+    for process in (first, second):
+        process.may_read.set()
+    link = ThreadLink(NOWHERE, first.serve, dies_at_once, second.serve)
+    await link.start()
+    send(link, 1)
+    send(link, 2)
+    await eventually(lambda: link.errors == 2, "the first has died, and another one could not open the archive")
+    send(link, 3)  # while there is none
+    await eventually(lambda: second.opening is not None, "another one goes on")
+    assert second.opening is not None
+    assert second.opening.continued is not None
+    send(link, 4)
+    assert await link.close(CLOSE_S)
+    (marked, marker), *others = second.rows
+    assert (marked, marker["marker"], marker["table"], marker["rows"]) == (1, vocabulary.DROPPED, vocabulary.CALLS, 2)
+    assert marker["last_call_number"] == 2
+    assert [number for number, _ in others] == [3, 4]
+    assert link.rows_lost[vocabulary.CALLS] == 2
+
+
+async def test_what_waited_for_a_process_that_died_is_told_as_lost() -> None:
+    """The pipe was full when it died: all calls that were sent have a marker or come to the next one, each once."""
+    first, second = NotingProcess(dies_after=1), NotingProcess()
+    second.may_read.set()
+    link = await linked(first, second)
+    for number in range(1, 201):
+        send(link, number, size=50_000)
+    first.may_read.set()
+    await eventually(lambda: bool(second.rows), "another one goes on")
+    send(link, 201)
+    assert await link.close(CLOSE_S)
+    (first_lost, marker), *others = second.rows
+    assert (first_lost, marker["last_call_number"], marker["rows"]) == (1, 200, 200)
+    assert [number for number, _ in others] == [201]
+
+
+async def test_an_end_that_takes_too_long_is_given_up() -> None:
+    """A process that does not end in time is killed, and the end is not said to be written."""
+    process = NotingProcess()
+    link = await linked(process)
+    send(link, 1)
+    closing = link.close(0.01)
+    timer = threading.Timer(0.1, process.may_read.set)  # what stands in for the process cannot be killed
+    timer.start()
+    assert not await closing
+    timer.join()
