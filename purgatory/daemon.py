@@ -24,7 +24,7 @@ from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from purgatory import __version__
-from purgatory.archive.writer_link import CannotArchive
+from purgatory.archive.vocabulary import CannotArchive
 from purgatory.clock import Clock, ContinuedClock, SystemClock
 from purgatory.engine import COMPILED
 from purgatory.engine.engine import Engine
@@ -35,7 +35,7 @@ from purgatory.service.flags import config_lines, read_command_line
 from purgatory.service.host import Host
 from purgatory.service.host_limits import HostLimits
 from purgatory.service.http.site import HttpSite
-from purgatory.service.listeners.archive_listener import ArchiveListener, open_archive, writer_opening
+from purgatory.service.listeners.archive_listener import ArchiveListener, start_archive, writer_opening
 from purgatory.service.listeners.exposition import make_registry
 from purgatory.service.listeners.journal_opening import JournalError, OpenJournal, open_journal
 from purgatory.service.listeners.metrics import Metrics
@@ -188,7 +188,7 @@ class Daemon:
             is_continued=self._journal is not None and self._journal.is_continued,
         )
         try:
-            self._archive = await open_archive(self.settings.archive, opening, limits.timeout_ms_default)
+            self._archive = await start_archive(self.settings.archive, opening, limits.timeout_ms_default)
         except CannotArchive:
             await self._site.stop()
             raise

@@ -41,8 +41,9 @@ from purgatory.archive.layout import (
 )
 from purgatory.archive.rows import plain
 from purgatory.archive.schema import EVENTS, SCHEMAS, VERSION
+from purgatory.archive.vocabulary import CannotArchive
 
-__all__ = ["ArchiveUnusable", "ArchiveWriter", "Placed", "open_archive"]
+__all__ = ["ArchiveWriter", "Placed", "open_archive"]
 
 ROLL_S: Final = 60.0
 ROLL_BYTES: Final = 64 * 1024 * 1024
@@ -77,10 +78,6 @@ ALWAYS_GIVEN: Final = frozenset(
 SOMETIMES_GIVEN: Final = frozenset({(EVENTS, "log_start_offset")})
 
 
-class ArchiveUnusable(Exception):
-    """A place that cannot hold an archive. The message is one line with the place and the reason."""
-
-
 class Placed(NamedTuple):
     """A file that now lies at its place, below the archive."""
 
@@ -93,7 +90,7 @@ class Placed(NamedTuple):
 def open_archive(place: str) -> tuple[fs.FileSystem, str]:
     """The filesystem and the folder that a path or a URI means (file, s3, gs, hdfs, ...); the folder is made.
 
-    Raises `ArchiveUnusable` when it cannot be reached or written to.
+    Raises `CannotArchive` when it cannot be reached or written to.
     """
     try:
         if "://" in place:
@@ -107,7 +104,7 @@ def open_archive(place: str) -> tuple[fs.FileSystem, str]:
         filesystem.delete_file(probe)
     except (OSError, ValueError, TypeError, pa.ArrowException) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ArchiveUnusable(f"cannot write an archive to {place}: {reason}") from None
+        raise CannotArchive(f"cannot write an archive to {place}: {reason}") from None
     return filesystem, root
 
 

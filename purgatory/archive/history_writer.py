@@ -16,11 +16,11 @@ from typing import Final
 import pyarrow as pa
 
 from purgatory.archive import schema
-from purgatory.archive.files import ArchiveUnusable, ArchiveWriter, open_archive
+from purgatory.archive.files import ArchiveWriter, open_archive
 from purgatory.archive.records import Record
 from purgatory.archive.rows import SingleRows, TableRows, new_table_rows, single_row
 from purgatory.archive.runs import RENEW_S, RunFile, RunState, claim_dead_runs, remove_unfinished
-from purgatory.archive.vocabulary import CallStamp, marker_values
+from purgatory.archive.vocabulary import CallStamp, CannotArchive, marker_values
 from purgatory.archive.writer_protocol import WriterOpening, WriterStatistics
 from purgatory.engine.batches import PartitionName
 
@@ -37,7 +37,7 @@ CANNOT_WRITE: Final = (OSError, pa.ArrowException)
 
 
 def open_history(opening: WriterOpening, report: Callable[[WriterStatistics], None]) -> HistoryWriter:
-    """Begins a run in its archive, or goes on with one. Raises `ArchiveUnusable` where it cannot be written to."""
+    """Begins a run in its archive, or goes on with one. Raises `CannotArchive` where it cannot be written to."""
     filesystem, root = open_archive(opening.place)
     continued = opening.continued
     state = RunState(opening.run_id, opening.host, opening.pid, 0, opening.started_ms, opening.started_at_ms)
@@ -58,7 +58,7 @@ def open_history(opening: WriterOpening, report: Callable[[WriterStatistics], No
             run.remove()
             raise
     except CANNOT_WRITE as error:
-        raise ArchiveUnusable(f"cannot write an archive to {opening.place}: {error}") from None
+        raise CannotArchive(f"cannot write an archive to {opening.place}: {error}") from None
     return HistoryWriter(
         files,
         run,

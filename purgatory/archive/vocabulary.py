@@ -67,6 +67,10 @@ Row = dict[str, Any]
 """A row of `calls` or `markers`, without the columns of its stamp."""
 
 
+class CannotArchive(Exception):
+    """The archive cannot be written to. The message is one line that names the place and the reason."""
+
+
 class CallStamp(NamedTuple):
     """The engine call that rows belong to. `time_ms` is the engine's clock, `at_ms` wall-clock time (1970, UTC)."""
 

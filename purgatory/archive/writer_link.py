@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import purgatory
 from purgatory.archive.records import Record, row_record
-from purgatory.archive.vocabulary import DROPPED, MARKERS, TABLES, CallStamp, marker_values
+from purgatory.archive.vocabulary import DROPPED, MARKERS, TABLES, CallStamp, CannotArchive, marker_values
 from purgatory.archive.writer_protocol import WriterOpening, WriterStatistics, decode_line, encode_frame
 from purgatory.engine.batches import PartitionName
 
@@ -31,10 +31,6 @@ LINE_BYTES_MAX: Final = 1024 * 1024
 RETRY_S: Final = 1.0
 NO_ROWS: Final = dict.fromkeys(TABLES, 0)
 PROGRAM: Final = "purgatory.archive.writer_process"
-
-
-class CannotArchive(Exception):
-    """The archive cannot be written to. The message is one line that names the place and the reason."""
 
 
 class Sent(NamedTuple):

@@ -18,8 +18,8 @@ from typing import Any, BinaryIO, Final
 
 import pyarrow as pa
 
-from purgatory.archive.files import ArchiveUnusable
 from purgatory.archive.history_writer import HistoryWriter, open_history
+from purgatory.archive.vocabulary import CannotArchive
 from purgatory.archive.writer_protocol import WriterOpening, WriterStatistics, decode_frame, encode_line, read_frame
 
 LOGGER: Final = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ def serve(frames: BinaryIO, output: LineOutput) -> bool:
     opening: WriterOpening = decode_frame(first)
     try:
         history = open_history(opening, output.report)
-    except ArchiveUnusable as error:
+    except CannotArchive as error:
         output.write({"unusable": str(error)})
         return False
     output.report(history.statistics())

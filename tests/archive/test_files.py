@@ -10,10 +10,10 @@ import pytest
 from pyarrow import fs
 
 from purgatory.archive import layout, schema
-from purgatory.archive.files import ArchiveUnusable, ArchiveWriter, Placed, open_archive
+from purgatory.archive.files import ArchiveWriter, Placed, open_archive
 from purgatory.archive.rows import single_row
 from purgatory.archive.run_details import new_run_id
-from purgatory.archive.vocabulary import CallStamp, call_values
+from purgatory.archive.vocabulary import CallStamp, CannotArchive, call_values
 from tests.archive.failing_disk import FailingDisk
 
 RUN = "run-a"
@@ -167,7 +167,7 @@ def test_a_place_that_cannot_be_used_is_refused_in_one_line(tmp_path: Path, plac
     file = tmp_path / "file"
     file.write_text("no folder")
     place = place.format(file=file)
-    with pytest.raises(ArchiveUnusable) as caught:
+    with pytest.raises(CannotArchive) as caught:
         open_archive(place)
     message = str(caught.value)
     assert message.startswith(f"cannot write an archive to {place}: ")

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from purgatory.archive import schema
-from purgatory.archive.vocabulary import CallStamp, call_values
 from purgatory.archive.rows import EventRows, OutcomeRows, RegistrationRows, SingleRows
+from purgatory.archive.vocabulary import CallStamp, call_values
 from purgatory.engine.batches import EventBatch
 from purgatory.engine.codes import KEY_SIGNALLED
 from purgatory.engine.engine import Engine

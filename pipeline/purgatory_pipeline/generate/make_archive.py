@@ -20,12 +20,11 @@ from pyarrow import fs
 from pyspark.sql import SparkSession
 
 from purgatory import __version__
-from purgatory.archive.vocabulary import CallStamp, marker_values
-from purgatory.archive.files import ArchiveUnusable as ArchivePlaceUnusable
 from purgatory.archive.files import ArchiveWriter, open_archive
 from purgatory.archive.rows import single_row
 from purgatory.archive.run_details import RunDetails
 from purgatory.archive.schema import ENDED, MARKERS, STARTED
+from purgatory.archive.vocabulary import CallStamp, CannotArchive, marker_values
 from purgatory_pipeline.errors import ArchiveUnusable
 from purgatory_pipeline.generate.draw.drawn_run import draw_run
 from purgatory_pipeline.generate.engine_player import ENDED_PER_CALL, EnginePlayer
@@ -86,7 +85,7 @@ def check_empty(out: str) -> None:
     try:
         filesystem, root = open_archive(out)
         found = filesystem.get_file_info(fs.FileSelector(root, recursive=True))
-    except (ArchivePlaceUnusable, OSError, pa.ArrowException) as error:
+    except (CannotArchive, OSError, pa.ArrowException) as error:
         raise ArchiveUnusable(str(error)) from None
     files = [info.path for info in found if info.type == fs.FileType.File]
     if files:

@@ -347,7 +347,7 @@ def writer_opening(
     )
 
 
-async def open_archive(
+async def start_archive(
     settings: ArchiveSettings, opening: WriterOpening, timeout_ms_default: int, link: WriterLink | None = None
 ) -> ArchiveListener:
     """Opens the archive of a new run. Raises `CannotArchive` when its place cannot be written to."""
