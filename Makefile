@@ -93,7 +93,7 @@ crash: $(STAMPS)/dev $(STAMPS)/engine ## Kill a real daemon under load 200 times
 
 fuzz: $(STAMPS)/dev $(STAMPS)/engine ## A million fuzzed requests, and bytes at the ports (ARGS="--requests 50000 --seed 7")
 	@$(BIN)/python -m tests.fuzz --requests 1000000 $(ARGS)
-	@$(BIN)/python -m tests.fuzz.guided
+	@$(BIN)/python -m tests.fuzz.coverage_guided
 
 lint: $(STAMPS)/pipeline $(STAMPS)/stubs ## Check style, imports, types, the wire's contract and the house rules
 	$(BIN)/ruff check .

@@ -16,7 +16,7 @@ from examples.replicated_log.cluster import PROJECT, ChildFailed
 from examples.replicated_log.producer import split_lines
 from examples.replicated_log.records import PAYLOAD_BYTES_MAX
 from examples.replicated_log.story import Options, Story
-from examples.replicated_log.wire import ProtocolError
+from examples.replicated_log.wire import WireError
 
 LINES_MIN: Final = 8
 """With fewer there is no middle to kill a follower in."""
@@ -84,7 +84,7 @@ def main() -> int:
         except asyncio.CancelledError:
             print("interrupted; all processes are ended", file=sys.stderr)
             return EXIT_INTERRUPTED
-        except (ChildFailed, ProtocolError, PurgatoryClientError, OSError) as error:
+        except (ChildFailed, WireError, PurgatoryClientError, OSError) as error:
             print(f"failed: {type(error).__name__}: {error}", file=sys.stderr)
             return EXIT_NOT_PROVEN
     if options.archive is not None:

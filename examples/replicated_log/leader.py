@@ -1,6 +1,6 @@
 """The leader: takes appends, serves fetches, and keeps no wait of its own.
 
-What must be waited for is a delayed operation at the daemon; what happens here is told to it as events:
+What must be waited for is a delayed operation at the daemon; what happens here is sent to it as events:
 
     append with acks=all          LEADER_APPEND, then DelayedProduce for the offset after the record
     follower fetch                FOLLOWER_PROGRESS; at the log end a DelayedFetch with its replica id
@@ -24,12 +24,11 @@ from purgatory_client import AsyncClient, PartitionResult, Result, events
 from purgatory_client.errors import PurgatoryClientError
 
 from examples.replicated_log.child import Starter, run_child, say
-from examples.replicated_log.ledger import Ledger
-from examples.replicated_log.marks import Marks
+from examples.replicated_log.event_queue import EventQueue
 from examples.replicated_log.membership import Membership, UnknownReplica
 from examples.replicated_log.segments import OffsetOutOfRange, SegmentedLog
-from examples.replicated_log.waits import Waits
-from examples.replicated_log.wire import LOOPBACK, Frame, encode_frame, read_frame
+from examples.replicated_log.wait_ledger import WaitLedger, Waits
+from examples.replicated_log.wire import LOOPBACK, Message, encode_message, read_message
 
 LEADER_EPOCH: Final = 1
 MIN_IN_SYNC: Final = 2
@@ -42,7 +41,7 @@ UNKNOWN_SERVER_ERROR: Final = -1
 OFFSET_OUT_OF_RANGE: Final = 1
 NOT_ENOUGH_REPLICAS: Final = 19
 
-Answer = Coroutine[Any, Any, Frame]
+Answer = Coroutine[Any, Any, Message]
 
 
 class Leader:
@@ -53,10 +52,10 @@ class Leader:
     ) -> None:
         self._log = log
         self._partition = partition
-        self._ledger = Ledger()
+        self._ledger = WaitLedger()
         self._waits = Waits(client, partition, self._ledger)
-        self._marks = Marks(client)
-        self._membership = Membership(client, self._marks, partition, leader_id, followers, LEADER_EPOCH)
+        self._queue = EventQueue(client)
+        self._membership = Membership(client, self._queue, partition, leader_id, followers, LEADER_EPOCH)
         self._high_watermark = log.log_start_offset
         self._connections: dict[int, asyncio.StreamWriter] = {}
         self._calls: dict[str, Callable[[dict[str, Any], bytes], Answer]] = {
@@ -74,9 +73,9 @@ class Leader:
         server = await asyncio.start_server(self._serve_connection, LOOPBACK, 0)
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._marks.run())
+                group.create_task(self._queue.run())
                 group.create_task(self._membership.watch_lag())
-                await self._marks.told()
+                await self._queue.applied()
                 say("ready", port=server.sockets[0].getsockname()[1])
         finally:
             server.close()
@@ -87,7 +86,7 @@ class Leader:
     async def _serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         answers: set[asyncio.Task[None]] = set()
         try:
-            while (request := await read_frame(reader)) is not None:
+            while (request := await read_message(reader)) is not None:
                 asker = request.header.get("replica_id", CONSUMER)
                 if asker in self._membership.follower_ids:
                     self._connections[asker] = writer
@@ -104,12 +103,12 @@ class Leader:
 
     async def _answer(self, writer: asyncio.StreamWriter, request_id: int, answer: Answer) -> None:
         try:
-            frame = await answer
+            message = await answer
         except OffsetOutOfRange as error:
-            frame = Frame(self._marks_of_now(OFFSET_OUT_OF_RANGE) | {"message": str(error)})
+            message = Message(self._offsets(OFFSET_OUT_OF_RANGE) | {"message": str(error)})
         except (PurgatoryClientError, UnknownReplica) as error:
-            frame = Frame(self._marks_of_now(UNKNOWN_SERVER_ERROR) | {"message": repr(error)})
-        writer.write(encode_frame(Frame(frame.header | {"id": request_id}, frame.body)))
+            message = Message(self._offsets(UNKNOWN_SERVER_ERROR) | {"message": repr(error)})
+        writer.write(encode_message(Message(message.header | {"id": request_id}, message.body)))
         with contextlib.suppress(ConnectionError):  # it has gone; its connection's reader sees that too
             await writer.drain()
 
@@ -122,11 +121,11 @@ class Leader:
         self._tell_log_end()
         return self._acknowledge(offset, request["timeout_ms"])
 
-    async def _acknowledge(self, offset: int, timeout_ms: int) -> Frame:
+    async def _acknowledge(self, offset: int, timeout_ms: int) -> Message:
         reached = self._learn(await self._waits.produce(offset + 1, timeout_ms, LEADER_EPOCH))
-        return Frame(self._marks_of_now(reached.error_code) | {"offset": offset})
+        return Message(self._offsets(reached.error_code) | {"offset": offset})
 
-    async def _follower_fetch(self, request: dict[str, Any], _: bytes) -> Frame:
+    async def _follower_fetch(self, request: dict[str, Any], _: bytes) -> Message:
         offset, replica_id = request["offset"], request["replica_id"]
         if offset < self._log.log_start_offset:
             raise OffsetOutOfRange(
@@ -136,40 +135,40 @@ class Leader:
             replica_id, offset, request["log_start_offset"], self._log.log_end_offset, self._high_watermark
         )
         if offset == self._log.log_end_offset:
-            await self._marks.told()  # first the daemon must know of this log end
+            await self._queue.applied()  # first the daemon must know of this log end
             self._learn(await self._waits.fetch(offset, request["wait_ms"], min_bytes=1, replica_id=replica_id))
-        return Frame(self._marks_of_now(NONE), self._log.read(offset, self._log.log_end_offset, request["bytes_max"]))
+        return Message(self._offsets(NONE), self._log.read(offset, self._log.log_end_offset, request["bytes_max"]))
 
-    async def _consumer_fetch(self, request: dict[str, Any], _: bytes) -> Frame:
+    async def _consumer_fetch(self, request: dict[str, Any], _: bytes) -> Message:
         offset, bytes_max = request["offset"], request["bytes_max"]
         records = self._log.read(offset, self._high_watermark, bytes_max)
         if len(records) < request["min_bytes"]:
             self._learn(await self._waits.fetch(offset, request["wait_ms"], request["min_bytes"]))
             records = self._log.read(offset, self._high_watermark, bytes_max)
-        return Frame(self._marks_of_now(NONE), records)
+        return Message(self._offsets(NONE), records)
 
-    async def _delete_records(self, request: dict[str, Any], _: bytes) -> Frame:
+    async def _delete_records(self, request: dict[str, Any], _: bytes) -> Message:
         offset = request["offset"]
         if offset > self._high_watermark:
             raise OffsetOutOfRange(f"{offset} is above the high watermark {self._high_watermark}")
         self._log.trim(offset)
-        self._marks.push(events.log_start_offset(self._partition, offset, leader_epoch=LEADER_EPOCH))
-        await self._marks.told()
+        self._queue.push(events.log_start_offset(self._partition, offset, leader_epoch=LEADER_EPOCH))
+        await self._queue.applied()
         deleted = (await self._waits.delete_records(offset, request["timeout_ms"])).partitions[self._partition]
-        return Frame(self._marks_of_now(deleted.error_code) | {"low_watermark": deleted.reached_offset})
+        return Message(self._offsets(deleted.error_code) | {"low_watermark": deleted.reached_offset})
 
-    async def _report(self, _: dict[str, Any], __: bytes) -> Frame:
+    async def _report(self, _: dict[str, Any], __: bytes) -> Message:
         state = {"in_sync": self._membership.in_sync, "open": self._ledger.open_count}
-        return Frame(self._marks_of_now(NONE) | state, self._ledger.to_json())
+        return Message(self._offsets(NONE) | state, self._ledger.to_json())
 
-    async def _refuse(self, error: int) -> Frame:
-        return Frame(self._marks_of_now(error))
+    async def _refuse(self, error: int) -> Message:
+        return Message(self._offsets(error))
 
-    # What the daemon is told, and what it tells.
+    # Events to the daemon, marks from it.
 
     def _tell_log_end(self) -> None:
         end = self._log.end_position
-        self._marks.push(
+        self._queue.push(
             events.log_end_offset(
                 self._partition,
                 end.log_end_offset,
@@ -186,7 +185,7 @@ class Leader:
         self._high_watermark = max(self._high_watermark, heard)
         return partition
 
-    def _marks_of_now(self, error: int) -> dict[str, Any]:
+    def _offsets(self, error: int) -> dict[str, Any]:
         return {
             "error": error,
             "high_watermark": self._high_watermark,

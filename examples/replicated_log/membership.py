@@ -15,7 +15,7 @@ from typing import Final
 
 from purgatory_client import AsyncClient, events
 
-from examples.replicated_log.marks import Marks
+from examples.replicated_log.event_queue import EventQueue
 
 LAG_SECONDS_MAX: Final = 10.0
 
@@ -53,10 +53,16 @@ class Membership:
     """The in-sync set of one partition and the daemon's knowledge of it."""
 
     def __init__(
-        self, client: AsyncClient, marks: Marks, partition: str, leader_id: int, follower_ids: list[int], epoch: int
+        self,
+        client: AsyncClient,
+        queue: EventQueue,
+        partition: str,
+        leader_id: int,
+        follower_ids: list[int],
+        epoch: int,
     ) -> None:
         self._client = client
-        self._marks = marks
+        self._queue = queue
         self._partition = partition
         self._leader_id = leader_id
         self._epoch = epoch
@@ -71,7 +77,7 @@ class Membership:
 
     def begin(self, min_in_sync: int) -> None:
         """Tells the daemon who leads, who follows, and how many must be in sync for a write to be acknowledged."""
-        self._marks.push(
+        self._queue.push(
             events.leadership(
                 self._partition,
                 is_leader=True,
@@ -98,7 +104,7 @@ class Membership:
         if follower is None:
             raise UnknownReplica(f"replica {replica_id} is not one of {sorted(self._followers)}")
         follower.fetched(log_end, leader_log_end)
-        self._marks.push(
+        self._queue.push(
             events.follower_progress(
                 self._partition, replica_id, log_end, log_start_offset=log_start, leader_epoch=self._epoch
             )
@@ -132,7 +138,7 @@ class Membership:
         self._push_state(replica_id, fenced=False)
         self._push_set(before, self._proposed)
         try:
-            await self._marks.told()
+            await self._queue.applied()
             high_watermark = (await self._client.partition(self._partition)).high_watermark
         finally:
             proposed, self._proposed = self._proposed, None
@@ -145,16 +151,16 @@ class Membership:
     def _commit(self, in_sync: list[int]) -> None:
         self.in_sync = in_sync
         self._push_set(in_sync)
-        self._marks.push(events.signalled(in_sync_key(self._partition, in_sync)))
+        self._queue.push(events.signalled(in_sync_key(self._partition, in_sync)))
 
     def _push_state(self, replica_id: int, *, fenced: bool) -> None:
         dead = self._followers[replica_id].gone
-        self._marks.push(
+        self._queue.push(
             events.replica_state(self._partition, replica_id, dead=dead, fenced=fenced, leader_epoch=self._epoch)
         )
 
     def _push_set(self, in_sync: list[int], proposed: list[int] | None = None) -> None:
-        self._marks.push(
+        self._queue.push(
             events.in_sync_replicas(self._partition, in_sync, proposed=proposed or [], leader_epoch=self._epoch)
         )
 

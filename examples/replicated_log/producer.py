@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from examples.replicated_log.child import Starter, run_child, say
-from examples.replicated_log.wire import Connection, Frame
+from examples.replicated_log.wire import Connection, Message
 
 IN_FLIGHT_MAX: Final = 64
 TIMEOUT_MS: Final = 20_000
@@ -54,7 +54,7 @@ class Producer:
                 await self._connection.drain()
         say("done", acknowledged=self._acknowledged)
 
-    async def _acknowledge(self, offset: int, answer: asyncio.Future[Frame]) -> None:
+    async def _acknowledge(self, offset: int, answer: asyncio.Future[Message]) -> None:
         header = (await answer).header
         if header["error"] != 0 or header["offset"] != offset or header["high_watermark"] <= offset:
             raise NotAcknowledged(f"line {offset + 1}: {header}")

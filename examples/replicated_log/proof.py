@@ -1,8 +1,9 @@
-"""What must hold at the end, checked against the bytes on disk and against the daemon's own counters."""
+"""What must hold at the end, by the bytes on disk and the daemon's own counters; and the table that is printed."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 import urllib.request
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,11 +11,12 @@ from typing import Final, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from examples.replicated_log.ledger import GIVEN_UP, Ledger
 from examples.replicated_log.records import Record
+from examples.replicated_log.wait_ledger import GIVEN_UP, WaitLedger
 
 OUTCOMES: Final = ("satisfied", "failed", "expired", "cancelled", "shutting_down")
 HTTP_SECONDS_MAX: Final = 10.0
+PERCENTILES: Final = (50, 95, 99)
 
 
 class Check(NamedTuple):
@@ -58,14 +60,16 @@ def check_whole_input(records: list[Record], source: Path) -> Check:
     return Check(joined == data and digest == wanted, f"put together again: SHA-256 {digest}, the input's {wanted}")
 
 
-def check_ledger(ledger: Ledger) -> Check:
+def check_ledger(ledger: WaitLedger) -> Check:
     """Every wait that began has ended, once (a second end would have raised)."""
     started, ended = ledger.started.total(), sum(map(len, ledger.ended_ms.values()))
     holds = started == ended and ledger.open_count == 0
     return Check(holds, f"waits: {started} began, {ended} ended, {ledger.open_count} open")
 
 
-def check_counters(before: dict[str, Counters], after: dict[str, Counters], ledger: Ledger, alone: bool) -> list[Check]:
+def check_counters(
+    before: dict[str, Counters], after: dict[str, Counters], ledger: WaitLedger, alone: bool
+) -> list[Check]:
     """The daemon's counters add up and, if the daemon served nobody else, agree with the ledger kind by kind."""
     checks = []
     for kind, counters in after.items():
@@ -77,7 +81,7 @@ def check_counters(before: dict[str, Counters], after: dict[str, Counters], ledg
     return checks
 
 
-def _check_agreement(kind: str, before: Counters, after: Counters, ledger: Ledger) -> Check:
+def _check_agreement(kind: str, before: Counters, after: Counters, ledger: WaitLedger) -> Check:
     """A wait given up by its asker may have ended at the daemon just before, or never got there; all others agree."""
     ours = [name for name in ledger.started if name.partition("/")[0] == kind]
     started = sum(ledger.started[name] for name in ours)
@@ -123,3 +127,31 @@ def _digest(payloads: Iterable[bytes]) -> str:
         digest.update(len(payload).to_bytes(8, "big"))
         digest.update(payload)
     return digest.hexdigest()
+
+
+def percentile(values: list[float], percent: int) -> float:
+    """The smallest value that at least `percent` of a hundred do not exceed. `values` is sorted and not empty."""
+    return values[max(0, math.ceil(len(values) * percent / 100) - 1)]
+
+
+def wait_table(ledger: WaitLedger) -> list[str]:
+    """A line for each kind and outcome: how many, and the milliseconds from asking to answer."""
+    rows = [("wait", "outcome", "count", *(f"p{percent} ms" for percent in PERCENTILES), "max ms")]
+    for (kind, outcome), waits in sorted(ledger.ended_ms.items()):
+        waited = sorted(waits)
+        times = [percentile(waited, percent) for percent in PERCENTILES]
+        rows.append((kind, outcome, str(len(waited)), *(f"{ms:.1f}" for ms in (*times, waited[-1]))))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if column < 2 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    return [lines[0], "-" * max(map(len, lines)), *lines[1:]]
+
+
+def check_lines(checks: list[Check]) -> list[str]:
+    """A line for each check."""
+    return [f"{'ok  ' if check.holds else 'FAIL'}  {check.text}" for check in checks]

@@ -12,22 +12,22 @@ from typing import Any, Final, NamedTuple
 from purgatory_client import AsyncClient
 
 from examples.replicated_log.cluster import Child, ChildFailed, Cluster
-from examples.replicated_log.ledger import Ledger
 from examples.replicated_log.membership import in_sync_key
 from examples.replicated_log.proof import (
     Check,
     Counters,
     check_counters,
     check_ledger,
+    check_lines,
     check_records,
     check_whole_input,
     read_counters,
+    wait_table,
 )
 from examples.replicated_log.records import decode_all
 from examples.replicated_log.segments import records_on_disk
-from examples.replicated_log.table import check_lines, wait_table
-from examples.replicated_log.waits import Waits
-from examples.replicated_log.wire import Connection, Frame
+from examples.replicated_log.wait_ledger import WaitLedger, Waits
+from examples.replicated_log.wire import Connection, Message
 
 LEADER: Final = 1
 FOLLOWERS: Final = (2, 3)
@@ -54,7 +54,7 @@ class Story:
         self._options = options
         self._lines = lines
         self._cluster = Cluster(directory, self._note_progress)
-        self._ledger = Ledger()
+        self._ledger = WaitLedger()
         self._partition = f"replicated-log-{uuid.uuid4().hex[:8]}-0"
         self._followers: dict[int, Child] = {}
         self._leader_port = 0
@@ -163,7 +163,7 @@ class Story:
         self._ledger.add_json(report.body)
         await self._leader.end()
 
-    async def _leader_report(self, until: Callable[[dict[str, Any]], bool]) -> Frame:
+    async def _leader_report(self, until: Callable[[dict[str, Any]], bool]) -> Message:
         """What the leader reports once it is as `until` says. TimeoutError: it never was."""
         connection = await Connection.open(self._leader_port)
         async with asyncio.timeout(STEP_SECONDS_MAX):

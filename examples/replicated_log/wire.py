@@ -1,4 +1,4 @@
-"""Frames between the log's processes: a JSON header and a binary body, over TCP on loopback.
+"""Messages between the log's processes: a JSON header and a binary body, over TCP on loopback.
 
     length of header (u32) | length of body (u32) | header (JSON) | body
 
@@ -22,38 +22,38 @@ BODY_BYTES_MAX: Final = PAYLOAD_BYTES_MAX + 1024 * 1024
 _LENGTHS: Final = struct.Struct(">II")
 
 
-class ProtocolError(Exception):
+class WireError(Exception):
     """The other side sent something that this protocol does not allow."""
 
 
-class Frame(NamedTuple):
+class Message(NamedTuple):
     """One message."""
 
     header: dict[str, Any]
     body: bytes = b""
 
 
-def encode_frame(frame: Frame) -> bytes:
-    """The frame as bytes."""
-    header = json.dumps(frame.header, separators=(",", ":")).encode()
-    return _LENGTHS.pack(len(header), len(frame.body)) + header + frame.body
+def encode_message(message: Message) -> bytes:
+    """The message as bytes."""
+    header = json.dumps(message.header, separators=(",", ":")).encode()
+    return _LENGTHS.pack(len(header), len(message.body)) + header + message.body
 
 
-async def read_frame(reader: asyncio.StreamReader) -> Frame | None:
-    """The next frame; None when the other side has closed. ProtocolError: it is not one, or too big."""
+async def read_message(reader: asyncio.StreamReader) -> Message | None:
+    """The next message; None when the other side has closed. WireError: it is not one, or too big."""
     try:
         header_length, body_length = _LENGTHS.unpack(await reader.readexactly(_LENGTHS.size))
         if header_length > HEADER_BYTES_MAX or body_length > BODY_BYTES_MAX:
-            raise ProtocolError(f"frame of {header_length} + {body_length} bytes is too big")
+            raise WireError(f"message of {header_length} + {body_length} bytes is too big")
         header = json.loads(await reader.readexactly(header_length))
         body = await reader.readexactly(body_length)
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
     except ValueError as error:
-        raise ProtocolError(f"frame header cannot be read: {error}") from error
+        raise WireError(f"message header cannot be read: {error}") from error
     if not isinstance(header, dict):
-        raise ProtocolError(f"frame header is no JSON object: {header!r}")
-    return Frame(header, body)
+        raise WireError(f"message header is no JSON object: {header!r}")
+    return Message(header, body)
 
 
 class Connection:
@@ -63,7 +63,7 @@ class Connection:
         self._reader = reader
         self._writer = writer
         self._last_id = 0
-        self._waiting: dict[int, asyncio.Future[Frame]] = {}
+        self._waiting: dict[int, asyncio.Future[Message]] = {}
         self._fault: Exception | None = None
         self._receiver = asyncio.create_task(self._receive(), name="connection receiver")
 
@@ -72,19 +72,19 @@ class Connection:
         """Connects to a process on this machine. OSError: nobody listens there."""
         return cls(*await asyncio.open_connection(LOOPBACK, port))
 
-    async def call(self, name: str, body: bytes = b"", **fields: object) -> Frame:
+    async def call(self, name: str, body: bytes = b"", **fields: object) -> Message:
         """Sends a request and returns its answer. ConnectionError: the connection ended first."""
         return await self.send(name, body, **fields)
 
-    def send(self, name: str, body: bytes = b"", **fields: object) -> asyncio.Future[Frame]:
+    def send(self, name: str, body: bytes = b"", **fields: object) -> asyncio.Future[Message]:
         """Sends a request now, in order with those before it; the future gets its answer."""
-        answer: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         if self._fault is not None:
             answer.set_exception(self._fault)
             return answer
         self._last_id += 1
         self._waiting[self._last_id] = answer
-        self._writer.write(encode_frame(Frame({"id": self._last_id, "call": name, **fields}, body)))
+        self._writer.write(encode_message(Message({"id": self._last_id, "call": name, **fields}, body)))
         return answer
 
     async def drain(self) -> None:
@@ -103,15 +103,15 @@ class Connection:
     async def _receive(self) -> None:
         fault: Exception = ConnectionError("the connection has ended")
         try:
-            while (frame := await read_frame(self._reader)) is not None:
-                request_id = frame.header.get("id")
+            while (message := await read_message(self._reader)) is not None:
+                request_id = message.header.get("id")
                 answer = self._waiting.pop(request_id, None) if isinstance(request_id, int) else None
                 if answer is None:
-                    fault = ProtocolError(f"answer {request_id!r} belongs to no request, or is its second")
+                    fault = WireError(f"answer {request_id!r} belongs to no request, or is its second")
                     break
                 if not answer.done():
-                    answer.set_result(frame)
-        except ProtocolError as error:
+                    answer.set_result(message)
+        except WireError as error:
             fault = error
         finally:
             self._fault = fault

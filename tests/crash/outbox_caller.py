@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.client.outbox.outbox_killed import Killed
-from tests.crash.caller import Broken
+from tests.crash.wire_caller import Broken
 from tests.daemon_process import DaemonProcess
 
 KILLED: Final = 0.4

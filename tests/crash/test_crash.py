@@ -11,9 +11,9 @@ import pytest
 
 from purgatory.journal.crash_points import VARIABLE
 from tests.conftest import StartDaemon
-from tests.crash.power import NoShim, Power
-from tests.crash.room import ROOMS, NoRoom, Room
-from tests.crash.run import CrashRun
+from tests.crash.crash_run import CrashRun
+from tests.crash.limited_disk import DISKS, DiskUnavailable, LimitedDisk
+from tests.crash.power_cut import Power, ShimUnavailable
 
 KILLS = 10
 KILLS_WHILE_FULL = 4
@@ -41,22 +41,22 @@ def test_no_power_cut_loses_anything(tmp_path: Path) -> None:
     """Each daemon begins with the files as they were last synced, and another wall clock: a receipt needs no more."""
     try:
         power = Power(tmp_path / "shim")
-    except NoShim as error:
+    except ShimUnavailable as error:
         pytest.skip(str(error))
     tally = asyncio.run(CrashRun(tmp_path, 2, power=power).run(CUTS))
     assert tally.operations > CUTS
 
 
 @pytest.mark.slow  # five daemons
-@pytest.mark.parametrize("room_in", ROOMS)
+@pytest.mark.parametrize("room_in", DISKS)
 def test_a_disk_that_fills_up_loses_nothing(
-    tmp_path: Path, room_in: Callable[[Path], AbstractContextManager[Room]]
+    tmp_path: Path, room_in: Callable[[Path], AbstractContextManager[LimitedDisk]]
 ) -> None:
     """Without room every caller is refused and nothing ends; with room all go on by themselves, over kills in both."""
     try:
         with room_in(tmp_path / "disk") as room:
             tally = asyncio.run(CrashRun(tmp_path, 3, room=room).run(KILLS_WHILE_FULL))
-    except NoRoom as error:
+    except DiskUnavailable as error:
         pytest.skip(str(error))
     assert tally.refused_batches
     assert tally.operations > KILLS_WHILE_FULL

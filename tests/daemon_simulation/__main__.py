@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
-from tests.daemon_simulation.run import Report, simulate_seed
+from tests.daemon_simulation.simulated_day import DayReport, simulate_seed
 
 PRINTED_MAX = 10
 
 
-def reports_of(seeds: Sequence[int], jobs: int) -> Iterator[Report]:
+def reports_of(seeds: Sequence[int], jobs: int) -> Iterator[DayReport]:
     """The days of these seeds, in order; `jobs` at a time, each in a process of its own."""
     if jobs == 1:
         yield from map(simulate_seed, seeds)
@@ -25,7 +25,7 @@ def reports_of(seeds: Sequence[int], jobs: int) -> Iterator[Report]:
         yield from pool.map(simulate_seed, seeds)
 
 
-def show(report: Report) -> None:
+def show(report: DayReport) -> None:
     """What was wrong on a day, and how to try it again."""
     print(f"seed {report.plan.seed} FAILED: {report.plan.describe()}")
     for complaint in report.complaints[:PRINTED_MAX]:

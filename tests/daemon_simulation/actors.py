@@ -13,9 +13,9 @@ from purgatory_client.many import WaitColumns, key_columns, partition_columns
 from purgatory_client.waits import Wait
 
 from purgatory.engine import codes
+from tests.daemon_simulation.call_log import Call, CallLog, now_ms
 from tests.daemon_simulation.faulty_proxy import FaultyProxy
-from tests.daemon_simulation.ledger import Call, Ledger, now_ms
-from tests.daemon_simulation.plan import Batch, Close, EventPlan, Operation, OperatorCancel, Plan, Push, Step
+from tests.daemon_simulation.plan import Batch, Close, EventPlan, OperatorCancel, Plan, PlannedWait, Push, Step
 
 CALL: Final[ContextVar[Call]] = ContextVar("call")
 
@@ -46,7 +46,7 @@ class Day:
 class ClientActor:
     """A program that waits, through a connection of its own."""
 
-    def __init__(self, number: int, plan: Plan, proxy: FaultyProxy, ledger: Ledger) -> None:
+    def __init__(self, number: int, plan: Plan, proxy: FaultyProxy, ledger: CallLog) -> None:
         self.number: Final = number
         self.proxy: Final = proxy
         self.calls: Final[list[asyncio.Task[None]]] = []
@@ -83,7 +83,7 @@ class ClientActor:
                 call.closing = True
         await client.close()
 
-    def _call(self, what: Operation | Batch) -> None:
+    def _call(self, what: PlannedWait | Batch) -> None:
         call = Call(self.number, what, now_ms())
         self._ledger.calls.append(call)
         make = self._make(what)
@@ -108,7 +108,7 @@ class ClientActor:
         call.ended_ms = now_ms()
         call.faults = self.proxy.faults
 
-    def _make(self, what: Operation | Batch) -> Callable[[], Awaitable[Result | ResultColumns]]:
+    def _make(self, what: PlannedWait | Batch) -> Callable[[], Awaitable[Result | ResultColumns]]:
         client = self.client
         if isinstance(what, Batch):
             return lambda: _many(client, what)
@@ -117,7 +117,7 @@ class ClientActor:
         return lambda: _one(client, what)
 
 
-def _one(client: AsyncClient, operation: Operation) -> Awaitable[Result]:
+def _one(client: AsyncClient, operation: PlannedWait) -> Awaitable[Result]:
     """The call for one operation, as a program would write it."""
     timeout = None if operation.timeout_ms is None else operation.timeout_ms / 1_000
     if operation.kind == codes.SIGNAL:
@@ -132,7 +132,7 @@ def _one(client: AsyncClient, operation: Operation) -> Awaitable[Result]:
     return client.fetch(offsets, min_bytes=operation.min_bytes, timeout=timeout, replica_id=replica_id)
 
 
-def wait_of(operation: Operation) -> Wait:
+def wait_of(operation: PlannedWait) -> Wait:
     """The same as a wait for `wait_once`."""
     timeout = None if operation.timeout_ms is None else operation.timeout_ms / 1_000
     if operation.kind == codes.SIGNAL:
@@ -175,7 +175,7 @@ def _many(client: AsyncClient, batch: Batch) -> Awaitable[ResultColumns]:
 class Advancer:
     """A program that pushes events, through a connection of its own."""
 
-    def __init__(self, number: int, proxy: FaultyProxy, ledger: Ledger) -> None:
+    def __init__(self, number: int, proxy: FaultyProxy, ledger: CallLog) -> None:
         self._number = number
         self._ledger = ledger
         self.client: Final = AsyncClient(proxy.address, name=f"advancer-{number}")

@@ -17,9 +17,9 @@ from purgatory_client.waits import Wait
 
 from purgatory.engine import codes
 from tests.daemon_simulation.actors import tally_key
-from tests.daemon_simulation.ledger import Call, Ledger
-from tests.daemon_simulation.model import End, Run
-from tests.daemon_simulation.plan import Batch, Operation, Plan
+from tests.daemon_simulation.call_log import Call, CallLog
+from tests.daemon_simulation.model import ExpectedEnd, Run
+from tests.daemon_simulation.plan import Batch, Plan, PlannedWait
 
 CLOCK_MS = 1.0
 """The daemon counts whole milliseconds and rounds up when it registers: a time it tells may be so much ahead."""
@@ -28,7 +28,7 @@ CLOCK_MS = 1.0
 class Seen:
     """One operation as its caller saw it: one of a call, or one of a batch."""
 
-    def __init__(self, call: Call, operation: Operation, operation_id: int) -> None:
+    def __init__(self, call: Call, operation: PlannedWait, operation_id: int) -> None:
         self.call = call
         self.operation = operation
         self.operation_id = operation_id
@@ -75,12 +75,12 @@ def seen_of(call: Call) -> Iterator[Seen]:
 class Checker:
     """Judges one day. `complaints` is empty if all was well."""
 
-    def __init__(self, plan: Plan, ledger: Ledger, runs: list[Run]) -> None:
+    def __init__(self, plan: Plan, ledger: CallLog, runs: list[Run]) -> None:
         self._plan = plan
         self._ledger = ledger
         self._runs = runs
-        self._ends: dict[tuple[str | None, int], list[End]] = defaultdict(list)
-        self._unary: list[End] = []
+        self._ends: dict[tuple[str | None, int], list[ExpectedEnd]] = defaultdict(list)
+        self._unary: list[ExpectedEnd] = []
         for run in runs:
             for end in run.ends:
                 if end.session_id is None:
@@ -147,7 +147,7 @@ class Checker:
             if waited_ms < seen.operation.timeout_ms:
                 self._complain(f"expired {waited_ms:.3f} ms after it was submitted: {seen!r}")
 
-    def _candidates(self, seen: Seen) -> list[End]:
+    def _candidates(self, seen: Seen) -> list[ExpectedEnd]:
         """What the daemon came to. Several, where it forgot the session and the operation was registered anew."""
         if not seen.operation.once:
             return self._ends[seen.call.session_id, seen.operation_id]
@@ -159,10 +159,10 @@ class Checker:
         ]
 
     @staticmethod
-    def _is_within(call: Call, end: End) -> bool:
+    def _is_within(call: Call, end: ExpectedEnd) -> bool:
         return call.submitted_ms <= end.registered_ms and end.ended_ms <= call.ended_ms + CLOCK_MS
 
-    def _fits(self, seen: Seen, end: End) -> bool:
+    def _fits(self, seen: Seen, end: ExpectedEnd) -> bool:
         return (
             end.told
             and end.outcome == seen.outcome

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch
-from tests.daemon_simulation import tap
+from tests.daemon_simulation import engine_tap as tap
 
 TIMEOUT_MS_DEFAULT = 30_000
 PARTITION_MAX_BYTES = 1_048_576
 
 
 @dataclass
-class Marks:
+class ModelMarks:
     """A partition. -1: not known."""
 
     high_watermark: int = -1
@@ -32,7 +32,7 @@ class Marks:
 
 
 @dataclass
-class Item:
+class ModelItem:
     name: tuple[str, int] | str
     required: int
     code: int | None = None
@@ -40,11 +40,11 @@ class Item:
 
 
 @dataclass
-class Wait:
+class ModelWait:
     owner: int
     operation_id: int
     kind: int
-    items: list[Item]
+    items: list[ModelItem]
     timeout_ms: int
     registered_ms: int
     min_bytes: int = 1
@@ -53,7 +53,7 @@ class Wait:
 
 
 @dataclass(frozen=True)
-class End:
+class ExpectedEnd:
     """How an operation must have ended. `codes` are those of its items; empty: not predicted."""
 
     session_id: str | None
@@ -73,7 +73,7 @@ class End:
 class Run:
     """What must have come of one daemon's life."""
 
-    ends: list[End] = field(default_factory=list)
+    ends: list[ExpectedEnd] = field(default_factory=list)
     pending: list[tuple[str | None, int]] = field(default_factory=list)
     registered: Counter[int] = field(default_factory=Counter)
     outcomes: Counter[tuple[int, int]] = field(default_factory=Counter)
@@ -93,9 +93,9 @@ class Model:
     def __init__(self, session_ids: dict[int, str]) -> None:
         self.run = Run()
         self._session_ids = session_ids
-        self._marks: dict[tuple[str, int], Marks] = {}
+        self._marks: dict[tuple[str, int], ModelMarks] = {}
         self._counts: Counter[str] = Counter()
-        self._waiting: dict[tuple[int, int], Wait] = {}
+        self._waiting: dict[tuple[int, int], ModelWait] = {}
         self._highest: Counter[int] = Counter()
 
     def finish(self) -> Run:
@@ -105,7 +105,7 @@ class Model:
 
     def tell(self, entry: tap.Entry) -> None:
         """The next thing that the engine was told."""
-        if isinstance(entry, tap.Registered):
+        if isinstance(entry, tap.BatchRegistered):
             self._register(entry)
         elif isinstance(entry, tap.Applied):
             for place in range(entry.start, entry.stop):
@@ -114,7 +114,7 @@ class Model:
             due = [wait for wait in self._waiting.values() if wait.registered_ms + wait.timeout_ms <= entry.now_ms]
             assert len(due) <= entry.limit, "more due than one slice: this model does not cut slices"
             self._end_all(due, codes.EXPIRED, entry.now_ms)
-        elif isinstance(entry, tap.ShutDown):
+        elif isinstance(entry, tap.EngineShutDown):
             assert len(self._waiting) <= entry.limit, "more pending than one slice: this model does not cut slices"
             self._end_all(list(self._waiting.values()), codes.SHUTTING_DOWN, entry.now_ms)
         elif isinstance(entry, tap.Cancelled):
@@ -123,7 +123,7 @@ class Model:
             for wait in self._named(entry.owner):
                 self._end(wait, codes.CANCELLED, entry.now_ms, told=False)
 
-    def _named(self, what: tuple[int, tuple[int, ...]] | int | tuple[str, int] | str) -> list[Wait]:
+    def _named(self, what: tuple[int, tuple[int, ...]] | int | tuple[str, int] | str) -> list[ModelWait]:
         """The waits that a cancel is about."""
         if isinstance(what, int):
             return [wait for (owner, _), wait in self._waiting.items() if owner == what]
@@ -137,7 +137,7 @@ class Model:
 
     # Registrations.
 
-    def _register(self, entry: tap.Registered) -> None:
+    def _register(self, entry: tap.BatchRegistered) -> None:
         batch = entry.batch
         known = self._highest[entry.owner]
         first_item = 0
@@ -151,7 +151,7 @@ class Model:
             lowest = {codes.DELETE_RECORDS: -1, codes.SIGNAL: 1}.get(entry.kind, 0)
             if any(item.required < lowest for item in items):
                 continue  # refused
-            wait = Wait(
+            wait = ModelWait(
                 entry.owner,
                 operation_id,
                 entry.kind,
@@ -170,13 +170,13 @@ class Model:
                 self._end(wait, codes.EXPIRED, entry.now_ms)
 
     @staticmethod
-    def _item(batch: OperationBatch, kind: int, place: int) -> Item:
+    def _item(batch: OperationBatch, kind: int, place: int) -> ModelItem:
         index = value_at(batch.item_indexes, place, 0)
         if kind == codes.SIGNAL:
-            return Item(batch.keys[index], value_at(batch.offsets, place, 1))
-        return Item(batch.partitions[index], value_at(batch.offsets, place, 0))
+            return ModelItem(batch.keys[index], value_at(batch.offsets, place, 1))
+        return ModelItem(batch.partitions[index], value_at(batch.offsets, place, 0))
 
-    def _begin(self, wait: Wait, from_now: bool, batch: OperationBatch, first_item: int) -> None:
+    def _begin(self, wait: ModelWait, from_now: bool, batch: OperationBatch, first_item: int) -> None:
         """What is decided by the marks of the registration, once."""
         for place, item in enumerate(wait.items, start=first_item):
             local_error = value_at(batch.local_error_codes, place, 0)
@@ -188,7 +188,7 @@ class Model:
                 self._begin_delete(item, self._of(item.name))
 
     @staticmethod
-    def _begin_delete(item: Item, marks: Marks) -> None:
+    def _begin_delete(item: ModelItem, marks: ModelMarks) -> None:
         if marks.failed or not marks.leads:
             return
         if item.required < 0:
@@ -199,8 +199,8 @@ class Model:
 
     # Events.
 
-    def _of(self, name: tuple[str, int]) -> Marks:
-        return self._marks.setdefault(name, Marks())
+    def _of(self, name: tuple[str, int]) -> ModelMarks:
+        return self._marks.setdefault(name, ModelMarks())
 
     def _event(self, batch: EventBatch, place: int, now_ms: int) -> None:
         kind, index = batch.types[place], value_at(batch.item_indexes, place, 0)
@@ -224,7 +224,7 @@ class Model:
             self._settle(wait, now_ms)
 
     @staticmethod
-    def _change(marks: Marks, kind: int, offset: int, epoch: int, flag: bool) -> None:
+    def _change(marks: ModelMarks, kind: int, offset: int, epoch: int, flag: bool) -> None:
         if kind == codes.STORAGE_ONLINE:
             marks.failed = False
         elif kind == codes.LEADERSHIP:
@@ -261,7 +261,7 @@ class Model:
 
     # Ends.
 
-    def _settle(self, wait: Wait, now_ms: int) -> None:
+    def _settle(self, wait: ModelWait, now_ms: int) -> None:
         """Ends the wait if its items say so by now."""
         if wait.kind == codes.FETCH:
             self._settle_fetch(wait, now_ms)
@@ -275,7 +275,7 @@ class Model:
         elif len(decided) == len(wait.items):
             self._end(wait, codes.FAILED if any(decided) else codes.SATISFIED, now_ms)
 
-    def _code(self, kind: int, item: Item) -> int | None:
+    def _code(self, kind: int, item: ModelItem) -> int | None:
         if isinstance(item.name, str):
             return 0 if self._counts[item.name] >= item.required else None
         marks = self._of(item.name)
@@ -286,7 +286,7 @@ class Model:
         mark = marks.high_watermark if kind == codes.PRODUCE else marks.log_start
         return 0 if mark >= item.required else None
 
-    def _settle_fetch(self, wait: Wait, now_ms: int) -> None:
+    def _settle_fetch(self, wait: ModelWait, now_ms: int) -> None:
         """A fetch is looked at as a whole: bytes of all partitions, or one that gives a reason to answer."""
         gathered, reason = 0, False
         answers = []
@@ -309,15 +309,15 @@ class Model:
                 item.code = error
             self._end(wait, codes.FAILED if any(answers) else codes.SATISFIED, now_ms)
 
-    def _end_all(self, waits: list[Wait], outcome: int, now_ms: int) -> None:
+    def _end_all(self, waits: list[ModelWait], outcome: int, now_ms: int) -> None:
         for wait in waits:
             self._end(wait, outcome, now_ms)
 
-    def _end(self, wait: Wait, outcome: int, now_ms: int, *, told: bool = True) -> None:
+    def _end(self, wait: ModelWait, outcome: int, now_ms: int, *, told: bool = True) -> None:
         del self._waiting[wait.owner, wait.operation_id]
         self.run.outcomes[wait.kind, outcome] += 1
         predicted = wait.kind != codes.FETCH or outcome in {codes.SATISFIED, codes.FAILED}
-        end = End(
+        end = ExpectedEnd(
             self._session_ids.get(wait.owner),
             wait.operation_id,
             wait.kind,

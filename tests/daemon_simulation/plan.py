@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from purgatory.engine import codes
 
 LOGS = tuple(("log", number) for number in range(4))
-"""Marks only rise; produce waits and fetches."""
+"""ModelMarks only rise; produce waits and fetches."""
 VOLATILE = tuple(("volatile", number) for number in range(2))
 """Removed, moved, led elsewhere, storage lost: produce waits and fetches."""
 TRIMMED = tuple(("trimmed", number) for number in range(2))
@@ -20,7 +20,7 @@ TRIMMED = tuple(("trimmed", number) for number in range(2))
 KEYS = ("build", "deploy", "index", "report")
 
 TOP = 1_000_000
-"""Marks at the end of the day."""
+"""ModelMarks at the end of the day."""
 OFFSETS_A_DAY = 400
 NEVER = 10**9
 """An offset or count that is never reached: such waits expire."""
@@ -29,7 +29,7 @@ FAULTS = ("drop", "cut", "hold", "swallow", "refuse", "half_close_up", "half_clo
 
 
 @dataclass(frozen=True)
-class Operation:
+class PlannedWait:
     """One wait as a caller wants it. `items`: names with offsets (fetch offsets, counts)."""
 
     kind: int
@@ -49,7 +49,7 @@ class Operation:
 class Batch:
     """Many waits of one kind in one call. All have a timeout."""
 
-    operations: tuple[Operation, ...]
+    operations: tuple[PlannedWait, ...]
     cancel_after_ms: int | None = None
 
 
@@ -63,7 +63,7 @@ class Step:
     """What an actor does at some time of the day, milliseconds from its start."""
 
     at_ms: int
-    what: Operation | Batch | Close
+    what: PlannedWait | Batch | Close
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Push:
 
 
 @dataclass(frozen=True)
-class Fault:
+class PlannedFault:
     """Something happens to an actor's connection. `amount`: milliseconds it lasts, or bytes still let through."""
 
     at_ms: int
@@ -130,7 +130,7 @@ class Plan:
     give_up_after: float | None = None
     steps: list[list[Step]] = field(default_factory=list)
     pushes: list[list[Push]] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[PlannedFault] = field(default_factory=list)
     cancels: list[OperatorCancel] = field(default_factory=list)
     restarts: list[Restart] = field(default_factory=list)
 
@@ -138,7 +138,7 @@ class Plan:
     def operations(self) -> int:
         """How many waits the day has."""
         return sum(
-            len(step.what.operations) if isinstance(step.what, Batch) else isinstance(step.what, Operation)
+            len(step.what.operations) if isinstance(step.what, Batch) else isinstance(step.what, PlannedWait)
             for steps in self.steps
             for step in steps
         )
@@ -218,14 +218,14 @@ class Drawing:
 
     def _operation(
         self, kind: int, volatile: bool, cancelled: float, once: float, *, in_batch: bool = False
-    ) -> Operation:
+    ) -> PlannedWait:
         rng = self._random
         invalid = rng.random() < 0.02
         timeout_ms: int | None = rng.choice((0, 20, 150, 500, 1_200))
         reachable = rng.random() < 0.85
         if reachable and not in_batch and rng.random() < 0.1:
             timeout_ms = None
-        return Operation(
+        return PlannedWait(
             kind,
             self._items(kind, volatile, reachable, invalid),
             timeout_ms,
@@ -299,7 +299,7 @@ class Drawing:
             return EventPlan(kind, name, epoch=epoch, flag=rng.random() < 0.7)
         return EventPlan(kind, name, flag=kind == codes.PARTITION_REMOVED and rng.random() < 0.5)
 
-    def _faults(self) -> list[Fault]:
+    def _faults(self) -> list[PlannedFault]:
         rng, plan = self._random, self._plan
         kinds = rng.sample(FAULTS, rng.randint(1, len(FAULTS)))
         count = rng.choice((0, 5, 15, 40))
@@ -308,7 +308,7 @@ class Drawing:
         for _ in range(count):
             kind = rng.choice(kinds)
             amount = rng.randint(0, 2_000) if kind == "cut" else rng.choice((5, 50, 200, 700))
-            faults.append(Fault(rng.randint(0, plan.day_ms), rng.randrange(actors), kind, amount))
+            faults.append(PlannedFault(rng.randint(0, plan.day_ms), rng.randrange(actors), kind, amount))
         return sorted(faults, key=lambda fault: fault.at_ms)
 
     def _operator_cancels(self, kinds: list[int]) -> list[OperatorCancel]:

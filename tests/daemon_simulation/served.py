@@ -17,9 +17,9 @@ from purgatory.service.listeners.observer import SilentObserver
 from purgatory.service.rpc.handlers import add_to_server
 from purgatory.service.rpc.in_flight import UnaryCalls
 from purgatory.service.rpc.servicer import PurgatoryServicer
+from tests.daemon_simulation.engine_tap import EngineTap
 from tests.daemon_simulation.faulty_proxy import NOBODY
 from tests.daemon_simulation.plan import Plan
-from tests.daemon_simulation.tap import EngineTap
 
 DRAIN_S: Final = 10.0
 

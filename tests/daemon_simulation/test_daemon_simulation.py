@@ -7,12 +7,12 @@ from purgatory_client import Result, ResultColumns, waits
 
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch
-from tests.daemon_simulation import tap
+from tests.daemon_simulation import engine_tap as tap
+from tests.daemon_simulation.call_log import Call, CallLog
 from tests.daemon_simulation.checker import Checker
-from tests.daemon_simulation.ledger import Call, Ledger
 from tests.daemon_simulation.model import Run, run_of
-from tests.daemon_simulation.plan import FAULTS, Batch, Operation, Plan, draw_plan
-from tests.daemon_simulation.run import simulate_seed
+from tests.daemon_simulation.plan import FAULTS, Batch, Plan, PlannedWait, draw_plan
+from tests.daemon_simulation.simulated_day import simulate_seed
 
 SEEDS = (3, 7, 20, 25)
 """Between them: every kind of operation and fault, both event loops, a restart, lost sessions, a drain."""
@@ -43,7 +43,7 @@ def test_the_seeds_of_the_suite_try_everything() -> None:
         for steps in plan.steps
         for step in steps
         for one in (step.what.operations if isinstance(step.what, Batch) else [step.what])
-        if isinstance(one, Operation)
+        if isinstance(one, PlannedWait)
     ]
     assert {one.kind for one in operations} == set(codes.KINDS)
     assert {fault.kind for plan in plans for fault in plan.faults} == set(FAULTS)
@@ -65,7 +65,7 @@ def mark(offset: int) -> EventBatch:
 
 
 def run_with(*entries: tap.Entry) -> Run:
-    return run_of([tap.Registered(1, codes.PRODUCE, PRODUCE, 1_000), *entries], {1: "s"})
+    return run_of([tap.BatchRegistered(1, codes.PRODUCE, PRODUCE, 1_000), *entries], {1: "s"})
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def run_with(*entries: tap.Entry) -> Run:
         ([tap.ClockAdvanced(1_099, 10), tap.ClockAdvanced(1_100, 10)], codes.EXPIRED, 1_100),
         ([tap.Applied(mark(5), 0, 1, 1_100), tap.ClockAdvanced(1_100, 10)], codes.SATISFIED, 1_100),
         ([tap.Cancelled((1, (1,)), 1_030), tap.Applied(mark(5), 0, 1, 1_040)], codes.CANCELLED, 1_030),
-        ([tap.ShutDown(1_050, 10)], codes.SHUTTING_DOWN, 1_050),
+        ([tap.EngineShutDown(1_050, 10)], codes.SHUTTING_DOWN, 1_050),
     ],
     ids=["event", "expiry", "event-first", "cancel-first", "shutdown"],
 )
@@ -95,7 +95,7 @@ def test_the_model_ends_a_wait_silently_with_its_session() -> None:
 
 def judged(run: Run, seen: dict[str, int], *, submitted_ms: float = 999.2, ended_ms: float = 1_020.5) -> list[str]:
     """The complaints about one produce wait of a caller that saw this, against what must have been."""
-    call = Call(0, Operation(codes.PRODUCE, (ITEM,), 100), submitted_ms)
+    call = Call(0, PlannedWait(codes.PRODUCE, (ITEM,), 100), submitted_ms)
     wait = waits.produce({"log-0": 5}, timeout=0.1)
     wait.operation_id = 1
     call.note(wait, "s")
@@ -107,7 +107,7 @@ def judged(run: Run, seen: dict[str, int], *, submitted_ms: float = 999.2, ended
         columns.required_offsets, columns.reached_offsets, columns.log_start_offsets = [5], [5], [0]
         columns.estimated_remaining_ms, columns.paces_per_second = [-1], [-1.0]
         call.result, call.ended_ms = Result(columns, 0, 0), ended_ms
-    ledger = Ledger(calls=[call])
+    ledger = CallLog(calls=[call])
     checker = Checker(Plan(1), ledger, [run])
     checker.check()
     return checker.complaints
@@ -146,14 +146,14 @@ def test_the_checker_finds_an_early_expiry() -> None:
     assert judged(run, expired, submitted_ms=999.2, ended_ms=1_100.5) == []
     assert len(judged(run, expired, submitted_ms=1_000.2, ended_ms=1_100.5)) == 1
     short = OperationBatch([1], partitions=[("log", 0)], offsets=[5], timeouts_ms=[60])
-    run = run_of([tap.Registered(1, codes.PRODUCE, short, 1_000), tap.ClockAdvanced(1_060, 10)], {1: "s"})
+    run = run_of([tap.BatchRegistered(1, codes.PRODUCE, short, 1_000), tap.ClockAdvanced(1_060, 10)], {1: "s"})
     expired["waited_ms"] = 60
     assert len(judged(run, expired, submitted_ms=999.2, ended_ms=1_060.5)) == 1
 
 
 def test_the_checker_counts_pushes() -> None:
     """An acknowledged push that was not applied, and one applied twice, are found; an unanswered one may be lost."""
-    ledger = Ledger(attempted_pushes={0: [1, 2, 3, 4]}, acknowledged_pushes={0: [1, 2]})
+    ledger = CallLog(attempted_pushes={0: [1, 2, 3, 4]}, acknowledged_pushes={0: [1, 2]})
     run = Run(signals={"tally-0": [1, 3, 3]})
     checker = Checker(Plan(1), ledger, [run])
     checker.check()

@@ -16,7 +16,7 @@ from tests.engine import plain
 from tests.engine.pair import Pair
 from tests.simulator import steps
 from tests.simulator.generator import Generator
-from tests.simulator.run import Simulation
+from tests.simulator.simulation import Simulation
 from tests.simulator.swarm import Swarm
 
 NAMES = [("orders", 0), ("orders", 1)]

@@ -7,11 +7,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from examples.replicated_log.ledger import GIVEN_UP, Ledger, WaitEndedTwice
-from examples.replicated_log.proof import Counters, check_counters, check_ledger, check_records
+from examples.replicated_log.proof import Counters, check_counters, check_ledger, check_records, percentile, wait_table
 from examples.replicated_log.records import Record
-from examples.replicated_log.table import percentile, wait_table
-from examples.replicated_log.wire import LOOPBACK, Connection, Frame, ProtocolError, encode_frame, read_frame
+from examples.replicated_log.wait_ledger import GIVEN_UP, WaitEndedTwice, WaitLedger
+from examples.replicated_log.wire import LOOPBACK, Connection, Message, WireError, encode_message, read_message
 
 Peer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 Connect = Callable[[Peer], Awaitable[Connection]]
@@ -42,10 +41,10 @@ async def test_answers_out_of_order_find_their_requests(connect: Connect) -> Non
     """Three requests answered in reverse order each get their own answer, bodies with any bytes included."""
 
     async def peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        requests = [await read_frame(reader) for _ in range(3)]
+        requests = [await read_message(reader) for _ in range(3)]
         for request in reversed(requests):
             assert request is not None
-            writer.write(encode_frame(Frame({"id": request.header["id"]}, request.body)))
+            writer.write(encode_message(Message({"id": request.header["id"]}, request.body)))
         await reader.read()
 
     connection = await connect(peer)
@@ -58,16 +57,16 @@ async def test_second_answer_ends_the_connection(connect: Connect) -> None:
     """An answer to a request that has had its answer fails everything that is still open."""
 
     async def peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        request = await read_frame(reader)
+        request = await read_message(reader)
         assert request is not None
-        await read_frame(reader)
-        writer.write(encode_frame(Frame({"id": request.header["id"]})) * 2)
+        await read_message(reader)
+        writer.write(encode_message(Message({"id": request.header["id"]})) * 2)
         await reader.read()
 
     connection = await connect(peer)
     first, second = connection.send("one"), connection.send("two")
     await first
-    with pytest.raises(ProtocolError, match="second"):
+    with pytest.raises(WireError, match="second"):
         await second
 
 
@@ -75,7 +74,7 @@ async def test_lost_connection_fails_open_requests(connect: Connect) -> None:
     """When the peer goes, open and later requests fail instead of waiting for ever."""
 
     async def peer(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
-        await read_frame(reader)
+        await read_message(reader)
 
     connection = await connect(peer)
     for _ in range(2):
@@ -90,13 +89,13 @@ async def test_unreadable_frame_is_refused(data: bytes) -> None:
     """A frame that is too big, no JSON or no object is an error, not a guess."""
     reader = asyncio.StreamReader()
     reader.feed_data(data)
-    with pytest.raises(ProtocolError):
-        await read_frame(reader)
+    with pytest.raises(WireError):
+        await read_message(reader)
 
 
 def test_wait_that_ends_twice_raises() -> None:
     """The ledger lets a wait end once, and says when one has not ended."""
-    ledger = Ledger()
+    ledger = WaitLedger()
     first, _ = ledger.start("produce"), ledger.start("produce")
     ledger.end(first, "satisfied", 1.0)
     assert not check_ledger(ledger).holds
@@ -106,7 +105,7 @@ def test_wait_that_ends_twice_raises() -> None:
 
 def test_ledger_travels_as_json() -> None:
     """A ledger from another process adds to this one's, the open waits too."""
-    ours, theirs = Ledger(), Ledger()
+    ours, theirs = WaitLedger(), WaitLedger()
     ours.end(ours.start("fetch/follower"), "expired", 5.0)
     theirs.end(theirs.start("fetch/follower"), "expired", 6.0)
     theirs.start("produce")
@@ -120,7 +119,7 @@ def test_ledger_travels_as_json() -> None:
 )
 def test_counters_must_agree_with_the_ledger(satisfied: int, cancelled: int, holds: bool) -> None:
     """Only a wait that was given up may count otherwise at the daemon."""
-    ledger = Ledger()
+    ledger = WaitLedger()
     for outcome in ("satisfied", "satisfied", "satisfied", GIVEN_UP):
         ledger.end(ledger.start("fetch/follower"), outcome, 1.0)
     none = dict.fromkeys(("satisfied", "failed", "expired", "cancelled", "shutting_down"), 0)
@@ -144,7 +143,7 @@ def test_percentiles_are_values_that_occurred() -> None:
 
 def test_table_has_a_line_for_each_kind_and_outcome() -> None:
     """Counts and times stand under their headings."""
-    ledger = Ledger()
+    ledger = WaitLedger()
     for waited_ms in (1.0, 2.0):
         ledger.end(ledger.start("produce"), "satisfied", waited_ms)
     heading, _, line = wait_table(ledger)

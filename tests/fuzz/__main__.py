@@ -10,9 +10,9 @@ import time
 from collections.abc import Sequence
 
 from purgatory.engine import COMPILED
-from tests.fuzz.direct import fuzz_direct
 from tests.fuzz.tally import Tally
 from tests.fuzz.targets import fuzz_daemon, fuzz_servicer
+from tests.fuzz.without_network import fuzz_direct
 
 WARM_UP_SHARE = 0.3
 SERVICER_SHARE = 0.2

@@ -18,11 +18,11 @@ from grpc_reflection.v1alpha import reflection_pb2
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.host_limits import HostLimits
 from tests.daemon_process import DaemonProcess
-from tests.fuzz.callers import SERVICE, Caller
-from tests.fuzz.raw import send_grpc_garbage, send_http_garbage
+from tests.fuzz.fuzzing_caller import SERVICE, FuzzingCaller
+from tests.fuzz.plausible import PlausibleValues
+from tests.fuzz.raw_bytes import send_grpc_garbage, send_http_garbage
 from tests.fuzz.tally import Tally
 from tests.fuzz.verdict import check_metrics, check_serves, faults_in, rss_bytes, wait_until_tidy
-from tests.fuzz.world import World
 from tests.service.serving import serving
 
 LIMITS: Final = {
@@ -90,7 +90,7 @@ async def fuzz_servicer(seed: int, requests: int) -> Tally:
         serving(limits, EngineLimits(**engine_limits)) as served,
         grpc.aio.insecure_channel(served.address, CHANNEL_OPTIONS) as channel,
     ):
-        await Caller(channel, World(seed), tally).run(requests)
+        await FuzzingCaller(channel, PlausibleValues(seed), tally).run(requests)
         await check_serves(channel)
     return tally
 
@@ -116,7 +116,7 @@ class Memory:
 async def fuzz_daemon(seed: int, requests: int, *, warm_up: int, check_memory: bool) -> tuple[Tally, Memory]:
     """The real daemon: every service it has, and its ports. `requests` come on top of those of the warm-up."""
     tally = Tally()
-    world = World(seed)
+    world = PlausibleValues(seed)
     with tempfile.TemporaryDirectory() as folder:
         daemon = DaemonProcess(Path(folder), daemon_arguments())
         try:
@@ -145,13 +145,13 @@ def daemon_arguments() -> list[str]:
     return [*limits, *session, "--gc-tidy-interval-ms", str(TIDY_INTERVAL_MS), "--shutdown-grace-ms", "2000"]
 
 
-async def _fuzz_address(daemon: DaemonProcess, world: World, tally: Tally, requests: int) -> None:
+async def _fuzz_address(daemon: DaemonProcess, world: PlausibleValues, tally: Tally, requests: int) -> None:
     """So many requests, bytes at both ports meanwhile, then proof that it still serves."""
     services = [SERVICE, *(_service(file, name) for file, name in STANDARD_SERVICES)]
     raw = max(20, min(2_000, requests // 200))
     async with grpc.aio.insecure_channel(daemon.address, CHANNEL_OPTIONS) as channel:
         async with asyncio.TaskGroup() as group:
-            group.create_task(Caller(channel, world, tally, services).run(requests))
+            group.create_task(FuzzingCaller(channel, world, tally, services).run(requests))
             group.create_task(send_grpc_garbage(daemon.address, world.rng, tally, raw))
             group.create_task(send_http_garbage(daemon.http_address, world.rng, tally, raw))
         assert daemon.process.poll() is None, f"the daemon ended with {daemon.process.returncode}:\n{daemon.log}"

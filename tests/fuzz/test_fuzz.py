@@ -6,13 +6,13 @@ import pytest
 from google.protobuf.message_factory import GetMessageClass
 
 from purgatory.service.rpc import looking
-from tests.fuzz.callers import SERVICE
-from tests.fuzz.direct import fuzz_direct
-from tests.fuzz.shaping import Shaper
+from tests.fuzz.fuzzing_caller import SERVICE
+from tests.fuzz.message_maker import MessageMaker
+from tests.fuzz.plausible import PlausibleValues
 from tests.fuzz.tally import Tally
 from tests.fuzz.targets import fuzz_daemon, fuzz_servicer
 from tests.fuzz.verdict import faults_in
-from tests.fuzz.world import World
+from tests.fuzz.without_network import fuzz_direct
 
 
 @pytest.mark.slow
@@ -56,7 +56,7 @@ def test_same_seed_makes_the_same_messages() -> None:
     """A seed repeats what it made."""
 
     def made(seed: int) -> list[bytes]:
-        shaper = Shaper(World(seed))
+        shaper = MessageMaker(PlausibleValues(seed))
         types = [GetMessageClass(method.input_type) for method in SERVICE.methods]
         return [shaper.message(one).SerializeToString(deterministic=True) for one in types * 5]
 

@@ -10,7 +10,7 @@ import itertools
 import pytest
 
 from tests.simulator.generator import Generator
-from tests.simulator.run import Simulation
+from tests.simulator.simulation import Simulation
 
 SEEDS = 60
 STEPS = 250

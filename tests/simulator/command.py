@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 
 from tests.simulator import lives
-from tests.simulator.lives import Life
+from tests.simulator.lives import SeedResult
 
 EXAMPLE = "python -m tests.simulator --seed 7 --steps 20000 [--seeds 100 --processes 2] [--engine-only]"
 SHRINK_SECONDS = 10.0
@@ -30,7 +30,7 @@ class Summary:
         self.trace = 0
         self.began = time.monotonic()
 
-    def add(self, life: Life) -> None:
+    def add(self, life: SeedResult) -> None:
         """One more. A single life's trace is its own."""
         self.trace = life.trace if self.seeds == 0 else (self.trace * 31 + life.trace) & 0xFFFFFFFF
         self.seeds += 1
@@ -43,7 +43,7 @@ class Summary:
         return f"{self.steps} steps, {self.ended} operations ended, {seconds:.1f} s, {speed}"
 
 
-def live_all(lived: Iterable[Life], first: int, progress_every: int) -> Summary:
+def live_all(lived: Iterable[SeedResult], first: int, progress_every: int) -> Summary:
     """Take lives as they come. The first one that failed is told, and ends all with 1."""
     summary = Summary()
     for life in lived:
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     first = secrets.randbelow(1_000_000) if given.seed is None else given.seed
     print(f"seed {first}", flush=True)
     seeds = range(first, first + given.seeds)
-    live: Callable[[int], Life]
+    live: Callable[[int], SeedResult]
     if given.engine_only:
         live = functools.partial(lives.live_without_oracle, steps_max=given.steps)
     else:

@@ -1,4 +1,4 @@
-"""One seed's whole life, and what is said of it when it fails. Each gives a `Life`, which can cross processes."""
+"""One seed's whole life, and what is said of it when it fails. Each gives a `SeedResult`, which can cross processes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import NamedTuple
 from tests.engine import plain
 from tests.simulator import steps
 from tests.simulator.generator import Generator
-from tests.simulator.run import EngineRun, Failure, Simulation
 from tests.simulator.shrink import shrink
+from tests.simulator.simulation import EngineRun, Failure, Simulation
 from tests.simulator.swarm import Swarm
 
 PRINTED_STEPS_MAX = 15
 
 
-class Life(NamedTuple):
+class SeedResult(NamedTuple):
     """What came of one seed. `trace` is a hash over all that ended; `report` is empty unless it failed."""
 
     seed: int
@@ -43,7 +43,7 @@ def fails_likewise(swarm: Swarm, sequence: Sequence[steps.Step], cause: type[Bas
     return False
 
 
-def live(seed: int, steps_max: int, shrink_seconds: float) -> Life:
+def live(seed: int, steps_max: int, shrink_seconds: float) -> SeedResult:
     """One seed, engine against oracle. A difference is cut down to few steps, which the report shows."""
     generator = Generator(seed)
     simulation = Simulation(generator.swarm)
@@ -51,16 +51,16 @@ def live(seed: int, steps_max: int, shrink_seconds: float) -> Life:
         simulation.run(steps_of(generator, steps_max))
     except Failure as failure:
         report = f"seed {seed}: {failure}\n" + shortest(seed, steps_max, failure, shrink_seconds)
-        return Life(seed, simulation.weight_done, simulation.ended, simulation.trace, report)
-    return Life(seed, simulation.weight_done, simulation.ended, simulation.trace, "")
+        return SeedResult(seed, simulation.weight_done, simulation.ended, simulation.trace, report)
+    return SeedResult(seed, simulation.weight_done, simulation.ended, simulation.trace, "")
 
 
-def live_without_oracle(seed: int, steps_max: int) -> Life:
+def live_without_oracle(seed: int, steps_max: int) -> SeedResult:
     """One seed on the engine alone."""
     generator = Generator(seed)
     run = EngineRun(generator.swarm)
     run.run(steps_of(generator, steps_max))
-    return Life(seed, run.weight_done, run.ended, run.trace, "")
+    return SeedResult(seed, run.weight_done, run.ended, run.trace, "")
 
 
 def shortest(seed: int, steps_max: int, failure: Failure, seconds: float) -> str:

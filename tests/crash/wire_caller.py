@@ -44,7 +44,7 @@ class Asked(NamedTuple):
     at_s: float
 
 
-class Marks:
+class PushedMarks:
     """What was pushed: sent at most, and answered, for each topic."""
 
     def __init__(self) -> None:
@@ -54,10 +54,12 @@ class Marks:
         """The highest that any result spoke of."""
 
 
-class Caller:
+class WireCaller:
     """One session. `run` it against a daemon until it breaks, as often as need be."""
 
-    def __init__(self, name: str, marks: Marks, seed: int, *, is_sync: bool = True, may_refuse: bool = False) -> None:
+    def __init__(
+        self, name: str, marks: PushedMarks, seed: int, *, is_sync: bool = True, may_refuse: bool = False
+    ) -> None:
         """`may_refuse`: the disk may be full."""
         self.name: Final = name
         self.asked: Final[dict[int, Asked]] = {}

@@ -28,7 +28,7 @@ class OwnerRemoved:
 
 
 @dataclass(frozen=True)
-class Registered:
+class BatchRegistered:
     owner: int
     kind: int
     batch: OperationBatch
@@ -60,12 +60,12 @@ class ClockAdvanced:
 
 
 @dataclass(frozen=True)
-class ShutDown:
+class EngineShutDown:
     now_ms: int
     limit: int
 
 
-Entry = OwnerAdded | OwnerRemoved | Registered | Applied | Cancelled | ClockAdvanced | ShutDown
+Entry = OwnerAdded | OwnerRemoved | BatchRegistered | Applied | Cancelled | ClockAdvanced | EngineShutDown
 
 
 class EngineTap:
@@ -103,7 +103,7 @@ class EngineTap:
         session = self.session_of(owner.owner_id)
         if session is not None:
             self.session_ids[number] = session.session_id
-        self.entries.append(Registered(number, kind, batch, now_ms))
+        self.entries.append(BatchRegistered(number, kind, batch, now_ms))
         return self._engine.register(owner, kind, batch, now_ms)
 
     def apply(self, batch: EventBatch, now_ms: int, start: int = 0, limit: int = 100_000) -> EventsReceipt:
@@ -133,5 +133,5 @@ class EngineTap:
 
     def shut_down(self, now_ms: int, limit: int, owner: Owner | None = None) -> int:
         assert owner is None, "without a journal all pending operations are shut down"
-        self.entries.append(ShutDown(now_ms, limit))
+        self.entries.append(EngineShutDown(now_ms, limit))
         return self._engine.shut_down(now_ms, limit)

@@ -12,8 +12,8 @@ from typing import Any, Final, TypeVar
 from google.protobuf.descriptor import FieldDescriptor, OneofDescriptor
 from google.protobuf.message import Message
 
-from tests.fuzz.values import INTEGER_RANGES, hostile_value
-from tests.fuzz.world import World
+from tests.fuzz.hostile import INTEGER_RANGES, hostile_value
+from tests.fuzz.plausible import PlausibleValues
 
 M = TypeVar("M", bound=Message)
 
@@ -30,7 +30,7 @@ REPEATED_BYTES_MAX: Final = 200_000
 """Repetition stops here: what one message may hold is gRPC's to limit."""
 
 
-class Plan:
+class FieldLayout:
     """What a message type is made of, read off once."""
 
     def __init__(self, descriptor: Any) -> None:  # noqa: ANN401 - upb's descriptors have no common type with the stubs'
@@ -51,14 +51,14 @@ def in_real_oneof(field: FieldDescriptor) -> bool:
     return field.containing_oneof is not None and is_real(field.containing_oneof)
 
 
-class Shaper:
+class MessageMaker:
     """Makes messages of any type."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: PlausibleValues) -> None:
         self.world: Final = world
         self.rng: Final[random.Random] = world.rng
         self._pick: Final = world.pick
-        self._plans: Final[dict[str, Plan]] = {}
+        self._plans: Final[dict[str, FieldLayout]] = {}
         self._plausible: Final[dict[str, Callable[[], object]]] = {
             "topic": world.topic,
             "partition": world.partition,
@@ -97,7 +97,7 @@ class Shaper:
             return
         plan = self._plans.get(descriptor.full_name)
         if plan is None:
-            plan = self._plans[descriptor.full_name] = Plan(descriptor)
+            plan = self._plans[descriptor.full_name] = FieldLayout(descriptor)
         for fields in plan.oneofs:
             if not self.world.hostile():
                 self._set(message, self._pick(fields), depth)

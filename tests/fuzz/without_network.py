@@ -24,9 +24,9 @@ from purgatory.service.rpc.refusals import BatchRefused, CallRefused
 from purgatory.service.translate.results import fill_batch
 from purgatory.testing import ManualClock
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.fuzz.shaping import Shaper
-from tests.fuzz.values import broken_bytes
-from tests.fuzz.world import World
+from tests.fuzz.hostile import broken_bytes
+from tests.fuzz.message_maker import MessageMaker
+from tests.fuzz.plausible import PlausibleValues
 
 STEP_TYPES: Final[tuple[type[Message], ...]] = (
     wire.RegisterBatch,
@@ -146,7 +146,7 @@ def steps_of(program: bytes) -> Iterator[tuple[type[Message], bytes]]:
         place = start + length
 
 
-def program_of(shaper: Shaper, steps: int) -> bytes:
+def program_of(shaper: MessageMaker, steps: int) -> bytes:
     """A program of messages made from their descriptors."""
     parts = []
     for _ in range(steps):
@@ -173,9 +173,9 @@ def nudged(rng: random.Random, data: bytes) -> bytes:
 
 def fuzz_direct(seed: int, cases: int) -> Counter[str]:
     """So many cases: messages as made, and with bytes changed. Raises what a case raises, with the case noted."""
-    world = World(seed)
+    world = PlausibleValues(seed)
     rng = random.Random(seed)
-    shaper = Shaper(world)
+    shaper = MessageMaker(world)
     tried: Counter[str] = Counter()
     while tried.total() < cases:
         direct = Direct(rng.randrange(1_000))

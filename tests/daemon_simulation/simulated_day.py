@@ -18,9 +18,9 @@ from purgatory_client.waits import Wait
 
 from purgatory.engine import codes
 from tests.daemon_simulation.actors import Advancer, ClientActor, Day, event_of, operate
+from tests.daemon_simulation.call_log import Call, CallLog, now_ms
 from tests.daemon_simulation.checker import Checker, wrong_counts
 from tests.daemon_simulation.faulty_proxy import FaultyProxy
-from tests.daemon_simulation.ledger import Call, Ledger, now_ms
 from tests.daemon_simulation.model import run_of
 from tests.daemon_simulation.plan import Plan, draw_plan, waking_events
 from tests.daemon_simulation.served import Served
@@ -34,7 +34,7 @@ SETTLED_MS = 50
 
 
 @dataclass
-class Report:
+class DayReport:
     """What became of a day. No complaints: all was well."""
 
     plan: Plan
@@ -56,12 +56,12 @@ class LogWatch(logging.Handler):
         self._complaints.append(f"logged by {record.name}: {self.format(record)}")
 
 
-class Simulation:
+class SimulatedDay:
     """One day of one plan."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.ledger = Ledger()
+        self.ledger = CallLog()
         self.served = Served(plan)
         self.proxies: list[FaultyProxy] = []
         self.actors: list[ClientActor] = []
@@ -69,7 +69,7 @@ class Simulation:
         self.healed_ms = 0.0
         """When the last fault was over."""
 
-    async def run(self) -> Report:
+    async def run(self) -> DayReport:
         """The day, its end, and the verdict."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._on_loop_exception)
@@ -235,7 +235,7 @@ class Simulation:
 
     # The verdict.
 
-    def _judge(self) -> Report:
+    def _judge(self) -> DayReport:
         runs = [run_of(tap.entries, tap.session_ids) for tap in self.served.taps]
         checker = Checker(self.plan, self.ledger, runs)
         checker.check()
@@ -257,15 +257,15 @@ class Simulation:
         lost = sum(not end.told for run in runs for end in run.ends)
         faults = sum(proxy.faults for proxy in self.proxies)
         entries = sum(len(tap.entries) for tap in self.served.taps)
-        return Report(self.plan, checker.complaints, checker.outcomes, faults, lost, entries)
+        return DayReport(self.plan, checker.complaints, checker.outcomes, faults, lost, entries)
 
 
-def simulate_seed(seed: int) -> Report:
+def simulate_seed(seed: int) -> DayReport:
     """The day of a seed, from plan to verdict, on an event loop of its own."""
     plan = draw_plan(seed)
     factory = uvloop.new_event_loop if plan.uvloop else None
     with asyncio.Runner(loop_factory=factory) as runner:
         try:
-            return runner.run(Simulation(plan).run())
+            return runner.run(SimulatedDay(plan).run())
         except Exception:  # noqa: BLE001 - whatever it is, it is what this day has shown
-            return Report(plan, [traceback.format_exc()], Counter(), 0, 0, 0)
+            return DayReport(plan, [traceback.format_exc()], Counter(), 0, 0, 0)

@@ -9,7 +9,7 @@ from purgatory_client import Result, ResultColumns
 from purgatory_client.many import WaitColumns
 from purgatory_client.waits import Wait
 
-from tests.daemon_simulation.plan import Batch, Operation
+from tests.daemon_simulation.plan import Batch, PlannedWait
 
 
 def now_ms() -> float:
@@ -22,7 +22,7 @@ class Call:
     """One call of a client, for one operation or a batch. `wait` is the client's own note of it, if it came to that."""
 
     client: int
-    what: Operation | Batch
+    what: PlannedWait | Batch
     submitted_ms: float
     session_id: str = ""
     wait: Wait | WaitColumns | None = None
@@ -47,7 +47,7 @@ class Call:
 
 
 @dataclass
-class Ledger:
+class CallLog:
     """Everything seen from outside, and what was wrong in itself."""
 
     calls: list[Call] = field(default_factory=list)

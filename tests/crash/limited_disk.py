@@ -15,11 +15,11 @@ SIZE_MB: Final = 64
 CHUNK: Final = bytes(65_536)
 
 
-class NoRoom(Exception):
+class DiskUnavailable(Exception):
     """Such a disk cannot be had here; the message says why."""
 
 
-class Room(Protocol):
+class LimitedDisk(Protocol):
     """Space for a daemon's journal in `folder`."""
 
     folder: Path
@@ -32,7 +32,7 @@ class Room(Protocol):
 
 
 class SmallFileSystem:
-    """A `Room` on a file system of its own, which a file fills."""
+    """A `LimitedDisk` on a file system of its own, which a file fills."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -54,7 +54,7 @@ class SmallFileSystem:
 
 
 class FileSizeLimit:
-    """A `Room` in any folder: the system lets the process write no file any more."""
+    """A `LimitedDisk` in any folder: the system lets the process write no file any more."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -79,16 +79,16 @@ class FileSizeLimit:
 
 
 @contextmanager
-def small_file_system(folder: Path) -> Iterator[Room]:
-    """A file system that is mounted on a new folder. Raises `NoRoom` where that is not allowed."""
+def small_file_system(folder: Path) -> Iterator[LimitedDisk]:
+    """A file system that is mounted on a new folder. Raises `DiskUnavailable` where that is not allowed."""
     mount, unmount = shutil.which("mount"), shutil.which("umount")
     if mount is None or unmount is None:
-        raise NoRoom("there is no mount")
+        raise DiskUnavailable("there is no mount")
     folder.mkdir(parents=True)
     options = ["-t", "tmpfs", "-o", f"size={SIZE_MB}m", "purgatory-crash-test", str(folder)]
     tried = subprocess.run([mount, *options], capture_output=True, text=True, check=False)
     if tried.returncode:
-        raise NoRoom(f"a file system may not be mounted: {tried.stderr.strip()}")
+        raise DiskUnavailable(f"a file system may not be mounted: {tried.stderr.strip()}")
     try:
         yield SmallFileSystem(folder)
     finally:
@@ -96,10 +96,10 @@ def small_file_system(folder: Path) -> Iterator[Room]:
 
 
 @contextmanager
-def file_size_limit(folder: Path) -> Iterator[Room]:
-    """A folder in which a process can be kept from writing. Raises `NoRoom` where the system knows no such limit."""
+def file_size_limit(folder: Path) -> Iterator[LimitedDisk]:
+    """A folder in which a process can be kept from writing. Raises `DiskUnavailable` where the system cannot."""
     if not hasattr(resource, "prlimit"):
-        raise NoRoom("limits of another process cannot be set here")
+        raise DiskUnavailable("limits of another process cannot be set here")
     folder.mkdir(parents=True)
     yield FileSizeLimit(folder)
 
@@ -112,4 +112,4 @@ def fold_log(data: Path) -> None:
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 
-ROOMS: Final = (small_file_system, file_size_limit)
+DISKS: Final = (small_file_system, file_size_limit)

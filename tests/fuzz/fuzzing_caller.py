@@ -19,10 +19,10 @@ from google.protobuf.message_factory import GetMessageClass
 
 from purgatory.v1 import event_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.fuzz.shaping import Shaper
+from tests.fuzz.hostile import broken_bytes
+from tests.fuzz.message_maker import MessageMaker
+from tests.fuzz.plausible import PlausibleValues
 from tests.fuzz.tally import Tally, shown
-from tests.fuzz.values import broken_bytes
-from tests.fuzz.world import World
 
 SERVICE: Final = wire.DESCRIPTOR.services_by_name["PurgatoryService"]
 PATIENCE_S: Final = 60.0
@@ -63,16 +63,20 @@ class Method:
         )
 
 
-class Caller:
+class FuzzingCaller:
     """Fuzzes some services over a channel, from the contract's descriptors."""
 
     def __init__(
-        self, channel: grpc.aio.Channel, world: World, tally: Tally, services: Sequence[ServiceDescriptor] = (SERVICE,)
+        self,
+        channel: grpc.aio.Channel,
+        world: PlausibleValues,
+        tally: Tally,
+        services: Sequence[ServiceDescriptor] = (SERVICE,),
     ) -> None:
         self.world: Final = world
         self.rng: Final[random.Random] = world.rng
         self.tally: Final = tally
-        self._shaper: Final = Shaper(world)
+        self._shaper: Final = MessageMaker(world)
         self._methods: Final = {
             f"{service.name}.{descriptor.name}" if service is not SERVICE else descriptor.name: Method(
                 channel, service, descriptor

@@ -20,10 +20,10 @@ import grpc
 from purgatory.journal.crash_points import POINTS, VARIABLE
 from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2_grpc
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.crash.caller import TOPICS, Broken, Caller, Marks
+from tests.crash.limited_disk import LimitedDisk, fold_log
 from tests.crash.outbox_caller import OutboxCaller
-from tests.crash.power import Power
-from tests.crash.room import Room, fold_log
+from tests.crash.power_cut import Power
+from tests.crash.wire_caller import TOPICS, Broken, PushedMarks, WireCaller
 from tests.daemon_process import DaemonProcess
 
 CALLERS: Final = 3
@@ -36,7 +36,7 @@ ADVANCE_S: Final = 0.01
 CALL_S: Final = 5.0
 
 
-class Tally(NamedTuple):
+class CrashTally(NamedTuple):
     """What a run has come to."""
 
     kills: int
@@ -55,7 +55,7 @@ class CrashRun:
     """
 
     def __init__(
-        self, folder: Path, seed: int, mode: str = "sync", room: Room | None = None, power: Power | None = None
+        self, folder: Path, seed: int, mode: str = "sync", room: LimitedDisk | None = None, power: Power | None = None
     ) -> None:
         self._folder: Final = folder
         self._mode: Final = mode
@@ -66,17 +66,17 @@ class CrashRun:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self._address: Final = f"127.0.0.1:{probe.getsockname()[1]}"
-        self._marks: Final = Marks()
+        self._marks: Final = PushedMarks()
         may_refuse = room is not None
         self._callers: Final = [
-            Caller(f"caller-{place}", self._marks, seed + place, is_sync=mode == "sync", may_refuse=may_refuse)
+            WireCaller(f"caller-{place}", self._marks, seed + place, is_sync=mode == "sync", may_refuse=may_refuse)
             for place in range(CALLERS)
         ]
         self._outbox: Final = OutboxCaller(folder / "outbox", seed)
-        self._tasks: Final[dict[Caller | None, asyncio.Task[None]]] = {}
+        self._tasks: Final[dict[WireCaller | None, asyncio.Task[None]]] = {}
         """Of each caller, and of the advancer (None)."""
 
-    async def run(self, kills: int) -> Tally:
+    async def run(self, kills: int) -> CrashTally:
         """The whole of it."""
         tasks = self._tasks
         tasks[None] = asyncio.create_task(self._advance())
@@ -112,7 +112,7 @@ class CrashRun:
                 await asyncio.to_thread(daemon.kill)
         for caller in self._callers:
             caller.check_end()
-        return Tally(
+        return CrashTally(
             kills,
             sum(len(caller.asked) for caller in self._callers),
             sum(caller.repeats for caller in self._callers),
@@ -160,7 +160,7 @@ class CrashRun:
         if daemon.process.poll() not in {None, -signal.SIGKILL}:
             raise Broken(f"the daemon ended with {daemon.process.returncode}:\n{daemon.log[-4_000:]}")
 
-    async def _run_out(self, room: Room, daemon: DaemonProcess) -> None:
+    async def _run_out(self, room: LimitedDisk, daemon: DaemonProcess) -> None:
         """Each caller is refused; most times there is room again, and then each is served without anybody's help."""
         room.fill(daemon.process.pid)
         refused = [caller.refused_batches for caller in self._callers]

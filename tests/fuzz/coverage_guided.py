@@ -1,7 +1,7 @@
 """Coverage-guided fuzzing of the translate layer, the host and the engine with atheris (libFuzzer).
 
-`python -m tests.fuzz.guided [--seconds 60] [--seed 7]`; with `--program FILE` it runs one program, such as a crash file
-that libFuzzer wrote. Where atheris is not installed (the `fuzz` extra), it says so and succeeds.
+`python -m tests.fuzz.coverage_guided [--seconds 60] [--seed 7]`; `--program FILE` runs one program, such as a crash file
+of libFuzzer's. Where atheris is not installed (the `fuzz` extra), it says so and succeeds.
 
 The engine is taken from its source here, whether it was compiled or not: compiled code tells no coverage.
 """
@@ -34,13 +34,13 @@ def load(atheris: Any) -> Any:  # noqa: ANN401 - atheris has no types
     sys.path_hooks.insert(0, source_only)
     sys.path_importer_cache.clear()
     with atheris.instrument_imports(include=["purgatory"]):
-        return importlib.import_module("tests.fuzz.direct")
+        return importlib.import_module("tests.fuzz.without_network")
 
 
 def write_corpus(direct: Any, folder: Path, seed: int) -> None:  # noqa: ANN401 - loaded late, see above
     """Programs to start from, made from the descriptors."""
-    world = importlib.import_module("tests.fuzz.world").World(seed)
-    shaper = importlib.import_module("tests.fuzz.shaping").Shaper(world)
+    world = importlib.import_module("tests.fuzz.plausible").World(seed)
+    shaper = importlib.import_module("tests.fuzz.message_maker").Shaper(world)
     for number in range(CORPUS_SIZE):
         program = direct.program_of(shaper, 1 + number % STEPS_MAX)
         if len(program) <= PROGRAM_BYTES_MAX:
@@ -56,13 +56,13 @@ def run_fuzzer(atheris: Any, replay: Callable[[bytes], None], folder: str, secon
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Fuzzes for some time; a program that raises is written to a file, and its traceback printed."""
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.guided", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.coverage_guided", description=__doc__)
     parser.add_argument("--seconds", type=int, default=60, help="how long (default 60)")
     parser.add_argument("--seed", type=int, default=1, help="default 1")
     parser.add_argument("--program", type=Path, help="run this one file instead")
     given = parser.parse_args(arguments)
     if given.program is not None:
-        importlib.import_module("tests.fuzz.direct").replay(given.program.read_bytes())
+        importlib.import_module("tests.fuzz.without_network").replay(given.program.read_bytes())
         return 0
     try:
         atheris = importlib.import_module("atheris")

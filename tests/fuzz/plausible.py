@@ -23,7 +23,7 @@ RENEWED_EACH: Final = 3_000
 """Messages made before topics and sessions change their names, so that no run is stuck behind an extreme mark."""
 
 
-class World:
+class PlausibleValues:
     """Names and numbers for messages, and what the answers told. One for each run; all chance comes from its `rng`."""
 
     def __init__(self, seed: int) -> None:
