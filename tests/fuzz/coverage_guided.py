@@ -1,7 +1,7 @@
 """Coverage-guided fuzzing of the translate layer, the host and the engine with atheris (libFuzzer).
 
-`python -m tests.fuzz.coverage_guided [--seconds 60] [--seed 7]`; `--program FILE` runs one program, such as a crash file
-of libFuzzer's. Where atheris is not installed (the `fuzz` extra), it says so and succeeds.
+`python -m tests.fuzz.coverage_guided [--seconds 60] [--seed 7]`; `--program FILE` runs one program, such as a crash
+file of libFuzzer's. Where atheris is not installed (the `fuzz` extra), it says so and succeeds.
 
 The engine is taken from its source here, whether it was compiled or not: compiled code tells no coverage.
 """
