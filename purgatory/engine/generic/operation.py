@@ -37,6 +37,14 @@ def whole_number(name: str, value: SupportsIndex) -> int:
         raise TypeError(f"{name}: a whole number is expected, not {value!r}") from error
 
 
+def in_range(name: str, value: SupportsIndex, least: int, most: int) -> int:
+    """The argument called `name` as an int between `least` and `most`. Raises TypeError, or ValueError out of range."""
+    number = whole_number(name, value)
+    if not least <= number <= most:
+        raise ValueError(f"{name}: {number} is not in {least}..{most}")
+    return number
+
+
 def chained(error: BaseException, before: BaseException | None) -> BaseException:
     """`error`, whose traceback shows the one that came before it, as if it had been raised while that was handled."""
     if error.__context__ is None and error is not before:

@@ -33,7 +33,7 @@ from purgatory.engine.generic.operation import (
     GenericOperation,
     OnError,
     chained,
-    whole_number,
+    in_range,
 )
 from purgatory.engine.waiting.wheel import DEADLINE_MAX, TICK_MS_MAX, WHEEL_SIZE_MAX, TimingWheel
 
@@ -72,12 +72,12 @@ class DelayedOperationPurgatory:
         """Calls of `try_complete` so far."""
         self._on_error: Final = on_error
         self._timer_enabled: Final = timer_enabled
-        self._pending_max: Final = -1 if pending_max is None else _in_range("pending_max", pending_max, 1, 2**63 - 1)
+        self._pending_max: Final = -1 if pending_max is None else in_range("pending_max", pending_max, 1, 2**63 - 1)
         self._runs_effects: Final = actions is None
         self._actions: Final = ActionQueue() if actions is None else actions
         self._claim_from_outside: Final = self.force_complete if claim is None else claim
-        tick = _in_range("tick_ms", tick_ms, 1, TICK_MS_MAX)
-        self._wheel: Final = TimingWheel(tick, _in_range("wheel_size", wheel_size, 2, WHEEL_SIZE_MAX), now_ms)
+        tick = in_range("tick_ms", tick_ms, 1, TICK_MS_MAX)
+        self._wheel: Final = TimingWheel(tick, in_range("wheel_size", wheel_size, 2, WHEEL_SIZE_MAX), now_ms)
         self._due: Final[OrderedDict[int, None]] = OrderedDict()
         self._watchers: Final[dict[Hashable, dict[int, GenericOperation]]] = {}
         self._operations: Final[list[GenericOperation | None]] = []
@@ -379,13 +379,6 @@ class DelayedOperationPurgatory:
                 watchers.pop(slot, None)
             self._on_error(operation, error)
         self._free_slots.append(slot)
-
-
-def _in_range(name: str, value: SupportsIndex, least: int, most: int) -> int:
-    number = whole_number(name, value)
-    if not least <= number <= most:
-        raise ValueError(f"{name}: {number} is not in {least}..{most}")
-    return number
 
 
 def _distinct(keys: Iterable[Hashable]) -> dict[Hashable, None]:

@@ -1,0 +1,31 @@
+"""Kafka's timer as a part that a program can use: tasks that run once, after a delay, in the millions.
+
+| here                  | in Kafka                  | what it is                                                     |
+|-----------------------|---------------------------|----------------------------------------------------------------|
+| `Timer`               | `Timer`, `MockTimer`      | tasks in a timing wheel; its owner advances the clock          |
+| `SystemTimer`         | `SystemTimer` and reaper  | the same with a thread that does so; tasks run on an executor  |
+| `AsyncTimer`          | none                      | the same on an asyncio event loop: `call_later`                |
+| `TimerTask`           | `TimerTask`               | what is run; `cancel` is O(1)                                  |
+
+A task never runs early: a deadline is rounded up to a tick. docs/embedded.md says what plays the part of Kafka's
+TimingWheel, TimerTaskList and TimerTaskEntry.
+"""
+
+from __future__ import annotations
+
+from purgatory.clock import Clock, SystemClock
+from purgatory.threads import UsedAfterFork
+from purgatory.timer.asynchronous import AsyncTimer
+from purgatory.timer.system import SystemTimer
+from purgatory.timer.tasks import Timer, TimerClosed, TimerTask
+
+__all__ = [
+    "AsyncTimer",
+    "Clock",
+    "SystemClock",
+    "SystemTimer",
+    "Timer",
+    "TimerClosed",
+    "TimerTask",
+    "UsedAfterFork",
+]

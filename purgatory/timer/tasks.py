@@ -1,0 +1,269 @@
+"""`TimerTask` and `Timer`: tasks in the engine's timing wheel, under a lock. Its owner advances the clock."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from itertools import islice
+from types import TracebackType
+from typing import Final, Self, SupportsIndex
+
+from purgatory.clock import Clock, SystemClock
+from purgatory.engine.generic.operation import chained, in_range, whole_number
+from purgatory.engine.waiting.wheel import DEADLINE_BITS, TICK_MS_MAX, WHEEL_SIZE_MAX, TimingWheel
+from purgatory.threads import RefusedAfterFork, refuse_after_fork
+
+logger = logging.getLogger(__name__)
+
+SLICE: Final = 1_000
+"""One `advance_clock` takes at most so many tasks out of the wheel, by default."""
+DELAY_MS_MAX: Final = 2**DEADLINE_BITS
+
+IDLE: Final = 0
+WAITING: Final = 1
+DUE: Final = 2
+CANCELLED: Final = 3
+
+
+class TimerClosed(RuntimeError):
+    """A task was added to a timer after `close`. It was not touched."""
+
+
+class _Places:
+    """The one lock of all timers: a task may go from one timer to another, and both must agree on where it is."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+
+    def after_fork_in_child(self) -> None:
+        self.lock = threading.RLock()
+
+
+_places: Final = _Places()
+refuse_after_fork(_places)
+
+
+class TimerTask:
+    """Something to run once, `delay_ms` after it was added to a timer. Give it a function, or override `run`.
+
+    It has one place: to add it again, to the same timer or another, takes it out of where it was. It may be added again
+    when it has run, or from within its `run`. The attributes named `timer_…` belong to the timer.
+
+    Args:
+        delay_ms: milliseconds from `Timer.add`; 0 or less: at once.
+        function: what `run` calls.
+
+    Raises:
+        TypeError: `delay_ms` is no whole number.
+
+    """
+
+    __slots__ = ("__weakref__", "_function", "delay_ms", "timer_owner", "timer_slot", "timer_state", "timer_turn")
+
+    def __init__(self, delay_ms: SupportsIndex, function: Callable[[], object] | None = None) -> None:
+        self.delay_ms: int = whole_number("delay_ms", delay_ms)
+        self._function = function
+        self.timer_owner: Timer | None = None
+        self.timer_slot = -1
+        self.timer_state = IDLE
+        self.timer_turn = 0  # counts adds and cancels: a run that was handed over before the last of these is void
+
+    def run(self) -> None:
+        """Do it. An Exception goes to the timer's `on_error`."""
+        if self._function is None:
+            raise NotImplementedError("give the task a function, or override run")
+        self._function()
+
+    def cancel(self) -> bool:
+        """Take it out of its timer. True: it will not run. False: it is running, has run, or was never added."""
+        with _places.lock:
+            timer = self.timer_owner
+            return timer is not None and timer.cancel(self)
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether it was cancelled, or left behind by a timer that closed, and not added again since."""
+        return self.timer_state == CANCELLED
+
+
+OnTaskError = Callable[[TimerTask, BaseException], object]
+
+
+def log_error(task: TimerTask, error: BaseException) -> None:
+    """The default `on_error`: log what a task raised, with its traceback."""
+    logger.error("%r raised", task, exc_info=error)
+
+
+class Timer:
+    """Tasks in a timing wheel. Whoever owns it calls `advance_clock`, which runs what is due on the calling thread.
+
+    Every method may be called from any thread and from within tasks. After a fork the child gets UsedAfterFork from
+    every call.
+
+    Args:
+        clock: where time comes from; by default the machine's monotonic clock.
+        tick_ms: deadlines are rounded up to a multiple of it, in milliseconds.
+        wheel_size: buckets of each level of the wheel.
+        on_error: `on_error(task, exception)` is told of what tasks raise; by default it is logged.
+
+    Raises:
+        TypeError, ValueError: an argument is of the wrong type or out of range; the message names it.
+
+    """
+
+    def __init__(
+        self,
+        clock: Clock | None = None,
+        *,
+        tick_ms: SupportsIndex = 1,
+        wheel_size: SupportsIndex = 20,
+        on_error: OnTaskError | None = None,
+    ) -> None:
+        if on_error is not None and not callable(on_error):
+            raise TypeError(f"on_error: a function of a task and an exception is expected, not {on_error!r}")
+        tick = in_range("tick_ms", tick_ms, 1, TICK_MS_MAX)
+        size = in_range("wheel_size", wheel_size, 2, WHEEL_SIZE_MAX)
+        self._clock: Final[Clock] = SystemClock() if clock is None else clock
+        self._on_error: Final[OnTaskError] = log_error if on_error is None else on_error
+        self._wheel: Final = TimingWheel(tick, size, self._clock.now_ms())
+        self._due: Final[dict[int, None]] = {}
+        self._tasks: Final[list[TimerTask | None]] = []
+        self._free_slots: Final[list[int]] = []
+        self._is_closed = False
+        self._made_in: Final = os.getpid()
+        self._lock: threading.RLock | RefusedAfterFork = _places.lock
+        refuse_after_fork(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def size(self) -> int:
+        """Tasks that wait for their time."""
+        with self._lock:
+            return self._wheel.count + len(self._due)
+
+    def add(self, task: TimerTask) -> None:
+        """Have a task run `task.delay_ms` from now, whatever place it had before.
+
+        Raises:
+            TypeError: it is no TimerTask.
+            TimerClosed: after `close`.
+
+        """
+        if not isinstance(task, TimerTask):
+            raise TypeError(f"task: a TimerTask is expected, not {task!r}")
+        with self._lock:
+            if self._is_closed:
+                raise TimerClosed("the timer is closed")
+            if task.timer_state == WAITING and task.timer_owner is not None:
+                task.timer_owner.take_out(task)
+            self._put_in(task)
+            self._changed()
+
+    def cancel(self, task: TimerTask) -> bool:
+        """As `task.cancel()`, if the task is in this timer. O(1)."""
+        with self._lock:
+            if task.timer_owner is not self or task.timer_state not in {WAITING, DUE}:
+                return False
+            if task.timer_state == WAITING:
+                self.take_out(task)
+            task.timer_state = CANCELLED
+            task.timer_turn += 1
+            return True
+
+    def next_expiration_ms(self) -> int:
+        """When `advance_clock` has something to do, on this timer's clock; -1: never."""
+        with self._lock:
+            return self._next_expiration_ms()
+
+    def advance_clock(self, limit: int = SLICE) -> int:
+        """Take up to `limit` tasks that are due out of the wheel and run them, in order of deadline; return how many.
+
+        Unlike Kafka's it never waits. What is no Exception (KeyboardInterrupt, SystemExit) is raised when all have run.
+        """
+        with self._lock:
+            slots = list(islice(self._due, limit))
+            self._wheel.advance(max(self._wheel.now_ms, self._clock.now_ms()), limit - len(slots), slots)
+            due = [self._make_due(slot) for slot in slots]
+        interrupt: BaseException | None = None
+        for task, turn in due:
+            try:
+                self._hand_over(task, turn)
+            except BaseException as error:  # noqa: BLE001 - raised below
+                interrupt = chained(error, interrupt)
+        if interrupt is not None:
+            raise interrupt
+        return len(due)
+
+    def close(self) -> list[TimerTask]:
+        """Refuse tasks from now on, and return those that will never run, cancelled. Idempotent; allowed in a task."""
+        with self._lock:
+            self._is_closed = True
+            left = [task for task in self._tasks if task is not None]
+            for task in left:
+                self.cancel(task)
+            return left
+
+    def after_fork_in_child(self) -> None:
+        """Refuse every call from now on; the tasks are the parent's to run."""
+        self._lock = RefusedAfterFork("a timer", self._made_in)
+
+    def _changed(self) -> None:
+        """For timers with a thread or a loop: there may be something to do earlier than before. Under the lock."""
+
+    def _hand_over(self, task: TimerTask, turn: int) -> None:
+        """Have a task run that is due: here, at once."""
+        self._run(task, turn)
+
+    def _run(self, task: TimerTask, turn: int) -> None:
+        """Run a task, unless it was cancelled or added anew since it fell due."""
+        with self._lock:
+            if task.timer_turn != turn:
+                return
+            task.timer_state = IDLE
+        try:
+            task.run()
+        except Exception as error:  # noqa: BLE001 - handed on
+            self._on_error(task, error)
+
+    def _put_in(self, task: TimerTask) -> None:
+        if self._free_slots:
+            slot = self._free_slots.pop()
+            self._tasks[slot] = task
+        else:
+            slot = len(self._tasks)
+            self._tasks.append(task)
+            self._wheel.ensure(slot + 1)
+        task.timer_owner, task.timer_slot, task.timer_state = self, slot, WAITING
+        task.timer_turn += 1
+        # From the end of the running millisecond, or it could run early by a fraction of one.
+        deadline_ms = min(self._clock.ceiling_ms() + min(task.delay_ms, DELAY_MS_MAX), DELAY_MS_MAX)
+        if task.delay_ms <= 0 or not self._wheel.add(slot, deadline_ms):
+            self._due[slot] = None
+
+    def take_out(self, task: TimerTask) -> None:
+        """For another timer that the task is added to. Under the lock."""
+        slot = task.timer_slot
+        self._wheel.remove(slot)
+        self._due.pop(slot, None)
+        self._tasks[slot] = None
+        self._free_slots.append(slot)
+        task.timer_slot = -1
+
+    def _make_due(self, slot: int) -> tuple[TimerTask, int]:
+        task = self._tasks[slot]
+        assert task is not None, f"slot {slot} fired but holds no task"
+        self.take_out(task)
+        task.timer_state = DUE
+        return task, task.timer_turn
+
+    def _next_expiration_ms(self) -> int:
+        return self._wheel.now_ms if self._due else self._wheel.next_expiration_ms()

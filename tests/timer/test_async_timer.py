@@ -1,0 +1,116 @@
+"""The timer on an event loop: call_later that is never early, cancels in O(1), and leaves the loop its turn."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from typing import Any
+
+import pytest
+
+from purgatory.timer import AsyncTimer, TimerClosed, TimerTask
+from tests.engine.generic.recording_operation import DEADLINE_S, fail
+
+WHERE = contextvars.ContextVar("WHERE", default="nowhere")
+
+
+async def test_calls_come_in_order_and_never_early() -> None:
+    """By deadline, with their arguments, in the context of the caller, and not before their time."""
+    loop, log, done = asyncio.get_running_loop(), list[tuple[str, float]](), asyncio.Event()
+    with AsyncTimer() as timer:
+        added = loop.time()
+        WHERE.set("here")
+        for name, delay_ms in (("c", 30), ("a", 1), ("b", 1), ("now", 0)):
+            timer.call_later(delay_ms, lambda name: log.append((name + WHERE.get(), loop.time())), name)
+        WHERE.set("there")
+        timer.call_later(31, done.set)
+        assert (timer.size, log) == (5, [])
+        async with asyncio.timeout(DEADLINE_S):
+            await done.wait()
+        assert [name for name, _ in log] == ["nowhere", "ahere", "bhere", "chere"]
+        assert all(at - added >= delay_ms / 1000 for (_, at), delay_ms in zip(log, (0, 1, 1, 30), strict=True))
+        assert (timer.size, timer._handle) == (0, None)
+
+
+async def test_one_handle_of_the_loop_for_all() -> None:
+    """However many calls are made and cancelled, the loop holds one handle, for the earliest."""
+    with AsyncTimer() as timer:
+        tasks = [timer.call_later(60_000 - number, fail) for number in range(5_000)]
+        scheduled: list[Any] = asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
+        assert len([handle for handle in scheduled if not handle.cancelled()]) == 1
+        assert timer._armed_ms == timer.next_expiration_ms()
+        assert all(task.cancel() for task in tasks)
+        assert not tasks[0].cancel()
+        assert timer.size == 0
+
+
+@pytest.mark.parametrize("own_handler", [True, False])
+async def test_a_call_that_raises(own_handler: bool) -> None:
+    """on_error is told, or else the loop's exception handler; the calls beside it are made."""
+    loop, told, done = asyncio.get_running_loop(), list[BaseException](), asyncio.Event()
+    loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
+    with AsyncTimer(on_error=(lambda _, error: told.append(error)) if own_handler else None) as timer:
+        timer.call_later(1, fail)
+        timer.call_later(1, done.set)
+        async with asyncio.timeout(DEADLINE_S):
+            await done.wait()
+    assert [type(error) for error in told] == [ArithmeticError]
+
+
+async def test_the_loop_has_its_turn_between_slices() -> None:
+    """3,000 calls that are due together are made in slices: other callbacks of the loop come in between."""
+    loop, log, done = asyncio.get_running_loop(), list[str](), asyncio.Event()
+    with AsyncTimer() as timer:
+        timer.call_later(0, loop.call_soon, log.append, "other")
+        for _ in range(3_000):
+            timer.call_later(0, log.append, "call")
+        timer.call_later(1, done.set)
+        async with asyncio.timeout(DEADLINE_S):
+            await done.wait()
+    assert log.count("call") == 3_000
+    assert 0 < log.index("other") < 3_000
+
+
+async def test_other_threads_may_add_and_cancel() -> None:
+    """A call asked for by another thread is made on the loop's, in time; tasks may be added and cancelled there too."""
+    made_on: list[int] = []
+    done = asyncio.Event()
+    with AsyncTimer() as timer:
+        timer.call_later(60_000, fail)
+
+        def from_elsewhere() -> None:
+            timer.add(task := TimerTask(1, fail))
+            assert task.cancel()
+            timer.call_later(5, lambda: made_on.append(threading.get_ident()))
+            timer.call_later(6, done.set)
+
+        await asyncio.to_thread(from_elsewhere)
+        async with asyncio.timeout(DEADLINE_S):
+            await done.wait()
+        assert made_on == [threading.get_ident()]
+
+
+async def test_close_with_calls_left() -> None:
+    """They are returned, cancelled, and the loop's handle with them; what comes later is refused."""
+    timer = AsyncTimer()
+    tasks = [timer.call_later(60_000, fail) for _ in range(3)]
+    handle = timer._handle
+    assert handle is not None
+    assert timer.close() == tasks
+    assert handle.cancelled()
+    assert all(task.is_cancelled for task in tasks)
+    with pytest.raises(TimerClosed):
+        timer.call_later(1, fail)
+
+
+def test_a_closed_loop_refuses_calls() -> None:
+    """The timer of a loop that is gone takes nothing that it could never run."""
+
+    async def make() -> AsyncTimer:
+        return AsyncTimer()
+
+    timer = asyncio.run(make())
+    with pytest.raises(TimerClosed, match="loop is closed"):
+        timer.call_later(1, fail)
+    assert timer.size == 0

@@ -1,0 +1,281 @@
+"""The timer on a clock that moves when told: when tasks run, where they may be, and what cancel and close promise."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from purgatory.engine import COMPILED
+from purgatory.testing import ManualClock
+from purgatory.timer import Timer, TimerClosed, TimerTask
+
+
+class World:
+    """Timers on one clock, and a log of what ran."""
+
+    def __init__(self, timers: int = 1, **settings: int) -> None:
+        self.clock = ManualClock(1_000)
+        self.told: list[tuple[TimerTask, BaseException]] = []
+        self.timers = [Timer(self.clock, on_error=self._on_error, **settings) for _ in range(timers)]
+        self.timer = self.timers[0]
+        self.log: list[str] = []
+
+    def _on_error(self, task: TimerTask, error: BaseException) -> None:
+        self.told.append((task, error))
+
+    def task(self, name: str, delay_ms: int, then: Callable[[], object] | None = None) -> TimerTask:
+        def run() -> None:
+            self.log.append(name)
+            if then is not None:
+                then()
+
+        return TimerTask(delay_ms, run)
+
+    def add(self, name: str, delay_ms: int, then: Callable[[], object] | None = None) -> TimerTask:
+        task = self.task(name, delay_ms, then)
+        self.timer.add(task)
+        return task
+
+    def pass_ms(self, ms: int) -> list[str]:
+        """What ran in that time, everything that was due included."""
+        self.log.clear()
+        self.clock.jump(ms)
+        for timer in self.timers:
+            while timer.advance_clock():
+                pass
+        return list(self.log)
+
+
+def test_tasks_run_at_their_time_in_order() -> None:
+    """By deadline, those of one deadline as they were added; 0 and less with the next advance; none before its time."""
+    world = World()
+    for name, delay_ms in (("c", 30), ("a", 10), ("z", 10**30), ("b", 10), ("now", 0), ("past", -(10**30))):
+        world.add(name, delay_ms)
+    assert (world.timer.size, world.log) == (6, [])
+    assert world.timer.next_expiration_ms() <= 1_000
+    assert world.pass_ms(0) == ["now", "past"]
+    assert world.timer.next_expiration_ms() == 1_010
+    assert world.pass_ms(9) == []
+    assert world.pass_ms(1) == ["a", "b"]
+    assert world.pass_ms(1_000) == ["c"]
+    assert (world.timer.size, world.pass_ms(2**61)) == (1, [])
+
+
+def test_never_early_by_a_fraction_of_a_millisecond() -> None:
+    """A delay counts from the end of the millisecond in which the task was added, and deadlines round up to ticks."""
+
+    class FineClock(ManualClock):
+        def ceiling_ms(self) -> int:
+            return self.now_ms() + 1
+
+    for tick_ms, first_ms in ((1, 16), (20, 20)):
+        clock = FineClock(10)
+        timer = Timer(clock, tick_ms=tick_ms)
+        timer.add(TimerTask(5, int))
+        while not timer.advance_clock():
+            clock.jump(1)
+        assert clock.now_ms() == first_ms
+
+
+def test_a_task_has_one_place() -> None:
+    """Added again, to the same timer or another, it leaves where it was: it runs once, as it was added last."""
+    world = World(timers=2)
+    first, second = world.timers
+    task = world.task("task", 10)
+    first.add(task)
+    world.pass_ms(5)
+    first.add(task)
+    assert (first.size, world.pass_ms(5)) == (1, [])
+    second.add(task)
+    assert (first.size, second.size) == (0, 1)
+    assert world.pass_ms(5) == []
+    assert not first.cancel(task), "it is in the other timer"
+    assert world.pass_ms(5) == ["task"]
+    assert (first.size, second.size, world.pass_ms(100)) == (0, 0, [])
+
+
+def test_tasks_add_tasks() -> None:
+    """A task may add others, those due at once too, and itself again: it becomes periodic."""
+    world = World()
+
+    def add_more() -> None:
+        world.timer.add(task)
+        world.add("at once", 0)
+        world.add("later", 5)
+
+    task = world.add("tick", 10, add_more)
+    assert world.pass_ms(10) == ["tick", "at once"]
+    assert world.pass_ms(5) == ["later"]
+    assert world.pass_ms(5) == ["tick", "at once"]
+    assert task.cancel()
+    assert world.pass_ms(100) == ["later"]
+
+
+def test_cancel() -> None:
+    """True: it does not run. False: it was never added, has run, runs now, or was cancelled before."""
+    world = World()
+    answers: list[bool] = []
+    kept = world.add("kept", 10, lambda: answers.append(kept.cancel()))
+    task = world.add("task", 10)
+    assert not task.is_cancelled
+    assert [task.cancel(), task.cancel(), world.timer.cancel(task)] == [True, False, False]
+    assert (task.is_cancelled, world.timer.size) == (True, 1)
+    assert world.pass_ms(10) == ["kept"]
+    assert answers == [False]
+    assert [kept.cancel(), kept.is_cancelled, TimerTask(5).cancel()] == [False, False, False]
+    world.timer.add(task)
+    assert not task.is_cancelled
+    assert world.pass_ms(10) == ["task"]
+
+
+def test_cancelled_or_added_again_while_it_fires() -> None:
+    """Taken out of the wheel and not begun, a task can still be cancelled, or moved: the run that was due is void."""
+    world = World()
+    answers: list[bool] = []
+
+    def cancel_and_move() -> None:
+        answers.append(cancelled.cancel())
+        world.timer.add(moved)
+
+    world.add("first", 10, cancel_and_move)
+    cancelled, moved = world.add("cancelled", 10), world.add("moved", 10)
+    assert world.pass_ms(10) == ["first"]
+    assert (answers, cancelled.is_cancelled, world.timer.size) == ([True], True, 1)
+    assert world.pass_ms(10) == ["moved"]
+
+
+@pytest.mark.parametrize("interrupt", [None, KeyboardInterrupt, SystemExit])
+def test_a_task_that_raises(interrupt: type[BaseException] | None) -> None:
+    """on_error is told of an Exception, an interrupt is raised when all have run; later tasks run too."""
+    world = World()
+
+    def fail() -> None:
+        raise (interrupt or ArithmeticError)("planted")
+
+    failing = world.add("failing", 10, fail)
+    world.add("next", 10)
+    world.add("later", 20)
+    nothing_to_run = TimerTask(15)
+    world.timer.add(nothing_to_run)
+    world.clock.jump(10)
+    if interrupt is None:
+        assert world.timer.advance_clock() == 2
+        assert [(task, type(error)) for task, error in world.told] == [(failing, ArithmeticError)]
+    else:
+        with pytest.raises(interrupt, match="planted"):
+            world.timer.advance_clock()
+        assert world.told == []
+    assert world.log == ["failing", "next"]
+    assert world.pass_ms(10) == ["later"]
+    assert world.told[-1][0] is nothing_to_run
+
+
+def test_close_returns_what_is_left() -> None:
+    """Those that will never run are returned, cancelled; a task that is refused stays where it is."""
+    world = World(timers=2)
+    world.add("done", 5)
+    closed: list[list[TimerTask]] = []
+    world.add("closing", 10, lambda: closed.append(world.timer.close()))
+    left = [world.add("left", delay_ms) for delay_ms in (0, 20, 10**30)]
+    world.timer.cancel(left[0])
+    elsewhere = world.task("elsewhere", 20)
+    world.timers[1].add(elsewhere)
+    assert world.pass_ms(10) == ["done", "closing"]
+    assert closed == [left[1:]]
+    assert all(task.is_cancelled for task in left)
+    with pytest.raises(TimerClosed):
+        world.timer.add(elsewhere)
+    assert (world.timer.size, world.timer.next_expiration_ms(), world.timer.close()) == (0, -1, [])
+    assert world.pass_ms(10) == ["elsewhere"]
+    with world.timers[1] as timer:
+        timer.add(left[1])
+        assert not left[1].is_cancelled
+    assert left[1].is_cancelled
+
+
+def test_a_slice_is_bounded() -> None:
+    """advance_clock runs at most its limit; what is left shows as due."""
+    world = World()
+    for number in range(25):
+        world.add(str(number), number % 2)
+    world.clock.jump(5)
+    assert [world.timer.advance_clock(10) for _ in range(4)] == [10, 10, 5, 0]
+    assert world.log == [str(number) for number in (*range(0, 25, 2), *range(1, 25, 2))]
+
+
+@pytest.mark.slow
+def test_a_million_tasks() -> None:
+    """Added, half of them cancelled, the others run once each and none early; nothing is left."""
+    many = 1_000_000 if COMPILED else 100_000
+    clock, rng = ManualClock(), random.Random(7)
+    timer, ran, early = Timer(clock), 0, 0
+
+    class Counted(TimerTask):
+        __slots__ = ()
+
+        def run(self) -> None:
+            nonlocal ran, early
+            ran += 1
+            early += clock.now_ms() < self.delay_ms
+
+    tasks = [Counted(rng.randrange(60_000)) for _ in range(many)]
+    for task in tasks:
+        timer.add(task)
+    assert timer.size == many
+    assert all(task.cancel() for task in tasks[::2])
+    assert timer.size == many // 2
+    while (next_ms := timer.next_expiration_ms()) >= 0:
+        clock.jump(max(0, next_ms + 500 - clock.now_ms()))
+        timer.advance_clock(10_000)
+    assert (ran, early, timer.size) == (many // 2, 0, 0)
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("add"), st.integers(0, 5), st.integers(0, 1)),
+    st.tuples(st.just("cancel"), st.integers(0, 5), st.just(0)),
+    st.tuples(st.just("pass"), st.integers(0, 40), st.just(0)),
+)
+
+
+@given(st.lists(st.integers(-5, 60), min_size=6, max_size=6), st.lists(STEPS, max_size=60))
+def test_any_history_against_a_model(delays_ms: list[int], steps: list[tuple[str, int, int]]) -> None:
+    """Six tasks between two timers, whatever is done with them: as in a dictionary of deadlines."""
+    world = World(timers=2, wheel_size=3)
+    tasks = [world.task(str(number), delay_ms) for number, delay_ms in enumerate(delays_ms)]
+    waiting: dict[int, tuple[int, int]] = {}
+    for step, number, timer in steps:
+        now_ms = world.clock.now_ms()
+        if step == "add":
+            world.timers[timer].add(tasks[number])
+            waiting[number] = (timer, max(now_ms, now_ms + delays_ms[number]))
+        elif step == "cancel":
+            assert tasks[number].cancel() == (waiting.pop(number, None) is not None)
+        else:
+            due = {key for key, (_, deadline_ms) in waiting.items() if deadline_ms <= now_ms + number}
+            assert sorted(world.pass_ms(number)) == sorted(map(str, due))
+            for key in due:
+                del waiting[key]
+        assert [one.size for one in world.timers] == [
+            sum(place == number for place, _ in waiting.values()) for number in range(2)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "says"),
+    [
+        (lambda: Timer(tick_ms=0), ValueError, "tick_ms: 0"),
+        (lambda: Timer(wheel_size=sys.maxsize), ValueError, "wheel_size"),
+        (lambda: Timer(on_error="log"), TypeError, "on_error"),  # type: ignore[arg-type]
+        (lambda: TimerTask(1.5), TypeError, "delay_ms: a whole number is expected, not 1.5"),  # type: ignore[arg-type]
+        (lambda: Timer().add(print), TypeError, "task: a TimerTask is expected"),  # type: ignore[arg-type]
+    ],
+)
+def test_arguments_are_checked_by_name(make: Callable[[], object], error: type[Exception], says: str) -> None:
+    """What is of the wrong type or out of range is refused by an error that names it."""
+    with pytest.raises(error, match=says):
+        make()
