@@ -16,6 +16,7 @@ ENTRY_POINTS = {
     "setup",  # the build
     "purgatory_client.cli",  # the console script
     "purgatory.embedded",  # public: for a program with threads and no daemon
+    "purgatory.timer",  # public: the same program's timer
     "purgatory.testing",  # public: a clock and a daemon for others' tests
     "purgatory_pipeline.notebook",  # public: for notebooks
     "bench.engine",  # make bench
@@ -24,7 +25,36 @@ ENTRY_POINTS = {
 TEXTS = ("*.py", "*.md", "*.toml", "*.yml", "*.yaml", "*.txt", "*.proto", "Makefile", "Dockerfile", ".dockerignore")
 EXPORTS: dict[str, list[str]] = {
     "purgatory": ["__version__"],
+    "purgatory.embedded": [
+        "CANCELLED",
+        "EXPIRED",
+        "OUTCOME_NAMES",
+        "PENDING",
+        "SATISFIED",
+        "SHUTTING_DOWN",
+        "Clock",
+        "DelayedOperation",
+        "EmbeddedPurgatory",
+        "OnError",
+        "OperationEnded",
+        "PurgatoryClosed",
+        "PurgatoryError",
+        "PurgatoryFull",
+        "ReentrantCall",
+        "SystemClock",
+        "UsedAfterFork",
+    ],
     "purgatory.engine": ["COMPILED"],
+    "purgatory.timer": [
+        "AsyncTimer",
+        "Clock",
+        "SystemClock",
+        "SystemTimer",
+        "Timer",
+        "TimerClosed",
+        "TimerTask",
+        "UsedAfterFork",
+    ],
     "purgatory_client": [
         "DEFAULT_ADDRESS",
         "AdvanceReceipt",
