@@ -1,1 +1,1 @@
-"""Generated histories: realistic load at any size, through the real engine, with its truth beside it."""
+"""Generated histories: realistic load of any size, through the real engine, with the ground truth beside it."""

@@ -30,7 +30,7 @@ def generate(
         int | None, typer.Option(metavar="N", help="How many daemon lives, each a task; by size if not given.")
     ] = None,
 ) -> None:
-    """Makes a history of any size through the real engine, with its truth beside it in DIR/_truth."""
+    """Generates a history of any size through the real engine, with its ground truth in DIR/_truth."""
     from purgatory_pipeline.generate.history_plan import make_plan  # noqa: PLC0415
     from purgatory_pipeline.generate.make_archive import check_empty, make_archive  # noqa: PLC0415 -- slow to import
     from purgatory_pipeline.generate.truth_summary import sum_up  # noqa: PLC0415

@@ -1,7 +1,7 @@
-"""Plays a run: the real engine on virtual time, and what it was told and gave, as rows of the archive.
+"""Plays a run on the real engine in virtual time, and records its calls as rows of the archive.
 
-Everything goes through the same row code as the daemon's archive. Before each call the clock is advanced as an ideal
-reaper would, but for a small lateness of some of its turns.
+All rows go through the code of the daemon's archive. Before each call the clock is advanced as an ideal reaper would,
+but for a small lateness of some of its turns.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from purgatory_pipeline.generate.messages import CallBatches
 
 CALLS_PER_CHUNK: Final = 2_048
 ENDED_PER_CALL: Final = 2_000
-"""As the daemon's reaper does it."""
+"""As many as the daemon's reaper."""
 
 LIMITS: Final = EngineLimits()
 
@@ -43,12 +43,11 @@ LIMITS: Final = EngineLimits()
 class Sink(Protocol):
     """Where rows go: an `ArchiveWriter`, or a test."""
 
-    def write(self, table: str, rows: pa.RecordBatch) -> None:
-        """Takes rows of a table."""
+    def write(self, table: str, rows: pa.RecordBatch) -> None: ...
 
 
 class EnginePlayer:
-    """One run on one engine. `play` it once; `tally` then has the operations by (topic or key, kind, outcome)."""
+    """One run on one engine. After `play`, `tally` has the operations by (topic or key, kind, outcome)."""
 
     def __init__(self, run: DrawnRun, sink: Sink) -> None:
         self.tally: Final[Counter[tuple[str, str, str]]] = Counter()
@@ -66,7 +65,7 @@ class EnginePlayer:
         self._calls: Final = SingleRows(schema.CALLS)
 
     def play(self) -> None:
-        """The whole run, up to a shutdown of what is still pending."""
+        """Plays the whole run, up to a shutdown of what is still pending."""
         collecting = gc.isenabled()
         gc.disable()  # everything here is acyclic, and a chunk is freed with its last reference
         try:
@@ -100,8 +99,6 @@ class EnginePlayer:
                 self._cancel(time_ms, start, end)
             else:
                 self._cancel_all_of(what, time_ms)
-
-    # Calls.
 
     def _stamp(self, time_ms: int) -> CallStamp:
         self.call_number += 1
@@ -179,8 +176,6 @@ class EnginePlayer:
         self._calls.add_row(stamp, values)
         self._take(stamp)
 
-    # Rows.
-
     def _write(self) -> None:
         for table, gathered in (
             (schema.REGISTRATIONS, self._registrations),
@@ -196,7 +191,7 @@ class EnginePlayer:
                     self._count(rows)
 
     def _count(self, outcomes: pa.RecordBatch) -> None:
-        """Adds operations up by the name of their first item, kind and outcome."""
+        """Sums operations up by the name of their first item, kind and outcome."""
         columns = [outcomes.column(name) for name in ("topic", "kind", "outcome")]
         words = [column.dictionary.to_pylist() for column in columns]
         first = outcomes.column("item").to_numpy() == 0

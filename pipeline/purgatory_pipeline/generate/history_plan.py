@@ -1,7 +1,7 @@
-"""What a generated history shall be: everything that is decided before a number is drawn, and its check.
+"""The plan of a generated history: all that is decided before a number is drawn.
 
-A plan with the same fields gives the same archive. It is split into *runs*, each one life of one daemon with its own
-engine; a run depends on the plan and its own index alone, so runs can be made anywhere and in any order.
+Equal plans give equal archives. A plan is split into *runs*, each one life of one daemon with its own engine; a run
+depends only on the plan and its index, so runs can be made anywhere and in any order.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ BROKERS: Final = 4
 """Replica ids 1 to 4; each partition has three replicas on them."""
 
 RUN_OPERATIONS_MAX: Final = 1_000_000
-"""More operations make more runs: what one task holds in memory grows with this number."""
+"""A task's memory grows with the operations of its run, so more operations make more runs."""
 
 RUNS_AT_LEAST: Final = 24
-"""So that a day has something in every hour."""
+"""So that every hour of a day has some."""
 
 RUN_OPERATIONS_MIN: Final = 10_000
-"""Fewer make a run too short to be told apart from noise, so small histories have fewer runs."""
+"""Shorter runs cannot be told from noise, so small histories have fewer runs."""
 
 LIFE_MS: Final = 25_000
-"""How long a run takes operations at the mean load of the day; longer by night, shorter at the peak."""
+"""How long a run takes operations at the day's mean load; longer by night, shorter at the peak."""
 
 DAY_MS: Final = 86_400_000
 SWING: Final = 0.6
-"""Load over a day goes from 1 - SWING at two in the morning to 1 + SWING at two in the afternoon (UTC)."""
+"""The load of a day goes from 1 - SWING at two in the morning to 1 + SWING at two in the afternoon (UTC)."""
 
 OPERATIONS_MAX: Final = 10_000_000_000
 START_MS: Final = int(datetime(2026, 11, 2, tzinfo=UTC).timestamp()) * 1_000
@@ -51,7 +51,7 @@ class SlowReplica:
 
 @dataclass(frozen=True)
 class Incident:
-    """A time in which every follower is slower by a factor: what a report should find odd about an hour."""
+    """A time in which every follower is slower by a factor: an anomaly for a report to find."""
 
     from_ms: int  # since the history's start
     until_ms: int
@@ -60,8 +60,6 @@ class Incident:
 
 @dataclass(frozen=True)
 class HistoryPlan:
-    """A whole history."""
-
     operations: int
     seed: int
     runs: int
@@ -90,7 +88,7 @@ class HistoryPlan:
         )
 
     def _since_start_ms(self, share: float) -> int:
-        """The instant by which `share` of the whole load has come: runs lie closer where load is higher."""
+        """The instant by which `share` of the whole load has come: runs are closer where load is higher."""
         low, high = 0.0, float(self.duration_ms)
         wanted = share * _load_until(self.start_ms, self.duration_ms)
         while high - low > 0.5:
@@ -104,8 +102,6 @@ class HistoryPlan:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """One run of a plan."""
-
     plan: HistoryPlan
     index: int
     run_id: str
@@ -122,7 +118,7 @@ def load_at(at_ms: float) -> float:
 
 
 def _load_until(start_ms: int, span_ms: float) -> float:
-    """The load from `start_ms` on, added up over a span."""
+    """The integral of the load from `start_ms` on."""
 
     def primitive(at_ms: float) -> float:
         return at_ms - SWING * DAY_MS / (2 * math.pi) * math.cos(2 * math.pi * (at_ms / DAY_MS - 1 / 3))
@@ -169,7 +165,7 @@ def make_plan(
 
 
 def parse_operations(text: str) -> int:
-    """`10k`, `1.5M`, `100M` or a plain number. Raises `PolicyInvalid`."""
+    """Parses `10k`, `1.5M`, `100M` or a plain number. Raises `PolicyInvalid`."""
     found = re.fullmatch(r"([0-9][0-9_,]*(?:\.[0-9]+)?)([kKmMgG]?)", text.strip())
     number = float(re.sub("[_,]", "", found[1])) * SIZES[found[2].lower()] if found is not None else 0.0
     if number < 1 or number != int(number):
@@ -180,7 +176,7 @@ def parse_operations(text: str) -> int:
 
 
 def parse_duration(text: str) -> int:
-    """`24h`, `90m`, `7d`, in milliseconds. Raises `PolicyInvalid`."""
+    """Parses `24h`, `90m`, `7d` into milliseconds. Raises `PolicyInvalid`."""
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)", text.strip())
     length_ms = float(found[1]) * SPANS_MS[found[2]] if found is not None else 0.0
     if not 60_000 <= length_ms <= 3_650 * DAY_MS:
@@ -189,7 +185,7 @@ def parse_duration(text: str) -> int:
 
 
 def parse_slow_replica(text: str) -> SlowReplica | None:
-    """`3=+150ms@8%`: replica 3 takes 150 ms longer on 8 % of its fetches; `none`. Raises `PolicyInvalid`."""
+    """Parses `3=+150ms@8%` (replica 3 takes 150 ms longer on 8 % of its fetches) or `none`. Raises `PolicyInvalid`."""
     if text.strip().lower() == "none":
         return None
     found = re.fullmatch(r"([0-9]+)=\+([0-9]+)ms(?:@([0-9]+(?:\.[0-9]+)?)%)?", text.strip())

@@ -1,8 +1,8 @@
-"""Makes the runs of a plan on Spark, each in a task of its own, and writes them as the daemon writes its archive.
+"""Makes the runs of a plan on Spark, each in its own task, and writes them as the daemon writes its archive.
 
-Spark only spreads the work. A task draws one run, plays it, and writes its files aside; at the end of the task they are
-moved to their places, under names that depend on the plan alone. So a task that Spark repeats replaces what its first
-try has left, and nothing is there twice.
+Spark only distributes the work. A task draws one run, plays it and writes its files aside; at its end they are moved to
+their places, under names that depend only on the plan. So a task that Spark repeats replaces what its first attempt
+left, and nothing is there twice.
 """
 
 from __future__ import annotations
@@ -32,16 +32,14 @@ from purgatory_pipeline.generate.history_plan import HistoryPlan, RunPlan
 from purgatory_pipeline.generate.truth import RunTruth, tell_truth
 
 TRUTH: Final = "_truth"
-"""Below the archive; readers pass over folders that begin so."""
+"""Below the archive; readers skip folders that begin with an underscore."""
 RUNS: Final = f"{TRUTH}/runs"
 ROLL_BYTES: Final = 2**40
-"""Never in the middle: a run's files go to their places together."""
+"""Never reached: a run's files are moved to their places together."""
 
 
 @dataclass(frozen=True)
 class Made:
-    """What all runs have come to."""
-
     runs: int
     operations: int
     rows: int
@@ -51,7 +49,7 @@ class Made:
 
 
 def make_run(plan: RunPlan, out: str) -> RunTruth:
-    """Draws, plays and writes one run, and its truth."""
+    """Draws, plays and writes one run and its truth."""
     started_s = time.perf_counter()
     filesystem, root = open_archive(out)
     writer = ArchiveWriter(filesystem, root, plan.run_id, roll_s=math.inf, roll_bytes=ROLL_BYTES)
@@ -73,7 +71,7 @@ def make_run(plan: RunPlan, out: str) -> RunTruth:
 
 
 def write_text(filesystem: fs.FileSystem, folder: str, name: str, text: str) -> None:
-    """A small file, whole or not at all."""
+    """Writes a small file, whole or not at all."""
     filesystem.create_dir(folder, recursive=True)
     with filesystem.open_output_stream(f"{folder}/.{name}.part") as stream:
         stream.write(text.encode())
@@ -81,7 +79,7 @@ def write_text(filesystem: fs.FileSystem, folder: str, name: str, text: str) -> 
 
 
 def check_empty(out: str) -> None:
-    """Raises `ArchiveUnusable` where something lies already, or nothing can be written."""
+    """Raises `ArchiveUnusable` if the folder has files in it or cannot be written."""
     try:
         filesystem, root = open_archive(out)
         found = filesystem.get_file_info(fs.FileSelector(root, recursive=True))
@@ -93,7 +91,7 @@ def check_empty(out: str) -> None:
 
 
 def make_archive(spark: SparkSession, plan: HistoryPlan, out: str) -> Made:
-    """The whole archive; its truth still has to be added up (see `summary`). Raises `ArchiveUnusable`."""
+    """Makes the whole archive; its truth is summed up by `truth_summary`. Raises `ArchiveUnusable`."""
     check_empty(out)
     started_s = time.perf_counter()
     place = out if "://" in out else str(Path(out).absolute())  # executors may stand elsewhere

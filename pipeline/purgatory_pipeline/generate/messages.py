@@ -1,4 +1,4 @@
-"""What callers send in a run: batches of registrations and events, from the columns of a chunk of calls at a time."""
+"""What callers send in a run: batches of registrations and events, made from a chunk of calls at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from purgatory_pipeline.generate.draw.topology import Flags, Ints
 
 
 class CallBatches:
-    """The batches of a chunk of calls: its columns as lists, once, from which each call takes its rows."""
+    """The batches of a chunk of calls. Columns become lists once, from which each call takes its rows."""
 
     def __init__(self, run: DrawnRun, first: int, stop: int) -> None:
         self._run: Final = run
@@ -50,7 +50,6 @@ class CallBatches:
         self._places: Final = arrivals.item_place[items].tolist()
 
     def events(self, start: int, stop: int) -> EventBatch:
-        """The events of these rows."""
         rows = slice(start - self._first_event, stop - self._first_event)
         types, partitions, offsets, epochs, replica_ids, positions, segments, log_starts = self._events
         return EventBatch(
@@ -99,7 +98,7 @@ class CallBatches:
 
 
 def _extent(start: Ints, stop: Ints, chosen: Flags) -> tuple[int, slice]:
-    """The rows that the chosen calls are about: they follow each other."""
+    """The rows of the chosen calls, which are contiguous."""
     if not chosen.any():
         return 0, slice(0, 0)
     return int(start[chosen].min()), slice(int(start[chosen].min()), int(stop[chosen].max()))

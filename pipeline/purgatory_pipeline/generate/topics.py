@@ -1,8 +1,8 @@
-"""Topics of a generated history: how big, how busy, how fast their followers fetch, and which timeouts clients set.
+"""Topics of a generated history: size, load, how fast followers fetch, and which timeouts clients set.
 
-A produce waits for the slower of two followers, each of which says with one fetch what it got by the one before. So a
-wait is about one and a half intervals between fetches, and the intervals are log-normal: `fetch_median_ms` and
-`fetch_sigma` are theirs.
+A produce waits for the slower of two followers, and each reports with one fetch what it got by the previous one. So a
+wait is about one and a half intervals between fetches. Intervals are log-normal, by `fetch_median_ms` and
+`fetch_sigma`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LONG_SHARE: Final = 0.08
 
 @dataclass(frozen=True)
 class Topic:
-    """One topic. `timeouts_ms` are those of produce waits, each with the share of clients that set it."""
+    """`timeouts_ms` are those of produces, each with the share of clients that set it."""
 
     name: str
     partitions: int
@@ -40,16 +40,16 @@ PROFILES: Final = (
     Topic("audit", 4, 0.08, 35.0, 0.80, 2_000, ((200, 0.70), (1_000, 0.20), (5_000, 0.10))),
     Topic("metrics", 8, 0.12, 25.0, 0.60, 150, ((400, 0.90), (2_000, 0.10))),
 )
-"""Most clients of `audit` set a timeout that is too short: what advice is for."""
+"""Most clients of `audit` set a timeout that is too short, for the advice to find."""
 
 
 def default_topics(timeout_ms: int | None = None) -> tuple[Topic, ...]:
-    """The five topics, with their own timeouts or those around one."""
+    """The five profiles, with their own timeouts or with ones around `timeout_ms`."""
     return tuple(_with_timeout(topic, timeout_ms) for topic in PROFILES)
 
 
 def named_topics(text: str, timeout_ms: int | None = None) -> tuple[Topic, ...]:
-    """Topics by number (`3`) or by name (`orders,clicks,my-topic`). Unknown names take the profiles in turn.
+    """Topics by number (`3`) or name (`orders,clicks,my-topic`). Unknown names take the profiles in turn.
 
     Raises `PolicyInvalid`.
     """

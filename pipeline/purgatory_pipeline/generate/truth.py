@@ -1,5 +1,5 @@
-"""What is true of a run, known without the engine: how long each produce would have waited with no timeout at all, and
-which replica was last. And what was counted while it was played. Kept beside the archive, for checking what is found.
+"""The ground truth of a run, for checking reports: how long each produce would have waited without a timeout, which
+replica was last (both known without the engine), and what was counted while the run was played.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from purgatory_pipeline.generate.draw.step_functions import NEVER
 from purgatory_pipeline.generate.draw.topology import FOR_EVER_MS, Ints, Log
 
 BOTH: Final = -1
-"""Instead of a replica's id: both followers told of the offset in the same millisecond."""
+"""In place of a replica's id: both followers reached the offset in the same millisecond."""
 
 
 @dataclass(frozen=True)
 class ProduceWaits:
-    """Produce operations by topic, by how long they needed, and by the replica that was last."""
+    """Produces by topic, by how long they needed, and by the replica that was last."""
 
     topic: list[str] = field(default_factory=list)
     wait_ms: list[int] = field(default_factory=list)
     last_replica_id: list[int] = field(default_factory=list)
     operations: list[int] = field(default_factory=list)
     held_back_ms: list[int] = field(default_factory=list)
-    """By how much that replica was later than the other, at most since the registration; added up."""
+    """By how much that replica was later than the other, at most since the registration; summed up."""
 
 
 @dataclass(frozen=True)
 class RunTruth:
-    """One run's truth; goes into a file of its own as JSON."""
+    """Written to a file of its own as JSON."""
 
     run_id: str
     started_at_ms: int
@@ -56,18 +56,17 @@ class RunTruth:
     leader_changes: list[dict[str, Any]]
     absences: list[dict[str, Any]]
     partitions: dict[str, int]
-    """Waits on each: an operation counts once for each partition it names."""
+    """An operation counts once for each partition it names."""
     keys: dict[str, int]
 
     def to_json(self) -> dict[str, Any]:
-        """As it is written."""
         return asdict(self)
 
 
 def needed_ms(run: DrawnRun) -> tuple[Ints, Ints, Ints, Ints]:
-    """For each produce: its operation, how long it needed (NEVER: for ever), who was last, and by how much.
+    """For each produce: its operation, how long it needed (NEVER: for ever), which replica was last, and by how much.
 
-    With several partitions, the one that was last decides.
+    With several partitions, the last one decides.
     """
     arrivals, marks = run.arrivals, run.marks
     operations = np.flatnonzero(arrivals.kind == PRODUCE)
@@ -79,7 +78,7 @@ def needed_ms(run: DrawnRun) -> tuple[Ints, Ints, Ints, Ints]:
     reached_ms = marks.high_watermarks.reached(log, offset)
     too_late = arrivals.item_too_late[items]
     reached_ms[too_late] = NEVER
-    # Who gives no epoch is not found out where a new leader has taken over, and asks for what is there already.
+    # A client without epochs is not refused by a new leader: it asks for what is there already.
     elected_ms = np.full(len(run.logs), NEVER)
     elected_ms[[change.old_log for change in run.changes]] = [change.elected_ms for change in run.changes]
     sent_ms = np.repeat(arrivals.time_ms[operations], counts)
@@ -110,7 +109,7 @@ def _counted_until(run: DrawnRun, place: int, log: Ints, sent_ms: Ints, reached_
 
 
 def _last_of_each(values: Ints, starts: Ints, counts: Ints) -> Ints:
-    """The row of the highest value of each group; the first one of equals."""
+    """The row of the highest value of each group; the first of equals."""
     group = np.repeat(np.arange(len(starts)), counts)
     order = np.lexsort((-np.arange(len(values)), values, group))
     return np.asarray(order[starts + counts - 1])
@@ -119,7 +118,6 @@ def _last_of_each(values: Ints, starts: Ints, counts: Ints) -> Ints:
 def tell_truth(
     run: DrawnRun, tally: Counter[tuple[str, str, str]], rows: Counter[str], files: int, size: int, seconds: float
 ) -> RunTruth:
-    """All that is true of a run that has been played."""
     operations, wait_ms, last, held_ms = needed_ms(run)
     reached = wait_ms < NEVER
     place = run.arrivals.item_place[run.arrivals.first_item[operations]]
@@ -158,7 +156,7 @@ def tell_truth(
 
 
 def _add_up(topics: list[str], topic: Ints, wait_ms: Ints, last: Ints, held_ms: Ints) -> ProduceWaits:
-    """Operations that agree in topic, wait and last replica become one row."""
+    """Operations with equal topic, wait and last replica become one row."""
     key = (topic * NEVER + wait_ms) * 64 + last + 1
     distinct, first, inverse, counts = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
     held = np.zeros(len(distinct), dtype=np.int64)

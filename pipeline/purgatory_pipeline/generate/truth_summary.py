@@ -1,4 +1,4 @@
-"""The truth of a whole history, from that of its runs: what was planted, what came out, and the exact quantiles."""
+"""The truth of a whole history, summed up from its runs: what was planted, what came out, and exact quantiles."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ ABSENCES_SCHEMA: Final = pa.schema(
 
 
 class TruthSummary:
-    """Adds runs up, one at a time: what it holds does not grow with their number, but for a row for each."""
+    """Adds runs one at a time. What it holds does not grow with their number, but for a row for each."""
 
     def __init__(self, plan: HistoryPlan) -> None:
         self._plan: Final = plan
@@ -82,7 +82,7 @@ class TruthSummary:
         self._absences: Final[list[dict[str, Any]]] = []
 
     def add(self, run: dict[str, Any]) -> None:
-        """One run's truth, as it was written."""
+        """Adds one run's truth, as it was written."""
         for name in ("operations", "files", "bytes", "without_wait"):
             self._totals[name] += run[name]
         self._totals["runs"] += 1
@@ -111,7 +111,7 @@ class TruthSummary:
         self._absences.extend(_row(absence | {"run_id": run["run_id"]}, ABSENCES_SCHEMA) for absence in run["absences"])
 
     def tables(self) -> dict[str, pa.Table]:
-        """What is too long for the summary itself, by file name."""
+        """What is too long for the JSON, by file name."""
         waits = [
             {
                 "topic": topic,
@@ -130,7 +130,6 @@ class TruthSummary:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Everything else."""
         plan = asdict(self._plan)
         planted = {name: plan.pop(name) for name in ("slow_replica", "incident", "topics")}
         return {
@@ -146,7 +145,7 @@ class TruthSummary:
         }
 
     def _quantiles(self) -> dict[str, dict[str, int]]:
-        """By topic and over all (`""`): the least wait that so large a share of the produces needed at most."""
+        """By topic and over all (`""`): the wait that this share of produces needed at most."""
         counts: dict[str, Counter[int]] = defaultdict(Counter)
         for (topic, wait_ms, _), (operations, _) in self._waits.items():
             counts[topic][wait_ms] += operations
@@ -178,7 +177,7 @@ class TruthSummary:
 
 
 def sum_up(plan: HistoryPlan, out: str) -> dict[str, Any]:
-    """Reads the runs' truths, one after the other, and writes that of the whole. Gives what `truth.json` says."""
+    """Reads the runs' truths one after the other, writes that of the whole, and returns the content of `truth.json`."""
     filesystem, root = open_archive(out)
     summary = TruthSummary(plan)
     for index in range(plan.runs):
@@ -193,7 +192,7 @@ def sum_up(plan: HistoryPlan, out: str) -> dict[str, Any]:
 
 
 def _row(values: dict[str, Any], schema: pa.Schema) -> dict[str, Any]:
-    """The columns of a table; instants are called `..._ms` while they are numbers."""
+    """The columns of a table; instants are named `..._ms` while they are numbers."""
     return {name: values[name] if name in values else values[f"{name}_ms"] for name in schema.names}
 
 

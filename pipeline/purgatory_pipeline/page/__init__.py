@@ -1,5 +1,5 @@
-"""Reports as one HTML page that opens offline: wording, parts, plots, and the pages made of them.
+"""HTML pages that open offline, in one file: wording, parts, charts, and the templates that `document` renders.
 
-`report_page` and `replay_page` write a page each. They put it together from `parts` (what a page is made of) and
-`plots` (how plots look). `document` alone turns parts into HTML, and escapes every text of a user there.
+The pages themselves are in `report.page` and `replay.page`, made of `parts` (what a page is made of) and `charts` (how
+plots look).
 """

@@ -1,4 +1,4 @@
-"""Plots with one row for each topic, key or replica: bars, with their figures written at the end."""
+"""Plots with one row for each topic, key or replica: bars, with their figures at the end."""
 
 from __future__ import annotations
 
@@ -34,10 +34,7 @@ def bars(
     colours: Sequence[str],
     shares: bool = False,
 ) -> alt.LayerChart:
-    """Horizontal bars from zero; `written` is each bar's figure in words, `title` the axis title with its unit.
-
-    There is room on the right for what is written.
-    """
+    """Horizontal bars from zero. `written` is each bar's figure in words, `title` the axis title with its unit."""
     rows = [
         {"label": label, "place": place, "value": value, "written": words, "colour": colour}
         for place, (label, value, words, colour) in enumerate(zip(labels, values, written, colours, strict=True))

@@ -1,7 +1,7 @@
-"""How plots look: a shared Vega-Lite configuration, colours, axes and the data that goes into a plot.
+"""The look of plots: a shared Vega-Lite configuration, colours, axes, and the data of a plot.
 
-Colours are CSS variables (page.css): Vega's SVG renderer hands them through, so a plot follows light, dark and print
-without being drawn anew. Legends are part of the page, not of the drawing, so that they wrap and can be read aloud.
+Colours are CSS variables (page.css) that Vega's SVG renderer passes through, so a plot follows light, dark and print
+without being redrawn. Legends are part of the page, not of the drawing, so that they wrap and can be read aloud.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from purgatory_pipeline.page.parts import LegendEntry, Plot
 Channel = TypeVar("Channel", alt.X, alt.Y)
 Values = list[dict[str, Any]]
 Span = tuple[datetime, datetime]
-"""From when to when a plot along time reaches: the same for all of a page, so that they can be compared."""
+"""The time that plots reach over: the same for all of a page, so that they can be compared."""
 
 OUTCOME_COLOURS: Final = {
     "satisfied": "var(--satisfied)",
@@ -81,7 +81,7 @@ CONFIG: Final[dict[str, Any]] = {
 }
 
 SHORTEST_MS: Final = 1.0
-"""The daemon counts in milliseconds: logarithmic scales begin here, and a wait of 0 ms is drawn at 1 ms."""
+"""The daemon counts milliseconds: logarithmic scales begin here, and a wait of 0 ms is drawn at 1 ms."""
 
 TIME_TICKS_MAX: Final = 9
 _TIME_STEPS_MS: Final = (
@@ -114,7 +114,7 @@ def plot(
     note: str = "",
     legend: Sequence[LegendEntry] = (),
 ) -> Plot:
-    """A chart as wide as its place on the page, with the configuration that all share."""
+    """A chart as wide as its place on the page, with the shared configuration."""
     spec = chart.properties(
         width="container", height=height, autosize=alt.AutoSizeParams(type="fit-x", contains="padding")
     )
@@ -128,14 +128,14 @@ def layered(*charts: alt.Chart) -> alt.LayerChart:
 
 
 def data(values: Iterable[Mapping[Any, object]]) -> alt.InlineData:
-    """Rows for a chart as plain JSON: texts fit to be shown, instants as milliseconds, what is missing as null."""
+    """Rows for a chart as plain JSON: texts made safe to show, instants as milliseconds, missing values as null."""
     return alt.InlineData(values=[{str(key): _plain(value) for key, value in row.items()} for row in values])
 
 
 def time_axis(span: Span) -> alt.X:
-    """`at` along the time of the archive, in UTC wherever it is read; midnight is written as the day.
+    """`at` along the time of the archive, in UTC for every reader; midnight is written as the day.
 
-    Instants are plain numbers here: Vega-Lite's own scales of time do not take the same domain in several layers.
+    Instants are plain numbers: Vega-Lite's own time scales do not accept one domain in several layers.
     """
     start, end = (_instant_ms(one) for one in span)
     end = max(end, start + 1_000)
@@ -151,7 +151,7 @@ def time_axis(span: Span) -> alt.X:
 def milliseconds_axis(
     channel: type[Channel], key: str, title: str, low: float, high: float, *, grid: bool = True
 ) -> Channel:
-    """Durations from `low` to `high` on a logarithmic scale, with labels such as 20 ms and 5 s."""
+    """Durations on a logarithmic scale, with labels such as 20 ms and 5 s."""
     low, high = max(low, SHORTEST_MS), max(high, low * 2, SHORTEST_MS * 10)
     bottom = max((step for step in _STEPS_MS if step <= low), default=low)
     top = min((step for step in _STEPS_MS if step >= high), default=high)
@@ -167,13 +167,13 @@ def milliseconds_axis(
 
 
 def drawn_ms(value: object) -> float | None:
-    """A duration for a logarithmic scale: what is below the shortest that it shows is drawn there; None if missing."""
+    """A duration on a logarithmic scale, at least the shortest that it shows; None if missing."""
     number = wording.number_of(value)
     return None if math.isnan(number) else max(number, SHORTEST_MS)
 
 
 def rows_axis(title: str | None = None) -> alt.Y:
-    """One line of a plot for each row, in the order of `place`; labels come from `label`, which must be unique."""
+    """One line of a plot for each row, in the order of `place`, labelled by `label`, which must be unique."""
     return alt.Y(
         "label:N",
         title=title,
@@ -189,7 +189,7 @@ def rows_height(rows: int) -> int:
 
 
 def unique_labels(labels: Iterable[str], length_max: int = 60) -> list[str]:
-    """Labels fit to be shown; the ones that would then look alike are numbered."""
+    """Labels made fit to be shown; those that would then be equal are numbered."""
     seen: dict[str, int] = {}
     unique = []
     for label in labels:
@@ -202,7 +202,7 @@ def unique_labels(labels: Iterable[str], length_max: int = 60) -> list[str]:
 def swatches(
     colours: Mapping[str, str], shown: Iterable[str], shape: Literal["area", "line", "dashes"] = "area"
 ) -> tuple[LegendEntry, ...]:
-    """The legend for those of `colours` that are `shown`, in the order of `colours`."""
+    """A legend for those of `colours` that are `shown`, in the order of `colours`."""
     wanted = set(shown)
     return tuple(
         LegendEntry(word.replace("_", " "), colour, shape) for word, colour in colours.items() if word in wanted
@@ -210,12 +210,11 @@ def swatches(
 
 
 def colour_scale(colours: Mapping[str, str]) -> alt.Scale:
-    """Words to colours; the legend stands on the page."""
     return alt.Scale(domain=list(colours), range=list(colours.values()))
 
 
 def share_axis(channel: type[Channel], key: str, title: str, high: float = math.nan) -> Channel:
-    """Shares from nothing to `high`, written as everywhere on the page: 2 %."""
+    """Shares from 0 to `high`, written as everywhere on the page: 2 %."""
     scale = alt.Scale(zero=True) if math.isnan(high) else alt.Scale(domain=[0, high], nice=False)
     return channel(f"{key}:Q", title=title, scale=scale, axis=alt.Axis(tickCount=4, grid=True, labelExpr=SHARE_LABEL))
 

@@ -1,6 +1,6 @@
-"""How numbers, instants and other people's texts are written on a page. Text comes out as `Markup`, already escaped.
+"""How numbers, instants and other people's texts are written on a page. `Markup` is already escaped.
 
-Numbers that are missing are a dash; a share is only "0 %" or "100 %" if it is exactly that.
+Missing numbers are a dash; a share is only "0 %" or "100 %" if it is exactly that.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def count(value: object) -> str:
 
 
 def rough_count(value: object) -> str:
-    """12.3 million: for headlines; below a million it is exact."""
+    """12.3 million: for headlines; exact below a million."""
     number = number_of(value)
     for limit, word in ((1e9, "billion"), (1e6, "million")):
         if abs(number) >= limit:
@@ -50,7 +50,7 @@ def rough_count(value: object) -> str:
 
 
 def decimal(value: object) -> str:
-    """A plain number with as many places as it deserves: 1,234, 12.3, 0.12."""
+    """A plain number with suitable precision: 1,234, 12.3, 0.12."""
     number = number_of(value)
     if math.isnan(number):
         return MISSING
@@ -60,7 +60,7 @@ def decimal(value: object) -> str:
 
 
 def share(value: object) -> str:
-    """A fraction as per cent: 3.1 %; never rounded to none or all of it."""
+    """A fraction in percent: 3.1 %; never rounded to none or all."""
     number = number_of(value)
     if math.isnan(number):
         return MISSING
@@ -99,7 +99,7 @@ def milliseconds(value: object) -> str:
 
 
 def time_in_all(value: object) -> str:
-    """Times added up: 740 ms, 7.4 s, 105 min, 14.2 h, 12.5 days."""
+    """A sum of times: 740 ms, 7.4 s, 105 min, 14.2 h, 12.5 days."""
     number = number_of(value)
     if math.isnan(number):
         return MISSING
@@ -112,12 +112,12 @@ def time_in_all(value: object) -> str:
 
 
 def as_it_is(value: object) -> str:
-    """For figures that were put into words before."""
+    """For figures that are in words already."""
     return value if isinstance(value, str) else text(value)
 
 
 def instant(value: object) -> str:
-    """2026-07-01 14:00, in UTC; the seconds only where there are some."""
+    """2026-07-01 14:00, in UTC; seconds only if there are any."""
     if is_missing(value):
         return MISSING
     moment = to_utc(value)
@@ -125,7 +125,7 @@ def instant(value: object) -> str:
 
 
 def to_utc(value: object) -> datetime:
-    """A datetime, pandas' or Python's, with or without a zone (then it is UTC already)."""
+    """A datetime of pandas or Python; without a time zone it is UTC already."""
     moment = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
@@ -136,7 +136,9 @@ def plural(number: object, one: str, many: str = "") -> str:
 
 
 def text(value: object, length_max: int = SHOWN_LENGTH_MAX) -> str:
-    """Somebody's text, fit to be shown, not yet escaped: what is invisible or turns the direction is spelled out."""
+    """Other people's text, made fit to be shown, not yet escaped: invisible characters and changes of direction are
+    spelled out.
+    """
     if is_missing(value):
         return MISSING
     visible = "".join(_visible(character) for character in str(value)[: length_max + 1])
@@ -161,7 +163,7 @@ def unbroken(sentence: str) -> str:
 
 
 def described(words: str) -> Markup:
-    """Our own words in which `names` stand between backticks."""
+    """Our own words, in which `names` are between backticks."""
     parts = words.split("`")
     return Markup().join(name(part) if place % 2 else escape(part) for place, part in enumerate(parts))
 
@@ -179,4 +181,4 @@ def _visible(character: str) -> str:
 
 
 FIGURES: Final = (count, rough_count, decimal, share, milliseconds, time_in_all, as_it_is)
-"""What stands on the right in a table."""
+"""Ways to write figures, which tables align to the right."""

@@ -1,1 +1,1 @@
-"""The report: from an archive to tables that say which timeouts are wrong and which replica is slow."""
+"""The report: from an archive to tables that show which timeouts are wrong and which replica is slow."""

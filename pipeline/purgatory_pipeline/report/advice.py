@@ -1,7 +1,7 @@
-"""Which timeouts would do what, read off the curves of `survival` and said in a sentence: three tables.
+"""Advice on timeouts, read from survival curves and put into a sentence: three tables.
 
-Curves are made of counts by topic, kind and millisecond waited. These, and nothing larger, come to the driver: of the
-topics (and keys) with the most operations, and of all together.
+Curves come from counts by topic, kind and millisecond waited. These, and nothing larger, come to the driver: for the
+topics (and keys) with the most operations, and for all topics together.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from purgatory_pipeline.report.report_tables import ADVICE, SURVIVAL, TIMEOUTS
 from purgatory_pipeline.report.survival import Curve, Share, estimate
 
 IN_USE_MAX: Final = 3
-"""Timeouts in use of each curve that are looked at: the commonest."""
+"""The commonest timeouts of each curve that are judged."""
 LADDER_MS: Final = tuple(sorted({step * 10**power // 10 for power in range(7) for step in (10, 15, 20, 30, 50, 70)}))
 AROUND: Final = 5
-"""Of the ladder, what is at most so many times longer or shorter than the timeout in use."""
+"""From the ladder, timeouts up to this many times longer or shorter than the one in use."""
 ACCEPTABLE: Final = 0.01
 """The sentence names the shortest timeout that expires no more than this."""
 
@@ -33,22 +33,20 @@ ADVISED_MIN: Final = 30
 """Fewer operations are too few for a sentence."""
 
 ALL: Final = None
-"""The topic of what is of all topics together."""
+"""The topic of a row about all topics together."""
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Advice:
-    """The three tables."""
-
     advice: pa.Table
     timeouts: pa.Table
     survival: pa.Table
 
 
 def largest_topics(facts: DataFrame, topics_max: int) -> dict[str, list[str]]:
-    """By kind, the topics with the most operations, so many; from condensed facts."""
+    """By kind, the topics with the most operations; from condensed facts."""
     by_size = Window.partitionBy("kind").orderBy(F.desc("size"), "topic")
     sizes = _seen(facts).groupBy("kind", "topic").agg(F.sum("operations").alias("size"))
     placed = sizes.withColumn("place", F.row_number().over(by_size)).where(F.col("place") <= topics_max)
@@ -57,20 +55,20 @@ def largest_topics(facts: DataFrame, topics_max: int) -> dict[str, list[str]]:
 
 
 def waited_counts(facts: DataFrame, largest: Mapping[str, Sequence[str]]) -> pd.DataFrame:
-    """Operations by topic, kind, fate and time waited, from condensed facts; topics that are not large are null."""
+    """Operations by topic, kind, fate and time waited, from condensed facts; smaller topics become null."""
     seen = _seen(facts).where("waited_ms is not null")
     return _of_large(seen, largest, "fate", "waited_ms").toPandas()
 
 
 def timeout_counts(registered: DataFrame, largest: Mapping[str, Sequence[str]]) -> pd.DataFrame:
-    """Operations by topic, kind and timeout, from `registered_counts`; topics that are not large are null."""
+    """Operations by topic, kind and timeout, from `registered_counts`; smaller topics become null."""
     return _of_large(registered.where("not refused and operations > 0"), largest, "timeout_ms").toPandas()
 
 
 def timeouts_in_use(counts: pd.DataFrame) -> pd.DataFrame:
-    """From `timeout_counts`, the commonest of each topic, and of all (null), by `place`.
+    """From `timeout_counts`, the commonest timeouts of each topic and of all topics (null), numbered by `place`.
 
-    With `timeouts`, how many there are, and `share`.
+    Adds `timeouts`, the number of different ones, and `share`.
     """
     of_all = counts.groupby(["kind", "timeout_ms"], as_index=False)["operations"].sum().assign(topic=ALL)
     both = pd.concat([counts.dropna(subset=["topic"]), of_all], ignore_index=True)
@@ -89,14 +87,14 @@ def _seen(facts: DataFrame) -> DataFrame:
 
 
 def _of_large(rows: DataFrame, largest: Mapping[str, Sequence[str]], *columns: str) -> DataFrame:
-    """`operations` by topic (null unless it is large), kind and these columns."""
+    """`operations` by topic (null unless it is a large one), kind and these columns."""
     large = [f"{kind}\0{topic}" for kind, topics in largest.items() for topic in topics]
     topic = F.when(F.concat("kind", F.lit("\0"), "topic").isin(large), F.col("topic")).alias("topic")
     return rows.groupBy(topic, "kind", *columns).agg(F.sum("operations").alias("operations"))
 
 
 def advise(counts: pd.DataFrame, in_use: pd.DataFrame, asked_ms: Sequence[int] = ()) -> Advice:
-    """The tables, from `waited_counts` and `timeouts_in_use` as pandas frames."""
+    """The tables, from `waited_counts` and `timeouts_in_use`."""
     advice: list[Row] = []
     timeouts: list[Row] = []
     points: list[Row] = []
@@ -115,7 +113,7 @@ def advise(counts: pd.DataFrame, in_use: pd.DataFrame, asked_ms: Sequence[int] =
 
 
 def sentence(row: Row, judged: Mapping[int, Share]) -> str:
-    """The advice in words: what a row of the table says, and which timeout would do."""
+    """A row of the table in words, and which timeout would do."""
     if row["operations"] < ADVISED_MIN:
         return f"Too few to advise: {row['operations']:,} seen, {row['satisfied']:,} of them satisfied."
     seen = f"{row['seen_until_ms']:,} ms"
@@ -143,7 +141,7 @@ def sentence(row: Row, judged: Mapping[int, Share]) -> str:
 
 
 def percent(share: float) -> str:
-    """3.1 %, with about two digits that count."""
+    """3.1 %, with about two significant digits."""
     if share == 0:
         return "nothing"
     if share < 0.0001:
@@ -152,7 +150,7 @@ def percent(share: float) -> str:
 
 
 def _curves(counts: pd.DataFrame) -> Iterator[tuple[str | None, str, pd.DataFrame]]:
-    """Topic, kind and counts by time waited, of each curve."""
+    """Topic, kind and counts by time waited, for each curve."""
     number = counts["operations"]
     split = counts.assign(
         **{
@@ -180,7 +178,7 @@ def _used(in_use: pd.DataFrame) -> dict[tuple[str | None, str], list[Row]]:
 
 
 def _candidates(curve: Curve, used: Sequence[Row], asked_ms: Sequence[int]) -> list[int]:
-    """Timeouts to look at, rising."""
+    """Timeouts to judge, in rising order."""
     in_use = [int(row["timeout_ms"]) for row in used]
     middle_ms = (in_use[0] if in_use else 0) or max(curve.seen_until_ms, 1)
     near = [step for step in LADDER_MS if middle_ms / AROUND <= step <= middle_ms * AROUND]
@@ -202,7 +200,7 @@ def _needs(curve: Curve, satisfied: int, expired: int) -> Row:
 
 
 def _use(used: Sequence[Row], judged: Mapping[int, Share]) -> Row:
-    """The columns about the timeout most in use."""
+    """The columns about the commonest timeout."""
     if not used:
         names = ("timeout_ms", "timeout_share", "timeout_expires", "timeout_expires_low", "timeout_expires_high")
         return {**dict.fromkeys(names), "timeouts": 0}

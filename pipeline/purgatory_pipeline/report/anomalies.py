@@ -1,10 +1,10 @@
-"""Windows that are unlike what they are compared with: the same window of the day before, or else the one before.
+"""Anomalies: windows unlike the same window of the day before, or, if there is none, unlike the window before.
 
-Changes are measured where they are symmetric: logarithms of counts and waits, log-odds of rates. A change is held
-against two spreads: chance, which follows from the counts, and how much this measure usually changes, which is the
-median of the absolute deviations from the median, so that the anomalies themselves do not widen it.
+Changes are measured on symmetric scales: logarithms of counts and waits, log-odds of rates. A change is compared with
+two spreads: chance, which follows from the counts, and how much this measure usually changes, as the median absolute
+deviation, so that the anomalies themselves do not widen it.
 
-Plain pandas over a row for each window, topic and kind: of the largest topics, and of all together.
+Plain pandas, over a row for each window, topic and kind: of the largest topics, and of all together.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ DAY_MS: Final = 86_400_000
 STRIKING: Final = 3.5
 ROWS_MAX: Final = 1_000
 COUNT_MIN: Final = 100
-"""Fewer registrations, or ends, in either window are not compared."""
+"""Windows with fewer registrations, or ends, are not compared."""
 SPREAD_MIN: Final = 0.05
-"""Changes of a few percent are never striking, however certain."""
+"""Changes of a few percent are never anomalies, however certain."""
 NORMAL: Final = 1.4826
-"""Turns a median of absolute deviations into a standard deviation."""
+"""Turns a median absolute deviation into a standard deviation."""
 
 RATES: Final = {"expiry_rate": "expired", "completion_rate": "satisfied"}
 QUANTILES: Final = {"wait_p50_ms": 1.25, "wait_p99_ms": 3.7}
-"""Standard error of the logarithm of a quantile, times the root of the count, for waits that are log-normal."""
+"""Standard error of the logarithm of a quantile, times the square root of the count, for log-normal waits."""
 
 SERIES: Final = ["topic", "kind"]
 COLUMNS: Final = ("window", *SERIES, "registered", "ended", *RATES.values(), *QUANTILES)
 
 
 def measured_windows(rows: DataFrame, topics_max: int) -> pd.DataFrame:
-    """Windows from `rolled_up`: of all topics together, and of the largest, so many."""
+    """Windows from `rolled_up`: of all topics together, and of the largest ones."""
     sizes = rows.where(F.col("level") == OF_TOPICS_AND_WINDOWS).groupBy("topic").agg(F.sum("ended").alias("size"))
     largest: pd.DataFrame = sizes.orderBy(F.desc("size"), "topic").limit(topics_max).toPandas()
     of_largest = (F.col("level") == OF_TOPICS_AND_WINDOWS) & F.col("topic").isin([*largest["topic"]])
@@ -47,7 +47,7 @@ def measured_windows(rows: DataFrame, topics_max: int) -> pd.DataFrame:
 
 
 def anomalies(windows: pd.DataFrame, window_ms: int) -> pa.Table:
-    """The table `anomalies`, from `measured_windows` as a pandas frame."""
+    """The table `anomalies`, from `measured_windows`."""
     pairs = _compared(
         windows[[*COLUMNS]].assign(topic=windows["topic"].fillna("").astype(str), is_all=windows["topic"].isna()),
         window_ms,
@@ -61,7 +61,7 @@ def anomalies(windows: pd.DataFrame, window_ms: int) -> pa.Table:
 
 
 def _compared(windows: pd.DataFrame, window_ms: int) -> pd.DataFrame:
-    """Each window beside what it is compared with; columns of that one end in `_before`."""
+    """Each window beside the one it is compared with, whose columns end in `_before`."""
     day = DAY_MS // window_ms if DAY_MS % window_ms == 0 else 1
     key = ["is_all", *SERIES, "window"]
     found = []
@@ -97,7 +97,7 @@ def _value(rows: pd.DataFrame, measure: str, end: str) -> pd.Series[float]:
 
 
 def _place(rows: pd.DataFrame, measure: str, end: str) -> tuple[pd.Series[float], pd.Series[float]]:
-    """Where a value stands on its scale, and the square of the error that chance gives it."""
+    """A value on its symmetric scale, and the variance that chance gives it."""
     if measure in RATES:
         part, rest = rows[RATES[measure] + end] + 0.5, rows["ended" + end] - rows[RATES[measure] + end] + 0.5
         return np.log(part / rest), 1 / part + 1 / rest
@@ -107,7 +107,7 @@ def _place(rows: pd.DataFrame, measure: str, end: str) -> tuple[pd.Series[float]
 
 
 def _without_returns(striking: pd.DataFrame) -> pd.DataFrame:
-    """Leaves out windows that are as ever again, and only unlike the odd one before them."""
+    """Drops windows that are back to normal, and only unlike the anomaly they are compared with."""
     names = ["is_all", *SERIES, "measure"]
     odd = {(*row, direction) for *row, direction in striking[[*names, "window", "direction"]].itertuples(index=False)}
     opposite = {"up": "down", "down": "up"}

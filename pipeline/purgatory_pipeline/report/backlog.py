@@ -1,11 +1,11 @@
-"""How many waits were pending at once, at the worst: +1 where one was registered, -1 where it ended, added up in time.
+"""The most waits pending at once: +1 where one was registered, -1 where it ended, summed up in time.
 
-An end tells when its registration was (`time_ms - waited_ms`), so registrations are not read again. What waited no
-time at all never was in the way.
+An outcome tells when its registration was (`time_ms - waited_ms`), so registrations are not read again. Waits of 0 ms
+were never pending.
 
-Not all steps are sorted. First they are counted in slots of some milliseconds: a slot can hold the deepest moment only
-if what was pending before it and all that began in it are more than what was pending at the end of any slot. The waits
-of such slots, which are few, are read again and added up millisecond by millisecond.
+Sorting all these steps would cost too much. So they are first counted in slots of some milliseconds. A slot can hold
+the deepest moment only if what was pending before it plus all that began in it exceeds what was pending at the end of
+every slot. The waits of such slots, which are few, are read again and summed up millisecond by millisecond.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from purgatory_pipeline.report.report_tables import BACKLOG
 KEY: Final = ("run_id", "topic", "partition", "kind")
 
 COARSE_MS: Final = 1_000
-"""When approximate, only what is pending at the end of each second is seen."""
+"""When approximate, only the end of each second is looked at."""
 
 SLOT_BITS: Final = 5
-"""A slot is 2**5 ms, which is less than most waits: so what begins in one is little beside what is pending."""
+"""A slot is 2**5 ms, less than most waits: so what begins in a slot is little beside what is pending."""
 
 BROADCAST_ROWS_MAX: Final = 1_000_000
-"""Of slots: up to so many, the waits need not be shuffled to meet them."""
+"""Up to this many slots are broadcast, so that the waits need no shuffle to join them."""
 
 
 def deepest_backlog(
     outcomes: DataFrame, unfinished: DataFrame | None = None, *, approximate: bool = False
 ) -> DataFrame:
-    """The table `backlog`: of each partition and kind the deepest of all runs, and when it was first so deep."""
+    """The table `backlog`: for each partition and kind the deepest moment of all runs, the first one of equals."""
     waits = _waits(outcomes, F.col("time_ms") - F.col("waited_ms"), F.col("time_ms"), approximate=approximate)
     if unfinished is not None:
         never = F.lit(None).cast("bigint")
@@ -41,7 +41,7 @@ def deepest_backlog(
         )
     steps = _steps(waits, _deep_slots(waits).localCheckpoint())
     along = Window.partitionBy("key", "slot").orderBy("step_ms")
-    # The default frame of a sorted window takes in all steps of the same millisecond.
+    # A sorted window's default frame includes all steps of the same millisecond.
     pending = F.col("before") + F.sum("step").over(along)
     return (
         steps.withColumn("pending", pending)
@@ -60,7 +60,9 @@ def deepest_backlog(
 
 
 def _waits(rows: DataFrame, begin_ms: Column, end_ms: Column, *, approximate: bool) -> DataFrame:
-    """What was pending from when to when on the engine's clock (end null: still is), and the wall clock at its row."""
+    """From when to when a wait was pending on the engine's clock (end null: it still is), and its wall clock's
+    offset.
+    """
     if approximate:
         begin_ms, end_ms = _next_second(begin_ms), _next_second(end_ms)
     return rows.select(
@@ -81,7 +83,7 @@ def _slot(time_ms: str) -> Column:
 
 
 def _deep_slots(waits: DataFrame) -> DataFrame:
-    """The slots that may hold the deepest moment: `key`, `slot`, and what was pending `before`."""
+    """Slots that may hold the deepest moment: `key`, `slot`, and what was pending `before`."""
     slotted = waits.select("key", _slot("begin_ms").alias("begun"), _slot("end_ms").alias("ended"))
     counts = (
         slotted.unpivot("key", ["begun", "ended"], "step", "slot")

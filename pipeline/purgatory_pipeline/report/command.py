@@ -26,9 +26,9 @@ ADVISED: Final = 5
 """Lines of advice that are printed; the page and the table have all."""
 WINDOWS_MS: Final = (1_000, 10_000, 60_000, 600_000, 3_600_000)
 WINDOWS_MIN: Final = 12
-"""Unless the window's length is given, a history that is long enough for it has so many."""
+"""The default window length gives a history at least this many windows, if it is long enough."""
 WRITERS: Final = 4
-"""Tables that are made at a time: while one is planned, others have the cores."""
+"""Tables made at a time: while Spark plans one, the others use the cores."""
 _UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -53,7 +53,7 @@ def report(
     ] = None,
     top: Annotated[int, typer.Option(metavar="N", help="How many hot keys are listed, of each kind.")] = 20,
 ) -> None:
-    """Tells how a purgatory did: rates, waits, backlog, hot keys, stragglers, advice on timeouts, anomalies."""
+    """Reports on a purgatory: rates, waits, backlog, hot keys, stragglers, advice on timeouts, anomalies."""
     from purgatory_pipeline.archive.accounting import account  # noqa: PLC0415 -- Spark is slow to import
     from purgatory_pipeline.archive.catalog import find_archive  # noqa: PLC0415 -- Spark is slow to import
     from purgatory_pipeline.output_folder import open_output  # noqa: PLC0415
@@ -105,9 +105,9 @@ def report(
 
 
 def advised(advice: pd.DataFrame) -> list[str]:
-    """The advice for what has most operations, a line each: whose it is, and the sentence.
+    """The advice for the topics with the most operations, a line each.
 
-    Of a kind with a single topic, all topics together are not named again.
+    If a kind has a single topic, "all topics" is left out.
     """
     from purgatory_pipeline.page import wording  # noqa: PLC0415
 
@@ -121,7 +121,7 @@ def advised(advice: pd.DataFrame) -> list[str]:
 
 
 def window_for(first: datetime | None, last: datetime | None) -> int:
-    """The length of windows, in milliseconds, that shows what went on between two instants."""
+    """A window length in milliseconds that suits the time between two instants."""
     if first is None or last is None:
         return WINDOWS_MS[-1]
     lasts_ms = (last - first).total_seconds() * 1_000
@@ -129,10 +129,7 @@ def window_for(first: datetime | None, last: datetime | None) -> int:
 
 
 def parse_span_ms(option: str, text: str) -> int:
-    """A span of time as people write it, in milliseconds: 500ms, 10s, 5m, 1h, 1d; a bare number is milliseconds.
-
-    Raises `PolicyInvalid`.
-    """
+    """A span of time in milliseconds: 500ms, 10s, 5m, 1h, 1d; a bare number is milliseconds. Raises `PolicyInvalid`."""
     match = _SPAN.fullmatch(text.strip())
     if match is None:
         raise PolicyInvalid(f"{option} {text}: a span of time is written 500ms, 10s, 5m, 1h or 1d")
@@ -174,7 +171,7 @@ def _info(
 def _bounds(
     found: ArchiveCatalog, since: datetime | None = None, until: datetime | None = None
 ) -> tuple[datetime | None, datetime | None]:
-    """The first and the last instant of an archive's rows, by their files, within a window."""
+    """The first and the last instant of an archive's rows within a window, from its files."""
     first = min((file.first_at for file in found.used if file.first_at is not None), default=None)
     last = max((file.last_at for file in found.used if file.last_at is not None), default=None)
     begin = max(filter(None, (first, since)), default=None)

@@ -1,7 +1,7 @@
-"""What happened, counted: the small frames that nearly all tables are made of, so that the rows are read once.
+"""What happened, counted: the small frames that nearly all tables are made of, so that rows are read once.
 
 A *fact* is a number of waits that share window, topic, partition, kind, principal, fate and times. Waits are whole
-milliseconds, so many of them share all that, and a quantile of facts is a quantile of the rows.
+milliseconds, so many share all of that, and a quantile over facts is exactly the quantile over rows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from purgatory.archive.schema import ACCEPTED
 from purgatory.engine import codes
 from purgatory_pipeline.report.unmatched_rows import UnmatchedRows
 
-# Fates besides the outcomes.
+# Fates other than outcomes.
 REGISTERED: Final = "registered"
 REFUSED: Final = codes.OUTCOME_NAMES[codes.REFUSED]
 UNFINISHED: Final = "unfinished"
@@ -24,12 +24,12 @@ CARRIED_IN: Final = "carried_in"
 SATISFIED: Final = codes.OUTCOME_NAMES[codes.SATISFIED]
 EXPIRED: Final = codes.OUTCOME_NAMES[codes.EXPIRED]
 ENDS: Final = tuple(codes.OUTCOME_NAMES[outcome] for outcome in codes.OUTCOMES)
-"""Fates of what has ended."""
+"""Fates of operations that have ended."""
 
 GROUP: Final = ("topic", "partition", "kind", "principal")
 
 BITS_KEPT: Final = 7
-"""Of a wait, when approximate: what is rounded away is less than 1 % of it."""
+"""Significant bits of an approximate wait: less than 1 % is rounded away."""
 
 
 def registered_counts(registrations: DataFrame, window_ms: int) -> DataFrame:
@@ -45,10 +45,11 @@ def registered_counts(registrations: DataFrame, window_ms: int) -> DataFrame:
 def make_facts(
     registered: DataFrame, outcomes: DataFrame, unmatched: UnmatchedRows, window_ms: int, *, approximate: bool
 ) -> DataFrame:
-    """All facts: `window`, the group, `fate`, `waited_ms`, `lateness_ms` and of these waits how many there are.
+    """All facts: `window`, the group, `fate`, `waited_ms`, `lateness_ms`, and how many waits share these.
 
-    `waits` counts each partition of an operation, `operations` only the first. `waited_ms` is null where there is
-    nothing to say. `registered` comes from `registered_counts`. `approximate` rounds `waited_ms`: fewer facts.
+    `waits` counts each partition of an operation, `operations` only the first. `waited_ms` is null where it does
+    not apply. `registered` comes from `registered_counts`. `approximate` rounds `waited_ms`, which makes fewer
+    facts.
     """
     window, group = _window(window_ms), _group()
     waited_ms = (rounded(F.col("waited_ms")) if approximate else F.col("waited_ms")).alias("waited_ms")
@@ -73,14 +74,14 @@ def condensed(facts: DataFrame) -> DataFrame:
 
 
 def rounded(value: Column) -> Column:
-    """A whole number with its highest bits alone, in the middle of what they stand for."""
+    """Rounds to the highest bits, in the middle of the values that share them."""
     dropped = F.greatest(F.floor(F.log2(F.greatest(value, F.lit(1)))).cast("int") - (BITS_KEPT - 1), F.lit(0))
     step = F.pow(F.lit(2.0), dropped).cast("bigint")
     return (F.floor(value / step) * step + F.floor(step / 2)).cast("bigint")
 
 
 def has_ended() -> Column:
-    """Of a fact: whether it tells of an end."""
+    """Whether a fact is about an end."""
     return F.col("fate").isin(*ENDS)
 
 
@@ -96,7 +97,7 @@ def _window(window_ms: int) -> Column:
 
 
 def _group() -> list[Column]:
-    """Of what was refused, some cannot be read: neither whose nor of what it was."""
+    """A refused registration may have been unreadable, and then has neither topic nor principal."""
     return [
         F.coalesce("topic", F.lit("")).alias("topic"),
         F.coalesce("partition", F.lit(-1)).alias("partition"),

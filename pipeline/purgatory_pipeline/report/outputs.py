@@ -1,7 +1,6 @@
 """What a report leaves in its folder: DIR/tables/NAME as Parquet, DIR/csv/NAME.csv, and the page DIR/report.html.
 
-Spark writes what it has computed, as large as it is. The CSV files and the page get the first rows of each, in its
-order.
+Spark writes what it computed, however large. The CSV files and the page get the first rows of each table in its order.
 """
 
 from __future__ import annotations
@@ -24,12 +23,11 @@ PAGE: Final = "report.html"
 
 
 def intake_table(rows: list[dict[str, object]]) -> pa.Table:
-    """The account of an intake as the table `intake`."""
     return pa.Table.from_pylist(rows, INTAKE.schema)
 
 
 def write_computed(frame: DataFrame, table: ResultTable, place: Location) -> tuple[pd.DataFrame, int]:
-    """One table as Parquet, sorted, and its first rows as CSV; gives those rows and how many there are in all."""
+    """Writes a table as Parquet, sorted, and its first rows as CSV; returns these and the number of all rows."""
     path = f"{place.root}/tables/{table.name}"
     order = [F.desc(name[1:]) if name.startswith("-") else F.asc(name) for name in table.order]
     rows = frame.select(*table.column_names).repartition(1).sortWithinPartitions(*order)
@@ -39,7 +37,7 @@ def write_computed(frame: DataFrame, table: ResultTable, place: Location) -> tup
 
 
 def write_known(rows: pa.Table, table: ResultTable, place: Location) -> tuple[pd.DataFrame, int]:
-    """The same of a table that needs no Spark."""
+    """The same for a table that needs no Spark."""
     names, rising = [name.lstrip("-") for name in table.order], [not name.startswith("-") for name in table.order]
     order = rows.select(names).to_pandas().sort_values(names, ascending=rising, na_position="first").index
     written = rows.select(list(table.column_names)).take(pa.array(order))
@@ -59,5 +57,4 @@ def _shown(rows: pa.Table, table: ResultTable, place: Location) -> pd.DataFrame:
 
 
 def write_report_page(frames: Mapping[str, pd.DataFrame], info: ReportInfo, place: Location) -> str:
-    """The page; its path."""
     return write_by_path(place, PAGE, lambda path: write_page(frames, info, path))

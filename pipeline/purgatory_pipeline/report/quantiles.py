@@ -1,4 +1,4 @@
-"""Exact quantiles of values that come with counts: the smallest value that enough of the counted are not above.
+"""Exact quantiles of values with counts: the smallest value that enough of the counted do not exceed.
 
 Plain numpy over counts by value, which are few whatever the number of operations.
 """
@@ -15,13 +15,13 @@ Ints = NDArray[np.int64]
 
 MILLION: Final = 1_000_000
 QUANTILES: Final[Mapping[str, int]] = {"p50": 500_000, "p90": 900_000, "p99": 990_000, "p999": 999_000}
-"""Of the report's tables, in whole millionths: shares like 0.99 are not exact in binary."""
+"""Quantiles of the report's tables in whole millionths: shares such as 0.99 are not exact in binary."""
 
 
 def quantiles(group: Ints, value: Ints, weight: Ints, groups: int, wanted: Mapping[str, int]) -> dict[str, Ints]:
-    """By name, a value for each group, 0 up to but not including `groups`; of a group with no rows it means nothing.
+    """By name, a value for each group from 0 up to `groups`; meaningless for groups without rows.
 
-    `weight` says how many were counted of each value, one or more.
+    `weight` is how many were counted of each value, at least one.
     """
     if not len(group):
         return {name: np.zeros(groups, np.int64) for name in wanted}

@@ -1,8 +1,8 @@
 """All tables of a report from the tables of an archive: DataFrames in, DataFrames out.
 
 Registrations and outcomes are counted (`facts`) and, unless the intake has done so, compared with each other
-(`unmatched`); the outcomes are read again for the backlog and for the slow produces, and then the events around those,
-a few columns each. All else is made of facts, which Spark holds, in memory or on disk as it is set.
+(`unmatched_rows`). Outcomes are read again for the backlog and for slow produces, and the events around these, a few
+columns each. Everything else is made of facts, which Spark caches in memory or on disk.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PRODUCE = codes.KIND_NAMES[codes.PRODUCE]
 
 @dataclass(frozen=True)
 class Report:
-    """The tables but `intake`, not sorted: those that Spark computes when they are used, and those that are known."""
+    """All tables but `intake`, not sorted: those that Spark computes when they are used, and those that are known."""
 
     spark: SparkSession
     computed: Mapping[str, DataFrame]
@@ -41,11 +41,11 @@ class Report:
 
     @cached_property
     def tables(self) -> Mapping[str, DataFrame]:
-        """All by name, as they are described in `tables`."""
+        """All tables by name, as `report_tables` describes them."""
         return {**self.computed, **{name: self.spark.createDataFrame(table) for name, table in self.known.items()}}
 
     def release(self) -> None:
-        """Frees what Spark holds for the tables. They still work, from the start."""
+        """Frees what Spark caches for the tables. They can still be used, but are computed from the start."""
         for frame in self.held:
             frame.unpersist()
 
@@ -58,10 +58,10 @@ def make_report(
     *,
     is_matched: bool = False,
 ) -> Report:
-    """Reads registrations and outcomes; the rest comes when it is used.
+    """Reads registrations and outcomes; the rest is read when it is used.
 
-    The frames have the columns of `purgatory.archive.schema`; each registration and each outcome comes once. With
-    `is_matched` it is known that each has the other, from `IntakeAccount`: they are not compared again.
+    The frames have the columns of `purgatory.archive.schema`; each registration and outcome comes once.
+    `is_matched`: the intake has found that each has the other, so they are not compared again.
     """
     options = options or ReportOptions()
     unmatched = UnmatchedRows(None, None) if is_matched else find_unmatched(registrations, outcomes)
@@ -94,7 +94,7 @@ def make_report(
 def _of_levels(
     facts: DataFrame, few: DataFrame, options: ReportOptions
 ) -> tuple[dict[str, DataFrame], dict[str, pa.Table]]:
-    """What adds facts up by group, topic or window: as Spark has it, and as the driver does."""
+    """Tables that sum facts up by group, topic or window: those Spark computes, and those the driver has."""
     rows = rollups.rolled_up(facts, few).localCheckpoint()
     measured = anomalies.measured_windows(rows, options.topics_max)
     computed = {
@@ -115,7 +115,7 @@ def _totals(windows: pa.Table) -> dict[str, int]:
 
 
 def _slow_over_ms(counts: pd.DataFrame, options: ReportOptions) -> int | None:
-    """What all satisfied produces but the slowest share waited at most; None where there are none."""
+    """The longest wait of satisfied produces but for the slowest share; None if there are none."""
     is_done = (counts["kind"] == PRODUCE) & (counts["fate"] == SATISFIED)
     waits: Any = counts[is_done].groupby("waited_ms")["operations"].sum()
     if waits.empty:

@@ -1,4 +1,4 @@
-"""How a report looks at its archive: what can be chosen, and its check."""
+"""The options of a report, and their limits."""
 
 from __future__ import annotations
 
@@ -13,24 +13,23 @@ TIMEOUT_MS_MAX: Final = 2**53
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """How to look. Raises `PolicyInvalid` for what cannot be."""
+    """Raises `PolicyInvalid` for a value out of its range."""
 
     window_ms: int = 3_600_000
     approximate: bool = False
     """Waits rounded by less than 1 %, and the backlog at the end of each second: less to sort."""
     slow_share: float = 0.01
-    """So many of the satisfied produces, the slowest, are looked at one by one."""
+    """This share of satisfied produces, the slowest, is looked at one by one."""
     slow_over_ms: int | None = None
-    """Instead: those that waited longer than this."""
+    """Instead: produces that waited longer than this."""
     top: int = 20
     """Rows of `hot_keys`, of each kind."""
     topics_max: int = 20
-    """Topics (or keys) with advice of their own, of each kind of operation: those with the most operations."""
+    """Topics (or keys) with their own advice, for each kind: those with the most operations."""
     timeouts_ms: tuple[int, ...] = ()
     """Timeouts to judge, besides those in use and round ones."""
 
     def __post_init__(self) -> None:
-        """Refuses what cannot be, by name."""
         if self.window_ms < WINDOW_MS_MIN:
             raise PolicyInvalid(f"a window of {self.window_ms} ms: give a second or more")
         if not 0 < self.slow_share < 1:

@@ -1,10 +1,11 @@
-"""The report's result tables: their names, columns, units and meaning. What the report makes, and what its page shows.
+"""The report's tables: their names, columns, units and meanings.
 
-Two ways of counting. An *operation* counts once, under its first partition. A *wait* is an operation on one of its
-partitions (or keys): an operation over three partitions is three waits, one in each. Each table says which it counts.
+There are two ways of counting. An *operation* counts once, under its first partition. A *wait* is an operation on one
+of its partitions (or keys): an operation over three partitions is three waits, one in each. Each table says which it
+counts.
 
-Rows belong to the window of their own time: a registration to the one in which it was registered, an end to the one in
-which it ended. So `registered` and `ended` of a window differ by what was carried over its borders.
+Rows belong to the window of their own time: a registration to the window in which it was registered, an end to the
+window in which it ended. So `registered` and `ended` of a window differ by what was pending at its borders.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _ARROW: Final = {
 
 @dataclass(frozen=True)
 class ResultColumn:
-    """One column: `unit` is one of the words above; `nullable` ones are empty where there is nothing to say."""
+    """`unit` is one of the words above; `nullable` columns are empty where they do not apply."""
 
     name: str
     unit: str
@@ -50,7 +51,7 @@ class ResultColumn:
 
 @dataclass(frozen=True)
 class ResultTable:
-    """One result table. `key`: the columns that tell rows apart; `order`: how rows are sorted ("-": falling)."""
+    """`key`: the columns that identify a row; `order`: how rows are sorted ("-": descending)."""
 
     name: str
     meaning: str
@@ -60,18 +61,16 @@ class ResultTable:
 
     @property
     def column_names(self) -> tuple[str, ...]:
-        """In the order in which they are written."""
         return tuple(column.name for column in self.columns)
 
     @property
     def schema(self) -> pa.Schema:
-        """As Arrow types."""
         return pa.schema([(column.name, _ARROW[column.unit]) for column in self.columns])
 
 
 @dataclass(frozen=True)
 class ReportInfo:
-    """What the tables are about. `rows`: how many rows a table has, where its frame holds only the first of them."""
+    """What the tables are about. `rows`: the number of rows of a table whose frame holds only the first ones."""
 
     archive: str
     since: datetime | None
@@ -81,17 +80,17 @@ class ReportInfo:
     window_ms: int
     approximate: bool
     slow_over_ms: int | None
-    """Produces that waited longer than this were looked at one by one; None: there were none."""
+    """Produces that waited longer were looked at one by one; None: there were none."""
     slow_share: float
-    """The share of produces that `slow_over_ms` was chosen for, say 0.01."""
+    """The share of produces that `slow_over_ms` was chosen for, such as 0.01."""
     options: Mapping[str, str] = field(default_factory=dict)
-    """As given on the command line."""
     totals: Mapping[str, int] = field(default_factory=dict)
     """Of operations: registered, refused, carried_in, ended, satisfied, failed, expired, cancelled, shutting_down,
-    unfinished. registered - refused + carried_in = ended + unfinished."""
+    unfinished. registered - refused + carried_in = ended + unfinished.
+    """
     rows: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    """What a reader must know before the figures: runs that crashed, rows that were dropped. Sentences."""
+    """What a reader must know before the figures, such as crashed runs or dropped rows; as sentences."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """purgatory, schema, spark."""
 
@@ -336,7 +335,7 @@ TABLES: Final[Mapping[str, ResultTable]] = MappingProxyType(
         )
     }
 )
-"""All of them, in the order in which a reader wants them. The page gets a pandas frame for each, with these columns."""
+"""In reading order. The page gets a pandas frame for each, with these columns."""
 
 PAGE_ROWS_MAX: Final = 10_000
-"""A frame for the page, and a CSV file, holds at most so many rows of its table, the first in its order."""
+"""A frame for the page, and a CSV file, holds at most this many rows of its table, the first in its order."""

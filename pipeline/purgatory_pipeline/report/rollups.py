@@ -1,7 +1,7 @@
-"""The tables that count and measure waits at some level: groups, topics, windows; and the hot keys.
+"""Tables that count and measure waits at some level: groups, topics, windows; and the hot keys.
 
-Facts are laid out once for each level, and Spark brings together what makes one row. The rows are measured where that
-is, in numpy: each task has one partition of the shuffle in memory, so more partitions are smaller ones.
+Facts are repeated once for each level, and Spark shuffles together those of one row. The rows are then measured in
+numpy: a task holds one shuffle partition in memory, so more partitions are smaller ones.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OF_GROUPS: Final = 0
 OF_TOPICS: Final = 1
 OF_WINDOWS: Final = 2
 OF_TOPICS_AND_WINDOWS: Final = 3
-"""Levels: what the rows of `rolled_up` are of."""
+"""Levels of the rows of `rolled_up`."""
 
 FATES: Final = (*ENDS, REGISTERED, REFUSED, UNFINISHED, CARRIED_IN)
 LAID_OUT: Final = {
@@ -48,7 +48,7 @@ LAID_OUT: Final = {
     "kind": "string",
     "principal": "string",
 }
-"""What a row of a level is of: `groups` has all of it, other levels have null for what they do not tell apart."""
+"""The columns that identify a row: `groups` has all of them, at other levels some are null."""
 
 COUNTS: Final = ("partitions", "registered", "refused", "ended", *ENDS, "unfinished", "carried_in", "waited_total_ms")
 ROLLED_UP: Final = {
@@ -59,9 +59,10 @@ ROLLED_UP: Final = {
 
 
 def rolled_up(facts: DataFrame, few: DataFrame) -> DataFrame:
-    """Waits by group, and by topic and kind; operations by window and kind, and by window, topic and kind: a row each.
+    """A row for each group, each topic and kind (of waits), each window and kind, each window, topic and kind (of
+    operations).
 
-    `level` tells of which; the columns are those of the tables `groups` and `topics`. `few` are the condensed facts.
+        `level` says which; the columns are those of the tables `groups` and `topics`. `few` are the condensed facts.
     """
     whole = ("window", "topic", "partition", "kind", "principal")
     of_waits = _laid_out(facts, _level(OF_GROUPS, "waits", *whole), _level(OF_TOPICS, "waits", *whole[1:4]))
@@ -87,14 +88,14 @@ def topic_waits(rows: DataFrame) -> DataFrame:
 
 
 def window_waits(rows: pd.DataFrame, window_ms: int) -> pa.Table:
-    """The table `windows`, from those rows of `rolled_up`, and others."""
+    """The table `windows`, from rows of `rolled_up`; other levels are ignored."""
     of_windows = rows[rows["level"] == OF_WINDOWS]
     starts = pd.to_datetime(of_windows["window"] * window_ms, unit="ms", utc=True)
     return pa.Table.from_pandas(of_windows.assign(window_start=starts), WINDOWS.schema, preserve_index=False)
 
 
 def hot_keys(rows: DataFrame, top: int) -> pa.Table:
-    """The table `hot_keys`, from `rolled_up`: so many of each."""
+    """The table `hot_keys`, from `rolled_up`."""
     counted = (
         rows.where(F.col("level") == OF_GROUPS)
         .groupBy("topic", "partition", "kind")
@@ -117,7 +118,7 @@ def _laid_out(facts: DataFrame, *levels: Column) -> DataFrame:
 
 
 def _level(level: int, weight: str, *told: str) -> Column:
-    """What a fact is on a level that tells these columns apart."""
+    """A fact as it counts at a level that has these columns."""
     columns = {name: F.col(name) if name in told else F.lit(None) for name in LAID_OUT}
     of_level = {**columns, "level": F.lit(level)}
     return F.struct(
@@ -126,14 +127,14 @@ def _level(level: int, weight: str, *told: str) -> Column:
 
 
 def _measured(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows of all levels that are in one partition."""
+    """The rows of all levels in one partition."""
     given = list(batches)
     if given:
         yield from measured(pa.Table.from_batches(given)).to_batches()
 
 
 def measured(laid_out: pa.Table) -> pa.Table:
-    """Counts, rates, waits and lateness of what belongs together, from at least one fact of a level."""
+    """Counts, rates, waits and lateness by row, from at least one fact."""
     row, first = _rows_of(laid_out)
     rows = len(first)
     weight, waited_ms = (laid_out.column(name).fill_null(0).to_numpy() for name in ("weight", "waited_ms"))
@@ -164,7 +165,7 @@ def measured(laid_out: pa.Table) -> pa.Table:
 
 
 def _rows_of(laid_out: pa.Table) -> tuple[Ints, Ints]:
-    """Of each fact the number of its row, and of each row its first fact."""
+    """The number of each fact's row, and each row's first fact."""
     level = laid_out.column("level").to_numpy()
     row, first = np.zeros(len(level), np.int64), np.zeros(1, np.int64)
     for name in LAID_OUT:
@@ -177,18 +178,18 @@ def _rows_of(laid_out: pa.Table) -> tuple[Ints, Ints]:
 
 
 def _codes(words: pa.ChunkedArray, known: tuple[str, ...]) -> Ints:
-    """The place of each word among those that are known."""
+    """The place of each word among the known ones."""
     codes: Ints = pc.index_in(words, pa.array(known)).to_numpy().astype(np.int64)
     return codes
 
 
 def _added(place: Ints, weight: Ints, places: int) -> Ints:
-    """Weights added up by place; exact below 2**53."""
+    """Weights summed up by place; exact below 2**53."""
     return np.bincount(place, weights=weight, minlength=places).astype(np.int64)
 
 
 def _distinct(row: Ints, value: NDArray[np.int32], rows: int) -> Ints:
-    """How many different values each row has."""
+    """The number of distinct values of each row."""
     shifted = value.astype(np.int64) - int(value.min())
     span = int(shifted.max()) + 1
     return np.bincount(np.unique(row * span + shifted) // span, minlength=rows).astype(np.int64)

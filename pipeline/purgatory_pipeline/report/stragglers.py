@@ -1,8 +1,9 @@
-"""Which replica held a slow produce back: what its partition saw while it waited, and in the call that ended it.
+"""Which replica held a slow produce back: from the events of its partition during the wait and in the call that ended
+it.
 
-A produce is satisfied when the last in-sync replica has its offset, so what reached the offset last stands in the very
-call that the outcome came out of. The second-last is looked for in the time of the wait: what had reached the offset
-before the registration held nothing back.
+A produce is satisfied when the last in-sync replica reaches its offset, so the event that reached it last is in the
+very call that the outcome came from. The second-last is looked for during the wait: what had the offset before the
+registration held nothing back.
 """
 
 from __future__ import annotations
@@ -27,29 +28,31 @@ IN_SYNC: Final = codes.EVENT_NAMES[codes.IN_SYNC_REPLICAS]
 LEADERSHIP: Final = codes.EVENT_NAMES[codes.LEADERSHIP]
 
 CAUSES: Final = ("unknown", "told", "left", "leader", "follower")
-"""Of an operation over several partitions, the cause that is known best counts."""
+"""From worst to best known; of an operation over several partitions, the best known cause counts."""
 
 HELD: Final = {"median_ms": 500_000, "p99_ms": 990_000, "max_ms": MILLION}
 
 UNKNOWN_REPLICA: Final = -1
 LOOK_BACK_MS: Final = 256
-"""How long before the registration replicas are looked at: who had the offset then, and says so again later, had it."""
+"""How long before the registration events are looked at: a replica that had the offset then, and repeats it later, had
+it.
+"""
 
 SLOT_BITS: Final = 10
-"""Waits and events meet in slots of 2**10 ms."""
+"""Waits and events are joined in slots of 2**10 ms."""
 
 ROW_BITS: Final = 24
-"""Of the number that orders the events of a run; the rest is the call's. A message has far fewer events."""
+"""Bits for the row in the number that orders a run's events; the rest is the call. A message has far fewer events."""
 
 BROADCAST_ROWS_MAX: Final = 1_000_000
-"""Of slow waits by slot: up to so many, the events need not be shuffled."""
+"""Up to this many slow waits by slot are broadcast, so that events need no shuffle to join them."""
 
 _WAIT: Final = ("run_id", "session_number", "operation_id", "topic", "partition")
 _PLACE: Final = ("run_id", "topic", "partition")
 
 
 def slow_waits(outcomes: DataFrame, slow_over_ms: int) -> DataFrame:
-    """Produces that were satisfied after longer than this: a row for each of their partitions, numbered by `wait`."""
+    """Produces satisfied after longer than this: a row for each of their partitions, numbered by `wait`."""
     return outcomes.where(
         (F.col("kind") == codes.KIND_NAMES[codes.PRODUCE])
         & (F.col("outcome") == codes.OUTCOME_NAMES[codes.SATISFIED])
@@ -66,7 +69,7 @@ def slow_waits(outcomes: DataFrame, slow_over_ms: int) -> DataFrame:
 
 
 def held_back(slow: DataFrame, events: DataFrame) -> DataFrame:
-    """One row for each slow produce: topic, `cause`, `replica_id` where one is to blame, `held_ms` and `waited_ms`.
+    """A row for each slow produce: topic, `cause`, `replica_id` if one is to blame, `held_ms` and `waited_ms`.
 
     `slow` comes from `slow_waits`; it is read several times, so persist it.
     """
@@ -110,7 +113,7 @@ def stragglers(counts: pd.DataFrame) -> pa.Table:
 
 
 def _told(applied: DataFrame) -> DataFrame:
-    """Who leads and who is in sync, as it was told: few rows."""
+    """Events that set leaders and in-sync replicas: few rows."""
     return applied.where(F.col("type").isin(IN_SYNC, LEADERSHIP)).select(
         *_PLACE,
         "call_number",
@@ -122,13 +125,13 @@ def _told(applied: DataFrame) -> DataFrame:
 
 
 def _stayed(told: DataFrame) -> DataFrame:
-    """By call that told who is in sync: who `stayed`."""
+    """By call that set the in-sync replicas: who `stayed`."""
     first = F.min_by("in_sync", "row").alias("stayed")
     return told.where(F.col("type") == IN_SYNC).groupBy(*_PLACE, F.col("call_number").alias("end_call")).agg(first)
 
 
 def _states(told: DataFrame) -> DataFrame:
-    """From which call until before which other a partition had these in-sync replicas and this leader."""
+    """Spans of calls in which a partition had the same in-sync replicas and leader."""
     along = Window.partitionBy(*_PLACE).orderBy("call_number", "row")
     return told.select(
         *_PLACE,
@@ -152,8 +155,8 @@ def _with_states(waits: DataFrame, states: DataFrame) -> DataFrame:
 
 
 def _reached(slow: DataFrame, applied: DataFrame) -> DataFrame:
-    """By wait, `steps`: of each replica (-1: the leader) the first event in the wait's time that has the offset; and
-    what else may have ended it.
+    """`steps` by wait: for each replica (-1: the leader) its first event during the wait that has the offset, and
+    whatever else may have ended the wait.
     """
     since_ms = F.col("begin_ms") - LOOK_BACK_MS
     slots = F.sequence(F.shiftright(since_ms, SLOT_BITS), F.shiftright("end_ms", SLOT_BITS))
@@ -185,7 +188,7 @@ def _place(slot: Column) -> Column:
 
 
 def _moment(call: Column, row: Column) -> Column:
-    """The place of an event in its run as one number: rows of a call are fewer than 2**ROW_BITS."""
+    """The place of an event in its run as one number; a call has fewer than 2**ROW_BITS rows."""
     return F.shiftleft(call, ROW_BITS).bitwiseOR(row.cast("bigint"))
 
 
@@ -209,7 +212,7 @@ def _judged(waits: DataFrame) -> DataFrame:
     def first_of(steps: Column) -> Column:
         return F.get(steps, F.lit(0))
 
-    # The latest first. Where nobody told who is in sync, all are.
+    # The latest first. Where the in-sync replicas are not known, all replicas count.
     followers = F.sort_array(
         F.filter(
             steps_of(PROGRESS), lambda step: F.coalesce(F.array_contains("members", step["replica"]), F.lit(True))
@@ -234,7 +237,7 @@ def _judged(waits: DataFrame) -> DataFrame:
         .when(F.col("cause") == "leader", F.coalesce("leader", F.lit(UNKNOWN_REPLICA)))
         .when(F.col("cause") == "left", first_of(F.col("gone")))
     )
-    # No follower can have had the offset before its leader, so an append after the last follower's step is another one.
+    # No follower can have the offset before its leader, so an append after the last follower's step is a later one.
     appended_ms = F.when(last.isNull() | (append["at_ms"] <= last["at_ms"]), append["at_ms"])
     second_ms = F.when(F.col("cause") == "follower", F.coalesce(before["at_ms"], appended_ms)).otherwise(
         F.coalesce(last["at_ms"], F.when(F.col("cause") == "left", appended_ms))

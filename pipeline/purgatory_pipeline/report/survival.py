@@ -1,9 +1,9 @@
-"""How long operations need, from those that got there and those that did not: Kaplan and Meier's estimate.
+"""How long operations need, from those that got there and those that did not: the Kaplan-Meier estimate.
 
-An operation that expired after 500 ms tells that it needs more than 500 ms, not how much more. So at each time the
-estimate asks: of those that were still waiting, which share got there now? The product of the rest is the share that
-needs longer. All ends but a satisfied one count as "needs longer than that", failures too; they come after those that
-were satisfied in the same millisecond. Bounds are Greenwood's, on the scale of log(-log).
+An operation that expired after 500 ms needs more than 500 ms, but not how much more is known. So at each time the
+estimate asks: of those still waiting, which share got there now? The product of the remaining shares is the share that
+needs longer. Every end but a satisfied one counts as "needs longer than that", failures too; they come after those
+satisfied in the same millisecond. Bounds are Greenwood's, on the log(-log) scale.
 
 Plain numpy over counts by millisecond, which are few whatever the number of operations.
 """
@@ -20,21 +20,21 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 Z: Final = 1.959963984540054
-"""95 %, both sides together."""
+"""95 %, two-sided."""
 
 AT_RISK_MIN: Final = 10
-"""An answer is given where so many operations were seen to wait so long."""
+"""Answers are given only where this many operations were seen to wait so long."""
 
 SLACK: Final = 1e-9
-"""A share that should be 0.01 may be a little more in floating point."""
+"""A share of 0.01 may be a little more in floating point."""
 
 POINTS_MAX: Final = 200
-"""Of a curve that is shown, about: as many along its height, and again along the logarithm of time."""
+"""Points of a curve, about: this many along its height, and again along the logarithm of time."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """A share between its bounds. `value` is None where not enough was seen; the bounds hold all the same."""
+    """A share between its bounds. `value` is None where too few were seen; the bounds hold even then."""
 
     value: float | None
     low: float
@@ -43,9 +43,9 @@ class Share:
 
 @dataclass(frozen=True)
 class Curve:
-    """The estimate, one entry for each time waited, which rise.
+    """The estimate, with an entry for each time waited, rising.
 
-    `at_risk` were still waiting just before; `waiting` is the share that needs longer, NaN its bounds where it is 0.
+    `at_risk` were still waiting just before; `waiting` is the share that needs longer (0 has NaN as its bounds).
     """
 
     waited_ms: Ints
@@ -56,17 +56,16 @@ class Curve:
 
     @property
     def operations(self) -> int:
-        """All of them, however they ended."""
         return int(self.at_risk[0])
 
     @property
     def seen_until_ms(self) -> int:
-        """How long AT_RISK_MIN operations were seen to wait; 0 where there are fewer."""
+        """How long AT_RISK_MIN operations were seen to wait; 0 if there are fewer."""
         return int(self.waited_ms[self._known - 1]) if self._known else 0
 
     @property
     def _known(self) -> int:
-        """Entries with enough at risk."""
+        """The number of entries with enough at risk."""
         return int(np.searchsorted(-self.at_risk, -AT_RISK_MIN, side="right"))
 
     def expires(self, timeout_ms: int) -> Share:
@@ -85,7 +84,7 @@ class Curve:
         return Share(float(self.waiting[place - 1]), float(self.low[place - 1]), high)
 
     def need_ms(self, share: float) -> tuple[int | None, int | None, int | None]:
-        """How long this share needs or less, with its lower and upper bound; None where not enough was seen."""
+        """How long this share needs at most, with lower and upper bound; None where too few were seen."""
         rest = 1 - share + SLACK
         known = slice(0, self._known)
         at_most = (self.waiting[known] <= rest, np.nan_to_num(self.low[known]) <= rest, self.high[known] <= rest)
@@ -104,12 +103,12 @@ class Curve:
 
 
 def estimate(waited_ms: Ints, satisfied: Ints, others: Ints) -> Curve:
-    """The curve of these counts, of which there is at least one; `waited_ms` rises."""
+    """The curve of these counts, at least one; `waited_ms` rises."""
     both = satisfied + others
     at_risk = both[::-1].cumsum()[::-1]
     left = at_risk - satisfied
     is_over = np.maximum.accumulate(left == 0)
-    # Once nobody is left the share is 0 for good, and has no logarithm.
+    # Once nobody is left the share stays 0, which has no logarithm.
     some_left = np.where(left == 0, 1, left)
     logarithm = np.where(is_over, -np.inf, np.log(some_left / at_risk).cumsum())
     variance = (satisfied / (at_risk.astype(np.float64) * some_left)).cumsum()

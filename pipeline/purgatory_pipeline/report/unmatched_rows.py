@@ -1,7 +1,7 @@
-"""Registrations without an end and ends without a registration, found without bringing all of them together.
+"""Registrations without an end and ends without a registration, found without shuffling all of them.
 
-Both sides are summed up in slots of about a minute of each run, by the instant of registration. Only where the sums
-differ are rows looked at one by one: usually the last minutes of a run, or those around a loss.
+Both sides are summed up by run in slots of about a minute, by the instant of registration. Only where the sums differ
+are rows compared one by one: usually the last minutes of a run, or those around a loss.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ SLOT_BITS: Final = 16
 """A slot is 2**16 ms."""
 
 LATENESS_MAX_MS: Final = 60_000
-"""What has no end so long after its deadline has lost it."""
+"""An operation without an end so long after its deadline has lost it."""
 
 _ROW: Final = ("run_id", "session_number", "operation_id", "item")
 
 
 @dataclass(frozen=True)
 class UnmatchedRows:
-    """What has no partner, as rows; None: everything has one.
+    """Rows without a partner; None: every row has one.
 
-    `unfinished` are registrations with `waited_ms`: until the end of what is known of their run, or null where the end
-    must have come before, but is lost. `carried_in` are outcomes.
+    `unfinished` are registrations, with `waited_ms` up to the end of what is known of their run; null if their end
+    must have come before that, but is lost. `carried_in` are outcomes.
     """
 
     unfinished: DataFrame | None
@@ -36,7 +36,7 @@ class UnmatchedRows:
 
 
 def find_unmatched(registrations: DataFrame, outcomes: DataFrame) -> UnmatchedRows:
-    """Compares the two tables; reads both. Refused registrations have no end and are left out."""
+    """Compares the two tables and reads both. Refused registrations never end and are left out."""
     begun = registrations.where(F.col("refusal_code") == ACCEPTED).withColumn("slot", _slot(F.col("time_ms")))
     ended = outcomes.withColumn("slot", _slot(F.col("time_ms") - F.col("waited_ms")))
     sums = (
@@ -70,7 +70,7 @@ def _slot(time_ms: Column) -> Column:
 
 
 def _digests(rows: DataFrame, sign: int) -> DataFrame:
-    """By run and slot, sums that cancel those of the other side when the rows are the same."""
+    """By run and slot, sums that cancel those of the other side if the rows are the same."""
     return rows.groupBy("run_id", "slot").agg(
         (F.count(F.lit(1)) * sign).alias("rows"),
         F.expr("bit_xor(xxhash64(session_number, operation_id, item))").alias("digest"),

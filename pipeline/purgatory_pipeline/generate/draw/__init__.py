@@ -1,1 +1,1 @@
-"""What happens in a generated run, drawn before the engine is started."""
+"""Draws everything that happens in a generated run, before the engine is started."""

@@ -1,4 +1,4 @@
-"""Which operations arrive when: a Poisson stream of a known number, split into kinds, partitions and sessions.
+"""Which operations arrive when: a Poisson stream of a known number, split by kind, partition and session.
 
 Each broker is a session that sends what arrived every `FLUSH_MS`, one message for each kind. Signals come from a
 session of jobs; delete-records are unary waits, each a call of its own.
@@ -21,7 +21,7 @@ KIND_SHARES: Final = ((PRODUCE, 0.70), (FETCH, 0.245), (SIGNAL, 0.05), (DELETE_R
 SIGNAL_KEYS: Final = 60
 KEY_HOTNESS: Final = 1.0
 SEVERAL_SHARE: Final = {PRODUCE: 0.04, FETCH: 0.15, SIGNAL: 0.25, DELETE_RECORDS: 0.0}
-"""How many operations of a kind wait on several partitions or keys."""
+"""The share of each kind's operations that wait on several partitions or keys."""
 SEVERAL_MAX: Final = 4
 
 JOBS: Final = BROKERS
@@ -34,12 +34,12 @@ REGISTRANTS: Final = [
 """Sessions by place; the last one is no session."""
 
 WITHOUT_EPOCHS: Final = BROKERS - 1
-"""The place of a session whose client is too old to give leader epochs."""
+"""The place of a session whose client is too old to send leader epochs."""
 
 
 @dataclass(frozen=True)
 class Arrivals:
-    """Operations in the order of their registration, and their items; `first_item` has one entry more."""
+    """Operations in the order of registration, and their items; `first_item` has one entry more."""
 
     time_ms: Ints
     session: Ints
@@ -48,17 +48,16 @@ class Arrivals:
     first_item: Ints
     item_operation: Ints
     item_place: Ints
-    """Partition, or key of a signal, by index."""
+    """Index of the partition, or of a signal's key."""
     item_log: Ints
     """-1: a signal's."""
     item_too_late: Flags
-    """Sent to a leader that had resigned meanwhile."""
+    """Sent to a leader that had resigned by then."""
 
 
 def draw_arrivals(
     cluster: Topology, logs: list[Log], changes: list[LeaderChange], run: RunPlan, rng: np.random.Generator
 ) -> Arrivals:
-    """All operations of a run."""
     count = run.operations
     arrived_ms = np.sort(rng.random(count)) * run.life_ms
     kinds = np.array([kind for kind, _ in KIND_SHARES])
@@ -96,7 +95,7 @@ def draw_arrivals(
 
 
 def pick(shares: Floats, drawn: Floats) -> Ints:
-    """Places by their shares, for numbers drawn evenly from 0 to 1."""
+    """Draws places by their shares, given numbers drawn evenly from 0 to 1."""
     bounds = np.cumsum(shares / shares.sum())
     return np.asarray(np.searchsorted(bounds[:-1], drawn, side="right"), dtype=np.int64)
 
@@ -107,7 +106,7 @@ def key_load() -> Floats:
 
 
 def _flushed(arrived_ms: Floats, session: Ints) -> Ints:
-    """When the session sends what arrived: at its next turn; unary waits go at once. From 1 ms on."""
+    """When the session sends what arrived: at its next turn, unary waits at once; never before 1 ms."""
     turn = np.where(session == UNARY, 1, FLUSH_MS)
     phase = np.where(session == UNARY, 0, session * FLUSH_MS // BROKERS)
     flushed = np.ceil((arrived_ms - phase) / turn) * turn + phase
@@ -115,9 +114,10 @@ def _flushed(arrived_ms: Floats, session: Ints) -> Ints:
 
 
 def _neighbours(cluster: Topology, changes: list[LeaderChange]) -> list[tuple[int, Ints]]:
-    """For each kind, the groups of partitions that one operation may name: they have one leader for the whole run.
+    """For each kind, the groups of partitions that one operation may name: those with the same leader for the whole
+    run.
 
-    A produce writes to one topic, as a batch of a producer does; a fetch may read several.
+        A produce writes to one topic, like a producer's batch; a fetch may read several.
     """
     steady = np.setdiff1d(np.arange(len(cluster.names)), [change.partition for change in changes])
     groups: list[tuple[int, Ints]] = []
@@ -129,7 +129,7 @@ def _neighbours(cluster: Topology, changes: list[LeaderChange]) -> list[tuple[in
 
 
 def _draw_item_counts(kind: Ints, place: Ints, neighbours: list[tuple[int, Ints]], rng: np.random.Generator) -> Ints:
-    """One, or a few as far as there are neighbours."""
+    """One, or a few if there are enough neighbours."""
     shares = np.zeros(max(SEVERAL_SHARE) + 1)
     for one, share in SEVERAL_SHARE.items():
         shares[one] = share
@@ -155,7 +155,7 @@ def _spread(neighbours: list[tuple[int, Ints]], kind: Ints, place: Ints, first_i
 
 
 def _numbered(session: Ints) -> Ints:
-    """Operation ids: from 1 on within each session, in order."""
+    """Operation ids, rising from 1 in each session."""
     numbers = np.zeros(len(session), dtype=np.int64)
     for place in range(len(REGISTRANTS)):
         rows = np.flatnonzero(session == place)

@@ -1,4 +1,4 @@
-"""One run, drawn as a whole: cluster, fetches, arrivals, marks, requests and the order in which all of it happens."""
+"""One run, drawn as a whole: brokers, fetches, arrivals, high watermarks, requests, and their order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from purgatory_pipeline.generate.history_plan import BROKERS, RunPlan
 LATE_SHARE: Final = 0.05
 LATE_MS_MAX: Final = 4
 TURNS: Final = 4_096
-"""Of the reaper, whose lateness then repeats."""
+"""Turns of the reaper until its lateness repeats."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class DrawnRun:
 
 
 def draw_run(plan: RunPlan) -> DrawnRun:
-    """Draws a run. The same plan gives the same run."""
+    """Equal plans give equal runs."""
     generators = [np.random.default_rng([plan.plan.seed, plan.index, purpose]) for purpose in range(8)]
     cluster = place_partitions(plan.plan.topics)
     logs, changes = draw_logs(cluster, plan, generators[0])

@@ -1,6 +1,6 @@
-"""When followers fetch. Each follower has, for each leader and topic, one fetcher that asks again as soon as it can.
+"""When followers fetch. Each follower has one fetcher for each leader and topic, which asks again as soon as it can.
 
-The interval between two fetches is log-normal; on a share of them the slow replica takes its planted delay longer.
+Intervals between fetches are log-normal; on a share of them the slow replica takes its planted delay longer.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from purgatory_pipeline.generate.history_plan import RunPlan
 from purgatory_pipeline.generate.topics import Topic
 
 FETCHES_AFTER_THE_END: Final = 3
-"""So that every follower has told of the last records."""
+"""So that every follower has reported the last records."""
 
 Fetches = dict[tuple[int, int, int], Ints]
-"""(leader, follower, topic) to the instants of the fetches, in milliseconds of the run, rising."""
+"""(leader, follower, topic) to the instants of the fetches in milliseconds of the run, rising."""
 
 
 def draw_intervals(topic: Topic, run: RunPlan, follower: int, count: int, rng: np.random.Generator) -> Ints:
-    """Times between `count` fetches of one follower, whole milliseconds from 1 on."""
+    """Times between `count` fetches of one follower, in whole milliseconds from 1 on."""
     slow = run.plan.slow_replica
     intervals = topic.fetch_median_ms * run.delay_factor * np.exp(topic.fetch_sigma * rng.standard_normal(count))
     delayed = rng.random(count)
@@ -31,7 +31,7 @@ def draw_intervals(topic: Topic, run: RunPlan, follower: int, count: int, rng: n
 
 
 def draw_fetches(cluster: Topology, logs: list[Log], run: RunPlan, last_ms: int, rng: np.random.Generator) -> Fetches:
-    """The fetches of all followers until each has fetched some times after `last_ms`."""
+    """The fetches of all followers, until each has fetched some times after `last_ms`."""
     wanted = sorted(
         {(log.leader, follower, int(cluster.topic_of[log.partition])) for log in logs for follower in log.followers}
     )

@@ -1,7 +1,7 @@
-"""How the marks of all logs move: what producers append, what followers say they have, and so the high watermark.
+"""How the offsets of all logs move: what producers append, what followers report, and the high watermarks that follow.
 
-None of it depends on who waits or for how long. So the instant at which the high watermark reaches an offset is known
-here without the engine, and that is the truth about how long a produce would have waited with no timeout at all.
+None of this depends on who waits or for how long. So the instant at which a high watermark reaches an offset is known
+without the engine: the truth about how long a produce would have waited without a timeout.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from purgatory_pipeline.generate.draw.topology import FOR_EVER_MS, Absence, Flag
 
 MEAN_RECORDS = 4
 REPEATED_SHARE = 0.01
-"""Produces that repeat what was written before: a retry whose first answer was lost. They need not wait."""
+"""Produces that repeat what was written before: retries whose first answer was lost. They need not wait."""
 
 BASE_OFFSET_MAX = 1_000_000
 
@@ -32,21 +32,19 @@ class Appends:
     written: Ints
     """Items of produces that wrote, sorted by log and time."""
     end_offset: Ints
-    """For each of them: the log end after it, which is what it waits for."""
+    """For each of them the log end after it, which is what it waits for."""
     repeated: Flags
-    """For each item: whether it repeats."""
+    """For each item: whether it is a retry."""
 
 
 @dataclass(frozen=True)
 class LogMarks:
-    """What becomes of the appends."""
-
     progress: StepFunctions
-    """Log ends as told by followers; groups are 2 * log + place of the follower."""
+    """Log ends as followers report them; groups are 2 * log + place of the follower."""
     high_watermarks: StepFunctions
     """Groups are logs."""
     joined_ms: dict[int, int]
-    """Of logs with an absence: when the follower is in sync again; FOR_EVER_MS: not in this run."""
+    """For logs with an absence: when the follower is in sync again; FOR_EVER_MS: not in this run."""
 
 
 def draw_appends(
@@ -84,14 +82,14 @@ def draw_appends(
 
 
 def last_fetch_ms(cluster: Topology, fetches: Fetches, log: Log, follower: int) -> int:
-    """When a follower fetched last from the leader of a log before that resigned; -1: not once."""
+    """When a follower last fetched from the resigned leader of an earlier log; -1: never."""
     times = fetches[log.leader, follower, int(cluster.topic_of[log.partition])]
     place = int(np.searchsorted(times, log.end_ms, side="left")) - 1
     return int(times[place]) if place >= 0 else -1
 
 
 def follow(cluster: Topology, logs: list[Log], fetches: Fetches, appends: Appends) -> LogMarks:
-    """What the followers tell, and the high watermarks that come of it."""
+    """What followers report, and the high watermarks that follow."""
     progress: list[tuple[Ints, Ints]] = []
     high: list[tuple[Ints, Ints]] = []
     joined_ms: dict[int, int] = {}
@@ -109,7 +107,7 @@ def follow(cluster: Topology, logs: list[Log], fetches: Fetches, appends: Append
 def _told(
     cluster: Topology, logs: list[Log], fetches: Fetches, appends: Appends, log: Log, follower: int
 ) -> tuple[Ints, Ints]:
-    """When a follower fetched, and the log end it then told: what it got by the fetch before."""
+    """When a follower fetched, and the log end it then reported: what it got by the previous fetch."""
     times = fetches[log.leader, follower, int(cluster.topic_of[log.partition])]
     base = int(appends.offsets.values[appends.offsets.first[log.index]])
     begins_ms, has = log.start_ms, base
@@ -131,7 +129,7 @@ def _told(
 
 
 def _joins_ms(absence: Absence, told: list[tuple[Ints, Ints]], place: int) -> int:
-    """Just after the first fetch since the return by which the follower has no less than the other one."""
+    """Just after the follower's first fetch since its return that reports no less than the other follower has."""
     times, ends = told[place]
     for time_ms, end in zip(times.tolist(), ends.tolist(), strict=True):
         if time_ms >= absence.returns_ms and end >= _value_at(*told[1 - place], time_ms):
@@ -140,9 +138,9 @@ def _joins_ms(absence: Absence, told: list[tuple[Ints, Ints]], place: int) -> in
 
 
 def _lowest(log: Log, told: list[tuple[Ints, Ints]], joined_ms: int, carried: int) -> tuple[Ints, Ints]:
-    """The high watermark: the lower of two followers' ends, once both are known, and never back.
+    """The high watermark: the lower of two followers' ends, once both are known, and never going back.
 
-    While one of them is out of the in-sync replicas, the other one's end alone.
+    While one of them is out of sync, the other one's end alone.
     """
     absence = log.absence
     turns = [] if absence is None else [at_ms for at_ms in (absence.left_ms, joined_ms) if at_ms < FOR_EVER_MS]

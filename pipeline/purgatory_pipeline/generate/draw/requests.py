@@ -1,7 +1,7 @@
 """What each operation asks for: timeouts, offsets, leader epochs, bytes; and the log starts that deletions move.
 
-Consumers read at the high watermark of the instant (and so wait for it to move) or a little behind it; followers read
-at the log end.
+Consumers read at the current high watermark (and so wait for it to move) or a little behind it; followers read at the
+log end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FOLLOWER_SHARE: Final = 0.4
 CAUGHT_UP_SHARE: Final = 0.65
 BEHIND_MS_MAX: Final = 1_000
 RETENTION_MS: Final = 3_000
-"""Records older than this may be deleted; consumers are never so far behind."""
+"""Older records may be deleted; consumers are never that far behind."""
 
 READ_COMMITTED_SHARE: Final = 0.2
 FROM_NOW_SHARE: Final = 0.8
@@ -34,7 +34,7 @@ DELETE_TIMEOUT_MS: Final = 30_000
 
 @dataclass(frozen=True)
 class OperationRequests:
-    """Columns of operations, then of items; a kind that has no use for a column has a number that means nothing."""
+    """Columns of operations, then of items; a column that a kind does not use holds arbitrary numbers."""
 
     timeout_ms: Ints
     min_bytes: Ints
@@ -48,17 +48,16 @@ class OperationRequests:
 
 @dataclass(frozen=True)
 class LogStarts:
-    """Where deletions moved the starts of the logs. Groups are partitions, which begin at 0."""
+    """Where deletions moved the starts of logs. Groups are partitions, which begin at 0."""
 
     steps: StepFunctions
     log: Ints
-    """The log that led at each step; -1 for the first one of a partition."""
+    """The log that led at each step; -1 for a partition's first step."""
 
 
 def draw_requests(
     cluster: Topology, logs: list[Log], arrivals: Arrivals, appends: Appends, marks: LogMarks, rng: np.random.Generator
 ) -> OperationRequests:
-    """What is asked, operation by operation."""
     kind = arrivals.kind
     count = len(kind)
     is_follower = (kind == FETCH) & (rng.random(count) < FOLLOWER_SHARE)
@@ -80,7 +79,7 @@ def draw_requests(
 
 
 def drawn_from(choices: tuple[tuple[int, float], ...], drawn: np.ndarray) -> Ints:
-    """Values by their shares."""
+    """Draws values by their shares."""
     values = np.array([value for value, _ in choices], dtype=np.int64)
     return np.asarray(values[pick(np.array([share for _, share in choices]), drawn)])
 
@@ -124,7 +123,7 @@ def _offsets(
 
 
 def move_log_starts(cluster: Topology, arrivals: Arrivals, requests: OperationRequests) -> LogStarts:
-    """A leader deletes as soon as it is asked; followers do so when they fetch."""
+    """A leader deletes as soon as it is asked, followers when they fetch."""
     operation = arrivals.item_operation
     rows = np.flatnonzero((arrivals.kind[operation] == DELETE_RECORDS) & ~arrivals.item_too_late)
     groups: list[tuple[Ints, Ints]] = []

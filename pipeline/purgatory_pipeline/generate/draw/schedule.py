@@ -1,7 +1,7 @@
 """Everything that happens in a run, in the order in which the engine hears of it.
 
-In one millisecond: first what is rare (leaders that resign or are elected), then events of partitions, those of keys,
-registrations by session and kind, and cancels. Of events that fall together, followers speak before leaders.
+Within a millisecond: first rare events (leaders that resign or are elected), then events of partitions, then of keys,
+registrations by session and kind, and cancels. Of events at the same time, followers' come before leaders'.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from purgatory_pipeline.generate.draw.topology import FOR_EVER_MS, Absence, Ints
 
 MIN_IN_SYNC_REPLICAS: Final = 2
 FENCED: Final = 2
-"""Bit of a replica state's flags."""
+"""A bit in a replica state's flags."""
 CANCELLED_SHARE: Final = 0.004
 CANCELLED_AFTER_MS: Final = 60.0
 
 SIGNALS_EVERY_MS: Final = 10
-"""Those who signal gather what they have to say so long."""
+"""Signals are sent together once in this time."""
 
 # Kinds of call, in their order within a millisecond.
 RARE: Final = 0
@@ -48,7 +48,7 @@ CANCEL_KEY: Final = 6
 
 @dataclass(frozen=True)
 class ScheduledEvents:
-    """Events of partitions in order: all that are not rare."""
+    """All events of partitions but the rare ones, in order."""
 
     time_ms: Ints
     type: Ints
@@ -73,20 +73,18 @@ class ScheduledCalls:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A run, ready to be played."""
-
     events: ScheduledEvents
     rare: list[EventBatch]
     signalled: Ints
-    """Keys, in order of their signals."""
+    """Keys, in the order of their signals."""
     cancelled: Ints
-    """Operations, in order of their cancels."""
+    """Operations, in the order of their cancels."""
     calls: ScheduledCalls
     end_ms: int
 
 
 def order_events(logs: list[Log], appends: Appends, marks: LogMarks, starts: LogStarts) -> ScheduledEvents:
-    """Appends, deletions and what followers tell; the first steps of all groups are rare events' business."""
+    """Appends, deletions and followers' progress. The first steps of all groups are left to the rare events."""
     parts = [_progress(log, place, marks, starts) for log in logs for place in range(len(log.followers))]
     group = np.repeat(np.arange(len(logs)), np.diff(appends.offsets.first))
     written = np.ones(len(group), dtype=bool)
@@ -118,7 +116,7 @@ def order_events(logs: list[Log], appends: Appends, marks: LogMarks, starts: Log
 
 
 def _progress(log: Log, place: int, marks: LogMarks, starts: LogStarts) -> list[Ints]:
-    """What one follower of a log tells, as far as it is news."""
+    """What one follower of a log reports, as far as it is news."""
     times, ends = marks.progress.of(2 * log.index + place)
     fetched_ms = np.concatenate([np.full(1, log.start_ms), times[:-1]])
     log_starts = starts.steps.at(np.full(len(times), log.partition), fetched_ms)
@@ -136,7 +134,7 @@ def _progress(log: Log, place: int, marks: LogMarks, starts: LogStarts) -> list[
 def rare_events(
     cluster: Topology, logs: list[Log], changes: list[LeaderChange], appends: Appends, marks: LogMarks
 ) -> list[tuple[int, EventBatch]]:
-    """How the run begins, absences, and leader changes, each with a leader that talks on when it has resigned."""
+    """The start of the run, absences, and leader changes, each with a resigned leader that goes on appending."""
     bases = appends.offsets.values[appends.offsets.first[:-1]].tolist()
     batches = [(0, _beginning(cluster, logs, bases))]
     for change in changes:
@@ -189,7 +187,7 @@ def _sync(cluster: Topology, log: Log, absence: Absence, *, leaves: bool) -> Eve
 
 
 def _beginning(cluster: Topology, logs: list[Log], bases: list[int]) -> EventBatch:
-    """Who leads and who is in sync, and that all have the same."""
+    """Who leads and who is in sync; all replicas begin equal."""
     types: list[int] = []
     columns: dict[str, list[int]] = {
         name: []
@@ -250,7 +248,7 @@ def order_calls(
     cancels: tuple[Ints, Ints],
     single: list[tuple[int, int]],
 ) -> ScheduledCalls:
-    """What belongs together, one call each, in order of time. `single`: (instant, kind) of calls without rows."""
+    """What belongs together becomes one call, in order of time. `single`: (instant, kind) of calls without rows."""
     message = (arrivals.time_ms * 8 + arrivals.session) * 8 + arrivals.kind
     starts = _starts(message, apart=arrivals.session == UNARY)
     cancels_ms, cancelled = cancels
@@ -269,7 +267,7 @@ def order_calls(
 
 
 def _starts(values: Ints, apart: np.ndarray | None = None) -> Ints:
-    """Where a value begins that differs from the one before, or that stands `apart` from all others."""
+    """Where a value differs from the one before, or stands `apart` from all others."""
     if not len(values):
         return np.zeros(0, dtype=np.int64)
     begins = np.append(True, values[1:] != values[:-1])

@@ -1,6 +1,6 @@
-"""Values that only rise, step by step, each in a group of its own: log ends, high watermarks, log starts.
+"""Step functions that only rise, in groups: log ends, high watermarks, log starts.
 
-Two questions, each for many groups at once: what was the value at an instant, and when did it first reach a number?
+They answer two questions for many groups at once: what was the value at an instant, and when did it reach a number?
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NEVER: Final = 2**41
 
 
 class StepFunctions:
-    """Steps of several groups: `times` rise, and so do `values`, within each. A group begins with its first step."""
+    """Steps of several groups; `times` and `values` rise within each. A group begins with its first step."""
 
     def __init__(self, groups: Sequence[tuple[Ints, Ints]]) -> None:
         sizes = np.array([len(times) for times, _ in groups], dtype=np.int64)
@@ -32,21 +32,19 @@ class StepFunctions:
         self._by_value: Final = group * SPAN + self.values
 
     def index_at(self, groups: Ints, times: Ints) -> Ints:
-        """The last step at or before each instant; the group's first one for instants before that."""
+        """The last step at or before each instant, or else the group's first."""
         found = np.searchsorted(self._by_time, groups * SPAN + times, side="right") - 1
         return np.asarray(np.maximum(found, self.first[groups]))
 
     def at(self, groups: Ints, times: Ints) -> Ints:
-        """The value at each instant."""
         return np.asarray(self.values[self.index_at(groups, times)])
 
     def reached(self, groups: Ints, values: Ints) -> Ints:
-        """When each group first reached a value; NEVER where it did not."""
+        """When each group first reached a value; NEVER if it did not."""
         found = np.searchsorted(self._by_value, groups * SPAN + values, side="left")
         there = found < self.first[groups + 1]
         return np.where(there, self.times[np.minimum(found, len(self.times) - 1)], NEVER)
 
     def of(self, group: int) -> tuple[Ints, Ints]:
-        """The steps of one group."""
         rows = slice(int(self.first[group]), int(self.first[group + 1]))
         return self.times[rows], self.values[rows]

@@ -1,7 +1,7 @@
-"""Brokers, partitions and who leads them: where partitions lie, and how their leaders change during a run.
+"""Brokers, partitions and their leaders: where partitions are, and how leaders change during a run.
 
 A *log* is a partition under one leader. A partition whose leader changes has a second log, which begins where the new
-leader's copy ended: what the old leader alone had is cut off.
+leader's copy ended: what only the old leader had is truncated.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HOTNESS: Final = 0.8
 
 LEADER_CHANGES: Final = 2
 ABSENCES: Final = 2
-"""In each run, on as many partitions, if there are so many."""
+"""Both in each run, on as many partitions, if there are that many."""
 
 FOR_EVER_MS: Final = 2**62
 
@@ -43,7 +43,7 @@ class Topology:
 
 @dataclass(frozen=True)
 class Absence:
-    """A follower that does not fetch for a while, and so is out of the in-sync replicas until it has caught up."""
+    """A follower that does not fetch for a while, and is out of the in-sync replicas until it has caught up."""
 
     follower: int
     away_ms: int
@@ -55,7 +55,7 @@ class Absence:
 
 @dataclass(frozen=True)
 class Log:
-    """A partition under one leader, from `start_ms` until before `end_ms`."""
+    """A partition under one leader, from `start_ms` until just before `end_ms`."""
 
     index: int
     partition: int
@@ -65,7 +65,7 @@ class Log:
     start_ms: int
     end_ms: int
     before: int = -1
-    """The log of the leader before; -1: it is the partition's first."""
+    """The previous leader's log; -1: it is the partition's first."""
     returns_ms: int = 0
     """When the former leader fetches again, as a follower."""
     absence: Absence | None = None

@@ -1,4 +1,4 @@
-"""The account of what came in: every row and every operation of the archive, used or set aside and why."""
+"""What came in: every row and every operation of the archive, used or set aside and why."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ USED = "used"
 
 
 def headlines(frames_intake: pd.DataFrame, info: ReportInfo) -> tuple[Headline, ...]:
-    """The headline figures."""
     totals = info.totals
     ended = totals.get("ended", 0)
     aside = rows_set_aside(frames_intake)
@@ -39,7 +38,7 @@ def headlines(frames_intake: pd.DataFrame, info: ReportInfo) -> tuple[Headline, 
 
 
 def rows_set_aside(intake: pd.DataFrame) -> str:
-    """How many rows were set aside, at least; a plus where some could not be counted."""
+    """The rows set aside; a plus sign where some could not be counted."""
     aside = intake[intake["reason"] != USED]
     number = pd.to_numeric(aside["rows"]).fillna(0).sum()
     return wording.count(number) + ("+" if aside["rows"].isna().any() else "")

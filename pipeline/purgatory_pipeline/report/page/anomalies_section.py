@@ -34,12 +34,11 @@ _MEASURES: Final[dict[str, tuple[str, Callable[[object], str], Markup]]] = {
         Markup("{value} of the {of} were satisfied, usually {usual}."),
     ),
 }
-"""Measures: what they are called, how their values are written, and a sentence."""
+"""For each measure: its name, how its values are written, and a sentence."""
 _COLOURS: Final = {"up": "var(--expired)", "down": "var(--produce)"}
 
 
 def anomalies_section(anomalies: pd.DataFrame, window_ms: int, span: charts.Span) -> Section:
-    """When something was odd, and what."""
     title = "Anomalies"
     if anomalies.empty:
         return Section("anomalies", title, ("No window was strikingly unlike the one that it is compared with.",))
@@ -51,7 +50,7 @@ def anomalies_section(anomalies: pd.DataFrame, window_ms: int, span: charts.Span
 
 
 def anomaly_findings(anomalies: pd.DataFrame, window_ms: int) -> list[Finding]:
-    """The most striking ones, one for each measure."""
+    """The highest scores, one for each measure and kind."""
     known = anomalies[anomalies["measure"].isin(list(_MEASURES))]
     first = known.drop_duplicates(["measure", "kind"]).head(FINDINGS)
     return [

@@ -17,7 +17,6 @@ DOTS_MAX: Final = 400
 
 
 def backlog_section(backlog: pd.DataFrame, span: charts.Span) -> Section:
-    """How many waits were pending at once, where, and when."""
     title = "The deepest backlog"
     if backlog.empty:
         return Section("backlog", title, ("Nothing waited in this time.",))
@@ -52,7 +51,6 @@ def backlog_section(backlog: pd.DataFrame, span: charts.Span) -> Section:
 
 
 def hot_keys_section(hot_keys: pd.DataFrame) -> Section:
-    """The busiest partitions and keys, by number and by time."""
     title = "Hot keys"
     by = {word: hot_keys[hot_keys["by"] == word] for word in ("waits", "waited")}
     if by["waits"].empty:

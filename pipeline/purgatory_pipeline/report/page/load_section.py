@@ -1,4 +1,4 @@
-"""Sections on load: what was registered and how it ended, along the time."""
+"""The section on load: what was registered and how it ended, over time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ _NOT_SATISFIED: Final = window_series.OUTCOMES[1:]
 
 
 def load_section(lines: window_series.WindowSeries) -> Section:
-    """How much was asked for, and how it ended."""
     title = "Load and outcomes"
     total = lines.total()
     if total.empty:
@@ -72,7 +71,7 @@ def _rates(total: pd.DataFrame, lines: window_series.WindowSeries) -> Plot:
 
 
 def _unsatisfied(total: pd.DataFrame, lines: window_series.WindowSeries) -> tuple[Plot, ...]:
-    """Drawn apart, because next to what is satisfied the rest is too thin to be seen."""
+    """A plot of its own: beside what is satisfied, the rest is too thin to be seen."""
     ended = total["ended"].where(total["ended"] > 0)
     parts = {word: total[word] / ended for word in _NOT_SATISFIED}
     bars = window_series.stacked(total, parts)

@@ -24,12 +24,11 @@ from purgatory_pipeline.report.report_tables import TABLES, ReportInfo
 
 
 def write_page(frames: Mapping[str, pd.DataFrame], info: ReportInfo, path: Path) -> None:
-    """Writes the page of a report: `frames` has one for each table in `report.tables`, bounded as said there."""
+    """Writes the page; `frames` has one for each table of `report_tables`, bounded as described there."""
     document.write(report_page(frames, info), path)
 
 
 def report_page(frames: Mapping[str, pd.DataFrame], info: ReportInfo) -> Page:
-    """The page as parts."""
     lines = timeline(frames["windows"], info.window_ms)
     span = _span(lines, info)
     return Page(
@@ -54,7 +53,7 @@ def report_page(frames: Mapping[str, pd.DataFrame], info: ReportInfo) -> Page:
 
 
 def _span(lines: WindowSeries, info: ReportInfo) -> charts.Span:
-    """All plots along time reach over all windows."""
+    """The span of all plots over time: all windows."""
     if not lines.frame.empty:
         return lines.span
     nothing = datetime(1970, 1, 1, tzinfo=UTC)

@@ -23,7 +23,6 @@ _CAUSES: Final = {
 
 
 def stragglers_section(stragglers: pd.DataFrame, causes: pd.DataFrame, info: ReportInfo) -> Section:
-    """Replicas by what they held back, and what else let slow produces go."""
     title = "Stragglers"
     if info.slow_over_ms is None or causes.empty:
         return Section("stragglers", title, ("No produce was slow: there is nothing to attribute.",))
@@ -49,7 +48,7 @@ def stragglers_section(stragglers: pd.DataFrame, causes: pd.DataFrame, info: Rep
 
 
 def straggler_finding(stragglers: pd.DataFrame) -> list[Finding]:
-    """The replica that held back most, if it stands out."""
+    """The replica that held back most, if it is clearly ahead of the next."""
     overall = _overall(stragglers).sort_values("held_back", ascending=False, kind="stable")
     if overall.empty:
         return []
@@ -72,7 +71,7 @@ def straggler_finding(stragglers: pd.DataFrame) -> list[Finding]:
 
 
 def _is_clearly_more(first: object, second: object) -> bool:
-    """By a quarter, and by more than chance would do to two replicas that are alike."""
+    """By a quarter, and by more than chance would part two equal replicas."""
     most, next_most = wording.number_of(first), wording.number_of(second)
     return most >= 1.25 * next_most and most - next_most > 2 * math.sqrt(most + next_most)
 

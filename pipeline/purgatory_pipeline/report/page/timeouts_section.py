@@ -20,13 +20,13 @@ SENTENCE_LENGTH_MAX: Final = 400
 POINTS_MAX: Final = 150
 SMALLEST_SHARE: Final = 1e-5
 NOTABLE_SHARE: Final = 0.005
-"""Timeouts that cut off less than this are not among the findings,"""
+"""Timeouts that cut off less are not among the findings,"""
 NOTABLE_PART: Final = 0.02
-"""nor are those of topics with less than this of the operations of their kind."""
+"""nor are topics with less than this part of the operations of their kind."""
 
 
 def advice_section(advice: pd.DataFrame, timeouts: pd.DataFrame, survival: pd.DataFrame) -> Section:
-    """Curves of the busiest topics, and the figures read off them."""
+    """Curves of the busiest topics, and the figures read from them."""
     title = "Timeouts"
     if advice.empty:
         return Section("timeouts", title, ("Nothing waited in this time.",))
@@ -49,7 +49,7 @@ def advice_section(advice: pd.DataFrame, timeouts: pd.DataFrame, survival: pd.Da
 
 
 def advice_findings(advice: pd.DataFrame) -> list[Finding]:
-    """The timeouts that cut off most, in the words of the advice. One fetch at most: it brings bytes even then."""
+    """The timeouts that cut off most. At most one is a fetch's: an expired fetch still returns bytes."""
     own = advice[advice["topic"].notna()]
     share, operations = pd.to_numeric(own["timeout_expires"]), pd.to_numeric(own["operations"])
     fetch = own["kind"] == codes.KIND_NAMES[codes.FETCH]
@@ -72,7 +72,7 @@ def advice_findings(advice: pd.DataFrame) -> list[Finding]:
 
 
 def _drawn(advice: pd.DataFrame, survival: pd.DataFrame) -> pd.DataFrame:
-    """Topics whose curves are there, busiest first; if there are none, all together."""
+    """Topics that have curves, busiest first; if there are none, all topics together."""
     curves = set(zip(survival["topic"], survival["kind"], strict=True))
     own = advice[[curve in curves for curve in zip(advice["topic"], advice["kind"], strict=True)]]
     topics = own[own["topic"].notna()]
@@ -132,7 +132,7 @@ def _curve(row: pd.Series[Any], survival: pd.DataFrame) -> Plot | None:
 
 
 def _point(waited: object, waiting: object, low: object, high: object) -> dict[str, Any]:
-    """One step of the curve; for the logarithmic scale a share of 0 is drawn as the smallest."""
+    """One step of the curve; on the logarithmic scale a share of 0 is drawn as the smallest."""
     return {
         "at": charts.drawn_ms(waited),
         "value": waited,
@@ -145,7 +145,7 @@ def _point(waited: object, waiting: object, low: object, high: object) -> dict[s
 
 
 def _cut_off(row: pd.Series[Any]) -> str:
-    """What needs longer than the timeout in use, in words; empty if nothing is known."""
+    """The share that needs longer than the timeout in use; empty if nothing is known."""
     if not wording.is_missing(row["timeout_expires"]):
         return wording.share_said(row["timeout_expires"])
     known = 0 < wording.number_of(row["timeout_expires_high"]) < 1
@@ -153,7 +153,7 @@ def _cut_off(row: pd.Series[Any]) -> str:
 
 
 def _timeout_mark(row: pd.Series[Any], timeout: float, *, is_far: bool, is_beyond: bool) -> list[alt.Chart]:
-    """The timeout as an upright line, its share as a dot on the curve, and both in words where the curve is not."""
+    """The timeout as a vertical line, its share as a dot on the curve, and both in words where the curve is not."""
     share = wording.number_of(row["timeout_expires"])
     words = [wording.milliseconds(timeout)]
     cut = _cut_off(row)
@@ -182,7 +182,7 @@ def _timeout_mark(row: pd.Series[Any], timeout: float, *, is_far: bool, is_beyon
 
 
 def _description(row: pd.Series[Any]) -> str:
-    """The curve in words: also what a reader who cannot see it gets."""
+    """The curve in words, for readers who cannot see it."""
     need = (
         f"99 % need {wording.milliseconds(row['need_p99_ms'])} or less"
         if not wording.is_missing(row["need_p99_ms"])
@@ -202,7 +202,7 @@ def _range(low: str, high: str) -> str:
 
 
 def _bounded(shown: Callable[[object], str], value: object, low: object, high: object) -> str | Markup:
-    """A figure, and small beside it its bounds; or what it is at most, where only that is known."""
+    """A figure with its bounds in small print, or its upper bound if only that is known."""
     if wording.is_missing(value):
         known = 0 < wording.number_of(high) < 1
         return Markup("<small>at most</small> {}").format(shown(high)) if known else wording.MISSING
@@ -253,7 +253,7 @@ def _advice_table(advice: pd.DataFrame) -> PageTable:
 
 
 def _timeouts_table(timeouts: pd.DataFrame, drawn: pd.DataFrame) -> PageTable:
-    """A row for each curve that is drawn: the timeout in use, and those next to it."""
+    """A row for each curve drawn: the timeout in use and those next to it."""
     rows = []
     for _, curve in drawn.iterrows():
         ladder = _of(timeouts, curve).sort_values("timeout_ms").reset_index(drop=True)
@@ -285,7 +285,7 @@ def _timeout_cell(row: pd.Series[Any]) -> Markup:
 
 _DECADES: Final = tuple(10.0**-power for power in range(6))
 _FINER: Final = (1.0, 0.5, 0.2, 0.1)
-"""Marks on the axis of shares; finer ones where all is within one decade."""
+"""Marks of the axis of shares; finer ones where everything is within one decade."""
 _STEPS: Final = {-2: "shorter", -1: "a step shorter", 0: "in use", 1: "a step longer", 2: "longer"}
 _LINE_BREAK: Final = "; "
 _LEGEND: Final = (

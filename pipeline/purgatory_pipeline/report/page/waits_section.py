@@ -1,4 +1,4 @@
-"""Sections on waits: how long they were, along the time and by topic, and how late expiries were told."""
+"""Sections on waits: how long they were, over time and by topic, and how late expiries were."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LATENESS_COLOURS: Final = dict(zip(_LATENESS.values(), ("var(--low)", "var(--mi
 
 
 def waits_section(topics: pd.DataFrame, lines: window_series.WindowSeries, approximate: bool) -> Section:
-    """Percentiles of the time waited, however the wait ended."""
+    """Percentiles of the time waited, whatever the outcome."""
     title = "How long they waited"
     if topics.empty or topics["wait_p50_ms"].isna().all():
         return Section("waits", title, ("Nothing ended in this time.",))
@@ -39,7 +39,7 @@ def waits_section(topics: pd.DataFrame, lines: window_series.WindowSeries, appro
 
 
 def lateness_section(topics: pd.DataFrame, lines: window_series.WindowSeries) -> Section:
-    """How long after its deadline an expired wait was told so."""
+    """How long after its deadline a wait expired."""
     title = "How late expiries came"
     expired = topics[topics["lateness_max_ms"].notna() & (pd.to_numeric(topics["expired"]) > 0)]
     if expired.empty:
@@ -162,7 +162,7 @@ def _dots(
 ) -> alt.LayerChart:
     """A row for each topic and kind: dots for percentiles on a line from the lowest to the highest.
 
-    Lower percentiles are smaller dots in front, so that all are seen where they coincide.
+    Lower percentiles are smaller dots in front, so that all can be seen where they coincide.
     """
     sizes = dict(zip(columns.values(), _DOT_SIZES, strict=True))
     labels = charts.unique_labels(

@@ -1,4 +1,4 @@
-"""Windows for plots along time: few enough to be told apart, with gaps where nothing was seen."""
+"""Windows for plots over time: few enough to be told apart, with gaps where nothing was seen."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ WHEN: Final = "utcFormat(datum.at, '%-d %b %H:%M')"
 
 @dataclass(frozen=True)
 class WindowSeries:
-    """`frame` has one row for each window and kind that was seen: `at`, `until`, and the report's columns of windows.
+    """`frame` has one row for each window and kind seen: `at`, `until`, and the columns of the report's windows.
 
-    `merged` windows of the report make one here: counts are added up, and of waits and lateness the longest is kept.
+    Each row merges `merged` windows of the report: counts are summed up, and of waits and lateness the longest is
+    kept.
     """
 
     frame: pd.DataFrame
@@ -28,21 +29,19 @@ class WindowSeries:
 
     @property
     def per_window(self) -> str:
-        """How wide a window is, in words."""
         return duration(self.step_ms)
 
     @property
     def caveat(self) -> str:
-        """What merging did to percentiles; empty if there was none."""
+        """What merging did to percentiles; empty if nothing was merged."""
         return f"Of each {self.merged} windows the highest is drawn." if self.merged > 1 else ""
 
     @property
     def span(self) -> charts.Span:
-        """From the first window to the end of the last."""
         return self.frame["at"].min(), self.frame["until"].max()
 
     def total(self) -> pd.DataFrame:
-        """All kinds together, counts only, one row for each window."""
+        """Counts of all kinds together, one row for each window."""
         columns = ["registered", "refused", "ended", *OUTCOMES]
         return self.frame.groupby(["at", "until"], sort=True)[columns].sum().reset_index()
 
@@ -52,7 +51,9 @@ class WindowSeries:
         return [str(kind) for kind in ended.sort_values(ascending=False, kind="stable").index]
 
     def lines(self, kind: str, columns: dict[str, str]) -> charts.Values:
-        """One row for each window and column, so that a line breaks where one is missing; `columns`: key -> word."""
+        """One row for each window and column, null where a window is missing, so that lines break there. `columns`: key
+        -> word.
+        """
         of_kind = self.frame[self.frame["kind"] == kind].set_index("at")
         if of_kind.empty:
             return []
@@ -67,7 +68,7 @@ class WindowSeries:
 
 
 def timeline(windows: pd.DataFrame, window_ms: int) -> WindowSeries:
-    """From the report's windows, which may be thousands."""
+    """From the report's windows, of which there may be thousands."""
     if windows.empty:
         return WindowSeries(windows.assign(at=[], until=[]), window_ms, 1)
     starts = pd.to_datetime(windows["window_start"], utc=True)
@@ -88,7 +89,7 @@ def timeline(windows: pd.DataFrame, window_ms: int) -> WindowSeries:
 
 
 def stacked(frame: pd.DataFrame, parts: dict[str, pd.Series[float]]) -> charts.Values:
-    """Bars over time from part to part: `low` to `high` for each window of `frame` and each word."""
+    """Stacked bars over time: `low` to `high` for each window of `frame` and each word."""
     rows: charts.Values = []
     below = [0.0] * len(frame)
     for word, values in parts.items():
