@@ -44,18 +44,16 @@ class Engine:
     ) -> None:
         self.limits: Final = limits
         self._now_ms: i64 = now_ms
-        self._partitions: Final = Partitions()
+        self._partitions: Final = Partitions(strict_partitions)
         self._keys: Final = SignalKeys(limits.signal_keys_max)
         self._pending: Final = PendingOperations(self._partitions, self._keys, tick_ms, wheel_size, now_ms)
         self._wakeups: Final = Wakeups(self._pending)
-        self._registration: Final = Registration(
-            self._partitions, self._keys, self._pending, self._wakeups, limits, strict_partitions
-        )
+        self._registration: Final = Registration(self._pending, limits)
         self._events: Final = Events(
             self._partitions, self._keys, self._wakeups, limits, strict_partitions, replica_lag_time_max_ms
         )
         self._look: Final = Look(self._partitions, self._keys, self._pending)
-        self.saving: Final = Saving(self._partitions, self._keys, self._pending, self._wakeups)
+        self.saving: Final = Saving(self._partitions, self._keys, self._pending)
         self._free_owners: Final[list[int]] = []
         self._next_to_shut_down: i64 = 0
 

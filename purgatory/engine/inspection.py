@@ -6,18 +6,14 @@ from typing import Final
 
 from mypy_extensions import i64
 
-from purgatory.engine.batches import PartitionName
+from purgatory.engine.batches import AsGiven, PartitionName
 from purgatory.engine.codes import (
     CANCELLED,
-    DELETE_RECORDS,
     EXPIRED,
     FAILED,
-    FETCH,
-    PRODUCE,
     REQUEST_TIMED_OUT,
     SATISFIED,
     SHUTTING_DOWN,
-    SIGNAL,
 )
 from purgatory.engine.marks.partition import Partition
 from purgatory.engine.marks.registry import Partitions, SignalKeys
@@ -100,18 +96,15 @@ class Look:
         """Whether an operation names the partition and the key (each: if asked for)."""
         if partition is None and not key:
             return True
-        is_signal = self.pending.operations.kind[slot] == SIGNAL
-        if (partition is not None and is_signal) or (key and not is_signal):
+        kind = self.pending.kinds[i64(self.pending.operations.kind[slot])]
+        if key and (partition is not None or kind.on_partitions):
             return False
+        wanted: AsGiven = (key, -1) if key else partition
         items = self.pending.items
         item = i64(self.pending.operations.first_item[slot])
         while item >= 0:
             self._items_walked += 1
-            target = i64(items.target[item])
-            if is_signal:
-                if self.keys.at(target).key == key:
-                    return True
-            elif self.partitions.at(target).name == partition:
+            if kind.name_of(i64(items.target[item])) == wanted:
                 return True
             item = i64(items.next[item])
         return False
@@ -131,35 +124,21 @@ class Look:
             kind,
             operations.registered_ms[slot],
             self.pending.wheel.deadline_ms(slot),
-            self.pending.fetches[int(slot)].min_bytes if kind == FETCH else -1,
+            self.pending.kinds[kind].min_bytes(slot),
             items,
         )
 
     def _item_view(self, slot: i64, kind: i64, item: i64) -> ItemView:
         items = self.pending.items
         error = i64(items.error_code[item])
-        waits = error == UNRESOLVED
-        reached = items.mark[item]
         target = i64(items.target[item])
-        if kind == SIGNAL:
-            key = self.keys.at(target)
-            return ItemView(
-                key.name,
-                REQUEST_TIMED_OUT if waits else error,
-                items.required[item],
-                key.count if waits else reached,
-                -1,
-            )
-        partition = self.partitions.at(target)
-        if waits:
+        described = self.pending.kinds[kind]
+        reached = items.mark[item]
+        if error == UNRESOLVED:
             error = REQUEST_TIMED_OUT
-            if kind == PRODUCE:
-                reached = partition.high_watermark
-            elif kind == DELETE_RECORDS:
-                reached = partition.low_watermark()
-            else:
-                reached = self.pending.fetches[int(slot)].end_offset(partition)
-        return ItemView(partition.name, error, items.required[item], reached, partition.log_start_offset)
+            reached = described.reached(slot, target)
+        log_start = self.partitions.at(target).log_start_offset if described.on_partitions else -1
+        return ItemView(described.name_of(target), error, items.required[item], reached, log_start)
 
     def partition_view(self, name: PartitionName) -> PartitionView | None:
         """A known partition; None otherwise."""

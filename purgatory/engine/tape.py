@@ -102,7 +102,7 @@ class TapePlayer:
         self.now_ms: i64 = now_ms
         self._registration: Final = registration
         self._pending: Final = registration.pending
-        self._wakeups: Final = registration.wakeups
+        self._wakeups: Final = events.wakeups
         self._events: Final = events
         self._look: Final = look
         self._owner: Final = owner
@@ -115,7 +115,7 @@ class TapePlayer:
         """Takes all steps. Raises InvalidBatch before the first one."""
         played = Played()
         kinds = [self._kind_columns(tape, kind) for kind in range(len(KINDS) + 1)]
-        known = NamedPartitions(self._registration.partitions)
+        known = NamedPartitions(self._pending.partitions)
         if tape.events is not None:
             check_columns(tape.events)
             known.use(tape.events.partitions)
@@ -157,14 +157,9 @@ class TapePlayer:
             operation_id = columns.operation_ids.given(row)
             assert operation_id > owner.highest_operation_id, f"id {operation_id} after {owner.highest_operation_id}"
             kind.next_row = row + 1
-            if columns.is_plain and registration.take_plain(owner, columns, row, kind.next_item, now_ms):
-                kind.next_item += columns.item_counts.at(row)
-                continue
-            owner.highest_operation_id = operation_id
-            if registration.checks.fault(columns, row, kind.next_item, self._pending.count) is None:
-                registration.take(owner, columns, row, kind.next_item, now_ms)
-            else:
-                played.refused_ids.append(operation_id)
+            if not registration.take_plain(kind.kind, owner, columns, row, kind.next_item, now_ms):
+                if registration.take(kind.kind, owner, columns, row, kind.next_item, now_ms) is not None:
+                    played.refused_ids.append(operation_id)
             kind.next_item += columns.item_counts.at(row)
 
     def _apply(self, batch: EventBatch, known: NamedPartitions, count: int, now_ms: i64, played: Played) -> None:
@@ -211,11 +206,11 @@ class TapePlayer:
         while self._next_name < stop:
             name = names[self._next_name]
             if name[1] >= 0:
-                partition = self._registration.partitions.get(name)
+                partition = self._pending.partitions.get(name)
                 if partition is not None:
                     self._wakeups.cancel_waiting(partition, CANCELLED, now_ms)
             else:
-                key = self._registration.keys.get(name[0])
+                key = self._pending.keys.get(name[0])
                 if key is not None:
                     self._wakeups.cancel_entries(key.waits, CANCELLED, now_ms)
             self._next_name += 1
@@ -225,7 +220,8 @@ class KindColumns:
     """The operations of one kind on a tape, and how far they have been taken."""
 
     def __init__(self, kind: int, batch: OperationBatch, registration: Registration) -> None:
-        named = NamedPartitions(registration.partitions)
+        named = NamedPartitions(registration.pending.partitions)
+        self.kind: Final = registration.pending.kinds[kind]
         self.columns: Final = BatchColumns(kind, batch, registration.limits, named)
         self.next_row = 0
         self.next_item = 0

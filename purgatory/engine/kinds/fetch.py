@@ -1,248 +1,256 @@
-"""DelayedFetch: when a long poll may answer, what it then answers, and which reach it waits for meanwhile.
+"""Fetch: a long poll waits until enough bytes are readable over its partitions, or until one gives a reason to answer.
 
-A fetch is a sum over partitions. Instead of adding it up at every append, each partition gets a share of the missing
-bytes as its threshold; only when one passes its share is the sum taken again and the rest shared out anew. If no
-partition has grown by its share (the missing bytes divided by the partitions that can still grow, rounded up), their
-sum is short of what is missing; so nothing is overlooked, and a fetch is examined O(partitions * log(min_bytes)) times,
-not once an append.
-
-Fetches are few beside produce waits (a long poll for each reader, not for each write), so they are objects.
-Rules: Kafka's DelayedFetch, cases A to H (docs/semantics.md).
+When that is and what is answered stands in `fetch_rules`; here fetches are entered, watched and ended.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, final
 
 from mypy_extensions import i64
 
-from purgatory.engine.codes import (
-    FENCED_LEADER_EPOCH,
-    KAFKA_STORAGE_ERROR,
-    NONE,
-    NOT_LEADER_OR_FOLLOWER,
-    OFFSET_OUT_OF_RANGE,
-    READ_COMMITTED,
-    UNKNOWN_LEADER_EPOCH,
-)
-from purgatory.engine.completions import FetchedPartition
-from purgatory.engine.marks.partition import FetchWatch, Partition
+from purgatory.engine.codes import EXPIRED, FAILED, FETCH, NONE, READ_COMMITTED, SATISFIED
+from purgatory.engine.completions import Completions
+from purgatory.engine.kinds.batch_columns import BatchColumns
+from purgatory.engine.kinds.fetch_rules import Fetch, FetchItem, answer, examine, share_out
+from purgatory.engine.kinds.kind import Kind
+from purgatory.engine.marks.partition import NO_FETCH_OFFSET, FetchWatch, Partition
+from purgatory.engine.snapshot.saved import SavedOperations, SavedPlace
+from purgatory.engine.waiting.pending import PendingOperations
+from purgatory.engine.waiting.tables import UNRESOLVED, Owner
+from purgatory.engine.waiting.watches import WatchList, ref_is_live, ref_item
 
-__all__ = ["Fetch", "FetchAnswer", "FetchItem", "answer", "examine", "share_out"]
-
-NEVER: Final[i64] = 2**62
-"""A threshold no reach passes: only a change of the partition's state can end the wait there."""
-
-ANSWER_NOW: Final[i64] = -1
-
-AGREES: Final = (-2, -2)
-UNDEFINED: Final = (-1, -1)
+__all__ = ["FetchKind"]
 
 
-class FetchItem:
-    """One partition of a fetch. `threshold`: the reach it is watched for; -1 while it is not watched."""
-
-    def __init__(
-        self,
-        partition: Partition,
-        fetch_offset: i64,
-        max_bytes: i64,
-        leader_epoch: i64,
-        last_fetched_epoch: i64,
-        throttled: bool,
-    ) -> None:
-        self.partition: Final = partition
-        self.fetch_offset: Final[i64] = fetch_offset
-        self.max_bytes: Final[i64] = max_bytes
-        self.leader_epoch: Final[i64] = leader_epoch
-        self.last_fetched_epoch: Final[i64] = last_fetched_epoch
-        self.throttled: Final = throttled
-        self.item: i64 = -1
-        self.threshold: i64 = -1
-        self.available: i64 = 0
-        self.start_segment: i64 = 0
-        self.start_reach: i64 = 0
-        self.anchor()
-
-    def anchor(self) -> None:
-        """Takes the start's place in the log, as a first read would."""
-        self.start_segment = self.partition.positions.segment(self.fetch_offset)
-        self.start_reach = self.partition.positions.reach(self.fetch_offset)
-
-
-class Fetch:
-    """A fetch: who reads, up to which mark, and how much it wants."""
-
-    def __init__(self, min_bytes: i64, replica_id: i64, isolation_level: i64, follower_reads: bool) -> None:
-        self.min_bytes: Final[i64] = min_bytes
-        self.replica_id: Final[i64] = replica_id
-        self.is_follower: Final = replica_id >= 0
-        self.read_committed: Final = isolation_level == READ_COMMITTED
-        self.leader_only: Final = replica_id >= 0 or not follower_reads
-        self.items: Final[list[FetchItem]] = []
-
-    def end_offset(self, partition: Partition) -> i64:
-        """Up to where it may read: log end for followers, last stable offset or high watermark for consumers; -1
-        unknown.
-        """
-        if self.is_follower:
-            return partition.log_end_offset
-        return partition.last_stable_offset() if self.read_committed else partition.high_watermark
-
-    def watch(self, partition: Partition) -> FetchWatch:
-        """The partition's list for the mark that this fetch reads up to."""
-        segment = partition.positions.segment(self.end_offset(partition))
-        if self.is_follower:
-            if partition.fetches_to_log_end is None:
-                partition.fetches_to_log_end = FetchWatch(segment)
-            return partition.fetches_to_log_end
-        if self.read_committed:
-            if partition.fetches_to_last_stable is None:
-                partition.fetches_to_last_stable = FetchWatch(segment)
-            return partition.fetches_to_last_stable
-        if partition.fetches_to_high_watermark is None:
-            partition.fetches_to_high_watermark = FetchWatch(segment)
-        return partition.fetches_to_high_watermark
-
-    def holds_back(self, item: FetchItem) -> bool:
-        """Whether the item's bytes count as none: a follower over its quota and outside the in-sync set."""
-        return item.throttled and self.is_follower and int(self.replica_id) not in item.partition.in_sync
-
-
-def read_error(fetch: Fetch, item: FetchItem) -> i64:
-    """Why the partition cannot be read at all: cases A to E; 0 if it can. The epoch is checked before leadership."""
-    partition = item.partition
-    if partition.removed_error_code != NONE:
-        return partition.removed_error_code
-    if partition.storage_failed:
-        return KAFKA_STORAGE_ERROR
-    if item.leader_epoch >= 0 and partition.leader_epoch >= 0 and item.leader_epoch != partition.leader_epoch:
-        return FENCED_LEADER_EPOCH if partition.leader_epoch > item.leader_epoch else UNKNOWN_LEADER_EPOCH
-    if fetch.leader_only and not partition.is_leader:
-        return NOT_LEADER_OR_FOLLOWER
-    return NONE
-
-
-def divergence(item: FetchItem) -> tuple[int, int]:
-    """AGREES; UNDEFINED: the reader's epoch is not known here; else the epoch and the offset where its log diverged."""
-    partition = item.partition
-    if item.last_fetched_epoch < 0 or partition.log_end_offset < 0:
-        return AGREES
-    epoch, end_offset = partition.epochs.end_offset(item.last_fetched_epoch, partition.log_end_offset)
-    if epoch < 0:
-        return UNDEFINED
-    if epoch < item.last_fetched_epoch or end_offset < item.fetch_offset:
-        return epoch, end_offset
-    return AGREES
-
-
-def examine_item(fetch: Fetch, item: FetchItem) -> i64:
-    """Bytes that one partition adds, or ANSWER_NOW."""
-    if read_error(fetch, item) != NONE:
-        return ANSWER_NOW
-    partition = item.partition
-    if item.fetch_offset < partition.log_start_offset:
-        return ANSWER_NOW
-    end = fetch.end_offset(partition)
-    held_back = fetch.holds_back(item)
-    available: i64 = 0
-    if end >= 0:
-        if item.fetch_offset > end:
-            return ANSWER_NOW
-        reach = partition.positions.reach(end)
-        if item.fetch_offset < end and reach >= 0 and not held_back:
-            if partition.positions.segment(end) > item.start_segment:
-                return ANSWER_NOW
-            available = reach - item.start_reach
-            if available > item.max_bytes:
-                available = item.max_bytes
-    return available if divergence(item) == AGREES else ANSWER_NOW
-
-
-def examine(fetch: Fetch) -> bool:
-    """Whether the fetch may answer now: a partition gives a reason to, or the bytes suffice. Notes each item's
-    bytes.
+@final
+class FetchKind(Kind):
+    """The only kind that sums over its partitions: each is watched for its share of the missing bytes, and whenever one
+    has its share the whole fetch is examined again.
     """
-    total: i64 = 0
-    for item in fetch.items:
-        available = examine_item(fetch, item)
-        if available == ANSWER_NOW:
+
+    def __init__(self, pending: PendingOperations) -> None:
+        super().__init__(FETCH, pending.partitions)
+        self.pending: Final = pending
+        self._fetches: Final[dict[int, Fetch]] = {}
+        """By slot."""
+
+    # Registration and end.
+
+    def register(self, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64) -> None:
+        fetch = Fetch(
+            columns.column("min_bytes").at(row),
+            columns.column("replica_id").at(row),
+            columns.column("isolation_level").at(row),
+            columns.column("follower_reads").at(row) != 0,
+        )
+        max_bytes = columns.column("partition_max_bytes")
+        last_epochs = columns.column("last_fetched_epoch")
+        throttled = columns.column("throttled")
+        for item in range(first_item, first_item + columns.item_counts.at(row)):
+            fetch.items.append(
+                FetchItem(
+                    self.partitions.mention(columns.partitions[columns.places.at(item)]),
+                    columns.offsets.at(item),
+                    max_bytes.at(item),
+                    columns.leader_epochs.at(item),
+                    last_epochs.at(item),
+                    throttled.at(item) != 0,
+                )
+            )
+        pending = self.pending
+        operation_id = columns.operation_ids.at(row)
+        pending.evaluations_by_kind[FETCH] += 1
+        may_answer = examine(fetch)
+        if may_answer or columns.timeouts_ms.at(row) == 0:
+            completions = pending.completions_of(owner)
+            failed = self._answer_items(fetch, completions)
+            for part in fetch.items:
+                self.partitions.release(part.partition)
+            outcome = EXPIRED if not may_answer else FAILED if failed else SATISFIED
+            pending.end_at_once(completions, operation_id, FETCH, outcome, len(fetch.items))
+            return
+        slot = pending.admit(owner, FETCH, 0, operation_id, columns.timeouts_ms.at(row), now_ms)
+        self._enter_items(fetch, slot)
+        self._watch(fetch)
+
+    def _enter_items(self, fetch: Fetch, slot: i64) -> None:
+        last: i64 = -1
+        for part in fetch.items:
+            last = self.pending.add_item(slot, last, part.partition.index, part.fetch_offset, -1, -1, UNRESOLVED)
+            part.item = last
+            if part.throttled:
+                part.partition.throttled_fetches += 1
+        self._fetches[int(slot)] = fetch
+
+    def answer(self, slot: i64, outcome: i64, waited_ms: i64, completions: Completions) -> bool:
+        fetch = self._fetches.pop(int(slot))
+        failed = self._answer_items(fetch, completions)
+        for item in fetch.items:
+            self._unwatch(fetch, item)
+            self.pending.items.release(item.item)
+            if item.throttled:
+                item.partition.throttled_fetches -= 1
+            self.partitions.release(item.partition)
+        return failed
+
+    def _answer_items(self, fetch: Fetch, completions: Completions) -> bool:
+        """Writes down what a read of each partition would give now; whether one of them is an error."""
+        failed = False
+        for item in fetch.items:
+            said = answer(fetch, item)
+            failed = failed or said.error_code != NONE
+            completions.add_item(
+                item.partition.name, said.error_code, item.fetch_offset, said.reached_offset, said.log_start_offset,
+                -1, -1.0,
+            )  # fmt: skip
+            completions.fetched.append(said.fetched)
+        return failed
+
+    # Watches.
+
+    def _watch(self, fetch: Fetch) -> None:
+        """Watches each partition of a fetch for its share; entries that stand at the same reach stay."""
+        thresholds = share_out(fetch)
+        for place, item in enumerate(fetch.items):
+            partition = item.partition
+            if item.fetch_offset < partition.lowest_fetch_offset:
+                partition.lowest_fetch_offset = item.fetch_offset
+            threshold = thresholds[place]
+            if item.threshold == threshold:
+                continue
+            self._unwatch(fetch, item)
+            item.threshold = threshold
+            watch = fetch.watch(partition)
+            if watch.entries.live == 0:
+                watch.segment = partition.positions.segment(fetch.end_offset(partition))
+            self.pending.watch(watch.entries, FETCH, item.item, threshold)
+
+    def _unwatch(self, fetch: Fetch, item: FetchItem) -> None:
+        """Ends the watch of one partition of a fetch, if it has one."""
+        if item.threshold >= 0:
+            item.threshold = -1
+            # The entry stays in its list; a new generation of the item makes it stale.
+            self.pending.items.renew(item.item)
+            self.pending.unwatch(fetch.watch(item.partition).entries, FETCH)
+
+    def _evaluate(self, item: i64, watch: FetchWatch, now_ms: i64) -> None:
+        """The entry of `item` was taken from `watch`: ends its fetch, or watches all its partitions for new shares."""
+        slot = i64(self.pending.items.slot[item])
+        fetch = self._fetches[int(slot)]
+        for part in fetch.items:
+            if part.item == item:
+                part.threshold = -1
+                self.pending.popped(watch.entries, FETCH)
+        self.pending.evaluations_by_kind[FETCH] += 1
+        if examine(fetch):
+            self.pending.end(slot, SATISFIED, now_ms)
+        else:
+            self._watch(fetch)
+
+    # What happens to partitions.
+
+    def wake(self, partition: Partition, now_ms: i64) -> None:
+        watch = partition.fetches_to_log_end
+        if watch is not None and watch.entries.live > 0:
+            self._wake_watch(partition, watch, partition.log_end_offset, now_ms)
+        watch = partition.fetches_to_high_watermark
+        if watch is not None and watch.entries.live > 0:
+            self._wake_watch(partition, watch, partition.high_watermark, now_ms)
+        watch = partition.fetches_to_last_stable
+        if watch is not None and watch.entries.live > 0:
+            self._wake_watch(partition, watch, partition.last_stable_offset(), now_ms)
+
+    def _wake_watch(self, partition: Partition, watch: FetchWatch, mark: i64, now_ms: i64) -> None:
+        segment = partition.positions.segment(mark)
+        if segment != watch.segment:
+            # A fetch that began in an older segment is answered wherever it stands, so no threshold counts any more.
+            watch.segment = segment
+            self._evaluate_all(watch, now_ms)
+            return
+        reach = partition.positions.reach(mark)
+        if reach < 0:
+            return
+        while True:
+            ref = watch.entries.pop_reached(reach)
+            if ref < 0:
+                return
+            if ref_is_live(ref, self.pending.items.generation):
+                self._evaluate(ref_item(ref), watch, now_ms)
+
+    def recheck(self, partition: Partition, now_ms: i64) -> None:
+        partition.lowest_fetch_offset = NO_FETCH_OFFSET
+        for watch in partition.fetch_watches():
+            self._evaluate_all(watch, now_ms)
+
+    def mark_fell(self, partition: Partition, now_ms: i64) -> None:
+        # A fetch offset may lie above the end now, and shares were worked out for a reach that is no more.
+        self.recheck(partition, now_ms)
+
+    def anchor(self, partition: Partition, now_ms: i64) -> None:
+        """The partition has told its first byte position: until now a byte stood for a record. The starts of waiting
+        fetches are taken anew, in bytes.
+        """
+        for watch in partition.fetch_watches():
+            for ref in watch.entries.drain():
+                if ref_is_live(ref, self.pending.items.generation):
+                    item = ref_item(ref)
+                    for part in self._fetches[int(i64(self.pending.items.slot[item]))].items:
+                        if part.item == item:
+                            part.anchor()
+                    self._evaluate(item, watch, now_ms)
+
+    def _evaluate_all(self, watch: FetchWatch, now_ms: i64) -> None:
+        for ref in watch.entries.drain():
+            if ref_is_live(ref, self.pending.items.generation):
+                self._evaluate(ref_item(ref), watch, now_ms)
+
+    def watch_lists(self, partition: Partition) -> list[WatchList]:
+        return [watch.entries for watch in partition.fetch_watches()]
+
+    # Views and snapshots.
+
+    def reached(self, slot: i64, target: i64) -> i64:
+        return self._fetches[int(slot)].end_offset(self.partitions.at(target))
+
+    def min_bytes(self, slot: i64) -> i64:
+        return self._fetches[int(slot)].min_bytes
+
+    def save_extra(self, saved: SavedOperations, slot: i64) -> None:
+        fetch = self._fetches[int(slot)]
+        saved.add_fetch(fetch.min_bytes, fetch.replica_id, fetch.read_committed, fetch.leader_only)
+        for item in fetch.items:
+            saved.add_fetch_item(
+                item.max_bytes, item.leader_epoch, item.last_fetched_epoch, item.throttled, item.start_segment,
+                item.start_reach,
+            )  # fmt: skip
+
+    def restore(self, saved: SavedOperations, place: SavedPlace, slot: i64) -> bool:
+        row = place.fetch
+        fetch = Fetch(
+            saved.min_bytes[row],
+            saved.replica_ids[row],
+            READ_COMMITTED if saved.read_committed[row] != 0 else 0,
+            saved.leader_only[row] == 0,
+        )
+        for within in range(saved.item_counts[place.row]):
+            item = place.item + within
+            extra = place.fetch_item + within
+            name = saved.names[saved.places[item]]
+            part = FetchItem(
+                self.partitions.mention_again(name, saved.removed[item], saved.log_starts[item]),
+                saved.required[item],
+                saved.max_bytes[extra],
+                saved.leader_epochs[extra],
+                saved.last_fetched_epochs[extra],
+                saved.throttled[extra] != 0,
+            )
+            # Not where the log stands now: the fetch goes on from where it was anchored when it came.
+            part.start_segment = saved.start_segments[extra]
+            part.start_reach = saved.start_reaches[extra]
+            fetch.items.append(part)
+        self._enter_items(fetch, slot)
+        if examine(fetch):
             return True
-        item.available = available
-        total += available
-    return total >= fetch.min_bytes
-
-
-def share_out(fetch: Fetch) -> list[i64]:
-    """The reach to watch for on each partition, after `examine` said no; always above the reach of now."""
-    missing = fetch.min_bytes
-    growing: i64 = 0
-    for item in fetch.items:
-        missing -= item.available
-        if item.available < item.max_bytes and not fetch.holds_back(item):
-            growing += 1
-    share = (missing + growing - 1) // growing if growing else missing
-    return [_threshold(fetch, item, share) for item in fetch.items]
-
-
-def _threshold(fetch: Fetch, item: FetchItem, share: i64) -> i64:
-    partition = item.partition
-    end = fetch.end_offset(partition)
-    reach = partition.positions.reach(end) if end >= 0 else -1
-    if reach < 0:
-        return 0
-    if fetch.holds_back(item):
-        return NEVER
-    if partition.positions.segment(end) > item.start_segment:
-        return reach + 1
-    if item.available >= item.max_bytes:
-        return NEVER
-    room = item.max_bytes - item.available
-    needed = item.start_reach + item.available + (share if share < room else room)
-    return needed if needed > reach else reach + 1
-
-
-class FetchAnswer:
-    """What one partition of an ended fetch answers."""
-
-    def __init__(self, error_code: i64, reached_offset: i64, log_start_offset: i64, fetched: FetchedPartition) -> None:
-        self.error_code: Final[i64] = error_code
-        self.reached_offset: Final[i64] = reached_offset
-        self.log_start_offset: Final[i64] = log_start_offset
-        self.fetched: Final = fetched
-
-
-def answer(fetch: Fetch, item: FetchItem) -> FetchAnswer:
-    """What a read of the partition would give now; Kafka's order of checks within one read."""
-    partition = item.partition
-    error = read_error(fetch, item)
-    said = AGREES
-    if error == NONE:
-        said = divergence(item)
-        if said == UNDEFINED or item.fetch_offset < partition.log_start_offset:
-            error = OFFSET_OUT_OF_RANGE
-    diverged = error == NONE and said != AGREES
-    if error == NONE and not diverged and 0 <= partition.log_end_offset < item.fetch_offset:
-        error = OFFSET_OUT_OF_RANGE
-    if error != NONE:
-        return FetchAnswer(error, -1, -1, FetchedPartition(0, -1, -1, -1, -1))
-    end = fetch.end_offset(partition)
-    fetched = FetchedPartition(
-        0 if diverged else _readable_bytes(fetch, item, end),
-        partition.high_watermark,
-        partition.last_stable_offset(),
-        said[0] if diverged else -1,
-        said[1] if diverged else -1,
-    )
-    return FetchAnswer(NONE, end, partition.log_start_offset, fetched)
-
-
-def _readable_bytes(fetch: Fetch, item: FetchItem, end: i64) -> i64:
-    positions = item.partition.positions
-    reach = positions.reach(end) if end >= 0 else -1
-    if item.fetch_offset >= end or reach < 0 or fetch.holds_back(item):
-        return 0
-    if positions.segment(end) > item.start_segment:
-        return item.max_bytes
-    available = reach - item.start_reach
-    return available if available < item.max_bytes else item.max_bytes
+        self._watch(fetch)
+        return False

@@ -20,11 +20,10 @@ __all__ = ["OperationChecks"]
 class OperationChecks:
     """The checks of one operation of a batch, in the order in which its faults are told."""
 
-    def __init__(self, limits: EngineLimits, partitions: Partitions, keys: SignalKeys, makes_partitions: bool) -> None:
+    def __init__(self, limits: EngineLimits, partitions: Partitions, keys: SignalKeys) -> None:
         self.limits: Final = limits
         self.partitions: Final = partitions
         self.keys: Final = keys
-        self.makes_partitions: Final = makes_partitions
 
     def fault(self, columns: BatchColumns, row: int, first_item: int, pending: int) -> Fault | None:
         """Why the operation in a row is refused, or None. `pending` operations wait already."""
@@ -104,7 +103,7 @@ class OperationChecks:
                     made += 1
                 elif key.references == 0:
                     idle += 1
-            elif self.makes_partitions and columns.partitions[place] not in self.partitions.by_name:
+            elif not self.partitions.strict and columns.partitions[place] not in self.partitions.by_name:
                 made += 1
         if made == 0:
             return None

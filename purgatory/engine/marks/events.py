@@ -243,7 +243,7 @@ class Events:
         if not partition.raise_high_watermark(offset):
             return False
         if partition.high_watermark < before:
-            self.wakeups.recheck_fetches(partition, now_ms)
+            self.wakeups.mark_fell(partition, now_ms)
         else:
             self.wakeups.wake(partition, now_ms, fetches_first=False)
         return True
@@ -254,7 +254,7 @@ class Events:
             return False
         partition.recompute_high_watermark(now_ms, self.lag_max_ms)
         if not had_positions and len(partition.positions) > 0:
-            self.wakeups.anchor_fetches(partition, now_ms)
+            self.wakeups.fetches.anchor(partition, now_ms)
         self.wakeups.wake(partition, now_ms, fetches_first=False)
         return True
 
@@ -276,7 +276,7 @@ class Events:
         if not partition.raise_log_start(offset):
             return False
         if partition.log_start_offset > partition.lowest_fetch_offset:
-            self.wakeups.recheck_fetches(partition, now_ms)
+            self.wakeups.fetches.recheck(partition, now_ms)
         self.wakeups.wake(partition, now_ms, fetches_first=False)
         return True
 
@@ -296,7 +296,7 @@ class Events:
         ):
             partition.recompute_high_watermark(now_ms, self.lag_max_ms)
         if partition.throttled_fetches > 0:
-            self.wakeups.recheck_fetches(partition, now_ms)
+            self.wakeups.fetches.recheck(partition, now_ms)
         self.wakeups.wake(partition, now_ms, fetches_first=True)
         return True
 
@@ -331,7 +331,7 @@ class Events:
     def _truncation(self, partition: Partition, offset: i64, now_ms: i64) -> bool:
         if not partition.truncate(offset):
             return False
-        self.wakeups.recheck_fetches(partition, now_ms)
+        self.wakeups.mark_fell(partition, now_ms)
         self.wakeups.wake(partition, now_ms, fetches_first=False)
         return True
 

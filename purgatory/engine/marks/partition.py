@@ -13,11 +13,15 @@ from typing import Final
 from mypy_extensions import i64
 
 from purgatory.engine.batches import AsGiven, ReplicaSets
+from purgatory.engine.codes import KINDS
 from purgatory.engine.marks.epochs import EpochCache
 from purgatory.engine.marks.positions import PositionIndex
 from purgatory.engine.waiting.watches import WatchList
 
-__all__ = ["FetchWatch", "Partition", "Replica"]
+__all__ = ["NO_FETCH_OFFSET", "FetchWatch", "Partition", "Replica"]
+
+NO_FETCH_OFFSET: Final[i64] = 2**62
+"""Above all fetch offsets."""
 
 
 class Replica:
@@ -91,12 +95,12 @@ class Partition:
         """Items of pending operations that name it."""
         self.named_by_row: i64 = -1
         """The row that named it last, by the number that registration gave it."""
-        self.produces: WatchList | None = None
-        self.deletes: WatchList | None = None
+        self.waits: Final[list[WatchList | None]] = [None] * (len(KINDS) + 1)
+        """By kind: who waits for one mark, by the value it must reach. Fetches have lists of their own."""
         self.fetches_to_log_end: FetchWatch | None = None
         self.fetches_to_high_watermark: FetchWatch | None = None
         self.fetches_to_last_stable: FetchWatch | None = None
-        self.lowest_fetch_offset: i64 = 2**62
+        self.lowest_fetch_offset: i64 = NO_FETCH_OFFSET
         """At most the lowest fetch offset that waits here."""
         self.throttled_fetches: i64 = 0
 
@@ -325,13 +329,22 @@ class Partition:
                 replica.forget_progress()
         self.is_leader = is_leader
 
+    # Who waits here.
+
+    def waits_of(self, kind: i64) -> WatchList:
+        """The list of a kind, made if there was none."""
+        waits = self.waits[kind]
+        if waits is None:
+            waits = WatchList()
+            self.waits[kind] = waits
+        return waits
+
     def watched(self) -> i64:
         """Watch entries of pending operations."""
         total: i64 = 0
-        if self.produces is not None:
-            total += self.produces.live
-        if self.deletes is not None:
-            total += self.deletes.live
+        for waits in self.waits:
+            if waits is not None:
+                total += waits.live
         for watch in self.fetch_watches():
             total += watch.entries.live
         return total

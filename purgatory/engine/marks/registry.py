@@ -7,6 +7,7 @@ from typing import Final
 from mypy_extensions import i64
 
 from purgatory.engine.batches import AsGiven, PartitionName
+from purgatory.engine.codes import NONE, UNKNOWN_TOPIC_OR_PARTITION
 from purgatory.engine.marks.partition import Partition
 from purgatory.engine.waiting.watches import WatchList
 
@@ -16,7 +17,9 @@ __all__ = ["NamedPartitions", "Partitions", "SignalKey", "SignalKeys"]
 class Partitions:
     """Known partitions. One that is gone stays in its place until the last operation that names it has ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, strict: bool) -> None:
+        self.strict: Final = strict
+        """A partition is not made by being waited for: only events make it known."""
         self.by_name: Final[dict[PartitionName, Partition]] = {}
         self.by_index: Final[list[Partition | None]] = []
         self._free: Final[list[int]] = []
@@ -38,6 +41,31 @@ class Partitions:
         partition = self._place(name)
         partition.removed_error_code = error_code
         partition.log_start_offset = -1
+        return partition
+
+    def mention(self, name: AsGiven) -> Partition:
+        """The partition that an item names, held for it: made if it was unknown, or where that is not allowed a
+        stand-in that answers UNKNOWN_TOPIC_OR_PARTITION.
+        """
+        partition = self.by_name.get(name)
+        if partition is None:
+            partition = self.make_missing(name, UNKNOWN_TOPIC_OR_PARTITION) if self.strict else self.make(name)
+        partition.references += 1
+        return partition
+
+    def mention_again(self, name: AsGiven, removed: i64, log_start: i64) -> Partition:
+        """The partition that a restored item names, held for it. `removed`: the error code of one that was gone when
+        the item was saved, and so is gone here; else NONE.
+        """
+        partition: Partition | None
+        if removed != NONE:
+            partition = self.make_missing(name, removed)
+            partition.log_start_offset = log_start
+        else:
+            partition = self.by_name.get(name)
+            if partition is None:
+                partition = self.make(name)
+        partition.references += 1
         return partition
 
     def _place(self, name: AsGiven) -> Partition:

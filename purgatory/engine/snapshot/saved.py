@@ -8,11 +8,11 @@ from librt.vecs import append, vec
 from mypy_extensions import i64
 
 from purgatory.engine.batches import AsGiven
+from purgatory.engine.codes import FETCH
 from purgatory.engine.completions import Completions, FetchedPartition
-from purgatory.engine.kinds.fetch import Fetch
 from purgatory.engine.snapshot.packing import ColumnReader, ColumnWriter
 
-__all__ = ["SavedOperations", "completions_from", "completions_to"]
+__all__ = ["SavedOperations", "SavedPlace", "completions_from", "completions_to"]
 
 
 class SavedOperations:
@@ -88,19 +88,29 @@ class SavedOperations:
         self.removed = append(self.removed, removed)
         self.log_starts = append(self.log_starts, log_start)
 
-    def add_fetch(self, fetch: Fetch) -> None:
+    def add_fetch(self, min_bytes: i64, replica_id: i64, read_committed: bool, leader_only: bool) -> None:
         """What only a fetch has, after its operation."""
-        self.min_bytes = append(self.min_bytes, fetch.min_bytes)
-        self.replica_ids = append(self.replica_ids, fetch.replica_id)
-        self.read_committed = append(self.read_committed, 1 if fetch.read_committed else 0)
-        self.leader_only = append(self.leader_only, 1 if fetch.leader_only else 0)
-        for item in fetch.items:
-            self.max_bytes = append(self.max_bytes, item.max_bytes)
-            self.leader_epochs = append(self.leader_epochs, item.leader_epoch)
-            self.last_fetched_epochs = append(self.last_fetched_epochs, item.last_fetched_epoch)
-            self.throttled = append(self.throttled, 1 if item.throttled else 0)
-            self.start_segments = append(self.start_segments, item.start_segment)
-            self.start_reaches = append(self.start_reaches, item.start_reach)
+        self.min_bytes = append(self.min_bytes, min_bytes)
+        self.replica_ids = append(self.replica_ids, replica_id)
+        self.read_committed = append(self.read_committed, 1 if read_committed else 0)
+        self.leader_only = append(self.leader_only, 1 if leader_only else 0)
+
+    def add_fetch_item(
+        self,
+        max_bytes: i64,
+        leader_epoch: i64,
+        last_fetched_epoch: i64,
+        throttled: bool,
+        start_segment: i64,
+        start_reach: i64,
+    ) -> None:
+        """What only an item of a fetch has, in the order of its items."""
+        self.max_bytes = append(self.max_bytes, max_bytes)
+        self.leader_epochs = append(self.leader_epochs, leader_epoch)
+        self.last_fetched_epochs = append(self.last_fetched_epochs, last_fetched_epoch)
+        self.throttled = append(self.throttled, 1 if throttled else 0)
+        self.start_segments = append(self.start_segments, start_segment)
+        self.start_reaches = append(self.start_reaches, start_reach)
 
     def to_bytes(self) -> bytes:
         """All of it."""
@@ -163,6 +173,25 @@ class SavedOperations:
             saved.start_segments = reader.column()
             saved.start_reaches = reader.column()
         return saved
+
+
+class SavedPlace:
+    """How far saved operations have been gone through: where the next one's values are in each group of columns."""
+
+    def __init__(self) -> None:
+        self.row: i64 = 0
+        self.item: i64 = 0
+        self.fetch: i64 = 0
+        self.fetch_item: i64 = 0
+
+    def step(self, saved: SavedOperations) -> None:
+        """To the next operation."""
+        items = saved.item_counts[self.row]
+        if saved.kinds[self.row] == FETCH:
+            self.fetch += 1
+            self.fetch_item += items
+        self.item += items
+        self.row += 1
 
 
 def add_names(writer: ColumnWriter, names: list[AsGiven]) -> None:

@@ -11,22 +11,11 @@ from typing import Final
 from librt.vecs import vec
 from mypy_extensions import i16, i32, i64
 
-from purgatory.engine.codes import (
-    EXPIRED,
-    FAILED,
-    FETCH,
-    KINDS,
-    NONE,
-    OFFSET_MAX,
-    PRODUCE,
-    REQUEST_TIMED_OUT,
-    SATISFIED,
-    SIGNAL,
-)
+from purgatory.engine.codes import EXPIRED, FAILED, KINDS, SATISFIED
 from purgatory.engine.completions import Completions
-from purgatory.engine.kinds.fetch import Fetch, FetchItem, answer
+from purgatory.engine.kinds.kind import Kind
 from purgatory.engine.marks.registry import Partitions, SignalKeys
-from purgatory.engine.waiting.tables import UNRESOLVED, ItemTable, OperationTable, Owner
+from purgatory.engine.waiting.tables import ItemTable, OperationTable, Owner
 from purgatory.engine.waiting.watches import WatchList, make_ref
 from purgatory.engine.waiting.wheel import TimingWheel
 
@@ -44,7 +33,8 @@ class PendingOperations:
         self.operations: Final = OperationTable()
         self.items: Final = ItemTable()
         self.wheel: Final = TimingWheel(tick_ms, wheel_size, now_ms)
-        self.fetches: Final[dict[int, Fetch]] = {}
+        self.kinds: list[Kind] = []
+        """By code, with nobody at 0; set once, by the `Kinds` that are made on these pending operations."""
         self.owners: Final[list[Owner | None]] = []
         self.count: i64 = 0
         self.ended_total: i64 = 0
@@ -119,12 +109,7 @@ class PendingOperations:
             self.wheel.remove(slot)
         completions = self.completions_of(owner)
         items_before = completions.items
-        if kind == FETCH:
-            failed = self._end_fetch(slot, completions)
-        elif kind == SIGNAL:
-            failed = self._end_signal(slot, outcome, waited_ms, completions)
-        else:
-            failed = self._end_countdown(slot, kind, outcome, waited_ms, completions)
+        failed = self.kinds[kind].answer(slot, outcome, waited_ms, completions)
         if outcome == SATISFIED and failed:
             outcome = FAILED
         item_count = completions.items - items_before
@@ -133,97 +118,18 @@ class PendingOperations:
         owner.pending -= 1
         self.count -= 1
         self.pending_by_kind[kind] -= 1
-        self.note_end(kind, outcome)
+        self._count_end(kind, outcome)
 
-    def note_end(self, kind: i64, outcome: i64) -> None:
-        """Counts an end, of an operation that waited or of one that never had to."""
+    def end_at_once(
+        self, completions: Completions, operation_id: i64, kind: i64, outcome: i64, item_count: i64
+    ) -> None:
+        """Writes down the end of an operation that was never pending, after its items."""
+        completions.add_operation(operation_id, kind, outcome, 0, 0, item_count)
+        self._count_end(kind, outcome)
+
+    def _count_end(self, kind: i64, outcome: i64) -> None:
         self.ended_total += 1
         self.ended[kind * OUTCOMES_MAX + outcome] += 1
-
-    def _end_countdown(self, slot: i64, kind: i64, outcome: i64, waited_ms: i64, completions: Completions) -> bool:
-        """Items of a produce or delete-records that ends; whether one of them failed."""
-        failed = False
-        item = i64(self.operations.first_item[slot])
-        while item >= 0:
-            after = i64(self.items.next[item])
-            partition = self.partitions.at(i64(self.items.target[item]))
-            error = i64(self.items.error_code[item])
-            mark = self.items.mark[item]
-            required = self.items.required[item]
-            remaining = -1
-            pace = -1.0
-            reached = mark
-            self.items.release(item)
-            if error == UNRESOLVED:
-                error = REQUEST_TIMED_OUT
-                current = partition.high_watermark if kind == PRODUCE else partition.low_watermark()
-                if kind == PRODUCE:
-                    reached = current
-                if outcome == EXPIRED and mark >= 0:
-                    remaining = remaining_ms(mark, current, required, waited_ms)
-                    pace = pace_per_second(mark, current, waited_ms)
-                self._unwatch(partition.produces if kind == PRODUCE else partition.deletes, kind)
-            elif error != NONE:
-                failed = True
-            completions.add_item(partition.name, error, required, reached, partition.log_start_offset, remaining, pace)
-            self.partitions.release(partition)
-            item = after
-        return failed
-
-    def _end_signal(self, slot: i64, outcome: i64, waited_ms: i64, completions: Completions) -> bool:
-        """Items of a signal that ends. Keys never fail; with `any` some may not have been reached."""
-        item = i64(self.operations.first_item[slot])
-        while item >= 0:
-            after = i64(self.items.next[item])
-            key = self.keys.at(i64(self.items.target[item]))
-            error = i64(self.items.error_code[item])
-            mark = self.items.mark[item]
-            required = self.items.required[item]
-            remaining = -1
-            pace = -1.0
-            reached = mark
-            self.items.release(item)
-            if error == UNRESOLVED:
-                error = REQUEST_TIMED_OUT
-                reached = key.count
-                if outcome == EXPIRED:
-                    remaining = remaining_ms(mark, key.count, required, waited_ms)
-                    pace = pace_per_second(mark, key.count, waited_ms)
-                self._unwatch(key.waits, SIGNAL)
-            completions.add_item(key.name, error, required, reached, -1, remaining, pace)
-            self.keys.release(key)
-            item = after
-        return False
-
-    def _end_fetch(self, slot: i64, completions: Completions) -> bool:
-        """Items of a fetch that ends: what a read would give now; whether one of them is an error."""
-        fetch = self.fetches.pop(int(slot))
-        failed = self.answer_fetch(fetch, completions)
-        for item in fetch.items:
-            self.unwatch_fetch_item(fetch, item)
-            self.items.release(item.item)
-            if item.throttled:
-                item.partition.throttled_fetches -= 1
-            self.partitions.release(item.partition)
-        return failed
-
-    def answer_fetch(self, fetch: Fetch, completions: Completions) -> bool:
-        """Writes down what each partition of an ending fetch answers; whether one of them is an error."""
-        failed = False
-        for item in fetch.items:
-            said = answer(fetch, item)
-            failed = failed or said.error_code != NONE
-            completions.add_item(
-                item.partition.name,
-                said.error_code,
-                item.fetch_offset,
-                said.reached_offset,
-                said.log_start_offset,
-                -1,
-                -1.0,
-            )
-            completions.fetched.append(said.fetched)
-        return failed
 
     # Watches.
 
@@ -235,7 +141,7 @@ class PendingOperations:
     def _ref(self, item: i64) -> i64:
         return make_ref(item, i64(self.items.generation[item]))
 
-    def _unwatch(self, entries: WatchList | None, kind: i64) -> None:
+    def unwatch(self, entries: WatchList | None, kind: i64) -> None:
         """An entry of the list has died (its item was released or renewed); dead ones are swept when they are many."""
         assert entries is not None, "an item that waits has no watch list"
         self.popped(entries, kind)
@@ -246,13 +152,6 @@ class PendingOperations:
         """A live entry has left the list."""
         entries.forget()
         self.watched_by_kind[kind] -= 1
-
-    def unwatch_fetch_item(self, fetch: Fetch, item: FetchItem) -> None:
-        """Ends the watch of one partition of a fetch, if it has one."""
-        if item.threshold >= 0:
-            item.threshold = -1
-            self.items.renew(item.item)
-            self._unwatch(fetch.watch(item.partition).entries, FETCH)
 
     # Completions.
 
@@ -277,21 +176,3 @@ class PendingOperations:
                 owner.completions = None
                 owner.ended_last = len(completions)
         return ready
-
-
-def remaining_ms(mark_before: i64, mark_now: i64, required: i64, waited_ms: i64) -> int:
-    """When `required` would be reached at the pace from `mark_before` to `mark_now` in `waited_ms`; -1: it stood
-    still.
-    """
-    moved: int = mark_now - mark_before
-    if moved <= 0 or mark_now >= required:
-        return -1
-    missing: int = required - mark_now
-    return min((missing * int(waited_ms) + moved - 1) // moved, OFFSET_MAX)
-
-
-def pace_per_second(mark_before: i64, mark_now: i64, waited_ms: i64) -> float:
-    """Mean pace of a mark over a wait; -1.0: it stood still."""
-    if mark_now <= mark_before or waited_ms <= 0:
-        return -1.0
-    return float(int(mark_now - mark_before)) * 1000.0 / float(int(waited_ms))

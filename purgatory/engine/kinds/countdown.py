@@ -1,0 +1,247 @@
+"""Kinds that count down: an operation ends when each of its partitions has come to an end, one by one.
+
+An item waits for one mark of its partition and is watched at a threshold of that mark. It is resolved once, with an
+error code; the operation ends with its last item. A kind says which mark, which threshold, and what the state is.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mypy_extensions import i64
+
+from purgatory.engine.batches import AsGiven
+from purgatory.engine.codes import (
+    EXPIRED,
+    FAILED,
+    FENCED_LEADER_EPOCH,
+    KAFKA_STORAGE_ERROR,
+    NONE,
+    NOT_LEADER_OR_FOLLOWER,
+    REQUEST_TIMED_OUT,
+    SATISFIED,
+    UNKNOWN_LEADER_EPOCH,
+    UNKNOWN_TOPIC_OR_PARTITION,
+)
+from purgatory.engine.completions import Completions
+from purgatory.engine.kinds.batch_columns import BatchColumns
+from purgatory.engine.kinds.kind import Kind
+from purgatory.engine.kinds.pace import pace_per_second, remaining_ms
+from purgatory.engine.marks.partition import Partition
+from purgatory.engine.snapshot.saved import SavedOperations, SavedPlace
+from purgatory.engine.waiting.pending import PendingOperations
+from purgatory.engine.waiting.tables import UNRESOLVED, Owner
+from purgatory.engine.waiting.watches import WatchList, ref_is_live, ref_item
+
+__all__ = ["Countdown", "Draft", "partition_fault"]
+
+
+def partition_fault(partition: Partition, leader_epoch: i64) -> i64:
+    """Why nothing can be waited for on a partition; NONE if something can. `leader_epoch` -1: any.
+
+    The epoch comes before leadership: whoever waits under an old epoch is told so even where the partition has moved.
+    """
+    if partition.removed_error_code != NONE:
+        return partition.removed_error_code
+    if partition.storage_failed:
+        return KAFKA_STORAGE_ERROR
+    if leader_epoch >= 0 and partition.leader_epoch >= 0 and leader_epoch != partition.leader_epoch:
+        return FENCED_LEADER_EPOCH if partition.leader_epoch > leader_epoch else UNKNOWN_LEADER_EPOCH
+    if not partition.is_leader:
+        return NOT_LEADER_OR_FOLLOWER
+    return NONE
+
+
+class Draft:
+    """The items of an operation that was tried once, before it is known whether it has to wait."""
+
+    def __init__(self) -> None:
+        self.partitions: Final[list[Partition]] = []
+        self.required: Final[list[i64]] = []
+        self.marks: Final[list[i64]] = []
+        self.epochs: Final[list[i64]] = []
+        self.errors: Final[list[i64]] = []
+        self.left: i64 = 0
+        """Items that have to be waited for."""
+
+    def add(self, partition: Partition, required: i64, mark: i64, epoch: i64, error: i64) -> None:
+        """One item; its error is UNRESOLVED if it has to be waited for."""
+        self.partitions.append(partition)
+        self.required.append(required)
+        self.marks.append(mark)
+        self.epochs.append(epoch)
+        self.errors.append(error)
+        if error == UNRESOLVED:
+            self.left += 1
+
+
+class Countdown(Kind):
+    """A kind that counts down. `answers_mark_of_now`: items that time out answer the mark as it stands then; otherwise
+    as it stood at registration.
+    """
+
+    def __init__(self, code: int, pending: PendingOperations, answers_mark_of_now: bool) -> None:
+        super().__init__(code, pending.partitions)
+        self.pending: Final = pending
+        self.items: Final = pending.items
+        self.answers_mark_of_now: Final = answers_mark_of_now
+
+    # What a kind says of itself.
+
+    def mark(self, partition: Partition) -> i64:
+        """The mark that its items wait for."""
+        raise NotImplementedError
+
+    def state(self, partition: Partition, required: i64, epoch: i64) -> i64:
+        """Error code of an item, UNRESOLVED while it has to wait."""
+        raise NotImplementedError
+
+    def threshold(self, partition: Partition, required: i64) -> i64:
+        """The lowest mark at which an unresolved item may come to an end; always above the mark of now."""
+        return required
+
+    def mark_told(self, partition: Partition, error: i64) -> i64:
+        """The mark that an item of this state has noted, and answers."""
+        return self.mark(partition)
+
+    def draft_item(self, draft: Draft, partition: Partition, required: i64, epoch: i64) -> None:
+        """Tries an item that came without an error of its own."""
+        error = self.state(partition, required, epoch)
+        draft.add(partition, required, self.mark_told(partition, error), epoch, error)
+
+    # Registration.
+
+    def register(self, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64) -> None:
+        draft = Draft()
+        for item in range(first_item, first_item + columns.item_counts.at(row)):
+            partition = self.partitions.mention(columns.partitions[columns.places.at(item)])
+            required, epoch = columns.offsets.at(item), columns.leader_epochs.at(item)
+            error = columns.local_error_codes.at(item)
+            if error == NONE:
+                self.draft_item(draft, partition, required, epoch)
+            else:
+                draft.add(partition, required, self.mark_told(partition, error), epoch, error)
+        operation_id = columns.operation_ids.at(row)
+        if draft.left == 0 or columns.timeouts_ms.at(row) == 0:
+            self._answer_draft(owner, operation_id, draft)
+            return
+        pending = self.pending
+        slot = pending.admit(owner, self.code, draft.left, operation_id, columns.timeouts_ms.at(row), now_ms)
+        last: i64 = -1
+        for place, partition in enumerate(draft.partitions):
+            error = draft.errors[place]
+            required = draft.required[place]
+            last = pending.add_item(
+                slot, last, partition.index, required, draft.marks[place], draft.epochs[place], error
+            )
+            if error == UNRESOLVED:
+                self.watch(partition, last, required)
+
+    def watch(self, partition: Partition, item: i64, required: i64) -> None:
+        """Watches for an unresolved item."""
+        self.pending.watch(partition.waits_of(self.code), self.code, item, self.threshold(partition, required))
+
+    def _answer_draft(self, owner: Owner, operation_id: i64, draft: Draft) -> None:
+        completions = self.pending.completions_of(owner)
+        outcome = EXPIRED if draft.left > 0 else SATISFIED
+        for place, partition in enumerate(draft.partitions):
+            error = draft.errors[place]
+            if error == UNRESOLVED:
+                error = REQUEST_TIMED_OUT
+            elif error != NONE and outcome == SATISFIED:
+                outcome = FAILED
+            completions.add_item(
+                partition.name, error, draft.required[place], draft.marks[place], partition.log_start_offset, -1, -1.0
+            )
+            self.partitions.release(partition)
+        self.pending.end_at_once(completions, operation_id, self.code, outcome, len(draft.partitions))
+
+    # The end.
+
+    def answer(self, slot: i64, outcome: i64, waited_ms: i64, completions: Completions) -> bool:
+        items = self.items
+        failed = False
+        item = i64(self.pending.operations.first_item[slot])
+        while item >= 0:
+            after = i64(items.next[item])
+            partition = self.partitions.at(i64(items.target[item]))
+            error = i64(items.error_code[item])
+            mark = items.mark[item]
+            required = items.required[item]
+            remaining = -1
+            pace = -1.0
+            reached = mark
+            items.release(item)
+            if error == UNRESOLVED:
+                error = REQUEST_TIMED_OUT
+                current = self.mark(partition)
+                if self.answers_mark_of_now:
+                    reached = current
+                if outcome == EXPIRED and mark >= 0:
+                    remaining = remaining_ms(mark, current, self.threshold(partition, required), waited_ms)
+                    pace = pace_per_second(mark, current, waited_ms)
+                self.pending.unwatch(partition.waits_of(self.code), self.code)
+            elif error != NONE:
+                failed = True
+            completions.add_item(partition.name, error, required, reached, partition.log_start_offset, remaining, pace)
+            self.partitions.release(partition)
+            item = after
+        return failed
+
+    # What happens to partitions.
+
+    def wake(self, partition: Partition, now_ms: i64) -> None:
+        waits = partition.waits[self.code]
+        if waits is None or waits.live == 0:
+            return
+        mark = self.mark(partition)
+        while True:
+            ref = waits.pop_reached(mark)
+            if ref < 0:
+                return
+            if ref_is_live(ref, self.items.generation):
+                self._evaluate(partition, waits, ref_item(ref), now_ms)
+
+    def recheck(self, partition: Partition, now_ms: i64) -> None:
+        waits = partition.waits[self.code]
+        if waits is not None:
+            for ref in waits.drain():
+                if ref_is_live(ref, self.items.generation):
+                    self._evaluate(partition, waits, ref_item(ref), now_ms)
+
+    def _evaluate(self, partition: Partition, waits: WatchList, item: i64, now_ms: i64) -> None:
+        """The entry of `item` was taken from `waits`: resolves the item, or watches for it again."""
+        items = self.items
+        self.pending.popped(waits, self.code)
+        self.pending.evaluations_by_kind[self.code] += 1
+        required = items.required[item]
+        error = self.state(partition, required, i64(items.epoch[item]))
+        if error == UNRESOLVED:
+            self.watch(partition, item, required)
+        else:
+            self.pending.resolve(item, error, self.mark_told(partition, error), now_ms)
+
+    # Views and snapshots.
+
+    def reached(self, slot: i64, target: i64) -> i64:
+        return self.mark(self.partitions.at(target))
+
+    def restore(self, saved: SavedOperations, place: SavedPlace, slot: i64) -> bool:
+        last: i64 = -1
+        for item in range(place.item, place.item + saved.item_counts[place.row]):
+            error = saved.error_codes[item]
+            required = saved.required[item]
+            name: AsGiven = saved.names[saved.places[item]]
+            removed = saved.removed[item]
+            log_start = saved.log_starts[item]
+            if error != UNRESOLVED and removed == 0 and self.partitions.get(name) is None:
+                # It has gone since it was resolved, and is only to be named: no new partition must come of that.
+                removed = UNKNOWN_TOPIC_OR_PARTITION
+                log_start = 0
+            partition = self.partitions.mention_again(name, removed, log_start)
+            last = self.pending.add_item(
+                slot, last, partition.index, required, saved.marks[item], saved.epochs[item], error
+            )
+            if error == UNRESOLVED:
+                self.watch(partition, last, required)
+        return False

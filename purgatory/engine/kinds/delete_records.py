@@ -1,0 +1,49 @@
+"""Delete-records: waits until the low watermark of every partition has reached its offset.
+
+Rules: Kafka's DelayedDeleteRecords (docs/semantics.md).
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from mypy_extensions import i64
+
+from purgatory.engine.codes import DELETE_RECORDS, NONE, OFFSET_NOT_AVAILABLE, OFFSET_OUT_OF_RANGE
+from purgatory.engine.kinds.countdown import Countdown, Draft, partition_fault
+from purgatory.engine.marks.partition import Partition
+from purgatory.engine.waiting.pending import PendingOperations
+from purgatory.engine.waiting.tables import UNRESOLVED
+
+__all__ = ["DeleteRecordsKind"]
+
+
+@final
+class DeleteRecordsKind(Countdown):
+    """Expired ones answer the low watermark of their registration, as Kafka's do."""
+
+    def __init__(self, pending: PendingOperations) -> None:
+        super().__init__(DELETE_RECORDS, pending, answers_mark_of_now=False)
+
+    def mark(self, partition: Partition) -> i64:
+        return partition.low_watermark()
+
+    def state(self, partition: Partition, required: i64, epoch: i64) -> i64:
+        fault = partition_fault(partition, -1)
+        if fault != NONE:
+            return fault
+        return NONE if partition.low_watermark() >= required else UNRESOLVED
+
+    def mark_told(self, partition: Partition, error: i64) -> i64:
+        return partition.low_watermark() if error in (NONE, UNRESOLVED) else -1
+
+    def draft_item(self, draft: Draft, partition: Partition, required: i64, epoch: i64) -> None:
+        error = partition_fault(partition, -1)
+        if error == NONE and required < 0:
+            required = partition.high_watermark
+            error = OFFSET_NOT_AVAILABLE if required < 0 else NONE
+        if error == NONE and 0 <= partition.high_watermark < required:
+            error = OFFSET_OUT_OF_RANGE
+        if error == NONE:
+            error = self.state(partition, required, epoch)
+        draft.add(partition, required, self.mark_told(partition, error), epoch, error)

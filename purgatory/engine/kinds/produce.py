@@ -1,0 +1,102 @@
+"""Produce: waits until the high watermark of every partition has reached its required offset.
+
+Rules: Kafka's DelayedProduce, cases A to C (docs/semantics.md).
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from mypy_extensions import i64
+
+from purgatory.engine.codes import NONE, NOT_ENOUGH_REPLICAS_AFTER_APPEND, PRODUCE
+from purgatory.engine.kinds.batch_columns import BatchColumns
+from purgatory.engine.kinds.countdown import Countdown, partition_fault
+from purgatory.engine.marks.partition import Partition
+from purgatory.engine.waiting.pending import PendingOperations
+from purgatory.engine.waiting.tables import UNRESOLVED, Owner
+from purgatory.engine.waiting.watches import ref_is_live, ref_item
+
+__all__ = ["ProduceKind"]
+
+
+@final
+class ProduceKind(Countdown):
+    """The commonest kind by far: what is overridden here is on the hot path."""
+
+    def __init__(self, pending: PendingOperations) -> None:
+        super().__init__(PRODUCE, pending, answers_mark_of_now=True)
+        self._rows_looked_at: i64 = 0
+        """Numbers the plain rows, so that a partition that is named twice is found."""
+
+    def mark(self, partition: Partition) -> i64:
+        return partition.high_watermark
+
+    def state(self, partition: Partition, required: i64, epoch: i64) -> i64:
+        fault = partition_fault(partition, epoch)
+        if fault != NONE:
+            return fault
+        if partition.high_watermark < 0 or partition.high_watermark < required:
+            return UNRESOLVED
+        return NOT_ENOUGH_REPLICAS_AFTER_APPEND if partition.is_under_min_in_sync() else NONE
+
+    def register_plain(self, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64) -> bool:
+        # The items are walked twice, first to see whether the row has to wait and then to enter them, because a draft
+        # would make six objects for each operation.
+        end = first_item + columns.item_counts.at(row)
+        left = self._items_to_wait_for(columns, first_item, end)
+        if left <= 0:
+            return False
+        pending = self.pending
+        slot = pending.admit(owner, PRODUCE, left, columns.operation_ids.at(row), columns.timeouts_ms.at(row), now_ms)
+        last: i64 = -1
+        item = first_item
+        while item < end:
+            partition = columns.known_partition(item)
+            assert partition is not None, f"the partition of item {item} was known a moment ago"
+            required, epoch = columns.offsets.at(item), columns.leader_epochs.at(item)
+            error = self.state(partition, required, epoch)
+            partition.references += 1
+            last = pending.add_item(slot, last, partition.index, required, partition.high_watermark, epoch, error)
+            if error == UNRESOLVED:
+                pending.watch(partition.waits_of(PRODUCE), PRODUCE, last, required)
+            item += 1
+        return True
+
+    def _items_to_wait_for(self, columns: BatchColumns, first_item: i64, end: i64) -> i64:
+        """How many items of a plain row have to wait; -1 when they need another check: a partition that is not known,
+        or one that is named twice.
+        """
+        self._rows_looked_at += 1
+        left: i64 = 0
+        item = first_item
+        while item < end:
+            partition = columns.known_partition(item)
+            if partition is None or partition.named_by_row == self._rows_looked_at:
+                return -1
+            partition.named_by_row = self._rows_looked_at
+            if self.state(partition, columns.offsets.at(item), columns.leader_epochs.at(item)) == UNRESOLVED:
+                left += 1
+            item += 1
+        return left
+
+    def wake(self, partition: Partition, now_ms: i64) -> None:
+        # As Countdown does, with the state worked out once: a mark that only moved up leaves nothing but the in-sync
+        # set to look at, which is the same for all. Whatever else may end a wait comes through `recheck`.
+        waits = partition.waits[PRODUCE]
+        if waits is None:
+            return
+        mark = partition.high_watermark
+        items = self.items
+        error: i64 = UNRESOLVED
+        while True:
+            ref = waits.pop_reached(mark)
+            if ref < 0:
+                return
+            if not ref_is_live(ref, items.generation):
+                continue
+            if error == UNRESOLVED:
+                error = NOT_ENOUGH_REPLICAS_AFTER_APPEND if partition.is_under_min_in_sync() else NONE
+            self.pending.popped(waits, PRODUCE)
+            self.pending.evaluations_by_kind[PRODUCE] += 1
+            self.pending.resolve(ref_item(ref), error, mark, now_ms)
