@@ -39,8 +39,8 @@ class Wakeups:
     def wake(self, partition: Partition, now_ms: i64, fetches_first: bool) -> None:
         """The partition's marks may have moved up; `fetches_first` after a follower's fetch.
 
-        The orders are Kafka's, and completions come in them, so callers and replays see them. Named one by one: this is done for every mark that moves, and
-        calls of a known class cost a third of those through a list.
+        The orders are Kafka's, and completions come in them, so callers and replays see them. Kinds are named one by
+        one: this is done for every mark that moves, and calls of a known class cost a third of those through a list.
         """
         if fetches_first:
             self.fetches.wake(partition, now_ms)
