@@ -26,10 +26,10 @@ from purgatory.engine.batches import PartitionName
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.host import Host
-from purgatory.service.host_limits import HostLimits
 from purgatory.service.listeners.archive_listener import ROWS_AT_ONCE, ArchiveListener
 from purgatory.service.listeners.metrics import Metrics
 from purgatory.service.rpc import intake
+from purgatory.service.settings import HostSettings
 from purgatory.service.translate.results import fill_batch
 from purgatory.testing import ManualClock
 from purgatory.v1 import event_pb2, operation_pb2
@@ -103,7 +103,7 @@ def marks(mark: int) -> bytes:
 def work(operations: int, link: SameThreadLink | None) -> None:
     """So many waits, from bytes to bytes."""
     clock = ManualClock(1)
-    host = Host(Engine(EngineLimits(), 1), clock, HostLimits(), Metrics())
+    host = Host(Engine(EngineLimits(), 1), clock, HostSettings(), Metrics())
     if link is not None:
         host.archive = link.listener
     session, _ = host.sessions.open("bench", 1)

@@ -24,9 +24,8 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service import garbage
 from purgatory.service.host import Host
-from purgatory.service.host_limits import HostLimits
 from purgatory.service.listeners.observer import SilentObserver
-from purgatory.service.settings import GcSettings
+from purgatory.service.settings import GcSettings, HostSettings
 from purgatory.service.translate.operations import OperationRun
 
 TURN_S: Final = 0.005
@@ -84,7 +83,7 @@ def waits(parameters: Parameters) -> Numbers:
 async def _waits(rate: int, pending: int, seconds: float) -> Numbers:
     clock, watch = SystemClock(), Watch()
     engine = Engine(EngineLimits(pending_operations_max=2 * pending + rate), clock.now_ms())
-    host = Host(engine, clock, HostLimits(), watch)
+    host = Host(engine, clock, HostSettings(), watch)
     session, _ = host.sessions.open("bench", clock.now_ms())
     partitions = [("bench", partition) for partition in range(100)]
     next_id = 1

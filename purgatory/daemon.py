@@ -33,7 +33,6 @@ from purgatory.service import garbage
 from purgatory.service.draining import drain
 from purgatory.service.flags import config_lines, read_command_line
 from purgatory.service.host import Host
-from purgatory.service.host_limits import HostLimits
 from purgatory.service.http.site import HttpSite
 from purgatory.service.listeners.archive_listener import ArchiveListener, start_archive, writer_opening
 from purgatory.service.listeners.exposition import make_registry
@@ -43,7 +42,14 @@ from purgatory.service.log import start_logging
 from purgatory.service.rpc.handlers import SERVICE, add_to_server
 from purgatory.service.rpc.in_flight import UnaryCalls
 from purgatory.service.rpc.servicer import PurgatoryServicer
-from purgatory.service.settings import Settings, SettingsError, split_address, unknown_variables
+from purgatory.service.settings import (
+    EngineLimitsSettings,
+    HostSettings,
+    Settings,
+    SettingsError,
+    split_address,
+    unknown_variables,
+)
 
 LOGGER: Final = logging.getLogger(__name__)
 CALLS_UNREAD_MAX: Final = 1_000_000
@@ -217,33 +223,9 @@ def why_not_bindable(address: str) -> str | None:
 
 def make_host(settings: Settings, metrics: Metrics, clock: Clock, started_ms: int) -> Host:
     """The engine, whose time starts at `started_ms`, and its host, each with the limits it needs."""
-    limits = settings.limits
-    engine_limits = EngineLimits(
-        pending_operations_max=limits.pending_operations_max,
-        partitions_max=limits.partitions_max,
-        signal_keys_max=limits.signal_keys_max,
-        items_per_operation_max=limits.items_per_operation_max,
-        timeout_ms_max=limits.timeout_ms_max,
-        timeout_ms_default=limits.timeout_ms_default,
-        topic_length_max=limits.topic_length_max,
-    )
-    engine = Engine(
-        engine_limits,
-        started_ms,
-        tick_ms=settings.engine.tick_ms,
-        wheel_size=settings.engine.wheel_size,
-        strict_partitions=settings.engine.strict_partitions,
-        replica_lag_time_max_ms=settings.engine.replica_lag_time_max_ms,
-    )
-    host_limits = HostLimits(
-        sessions_max=limits.sessions_max,
-        unacknowledged_results_max=limits.unacknowledged_results_max,
-        operations_per_batch_max=limits.operations_per_batch_max,
-        events_per_batch_max=limits.events_per_batch_max,
-        heartbeat_interval_ms=settings.session.heartbeat_interval_ms,
-        session_ttl_ms=settings.session.ttl_ms,
-    )
-    return Host(engine, clock, host_limits, metrics)
+    limits = settings.limits.model_dump(include=set(EngineLimitsSettings.model_fields))
+    engine = Engine(EngineLimits(**limits), started_ms, **settings.engine.model_dump())
+    return Host(engine, clock, HostSettings(settings.limits, settings.session), metrics)
 
 
 def server_options(settings: Settings) -> list[tuple[str, int]]:

@@ -22,7 +22,6 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.errors import InvalidBatch
 from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX
 from purgatory.service.engine_time import EngineTime
-from purgatory.service.host_limits import HostLimits
 from purgatory.service.listeners.archive import Archive, NoArchive
 from purgatory.service.listeners.journal import Journal, NoJournal
 from purgatory.service.listeners.observer import Observer
@@ -39,6 +38,7 @@ from purgatory.service.sessions.refused import (
 )
 from purgatory.service.sessions.session import Session, Sessions
 from purgatory.service.sessions.unary_waits import UnaryWaits
+from purgatory.service.settings import HostSettings
 from purgatory.service.translate.operations import OperationRun
 from purgatory.service.translate.receipts import BatchReceipt
 
@@ -53,18 +53,18 @@ SHUTTING_DOWN_MESSAGE: Final = "the daemon is shutting down; try another one, or
 class Host:
     """Owns the engine. `start` it on the loop that will call it; at the end `draining.drain` it, then `stop` it."""
 
-    def __init__(self, engine: Engine, clock: Clock, limits: HostLimits, observer: Observer) -> None:
+    def __init__(self, engine: Engine, clock: Clock, settings: HostSettings, observer: Observer) -> None:
         self.engine: Final = engine
         self.clock: Final = clock
         """For sessions and streams."""
         self.time: Final = EngineTime(clock)
         """For the engine."""
-        self.limits: Final = limits
+        self.settings: Final = settings
         self.archive: Archive = NoArchive()
         """Where history goes; to be set before anything happens."""
         self.journal: Journal = NoJournal()
         """What keeps changes over a restart; to be set before anything happens."""
-        self.sessions: Final = Sessions(engine, limits, observer, self._before_drop)
+        self.sessions: Final = Sessions(engine, settings, observer, self._before_drop)
         self.unary_waits: Final = UnaryWaits(engine.add_owner())
         self.draining = False
         """Set by `draining.drain`: nothing new is taken any more."""
@@ -130,7 +130,7 @@ class Host:
         closed = self.archive.why_closed()
         if closed:
             return Refusal(0, codes.UNAVAILABLE, "", closed)
-        limit = self.limits.unacknowledged_results_max
+        limit = self.settings.limits.unacknowledged_results_max
         unacknowledged = session.outbox.unacknowledged
         if unacknowledged >= limit:
             return Refusal(
@@ -149,7 +149,7 @@ class Host:
 
     def _check_room_for_refusals(self, session: Session) -> None:
         """Refused registrations are results too, so a caller that reads none of them must be stopped here."""
-        limit = self.limits.unacknowledged_results_max + self.limits.operations_per_batch_max
+        limit = self.settings.limits.unacknowledged_results_max + self.settings.limits.operations_per_batch_max
         unacknowledged = session.outbox.unacknowledged
         if unacknowledged >= limit:
             message = f"the session has {unacknowledged} unacknowledged results: read and acknowledge, then send again"
@@ -359,7 +359,7 @@ class Host:
 
     async def _maintain_sessions(self) -> None:
         """Sends heartbeats, ends streams whose peer is silent, and drops expired sessions; survives any exception."""
-        interval_ms = self.limits.heartbeat_interval_ms
+        interval_ms = self.settings.session.heartbeat_interval_ms
         turn_s = min(interval_ms / 4, 1_000) / 1_000
         while True:
             await asyncio.sleep(turn_s)

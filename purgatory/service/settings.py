@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
@@ -120,8 +120,8 @@ class EngineSettings(SettingsGroup):
     )
 
 
-class LimitsSettings(SettingsGroup):
-    """Limits: what exceeds one is refused with RESOURCE_EXHAUSTED or INVALID_ARGUMENT."""
+class EngineLimitsSettings(SettingsGroup):
+    """The limits that `EngineLimits` takes, under the same names."""
 
     pending_operations_max: Count = Field(default=10_000_000, description="Operations pending at one time.")
     partitions_max: Count = Field(default=100_000, description="Partitions known at one time.")
@@ -130,6 +130,19 @@ class LimitsSettings(SettingsGroup):
     timeout_ms_max: DurationMs = Field(default=DURATION_MS_MAX, description="Longest timeout an operation may ask for.")
     timeout_ms_default: DurationMs = Field(default=30_000, description="Timeout of an operation that names none.")
     topic_length_max: int = Field(default=249, ge=1, le=65_535, description="Characters in a topic or key.")
+
+    @model_validator(mode="after")
+    def _default_within_maximum(self) -> Self:
+        if self.timeout_ms_default > self.timeout_ms_max:
+            raise ValueError(
+                f"timeout_ms_default ({self.timeout_ms_default}) is above timeout_ms_max ({self.timeout_ms_max})"
+            )
+        return self
+
+
+class LimitsSettings(EngineLimitsSettings):
+    """Limits: what exceeds one is refused with RESOURCE_EXHAUSTED or INVALID_ARGUMENT."""
+
     operations_per_batch_max: Count = Field(default=100_000, description="Operations in one message.")
     events_per_batch_max: Count = Field(default=100_000, description="Events in one message.")
     sessions_max: Count = Field(default=10_000, description="Sessions at one time.")
@@ -137,14 +150,6 @@ class LimitsSettings(SettingsGroup):
         default=1_000_000,
         description="Results a session may leave unacknowledged before its registrations are refused.",
     )
-
-    @model_validator(mode="after")
-    def _default_within_maximum(self) -> LimitsSettings:
-        if self.timeout_ms_default > self.timeout_ms_max:
-            raise ValueError(
-                f"timeout_ms_default ({self.timeout_ms_default}) is above timeout_ms_max ({self.timeout_ms_max})"
-            )
-        return self
 
 
 class SessionSettings(SettingsGroup):
@@ -227,6 +232,13 @@ class GcSettings(SettingsGroup):
         le=DURATION_MS_MAX,
         description="While nothing is pending, return free memory to the system this often. 0: never.",
     )
+
+
+class HostSettings(NamedTuple):
+    """What the host and its sessions need of the settings."""
+
+    limits: LimitsSettings = LimitsSettings()
+    session: SessionSettings = SessionSettings()
 
 
 class Settings(BaseSettings):

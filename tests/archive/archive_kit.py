@@ -22,9 +22,9 @@ from purgatory.archive.writer_protocol import WriterOpening, WriterStatistics, r
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.host import Host
-from purgatory.service.host_limits import HostLimits
 from purgatory.service.listeners.archive_listener import ArchiveListener
 from purgatory.service.listeners.observer import Observer, SilentObserver
+from purgatory.service.settings import HostSettings, SessionSettings
 from purgatory.testing import ManualClock
 from tests.archive.archive_replay import rows_of
 
@@ -115,8 +115,8 @@ class ArchivedHost:
             wall_ms=wall_ms,
             send_rows=1,  # each call is a frame of its own
         )
-        host_limits = HostLimits(session_ttl_ms=100)
-        self.host: Final = Host(Engine(EngineLimits(), 1_000), self.clock, host_limits, observer or SilentObserver())
+        host_settings = HostSettings(session=SessionSettings(ttl_ms=100))
+        self.host: Final = Host(Engine(EngineLimits(), 1_000), self.clock, host_settings, observer or SilentObserver())
         self.host.archive = self.listener
 
     def _report(self, statistics: WriterStatistics) -> None:

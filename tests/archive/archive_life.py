@@ -18,12 +18,11 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.draining import drain
 from purgatory.service.host import Host
-from purgatory.service.host_limits import HostLimits
 from purgatory.service.listeners.archive_listener import ArchiveListener, writer_opening
 from purgatory.service.listeners.observer import SilentObserver
 from purgatory.service.rpc.refusals import BatchRefused, CallRefused
 from purgatory.service.sessions.session import Session
-from purgatory.service.settings import ArchiveSettings, EngineSettings
+from purgatory.service.settings import ArchiveSettings, EngineSettings, HostSettings, LimitsSettings, SessionSettings
 from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
 from tests.archive.archive_kit import ThreadLink
@@ -62,9 +61,11 @@ class Life:
         self._archive: Final = ArchiveListener(
             opening.run_id, self._link, rows_max=10**6, strict=False, timeout_ms_default=limits.timeout_ms_default
         )
-        host_limits = HostLimits(session_ttl_ms=SESSION_TTL_MS, unacknowledged_results_max=200)
-        host_limits = HostLimits() if roomy else host_limits
-        self.host: Final = Host(engine, self.clock, host_limits, SilentObserver())
+        host_settings = HostSettings(
+            limits=LimitsSettings(unacknowledged_results_max=200), session=SessionSettings(ttl_ms=SESSION_TTL_MS)
+        )
+        host_settings = HostSettings() if roomy else host_settings
+        self.host: Final = Host(engine, self.clock, host_settings, SilentObserver())
         self.host.archive = self._archive
         self._last_id = 0
         self._marks: Final = dict.fromkeys(PARTITIONS, 0)

@@ -16,11 +16,11 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.garbage import PauseWatch
 from purgatory.service.host import Host
-from purgatory.service.host_limits import HostLimits
 from purgatory.service.listeners.exposition import HostCollector
 from purgatory.service.listeners.metrics import Metrics
 from purgatory.service.listeners.observer import SilentObserver
 from purgatory.service.rpc.refusals import BatchRefused, CallRefused
+from purgatory.service.settings import HostSettings
 from purgatory.service.translate.operations import OperationRun
 from tests.archive.archive_kit import AT_MS, CLOSE_S, ArchivedHost
 from tests.archive.failing_disk import FailingDisk
@@ -342,7 +342,7 @@ async def test_metrics_tell_of_the_archive(tmp_path: Path) -> None:
         "purgatory_archive_dropped_rows_total registrations": 4,
         "purgatory_archive_files_total": 2,
     }
-    assert samples(Host(Engine(EngineLimits(), 0), kept.clock, HostLimits(), SilentObserver())) == {}
+    assert samples(Host(Engine(EngineLimits(), 0), kept.clock, HostSettings(), SilentObserver())) == {}
 
 
 async def test_a_run_whose_end_nobody_told_has_crashed_and_is_kept(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.draining import drain
 from purgatory.service.host import Host
-from purgatory.service.host_limits import HostLimits
 from purgatory.service.listeners.observer import SilentObserver
 from purgatory.service.rpc.handlers import add_to_server
 from purgatory.service.rpc.in_flight import UnaryCalls
 from purgatory.service.rpc.servicer import PurgatoryServicer
+from purgatory.service.settings import HostSettings, LimitsSettings, SessionSettings
 from tests.daemon_simulation.engine_tap import EngineTap
 from tests.daemon_simulation.faulty_proxy import NOBODY
 from tests.daemon_simulation.plan import Plan
@@ -76,13 +76,14 @@ class Served:
         """A new daemon, which knows nothing of the ones before."""
         plan = self._plan
         tap = EngineTap(Engine(EngineLimits(), self.clock.now_ms()))
-        limits = HostLimits(
-            unacknowledged_results_max=plan.unacknowledged_results_max,
-            operations_per_batch_max=plan.operations_per_batch_max,
-            heartbeat_interval_ms=plan.heartbeat_interval_ms,
-            session_ttl_ms=plan.session_ttl_ms,
+        settings = HostSettings(
+            limits=LimitsSettings(
+                unacknowledged_results_max=plan.unacknowledged_results_max,
+                operations_per_batch_max=plan.operations_per_batch_max,
+            ),
+            session=SessionSettings(heartbeat_interval_ms=plan.heartbeat_interval_ms, ttl_ms=plan.session_ttl_ms),
         )
-        self._host = Host(cast(Engine, tap), self.clock, limits, self.observer)
+        self._host = Host(cast(Engine, tap), self.clock, settings, self.observer)
         tap.session_of = self._host.sessions.of_owner
         self.taps.append(tap)
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])

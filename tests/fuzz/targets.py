@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from purgatory.engine.limits import EngineLimits
-from purgatory.service.host_limits import HostLimits
+from purgatory.service.settings import HostSettings, LimitsSettings, SessionSettings
 from tests.daemon_process import DaemonProcess
 from tests.fuzz.fuzzing_caller import SERVICE, FuzzingCaller
 from tests.fuzz.plausible import PlausibleValues
@@ -84,10 +84,13 @@ async def fuzz_servicer(seed: int, requests: int) -> Tally:
     tally = Tally()
     engine_limits = {name: LIMITS[name] for name in ENGINE_LIMITS}
     host_limits = {name: value for name, value in LIMITS.items() if name not in engine_limits}
-    limits = HostLimits(session_ttl_ms=SESSION_TTL_MS, heartbeat_interval_ms=HEARTBEAT_INTERVAL_MS, **host_limits)
+    settings = HostSettings(
+        limits=LimitsSettings(**host_limits),
+        session=SessionSettings(ttl_ms=SESSION_TTL_MS, heartbeat_interval_ms=HEARTBEAT_INTERVAL_MS),
+    )
     async with (
         faults_noted(tally),
-        serving(limits, EngineLimits(**engine_limits)) as served,
+        serving(settings, EngineLimits(**engine_limits)) as served,
         grpc.aio.insecure_channel(served.address, CHANNEL_OPTIONS) as channel,
     ):
         await FuzzingCaller(channel, PlausibleValues(seed), tally).run(requests)

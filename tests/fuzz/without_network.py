@@ -17,10 +17,10 @@ from purgatory.engine.codes import KINDS
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.host import Host
-from purgatory.service.host_limits import HostLimits
 from purgatory.service.listeners.metrics import Metrics
 from purgatory.service.rpc import intake, looking
 from purgatory.service.rpc.refusals import BatchRefused, CallRefused
+from purgatory.service.settings import HostSettings, LimitsSettings
 from purgatory.service.translate.results import fill_batch
 from purgatory.testing import ManualClock
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -57,8 +57,10 @@ class Direct:
         self._clock: Final = ManualClock(seed % 1_000)
         limits = EngineLimits(pending_operations_max=500, partitions_max=100, signal_keys_max=50)
         self._engine: Final = Engine(limits, self._clock.now_ms(), strict_partitions=seed % 5 == 0)
-        host_limits = HostLimits(unacknowledged_results_max=300, operations_per_batch_max=1_000)
-        self.host: Final = Host(self._engine, self._clock, host_limits, Metrics())
+        host_settings = HostSettings(
+            limits=LimitsSettings(unacknowledged_results_max=300, operations_per_batch_max=1_000)
+        )
+        self.host: Final = Host(self._engine, self._clock, host_settings, Metrics())
         self._session, _ = self.host.sessions.open(SESSION_ID, self._clock.now_ms())
         self._serve: Final[dict[type[Message], Callable[..., object]]] = {
             wire.RegisterBatch: lambda batch: intake.register(self.host, self._session, batch),

@@ -19,9 +19,9 @@ from purgatory.journal.directory import Directory
 from purgatory.journal.errors import JournalDamaged, JournalLocked, JournalTooNew
 from purgatory.journal.sql_schema import migrate
 from purgatory.service.host import Host
-from purgatory.service.host_limits import HostLimits
 from purgatory.service.listeners.journal_opening import OpenJournal
 from purgatory.service.listeners.observer import SilentObserver
+from purgatory.service.settings import HostSettings
 from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
 from tests.journal.kit import keep
@@ -33,7 +33,7 @@ WAITS = 10
 
 def new_host(clock: ManualClock) -> Host:
     """A host with nothing in it."""
-    return Host(Engine(EngineLimits(), clock.now_ms()), clock, HostLimits(), SilentObserver())
+    return Host(Engine(EngineLimits(), clock.now_ms()), clock, HostSettings(), SilentObserver())
 
 
 async def write(folder: Path) -> None:

@@ -53,7 +53,7 @@ async def live(life: Life) -> None:
 async def revive(life: Life, folder: Path) -> tuple[Host, OpenJournal, ManualClock]:
     """A new host with what the journal in a folder knows, at a time when nothing is due."""
     clock = ManualClock(0)
-    host = Host(life.new_engine(0), clock, life.host.limits, SilentObserver())
+    host = Host(life.new_engine(0), clock, life.host.settings, SilentObserver())
     return host, await keep(host, folder, clock), clock
 
 

@@ -13,11 +13,11 @@ from purgatory.clock import Clock, SystemClock
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.host import Host
-from purgatory.service.host_limits import HostLimits
 from purgatory.service.listeners.observer import Observer, SilentObserver
 from purgatory.service.rpc.handlers import add_to_server
 from purgatory.service.rpc.in_flight import UnaryCalls
 from purgatory.service.rpc.servicer import PurgatoryServicer
+from purgatory.service.settings import HostSettings
 from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2_grpc
 from purgatory.v1 import purgatory_service_pb2 as wire
 
@@ -61,7 +61,7 @@ class ServedHost:
 
 @asynccontextmanager
 async def serving(
-    limits: HostLimits | None = None,
+    settings: HostSettings | None = None,
     engine_limits: EngineLimits | None = None,
     clock: Clock | None = None,
     observer: Observer | None = None,
@@ -70,7 +70,7 @@ async def serving(
     """Serves a new host until the block ends."""
     clock = clock or SystemClock()
     engine = Engine(engine_limits or EngineLimits(), clock.now_ms())
-    host = Host(engine, clock, limits or HostLimits(), observer or SilentObserver())
+    host = Host(engine, clock, settings or HostSettings(), observer or SilentObserver())
     server = grpc.aio.server(options=options)
     add_to_server(PurgatoryServicer(host), server, UnaryCalls())
     port = server.add_insecure_port("127.0.0.1:0")

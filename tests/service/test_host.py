@@ -19,8 +19,8 @@ from purgatory.service import host as host_module
 from purgatory.service import reaper as reaper_module
 from purgatory.service.draining import drain
 from purgatory.service.host import Host
-from purgatory.service.host_limits import HostLimits
 from purgatory.service.listeners.observer import SilentObserver
+from purgatory.service.settings import HostSettings
 from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -74,7 +74,7 @@ async def test_a_batch_of_events_goes_in_slices_with_the_loop_free_in_between(mo
     monkeypatch.setattr(host_module, "ENDED_PER_SLICE", 10)
     observer = RecordingObserver()
     clock = ManualClock(1)
-    host = Host(Engine(EngineLimits(), 1), clock, HostLimits(), observer)
+    host = Host(Engine(EngineLimits(), 1), clock, HostSettings(), observer)
     session, _ = host.sessions.open("s", 1)
     host.register(session, [produces(100, "orders")], [])
     offsets = list(range(1, 101))
@@ -138,7 +138,7 @@ class FineClock:
 
 def host_of(clock: FineClock) -> Host:
     """A host that nobody turns but the test."""
-    return Host(Engine(EngineLimits(), clock.now_ms()), clock, HostLimits(), SilentObserver())
+    return Host(Engine(EngineLimits(), clock.now_ms()), clock, HostSettings(), SilentObserver())
 
 
 @pytest.mark.parametrize("part_us", [0, 1, 500, 999])
@@ -188,7 +188,7 @@ async def test_the_reaper_survives_whatever_is_raised(monkeypatch: pytest.Monkey
     observer = RecordingObserver()
     clock = BrokenClock()
     engine = Engine(EngineLimits(), clock.now_ms())
-    host = Host(engine, clock, HostLimits(), observer)
+    host = Host(engine, clock, HostSettings(), observer)
     session, _ = host.sessions.open("s", clock.now_ms())
     host.register(session, [produces(1, "a", 30)], [])
     clock.failures = 2

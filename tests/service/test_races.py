@@ -20,9 +20,9 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.draining import drain
 from purgatory.service.host import Host
-from purgatory.service.host_limits import HostLimits
 from purgatory.service.listeners.observer import SilentObserver
 from purgatory.service.sessions.session import Session
+from purgatory.service.settings import HostSettings, SessionSettings
 from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
 from purgatory.v1 import event_pb2
@@ -74,8 +74,8 @@ class Race:
     def __init__(self, kind: int) -> None:
         self.kind = kind
         self.clock = ManualClock(1)
-        limits = HostLimits(session_ttl_ms=TIMEOUT_MS)
-        self.host = Host(Engine(EngineLimits(), 1), self.clock, limits, SilentObserver())
+        settings = HostSettings(session=SessionSettings(ttl_ms=TIMEOUT_MS))
+        self.host = Host(Engine(EngineLimits(), 1), self.clock, settings, SilentObserver())
         self.session, _ = self.host.sessions.open("s", 1)
 
     async def begin(self) -> None:
@@ -227,6 +227,8 @@ class Contest:
             self.host.reaper.wake()
         elif cause == "disconnect":
             self.peer.cancel()
+            await eventually(lambda: self.host.sessions.connected == 0, "the stream is detached")
+            self.clock.jump(1)
             await eventually(lambda: self.host.sessions.count == 0, "the session is dropped")
         elif cause == "shutdown":
             await drain(self.host, 5.0)
@@ -279,8 +281,10 @@ async def test_all_that_is_told_agrees(one: str, other: str) -> None:
     """Two causes at once over a real server: every wait ends once, by one of them, and all receipts say the same."""
     clock = ManualClock(1)
     gone = "disconnect" in {one, other}
-    limits = HostLimits(heartbeat_interval_ms=8 if gone else 3_600_000, session_ttl_ms=0 if gone else 3_600_000)
-    async with serving(limits, clock=clock) as served:
+    settings = HostSettings(
+        session=SessionSettings(heartbeat_interval_ms=8 if gone else 3_600_000, ttl_ms=1 if gone else 3_600_000)
+    )
+    async with serving(settings, clock=clock) as served:
         peer = await Peer(served, "s").open()
         await peer.register(*(signal(operation_id, f"k{operation_id}", TIMEOUT_MS) for operation_id in IDS))
         await eventually(lambda: served.host.engine.pending == COUNT, "all are pending")
@@ -311,7 +315,7 @@ async def test_all_that_is_told_agrees(one: str, other: str) -> None:
 async def test_what_ends_while_nobody_is_connected_is_told_once_on_return(cause: str) -> None:
     """A stream that is gone ends nothing while its session lives: each result is there on return, and only once."""
     clock = ManualClock(1)
-    async with serving(HostLimits(), clock=clock) as served:
+    async with serving(HostSettings(), clock=clock) as served:
         peer = await Peer(served, "s").open()
         await peer.register(*(signal(operation_id, f"k{operation_id}", TIMEOUT_MS) for operation_id in IDS))
         await eventually(lambda: served.host.engine.pending == COUNT, "all are pending")

@@ -10,7 +10,7 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from purgatory.engine.limits import EngineLimits
-from purgatory.service.host_limits import HostLimits
+from purgatory.service.settings import HostSettings, LimitsSettings
 from purgatory.v1 import event_pb2, operation_pb2, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.service.serving import Peer, ServedHost, eventually, produce, serving, signal
@@ -18,9 +18,9 @@ from tests.service.serving import Peer, ServedHost, eventually, produce, serving
 
 @pytest.fixture
 async def served() -> AsyncIterator[ServedHost]:
-    limits = HostLimits(operations_per_batch_max=100, events_per_batch_max=100)
+    settings = HostSettings(limits=LimitsSettings(operations_per_batch_max=100, events_per_batch_max=100))
     engine_limits = EngineLimits(pending_operations_max=50, items_per_operation_max=5)
-    async with serving(limits, engine_limits, options=[("grpc.max_receive_message_length", 100_000)]) as served:
+    async with serving(settings, engine_limits, options=[("grpc.max_receive_message_length", 100_000)]) as served:
         yield served
 
 

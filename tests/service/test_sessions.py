@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from purgatory.engine.limits import EngineLimits
-from purgatory.service.host_limits import HostLimits
+from purgatory.service.settings import HostSettings, LimitsSettings, SessionSettings
 from purgatory.testing import ManualClock
 from purgatory.v1 import operation_pb2, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -137,7 +137,7 @@ async def test_an_id_has_one_result_however_often_it_is_in_a_batch() -> None:
 )
 async def test_a_batch_that_cannot_be_read_is_refused_as_a_whole(batch: wire.RegisterBatch, field: str) -> None:
     """Its receipt says why, nothing is registered, and the stream goes on; a unary call has the status."""
-    async with serving(HostLimits(operations_per_batch_max=100)) as served:
+    async with serving(HostSettings(limits=LimitsSettings(operations_per_batch_max=100))) as served:
         peer = await Peer(served, "s").open()
         await peer.send(register=batch)
         receipt = await peer.receipt()
@@ -251,8 +251,8 @@ async def test_a_stream_that_breaks_the_rules_ends(messages: list[dict[str, obje
 async def test_a_session_ends_some_time_after_its_last_stream() -> None:
     """Its waits are then cancelled, its results dropped; before that it can be resumed."""
     clock = ManualClock(1_000)
-    limits = HostLimits(heartbeat_interval_ms=40, session_ttl_ms=5_000)
-    async with serving(limits, clock=clock) as served:
+    settings = HostSettings(session=SessionSettings(heartbeat_interval_ms=40, ttl_ms=5_000))
+    async with serving(settings, clock=clock) as served:
         peer = await Peer(served, "s").open()
         await peer.register(signal(1, "k"), signal(2, "j"))
         await peer.receipt()
@@ -273,7 +273,7 @@ async def test_a_session_ends_some_time_after_its_last_stream() -> None:
 async def test_both_sides_hear_each_other() -> None:
     """The daemon sends heartbeats when it has nothing to say, and ends a stream whose peer sends none."""
     clock = ManualClock(1_000)
-    async with serving(HostLimits(heartbeat_interval_ms=40), clock=clock) as served:
+    async with serving(HostSettings(session=SessionSettings(heartbeat_interval_ms=40)), clock=clock) as served:
         peer = await Peer(served, "s").open()
         clock.jump(40)
         assert (await peer.read_raw()).HasField("heartbeat")
@@ -302,7 +302,7 @@ async def test_a_half_closed_stream_ends_when_all_is_told() -> None:
 
 async def test_sessions_are_limited() -> None:
     """RESOURCE_EXHAUSTED for one more; those there go on."""
-    async with serving(HostLimits(sessions_max=2)) as served:
+    async with serving(HostSettings(limits=LimitsSettings(sessions_max=2))) as served:
         for name in ("a", "b", "a"):
             await Peer(served, name).open()
         peer = Peer(served, "c")
@@ -313,8 +313,8 @@ async def test_sessions_are_limited() -> None:
 
 async def test_results_that_are_not_acknowledged_are_limited() -> None:
     """Past the limit registrations are refused one by one, far past it batch by batch; acknowledging helps."""
-    limits = HostLimits(unacknowledged_results_max=3, operations_per_batch_max=4)
-    async with serving(limits) as served:
+    settings = HostSettings(limits=LimitsSettings(unacknowledged_results_max=3, operations_per_batch_max=4))
+    async with serving(settings) as served:
         await served.high_watermark("orders", 1)
         peer = await Peer(served, "s").open()
         await peer.register(*(produce(place, "orders", 1) for place in (1, 2, 3)))
@@ -389,7 +389,7 @@ async def test_a_slow_reader_loses_nothing_and_slows_nobody() -> None:
 
 async def test_a_stream_that_is_not_read_can_be_taken_over() -> None:
     """The second stream gets every result; the first one ends although its peer never reads."""
-    async with serving(HostLimits(heartbeat_interval_ms=200)) as served:
+    async with serving(HostSettings(session=SessionSettings(heartbeat_interval_ms=200))) as served:
         stuck = await Peer(served, "s").open()
         await register_many(stuck)
         stream = served.host.sessions.get("s").stream

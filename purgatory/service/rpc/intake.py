@@ -13,7 +13,7 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 
 def register(host: Host, session: Session, batch: wire.RegisterBatch) -> wire.Receipt:
     """Registers a batch; each operation is accepted, known or refused. Raises `BatchRefused`."""
-    runs, refused = runs_of(batch, host.limits.operations_per_batch_max, host.engine.limits.timeout_ms_default)
+    runs, refused = runs_of(batch, host.settings.limits.operations_per_batch_max, host.engine.limits.timeout_ms_default)
     return receipt(batch.batch_id, host.register(session, runs, refused), host.journal.durability)
 
 
@@ -38,7 +38,7 @@ def cancel(host: Host, session: Session, operation_ids: Iterable[int]) -> tuple[
 async def advance(host: Host, request: wire.AdvanceRequest | wire.AdvanceStreamRequest) -> wire.AdvanceReceipt:
     """Applies a batch of events; each is applied or refused. Raises `CallRefused` for an unreadable batch."""
     try:
-        events = events_of(request, host.limits.events_per_batch_max)
+        events = events_of(request, host.settings.limits.events_per_batch_max)
         return advance_receipt(events, await host.apply(events.batch))
     except BatchRefused as error:
         raise from_refusal(error.refusal, "") from None

@@ -250,7 +250,7 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         expects_heartbeats: bool,
     ) -> tuple[ResultStream, wire.SessionOpened]:
         session, resumed = self._open_session(session_id)
-        limits = self._host.limits
+        limits, session_settings = self._host.settings
         stream = self._host.sessions.attach(
             session,
             response_type,
@@ -263,8 +263,8 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         opened = wire.SessionOpened(
             resumed=resumed,
             highest_operation_id=session.owner.highest_operation_id,
-            heartbeat_interval_ms=limits.heartbeat_interval_ms,
-            session_ttl_ms=limits.session_ttl_ms,
+            heartbeat_interval_ms=session_settings.heartbeat_interval_ms,
+            session_ttl_ms=session_settings.ttl_ms,
             operations_per_batch_max=limits.operations_per_batch_max,
             unacknowledged_results_max=limits.unacknowledged_results_max,
         )

@@ -14,11 +14,11 @@ from typing import Final
 from purgatory.engine.completions import Completions
 from purgatory.engine.engine import Engine
 from purgatory.engine.waiting.tables import Owner
-from purgatory.service.host_limits import HostLimits
 from purgatory.service.listeners.observer import Observer
 from purgatory.service.rpc.refusals import invalid_argument, not_found, quoted, resource_exhausted
 from purgatory.service.sessions.outbox import Outbox, slices_of
 from purgatory.service.sessions.result_stream import ResponseType, ResultStream
+from purgatory.service.settings import HostSettings
 
 SESSION_ID_LENGTH_MAX: Final = 128
 
@@ -88,12 +88,13 @@ class Sessions:
     def __init__(
         self,
         engine: Engine,
-        limits: HostLimits,
+        settings: HostSettings,
         observer: Observer,
         before_drop: Callable[[Session, int], None] = lambda _session, _now_ms: None,
     ) -> None:
         self._engine: Final = engine
-        self._limits: Final = limits
+        self._sessions_max: Final = settings.limits.sessions_max
+        self._ttl_ms: Final = settings.session.ttl_ms
         self._observer: Final = observer
         self._before_drop: Final = before_drop
         self._opened = 0
@@ -149,8 +150,8 @@ class Sessions:
                 "session_id",
                 f"must have 1 to {SESSION_ID_LENGTH_MAX} characters, not {len(session_id)}: {quoted(session_id)}",
             )
-        if len(self._by_id) >= self._limits.sessions_max:
-            raise resource_exhausted("sessions", f"the daemon keeps at most {self._limits.sessions_max} sessions")
+        if len(self._by_id) >= self._sessions_max:
+            raise resource_exhausted("sessions", f"the daemon keeps at most {self._sessions_max} sessions")
         return self._add(session_id, self._opened + 1, now_ms), False
 
     def restore(self, session_id: str, number: int, now_ms: int) -> Session:
@@ -207,7 +208,7 @@ class Sessions:
         """Drops the sessions whose time to live is over, and cancels their pending operations."""
         while self._disconnected:
             session = next(iter(self._disconnected.values()))
-            if now_ms - session.last_used_ms < self._limits.session_ttl_ms:
+            if now_ms - session.last_used_ms < self._ttl_ms:
                 return
             self._drop(session, now_ms)
 
