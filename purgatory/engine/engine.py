@@ -17,8 +17,8 @@ from purgatory.engine.inspection import Look
 from purgatory.engine.limits import EngineLimits
 from purgatory.engine.marks.events import Events
 from purgatory.engine.marks.registry import Partitions, SignalKeys
-from purgatory.engine.snapshot.saved import SavedOperations
-from purgatory.engine.snapshot.saving import Saving
+from purgatory.engine.snapshot.saved_operations import SavedOperations
+from purgatory.engine.snapshot.snapshots import Snapshots
 from purgatory.engine.tape import Played, Tape, TapePlayer
 from purgatory.engine.views import KindCounts, PartitionView, PendingView, RemainingTimes
 from purgatory.engine.waiting.pending import PendingOperations
@@ -53,7 +53,7 @@ class Engine:
             self._partitions, self._keys, self._wakeups, limits, strict_partitions, replica_lag_time_max_ms
         )
         self._look: Final = Look(self._partitions, self._keys, self._pending)
-        self.saving: Final = Saving(self._partitions, self._keys, self._pending)
+        self.snapshots: Final = Snapshots(self._partitions, self._keys, self._pending)
         self._free_owners: Final[list[int]] = []
         self._next_to_shut_down: i64 = 0
 
@@ -175,10 +175,10 @@ class Engine:
         return played
 
     def restore(self, owner: Owner, saved: SavedOperations, gone: bytes, now_ms: int) -> int:
-        """Lets operations that were saved wait on; returns how many (see `Saving.restore`)."""
+        """Lets operations that were saved wait on; returns how many (see `Snapshots.restore`)."""
         assert not owner.closed, f"owner {owner.owner_id} was removed"
         self._pass_time(now_ms)
-        return self.saving.restore(owner, saved, gone, now_ms)
+        return self.snapshots.restore(owner, saved, gone, now_ms)
 
     # Time.
 

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from purgatory.engine.batches import PartitionName
 from purgatory.engine.completions import Completions
-from purgatory.engine.snapshot.saved import SavedOperations
+from purgatory.engine.snapshot.saved_operations import SavedOperations
 
 RefusedRows = list[tuple[int, str, str, int, int]]
 """Refused registrations, each as (google.rpc.Code, field, message, operation id, kind or 0)."""

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from purgatory.engine.batches import PartitionName
 from purgatory.engine.completions import Completions
-from purgatory.engine.snapshot.saved import completions_from, completions_to
+from purgatory.engine.snapshot.saved_completions import completions_from, completions_to
 from purgatory.journal.group import RefusedRows
 from purgatory.journal.sql_schema import SURROGATE_KEYED
 

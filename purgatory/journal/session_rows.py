@@ -14,7 +14,7 @@ from typing import Final
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from purgatory.engine.snapshot.packing import Roster
+from purgatory.engine.snapshot.roster import Roster
 
 EMPTY_ROWS_MIN: Final = 16
 """So many empty rows, beyond half of all, are dropped from the lists together: one at a time would cost n each."""

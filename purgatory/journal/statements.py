@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from purgatory.engine.batches import PartitionName
-from purgatory.engine.snapshot.packing import Roster
-from purgatory.engine.snapshot.saved import SavedOperations
+from purgatory.engine.snapshot.roster import Roster
+from purgatory.engine.snapshot.saved_operations import SavedOperations
 from purgatory.journal.group import Group, SessionChanges
 from purgatory.journal.row_codec import checksum, pack_changes, pack_results
 from purgatory.journal.session_rows import RegistrationRow, SessionRows

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from purgatory.engine import codes
 from purgatory.engine.completions import Completions
-from purgatory.engine.snapshot.saved import SavedOperations
+from purgatory.engine.snapshot.saved_operations import SavedOperations
 from purgatory.journal.continued_time import ClockReading, ReadClocks
 from purgatory.journal.crash_points import AFTER_COMMIT, CrashPoints
 from purgatory.service.host import Host
@@ -66,7 +66,7 @@ async def keep(host: Host, folder: Path, clock: ManualClock) -> OpenJournal:
 
 def picture(host: Host) -> dict[str, Any]:
     """All that a journal must bring back, as it can be seen."""
-    saving = host.engine.saving
+    snapshots = host.engine.snapshots
     sessions = {}
     for session in host.sessions._by_id.values():
         outbox = session.outbox
@@ -78,12 +78,12 @@ def picture(host: Host) -> dict[str, Any]:
             outbox.last_sequence,
             outbox.acknowledged_sequence,
             results,
-            columns_of(saving.save_above(session.owner, 0)),
+            columns_of(snapshots.save_above(session.owner, 0)),
         )
     return {
         "sessions": sessions,
-        "partitions": {name: saving.save_partition(name) for name in PARTITIONS},
-        "keys": {key: saving.save_key(key) for key in KEYS},
+        "partitions": {name: snapshots.save_partition(name) for name in PARTITIONS},
+        "keys": {key: snapshots.save_key(key) for key in KEYS},
     }
 
 

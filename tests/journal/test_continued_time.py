@@ -63,12 +63,12 @@ def test_lesson_46_and_54_a_wait_over_a_restart_has_the_time_that_is_left(
         session, _ = host.sessions.open("a", host.clock.now_ms())
         batch = OperationBatch([1], partitions=[("t", 0)], offsets=[5], timeouts_ms=[TIMEOUT_MS])
         host.register(session, [OperationRun(codes.PRODUCE, batch)], [])
-        (due_ms,) = host.engine.saving.save_above(session.owner, 0).deadlines_ms
+        (due_ms,) = host.engine.snapshots.save_above(session.owner, 0).deadlines_ms
         assert await opened.close(PATIENCE_S)
         later = ClockReading(LAST.wall_ms + DOWN_MS + step_ms, LAST.boot_ms + DOWN_MS, boot_id)
         host, opened = await open_at(later)
         host.reaper.turn()
-        restored = list(host.engine.saving.save_above(host.sessions.get("a").owner, 0).deadlines_ms)
+        restored = list(host.engine.snapshots.save_above(host.sessions.get("a").owner, 0).deadlines_ms)
         assert restored == ([] if left_ms is None else [due_ms])
         assert host.sessions.unacknowledged_results == (left_ms is None)
         assert left_ms is None or due_ms - opened.start_ms == left_ms

@@ -9,7 +9,7 @@ import pytest
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from purgatory.engine.snapshot.packing import Roster
+from purgatory.engine.snapshot.roster import Roster
 from purgatory.journal.session_rows import SessionRows
 
 Rows = dict[int, tuple[list[int], bytes]]

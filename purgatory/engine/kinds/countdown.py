@@ -28,7 +28,7 @@ from purgatory.engine.kinds.batch_columns import BatchColumns
 from purgatory.engine.kinds.kind import Kind
 from purgatory.engine.kinds.pace import pace_per_second, remaining_ms
 from purgatory.engine.marks.partition import Partition
-from purgatory.engine.snapshot.saved import SavedOperations, SavedPlace
+from purgatory.engine.snapshot.saved_operations import SavedOperations, SavedPlace
 from purgatory.engine.waiting.pending import PendingOperations
 from purgatory.engine.waiting.tables import UNRESOLVED, Owner
 from purgatory.engine.waiting.watches import WatchList, ref_is_live, ref_item

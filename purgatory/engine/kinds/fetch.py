@@ -15,7 +15,7 @@ from purgatory.engine.kinds.batch_columns import BatchColumns
 from purgatory.engine.kinds.fetch_rules import Fetch, FetchItem, answer, examine, share_out
 from purgatory.engine.kinds.kind import Kind
 from purgatory.engine.marks.partition import NO_FETCH_OFFSET, FetchWatch, Partition
-from purgatory.engine.snapshot.saved import SavedOperations, SavedPlace
+from purgatory.engine.snapshot.saved_operations import SavedOperations, SavedPlace
 from purgatory.engine.waiting.pending import PendingOperations
 from purgatory.engine.waiting.tables import UNRESOLVED, Owner
 from purgatory.engine.waiting.watches import WatchList, ref_is_live, ref_item

@@ -15,7 +15,7 @@ from purgatory.engine.completions import Completions
 from purgatory.engine.kinds.batch_columns import BatchColumns
 from purgatory.engine.marks.partition import Partition
 from purgatory.engine.marks.registry import Partitions
-from purgatory.engine.snapshot.saved import SavedOperations, SavedPlace
+from purgatory.engine.snapshot.saved_operations import SavedOperations, SavedPlace
 from purgatory.engine.waiting.tables import Owner
 from purgatory.engine.waiting.watches import WatchList
 

@@ -61,7 +61,7 @@ class JournalKeeping:
         number: int,
     ) -> None:
         """`session_of` finds an owner's session; `number` is that of the last group that the journal knows."""
-        engine.saving.note_changes()
+        engine.snapshots.note_changes()
         self._engine: Final = engine
         self._session_of: Final = session_of
         self._time: Final = time
@@ -166,7 +166,7 @@ class JournalKeeping:
             self._partitions.update((names[place], None) for place in set(places) if 0 <= place < len(names))
         else:
             self._add_mixed(batch, types, places)
-        for owner_id, operation_id in self._engine.saving.take_progressed():
+        for owner_id, operation_id in self._engine.snapshots.take_progressed():
             session = self._session_of(owner_id)
             if session is not None:
                 self._changes_of(session).progressed.add(operation_id)
@@ -269,10 +269,10 @@ class JournalKeeping:
         self._releases_committing = []
         for session, changes in self._sessions.items():
             group.sessions.append(self._seal_session(session, changes))
-        saving = self._engine.saving
-        group.partitions.extend((name, saving.save_partition(name)) for name in self._partitions)
-        self._keys.update(dict.fromkeys(saving.take_forgotten_keys()))
-        group.keys.extend((key, saving.save_key(key)) for key in self._keys)
+        snapshots = self._engine.snapshots
+        group.partitions.extend((name, snapshots.save_partition(name)) for name in self._partitions)
+        self._keys.update(dict.fromkeys(snapshots.take_forgotten_keys()))
+        group.keys.extend((key, snapshots.save_key(key)) for key in self._keys)
         self._sessions, self._partitions, self._keys = {}, {}, {}
         self._answers_committing, self._answers = self._answers, []
         self._changed = False
@@ -296,11 +296,11 @@ class JournalKeeping:
         if changes.dropped:
             return sealed
         sealed.results.extend(changes.results)
-        sealed.registered = self._engine.saving.save_above(session.owner, changes.known)
+        sealed.registered = self._engine.snapshots.save_above(session.owner, changes.known)
         # What was registered since the last group is in `registered` already, as far as it has come by now.
         progressed = sorted(number for number in changes.progressed if number <= changes.known)
         if progressed:
-            sealed.progressed = self._engine.saving.save_some(session.owner, progressed)
+            sealed.progressed = self._engine.snapshots.save_some(session.owner, progressed)
         session.journaled_operation_id = highest
         session.is_journaled = True
         if session.uncertain_after >= 0:

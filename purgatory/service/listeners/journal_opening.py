@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from purgatory.engine.batches import Refusal
-from purgatory.engine.snapshot.packing import Roster
-from purgatory.engine.snapshot.saved import SavedOperations
+from purgatory.engine.snapshot.roster import Roster
+from purgatory.engine.snapshot.saved_operations import SavedOperations
 from purgatory.journal.continued_time import ReadClocks, journal_now_ms, read_clocks
 from purgatory.journal.crash_points import CrashPoints
 from purgatory.journal.directory import Directory
@@ -102,16 +102,16 @@ class OpenJournal:
         self.is_recovering = False
 
     def _restore_marks(self, host: Host) -> None:
-        saving = host.engine.saving
+        snapshots = host.engine.snapshots
         partitions = dict(self._store.partitions())
         for row, changes in self._store.changes():
             partitions.update(changes)
             self._builder.add_existing_changes(row, changes)
         for name, content in partitions.items():
             if content:
-                saving.restore_partition(name, content)
+                snapshots.restore_partition(name, content)
         for key, count in self._store.signal_keys():
-            saving.restore_key(key, count)
+            snapshots.restore_key(key, count)
 
     def _restore_sessions(self, host: Host) -> None:
         states: dict[int, SessionState] = {}

@@ -14,15 +14,15 @@ from mypy_extensions import i64
 from purgatory.engine.batches import PartitionName
 from purgatory.engine.codes import EXPIRED, NONE, SATISFIED
 from purgatory.engine.marks.registry import Partitions, SignalKeys
-from purgatory.engine.snapshot.partition_saving import partition_from, partition_to
-from purgatory.engine.snapshot.saved import SavedOperations, SavedPlace
+from purgatory.engine.snapshot.saved_operations import SavedOperations, SavedPlace
+from purgatory.engine.snapshot.saved_partition import partition_from, partition_to
 from purgatory.engine.waiting.pending import PendingOperations
 from purgatory.engine.waiting.tables import FREE, Owner
 
-__all__ = ["Saving"]
+__all__ = ["Snapshots"]
 
 
-class Saving:
+class Snapshots:
     """Saves from one engine and restores into one."""
 
     def __init__(self, partitions: Partitions, keys: SignalKeys, pending: PendingOperations) -> None:

@@ -8,7 +8,7 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from purgatory.engine.marks.partition import Partition, Replica
-from purgatory.engine.snapshot.packing import ColumnReader, ColumnWriter
+from purgatory.engine.snapshot.codec import ColumnReader, ColumnWriter
 
 __all__ = ["partition_from", "partition_to"]
 
