@@ -1,0 +1,366 @@
+"""Events that are refused: each rule with the values on both sides of its edge, and what the caller is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from purgatory.engine import codes
+from purgatory.engine.batches import EventBatch, Refusal, ReplicaSets
+from purgatory.engine.engine import Engine
+from purgatory.engine.errors import InvalidBatch
+from purgatory.engine.limits import EngineLimits
+
+NAME = ("orders", 0)
+INT32_MAX = 2**31 - 1
+OFFSET_MAX = 2**61 - 1
+POSITION_MAX = 2**59 - 1
+INVALID, MISSING, EXHAUSTED, PRECONDITION = 3, 5, 8, 9
+
+LEADS = ReplicaSets(replicas=[1, 2], leader_id=1)
+"""What makes a leadership or in-sync event complete."""
+
+
+PLURALS = {"item_index": "item_indexes", "flags": "flags"}
+
+
+def event(
+    kind: int, offset: int = -1, sets: ReplicaSets | None = None, name: tuple[str, int] = NAME, **columns: int
+) -> EventBatch:
+    """A batch of one event. `columns`: the one value of each, by the singular of its name."""
+    values: dict[str, Any] = {PLURALS.get(column, f"{column}s"): [value] for column, value in columns.items()}
+    named: dict[str, Any] = {"keys": [name[0]]} if kind == codes.KEY_SIGNALLED else {"partitions": [name]}
+    return EventBatch([kind], offsets=[offset], replica_sets=[sets] if sets else [], **named, **values)
+
+
+def refusal(batch: EventBatch, engine: Engine | None = None) -> Refusal | None:
+    """Why the event of a batch is refused, if it is; by default on an engine that knows nothing."""
+    receipt = (engine or Engine(EngineLimits(), 0)).apply(batch, 0)
+    return receipt.refusals[0] if receipt.refusals else None
+
+
+def told(batch: EventBatch, engine: Engine | None = None) -> tuple[int, str, str, int] | None:
+    refused = refusal(batch, engine)
+    return None if refused is None else (refused.code, refused.field, refused.message, refused.error_code)
+
+
+OFFSETS = {
+    codes.LEADER_APPEND: "leader_append.log_end_offset",
+    codes.FOLLOWER_PROGRESS: "follower_progress.log_end_offset",
+    codes.HIGH_WATERMARK: "high_watermark.offset",
+    codes.LOG_START_OFFSET: "log_start_offset.offset",
+    codes.TRUNCATION: "truncation.offset",
+    codes.LAST_STABLE_OFFSET: "last_stable_offset.offset",
+    codes.LEADERSHIP: "leadership.offset",
+}
+MAY_LACK_AN_OFFSET = {codes.LAST_STABLE_OFFSET, codes.LEADERSHIP}
+
+
+@pytest.mark.parametrize("kind", OFFSETS)
+def test_offsets(kind: int) -> None:
+    """Every event with an offset takes 0 and the greatest there is, and refuses what lies beyond."""
+    rest: dict[str, Any] = {"leader_epoch": 1, "sets": LEADS} if kind == codes.LEADERSHIP else {"replica_id": 2}
+    lowest = -1 if kind in MAY_LACK_AN_OFFSET else 0
+    for offset in (lowest, 0, OFFSET_MAX):
+        assert told(event(kind, offset, **rest)) is None
+    for offset in (lowest - 1, OFFSET_MAX + 1):
+        assert told(event(kind, offset, **rest)) == (INVALID, OFFSETS[kind], f"{offset} is not in 0..{OFFSET_MAX}", 0)
+
+
+AT_5: Any = {"offset": 5}
+IN_INT32 = f"0..{INT32_MAX}"
+SHAPES: list[tuple[str, int, dict[str, Any], tuple[int, ...], tuple[int, ...], str]] = [
+    # field, kind, the rest of the event, allowed, refused, the range that is told
+    ("leader_epoch", codes.HIGH_WATERMARK, AT_5, (-1, 0, INT32_MAX), (-2, 2**31), IN_INT32),
+    ("follower_progress.replica_id", codes.FOLLOWER_PROGRESS, AT_5, (0, INT32_MAX), (-1, 2**31), IN_INT32),
+    ("replica_state.replica_id", codes.REPLICA_STATE, {}, (0, INT32_MAX), (-1, 2**31), IN_INT32),
+    (
+        "follower_progress.log_start_offset",
+        codes.FOLLOWER_PROGRESS,
+        {"offset": 5, "replica_id": 2},
+        (-1, OFFSET_MAX),
+        (-2, 2**61),
+        f"0..{OFFSET_MAX}",
+    ),
+    (
+        "leader_append.byte_position",
+        codes.LEADER_APPEND,
+        {"offset": 5, "segment_base_offset": 0},
+        (-1, 0, POSITION_MAX),
+        (-2, 2**59),
+        f"0..{POSITION_MAX}",
+    ),
+    (
+        "leader_append.segment_base_offset",
+        codes.LEADER_APPEND,
+        {"offset": 5, "byte_position": 0},
+        (-1, 0, 5),
+        (-2, 6),
+        "0..5, the log end offset",
+    ),
+]
+
+
+@pytest.mark.parametrize(("field", "kind", "rest", "allowed", "refused", "among"), SHAPES)
+def test_columns(
+    field: str,
+    kind: int,
+    rest: dict[str, Any],
+    allowed: tuple[int, ...],
+    refused: tuple[int, ...],
+    among: str,
+) -> None:
+    """A value at its edge is taken; one beyond it is refused, and the message has the value and the range."""
+    column = field.rpartition(".")[2]
+    for value in allowed:
+        assert told(event(kind, **(rest | {column: value}))) is None
+    for value in refused:
+        assert told(event(kind, **(rest | {column: value}))) == (INVALID, field, f"{value} is not in {among}", 0)
+
+
+def in_sync(**sets: Any) -> EventBatch:  # noqa: ANN401 - the columns of ReplicaSets
+    given: dict[str, Any] = {"in_sync": [1, 2], "leader_id": 1} | sets
+    return event(codes.IN_SYNC_REPLICAS, sets=ReplicaSets(**given))
+
+
+def leadership(**sets: Any) -> EventBatch:  # noqa: ANN401 - the columns of ReplicaSets
+    given: dict[str, Any] = {"replicas": [1, 2], "leader_id": 1} | sets
+    return event(codes.LEADERSHIP, sets=ReplicaSets(**given), leader_epoch=1)
+
+
+@pytest.mark.parametrize(
+    ("batch", "field"),
+    [
+        (in_sync(in_sync=[1, -1]), "in_sync_replicas.replica_ids: -1"),
+        (in_sync(in_sync=[1, 2**31]), f"in_sync_replicas.replica_ids: {2**31}"),
+        (in_sync(proposed=[-1]), "in_sync_replicas.proposed_replica_ids: -1"),
+        (in_sync(leader_id=-2), "in_sync_replicas.leader_id: -2"),
+        (in_sync(leader_id=2**31), f"in_sync_replicas.leader_id: {2**31}"),
+        (leadership(replicas=[-1]), "leadership.replica_ids: -1"),
+        (leadership(leader_id=-2), "leadership.leader_id: -2"),
+    ],
+)
+def test_replica_ids(batch: EventBatch, field: str) -> None:
+    """Ids of replicas are 32 bits and not negative, in every list."""
+    refused = refusal(batch)
+    assert refused is not None
+    assert refused.code == INVALID
+    assert f"{refused.field}: {refused.message}" == f"{field} is not in 0..{INT32_MAX}"
+
+
+@pytest.mark.parametrize(
+    "batch", [in_sync(in_sync=[0, INT32_MAX]), in_sync(proposed=[0, INT32_MAX]), leadership(leader_id=0)]
+)
+def test_replica_ids_at_their_edges(batch: EventBatch) -> None:
+    """0 and the greatest id are taken."""
+    assert told(batch) is None
+
+
+def test_minimum_of_in_sync_replicas() -> None:
+    """1 to the greatest number of 32 bits, or -1 for unchanged."""
+    for minimum in (-1, 1, INT32_MAX):
+        assert told(in_sync(min_in_sync_replicas=minimum)) is None
+    for minimum in (-2, 0, 2**31):
+        message = f"{minimum} is not in 1..{INT32_MAX}"
+        assert told(in_sync(min_in_sync_replicas=minimum)) == (
+            INVALID,
+            "in_sync_replicas.min_in_sync_replicas",
+            message,
+            0,
+        )
+
+
+def test_number_of_replicas_in_an_event() -> None:
+    """A list has at most 1,000 replicas."""
+    assert told(in_sync(in_sync=list(range(1_000)))) is None
+    message = "1001 ids are over the limit of 1000"
+    assert told(in_sync(in_sync=list(range(1_001)))) == (INVALID, "in_sync_replicas.replica_ids", message, 0)
+    assert told(in_sync(proposed=list(range(1_001)))) == (INVALID, "in_sync_replicas.proposed_replica_ids", message, 0)
+    assert told(leadership(replicas=list(range(1_001)))) == (INVALID, "leadership.replica_ids", message, 0)
+
+
+def test_number_of_replicas_of_a_partition() -> None:
+    """Followers that nobody assigned are counted too; one more than 1,000 is refused, those that are known go on."""
+    engine = Engine(EngineLimits(), 0)
+    assert told(in_sync(in_sync=list(range(1, 999)), leader_id=0), engine) is None
+    union = event(codes.IN_SYNC_REPLICAS, sets=ReplicaSets(in_sync=[999, 1_000], proposed=[1_001]))
+    refused = (
+        EXHAUSTED,
+        "in_sync_replicas",
+        "998 replicas are known, the most is 1000; a leadership event says which are assigned",
+        0,
+    )
+    assert told(union, engine) == refused
+    for replica_id in (999, 1_000):
+        assert told(event(codes.FOLLOWER_PROGRESS, 0, replica_id=replica_id), engine) is None
+    one_more = event(codes.REPLICA_STATE, replica_id=1_001)
+    assert told(one_more, engine) == (EXHAUSTED, "replica_state", refused[2].replace("998", "1000"), 0)
+    assert told(event(codes.FOLLOWER_PROGRESS, 0, replica_id=1_001), engine) is not None
+    assert told(event(codes.REPLICA_STATE, replica_id=1_000), engine) is None
+    assert told(event(codes.FOLLOWER_PROGRESS, 5, replica_id=999), engine) is None
+
+
+def test_leadership_needs_its_epoch() -> None:
+    """Without an epoch nobody could tell which of two leaders is the later."""
+    batch = event(codes.LEADERSHIP, sets=LEADS)
+    assert told(batch) == (INVALID, "leader_epoch", "a leadership event needs its leader epoch", 0)
+    assert told(event(codes.LEADERSHIP, sets=LEADS, leader_epoch=0)) is None
+
+
+def test_the_leader_is_no_follower() -> None:
+    """In-sync replicas need a leader's id, which then may not report as a follower, nor be declared dead."""
+    engine = Engine(EngineLimits(), 0)
+    unknown = (INVALID, "in_sync_replicas.leader_id", "the leader's id is not known yet; give it here", 0)
+    assert told(in_sync(leader_id=-1), engine) == unknown
+    assert told(in_sync(leader_id=1), engine) is None
+    assert told(in_sync(leader_id=-1), engine) is None
+    message = "1 is the leader; its progress is a leader_append"
+    follower = event(codes.FOLLOWER_PROGRESS, 5, replica_id=1)
+    assert told(follower, engine) == (INVALID, "follower_progress.replica_id", message, 0)
+    assert told(event(codes.REPLICA_STATE, replica_id=1), engine) == (INVALID, "replica_state.replica_id", message, 0)
+
+
+def test_strict_partitions_must_be_announced() -> None:
+    """In strict mode only a leadership or an append makes a partition; a removal of none changes nothing."""
+    engine = Engine(EngineLimits(), 0, strict_partitions=True)
+    message = "orders-0 is not known; announce it with a leadership or leader_append event"
+    assert told(event(codes.HIGH_WATERMARK, 5), engine) == (MISSING, "topic_partition", message, 3)
+    assert told(event(codes.PARTITION_REMOVED), engine) is None
+    assert told(event(codes.LEADER_APPEND, 5), engine) is None
+    assert told(event(codes.HIGH_WATERMARK, 5), engine) is None
+    assert told(event(codes.LEADERSHIP, sets=LEADS, leader_epoch=1, name=("other", 0)), engine) is None
+
+
+def test_number_of_partitions() -> None:
+    """As many partitions as the limit says; those that are known go on, and removing an unknown one needs no room."""
+    engine = Engine(EngineLimits(partitions_max=1), 0)
+    assert told(event(codes.HIGH_WATERMARK, 5), engine) is None
+    message = "1 partitions are known, the most allowed"
+    assert told(event(codes.HIGH_WATERMARK, 5, name=("b", 0)), engine) == (EXHAUSTED, "topic_partition", message, 0)
+    assert told(event(codes.PARTITION_REMOVED, name=("b", 0)), engine) is None
+    assert told(event(codes.HIGH_WATERMARK, 6), engine) is None
+
+
+def test_stale_epoch() -> None:
+    """An older leader is told the epoch of now; the same epoch, or none, is taken."""
+    engine = Engine(EngineLimits(), 0)
+    assert told(event(codes.HIGH_WATERMARK, 5, leader_epoch=4), engine) is None
+    stale = event(codes.HIGH_WATERMARK, 6, leader_epoch=3)
+    assert told(stale, engine) == (PRECONDITION, "leader_epoch", "3 is stale; the partition is at epoch 4", 74)
+    assert told(event(codes.HIGH_WATERMARK, 6, leader_epoch=4), engine) is None
+    assert told(event(codes.HIGH_WATERMARK, 7), engine) is None
+
+
+@pytest.mark.parametrize("kind", codes.EVENT_NAMES)
+def test_failed_storage(kind: int) -> None:
+    """While a partition's storage has failed only its end, its removal and a new leader are taken."""
+    if kind == codes.KEY_SIGNALLED:
+        return
+    engine = Engine(EngineLimits(), 0)
+    assert told(event(codes.STORAGE_FAILED), engine) is None
+    batch = event(kind, 0, sets=LEADS, leader_epoch=1, replica_id=2)
+    taken = {codes.STORAGE_ONLINE, codes.STORAGE_FAILED, codes.PARTITION_REMOVED, codes.LEADERSHIP}
+    message = "the storage of orders-0 has failed; tell when it is online again"
+    assert told(batch, engine) == (None if kind in taken else (PRECONDITION, "topic_partition", message, 56))
+
+
+def test_log_start_above_the_high_watermark() -> None:
+    """What is not committed cannot have been deleted; up to the mark, and where it is unknown, it can."""
+    engine = Engine(EngineLimits(), 0)
+    assert told(event(codes.LOG_START_OFFSET, 5), engine) is None
+    assert told(event(codes.HIGH_WATERMARK, 10), engine) is None
+    assert told(event(codes.LOG_START_OFFSET, 10), engine) is None
+    message = "11 is above the high watermark 10"
+    assert told(event(codes.LOG_START_OFFSET, 11), engine) == (INVALID, "log_start_offset.offset", message, 1)
+
+
+def test_positions_that_go_back() -> None:
+    """An append behind the last known position is refused with what is wrong."""
+    engine = Engine(EngineLimits(), 0)
+    assert told(event(codes.LEADER_APPEND, 5, segment_base_offset=0, byte_position=100), engine) is None
+    back = refusal(event(codes.LEADER_APPEND, 6, segment_base_offset=0, byte_position=99), engine)
+    assert back is not None
+    assert (back.code, back.field, back.error_code) == (INVALID, "leader_append.byte_position", 1)
+    assert "99" in back.message
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (("", 0), "the topic is missing"),
+        (("x" * 250, 0), "the topic has 250 characters, the most allowed are 249"),
+        (("orders", -1), f"partition -1 is not in 0..{INT32_MAX}"),
+        (("orders", 2**31), f"partition {2**31} is not in 0..{INT32_MAX}"),
+    ],
+)
+def test_partition_names(name: tuple[str, int], message: str) -> None:
+    """A topic is 1 to 249 characters, a partition 32 bits and not negative."""
+    assert told(event(codes.HIGH_WATERMARK, 5, name=name)) == (INVALID, "topic_partition", message, 0)
+
+
+@pytest.mark.parametrize("name", [("x", 0), ("x" * 249, INT32_MAX)])
+def test_partition_names_at_their_edges(name: tuple[str, int]) -> None:
+    """The shortest and the longest name are taken."""
+    assert told(event(codes.HIGH_WATERMARK, 5, name=name)) is None
+
+
+def test_signals() -> None:
+    """A key is 1 to 249 characters; counts add up to the greatest offset at most; without a count it is one."""
+    engine = Engine(EngineLimits(), 0)
+    assert told(event(codes.KEY_SIGNALLED, 1, name=("", 0))) == (INVALID, "key_signalled.key", "the key is missing", 0)
+    long = "the key has 250 characters, the most allowed are 249"
+    assert told(event(codes.KEY_SIGNALLED, 1, name=("x" * 250, 0))) == (INVALID, "key_signalled.key", long, 0)
+    assert told(event(codes.KEY_SIGNALLED, 1, name=("x" * 249, 0))) is None
+    for count in (0, -2, OFFSET_MAX + 1):
+        message = f"{count} is not in 1..{OFFSET_MAX}"
+        assert told(event(codes.KEY_SIGNALLED, count), engine) == (INVALID, "key_signalled.count", message, 0)
+    assert told(event(codes.KEY_SIGNALLED, -1), engine) is None
+    assert told(event(codes.KEY_SIGNALLED, OFFSET_MAX), engine) == (
+        INVALID,
+        "key_signalled.count",
+        f"{OFFSET_MAX} is not in 1..{OFFSET_MAX - 1}",
+        0,
+    )
+    assert told(event(codes.KEY_SIGNALLED, OFFSET_MAX - 1), engine) is None
+
+
+def test_events_of_no_type_or_place() -> None:
+    """A type that nobody knows, and an index outside the dictionary, of partitions or of keys."""
+    assert told(EventBatch([99], partitions=[NAME])) == (INVALID, "event", "type 99 is not known; set one event", 0)
+    for index in (-1, 1):
+        message = f"{index} is outside the dictionary of 1"
+        assert told(event(codes.HIGH_WATERMARK, 5, item_index=index)) == (INVALID, "item_index", message, 0)
+        assert told(event(codes.KEY_SIGNALLED, 1, item_index=index)) == (INVALID, "item_index", message, 0)
+
+
+COLUMNS = {
+    "item_indexes": "item_index",
+    "offsets": "offset",
+    "leader_epochs": "leader_epoch",
+    "replica_ids": "replica_id",
+    "byte_positions": "byte_position",
+    "segment_base_offsets": "segment_base_offset",
+    "log_start_offsets": "log_start_offset",
+    "flags": "flags",
+}
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_columns_of_the_wrong_length(column: str) -> None:
+    """Three events take a column of three values, one or none; two refuse the whole batch by the column's name."""
+    columns: Any = {column: [0, 0]}
+    with pytest.raises(InvalidBatch) as refused:
+        Engine(EngineLimits(), 0).apply(EventBatch([codes.STORAGE_ONLINE] * 3, partitions=[NAME], **columns), 0)
+    assert refused.value.field == COLUMNS[column]
+    assert str(refused.value).endswith("has 2 values; it takes 3 (one for each row), 1 (for all) or none")
+
+
+def test_replica_sets_of_the_wrong_length() -> None:
+    """Sets are given for each event or not at all."""
+    with pytest.raises(InvalidBatch) as refused:
+        Engine(EngineLimits(), 0).apply(
+            EventBatch([codes.STORAGE_ONLINE] * 2, partitions=[NAME], replica_sets=[None]), 0
+        )
+    assert refused.value.field == "replica_sets"
+    assert str(refused.value).endswith("has 1 values; it takes 2 or none")

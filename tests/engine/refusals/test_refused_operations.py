@@ -1,0 +1,224 @@
+"""Operations that are refused: each rule with the values on both sides of its edge, and what the caller is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from purgatory.engine.batches import EventBatch, OperationBatch
+from purgatory.engine.codes import DELETE_RECORDS, FETCH, KEY_SIGNALLED, KINDS, PRODUCE, SIGNAL
+from purgatory.engine.engine import Engine
+from purgatory.engine.errors import InvalidBatch
+from purgatory.engine.limits import EngineLimits
+
+INT32_MAX = 2**31 - 1
+OFFSET_MAX = 2**61 - 1
+INVALID, EXHAUSTED = 3, 8
+HOLDERS = {PRODUCE: "produce", FETCH: "fetch", DELETE_RECORDS: "delete_records", SIGNAL: "signal"}
+
+Told = list[tuple[int, int, str, str]]
+
+
+def register(kind: int, engine: Engine | None = None, **columns: Any) -> Told:  # noqa: ANN401 - columns of the batch
+    """(index, code, field, message) of each refusal of a batch: of operation 1 on one partition or key, unless said."""
+    engine = engine or Engine(EngineLimits(), 0)
+    names: dict[str, Any] = {"keys": ["a"]} if kind == SIGNAL else {"partitions": [("orders", 0)]}
+    batch = OperationBatch(columns.pop("operation_ids", [1]), **(names | columns))
+    receipt = engine.register(engine.add_owner(), kind, batch, 0)
+    return [(refusal.index, refusal.code, refusal.field, refusal.message) for refusal in receipt.refusals]
+
+
+RANGES = [
+    # kind, column of the batch, field, lowest, greatest
+    (PRODUCE, "offsets", "produce.partitions[0].required_offset", 0, OFFSET_MAX),
+    (FETCH, "offsets", "fetch.partitions[0].fetch_offset", 0, OFFSET_MAX),
+    (DELETE_RECORDS, "offsets", "delete_records.partitions[0].offset", -1, OFFSET_MAX),
+    (SIGNAL, "offsets", "signal.keys[0].required_count", 1, OFFSET_MAX),
+    (PRODUCE, "local_error_codes", "produce.partitions[0].local_error_code", -1, 2**15 - 1),
+    (DELETE_RECORDS, "local_error_codes", "delete_records.partitions[0].local_error_code", -1, 2**15 - 1),
+    (PRODUCE, "leader_epochs", "produce.partitions[0].leader_epoch", 0, INT32_MAX),
+    (FETCH, "leader_epochs", "fetch.partitions[0].current_leader_epoch", 0, INT32_MAX),
+    (FETCH, "min_bytes", "fetch.min_bytes", 1, OFFSET_MAX),
+    (FETCH, "replica_ids", "fetch.replica_id", 0, INT32_MAX),
+    (FETCH, "isolation_levels", "fetch.isolation_level", 0, 2),
+    (FETCH, "follower_reads", "fetch.follower_reads", 0, 1),
+    (FETCH, "partition_max_bytes", "fetch.partitions[0].partition_max_bytes", 1, OFFSET_MAX),
+    (FETCH, "last_fetched_epochs", "fetch.partitions[0].last_fetched_epoch", 0, INT32_MAX),
+    (FETCH, "throttled", "fetch.partitions[0].throttled", 0, 1),
+    (SIGNAL, "any_key", "signal.any", 0, 1),
+    (SIGNAL, "from_now", "signal.from_now", 0, 1),
+]
+NOT_GIVEN = {"leader_epochs": -1, "last_fetched_epochs": -1, "replica_ids": -1}
+"""Values below the range that mean: not given."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "column", "field", "lowest", "greatest"), RANGES, ids=[f"{row[1]}-{HOLDERS[row[0]]}" for row in RANGES]
+)
+def test_ranges(kind: int, column: str, field: str, lowest: int, greatest: int) -> None:
+    """The lowest and the greatest value are taken, what lies beyond is refused; another kind ignores the column."""
+
+    def registered(value: int, kind: int = kind) -> Told:
+        columns: dict[str, Any] = {column: [value]}
+        return register(kind, **columns)
+
+    allowed_below = NOT_GIVEN.get(column, lowest)
+    for value in {lowest, greatest, allowed_below}:
+        assert registered(value) == []
+    for value in (allowed_below - 1, greatest + 1, 2**64):
+        assert registered(value) == [(0, INVALID, field, f"{value} is not in {lowest}..{greatest}")]
+    for other in set(KINDS) - {row[0] for row in RANGES if row[1] == column}:
+        assert registered(greatest + 1, other) == []
+
+
+def test_only_the_row_at_fault_is_refused() -> None:
+    """Of three operations with two items each, the one with a bad second item is refused, and says which item."""
+    partitions = [("orders", 0), ("orders", 1)]
+    refused = register(
+        PRODUCE,
+        operation_ids=[1, 2, 3],
+        partitions=partitions,
+        item_counts=[2],
+        item_indexes=[0, 1] * 3,
+        offsets=[1, 1, 1, -5, 1, 1],
+    )
+    message = f"-5 is not in 0..{OFFSET_MAX}"
+    assert refused == [(1, INVALID, "produce.partitions[1].required_offset", message)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_timeouts(kind: int) -> None:
+    """0 to the limit; what is not given is the default."""
+    for timeout_ms in (0, 1, INT32_MAX):
+        assert register(kind, timeouts_ms=[timeout_ms]) == []
+    for timeout_ms in (-1, 2**31, 10**30):
+        message = f"{timeout_ms} is not in 0..{INT32_MAX}"
+        assert register(kind, timeouts_ms=[timeout_ms]) == [(0, INVALID, "timeout_ms", message)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_number_of_items(kind: int) -> None:
+    """An operation has 1 to as many items as the limit allows."""
+    engine = Engine(EngineLimits(items_per_operation_max=2), 0)
+    field = f"{HOLDERS[kind]}.{'keys' if kind == SIGNAL else 'partitions'}"
+    names: dict[str, Any] = (
+        {"keys": ["a", "b", "c"]} if kind == SIGNAL else {"partitions": [("a", 0), ("a", 1), ("a", 2)]}
+    )
+    assert register(kind, engine, item_counts=[2], item_indexes=[0, 1], **names) == []
+    assert register(kind, engine, item_counts=[0], **names) == [(0, INVALID, field, "is empty; give at least one")]
+    three = register(kind, engine, item_counts=[3], item_indexes=[0, 1, 2], **names)
+    assert three == [(0, INVALID, field, "3 are over the limit of 2")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_names(kind: int) -> None:
+    """Each item names an entry of the dictionary that is a name, and no entry twice."""
+    item = f"{HOLDERS[kind]}.{'keys[{}].key' if kind == SIGNAL else 'partitions[{}].topic_partition'}"
+
+    def named(*names: str, indexes: tuple[int, ...] = (0,)) -> Told:
+        given: Any = {"keys": list(names)} if kind == SIGNAL else {"partitions": [(name, 7) for name in names]}
+        return register(kind, item_counts=[len(indexes)], item_indexes=list(indexes), **given)
+
+    noun = "key" if kind == SIGNAL else "topic"
+    assert named("x" * 249) == []
+    assert named("") == [(0, INVALID, item.format(0), f"the {noun} is missing")]
+    too_long = f"the {noun} has 250 characters, the most allowed are 249"
+    assert named("a", "x" * 250, indexes=(0, 1)) == [(0, INVALID, item.format(1), too_long)]
+    twice = f"{'a' if kind == SIGNAL else 'a-7'} is named twice"
+    assert named("a", "b", indexes=(0, 1, 0)) == [(0, INVALID, item.format(2), twice)]
+    assert named("a", "a", indexes=(0, 1)) == [(0, INVALID, item.format(1), twice)]
+    for index in (-1, 2):
+        outside = f"{index} is outside the dictionary of 2"
+        assert named("a", "b", indexes=(index,)) == [(0, INVALID, "item_index", outside)]
+
+
+def test_partition_numbers() -> None:
+    """0 to the greatest of 32 bits."""
+    assert register(PRODUCE, partitions=[("orders", INT32_MAX)]) == []
+    for partition in (-1, 2**31):
+        message = f"partition {partition} is not in 0..{INT32_MAX}"
+        refused = [(0, INVALID, "produce.partitions[0].topic_partition", message)]
+        assert register(PRODUCE, partitions=[("orders", partition)]) == refused
+
+
+def test_number_of_pending_operations() -> None:
+    """As many may be pending as the limit says."""
+    engine = Engine(EngineLimits(pending_operations_max=2), 0)
+    message = "2 operations are pending, the most allowed; try again later"
+    assert register(PRODUCE, engine, operation_ids=[1, 2, 3], offsets=[5]) == [(2, EXHAUSTED, "operation_id", message)]
+    assert engine.pending == 2
+
+
+def test_number_of_partitions() -> None:
+    """An operation that would make a partition too many is refused whole; those on known ones go on."""
+    engine = Engine(EngineLimits(partitions_max=2), 0)
+    assert register(PRODUCE, engine, partitions=[("a", 0)], offsets=[5]) == []
+    two_more = register(
+        PRODUCE, engine, partitions=[("b", 0), ("c", 0)], item_counts=[2], item_indexes=[0, 1], offsets=[5]
+    )
+    assert two_more == [(0, EXHAUSTED, "produce.partitions", "2 partitions are known, the most allowed")]
+    assert engine.partition_count == 1
+    both = {"partitions": [("a", 0), ("b", 0)], "item_counts": [2], "item_indexes": [0, 1], "offsets": [5]}
+    assert register(PRODUCE, engine, **both) == []
+    assert register(PRODUCE, engine, **both) == []
+
+
+def test_number_of_keys() -> None:
+    """Keys that nobody waits for make room for new ones, but not those that the same operation names."""
+    engine = Engine(EngineLimits(signal_keys_max=2), 0)
+    assert register(SIGNAL, engine, keys=["a"]) == []
+    engine.apply(EventBatch([KEY_SIGNALLED], keys=["idle"]), 0)
+    full = [(0, EXHAUSTED, "signal.keys", "2 keys are waited for, the most allowed")]
+    with_idle = {"item_counts": [2], "item_indexes": [0, 1]}
+    assert register(SIGNAL, engine, keys=["idle", "new"], offsets=[5], **with_idle) == full
+    assert register(SIGNAL, engine, keys=["a", "new"], offsets=[5], **with_idle) == []
+    assert register(SIGNAL, engine, keys=["b"]) == full
+    assert register(SIGNAL, engine, keys=["a"]) == []
+
+
+@pytest.mark.parametrize("operation_id", [0, -1, 2**61, 2**64])
+def test_operation_ids(operation_id: int) -> None:
+    """Ids are 1 to 2**61 - 1."""
+    assert register(PRODUCE, operation_ids=[2**61 - 1]) == []
+    [(index, code, field, message)] = register(PRODUCE, operation_ids=[operation_id])
+    assert (index, code, field) == (0, INVALID, "operation_id")
+    assert message == f"{operation_id} is not in 1..{2**61 - 1}"
+
+
+def broken(kind: int, **columns: Any) -> tuple[str, str]:  # noqa: ANN401 - columns of the batch
+    with pytest.raises(InvalidBatch) as refused:
+        register(kind, **columns)
+    return refused.value.field, str(refused.value)
+
+
+SINGULARS = {"min_bytes": "min_bytes", "partition_max_bytes": "partition_max_bytes", "follower_reads": "follower_reads"}
+SINGULARS |= {"timeouts_ms": "timeout_ms", "item_indexes": "item_index", "any_key": "any"}
+
+
+@pytest.mark.parametrize("column", sorted({row[1] for row in RANGES} | {"timeouts_ms", "item_counts", "item_indexes"}))
+def test_columns_of_the_wrong_length(column: str) -> None:
+    """Three operations take a column of three values, one or none; two refuse the whole batch by the column's name."""
+    field, message = broken(FETCH, operation_ids=[1, 2, 3], **{column: [1, 1]})
+    assert field == SINGULARS.get(column, column.removesuffix("s"))
+    assert message.endswith("has 2 values; it takes 3 (one for each row), 1 (for all) or none")
+
+
+def test_batches_that_cannot_be_read() -> None:
+    """No operations, a kind that is none, and counts that no message holds."""
+    assert broken(PRODUCE, operation_ids=[])[0] == "operation_id"
+    assert "it takes one id for each operation" in broken(PRODUCE, operation_ids=[])[1]
+    assert broken(9)[0] == "kind"
+    assert "9 is not known" in broken(9)[1]
+    for count in (-1, 2**32):
+        field, message = broken(PRODUCE, item_counts=[count])
+        assert field == "item_count"
+        assert message.endswith(f"has a value that is not in 0..{2**32 - 1}")
+
+
+def test_items_of_counts_that_differ() -> None:
+    """Item columns have as many values as the counts come to."""
+    batch: dict[str, Any] = {"operation_ids": [1, 2], "partitions": [("a", 0), ("a", 1)], "item_counts": [2, 1]}
+    assert register(PRODUCE, **batch, item_indexes=[0, 1, 0], offsets=[1, 2, 3]) == []
+    assert broken(PRODUCE, **batch, item_indexes=[0, 1, 0], offsets=[1, 2])[0] == "offset"
+    assert broken(PRODUCE, **batch, item_indexes=[0, 1])[0] == "item_index"
