@@ -1,22 +1,25 @@
-"""The asyncio face: `AsyncClient`. It parses what callers write, and leaves the rest to the session and the stub."""
+"""`AsyncClient`, the client for asyncio. It checks what callers pass, and leaves waiting to the session and the rest to
+single calls.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from types import TracebackType
-from typing import Final, Self, TypeVar, Unpack
+from typing import Concatenate, Final, ParamSpec, Self, TypeVar, Unpack
 
 import grpc.aio
 
 from purgatory.v1 import operation_pb2, purgatory_service_pb2
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
-from purgatory_client import views, waits
+from purgatory_client import many, views, waits
 from purgatory_client.errors import ClientClosed, InvalidRequest, from_rpc_error
 from purgatory_client.events import AdvanceReceipt, Event, signalled
-from purgatory_client.many import WaitColumns, key_columns, partition_columns
+from purgatory_client.many import WaitColumns
 from purgatory_client.marks import Marks, events_of
+from purgatory_client.method_docs import MANY, ONE, described
 from purgatory_client.outbox.outbox_file import OutboxFile
 from purgatory_client.outbox.ticket import Ticket
 from purgatory_client.partition_names import partition_name
@@ -27,28 +30,58 @@ from purgatory_client.session.event_sender import EventSender
 from purgatory_client.session.event_stream import EventStream
 from purgatory_client.session.registering import Registered, register
 from purgatory_client.session.session_driver import SessionDriver
-from purgatory_client.waits import ByPartition, Isolation, Name, Wait
+from purgatory_client.waits import Name, Wait
 from purgatory_client.wire.decode_results import arrived_row
 from purgatory_client.wire.encode_waits import row_of_wait
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:7440"
 CALL_TIMEOUT: Final = 30.0
-"""Seconds a call that only looks or operates may take."""
+"""Seconds that a call may take, if it is not one that waits."""
 WAIT_GRACE: Final = 10.0
-"""Seconds past its own timeout that a unary wait may take to answer."""
+"""Seconds past its own timeout that `wait_once` may take to answer."""
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
+def _waiting(build: Callable[P, Wait]) -> Callable[Concatenate[AsyncClient, P], Coroutine[object, None, Result]]:
+    """The method that makes a wait by a function of `waits` and waits for it, with the same arguments.
+
+    Not typed `Coroutine[Any, Any, ...]`: mypy then fails to infer `a, b = await gather(..., return_exceptions=True)`.
+    """
+
+    async def wait(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> Result:
+        return await self._wait(build(*args, **kwargs))
+
+    return described(wait, build, build.__name__, ONE)
+
+
+def _waiting_for_many(
+    build: Callable[P, WaitColumns],
+) -> Callable[Concatenate[AsyncClient, P], Coroutine[object, None, ResultColumns]]:
+    """The same for a batch, by a function of `many`."""
+
+    async def wait(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> ResultColumns:
+        return await self._wait_many(build(*args, **kwargs))
+
+    return described(wait, build, f"{build.__name__}_many", MANY)
+
+
 class AsyncClient:
-    """A client of the daemon at `address` ("host:port"), for one event loop.
+    """A client of one daemon, for one event loop. Nothing is connected before the first call.
 
-    `name` begins the session's id, so that one finds it in listings. `pending_max`: operations that may be pending in
-    this client; more raise LimitExceeded. `give_up_after`: seconds without a connection after which everything pending
-    raises Unavailable; None: never. Nothing is connected before the first call. Not to be carried over a fork.
+    Use it in `async with`, or `close` it. It does not survive a fork.
 
-    `outbox`: a file that makes a crash of this program safe (docs/client.md). It has the session's id, so `name` does
-    not count, and what is in it is not given up, so neither does `give_up_after`. Raises OutboxError.
+    Args:
+        address: The daemon's gRPC address, "host:port".
+        name: Begins the session's id, so that one finds it in listings. Not with an outbox, whose file has the id.
+        pending_max: Operations that may be pending in this client; more raise LimitExceeded.
+        give_up_after: Seconds without a connection after which everything pending raises Unavailable; None: never.
+            Never with an outbox either: what is in its file is not given up.
+        outbox: Path of a file that makes a crash of this program safe (docs/client.md); made where there is none.
+
+    Raises:
+        OutboxError: The outbox file is in use, damaged, too new or cannot be written.
     """
 
     def __init__(
@@ -70,7 +103,7 @@ class AsyncClient:
             file=None if outbox is None else OutboxFile(outbox),
         )
         self._events: Final = EventStream(lambda: self._stub().AdvanceStream())
-        self._advancer: Final = EventSender(self._send_events)
+        self._event_sender: Final = EventSender(self._send_events)
         self._channel: grpc.aio.Channel | None = None
         self._closed = False
 
@@ -83,20 +116,26 @@ class AsyncClient:
         await self.close()
 
     async def close(self, *, finish: bool = False) -> None:
-        """Leave the daemon. What is pending is cancelled there and raises ClientClosed here.
+        """Leave the daemon. Harmless when closed already.
 
-        `finish`: first let everything pending end by itself. Harmless when closed already.
+        What is pending raises ClientClosed here and is cancelled at the daemon; with an outbox it stays pending there.
+
+        Args:
+            finish: First let everything pending end by itself.
+
+        Raises:
+            OutboxUnwritable: A confirmation could not be written; what it was for will be recovered once more.
         """
         await self._session.close(finish)
         self._closed = True
-        await self._advancer.close()
+        await self._event_sender.close()
         self._events.close()
         if self._channel is not None:
             await self._channel.close()
 
     @property
     def session_id(self) -> str:
-        """The session's id as the daemon lists it. A new one after this client has given up a daemon."""
+        """The session's id as the daemon lists it. It changes when this client has given a daemon up."""
         return self._session.session_id
 
     @property
@@ -104,86 +143,31 @@ class AsyncClient:
         """How many operations are pending in this client."""
         return self._session.pending
 
-    # Waiting for one operation
+    # Waits. Arguments are described where they are: at the functions of `waits` and `many`.
 
-    async def produce(
-        self,
-        offsets: ByPartition,
-        *,
-        timeout: float | None = None,  # noqa: ASYNC109 - the daemon keeps the time
-        leader_epochs: ByPartition | int | None = None,
-        local_error_codes: ByPartition | int | None = None,
-    ) -> Result:
-        """Wait until the high watermark of each partition has reached its offset (last appended offset + 1).
-
-        `timeout` in seconds; None: the daemon's default. Cancelling the task cancels the operation at the daemon.
-        Raises InvalidRequest, LimitExceeded, Unavailable, SessionTakenOver, ClientClosed.
-        """
-        codes = local_error_codes
-        return await self._wait(
-            waits.produce(offsets, timeout=timeout, leader_epochs=leader_epochs, local_error_codes=codes)
-        )
-
-    async def fetch(
-        self,
-        offsets: ByPartition,
-        *,
-        min_bytes: int = 1,
-        timeout: float | None = None,  # noqa: ASYNC109 - the daemon keeps the time
-        replica_id: int | None = None,
-        isolation: Isolation = "read_uncommitted",
-        follower_reads: bool = False,
-        partition_max_bytes: ByPartition | int | None = None,
-        current_leader_epochs: ByPartition | int | None = None,
-        last_fetched_epochs: ByPartition | int | None = None,
-        throttled: Iterable[Name] = (),
-    ) -> Result:
-        """Wait until `min_bytes` are readable past the offsets, or one partition gives a reason to answer at once.
-
-        `replica_id`: a follower fetches; None: a consumer. Errors and `timeout` as in `produce`.
-        """
-        wait = waits.fetch(
-            offsets,
-            min_bytes=min_bytes,
-            timeout=timeout,
-            replica_id=replica_id,
-            isolation=isolation,
-            follower_reads=follower_reads,
-            partition_max_bytes=partition_max_bytes,
-            current_leader_epochs=current_leader_epochs,
-            last_fetched_epochs=last_fetched_epochs,
-            throttled=throttled,
-        )
-        return await self._wait(wait)
-
-    async def delete_records(
-        self,
-        offsets: ByPartition,
-        *,
-        timeout: float | None = None,  # noqa: ASYNC109 - the daemon keeps the time
-        local_error_codes: ByPartition | int | None = None,
-    ) -> Result:
-        """Wait until the low watermark of each partition has reached its offset; -1: the high watermark of now."""
-        return await self._wait(waits.delete_records(offsets, timeout=timeout, local_error_codes=local_error_codes))
-
-    async def signal(
-        self,
-        keys: Mapping[str, int] | Collection[str],
-        *,
-        timeout: float | None = None,  # noqa: ASYNC109 - the daemon keeps the time
-        any: bool = False,  # noqa: A002 - the word of the wire
-        from_now: bool = False,
-    ) -> Result:
-        """Wait until all keys (`any`: one) have been signalled: once, or as often as a mapping says.
-
-        `from_now`: signals before the registration do not count. Errors and `timeout` as in `produce`.
-        """
-        return await self._wait(waits.signal(keys, timeout=timeout, any=any, from_now=from_now))
+    produce = _waiting(waits.produce)
+    fetch = _waiting(waits.fetch)
+    delete_records = _waiting(waits.delete_records)
+    signal = _waiting(waits.signal)
+    produce_many = _waiting_for_many(many.produce)
+    fetch_many = _waiting_for_many(many.fetch)
+    delete_records_many = _waiting_for_many(many.delete_records)
+    signal_many = _waiting_for_many(many.signal)
 
     async def wait_once(self, wait: Wait) -> Result:
-        """One wait (made by purgatory_client.waits) as a single call, with no session: for a program that waits once.
+        """Wait by a single call with no session, for a program that waits once.
 
-        Nothing is tried again when the connection breaks: Unavailable is raised.
+        Args:
+            wait: Made by a function of `purgatory_client.waits`.
+
+        Returns:
+            How the wait ended.
+
+        Raises:
+            Unavailable: The connection broke, or there was none; nothing is tried again.
+            InvalidRequest: The daemon refused it.
+            LimitExceeded: A limit of the daemon is reached.
+            ClientClosed: The client is closed, or was closed meanwhile.
         """
         request = purgatory_service_pb2.WaitRequest(operation=row_of_wait(wait))
         limit = None if wait.timeout_ms is None else wait.timeout_ms / 1_000 + WAIT_GRACE
@@ -193,175 +177,152 @@ class AsyncClient:
             raise arrived.columns.refusals[0]
         return Result(arrived.columns, 0, 0)
 
-    # Waiting for many, in columns
-
-    async def produce_many(
-        self,
-        partitions: Sequence[Name],
-        *,
-        offsets: Sequence[int],
-        indexes: Sequence[int] | None = None,
-        timeouts_ms: Sequence[int] | None = None,
-        item_counts: Sequence[int] | None = None,
-        leader_epochs: Sequence[int] | None = None,
-        local_error_codes: Sequence[int] | None = None,
-    ) -> ResultColumns:
-        """Many produce waits; returns when all have ended. `partitions` is a dictionary that `indexes` point into.
-
-        A column holds a value for each operation (`timeouts_ms`) or item (the others), one for all, or none.
-        `item_counts`: how many items each operation has; None: one each. What the daemon refuses has outcome REFUSED.
-        """
-        batch = partition_columns(OperationKind.PRODUCE, partitions, indexes, offsets, timeouts_ms, item_counts)
-        batch.set_epochs(leader_epochs)
-        batch.set_local_error_codes(local_error_codes)
-        return await self._wait_many(batch)
-
-    async def fetch_many(
-        self,
-        partitions: Sequence[Name],
-        *,
-        offsets: Sequence[int],
-        indexes: Sequence[int] | None = None,
-        timeouts_ms: Sequence[int] | None = None,
-        item_counts: Sequence[int] | None = None,
-        min_bytes: Sequence[int] | None = None,
-        replica_ids: Sequence[int] | None = None,
-        isolation_levels: Sequence[int] | None = None,
-        follower_reads: Sequence[bool] | None = None,
-        partition_max_bytes: Sequence[int] | None = None,
-        current_leader_epochs: Sequence[int] | None = None,
-        last_fetched_epochs: Sequence[int] | None = None,
-        throttled: Sequence[bool] | None = None,
-    ) -> ResultColumns:
-        """Many fetches; see `produce_many`. `min_bytes`, `replica_ids` (-1: a consumer), `isolation_levels` (1
-        uncommitted, 2 committed) and `follower_reads` have a value for each operation, the others one for each item.
-        """
-        batch = partition_columns(OperationKind.FETCH, partitions, indexes, offsets, timeouts_ms, item_counts)
-        batch.set_epochs(current_leader_epochs, "current_leader_epoch")
-        batch.set_fetch(
-            min_bytes,
-            replica_ids,
-            isolation_levels,
-            follower_reads,
-            partition_max_bytes,
-            last_fetched_epochs,
-            throttled,
-        )
-        return await self._wait_many(batch)
-
-    async def delete_records_many(
-        self,
-        partitions: Sequence[Name],
-        *,
-        offsets: Sequence[int],
-        indexes: Sequence[int] | None = None,
-        timeouts_ms: Sequence[int] | None = None,
-        item_counts: Sequence[int] | None = None,
-        local_error_codes: Sequence[int] | None = None,
-    ) -> ResultColumns:
-        """Many delete-records waits; see `produce_many`."""
-        kind = OperationKind.DELETE_RECORDS
-        batch = partition_columns(kind, partitions, indexes, offsets, timeouts_ms, item_counts)
-        batch.set_local_error_codes(local_error_codes)
-        return await self._wait_many(batch)
-
-    async def signal_many(
-        self,
-        keys: Sequence[str],
-        *,
-        indexes: Sequence[int] | None = None,
-        counts: Sequence[int] | None = None,
-        timeouts_ms: Sequence[int] | None = None,
-        item_counts: Sequence[int] | None = None,
-        any: Sequence[bool] | None = None,  # noqa: A002 - the word of the wire
-        from_now: Sequence[bool] | None = None,
-    ) -> ResultColumns:
-        """Many signal waits; see `produce_many`. Without `indexes` and `item_counts`: one wait for each key."""
-        places = range(len(keys)) if indexes is None and item_counts is None else indexes
-        batch = key_columns(keys, places, counts, timeouts_ms, item_counts)
-        batch.set_signal(any, from_now)
-        return await self._wait_many(batch)
-
-    # With an outbox
+    # The outbox
 
     async def submit(self, wait: Wait, tag: str = "") -> Ticket:
-        """A wait (made by purgatory_client.waits) that outlives this program. Returns when it is in the outbox.
+        """Submit a wait that outlives this program. Returns when it is in the outbox.
 
-        It stays there, with its result, until it is confirmed. `tag` is whatever tells the caller what it was for.
-        Raises OutboxUnwritable, LimitExceeded, ClientClosed; nothing is registered then.
+        It stays there, with its result, until it is confirmed.
+
+        Args:
+            wait: Made by a function of `purgatory_client.waits`.
+            tag: Whatever tells the caller, after a crash too, what it was for.
+
+        Returns:
+            What to ask for the result with.
+
+        Raises:
+            OutboxUnwritable: It could not be written, and was not registered.
+            OutboxError: This client has no outbox.
+            LimitExceeded: `pending_max` is reached.
+            ClientClosed: The client is closed.
         """
-        return await self._session.keep(wait, tag)
+        return await self._session.submit_kept(wait, tag)
 
     async def submit_many(self, batch: WaitColumns, tag: str = "") -> Ticket:
-        """As `submit`, for a batch (made by purgatory_client.many) under one tag."""
-        return await self._session.keep(batch, tag)
+        """As `submit`, for a batch made by a function of `purgatory_client.many`, under one tag."""
+        return await self._session.submit_kept(batch, tag)
 
     async def recovered(self) -> list[Ticket]:
-        """What an earlier client has left unconfirmed in the outbox, in the order of operation ids; it goes on."""
-        return list(self._session.keeper().recovered)
+        """What an earlier client has left unconfirmed in the outbox, in the order of operation ids; it goes on.
+
+        Raises:
+            OutboxError: This client has no outbox, or it cannot be read.
+        """
+        return list(self._session.outbox().recovered)
 
     async def result(self, ticket: Ticket) -> Result:
-        """The result of one wait, when there is one; may be asked for again. Cancelling this call cancels nothing else.
+        """The result of one wait, once there is one. May be asked for again; cancelling this call cancels nothing else.
 
-        Raises what the daemon refused it with, ClientClosed, SessionTakenOver.
+        Args:
+            ticket: From `submit` or `recovered`.
+
+        Raises:
+            PurgatoryClientError: What the daemon refused the wait with.
+            InvalidRequest: The ticket is of a batch.
+            SessionTakenOver: Another client has opened the session.
+            ClientClosed: The client is closed, or was closed meanwhile.
         """
-        return await self._session.keeper().result(ticket)
+        return await self._session.outbox().result(ticket)
 
     async def result_many(self, ticket: Ticket) -> ResultColumns:
-        """As `result`, for a batch."""
-        return await self._session.keeper().result_many(ticket)
+        """As `result`, for a ticket from `submit_many`."""
+        return await self._session.outbox().result_many(ticket)
 
     async def confirm(self, ticket: Ticket) -> None:
-        """The result has been used: the outbox forgets it. Returns when it is certain not to be recovered again."""
-        await self._session.keeper().confirm(ticket)
+        """Remove a wait and its result from the outbox: the result has been used.
 
-    # A session apart: registered by one, collected by another
+        Returns when it is certain not to be recovered again. Harmless when confirmed already.
+
+        Args:
+            ticket: From `submit`, `submit_many` or `recovered`, of a wait that has ended.
+
+        Raises:
+            InvalidRequest: It has not ended.
+            OutboxUnwritable: It could not be written; it is tried again with the next write.
+        """
+        await self._session.outbox().confirm(ticket)
+
+    # Sessions of others: registered by one client, collected by another
 
     async def register(self, session_id: str, first_operation_id: int, batch: WaitColumns) -> Registered:
-        """Register a batch in a session that is not this client's, and wait for nothing: `results` has its results.
+        """Register a batch in a session that is not this client's, without waiting; `results` collects its results.
 
-        Operation i gets the id `first_operation_id` + i; ids rise within a session. Tried again until the daemon has
-        answered, which is harmless: ids that it knows it passes over. Raises Unavailable after `give_up_after` seconds,
-        and whatever the batch as a whole was refused with.
+        Tried again until the daemon has answered, which is harmless: it passes over ids that it knows.
+
+        Args:
+            session_id: The session, new or known to the daemon.
+            first_operation_id: The id of the first operation; the others follow it. Ids rise within a session.
+            batch: Made by a function of `purgatory_client.many`.
+
+        Returns:
+            What was accepted, known already and refused.
+
+        Raises:
+            Unavailable: No answer within `give_up_after` seconds.
+            PurgatoryClientError: What the batch as a whole was refused with.
         """
         batch.first_id = first_operation_id
         return await self._answer(register(self._stub(), session_id, batch, self._give_up_after))
 
     async def results(self, session_id: str) -> AsyncIterator[Collected]:
-        """The results of a session that nobody is connected to, in the order in which they came to be, a batch at a
-        time; ends when nothing is pending in it any more.
+        """Collect the results of a session that nobody is connected to, until nothing is pending in it.
 
-        A batch is acknowledged, and forgotten by the daemon, when the next one is asked for. Whoever has the session
-        open is cut off with SessionTakenOver. Raises NotFound when the daemon does not know the session, Unavailable
-        after `give_up_after` seconds without a connection, SessionTakenOver.
+        A batch is acknowledged, and forgotten by the daemon, when the next one is asked for.
+
+        Args:
+            session_id: The session. A client that has it open is cut off with SessionTakenOver.
+
+        Yields:
+            Results in the order in which they came to be, a batch at a time.
+
+        Raises:
+            NotFound: The daemon does not know the session.
+            Unavailable: No connection for `give_up_after` seconds.
+            SessionTakenOver: Another client has opened the session meanwhile.
         """
         collector = Collector(session_id, self._give_up_after)
         while (collected := await self._answer(collector.next(self._stub()))) is not None:
             yield collected
 
-    # What happens
+    # Events
 
     async def advance(self, partition: Name, **marks: Unpack[Marks]) -> AdvanceReceipt:
-        """Tell what happened to one partition, such as `high_watermark=42`; see `Marks` for every keyword.
+        """Report what happened to one partition.
 
-        Raises EventRefused or StaleEpoch when any of it was refused (the rest was applied), Unavailable,
-        InvalidRequest.
+        Args:
+            partition: "orders-3" or ("orders", 3).
+            **marks: Such as `high_watermark=42`; `Marks` lists every keyword. Applied in a safe order.
+
+        Returns:
+            How many waits that ended.
+
+        Raises:
+            EventRefused: An event was refused; the others were applied. StaleEpoch for an old leader epoch.
+            InvalidRequest: The marks mean nothing, or do not go together.
+            LimitExceeded: A million events wait to be sent.
+            Unavailable: The connection broke, and the events may or may not have been applied; they are not sent again.
         """
-        receipt = await self._advancer.advance(events_of(partition, marks))
+        receipt = await self._event_sender.send(events_of(partition, marks))
         return receipt.raise_for_refusals()
 
     async def advance_many(self, events: Sequence[Event]) -> AdvanceReceipt:
-        """Tell many events (made by purgatory_client.events), in order. Refused ones are in the receipt and raise
-        nothing.
+        """Report many events, in order. Refused events are in the receipt; otherwise raises what `advance` raises.
+
+        Args:
+            events: Made by functions of `purgatory_client.events`.
+
+        Returns:
+            What each event did.
         """
-        return await self._advancer.advance(events)
+        return await self._event_sender.send(events)
 
     async def signal_key(self, key: str, count: int = 1) -> AdvanceReceipt:
-        """Signal a key so many times. Raises as `advance` does."""
-        receipt = await self._advancer.advance([signalled(key, count)])
+        """Signal a key `count` times. Returns and raises what `advance` does."""
+        receipt = await self._event_sender.send([signalled(key, count)])
         return receipt.raise_for_refusals()
 
-    # Looking and operating
+    # Inspection and administration. Each raises Unavailable, InvalidRequest and ClientClosed too.
 
     async def cancel(
         self,
@@ -371,8 +332,19 @@ class AsyncClient:
         partition: Name | None = None,
         key: str | None = None,
     ) -> int:
-        """Cancel pending operations; returns how many. Say which: ids of this or another session, a whole session, all
-        that wait on a partition, or all that wait on a key.
+        """Cancel pending operations: by their ids, or all of a session, on a partition or on a key.
+
+        Args:
+            operation_ids: Ids of this client's session, or of `session_id`.
+            session_id: A session: all its operations, or those of `operation_ids`.
+            partition: All that wait on this partition.
+            key: All that wait on this key.
+
+        Returns:
+            How many were cancelled.
+
+        Raises:
+            InvalidRequest: None of these was given, or more than one.
         """
         request = purgatory_service_pb2.CancelRequest()
         if operation_ids is not None or session_id is not None:
@@ -384,9 +356,8 @@ class AsyncClient:
             request.topic_partition.CopyFrom(_topic_partition(partition))
         if key is not None:
             request.key = key
-        if [operation_ids is not None or session_id is not None, partition is not None, key is not None].count(
-            True
-        ) != 1:
+        given = [operation_ids is not None or session_id is not None, partition is not None, key is not None]
+        if given.count(True) != 1:
             raise InvalidRequest("cancel", "say which: operation ids or a session, a partition, or a key; one of them")
         response = await self._answer(self._stub().Cancel(request, timeout=CALL_TIMEOUT))
         return int(response.cancelled)
@@ -406,7 +377,7 @@ class AsyncClient:
         key: str = "",
         page_size: int = 1_000,
     ) -> AsyncIterator[views.PendingOperation]:
-        """The pending operations that fit all the filters, fetched page by page."""
+        """Iterate over the pending operations that fit all the filters, fetched `page_size` at a time."""
         request = purgatory_service_pb2.ListOperationsRequest(
             session_id=session_id,
             kind=None if kind is None else kind.value,
@@ -429,7 +400,7 @@ class AsyncClient:
         return views.partition(response.partition)
 
     async def partitions(self, *, prefix: str = "", page_size: int = 1_000) -> AsyncIterator[views.Partition]:
-        """The known partitions whose topic begins with `prefix`, fetched page by page."""
+        """Iterate over the known partitions whose topic begins with `prefix`, fetched `page_size` at a time."""
         request = purgatory_service_pb2.ListPartitionsRequest(topic_prefix=prefix, page_size=page_size)
         while True:
             response = await self._answer(self._stub().ListPartitions(request, timeout=CALL_TIMEOUT))
@@ -440,13 +411,15 @@ class AsyncClient:
                 return
 
     async def status(self, *, remaining_time: bool = False) -> views.Status:
-        """The daemon's counts and version. `remaining_time`: also how much time is left of what is pending; the daemon
-        looks at each operation for it.
+        """The daemon's version and counts.
+
+        Args:
+            remaining_time: Also how much time is left of what is pending; the daemon scans every operation for it.
         """
         request = purgatory_service_pb2.GetStatusRequest(remaining_time=remaining_time)
         return views.status(await self._answer(self._stub().GetStatus(request, timeout=CALL_TIMEOUT)))
 
-    # How it is done
+    # Inside
 
     async def _wait(self, wait: Wait) -> Result:
         future = self._session.submit(wait)
@@ -476,7 +449,7 @@ class AsyncClient:
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
         except asyncio.CancelledError:
-            # gRPC raises this also where the channel was closed under a call; nobody has cancelled this task then.
+            # gRPC also raises this when the channel is closed under a call; then nobody has cancelled this task.
             task = asyncio.current_task()
             if not self._closed or task is None or task.cancelling():
                 raise

@@ -1,4 +1,12 @@
-"""Many operations of one kind as columns: `WaitColumns`, sent in slices and answered as one `ResultColumns`."""
+"""Batches of operations as columns: a function for each kind, and the `WaitColumns` that it makes.
+
+The methods of the clients with `_many` in their names take the same arguments and wait at once; a `WaitColumns` is for
+`submit_many` and `register`. A batch is sent in slices and answered as one `ResultColumns`.
+
+A column has a value for each operation or, where the name of the argument says it is of partitions (`offsets`,
+`leader_epochs`, ...), for each item: each partition or key of each operation, in order. One value stands for all, and
+None for the default.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +24,9 @@ from purgatory_client.wire.gathered_results import GatheredResults, ResultSegmen
 
 
 class WaitColumns:
-    """A batch of operations of one kind; columns as on the wire (a value for each, one for all, or none for the
-    default).
+    """A batch of operations of one kind. Operation i has the id `first_id + i`, which the session gives it.
 
-    Operation-level columns have a value for each operation, item-level ones for each partition (or key) of each
-    operation, in order. `first_id` and `submitted_at` belong to the session; operation i has the id `first_id + i`.
+    Raises InvalidRequest when the lengths of its columns disagree, or a value does not fit the wire.
     """
 
     def __init__(
@@ -44,9 +50,9 @@ class WaitColumns:
         self.starts = [0, *accumulate(self.item_counts)] if self.item_counts else []
         """Where each operation's items start; empty: one item each."""
         self.operation_columns: dict[str, Sequence[int]] = {}
-        """The columns that not all batches have, by their names on the wire: those with a value for each operation."""
+        """Columns that not every batch has, by their names on the wire; these have a value for each operation."""
         self.item_columns: dict[str, Sequence[int]] = {}
-        """And those with one for each item."""
+        """And these have one for each item."""
         self.first_id = 0
         self.submitted_at = 0.0
         self.future: asyncio.Future[ResultColumns] | None = None
@@ -58,59 +64,31 @@ class WaitColumns:
         if not names or not self.count:
             raise InvalidRequest("partitions" if kind != OperationKind.SIGNAL else "keys", "none; the batch is empty")
 
-    def set_epochs(self, leader_epochs: Sequence[int] | None, field: str = "leader_epoch") -> None:
-        """Item column: leader epochs; -1: no check."""
-        self.item_columns["leader_epoch"] = int_column(leader_epochs, self.item_total, field, INT32_MAX, -1)
+    def set_operations(self, name: str, values: Sequence[int] | None, highest: int, lowest: int) -> None:
+        """Set a column with a value for each operation, by its name on the wire. Raises InvalidRequest."""
+        self.operation_columns[name] = int_column(values, self.count, name, highest, lowest)
 
-    def set_local_error_codes(self, codes: Sequence[int] | None) -> None:
-        """Item column: Kafka error codes of the local step; other than 0 they are final."""
-        column = int_column(codes, self.item_total, "local_error_code", INT32_MAX, -INT32_MAX)
-        self.item_columns["local_error_code"] = column
-
-    def set_fetch(
-        self,
-        min_bytes: Sequence[int] | None,
-        replica_ids: Sequence[int] | None,
-        isolation_levels: Sequence[int] | None,
-        follower_reads: Sequence[bool] | None,
-        partition_max_bytes: Sequence[int] | None,
-        last_fetched_epochs: Sequence[int] | None,
-        throttled: Sequence[bool] | None,
+    def set_items(
+        self, name: str, values: Sequence[int] | None, highest: int, lowest: int, argument: str | None = None
     ) -> None:
-        """The columns that only fetches have."""
-        operations, items = self.count, self.item_total
-        self.operation_columns |= {
-            "min_bytes": int_column(min_bytes, operations, "min_bytes", INT64_MAX, -INT64_MAX),
-            "replica_id": int_column(replica_ids, operations, "replica_id", INT32_MAX, -1),
-            "isolation_level": int_column(isolation_levels, operations, "isolation_level", 2, 0),
-            "follower_reads": bool_column(follower_reads, operations, "follower_reads"),
-        }
-        self.item_columns |= {
-            "partition_max_bytes": int_column(partition_max_bytes, items, "partition_max_bytes", INT64_MAX, -INT64_MAX),
-            "last_fetched_epoch": int_column(last_fetched_epochs, items, "last_fetched_epoch", INT32_MAX, -1),
-            "throttled": bool_column(throttled, items, "throttled"),
-        }
-
-    def set_signal(self, any_key: Sequence[bool] | None, from_now: Sequence[bool] | None) -> None:
-        """The columns that only signals have."""
-        self.operation_columns["any"] = bool_column(any_key, self.count, "any")
-        self.operation_columns["from_now"] = bool_column(from_now, self.count, "from_now")
+        """Set a column with a value for each item, likewise; `argument`: what an error calls it."""
+        self.item_columns[name] = int_column(values, self.item_total, argument or name, highest, lowest)
 
     def pending_positions(self, start: int = 0) -> Sequence[int]:
-        """Which operations from `start` on have not ended; a range where it is all of them."""
+        """Positions from `start` on of operations that have not ended; a range where that is all of them."""
         if self.remaining == self.count:
             return range(start, self.count)
         outcomes = self.outcomes
         return [position for position in range(start, self.count) if outcomes[position] == Outcome.PENDING]
 
     def ids_of(self, positions: Sequence[int]) -> Sequence[int]:
-        """The ids of the operations at these positions."""
+        """Operation ids, rising; a range where the positions are one."""
         if isinstance(positions, range):
             return range(self.first_id + positions.start, self.first_id + positions.stop)
         return [self.first_id + position for position in positions]
 
     def items_of(self, positions: Sequence[int]) -> Sequence[int]:
-        """The places of these operations' items in the item columns."""
+        """Where the items of these operations are in the item columns."""
         starts = self.starts
         if not starts:
             return positions
@@ -119,8 +97,10 @@ class WaitColumns:
         return [item for position in positions for item in range(starts[position], starts[position + 1])]
 
     def set_results(self, position: int, arrived: ResultsArrived, start: int, end: int) -> int:
-        """Take over the results from place `start` to before `end`, for the operations from `position` on; those that
-        had ended stay as they are. Returns how many had not.
+        """Take results `start` to `end` (exclusive) of a message for the operations from `position` on.
+
+        Returns how many operations they ended: one that had ended keeps its result. After a cancel or a reconnect
+        a run may hold both kinds, so it is then taken one by one.
         """
         count = end - start
         if self.outcomes[position : position + count].count(Outcome.PENDING.value) < count:
@@ -136,7 +116,7 @@ class WaitColumns:
         return count
 
     def set_refused(self, position: int, error: PurgatoryClientError) -> int:
-        """The daemon refused this operation; the others go on. Returns how many that ended: none if it had ended."""
+        """End an operation that the daemon has refused. Returns how many operations that ended: 0 if it had ended."""
         if self.outcomes[position] != Outcome.PENDING:
             return 0
         self.outcomes[position] = Outcome.REFUSED.value
@@ -145,7 +125,7 @@ class WaitColumns:
         return 1
 
     def answer(self) -> ResultColumns:
-        """The results of all, once none is pending."""
+        """All results; only once no operation is pending."""
         assert not self.remaining, f"{self.remaining} operations of the batch with first id {self.first_id} are pending"
         answer, items = ResultColumns(self.kind, self._gathered.column), self.item_total
         answer.names = self.names
@@ -156,6 +136,155 @@ class WaitColumns:
         return answer
 
 
+def produce(
+    partitions: Sequence[Name],
+    *,
+    offsets: Sequence[int],
+    indexes: Sequence[int] | None = None,
+    timeouts_ms: Sequence[int] | None = None,
+    item_counts: Sequence[int] | None = None,
+    leader_epochs: Sequence[int] | None = None,
+    local_error_codes: Sequence[int] | None = None,
+) -> WaitColumns:
+    """Many produce waits.
+
+    Args:
+        partitions: A dictionary of partitions, each once, that `indexes` point into.
+        offsets: For each item: the offset to reach.
+        indexes: For each item: the place of its partition in `partitions`. None: the first one for all.
+        timeouts_ms: For each operation: milliseconds, 0 for an answer at once. None: the daemon's default.
+        item_counts: For each operation: how many items are its own. None: one each.
+        leader_epochs: For each item: the leader epoch of the append; -1: not checked.
+        local_error_codes: For each item: the Kafka error code of the local append; other than 0 it is the answer.
+
+    Returns:
+        The batch, for `submit_many` or `register`.
+
+    Raises:
+        InvalidRequest: The lengths of the columns disagree, the batch is empty, or a value does not fit the wire.
+    """
+    batch = partition_columns(OperationKind.PRODUCE, partitions, indexes, offsets, timeouts_ms, item_counts)
+    batch.set_items("leader_epoch", leader_epochs, INT32_MAX, -1)
+    batch.set_items("local_error_code", local_error_codes, INT32_MAX, -INT32_MAX)
+    return batch
+
+
+def fetch(
+    partitions: Sequence[Name],
+    *,
+    offsets: Sequence[int],
+    indexes: Sequence[int] | None = None,
+    timeouts_ms: Sequence[int] | None = None,
+    item_counts: Sequence[int] | None = None,
+    min_bytes: Sequence[int] | None = None,
+    replica_ids: Sequence[int] | None = None,
+    isolation_levels: Sequence[int] | None = None,
+    follower_reads: Sequence[bool] | None = None,
+    partition_max_bytes: Sequence[int] | None = None,
+    current_leader_epochs: Sequence[int] | None = None,
+    last_fetched_epochs: Sequence[int] | None = None,
+    throttled: Sequence[bool] | None = None,
+) -> WaitColumns:
+    """Many fetches.
+
+    Args:
+        partitions: As for `produce`, like the other arguments that are not described here.
+        offsets: For each item: the offset to read from.
+        indexes: As for `produce`.
+        timeouts_ms: As for `produce`.
+        item_counts: As for `produce`.
+        min_bytes: For each operation: bytes to wait for, over all its partitions; 1 by default.
+        replica_ids: For each operation: the follower that fetches; -1: a consumer.
+        isolation_levels: For each operation: 1 to the high watermark (read_uncommitted), 2 to the last stable offset.
+        follower_reads: For each operation: whether a follower may serve it.
+        partition_max_bytes: For each item: bytes it counts at most; 1 MiB by default.
+        current_leader_epochs: For each item: the leader epoch the reader knows; -1: not checked.
+        last_fetched_epochs: For each item: the epoch of the last record the reader has; -1: not known.
+        throttled: For each item: whether it is over the follower's replication quota.
+
+    Returns:
+        The batch, for `submit_many` or `register`.
+
+    Raises:
+        InvalidRequest: As for `produce`.
+    """
+    batch = partition_columns(OperationKind.FETCH, partitions, indexes, offsets, timeouts_ms, item_counts)
+    batch.set_operations("min_bytes", min_bytes, INT64_MAX, -INT64_MAX)
+    batch.set_operations("replica_id", replica_ids, INT32_MAX, -1)
+    batch.set_operations("isolation_level", isolation_levels, 2, 0)
+    batch.operation_columns["follower_reads"] = bool_column(follower_reads, batch.count, "follower_reads")
+    batch.set_items("leader_epoch", current_leader_epochs, INT32_MAX, -1, "current_leader_epoch")
+    batch.set_items("partition_max_bytes", partition_max_bytes, INT64_MAX, -INT64_MAX)
+    batch.set_items("last_fetched_epoch", last_fetched_epochs, INT32_MAX, -1)
+    batch.item_columns["throttled"] = bool_column(throttled, batch.item_total, "throttled")
+    return batch
+
+
+def delete_records(
+    partitions: Sequence[Name],
+    *,
+    offsets: Sequence[int],
+    indexes: Sequence[int] | None = None,
+    timeouts_ms: Sequence[int] | None = None,
+    item_counts: Sequence[int] | None = None,
+    local_error_codes: Sequence[int] | None = None,
+) -> WaitColumns:
+    """Many delete-records waits.
+
+    Args:
+        partitions: As for `produce`, like the other arguments that are not described here.
+        offsets: For each item: the offset that the low watermark is to reach; -1: the high watermark at registration.
+        indexes: As for `produce`.
+        timeouts_ms: As for `produce`.
+        item_counts: As for `produce`.
+        local_error_codes: As for `produce`.
+
+    Returns:
+        The batch, for `submit_many` or `register`.
+
+    Raises:
+        InvalidRequest: As for `produce`.
+    """
+    batch = partition_columns(OperationKind.DELETE_RECORDS, partitions, indexes, offsets, timeouts_ms, item_counts)
+    batch.set_items("local_error_code", local_error_codes, INT32_MAX, -INT32_MAX)
+    return batch
+
+
+def signal(
+    keys: Sequence[str],
+    *,
+    indexes: Sequence[int] | None = None,
+    counts: Sequence[int] | None = None,
+    timeouts_ms: Sequence[int] | None = None,
+    item_counts: Sequence[int] | None = None,
+    any: Sequence[bool] | None = None,  # noqa: A002 - the word of the wire
+    from_now: Sequence[bool] | None = None,
+) -> WaitColumns:
+    """Many waits for signals.
+
+    Args:
+        keys: A dictionary of keys, each once, that `indexes` point into.
+        indexes: For each item: the place of its key in `keys`. With neither these nor `item_counts`: one operation for
+            each key.
+        counts: For each item: how many signals it takes; 1 by default.
+        timeouts_ms: As for `produce`.
+        item_counts: As for `produce`.
+        any: For each operation: whether one of its keys is enough.
+        from_now: For each operation: whether only signals after the registration count.
+
+    Returns:
+        The batch, for `submit_many` or `register`.
+
+    Raises:
+        InvalidRequest: As for `produce`.
+    """
+    places = range(len(keys)) if indexes is None and item_counts is None else indexes
+    batch = key_columns(keys, places, counts, timeouts_ms, item_counts)
+    batch.operation_columns["any"] = bool_column(any, batch.count, "any")
+    batch.operation_columns["from_now"] = bool_column(from_now, batch.count, "from_now")
+    return batch
+
+
 def partition_columns(
     kind: OperationKind,
     partitions: Sequence[Name],
@@ -164,7 +293,7 @@ def partition_columns(
     timeouts_ms: Sequence[int] | None,
     item_counts: Sequence[int] | None,
 ) -> WaitColumns:
-    """A batch of operations on partitions."""
+    """A batch of operations on partitions with only the columns that every kind has; arguments as for `produce`."""
     names = [partition_name(name) for name in partitions]
     return WaitColumns(kind, names, indexes=indexes, offsets=offsets, timeouts_ms=timeouts_ms, item_counts=item_counts)
 
@@ -176,7 +305,7 @@ def key_columns(
     timeouts_ms: Sequence[int] | None,
     item_counts: Sequence[int] | None,
 ) -> WaitColumns:
-    """A batch of signal waits."""
+    """A batch of waits for signals without `any` and `from_now`; arguments as for `signal`."""
     names = [checked_key(key) for key in keys]
     return WaitColumns(
         OperationKind.SIGNAL, names, indexes=indexes, offsets=counts, timeouts_ms=timeouts_ms, item_counts=item_counts
@@ -184,7 +313,7 @@ def key_columns(
 
 
 def bool_column(values: Sequence[bool] | None, count: int, field: str) -> list[bool]:
-    """A column of truths, its length checked."""
+    """A column of booleans. Raises InvalidRequest when its length does not fit."""
     column = [bool(value) for value in values or ()]
     check_length(column, count, field)
     return column

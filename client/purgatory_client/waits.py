@@ -1,7 +1,8 @@
-"""One operation to wait for: its content, checked as far as it must be to travel in a batch with others.
+"""Single waits: a function for each kind of operation, and the `Wait` that it makes.
 
-The builders (`produce`, `fetch`, `delete_records`, `signal`) are what `AsyncClient` and the command line use; all rules
-beyond "can it be sent" are the daemon's.
+The methods of the clients with the same names take the same arguments and wait at once; a `Wait` is for `submit` and
+`wait_once`. Arguments are checked only as far as they must be to travel in a batch with others: all other rules are the
+daemon's.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ISOLATION_LEVELS: Final[dict[str, int]] = {"read_uncommitted": 1, "read_committe
 
 
 class FetchOptions:
-    """What only a fetch has. Lists have one value for each partition."""
+    """The arguments of a fetch that other kinds do not have. Lists have one value for each partition."""
 
     __slots__ = (
         "follower_reads",
@@ -60,10 +61,11 @@ class FetchOptions:
 
 
 class Wait:
-    """One operation. `names` are its partitions (signals: keys), and all lists have one value for each of them.
+    """One operation, made by the functions of this module. `names` are its partitions (signals: keys); all lists have
+    one value for each of them.
 
-    `operation_id` and `submitted_at` (monotonic seconds) belong to the session it is submitted to, `future` to the
-    caller that awaits it.
+    `operation_id` and `submitted_at` (monotonic seconds) are set by the session it is submitted to, and `future` is
+    what its caller awaits.
     """
 
     __slots__ = (
@@ -108,7 +110,7 @@ class Wait:
         self.submitted_at = 0.0
         self.future: asyncio.Future[Result] | None = None
         self.weight = 32 + 80 * len(names)
-        """About how many bytes it takes on the wire, generously."""
+        """An upper estimate of its bytes on the wire."""
 
 
 def produce(
@@ -118,7 +120,22 @@ def produce(
     leader_epochs: ByPartition | int | None = None,
     local_error_codes: ByPartition | int | None = None,
 ) -> Wait:
-    """A wait until the high watermark of each partition has reached its offset."""
+    """Wait until the high watermark of each partition has reached its offset.
+
+    Args:
+        offsets: The offset each partition is to reach: last appended offset + 1.
+        timeout: Seconds, 0 to 2,147,483.647; 0: an answer at once, satisfied or expired. None: the daemon's default.
+        leader_epochs: The leader epoch of the append, by partition or one for all. A newer or older epoch of the
+            partition ends its wait with error 74 or 75. Absent: not checked.
+        local_error_codes: Kafka error codes of the local append, by partition or one for all; other than 0 they are
+            the partition's answer.
+
+    Returns:
+        The wait, for `submit` or `wait_once`.
+
+    Raises:
+        InvalidRequest: An argument cannot be sent: no partition, a malformed name, a number that is too large.
+    """
     names, required = _items(offsets, "produce.partitions", "required_offset")
     return Wait(
         OperationKind.PRODUCE,
@@ -143,7 +160,28 @@ def fetch(
     last_fetched_epochs: ByPartition | int | None = None,
     throttled: Iterable[Name] = (),
 ) -> Wait:
-    """A wait until `min_bytes` are readable past the fetch offsets, over all partitions together."""
+    """Wait until `min_bytes` can be read past the offsets, or one partition gives a reason to answer at once.
+
+    Args:
+        offsets: The offset to read from, by partition.
+        min_bytes: Bytes to wait for, over all partitions together. A fetch that runs out of time answers with what
+            there is.
+        timeout: Seconds, 0 to 2,147,483.647; 0: an answer at once, satisfied or expired. None: the daemon's default.
+        replica_id: The follower that fetches, up to the log end. None: a consumer.
+        isolation: How far a consumer reads: to the high watermark, or with "read_committed" to the last stable offset.
+        follower_reads: Whether a consumer may be served by a follower.
+        partition_max_bytes: Bytes that one partition counts at most, by partition or one for all; 1 MiB by default.
+        current_leader_epochs: The leader epoch the reader knows, by partition or one for all. Absent: not checked.
+        last_fetched_epochs: The epoch of the last record the reader has, by partition or one for all; where the logs
+            diverge the answer says from where on.
+        throttled: Partitions over the follower's replication quota: they add no bytes while it is out of sync.
+
+    Returns:
+        The wait, for `submit` or `wait_once`.
+
+    Raises:
+        InvalidRequest: An argument cannot be sent.
+    """
     names, fetch_offsets = _items(offsets, "fetch.partitions", "fetch_offset")
     if isolation not in ISOLATION_LEVELS:
         raise InvalidRequest("fetch.isolation_level", f"{isolation!r}; must be one of {', '.join(ISOLATION_LEVELS)}")
@@ -170,7 +208,20 @@ def delete_records(
     timeout: float | None = None,
     local_error_codes: ByPartition | int | None = None,
 ) -> Wait:
-    """A wait until the low watermark of each partition has reached its offset; offset -1: the high watermark of now."""
+    """Wait until the low watermark of each partition has reached its offset: every replica has deleted up to it.
+
+    Args:
+        offsets: The offset by partition; -1: the high watermark at registration.
+        timeout: Seconds, 0 to 2,147,483.647; 0: an answer at once, satisfied or expired. None: the daemon's default.
+        local_error_codes: Kafka error codes of the local deletion, by partition or one for all; other than 0 they are
+            the partition's answer.
+
+    Returns:
+        The wait, for `submit` or `wait_once`.
+
+    Raises:
+        InvalidRequest: An argument cannot be sent.
+    """
     names, required = _items(offsets, "delete_records.partitions", "offset")
     codes = _per_item(local_error_codes, names, 0, "local_error_codes")
     return Wait(OperationKind.DELETE_RECORDS, names, required, timeout, local_error_codes=codes)
@@ -183,7 +234,20 @@ def signal(
     any: bool = False,  # noqa: A002 - the word of the wire
     from_now: bool = False,
 ) -> Wait:
-    """A wait until all keys (`any`: one of them) have been signalled often enough: once, or as a mapping says."""
+    """Wait until all keys have been signalled.
+
+    Args:
+        keys: The keys, to be signalled once each; or a mapping of key to how many signals it takes.
+        timeout: Seconds, 0 to 2,147,483.647; 0: an answer at once, satisfied or expired. None: the daemon's default.
+        any: One key is enough.
+        from_now: Only signals after the registration count; otherwise all since the daemon first heard of the key.
+
+    Returns:
+        The wait, for `submit` or `wait_once`.
+
+    Raises:
+        InvalidRequest: An argument cannot be sent: no key, a bare string, a key given twice.
+    """
     if isinstance(keys, str):
         raise InvalidRequest("signal.keys", f"one string, {keys!r}; give a list of keys or a mapping of key to count")
     counts = keys if isinstance(keys, Mapping) else dict.fromkeys(keys, 1)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Final
 
 from purgatory_client import AsyncClient, Event, OperationKind, Result, ResultColumns, events, waits
 from purgatory_client.errors import ClientClosed, NotFound, PurgatoryClientError, Unavailable
-from purgatory_client.many import WaitColumns, key_columns, partition_columns
+from purgatory_client.many import WaitColumns
 from purgatory_client.waits import Wait
 
 from purgatory.engine import codes
@@ -158,18 +159,27 @@ def _many(client: AsyncClient, batch: Batch) -> Awaitable[ResultColumns]:
     if kind == OperationKind.SIGNAL:
         keys = list(dict.fromkeys(str(key) for key, _ in items))
         indexes = [keys.index(str(key)) for key, _ in items]
-        columns = key_columns(keys, indexes, offsets, timeouts_ms, counts)
-        columns.set_signal([one.any_key for one in all_of], [one.from_now for one in all_of])
-        return client._wait_many(columns)
+        return client.signal_many(
+            keys,
+            indexes=indexes,
+            counts=offsets,
+            timeouts_ms=timeouts_ms,
+            item_counts=counts,
+            any=[one.any_key for one in all_of],
+            from_now=[one.from_now for one in all_of],
+        )
     names = list(dict.fromkeys(name for name, _ in items if not isinstance(name, str)))
     indexes = [names.index(name) for name, _ in items if not isinstance(name, str)]
-    columns = partition_columns(kind, names, indexes, offsets, timeouts_ms, counts)
-    if kind == OperationKind.FETCH:
+    wait: Callable[..., Awaitable[ResultColumns]] = client.delete_records_many
+    if kind == OperationKind.PRODUCE:
+        codes = [one.local_error_code for one in all_of for _ in one.items]
+        wait = functools.partial(client.produce_many, local_error_codes=codes)
+    elif kind == OperationKind.FETCH:
         replica_ids = [one.replica_id for one in all_of]
-        columns.set_fetch([one.min_bytes for one in all_of], replica_ids, None, None, None, None, None)
-    elif kind == OperationKind.PRODUCE:
-        columns.set_local_error_codes([one.local_error_code for one in all_of for _ in one.items])
-    return client._wait_many(columns)
+        wait = functools.partial(
+            client.fetch_many, min_bytes=[one.min_bytes for one in all_of], replica_ids=replica_ids
+        )
+    return wait(names, indexes=indexes, offsets=offsets, timeouts_ms=timeouts_ms, item_counts=counts)
 
 
 class Advancer:

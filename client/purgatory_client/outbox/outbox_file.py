@@ -1,10 +1,10 @@
 """The outbox file: what one client has registered and not confirmed yet, and the results that have come for it.
 
-SQLite in WAL mode; every commit is synced before it returns. Calls that block: `outbox.py` makes them in a thread.
+SQLite in WAL mode; each commit is synced before it returns. Calls block, so `outbox_writer` makes them in a thread.
 
 - `session`: one row, the session's id and the next operation id, which never goes back.
-- `registrations`: a row for each wait or batch of waits that is not confirmed, as it was or will be sent.
-- `results`: a row for each message of results, as it came; it goes when nothing unconfirmed has a result in it.
+- `registrations`: a row for each unconfirmed wait or batch of waits, as it was or will be sent.
+- `results`: a row for each message of results, as it came; deleted once no unconfirmed wait has a result in it.
 
 Each row has a checksum. `FILE-lock` beside it is locked by the process that uses it.
 """
@@ -27,7 +27,7 @@ from purgatory_client.errors import OutboxDamaged, OutboxError, OutboxInUse, Out
 
 VERSION: Final = 1
 APPLICATION_ID: Final = 0x50757267
-"""What tells the file from other SQLite files: "Purg"."""
+"""Tells the file from other SQLite files: "Purg"."""
 
 SCHEMA: Final = """
 CREATE TABLE session (session_id TEXT NOT NULL, next_operation_id INTEGER NOT NULL);
@@ -46,7 +46,7 @@ CREATE TABLE results (place INTEGER PRIMARY KEY, batch BLOB NOT NULL, checksum I
 
 @dataclass(frozen=True, slots=True)
 class RegistrationRecord:
-    """A wait, or a batch of waits (`is_batch`), as `columns`: an encoded OperationColumns. Wall clock, seconds."""
+    """A wait, or a batch (`is_batch`). `columns`: an encoded OperationColumns. Time: seconds since the epoch."""
 
     first_operation_id: int
     operations: int
@@ -57,32 +57,30 @@ class RegistrationRecord:
 
     @property
     def checksum(self) -> int:
-        """Over all of it."""
         head = f"{self.first_operation_id} {self.operations} {self.is_batch} {self.tag} {self.submitted_time!r}"
         return zlib.crc32(self.columns, zlib.crc32(head.encode()))
 
 
 @dataclass(frozen=True, slots=True)
 class ResultsRecord:
-    """Results have arrived: an encoded ResultBatch."""
+    """Results that have arrived: an encoded ResultBatch."""
 
     batch: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ConfirmationRecord:
-    """The registration with this first id is done with."""
+    """The registration with this first id is to be deleted."""
 
     first_operation_id: int
 
 
 Record: TypeAlias = RegistrationRecord | ResultsRecord | ConfirmationRecord
-"""What is written."""
 
 
 @dataclass(slots=True)
-class _Row:
-    """A registration in the file. `places` are the results rows that have some of its results."""
+class _RegistrationRow:
+    """A registration in the file. `places`: the rows of `results` that have results of it."""
 
     operations: int
     is_batch: bool
@@ -95,10 +93,10 @@ class OutboxFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path: Final = Path(path)
         self._lock: Final = _locked(self.path)
-        self._rows: Final[dict[int, _Row]] = {}
+        self._rows: Final[dict[int, _RegistrationRow]] = {}
         self._batch_ids: Final[list[int]] = []
         self._holders: Final[dict[int, set[int]]] = {}
-        """For each results row the registrations that have results in it."""
+        """For each row of `results`, the registrations that have results in it."""
         self._database: sqlite3.Connection | None = None
         try:
             with self._typed_errors():
@@ -109,7 +107,7 @@ class OutboxFile:
 
     @property
     def session_id(self) -> str:
-        """The session that all in it belongs to."""
+        """The one session that everything in it belongs to."""
         return self._session_id
 
     @property
@@ -120,17 +118,17 @@ class OutboxFile:
         return self._next_operation_id
 
     def registrations(self) -> list[RegistrationRecord]:
-        """All that is not confirmed, in the order of ids."""
+        """Everything unconfirmed, in the order of ids."""
         with self._typed_errors():
             return self._read_registrations(self._opened())
 
     def results(self) -> list[bytes]:
-        """The results that are kept, in the order in which they came."""
+        """The stored results, in the order in which they came."""
         with self._typed_errors():
             return [batch for _, batch in self._read_results(self._opened())]
 
     def commit(self, items: Sequence[Record]) -> None:
-        """Writes all of it or, when it raises, nothing. Returns when it is safe on the disk."""
+        """Write all of the records or, when it raises, none. Returns when they are safe on the disk."""
         with self._typed_errors():
             database = self._opened()
             database.execute("BEGIN IMMEDIATE")
@@ -145,7 +143,7 @@ class OutboxFile:
             database.execute("COMMIT")
 
     def close(self) -> None:
-        """Gives the file free. Harmless when closed already."""
+        """Release the file. Harmless when closed already."""
         self._drop_database()
         self._lock.close()
 
@@ -158,8 +156,9 @@ class OutboxFile:
         return self._database
 
     def _open(self) -> None:
-        """Opens the file, makes it if need be, and reads what is in it. After a failed write too: what is known of the
-        file then comes from the file.
+        """Open the file, make it if need be, and index what is in it.
+
+        After a failed write too: nobody knows how much of it reached the disk, so the index is made anew from the file.
         """
         self._database = database = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
         database.execute("PRAGMA auto_vacuum = INCREMENTAL")
@@ -220,7 +219,7 @@ class OutboxFile:
         self._next_operation_id = max(self._next_operation_id, one.first_operation_id + one.operations)
 
     def _keep(self, database: sqlite3.Connection, arrived: ResultsRecord) -> None:
-        """Nothing is kept of results that nobody waits for."""
+        """Store results, unless nobody waits for any of them."""
         place = self._last_place + 1
         if self._hold(place, arrived.batch):
             values = (place, arrived.batch, zlib.crc32(arrived.batch))
@@ -241,12 +240,12 @@ class OutboxFile:
                 database.execute("DELETE FROM results WHERE place = ?", (place,))
 
     def _index(self, one: RegistrationRecord) -> None:
-        self._rows[one.first_operation_id] = _Row(one.operations, one.is_batch)
+        self._rows[one.first_operation_id] = _RegistrationRow(one.operations, one.is_batch)
         if one.is_batch:
             insort(self._batch_ids, one.first_operation_id)
 
     def _hold(self, place: int, batch: bytes) -> bool:
-        """Notes whose results these are. False: nobody's. A wait that has its result needs no other."""
+        """Index whose results these are. False: nobody's, as with a repeat of what a wait has already."""
         holders = self._holders_of(_operation_ids(batch))
         for first_operation_id in holders:
             self._rows[first_operation_id].places.add(place)
@@ -280,7 +279,7 @@ class OutboxFile:
             database.close()
 
     def failed(self, error: BaseException) -> OutboxError | None:
-        """Gives up the connection to the file, so that the next call begins with what is in it; the error to raise."""
+        """Drop the connection to the file, so that the next call starts from its content. Returns what to raise."""
         self._drop_database()
         if not isinstance(error, sqlite3.Error):
             return None
@@ -291,7 +290,7 @@ class OutboxFile:
 
 
 class _TypedErrors:
-    """Turns errors of SQLite within the block into those of this package."""
+    """Raises errors of SQLite within the block as errors of this package."""
 
     def __init__(self, file: OutboxFile) -> None:
         self._file = file
@@ -318,7 +317,7 @@ def _locked(path: Path) -> LockFile:
 
 
 class LockFile:
-    """The lock beside an outbox, with the process id of its holder. The file stays, the lock goes with the process."""
+    """The lock beside an outbox, with its owner's process id. The file stays; the lock ends with the process."""
 
     def __init__(self, path: Path, of: Path) -> None:
         try:
@@ -335,7 +334,7 @@ class LockFile:
         os.pwrite(self._descriptor, str(os.getpid()).encode(), 0)
 
     def close(self) -> None:
-        """Gives the lock free. Harmless when it is."""
+        """Release the lock. Harmless when released already."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

@@ -1,8 +1,13 @@
-"""Between a session and its outbox, on the event loop: nothing is sent before it is in the file, and no result is given
-to the session, which would acknowledge it, before that.
+"""Keeps a session and its outbox in step, on the event loop. The order of things is what makes a crash safe.
 
-What cannot be written is refused: registrations end with the error; results are left to the daemon, which sends them
-again over the next connection.
+- A registration is sent only once it is in the file. A crash before that leaves nothing behind at the daemon; after it,
+  the next client sends it again under the same id, which is harmless.
+- A result reaches the session only once it is in the file, because the session acknowledges what it has, and the daemon
+  then forgets it.
+- Writes finish in the order in which they were made, so ids in the file never have a gap that is filled later.
+
+What cannot be written is refused: registrations end with the error, and results are left to the daemon, which sends
+them again over the next connection.
 """
 
 from __future__ import annotations
@@ -38,31 +43,31 @@ NEVER_LOST: Final = float("-inf")
 
 
 class OutboxGate:
-    """The outbox of one session. `changed` is called when there may be something to send, or something has ended."""
+    """The outbox of one session. `changed` is called when there may be something to send, or waits have ended."""
 
     def __init__(self, file: OutboxFile, core: SessionCore, changed: Callable[[], None]) -> None:
-        self._outbox: Final = OutboxWriter(file, self._done)
+        self._writer: Final = OutboxWriter(file, self._on_written)
         self._core: Final = core
         self._changed: Final = changed
-        self._begun = False
-        self._staging = False
-        self._unwritten: Final[deque[Entry]] = deque()
-        self._written: Final[dict[Entry, asyncio.Future[None]]] = {}
+        self._loaded = False
+        self._staging_scheduled = False
+        self._staged: Final[deque[Entry]] = deque()
+        self._submitting: Final[dict[Entry, asyncio.Future[None]]] = {}
         self._tags: Final[dict[Entry, str]] = {}
-        """Those that are kept until they are confirmed."""
+        """Waits that stay in the file until they are confirmed, and the tags they were submitted with."""
         self._confirming: Final[dict[int, asyncio.Future[None]]] = {}
-        self._arrived: Final[deque[wire.SessionResponse]] = deque()
+        self._unwritten_messages: Final[deque[wire.SessionResponse]] = deque()
         self._failure: asyncio.Future[str] | None = None
         self._lost_confirmations: PurgatoryClientError | None = None
         self.recovered: Final[list[Ticket]] = []
-        """What an earlier client has left in the file."""
+        """What an earlier client left in the file."""
 
-    def begin(self) -> None:
-        """Takes in what is in the file, on the running loop. Harmless when done already."""
-        if self._begun:
+    def load(self) -> None:
+        """Load what is in the file into the session, on the running loop. Harmless when done already."""
+        if self._loaded:
             return
-        self._begun = True
-        loop, file = asyncio.get_running_loop(), self._outbox.file
+        self._loaded = True
+        loop, file = asyncio.get_running_loop(), self._writer.file
         entries: list[Entry] = []
         for one in file.registrations():
             columns = operation_pb2.OperationColumns.FromString(one.columns)
@@ -75,39 +80,37 @@ class OutboxGate:
         for batch in file.results():
             for wait, answer in self._core.replay(wire.ResultBatch.FromString(batch)):
                 settle(wait, answer)
-        self._outbox.start()
+        self._writer.start()
 
     # What callers do
 
-    def submitted(self) -> None:
-        """Something was submitted: it is written with all that gathers until the commit before it is through."""
-        if not self._staging and not self._unwritten:
-            self._staging = True
+    def schedule_staging(self) -> None:
+        """Have what was submitted written, together with all that is submitted until the commit before it is done."""
+        if not self._staging_scheduled and not self._staged:
+            self._staging_scheduled = True
             asyncio.get_running_loop().call_soon(self._stage)
 
     async def keep(self, entry: Entry, tag: str) -> Ticket:
-        """What was just submitted is kept until it is confirmed. Returns when it is in the file."""
+        """Keep what was just submitted until it is confirmed. Returns when it is in the file."""
         self._keep(entry, tag)
-        self._written[entry] = written = asyncio.get_running_loop().create_future()
+        self._submitting[entry] = written = asyncio.get_running_loop().create_future()
         await written
         return ticket_of(entry, tag, _wall_time(entry))
 
     async def result(self, ticket: Ticket) -> Result:
-        """The result of a single wait."""
         answer = await self._answer(ticket)
         if not isinstance(answer, Result):
             raise InvalidRequest("ticket", "is of a batch; ask for it by result_many")
         return answer
 
     async def result_many(self, ticket: Ticket) -> ResultColumns:
-        """The results of a batch."""
         answer = await self._answer(ticket)
         if not isinstance(answer, ResultColumns):
             raise InvalidRequest("ticket", "is of a single wait; ask for it by result")
         return answer
 
     async def confirm(self, ticket: Ticket) -> None:
-        """The caller is done with it. Returns when the file says so; harmless when it says so already."""
+        """Remove an entry whose result was used. Returns when that is on the disk; harmless when it was before."""
         entry = ticket.entry
         if entry not in self._tags:
             return
@@ -119,73 +122,78 @@ class OutboxGate:
         await confirmed
 
     def cancelled(self, entry: Entry) -> None:
-        """Nobody waits for it any more."""
+        """Remove an entry whose caller has gone."""
         self._tags.pop(entry, None)
-        self._written.pop(entry, None)
+        self._submitting.pop(entry, None)
         self._forget(entry)
 
     async def close(self) -> None:
-        """Writes what is left and gives the file free. Raises OutboxUnwritable when a confirmation could not be
-        written: what it was for will be recovered once more.
+        """Write what is left and release the file.
+
+        Raises OutboxUnwritable when a confirmation could not be written: what it was for will be recovered once more.
         """
-        if self._begun:
+        if self._loaded:
             self._stage()
-        await self._outbox.close()
+        await self._writer.close()
         if self._lost_confirmations is not None:
             raise self._lost_confirmations
 
     # What the connection does
 
     def connecting(self) -> asyncio.Future[str]:
-        """A connection begins; the future says why it has to end, or raises what makes another one useless."""
+        """Start a connection. The future tells why it has to end, or raises what makes another one useless."""
         self._failure = asyncio.get_running_loop().create_future()
         return self._failure
 
-    def takes(self, message: wire.SessionResponse) -> bool:
-        """Whether the message is to be given to `arrived`: results, and the refusal of a whole batch."""
+    @staticmethod
+    def must_write_first(message: wire.SessionResponse) -> bool:
+        """Whether a message goes to `write_results` before the session: results, and the refusal of a whole batch."""
         return message.HasField("results") or message.receipt.HasField("batch_refusal")
 
-    def arrived(self, message: wire.SessionResponse) -> None:
-        """Results have come: the session gets them when they are in the file."""
+    def write_results(self, message: wire.SessionResponse) -> None:
+        """Write results to the file; the session gets the message after that.
+
+        Once the connection has failed nothing more of it is written: the daemon sends it again over the next one.
+        """
         assert self._failure is not None, "results without a connection"
         if self._failure.done():
             return
         results = message.results if message.HasField("results") else self._core.refused_results(message.receipt)
-        self._arrived.append(message)
-        self._outbox.write(ResultsRecord(results.SerializeToString()))
+        self._unwritten_messages.append(message)
+        self._writer.write(ResultsRecord(results.SerializeToString()))
 
-    def ended(self, ended: Sequence[Ended]) -> None:
-        """Waits have ended: gives them their answers. Those of plain calls are done with."""
+    def settle_all(self, ended: Sequence[Ended]) -> None:
+        """Give waits their answers. Those of plain calls leave the file: they need no confirmation."""
         for wait, answer in ended:
             settle(wait, answer)
             if wait not in self._tags:
                 self._forget(wait)
 
     @property
-    def settled(self) -> bool:
-        """True: all results that came are in the file, or have been left to the daemon."""
-        return not self._arrived
+    def is_settled(self) -> bool:
+        """True: no results are on their way to the file."""
+        return not self._unwritten_messages
 
-    # What the outbox does
+    # What the writer reports
 
-    def _done(self, items: Sequence[Record], error: PurgatoryClientError | None) -> None:
-        """These have been written, or could not be."""
+    def _on_written(self, items: Sequence[Record], error: PurgatoryClientError | None) -> None:
+        """Some records are on the disk, or with `error` none of them is."""
         for item in items:
             if isinstance(item, RegistrationRecord):
-                self._registered(item, error)
+                self._on_registration(item, error)
             elif isinstance(item, ResultsRecord):
-                self._received(error)
+                self._on_results(error)
             else:
-                self._confirmed(item, error)
-        if not self._unwritten:
+                self._on_confirmation(item, error)
+        if not self._staged:
             self._stage()
         self._changed()
 
-    def _registered(self, item: RegistrationRecord, error: PurgatoryClientError | None) -> None:
-        entry = self._unwritten.popleft()
+    def _on_registration(self, item: RegistrationRecord, error: PurgatoryClientError | None) -> None:
+        entry = self._staged.popleft()
         assert first_id(entry) == item.first_operation_id, f"{item.first_operation_id} was written out of order"
         self._core.written_id = item.first_operation_id + item.operations - 1
-        written = self._written.pop(entry, None)
+        written = self._submitting.pop(entry, None)
         if error is None:
             if written is not None and not written.cancelled():
                 written.set_result(None)
@@ -197,8 +205,8 @@ class OutboxGate:
             del self._tags[entry]
             written.set_exception(error)
 
-    def _received(self, error: PurgatoryClientError | None) -> None:
-        message = self._arrived.popleft()
+    def _on_results(self, error: PurgatoryClientError | None) -> None:
+        message = self._unwritten_messages.popleft()
         assert self._failure is not None, "results without a connection"
         if self._failure.done():
             return
@@ -212,9 +220,9 @@ class OutboxGate:
         except PurgatoryClientError as failure:
             self._failure.set_exception(failure)
             return
-        self.ended(ended)
+        self.settle_all(ended)
 
-    def _confirmed(self, item: ConfirmationRecord, error: PurgatoryClientError | None) -> None:
+    def _on_confirmation(self, item: ConfirmationRecord, error: PurgatoryClientError | None) -> None:
         self._lost_confirmations = error
         confirmed = self._confirming.pop(item.first_operation_id, None)
         if confirmed is None or confirmed.cancelled():
@@ -227,13 +235,13 @@ class OutboxGate:
     # Inside
 
     def _stage(self) -> None:
-        self._staging = False
+        self._staging_scheduled = False
         for entry in self._core.stage():
-            self._unwritten.append(entry)
-            self._outbox.write(_registration(entry, self._tags.get(entry, "")))
+            self._staged.append(entry)
+            self._writer.write(_registration(entry, self._tags.get(entry, "")))
 
     def _keep(self, entry: Entry, tag: str) -> None:
-        """Its future may be asked for, or not; if it has an error that nobody asks for, that is no mistake."""
+        """Give the entry its future. Nobody needs to ask for it, so an error in it that nobody saw is not reported."""
         self._tags[entry] = tag
         entry.future = asyncio.get_running_loop().create_future()
         entry.future.add_done_callback(lambda future: future.cancelled() or future.exception())
@@ -245,7 +253,7 @@ class OutboxGate:
 
     def _forget(self, entry: Entry) -> None:
         if first_id(entry):
-            self._outbox.write(ConfirmationRecord(first_id(entry)))
+            self._writer.write(ConfirmationRecord(first_id(entry)))
 
 
 def _registration(entry: Entry, tag: str) -> RegistrationRecord:
@@ -261,5 +269,5 @@ def _registration(entry: Entry, tag: str) -> RegistrationRecord:
 
 
 def _wall_time(entry: Entry) -> float:
-    """When it was submitted by the wall clock, seconds."""
+    """When it was submitted, in seconds since the epoch."""
     return time.time() - (asyncio.get_running_loop().time() - entry.submitted_at)

@@ -1,7 +1,9 @@
-"""Writes to an outbox file in a thread of its own, off the event loop: what gathers during one commit is in the next.
+"""Writes records to an outbox file in a thread of its own, off the event loop. What comes during a commit is in the
+next one, so a sync of the disk is shared by all that wait for it.
 
-Every method is called on the event loop, and so is `done`, for each item in the order of writing: with what went wrong
-where it could not be written. What was confirmed in vain is tried again with the next commit.
+Methods are called on the event loop, and so is `done`: for each commit, in the order of writing, with its error if it
+failed. Only confirmations that failed are tried again, with the next commit: their callers have been told, but a result
+that was used should not come back. A registration or a result that failed was refused, and must not appear later.
 """
 
 from __future__ import annotations
@@ -28,18 +30,18 @@ class OutboxWriter:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Starts the thread; `done` will be called on the running loop. Harmless when started already."""
+        """Start the thread; `done` will be called on the running loop. Harmless when started already."""
         if self._thread is None:
             arguments = (asyncio.get_running_loop(),)
             self._thread = threading.Thread(target=self._run, args=arguments, name="purgatory outbox", daemon=True)
             self._thread.start()
 
     def write(self, item: Record) -> None:
-        """Writes it with the next commit."""
+        """Write a record with the next commit."""
         self._queue.put(item)
 
     async def close(self) -> None:
-        """Writes what is left and gives the file free. Harmless when closed already."""
+        """Write what is left and release the file. Harmless when closed already."""
         if self._thread is not None:
             self._queue.put(None)
             await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
@@ -47,20 +49,20 @@ class OutboxWriter:
         self.file.close()
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        again: list[Record] = []
-        open_ = True
-        while open_:
-            items = [*again, *self._gathered()]
+        retried: list[Record] = []
+        closing = False
+        while not closing:
+            items = [*retried, *self._gathered()]
             if items[-1] is None:
-                open_ = False
+                closing = True
             written = [item for item in items if item is not None]
             error = self._commit(written) if written else None
-            again = [item for item in written if isinstance(item, ConfirmationRecord)] if error is not None else []
+            retried = [item for item in written if isinstance(item, ConfirmationRecord)] if error is not None else []
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._done, written, error)
 
     def _gathered(self) -> list[Record | None]:
-        """All that is to be written, once there is something; None, at its end: that was the last."""
+        """All that waits to be written, once there is something; None at its end: the writer is being closed."""
         items = [self._queue.get()]
         while items[-1] is not None:
             try:
@@ -74,6 +76,6 @@ class OutboxWriter:
             self.file.commit(items)
         except PurgatoryClientError as error:
             return error
-        except Exception as error:  # noqa: BLE001 - whoever waits for this commit must hear of it
+        except Exception as error:  # noqa: BLE001 - callers that wait for this commit must hear of it
             return OutboxError(f"writing to {self.file.path} failed: {error!r}")
         return None

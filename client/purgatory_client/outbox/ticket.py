@@ -1,4 +1,4 @@
-"""What a caller holds of a wait that is in the outbox: enough to ask for its result, now or after a crash."""
+"""`Ticket`: what a caller holds of a wait in the outbox, to ask for its result now or after a crash."""
 
 from __future__ import annotations
 
@@ -12,8 +12,15 @@ from purgatory_client.waits import Wait
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ticket:
-    """A wait, or a batch of waits, in the outbox. `tag` is the caller's own name for it, `operation_id` the session's
-    for it or for the first of the batch; `submitted_time` is when it was first submitted.
+    """A wait, or a batch of waits, in the outbox.
+
+    Attributes:
+        tag: What it was submitted with; empty for a plain call.
+        kind: The kind of its operations.
+        operation_id: The session's id for it, or for the first operation of a batch.
+        operations: How many operations it has.
+        submitted_time: When it was first submitted, in UTC.
+        entry: Internal.
     """
 
     tag: str
@@ -22,16 +29,15 @@ class Ticket:
     operations: int
     submitted_time: datetime
     entry: Wait | WaitColumns
-    """The wait itself; nothing that callers need."""
 
     @property
     def is_batch(self) -> bool:
-        """True: made by `submit_many`, to be asked for by `result_many`."""
+        """True: a batch, whose results `result_many` gives."""
         return isinstance(self.entry, WaitColumns)
 
 
 def ticket_of(entry: Wait | WaitColumns, tag: str, submitted_time: float) -> Ticket:
-    """The ticket of a wait that has its ids. Wall clock, seconds."""
+    """The ticket of a wait that has its ids; `submitted_time` in seconds since the epoch."""
     when = datetime.fromtimestamp(submitted_time, UTC)
     if isinstance(entry, WaitColumns):
         return Ticket(tag, entry.kind, entry.first_id, entry.count, when, entry)
@@ -39,5 +45,5 @@ def ticket_of(entry: Wait | WaitColumns, tag: str, submitted_time: float) -> Tic
 
 
 def first_id(entry: Wait | WaitColumns) -> int:
-    """The id of the wait, or of the first of the batch; 0: it has none yet."""
+    """The id of a wait, or of the first operation of a batch; 0: none was given yet."""
     return entry.first_id if isinstance(entry, WaitColumns) else entry.operation_id

@@ -42,7 +42,7 @@ class EventSender:
         self._queued = 0
         self._task: asyncio.Task[None] | None = None
 
-    async def advance(self, events: Sequence[Event]) -> AdvanceReceipt:
+    async def send(self, events: Sequence[Event]) -> AdvanceReceipt:
         """Apply the events; more than a message can hold go out as several. Raises LimitExceeded, Unavailable, ..."""
         if not events:
             return AdvanceReceipt([], 0, [])

@@ -1,9 +1,9 @@
-"""Drives a `SessionCore` over gRPC: one connection after the other, each with a reader, a writer and a watchdog.
+"""Drives a `SessionCore` over gRPC: one connection after another, each with a reader, a writer and a watchdog.
 
-One task reads and one task writes, as grpc.aio wants it. The watchdog ends a connection on which nothing has come for
-three heartbeat intervals. The connection is made when it is first needed; when none could be had for `give_up_after`
-seconds, everything pending ends with Unavailable and the next wait begins a new session. No event loop is touched
-before the first submit.
+One task reads and one writes, as grpc.aio requires. The watchdog ends a connection on which nothing has come for three
+heartbeat intervals. A connection is made when it is first needed; when there has been none for `give_up_after` seconds,
+everything pending ends with Unavailable and the next wait begins a new session. No event loop is touched before the
+first submit.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ _log = logging.getLogger(__name__)
 
 
 class SessionDriver:
-    """The session of one client, connected as long as there is something to wait for. Belongs to one event loop.
+    """The session of one client. Belongs to one event loop.
 
-    With an outbox file there is this session and no other: it is not given up, and what is pending when it is closed
-    stays pending.
+    With an outbox there is one session for ever: it is not given up, and what is pending when it is closed stays
+    pending at the daemon.
     """
 
     def __init__(
@@ -80,27 +80,28 @@ class SessionDriver:
         self._changed: Final = asyncio.Event()
         self._opened: Final = asyncio.Event()
         self._core = self._new_core() if file is None else SessionCore(file.session_id, pending_max)
-        self._keeper: Final = None if file is None else OutboxGate(file, self._core, self._something_changed)
+        self._outbox: Final = None if file is None else OutboxGate(file, self._core, self._notify)
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._received_at = 0.0
         self._closed: PurgatoryClientError | None = None
         self.connections = 0
-        """How many connections have been opened so far."""
+        """Connections opened so far."""
 
     @property
     def session_id(self) -> str:
-        """The id of the session of now."""
+        """The current session's id; another one after a daemon was given up."""
         return self._core.session_id
 
     @property
     def pending(self) -> int:
-        """How many operations are pending in this client."""
+        """Operations that are pending in this client."""
         return self._core.pending
 
     def submit(self, wait: Wait) -> asyncio.Future[Result]:
-        """Send the wait as soon as the connection allows; the future has its result. Raises LimitExceeded,
-        ClientClosed.
+        """Send the wait as soon as the connection allows. Returns the future of its result.
+
+        Raises LimitExceeded, ClientClosed, and OutboxError for an outbox that cannot be read.
         """
         self._submit(wait)
         wait.future = asyncio.get_running_loop().create_future()
@@ -112,36 +113,36 @@ class SessionDriver:
         batch.future = asyncio.get_running_loop().create_future()
         return batch.future
 
-    async def keep(self, wait: Wait | WaitColumns, tag: str) -> Ticket:
-        """As `submit`, but it is kept in the outbox until it is confirmed. Returns when it is there."""
-        keeper = self.keeper()
+    async def submit_kept(self, wait: Wait | WaitColumns, tag: str) -> Ticket:
+        """As `submit`, for what stays in the outbox until it is confirmed. Returns when it is in the file."""
+        outbox = self.outbox()
         self._submit(wait)
         try:
-            return await keeper.keep(wait, tag)
+            return await outbox.keep(wait, tag)
         except asyncio.CancelledError:
             self.cancel(wait)
             raise
 
     def cancel(self, wait: Wait | WaitColumns) -> None:
-        """Nobody waits for it any more: cancel it at the daemon. Its future is left alone."""
+        """Cancel a wait at the daemon, as its caller has gone. Its future is left alone."""
         self._core.cancel(wait)
-        if self._keeper is not None:
-            self._keeper.cancelled(wait)
-        self._something_changed()
+        if self._outbox is not None:
+            self._outbox.cancelled(wait)
+        self._notify()
 
-    def keeper(self) -> OutboxGate:
-        """The outbox, with what is in it taken in. Raises OutboxError when there is none."""
-        if self._keeper is None:
+    def outbox(self) -> OutboxGate:
+        """The outbox, its file loaded. Raises OutboxError when there is none."""
+        if self._outbox is None:
             raise OutboxError("this client has no outbox; make it with outbox=PATH")
         if self._closed is not None:
             raise self._closed
-        self._keeper.begin()
+        self._outbox.load()
         if self._core.pending:
             self._start()
-        return self._keeper
+        return self._outbox
 
     async def close(self, finish: bool) -> None:
-        """End the session. `finish`: let everything pending end first; else cancel it here and at the daemon."""
+        """End the session. `finish`: let everything pending end first, else cancel it here and at the daemon."""
         if finish and self._closed is None:
             await self._wait_until(lambda: not self._core.pending)
         if self._closed is None:
@@ -149,15 +150,15 @@ class SessionDriver:
         task, self._task = self._task, None
         if task is not None and not task.done():
             await self._leave(task)
-        if self._keeper is not None:
-            await self._keeper.close()
+        if self._outbox is not None:
+            await self._outbox.close()
 
     async def _leave(self, task: asyncio.Task[None]) -> None:
         for wait in self._core.waiting():
-            if self._keeper is None:
+            if self._outbox is None:
                 self._core.cancel(wait)
             settle(wait, ClientClosed("the client was closed while this wait was pending"))
-        if self._keeper is not None:
+        if self._outbox is not None:
             self._core.drain()
         self._core.end()
         self._work.set()
@@ -173,11 +174,11 @@ class SessionDriver:
     def _submit(self, wait: Wait | WaitColumns) -> None:
         if self._closed is not None:
             raise self._closed
-        if self._keeper is not None:
-            self._keeper.begin()
+        if self._outbox is not None:
+            self._outbox.load()
         self._core.submit(wait, asyncio.get_running_loop().time())
-        if self._keeper is not None:
-            self._keeper.submitted()
+        if self._outbox is not None:
+            self._outbox.schedule_staging()
         self._work.set()
         self._start()
 
@@ -186,12 +187,12 @@ class SessionDriver:
             run = self._run()
             self._task = asyncio.get_running_loop().create_task(run, name=f"purgatory session {self.session_id}")
 
-    def _something_changed(self) -> None:
+    def _notify(self) -> None:
         self._work.set()
         self._changed.set()
 
     async def _run(self) -> None:
-        """Connect again and again, until the session is closed, taken over or given up."""
+        """Connect, and reconnect, until the session is closed, taken over or given up."""
         loop = asyncio.get_running_loop()
         lost_at = loop.time()
         self._backoff.reset()
@@ -219,20 +220,24 @@ class SessionDriver:
             await asyncio.sleep(delay)
 
     def _end_session(self, error: PurgatoryClientError) -> None:
-        """Everything pending ends with `error`; what comes next begins a new session, unless this was taken over, or
-        there is an outbox.
+        """End everything pending with `error`. The next wait begins a new session, except after a takeover and with an
+        outbox: two clients would take the session from each other in turns, and the file has only one session.
         """
-        if isinstance(error, SessionTakenOver) or self._keeper is not None:
+        if isinstance(error, SessionTakenOver) or self._outbox is not None:
             self._closed = error
         pending = self._core.drain()
-        if self._keeper is None:
+        if self._outbox is None:
             self._core = self._new_core()
         for wait in pending:
             settle(wait, error)
         self._changed.set()
 
     async def _connect_once(self) -> str:
-        """One connection, from opening to its end; returns why it ended. Raises what makes another attempt useless."""
+        """One connection, from its opening to its end; returns why it ended. Raises what makes reconnecting useless.
+
+        At its end the outbox comes first: results that are on their way to its file belong to this connection, so the
+        core gets them before the next one opens by saying what has arrived.
+        """
         channel = open_channel(self._address)
         call: Call = PurgatoryServiceStub(channel).Session()
         self._received_at = asyncio.get_running_loop().time()
@@ -242,14 +247,14 @@ class SessionDriver:
             asyncio.create_task(self._write(call)),
             asyncio.create_task(self._watch()),
         ]
-        if self._keeper is not None:
-            tasks.append(asyncio.create_task(_outcome(self._keeper.connecting())))
+        if self._outbox is not None:
+            tasks.append(asyncio.create_task(_outcome(self._outbox.connecting())))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             return await self._why(call, [task for task in tasks if task in done])
         finally:
-            if self._keeper is not None:
-                await self._keeper_settled()
+            if (outbox := self._outbox) is not None:
+                await self._wait_until(lambda: outbox.is_settled)
             self._core.connection_lost(asyncio.get_running_loop().time())
             self._stop_timer()
             for task in tasks:
@@ -259,7 +264,7 @@ class SessionDriver:
             await channel.close()
 
     async def _why(self, call: Call, done: list[asyncio.Task[str]]) -> str:
-        """Why the connection ended, told by the first task that knows; raises when connecting again would not help."""
+        """Why the connection ended, by the first task that knows; raises when reconnecting would not help."""
         if self._core.going_away == wire.GoingAway.REASON_TAKEN_OVER:
             raise SessionTakenOver(f"another client opened the session {self.session_id}")
         for task in done:
@@ -284,17 +289,17 @@ class SessionDriver:
             self._received_at = now = loop.time()
             was_open = self._core.opened
             response = cast("wire.SessionResponse", message)
-            if self._keeper is None:
+            if self._outbox is None:
                 for wait, answer in self._core.receive(response, now):
                     settle(wait, answer)
-            elif self._keeper.takes(response):
-                self._keeper.arrived(response)
+            elif self._outbox.must_write_first(response):
+                self._outbox.write_results(response)
             else:
-                self._keeper.ended(self._core.receive(response, now))
+                self._outbox.settle_all(self._core.receive(response, now))
             if self._core.opened and not was_open:
                 self.connections += 1
                 self._opened.set()
-            self._something_changed()
+            self._notify()
 
     async def _write(self, call: Call) -> str:
         loop = asyncio.get_running_loop()
@@ -303,7 +308,7 @@ class SessionDriver:
             message = self._core.next_message(loop.time())
             if message is not None:
                 await call.write(message)
-            elif self._core.ended and self._keeper is not None:
+            elif self._core.ended and self._outbox is not None:
                 return "this client has left"
             elif self._core.ended:
                 await call.done_writing()
@@ -312,15 +317,19 @@ class SessionDriver:
                 await self._wait_for_work(loop)
 
     async def _wait_for_work(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Returns when there may be something to write. A timer that rings too early costs less than one a message."""
+        """Return when there may be something to write.
+
+        A timer that is already set for an earlier time is left alone: waking once too early costs less than setting a
+        timer for each message.
+        """
         wake_at = self._core.wake_at()
         if wake_at is not None and (self._timer is None or wake_at < self._timer.when()):
             self._stop_timer()
-            self._timer = loop.call_at(wake_at, self._ring)
+            self._timer = loop.call_at(wake_at, self._wake)
         await self._work.wait()
         self._work.clear()
 
-    def _ring(self) -> None:
+    def _wake(self) -> None:
         self._timer = None
         self._work.set()
 
@@ -330,7 +339,7 @@ class SessionDriver:
             self._timer = None
 
     async def _watch(self) -> str:
-        """Returns when the daemon has been silent for too long."""
+        """Return when the daemon has been silent for too long."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(OPEN_TIMEOUT):
@@ -343,15 +352,10 @@ class SessionDriver:
             if left > 0:
                 await asyncio.sleep(left)
                 continue
-            # This loop itself may have been held up: let the reader see first what has come meanwhile.
+            # This event loop itself may have been blocked: let the reader first see what has come meanwhile.
             await asyncio.sleep(0.05)
             if self._received_at + silence_max <= loop.time():
                 return f"nothing came for {silence_max:.1f} s"
-
-    async def _keeper_settled(self) -> None:
-        """Returns when no results are under way to the outbox any more."""
-        keeper = self._keeper
-        await self._wait_until(lambda: keeper is None or keeper.settled)
 
     async def _wait_until(self, condition: Callable[[], bool]) -> None:
         while not condition():

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from purgatory_client import AsyncClient, Client, Outcome, Ticket, errors, waits
 from purgatory_client.many import WaitColumns, key_columns, partition_columns
+from purgatory_client.many import fetch as fetch_many
 from purgatory_client.outbox.outbox_file import OutboxFile
 from purgatory_client.results import OperationKind
 
@@ -90,8 +91,14 @@ async def test_plain_calls_are_forgotten_when_they_return(
 async def test_every_kind_of_wait_survives(shared_daemon: DaemonProcess, client: AsyncClient, tmp_path: Path) -> None:
     """All kinds and their options come back from the file as they went in, when the daemon does not know them."""
     path = tmp_path / "o.db"
-    many = partition_columns(OperationKind.FETCH, ["p-1", "p-2"], [0, 1, 0], [5, 6, 7], None, [2, 1])
-    many.set_fetch([10, 20], None, None, None, [100, 200, 300], None, None)
+    many = fetch_many(
+        ["p-1", "p-2"],
+        indexes=[0, 1, 0],
+        offsets=[5, 6, 7],
+        item_counts=[2, 1],
+        min_bytes=[10, 20],
+        partition_max_bytes=[100, 200, 300],
+    )
     async with AsyncClient("127.0.0.1:1", outbox=path) as away:
         await away.submit(waits.produce({"p-1": 5, "p-2": 7}, timeout=LONG, leader_epochs={"p-2": 3}))
         await away.submit(waits.fetch({"p-1": 5, "p-2": 5}, min_bytes=77, timeout=LONG, isolation="read_committed"))
@@ -150,7 +157,7 @@ async def test_what_cannot_be_written_is_refused_and_nothing_else(
     """On a full disk a registration raises OutboxUnwritable; results come when there is room, none is lost."""
     async with AsyncClient(shared_daemon.address, outbox=tmp_path / "o.db") as kept:
         ticket = await kept.submit(waits.produce({"p-1": 1}, timeout=LONG), "before")
-        file = kept._session.keeper()._outbox.file
+        file = kept._session.outbox()._writer.file
         limit_pages(file)
         big = batch_of(*range(1, 100_001))
         with pytest.raises(errors.OutboxUnwritable, match="nothing was registered"):
@@ -175,7 +182,7 @@ async def test_results_wait_for_room(shared_daemon: DaemonProcess, client: Async
         ticket = await kept.submit_many(batch_of(*range(1, 5_001)), "many")
         await until_pending(client, 5_000)
         connections = proxy.accepted
-        limit_pages(kept._session.keeper()._outbox.file, 1)
+        limit_pages(kept._session.outbox()._writer.file, 1)
         await client.advance("p-1", high_watermark=5_000)
         assert (await kept.result_many(ticket)).satisfied
         assert proxy.accepted > connections
