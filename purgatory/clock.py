@@ -27,6 +27,15 @@ class Clock(Protocol):
         ...
 
 
+def given_or_system_clock(clock: Clock | None) -> Clock:
+    """The clock given, the machine's for None. Raises TypeError for what is no clock."""
+    if clock is None:
+        return SystemClock()
+    if not (hasattr(clock, "now_ms") and hasattr(clock, "ceiling_ms")):
+        raise TypeError(f"clock: something with now_ms() and ceiling_ms() is expected, not {clock!r}")
+    return clock
+
+
 class ContinuedClock:
     """Another clock, shifted so that it continues from `start_ms`."""
 

@@ -10,13 +10,14 @@ from collections.abc import Hashable, Iterable
 from types import TracebackType
 from typing import Final, Self, SupportsIndex
 
-from purgatory.clock import Clock, SystemClock
+from purgatory.clock import Clock, given_or_system_clock
 from purgatory.engine.errors import ReentrantCall
 from purgatory.engine.generic.operation import (
     ActionQueue,
     GenericOperation,
     OnError,
     chained,
+    in_range,
     run_effects,
     whole_number,
 )
@@ -98,7 +99,7 @@ class EmbeddedPurgatory:
             raise TypeError(f"on_error: a function of an operation and an exception is expected, not {on_error!r}")
         self.name: Final = name
         self._on_error: Final[OnError] = log_error if on_error is None else on_error
-        self._clock: Final[Clock] = SystemClock() if clock is None else clock
+        self._clock: Final = given_or_system_clock(clock)
         self._lock: threading.RLock | RefusedAfterFork = threading.RLock()
         self._actions: Final = ActionQueue()
         self._failures: Final[deque[tuple[GenericOperation, Exception]]] = deque()
@@ -241,8 +242,9 @@ class EmbeddedPurgatory:
         finally:
             operation.purgatory_forget(answered.set)
 
-    def advance_clock(self, limit: int = SLICE) -> int:
+    def advance_clock(self, limit: SupportsIndex = SLICE) -> int:
         """Expire up to `limit` operations that are due; return how many. The reaper does this by itself."""
+        limit = in_range("limit", limit, 0, TIMEOUT_MS_MAX)
         with self._section as core:
             return core.advance_clock(max(core.now_ms, self._clock.now_ms()), limit)
 

@@ -10,7 +10,7 @@ from itertools import islice
 from types import TracebackType
 from typing import Final, Self, SupportsIndex
 
-from purgatory.clock import Clock, SystemClock
+from purgatory.clock import Clock, given_or_system_clock
 from purgatory.engine.generic.operation import chained, in_range, whole_number
 from purgatory.engine.waiting.wheel import DEADLINE_BITS, TICK_MS_MAX, WHEEL_SIZE_MAX, TimingWheel
 from purgatory.threads import RefusedAfterFork, refuse_after_fork
@@ -125,7 +125,7 @@ class Timer:
             raise TypeError(f"on_error: a function of a task and an exception is expected, not {on_error!r}")
         tick = in_range("tick_ms", tick_ms, 1, TICK_MS_MAX)
         size = in_range("wheel_size", wheel_size, 2, WHEEL_SIZE_MAX)
-        self._clock: Final[Clock] = SystemClock() if clock is None else clock
+        self._clock: Final = given_or_system_clock(clock)
         self._on_error: Final[OnTaskError] = log_error if on_error is None else on_error
         self._wheel: Final = TimingWheel(tick, size, self._clock.now_ms())
         self._due: Final[dict[int, None]] = {}
@@ -184,11 +184,12 @@ class Timer:
         with self._lock:
             return self._next_expiration_ms()
 
-    def advance_clock(self, limit: int = SLICE) -> int:
+    def advance_clock(self, limit: SupportsIndex = SLICE) -> int:
         """Take up to `limit` tasks that are due out of the wheel and run them, in order of deadline; return how many.
 
         Unlike Kafka's it never waits. What is no Exception (KeyboardInterrupt, SystemExit) is raised when all have run.
         """
+        limit = in_range("limit", limit, 0, DELAY_MS_MAX)
         with self._lock:
             slots = list(islice(self._due, limit))
             self._wheel.advance(max(self._wheel.now_ms, self._clock.now_ms()), limit - len(slots), slots)

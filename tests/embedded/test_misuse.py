@@ -227,6 +227,7 @@ def test_an_operation_is_no_future(bases: tuple[type, ...]) -> None:
     ("settings", "error", "says"),
     [
         ({"on_error": "log it"}, TypeError, "on_error"),
+        ({"clock": 5}, TypeError, "clock"),
         ({"tick_ms": 0}, ValueError, "tick_ms"),
         ({"wheel_size": 1}, ValueError, "wheel_size"),
         ({"pending_max": 0}, ValueError, "pending_max"),
@@ -249,6 +250,8 @@ def test_what_is_no_operation_is_refused() -> None:
             lambda: purgatory.is_registered(nothing),
             lambda: purgatory.wait(nothing, 1),
         ]
+        with pytest.raises(TypeError, match="limit: a whole number is expected"):
+            purgatory.advance_clock(nothing)
         for call in calls:
             with pytest.raises(TypeError, match="operation: a DelayedOperation is expected, not 'nothing'"):
                 call()
