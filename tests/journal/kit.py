@@ -8,11 +8,16 @@ from typing import Any, Final
 
 from purgatory.engine import codes
 from purgatory.engine.completions import Completions
+from purgatory.engine.engine import Engine
+from purgatory.engine.limits import EngineLimits
 from purgatory.engine.snapshot.saved_operations import SavedOperations
 from purgatory.journal.continued_time import ClockReading, ReadClocks
 from purgatory.journal.crash_points import AFTER_COMMIT, CrashPoints
 from purgatory.service.host import Host
 from purgatory.service.listeners.journal_opening import OpenJournal
+from purgatory.service.listeners.observer import SilentObserver
+from purgatory.service.sessions.session import Session
+from purgatory.service.settings import HostSettings
 from purgatory.testing import ManualClock
 from tests.archive.archive_life import KEYS, PARTITIONS
 
@@ -24,6 +29,7 @@ COLUMNS: Final = (
 """Not why a partition is gone: what was resolved before it went does not say so."""
 
 BOOT: Final = "boot-1"
+PATIENCE_S: Final = 30.0
 
 
 def clocks_of(clock: ManualClock) -> ReadClocks:
@@ -62,6 +68,51 @@ async def keep(host: Host, folder: Path, clock: ManualClock) -> OpenJournal:
     opened = OpenJournal(folder, is_sync=True, clocks=clocks_of(clock))
     await opened.restore(host)
     return opened
+
+
+def new_host(clock: ManualClock) -> Host:
+    """A host with nothing in it."""
+    return Host(Engine(EngineLimits(), clock.now_ms()), clock, HostSettings(), SilentObserver())
+
+
+class JournaledHost:
+    """A host with a journal in a folder, and its session `a`; `stop` it at the end."""
+
+    def __init__(self, host: Host, opened: OpenJournal, clock: ManualClock) -> None:
+        self.host = host
+        self.opened = opened
+        self.clock = clock
+
+    @classmethod
+    async def start(cls, folder: Path) -> JournaledHost:
+        """A new host that has restored what the journal in the folder holds."""
+        clock = ManualClock(1_000)
+        host = new_host(clock)
+        return cls(host, await keep(host, folder, clock), clock)
+
+    @property
+    def session(self) -> Session:
+        """The session `a`."""
+        return self.host.sessions.open("a", self.clock.now_ms())[0]
+
+    def resume(self, sequence: int) -> list[int]:
+        """The client reconnects with results up to `sequence`; the numbers of those that it is sent."""
+        session = self.session
+        session.resume(sequence)
+        self.host.journal.changed(session)
+        session.outbox.rewind()
+        session.outbox.release_all()
+        first, parts = session.outbox.take(1_000)
+        return list(range(first, first + sum(len(part) for part in parts)))
+
+    async def die(self, folder: Path, copy: Path) -> None:
+        """A crash: what is on disk now is all that the next one finds, in `copy`."""
+        copy_files(folder, copy)
+        await self.stop()
+
+    async def stop(self) -> None:
+        """A clean shutdown."""
+        assert await self.opened.close(PATIENCE_S)
 
 
 def picture(host: Host) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from purgatory.service.host import Host
 from purgatory.service.listeners.journal_opening import OpenJournal
 from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
-from tests.journal.test_damage import PATIENCE_S, new_host
+from tests.journal.kit import PATIENCE_S, new_host
 
 HOUR_MS = 3_600_000
 DOWN_MS = 2_000
@@ -47,7 +46,7 @@ def test_over_a_boot_the_wall_clock_is_believed_but_never_backwards(step_ms: int
         ("two", HOUR_MS, None),
     ],
 )
-def test_lesson_46_and_54_a_wait_over_a_restart_has_the_time_that_is_left(
+async def test_lesson_46_and_54_a_wait_over_a_restart_has_the_time_that_is_left(
     tmp_path: Path, boot_id: str, step_ms: int, left_ms: int | None
 ) -> None:
     """As above, for a host and its journal; None: it was due meanwhile."""
@@ -58,23 +57,20 @@ def test_lesson_46_and_54_a_wait_over_a_restart_has_the_time_that_is_left(
         await opened.restore(host)
         return host, opened
 
-    async def lives() -> None:
-        host, opened = await open_at(ClockReading(LAST.wall_ms, LAST.boot_ms, "one"))
-        session, _ = host.sessions.open("a", host.clock.now_ms())
-        batch = OperationBatch([1], partitions=[("t", 0)], offsets=[5], timeouts_ms=[TIMEOUT_MS])
-        host.register(session, [OperationRun(codes.PRODUCE, batch)], [])
-        (due_ms,) = host.engine.snapshots.save_above(session.owner, 0).deadlines_ms
-        assert await opened.close(PATIENCE_S)
-        later = ClockReading(LAST.wall_ms + DOWN_MS + step_ms, LAST.boot_ms + DOWN_MS, boot_id)
-        host, opened = await open_at(later)
-        host.reaper.turn()
-        restored = list(host.engine.snapshots.save_above(host.sessions.get("a").owner, 0).deadlines_ms)
-        assert restored == ([] if left_ms is None else [due_ms])
-        assert host.sessions.unacknowledged_results == (left_ms is None)
-        assert left_ms is None or due_ms - opened.start_ms == left_ms
-        assert await opened.close(PATIENCE_S)
-
-    asyncio.run(lives())
+    host, opened = await open_at(ClockReading(LAST.wall_ms, LAST.boot_ms, "one"))
+    session, _ = host.sessions.open("a", host.clock.now_ms())
+    batch = OperationBatch([1], partitions=[("t", 0)], offsets=[5], timeouts_ms=[TIMEOUT_MS])
+    host.register(session, [OperationRun(codes.PRODUCE, batch)], [])
+    (due_ms,) = host.engine.snapshots.save_above(session.owner, 0).deadlines_ms
+    assert await opened.close(PATIENCE_S)
+    later = ClockReading(LAST.wall_ms + DOWN_MS + step_ms, LAST.boot_ms + DOWN_MS, boot_id)
+    host, opened = await open_at(later)
+    host.reaper.turn()
+    restored = list(host.engine.snapshots.save_above(host.sessions.get("a").owner, 0).deadlines_ms)
+    assert restored == ([] if left_ms is None else [due_ms])
+    assert host.sessions.unacknowledged_results == (left_ms is None)
+    assert left_ms is None or due_ms - opened.start_ms == left_ms
+    assert await opened.close(PATIENCE_S)
 
 
 def test_an_unknown_boot_is_another_one() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -11,57 +10,43 @@ import pytest
 
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch
-from purgatory.engine.engine import Engine
-from purgatory.engine.limits import EngineLimits
 from purgatory.journal import sql_schema as schema
 from purgatory.journal.cli import main
 from purgatory.journal.directory import Directory
 from purgatory.journal.errors import JournalDamaged, JournalLocked, JournalTooNew
 from purgatory.journal.sql_schema import migrate
-from purgatory.service.host import Host
 from purgatory.service.listeners.journal_opening import OpenJournal
-from purgatory.service.listeners.observer import SilentObserver
-from purgatory.service.settings import HostSettings
 from purgatory.service.translate.operations import OperationRun
-from purgatory.testing import ManualClock
-from tests.journal.kit import keep
+from tests.journal.kit import JournaledHost
 
-PATIENCE_S = 30.0
 SESSIONS = ("a", "b")
 WAITS = 10
 
 
-def new_host(clock: ManualClock) -> Host:
-    """A host with nothing in it."""
-    return Host(Engine(EngineLimits(), clock.now_ms()), clock, HostSettings(), SilentObserver())
-
-
 async def write(folder: Path) -> None:
     """A journal of two sessions, each with waits and a result."""
-    clock = ManualClock(1_000)
-    host = new_host(clock)
-    opened = await keep(host, folder, clock)
+    daemon = await JournaledHost.start(folder)
+    host = daemon.host
     for name in SESSIONS:
-        session, _ = host.sessions.open(name, clock.now_ms())
+        session, _ = host.sessions.open(name, daemon.clock.now_ms())
         batch = OperationBatch(
             list(range(1, WAITS + 1)), partitions=[("t", 0)], offsets=list(range(1, WAITS + 1)), timeouts_ms=[60_000]
         )
         host.register(session, [OperationRun(codes.PRODUCE, batch)], [])
     await host.journal.durable()
     await host.apply(EventBatch([codes.HIGH_WATERMARK], partitions=[("t", 0)], offsets=[1]))
-    assert await opened.close(PATIENCE_S)
+    await daemon.stop()
 
 
 async def read(folder: Path) -> tuple[int, list[str], int]:
     """What a new daemon finds: pending, sessions, unacknowledged results."""
-    clock = ManualClock(1_000)
-    host = new_host(clock)
-    opened = await keep(host, folder, clock)
+    daemon = await JournaledHost.start(folder)
+    host = daemon.host
     found = (host.engine.pending, sorted(host.sessions._by_id), host.sessions.unacknowledged_results)
     statistics = host.journal.statistics()
     assert statistics is not None
     assert statistics.recovered == host.engine.pending
-    assert await opened.close(PATIENCE_S)
+    await daemon.stop()
     return found
 
 
@@ -72,11 +57,11 @@ def alter(folder: Path, sql: str) -> None:
         database.commit()
 
 
-def test_a_whole_journal_brings_everything_back(tmp_path: Path) -> None:
+async def test_a_whole_journal_brings_everything_back(tmp_path: Path) -> None:
     """Nothing is found wrong with it, and nothing is missing."""
-    asyncio.run(write(tmp_path / "data"))
+    await write(tmp_path / "data")
     assert main(["check", str(tmp_path / "data")]) == 0
-    assert asyncio.run(read(tmp_path / "data")) == (2 * (WAITS - 1), list(SESSIONS), 2)
+    assert await read(tmp_path / "data") == (2 * (WAITS - 1), list(SESSIONS), 2)
 
 
 @pytest.mark.parametrize(
@@ -90,48 +75,48 @@ def test_a_whole_journal_brings_everything_back(tmp_path: Path) -> None:
         ("UPDATE partitions SET topic = 'u'", ["a", "b"]),
     ],
 )
-def test_a_changed_row_is_noticed_and_its_session_set_aside(
+async def test_a_changed_row_is_noticed_and_its_session_set_aside(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], sql: str, sessions: list[str]
 ) -> None:
     """The daemon refuses to start and names the commands; after a repair all that is sound is there again."""
     folder = tmp_path / "data"
-    asyncio.run(write(folder))
+    await write(folder)
     alter(folder, sql)
     with pytest.raises(JournalDamaged, match=r"purgatory journal check .* repair"):
-        asyncio.run(read(folder))
+        await read(folder)
     assert main(["check", str(folder)]) == 1
     assert main(["repair", str(folder)]) == 0
     said = capsys.readouterr().out
     assert all(f"set aside: session {name!r}" in said for name in set(SESSIONS) - set(sessions))
-    assert asyncio.run(read(folder))[1] == sessions
+    assert (await read(folder))[1] == sessions
     assert (folder / "damaged-1.db").exists()
 
 
-def test_a_torn_file_is_noticed(tmp_path: Path) -> None:
+async def test_a_torn_file_is_noticed(tmp_path: Path) -> None:
     """A file that was cut off is refused, and can be repaired into one that opens."""
     folder = tmp_path / "data"
-    asyncio.run(write(folder))
+    await write(folder)
     path = folder / "journal.db"
     path.write_bytes(path.read_bytes()[: 5 * 4_096])
     with pytest.raises(JournalDamaged):
-        asyncio.run(read(folder))
+        await read(folder)
     assert main(["check", str(folder)]) == 1
     assert main(["repair", str(folder)]) == 0
-    asyncio.run(read(folder))
+    await read(folder)
 
 
-def test_a_journal_travels_as_one_file(tmp_path: Path) -> None:
+async def test_a_journal_travels_as_one_file(tmp_path: Path) -> None:
     """What was exported and imported is as it was; an import needs a folder of its own."""
-    asyncio.run(write(tmp_path / "data"))
+    await write(tmp_path / "data")
     assert main(["export", str(tmp_path / "data"), str(tmp_path / "file")]) == 0
     assert main(["import", str(tmp_path / "other"), str(tmp_path / "file")]) == 0
     assert main(["import", str(tmp_path / "data"), str(tmp_path / "file")]) == 2
-    assert asyncio.run(read(tmp_path / "other")) == (2 * (WAITS - 1), list(SESSIONS), 2)
+    assert await read(tmp_path / "other") == (2 * (WAITS - 1), list(SESSIONS), 2)
 
 
-def test_a_dump_says_every_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_dump_says_every_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A line for each row, with its table."""
-    asyncio.run(write(tmp_path / "data"))
+    await write(tmp_path / "data")
     assert main(["dump", str(tmp_path / "data")]) == 0
     said = capsys.readouterr().out
     assert said.count('"table": "registrations"') == 2
@@ -160,36 +145,36 @@ def test_an_older_journal_is_brought_to_the_newest_version(tmp_path: Path) -> No
         assert database.execute("SELECT b, c FROM a").fetchall() == [(2, None)]
 
 
-def test_an_older_journal_keeps_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_older_journal_keeps_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A daemon of a later version, with a table more, restores what one of today wrote; today's then refuses it."""
     folder = tmp_path / "data"
-    asyncio.run(write(folder))
+    await write(folder)
     with monkeypatch.context() as later:
         later.setattr(schema.migrate, "__defaults__", ((*schema.MIGRATIONS, "CREATE TABLE later (one)"),))
-        assert asyncio.run(read(folder)) == (2 * (WAITS - 1), list(SESSIONS), 2)
+        assert await read(folder) == (2 * (WAITS - 1), list(SESSIONS), 2)
     with closing(sqlite3.connect(folder / "journal.db")) as database:
         assert database.execute("PRAGMA user_version").fetchone() == (len(schema.MIGRATIONS) + 1,)
         assert database.execute("SELECT count(*) FROM later").fetchone() == (0,)
     with pytest.raises(JournalTooNew, match=f"version {len(schema.MIGRATIONS) + 1}"):
-        asyncio.run(read(folder))
+        await read(folder)
 
 
-def test_a_journal_of_the_first_version_is_sound_and_goes_on(tmp_path: Path) -> None:
+async def test_a_journal_of_the_first_version_is_sound_and_goes_on(tmp_path: Path) -> None:
     """A table that came later is not missed in it; the daemon makes the table when it starts."""
     folder = tmp_path / "data"
-    asyncio.run(write(folder))
+    await write(folder)
     with closing(sqlite3.connect(folder / "journal.db", isolation_level=None)) as database:
         database.executescript("DROP TABLE unheard; PRAGMA user_version = 1")
     assert main(["check", str(folder)]) == 0
-    assert asyncio.run(read(folder)) == (2 * (WAITS - 1), list(SESSIONS), 2)
+    assert await read(folder) == (2 * (WAITS - 1), list(SESSIONS), 2)
     with closing(sqlite3.connect(folder / "journal.db")) as database:
         assert database.execute("PRAGMA user_version").fetchone() == (len(schema.MIGRATIONS),)
         assert database.execute("SELECT count(*) FROM unheard").fetchone() == (0,)
 
 
-def test_a_newer_journal_is_refused(tmp_path: Path) -> None:
+async def test_a_newer_journal_is_refused(tmp_path: Path) -> None:
     """With a line that says what to do, and nothing is changed."""
-    asyncio.run(write(tmp_path / "data"))
+    await write(tmp_path / "data")
     alter(tmp_path / "data", "PRAGMA user_version = 99")
     with pytest.raises(JournalTooNew, match="version 99"):
         OpenJournal(tmp_path / "data", is_sync=True)

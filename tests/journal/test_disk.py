@@ -20,9 +20,8 @@ from purgatory.service.listeners.exposition import make_registry
 from purgatory.service.listeners.metrics import Metrics
 from purgatory.service.rpc.refusals import BatchRefused
 from purgatory.service.translate.operations import OperationRun
-from purgatory.testing import ManualClock
-from tests.journal.kit import keep
-from tests.journal.test_damage import new_host, read
+from tests.journal.kit import JournaledHost
+from tests.journal.test_damage import read
 
 PATIENCE_S = 30.0
 
@@ -65,99 +64,84 @@ def run_of(first: int) -> OperationRun:
         (sqlite3.SQLITE_IOERR_FSYNC, codes.UNAVAILABLE),
     ],
 )
-def test_what_runs_goes_on_while_the_disk_fails(tmp_path: Path, code: int, refused_with: int) -> None:
+async def test_what_runs_goes_on_while_the_disk_fails(tmp_path: Path, code: int, refused_with: int) -> None:
     """Registrations and events are refused, expiries go on; afterwards all is kept that was taken before."""
-
-    async def life() -> None:
-        clock = ManualClock(1_000)
-        host = new_host(clock)
-        opened = await keep(host, tmp_path / "data", clock)
-        disk: Any = FailingCommits()
-        opened._store._crash = disk  # type: ignore[misc]
-        session, _ = host.sessions.open("a", clock.now_ms())
-        host.register(session, [run_of(1)], [])
-        await host.journal.durable()
-        disk.code = code
-        host.register(session, [run_of(2)], [])
-        answered: list[str] = []
-        host.journal.when_durable(lambda: answered.append("registered"))
-        await until_closed(host, True)
-        with pytest.raises(BatchRefused) as refused:
-            host.register(session, [run_of(3)], [])
-        assert refused.value.refusal.code == refused_with
-        assert "journal" in refused.value.refusal.message
-        shown = generate_latest(make_registry(host, Metrics(), PauseWatch())).decode()
-        assert "purgatory_journal_closed 1.0" in shown
-        with pytest.raises(BatchRefused):
-            await host.apply(EventBatch([codes.HIGH_WATERMARK], partitions=[("t", 0)], offsets=[5]))
-        clock.jump(60_000)
-        host.reaper.turn()
-        assert session.outbox.unacknowledged == 2
-        assert session.outbox.take(10)[1] == [], "a result is not written before it is kept"
-        assert not answered
-        disk.code = 0
-        await until_closed(host, False)
-        await host.journal.durable()
-        assert answered == ["registered"]
-        assert sum(len(part) for part in session.outbox.take(10)[1]) == 2
-        host.register(session, [run_of(4)], [])
-        assert await opened.close(PATIENCE_S)
-        assert disk.failed
-
-    asyncio.run(life())
-    assert asyncio.run(read(tmp_path / "data")) == (1, ["a"], 2)
+    daemon = await JournaledHost.start(tmp_path / "data")
+    host = daemon.host
+    disk: Any = FailingCommits()
+    daemon.opened._store._crash = disk  # type: ignore[misc]
+    session = daemon.session
+    host.register(session, [run_of(1)], [])
+    await host.journal.durable()
+    disk.code = code
+    host.register(session, [run_of(2)], [])
+    answered: list[str] = []
+    host.journal.when_durable(lambda: answered.append("registered"))
+    await until_closed(host, True)
+    with pytest.raises(BatchRefused) as refused:
+        host.register(session, [run_of(3)], [])
+    assert refused.value.refusal.code == refused_with
+    assert "journal" in refused.value.refusal.message
+    shown = generate_latest(make_registry(host, Metrics(), PauseWatch())).decode()
+    assert "purgatory_journal_closed 1.0" in shown
+    with pytest.raises(BatchRefused):
+        await host.apply(EventBatch([codes.HIGH_WATERMARK], partitions=[("t", 0)], offsets=[5]))
+    daemon.clock.jump(60_000)
+    host.reaper.turn()
+    assert session.outbox.unacknowledged == 2
+    assert session.outbox.take(10)[1] == [], "a result is not written before it is kept"
+    assert not answered
+    disk.code = 0
+    await until_closed(host, False)
+    await host.journal.durable()
+    assert answered == ["registered"]
+    assert sum(len(part) for part in session.outbox.take(10)[1]) == 2
+    host.register(session, [run_of(4)], [])
+    await daemon.stop()
+    assert disk.failed
+    assert await read(tmp_path / "data") == (1, ["a"], 2)
 
 
-def test_a_file_that_cannot_be_opened_again_is_tried_again(tmp_path: Path) -> None:
+async def test_a_file_that_cannot_be_opened_again_is_tried_again(tmp_path: Path) -> None:
     """After an I/O error the file is opened anew, and where that fails too, until it succeeds."""
+    daemon = await JournaledHost.start(tmp_path / "data")
+    host = daemon.host
+    store: Any = daemon.opened._store
+    disk, reopen, failures = FailingCommits(), store.reopen, [1, 2]
 
-    async def life() -> None:
-        clock = ManualClock(1_000)
-        host = new_host(clock)
-        opened = await keep(host, tmp_path / "data", clock)
-        store: Any = opened._store
-        disk, reopen, failures = FailingCommits(), store.reopen, [1, 2]
+    def failing() -> None:
+        disk.code = 0
+        if failures:
+            failures.pop()
+            store._database.close()
+            raise JournalError("as the test wants it")
+        reopen()
 
-        def failing() -> None:
-            disk.code = 0
-            if failures:
-                failures.pop()
-                store._database.close()
-                raise JournalError("as the test wants it")
-            reopen()
-
-        store._crash, store.reopen = disk, failing
-        session, _ = host.sessions.open("a", clock.now_ms())
-        disk.code = sqlite3.SQLITE_IOERR_WRITE
-        host.register(session, [run_of(1)], [])
-        await until_closed(host, True)
-        await until_closed(host, False)
-        assert not failures
-        assert await opened.close(PATIENCE_S)
-
-    asyncio.run(life())
-    assert asyncio.run(read(tmp_path / "data")) == (1, ["a"], 0)
+    store._crash, store.reopen = disk, failing
+    session = daemon.session
+    disk.code = sqlite3.SQLITE_IOERR_WRITE
+    host.register(session, [run_of(1)], [])
+    await until_closed(host, True)
+    await until_closed(host, False)
+    assert not failures
+    await daemon.stop()
+    assert await read(tmp_path / "data") == (1, ["a"], 0)
 
 
-def test_a_full_disk_by_sqlite_itself(tmp_path: Path) -> None:
+async def test_a_full_disk_by_sqlite_itself(tmp_path: Path) -> None:
     """When the file may not grow the daemon refuses with the reason, and goes on once it may."""
-
-    async def life() -> None:
-        clock = ManualClock(1_000)
-        host = new_host(clock)
-        opened = await keep(host, tmp_path / "data", clock)
-        database = opened._store._database
-        database.execute(f"PRAGMA max_page_count = {database.execute('PRAGMA page_count').fetchone()[0]}")
-        session, _ = host.sessions.open("a", clock.now_ms())
-        batch = OperationBatch(list(range(1, 2_000)), partitions=[("t", 0)], offsets=[n * n for n in range(1, 2_000)])
-        host.register(session, [OperationRun(codes.PRODUCE, batch)], [])
-        await until_closed(host, True)
-        closed = host.journal.why_closed()
-        assert closed is not None
-        assert "no space" in closed.message
-        database.execute("PRAGMA max_page_count = 100000")
-        await until_closed(host, False)
-        assert await opened.close(PATIENCE_S)
-
-    asyncio.run(life())
-    assert asyncio.run(read(tmp_path / "data"))[0] == 1_999
+    daemon = await JournaledHost.start(tmp_path / "data")
+    host = daemon.host
+    database = daemon.opened._store._database
+    database.execute(f"PRAGMA max_page_count = {database.execute('PRAGMA page_count').fetchone()[0]}")
+    session = daemon.session
+    batch = OperationBatch(list(range(1, 2_000)), partitions=[("t", 0)], offsets=[n * n for n in range(1, 2_000)])
+    host.register(session, [OperationRun(codes.PRODUCE, batch)], [])
+    await until_closed(host, True)
+    closed = host.journal.why_closed()
+    assert closed is not None
+    assert "no space" in closed.message
+    database.execute("PRAGMA max_page_count = 100000")
+    await until_closed(host, False)
+    await daemon.stop()
+    assert (await read(tmp_path / "data"))[0] == 1_999

@@ -13,11 +13,7 @@ from purgatory.service.host import Host
 from purgatory.service.listeners.journal import JournalStatistics
 from purgatory.service.sessions.session import Session
 from purgatory.service.translate.operations import OperationRun
-from purgatory.testing import ManualClock
-from tests.journal.kit import keep
-from tests.journal.test_damage import new_host
-
-PATIENCE_S = 30.0
+from tests.journal.kit import JournaledHost
 
 
 async def end_one(host: Host, session: Session) -> JournalStatistics:
@@ -44,31 +40,26 @@ def register_another(host: Host, session: Session) -> None:
 
 
 @pytest.mark.parametrize("by_tick", [True, False])
-def test_an_acknowledgement_goes_with_the_next_group(tmp_path: Path, by_tick: bool) -> None:
+async def test_an_acknowledgement_goes_with_the_next_group(tmp_path: Path, by_tick: bool) -> None:
     """It keeps nobody waiting and makes no group of its own; the row of results goes with the next group, or the next
     look at the sessions.
     """
-
-    async def life() -> None:
-        clock = ManualClock(1_000)
-        host = new_host(clock)
-        opened = await keep(host, tmp_path / "data", clock)
-        session, _ = host.sessions.open("a", clock.now_ms())
-        before = await end_one(host, session)
-        assert before.results == 1
-        host.acknowledge(session, 1)
-        answered: list[str] = []
-        host.journal.when_durable(lambda: answered.append("at once"))
-        assert answered == ["at once"]
-        await asyncio.sleep(0)
-        assert statistics(host) == before
-        if by_tick:
-            host.journal.tick()
-        else:
-            register_another(host, session)
-        await host.journal.durable()
-        after = statistics(host)
-        assert (after.groups, after.results) == (before.groups + 1, 0)
-        assert await opened.close(PATIENCE_S)
-
-    asyncio.run(life())
+    daemon = await JournaledHost.start(tmp_path / "data")
+    host = daemon.host
+    session = daemon.session
+    before = await end_one(host, session)
+    assert before.results == 1
+    host.acknowledge(session, 1)
+    answered: list[str] = []
+    host.journal.when_durable(lambda: answered.append("at once"))
+    assert answered == ["at once"]
+    await asyncio.sleep(0)
+    assert statistics(host) == before
+    if by_tick:
+        host.journal.tick()
+    else:
+        register_another(host, session)
+    await host.journal.durable()
+    after = statistics(host)
+    assert (after.groups, after.results) == (before.groups + 1, 0)
+    await daemon.stop()

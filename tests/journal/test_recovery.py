@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from pathlib import Path
 from typing import Any
@@ -59,53 +58,45 @@ async def revive(life: Life, folder: Path) -> tuple[Host, OpenJournal, ManualClo
 
 @pytest.mark.slow  # starts an archive, two journals, and commits some dozens of times
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_lesson_23_and_42_a_cut_after_any_commit_loses_nothing(
+async def test_lesson_23_and_42_a_cut_after_any_commit_loses_nothing(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The files as they are after some commit bring back what there was when its group was sealed: no more, no less."""
     monkeypatch.setattr(statements, "FEW_PARTITIONS", seed % 3)
     monkeypatch.setattr(statements, "CHANGE_ROWS_MAX", 3)
-
-    async def lives() -> None:
-        life = Life(tmp_path / "archive", seed)
-        opened = await keep(life.host, tmp_path / "data", life.clock)
-        cut = PowerCut(tmp_path / "data", tmp_path / "cut", random.Random(seed).randint(2, GROUP_MAX))
-        opened._store._crash = cut  # type: ignore[misc]
-        pictures = watch_seals(life, opened)
-        await live(life)
-        assert cut.copy.exists(), f"there were only {len(pictures)} groups"
-        _, revived, _ = host_of = await revive(life, cut.copy)
-        assert revived._last is not None
-        assert picture(host_of[0]) == pictures[revived._last[1]]
-        assert await revived.close(PATIENCE_S)
-        assert await opened.close(PATIENCE_S)
-        await life.end()
-
-    asyncio.run(lives())
+    life = Life(tmp_path / "archive", seed)
+    opened = await keep(life.host, tmp_path / "data", life.clock)
+    cut = PowerCut(tmp_path / "data", tmp_path / "cut", random.Random(seed).randint(2, GROUP_MAX))
+    opened._store._crash = cut  # type: ignore[misc]
+    pictures = watch_seals(life, opened)
+    await live(life)
+    assert cut.copy.exists(), f"there were only {len(pictures)} groups"
+    _, revived, _ = host_of = await revive(life, cut.copy)
+    assert revived._last is not None
+    assert picture(host_of[0]) == pictures[revived._last[1]]
+    assert await revived.close(PATIENCE_S)
+    assert await opened.close(PATIENCE_S)
+    await life.end()
 
 
 @pytest.mark.slow  # as above
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_a_revived_host_goes_on_as_the_first_would_have(tmp_path: Path, seed: int) -> None:
+async def test_a_revived_host_goes_on_as_the_first_would_have(tmp_path: Path, seed: int) -> None:
     """Told the same from then on, a revived host ends every operation when and as the first one does."""
-
-    async def lives() -> None:
-        life = Life(tmp_path / "archive", seed, roomy=True)
-        opened = await keep(life.host, tmp_path / "data", life.clock)
-        await live(life)
-        copy_files(tmp_path / "data", tmp_path / "copy")
-        host, revived, clock = await revive(life, tmp_path / "copy")
-        clock.jump(life.clock.now_ms())
-        twin = life.twin(host, clock)
-        for step in range(STEPS):
-            await life.live(1)
-            await twin.live(1)
-            assert in_order(picture(host)) == in_order(picture(life.host)), f"step {step}"
-        assert await revived.close(PATIENCE_S)
-        assert await opened.close(PATIENCE_S)
-        await life.end()
-
-    asyncio.run(lives())
+    life = Life(tmp_path / "archive", seed, roomy=True)
+    opened = await keep(life.host, tmp_path / "data", life.clock)
+    await live(life)
+    copy_files(tmp_path / "data", tmp_path / "copy")
+    host, revived, clock = await revive(life, tmp_path / "copy")
+    clock.jump(life.clock.now_ms())
+    twin = life.twin(host, clock)
+    for step in range(STEPS):
+        await life.live(1)
+        await twin.live(1)
+        assert in_order(picture(host)) == in_order(picture(life.host)), f"step {step}"
+    assert await revived.close(PATIENCE_S)
+    assert await opened.close(PATIENCE_S)
+    await life.end()
 
 
 def in_order(seen: dict[str, Any]) -> dict[str, Any]:

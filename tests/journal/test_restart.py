@@ -87,13 +87,13 @@ async def live(folder: Path, end: Callable[[DaemonProcess], object], mode: str) 
 
 
 @pytest.mark.slow  # two starts of the daemon
-def test_waits_and_results_survive_a_kill(tmp_path: Path) -> None:
+async def test_waits_and_results_survive_a_kill(tmp_path: Path) -> None:
     """Each wait ends once, as it must, over a kill -9: the pending ones wait on, marks are as they were."""
-    asyncio.run(live(tmp_path, DaemonProcess.kill, "sync"))
+    await live(tmp_path, DaemonProcess.kill, "sync")
 
 
 @pytest.mark.slow  # two starts of the daemon
-def test_waits_survive_a_restart_in_good_order(tmp_path: Path) -> None:
+async def test_waits_survive_a_clean_restart(tmp_path: Path) -> None:
     """With a journal SIGTERM ends no wait of a session."""
-    asyncio.run(live(tmp_path, DaemonProcess.stop, "sync"))
+    await live(tmp_path, DaemonProcess.stop, "sync")
     assert "the last daemon shut down cleanly" in (tmp_path / "daemon.log").read_text("utf-8")
