@@ -21,7 +21,6 @@ ROOM_SHARE: Final = 20
 
 
 def run(title: str, kills: int, life: CrashRun) -> None:
-    """Kills so many daemons, and prints what that came to."""
     began_s = time.monotonic()
     tally = asyncio.run(life.run(kills))
     print(
@@ -33,7 +32,7 @@ def run(title: str, kills: int, life: CrashRun) -> None:
 
 
 def main() -> None:
-    """Each kind of life in turn. The rule broken is an error."""
+    """Runs each kind of crash test in turn. A broken rule raises."""
     parser = argparse.ArgumentParser("python -m tests.crash", description=__doc__)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=random.randrange(2**31))

@@ -37,8 +37,6 @@ CALL_S: Final = 5.0
 
 
 class CrashTally(NamedTuple):
-    """What a run has come to."""
-
     kills: int
     operations: int
     repeats: int
@@ -77,7 +75,6 @@ class CrashRun:
         """Of each caller, and of the advancer (None)."""
 
     async def run(self, kills: int) -> CrashTally:
-        """The whole of it."""
         tasks = self._tasks
         tasks[None] = asyncio.create_task(self._advance())
         tasks.update((caller, asyncio.create_task(caller.run(self._address))) for caller in self._callers)
@@ -129,7 +126,7 @@ class CrashRun:
         return f"{point}:{self._random.randint(1, 20)}"
 
     def _start(self, crash_at: str) -> DaemonProcess | None:
-        """None: it died at its point before it served."""
+        """None if it died at its crash point before it served."""
         environment = {VARIABLE: crash_at}
         if self._power is not None:
             self._power.fail(self._data)
@@ -144,7 +141,7 @@ class CrashRun:
             raise
 
     async def _live(self, daemon: DaemonProcess) -> None:
-        """Until it is time to be killed, or until it died at its point."""
+        """Returns when it is time to kill the daemon, or when it died at its crash point."""
         if self._room is None:
             self._outbox.live(daemon)
         else:
@@ -182,7 +179,7 @@ class CrashRun:
         )
 
     async def _until(self, condition: Callable[[], bool], daemon: DaemonProcess, what: str) -> None:
-        """Waits for it, with patience, while the daemon lives."""
+        """Waits until the condition holds or the daemon is dead. Raises `Broken` after SETTLE_S."""
         deadline_s = time.monotonic() + SETTLE_S
         while not condition() and daemon.process.poll() is None:
             self._check_tasks()
@@ -191,7 +188,7 @@ class CrashRun:
             await asyncio.sleep(0.02)
 
     def _check_tasks(self) -> None:
-        """Raises what a caller has found, or the advancer."""
+        """Raises the error of a caller or of the advancer, if one has failed."""
         for task in self._tasks.values():
             if task.done():
                 task.result()
@@ -225,7 +222,7 @@ class CrashRun:
         marks.answered[topic] = max(marks.answered[topic], offset)
 
     async def _settle(self) -> None:
-        """Nothing more is asked, marks go on, so all must end."""
+        """Registers nothing more while marks go on rising, so everything must end."""
         for caller in self._callers:
             caller.is_quiet = True
         deadline_s = time.monotonic() + SETTLE_S

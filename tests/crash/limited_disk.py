@@ -28,7 +28,7 @@ class LimitedDisk(Protocol):
         """From now on the daemon with this process id can write nothing more."""
 
     def free(self) -> None:
-        """There is room again."""
+        pass
 
 
 class SmallFileSystem:
@@ -39,7 +39,6 @@ class SmallFileSystem:
         self._filler: Final = folder / "filler"
 
     def fill(self, pid: int) -> None:
-        """Nobody can."""
         try:
             with self._filler.open("wb", buffering=0) as file:
                 while file.write(CHUNK):
@@ -49,7 +48,6 @@ class SmallFileSystem:
         raise AssertionError(f"{self.folder} has no end")
 
     def free(self) -> None:
-        """The file goes."""
         self._filler.unlink(missing_ok=True)
 
 
@@ -61,12 +59,10 @@ class FileSizeLimit:
         self._pid = 0
 
     def fill(self, pid: int) -> None:
-        """Only this one cannot."""
         self._pid = pid
         self._limit(0)
 
     def free(self) -> None:
-        """It may again, if it lives."""
         if self._pid:
             self._limit(resource.RLIM_INFINITY)
 

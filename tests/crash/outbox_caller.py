@@ -16,8 +16,6 @@ WAITS_MAX: Final = 100_000
 
 
 class OutboxCaller:
-    """One life after the other, some of them longer than a daemon's."""
-
     def __init__(self, folder: Path, seed: int) -> None:
         folder.mkdir(parents=True)
         self.kills = 0
@@ -27,7 +25,7 @@ class OutboxCaller:
         self._process: subprocess.Popen[str] | None = None
 
     def live(self, daemon: DaemonProcess) -> None:
-        """It lives on, or is killed and started again."""
+        """Leaves the process running, or kills it and starts another."""
         if self._process is not None and self._random.random() < KILLED:
             self.kill()
             self.kills += 1
@@ -39,12 +37,11 @@ class OutboxCaller:
             raise Broken(f"the caller with an outbox ended with {self._process.returncode}: {error}")
 
     def finish(self, daemon: DaemonProcess) -> None:
-        """The last life collects all that is left."""
+        """Starts a last process that collects every result left."""
         self.kill()
         self._killed.finish(daemon)
 
     def kill(self) -> None:
-        """Ends it the hard way, if it lives."""
         process, self._process = self._process, None
         if process is not None:
             with process:

@@ -18,7 +18,7 @@ class ShimUnavailable(Exception):
 
 
 class Power:
-    """What is durable of one journal. Raises `ShimUnavailable`."""
+    """The synced files of one journal. Raises `ShimUnavailable`."""
 
     def __init__(self, folder: Path) -> None:
         compiler = shutil.which("cc")
@@ -34,7 +34,7 @@ class Power:
         self._library: Final = library
 
     def environment(self, wall_step_s: int) -> dict[str, str]:
-        """Of a daemon whose wall clock is off by so much."""
+        """The environment of a daemon whose wall clock is off by `wall_step_s`."""
         folder, library = str(self._durable), str(self._library)
         return {"LD_PRELOAD": library, "DURABLE_FOLDER": folder, "WALL_STEP_S": str(wall_step_s)}
 

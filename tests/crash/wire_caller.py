@@ -32,12 +32,10 @@ NO_ROOM: Final = {code_pb2.RESOURCE_EXHAUSTED, code_pb2.UNAVAILABLE}
 
 
 class Broken(AssertionError):
-    """The rule is broken."""
+    pass
 
 
 class Asked(NamedTuple):
-    """One registration."""
-
     topics: tuple[str, ...]
     required: int
     timeout_ms: int
@@ -60,7 +58,6 @@ class WireCaller:
     def __init__(
         self, name: str, marks: PushedMarks, seed: int, *, is_sync: bool = True, may_refuse: bool = False
     ) -> None:
-        """`may_refuse`: the disk may be full."""
         self.name: Final = name
         self.asked: Final[dict[int, Asked]] = {}
         self.outcomes: Final[dict[int, tuple[int, int]]] = {}
@@ -86,7 +83,7 @@ class WireCaller:
 
     @property
     def is_done(self) -> bool:
-        """All that was asked has ended."""
+        """Whether every registered operation has ended."""
         return len(self.outcomes) == len(self.asked)
 
     def forget(self) -> None:

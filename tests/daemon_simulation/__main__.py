@@ -26,7 +26,6 @@ def reports_of(seeds: Sequence[int], jobs: int) -> Iterator[DayReport]:
 
 
 def show(report: DayReport) -> None:
-    """What was wrong on a day, and how to try it again."""
     print(f"seed {report.plan.seed} FAILED: {report.plan.describe()}")
     for complaint in report.complaints[:PRINTED_MAX]:
         print(f"  {complaint}")
@@ -36,7 +35,6 @@ def show(report: DayReport) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the simulation; 1 if a seed failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.daemon_simulation", description=__doc__)
     parser.add_argument("--seed", type=int, default=None, help="first seed (default: a random one)")
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds, from the first one on (default 1)")

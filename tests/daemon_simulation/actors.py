@@ -34,13 +34,12 @@ class NotingClient(AsyncClient):
 
 
 class Day:
-    """When it is what time: milliseconds since the day began."""
+    """The clock of a simulated day, in milliseconds since it began."""
 
     def __init__(self) -> None:
         self._began_s = asyncio.get_running_loop().time()
 
     async def until(self, at_ms: int) -> None:
-        """Waits until that time of the day."""
         await asyncio.sleep(max(0.0, self._began_s + at_ms / 1_000 - asyncio.get_running_loop().time()))
 
 
@@ -58,7 +57,6 @@ class ClientActor:
 
     @property
     def client(self) -> NotingClient:
-        """The client of now."""
         return self.clients[-1]
 
     def _new_client(self) -> None:
@@ -217,7 +215,6 @@ def tally_key(advancer: int) -> str:
 
 
 def event_of(event: EventPlan) -> Event:
-    """The client's event."""
     name, kind = event.name, event.type
     if isinstance(name, str):
         return events.signalled(name, event.offset)

@@ -37,7 +37,6 @@ class Call:
     """How many faults its proxy had until it ended: a channel gets over one only after a while."""
 
     def note(self, wait: Wait | WaitColumns, session_id: str) -> None:
-        """It goes into this session of its client."""
         self.wait, self.session_id = wait, session_id
 
     @property
@@ -48,7 +47,7 @@ class Call:
 
 @dataclass
 class CallLog:
-    """Everything seen from outside, and what was wrong in itself."""
+    """Everything seen from outside, and complaints about that alone."""
 
     calls: list[Call] = field(default_factory=list)
     acknowledged_pushes: dict[int, list[int]] = field(default_factory=dict)

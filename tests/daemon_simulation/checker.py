@@ -26,8 +26,6 @@ CLOCK_MS = 1.0
 
 
 class Seen:
-    """One operation as its caller saw it: one of a call, or one of a batch."""
-
     def __init__(self, call: Call, operation: PlannedWait, operation_id: int) -> None:
         self.call = call
         self.operation = operation
@@ -38,7 +36,6 @@ class Seen:
         self.error: BaseException | None = call.error
 
     def take(self, result: Result) -> None:
-        """How it ended."""
         self.outcome = result.outcome
         self.waited_ms = round(result.waited * 1_000)
         if self.outcome == Outcome.REFUSED:
@@ -55,7 +52,6 @@ class Seen:
 
 
 def seen_of(call: Call) -> Iterator[Seen]:
-    """The operations of a call."""
     if isinstance(call.what, Batch):
         first_id = call.wait.first_id if isinstance(call.wait, WaitColumns) else 0
         results = list(call.result) if isinstance(call.result, ResultColumns) else None
@@ -73,7 +69,7 @@ def seen_of(call: Call) -> Iterator[Seen]:
 
 
 class Checker:
-    """Judges one day. `complaints` is empty if all was well."""
+    """Judges one day. No `complaints`: all was well."""
 
     def __init__(self, plan: Plan, ledger: CallLog, runs: list[Run]) -> None:
         self._plan = plan
@@ -92,7 +88,7 @@ class Checker:
         """How operations ended at their callers."""
 
     def check(self) -> None:
-        """All rules but those on the daemon's own end state."""
+        """Checks every rule but those about the daemon's own end state."""
         for call in self._ledger.calls:
             if not call.ended:
                 self._complain(f"never ended: {list(seen_of(call))}")
@@ -174,7 +170,7 @@ class Checker:
     # The rest.
 
     def _check_drained(self) -> None:
-        """Who was waiting at a drain with a living connection has been told."""
+        """Every caller that waited over a living connection at a drain has been told."""
         for call in self._ledger.drained:
             if isinstance(call.error, ClientClosed | Unavailable):
                 self._complain(f"drained, and not told so: {list(seen_of(call))}")

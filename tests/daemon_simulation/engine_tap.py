@@ -84,7 +84,6 @@ class EngineTap:
         return getattr(self._engine, name)
 
     def owner_number(self, owner: Owner) -> int:
-        """The number of an owner."""
         return self._numbers[id(owner)]
 
     def add_owner(self) -> Owner:

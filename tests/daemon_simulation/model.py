@@ -71,7 +71,7 @@ class ExpectedEnd:
 
 @dataclass
 class Run:
-    """What must have come of one daemon's life."""
+    """What must have come of one daemon's life, by the model."""
 
     ends: list[ExpectedEnd] = field(default_factory=list)
     pending: list[tuple[str | None, int]] = field(default_factory=list)
@@ -88,8 +88,6 @@ def value_at(column: Sequence[int], place: int, default: int) -> int:
 
 
 class Model:
-    """One daemon's life, told entry by entry."""
-
     def __init__(self, session_ids: dict[int, str]) -> None:
         self.run = Run()
         self._session_ids = session_ids
@@ -99,12 +97,11 @@ class Model:
         self._highest: Counter[int] = Counter()
 
     def finish(self) -> Run:
-        """What came of it; what is pending is pending for ever."""
+        """The result; what is pending now stays pending."""
         self.run.pending = [(self._session_ids.get(owner), number) for owner, number in self._waiting]
         return self.run
 
     def tell(self, entry: tap.Entry) -> None:
-        """The next thing that the engine was told."""
         if isinstance(entry, tap.BatchRegistered):
             self._register(entry)
         elif isinstance(entry, tap.Applied):
@@ -124,7 +121,6 @@ class Model:
                 self._end(wait, codes.CANCELLED, entry.now_ms, told=False)
 
     def _named(self, what: tuple[int, tuple[int, ...]] | int | tuple[str, int] | str) -> list[ModelWait]:
-        """The waits that a cancel is about."""
         if isinstance(what, int):
             return [wait for (owner, _), wait in self._waiting.items() if owner == what]
         if isinstance(what, tuple) and isinstance(what[1], tuple):
@@ -177,7 +173,7 @@ class Model:
         return ModelItem(batch.partitions[index], value_at(batch.offsets, place, 0))
 
     def _begin(self, wait: ModelWait, from_now: bool, batch: OperationBatch, first_item: int) -> None:
-        """What is decided by the marks of the registration, once."""
+        """Decides what depends on the marks at registration, once."""
         for place, item in enumerate(wait.items, start=first_item):
             local_error = value_at(batch.local_error_codes, place, 0)
             if local_error:
@@ -335,7 +331,6 @@ class Model:
 
 
 def run_of(entries: Sequence[tap.Entry], session_ids: dict[int, str]) -> Run:
-    """What must have come of these entries."""
     model = Model(session_ids)
     for entry in entries:
         model.tell(entry)

@@ -136,7 +136,6 @@ class Plan:
 
     @property
     def operations(self) -> int:
-        """How many waits the day has."""
         return sum(
             len(step.what.operations) if isinstance(step.what, Batch) else isinstance(step.what, PlannedWait)
             for steps in self.steps
@@ -144,7 +143,7 @@ class Plan:
         )
 
     def describe(self) -> str:
-        """One line: the settings, and how much there is of everything."""
+        """One line with the settings and the number of everything."""
         return (
             f"{self.clients} clients, {self.operations} waits, {self.advancers} advancers, "
             f"{sum(map(len, self.pushes))} pushes, {len(self.faults)} faults, {len(self.cancels)} operator cancels, "
@@ -156,14 +155,11 @@ class Plan:
 
 
 class Drawing:
-    """Draws a plan. One instance a seed."""
-
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
         self._plan = Plan(seed)
 
     def draw(self) -> Plan:
-        """The plan of the seed."""
         plan, rng = self._plan, self._random
         plan.clients = rng.randint(1, 6)
         plan.advancers = rng.randint(1, 3)
@@ -324,12 +320,11 @@ class Drawing:
 
 
 def draw_plan(seed: int) -> Plan:
-    """The day of a seed."""
     return Drawing(seed).draw()
 
 
 def waking_events() -> list[EventPlan]:
-    """The end of the day: everything that can be reached is reached."""
+    """Events at the end of the day, by which everything reachable is reached."""
     events = []
     for name in VOLATILE:
         events.append(EventPlan(codes.STORAGE_ONLINE, name))

@@ -32,16 +32,15 @@ class DayClock:
         self.ahead_ms = 0
 
     def now_ms(self) -> int:
-        """Milliseconds, as `ledger.now_ms` until the day is over."""
+        """Milliseconds; the same as `call_log.now_ms` until the day is over."""
         return self._clock.now_ms() + self.ahead_ms
 
     def ceiling_ms(self) -> int:
-        """The same, rounded up."""
         return self._clock.ceiling_ms() + self.ahead_ms
 
 
 class CountingObserver(SilentObserver):
-    """Counts what should not happen, and what was heard of ends."""
+    """Counts what should not happen."""
 
     def __init__(self) -> None:
         self.reaper_failures = 0
@@ -68,7 +67,6 @@ class Served:
 
     @property
     def host(self) -> Host:
-        """The host of now."""
         assert self._host is not None, "no daemon has been started"
         return self._host
 
@@ -94,7 +92,7 @@ class Served:
         self.address = f"127.0.0.1:{port}"
 
     async def drain(self) -> None:
-        """The end of the daemon as SIGTERM begins it; `stop` has to follow."""
+        """Ends the daemon as SIGTERM does. Call `stop` after it."""
         await drain(self.host, DRAIN_S)
 
     async def stop(self) -> None:

@@ -57,8 +57,6 @@ class LogWatch(logging.Handler):
 
 
 class SimulatedDay:
-    """One day of one plan."""
-
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.ledger = CallLog()
@@ -70,7 +68,6 @@ class SimulatedDay:
         """When the last fault was over."""
 
     async def run(self) -> DayReport:
-        """The day, its end, and the verdict."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._on_loop_exception)
         watch = LogWatch(self.ledger.complaints)
@@ -183,7 +180,7 @@ class SimulatedDay:
         return True
 
     def _is_known(self, call: Call) -> bool:
-        """The daemon has operations of it pending, of a session with a stream."""
+        """Whether the daemon has operations of the call pending, in a session with a stream."""
         session = self.served.host.sessions.find(call.session_id) if call.session_id else None
         if call.ended or call.cancelled or session is None or session.stream is None:
             return False

@@ -37,7 +37,7 @@ def fuzz_over_grpc(seed: int, requests: int, targets: Sequence[str]) -> Tally:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Fuzzes; prints what was tried and found; 1 if anything was found."""
+    """Prints what was sent and found. Exit code 1 if anything was found."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--seed", type=int, default=None, help="default: a random one")
     parser.add_argument("--requests", type=int, default=50_000, help="how many, and cases for direct (default 50000)")

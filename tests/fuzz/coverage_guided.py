@@ -30,7 +30,7 @@ def source_only(path: str) -> FileFinder:
 
 
 def load(atheris: Any) -> Any:  # noqa: ANN401 - atheris has no types
-    """The programs' module, with all of ours under it instrumented."""
+    """Imports the module of programs with the whole product instrumented."""
     sys.path_hooks.insert(0, source_only)
     sys.path_importer_cache.clear()
     with atheris.instrument_imports(include=["purgatory"]):
@@ -38,7 +38,7 @@ def load(atheris: Any) -> Any:  # noqa: ANN401 - atheris has no types
 
 
 def write_corpus(direct: Any, folder: Path, seed: int) -> None:  # noqa: ANN401 - loaded late, see above
-    """Programs to start from, made from the descriptors."""
+    """Writes the programs that libFuzzer starts from, made from the descriptors."""
     world = importlib.import_module("tests.fuzz.plausible").World(seed)
     shaper = importlib.import_module("tests.fuzz.message_maker").Shaper(world)
     for number in range(CORPUS_SIZE):

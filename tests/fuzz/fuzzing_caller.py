@@ -43,8 +43,6 @@ def to_bytes(message: Message | bytes) -> bytes:
 
 
 class Method:
-    """One RPC of a channel."""
-
     def __init__(self, channel: grpc.aio.Channel, service: ServiceDescriptor, descriptor: MethodDescriptor) -> None:
         self.name: Final[str] = descriptor.name
         self.request_type: Final = GetMessageClass(descriptor.input_type)
@@ -88,7 +86,7 @@ class FuzzingCaller:
         self._weights: Final = [WEIGHTS.get(name, 1) for name in self._names]
 
     async def run(self, requests: int, callers: int = 24) -> None:
-        """Sends at least so many requests, with so many calls at a time."""
+        """Sends at least `requests` requests, `callers` of them at a time."""
         goal = self.tally.total + requests
         async with asyncio.TaskGroup() as group:
             for _ in range(callers):
@@ -106,7 +104,7 @@ class FuzzingCaller:
                 await self._unary(name, method)
 
     def _request(self, method: Method) -> Message | bytes:
-        """A request for a method: a message, or the broken bytes of one."""
+        """A message for a method, or the broken bytes of one."""
         rng = self.rng
         request: Message = self._shaper.message(method.request_type)
         if isinstance(request, wire.AdvanceRequest) and rng.random() < 0.1:
@@ -118,7 +116,7 @@ class FuzzingCaller:
         return broken_bytes(rng, request.SerializeToString()) if rng.random() < BROKEN else request
 
     def _aim(self, request: wire.GetOperationRequest | wire.CancelRequest) -> None:
-        """Half of the time: at an operation that was pending a moment ago."""
+        """Half of the time names an operation that was pending a moment ago."""
         session_id, operation_id = self.world.pending.pop()
         if isinstance(request, wire.GetOperationRequest) and self.rng.random() < 0.5:
             request.session_id, request.operation_id = session_id, operation_id

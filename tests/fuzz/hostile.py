@@ -54,7 +54,7 @@ def hostile_integer(rng: random.Random, field: FieldDescriptor) -> int:
 
 
 def hostile_text(rng: random.Random) -> str:
-    """A text that is valid UTF-8 and otherwise unkind."""
+    """Valid UTF-8, and otherwise hostile."""
     drawn = rng.random()
     if drawn < 0.9:
         return rng.choice(TEXTS)

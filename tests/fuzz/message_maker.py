@@ -31,7 +31,7 @@ REPEATED_BYTES_MAX: Final = 200_000
 
 
 class FieldLayout:
-    """What a message type is made of, read off once."""
+    """The fields of a message type, read from its descriptor once."""
 
     def __init__(self, descriptor: Any) -> None:  # noqa: ANN401 - upb's descriptors have no common type with the stubs'
         self.single: Final = [
@@ -42,7 +42,7 @@ class FieldLayout:
 
 
 def is_real(oneof: OneofDescriptor) -> bool:
-    """False for what `optional` makes."""
+    """False for the oneof that protoc makes of an `optional` field."""
     return not oneof.name.startswith("_")
 
 
@@ -52,8 +52,6 @@ def in_real_oneof(field: FieldDescriptor) -> bool:
 
 
 class MessageMaker:
-    """Makes messages of any type."""
-
     def __init__(self, world: PlausibleValues) -> None:
         self.world: Final = world
         self.rng: Final[random.Random] = world.rng
@@ -84,7 +82,7 @@ class MessageMaker:
         }
 
     def message(self, cls: type[M]) -> M:
-        """A new message of a type, drawn anew in all its fields."""
+        """A new message with every field drawn."""
         self.world.next_message()
         made = cls()
         self._fill(made, 0)
@@ -107,7 +105,7 @@ class MessageMaker:
             self._repeat(message, field, depth)
 
     def _maybe_set(self, message: Message, field: FieldDescriptor, depth: int) -> None:
-        """Sets a field that may also stay away."""
+        """Sets a field, or leaves it out."""
         if self.world.hostile():
             if self.rng.random() < 0.7:
                 self._set(message, field, depth, hostile=True)
@@ -172,7 +170,7 @@ class MessageMaker:
     # Columns.
 
     def _fill_columns(self, message: Message) -> None:
-        """Columns whose lengths fit together, but for a hostile one now and then."""
+        """Columns of lengths that agree, except for a hostile one now and then."""
         rows = self._pick(BATCH_SIZES) * self._pick((1, 1, 1, 1, 1, 1, 1, 10))
         if self.world.hostile():
             rows = self._pick((0, 1, *MANY))
@@ -222,5 +220,4 @@ class MessageMaker:
 
 
 def message_list(message: Message, name: str) -> Any:  # noqa: ANN401 - repeated containers have no common type
-    """The repeated field of that name."""
     return getattr(message, name)

@@ -40,7 +40,6 @@ class PlausibleValues:
 
     @property
     def era(self) -> int:
-        """Rises as messages are made."""
         return self.made // RENEWED_EACH
 
     def pick(self, some: Sequence[T]) -> T:
@@ -48,7 +47,7 @@ class PlausibleValues:
         return some[int(self._random() * len(some))]
 
     def next_message(self) -> None:
-        """To be told of each message before it is made: draws how wild it shall be."""
+        """Call before each message: draws how hostile it will be."""
         self.made += 1
         self.wildness = self.pick((0.0, 0.0, 0.0, 0.01, 0.05, 0.3))
         self.front += self.rng.random() < 0.05
@@ -60,42 +59,37 @@ class PlausibleValues:
     # Plausible values, by the name of their field.
 
     def topic(self) -> str:
-        """One of a few."""
         return f"topic-{self.era}-{self.rng.randrange(4)}"
 
     def partition(self) -> int:
-        """One of a few."""
         return self.pick((0, 0, 0, 1, 2))
 
     def key(self) -> str:
-        """One of a few."""
         return f"key-{self.era}-{self.rng.randrange(6)}"
 
     def session_id(self) -> str:
-        """One of a few."""
         return f"session-{self.era}-{self.rng.randrange(8)}"
 
     def operation_id(self) -> int:
-        """Nearly always a new one; else one that was used."""
+        """Nearly always a new id, otherwise one that was used."""
         if self.rng.random() < 0.04:
             return max(1, self.last_id - self.rng.randrange(200))
         self.last_id += 1
         return self.last_id
 
     def used_operation_id(self) -> int:
-        """One that may be pending."""
+        """An id that may be pending."""
         return max(1, self.last_id - self.rng.randrange(60))
 
     def timeout_ms(self) -> int:
-        """Mostly short; 0: not to wait at all."""
+        """Mostly short. 0: answer at once."""
         return self.pick((0, 1, 2, 5, 20, 50, 100, 300, 1_000, 5_000))
 
     def offset(self) -> int:
-        """Around where the marks are."""
         return max(0, self.front + self.rng.randrange(-8, 12))
 
     def sequence(self) -> int:
-        """One that was given in some session, or a little off."""
+        """A sequence number of some session, or one near it."""
         known = self.sequences.get(self.session_id(), 0)
         return max(0, known + self.pick((0, 0, 0, 0, -1, -3, 1)))
 
@@ -108,7 +102,7 @@ class PlausibleValues:
         return token if drawn < 0.8 else self.forged(token)
 
     def forged(self, token: str) -> str:
-        """A token that fits its request but names another place."""
+        """A token that fits its request but points elsewhere."""
         try:
             parts = json.loads(base64.urlsafe_b64decode(token))
         except ValueError:
@@ -126,7 +120,7 @@ class PlausibleValues:
     # What the answers tell.
 
     def heard(self, answer: Message, session_id: str = "") -> None:
-        """Keeps what later requests can use."""
+        """Remembers what later requests can use."""
         if isinstance(answer, wire.ListOperationsResponse | wire.ListPartitionsResponse) and answer.next_page_token:
             self.tokens.append(answer.next_page_token)
         if isinstance(answer, wire.ListOperationsResponse):

@@ -117,7 +117,6 @@ async def send_http_garbage(address: str, rng: random.Random, tally: Tally, time
 
 
 async def _send(address: str, data: bytes) -> bytes:
-    """What is answered within a moment."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     answer = b""

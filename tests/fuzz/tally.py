@@ -16,7 +16,7 @@ ALIKE_MAX: Final = 2
 
 
 def shown(request: Message | bytes) -> str:
-    """A request on one line, as a finding shows it."""
+    """A request on one line, cut off, for a finding."""
     text = repr(request) if isinstance(request, bytes) else text_format.MessageToString(request, as_one_line=True)
     return f"{text[:1_500]}{'...' if len(text) > 1_500 else ''}"
 
@@ -33,11 +33,9 @@ class Tally:
 
     @property
     def total(self) -> int:
-        """Requests tried."""
         return self.requests.total()
 
     def count(self, rpc: str, status: str, times: int = 1) -> None:
-        """Requests that ended with a status."""
         if times:
             self.requests[rpc, status] += times
 
@@ -48,14 +46,13 @@ class Tally:
             self.find(f"{rpc}: {status}: {details[:300]} for {shown(request)}")
 
     def find(self, what: str) -> None:
-        """Notes what must not be; the first ones are kept."""
+        """Records a finding. The first few of each kind are kept."""
         kind = re.sub(r"[0-9]+", "0", what.partition(" for ")[0])[:400]
         self._kinds[kind] += 1
         if self._kinds[kind] <= ALIKE_MAX and len(self.findings) < FINDINGS_MAX:
             self.findings.append(what)
 
     def merge(self, other: Tally) -> None:
-        """Adds another run's counts."""
         self.requests.update(other.requests)
         self.items.update(other.items)
         for finding in other.findings:

@@ -50,14 +50,13 @@ CHANNEL_OPTIONS: Final = [("grpc.max_receive_message_length", -1), ("grpc.use_lo
 
 
 class Records(logging.Handler):
-    """Notes as findings what is logged as an error in this process."""
+    """Records errors logged in this process as findings."""
 
     def __init__(self, tally: Tally) -> None:
         super().__init__(logging.ERROR)
         self._tally: Final = tally
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One error."""
         self._tally.find(f"logged: {logging.Formatter().format(record)}")
 
 

@@ -31,7 +31,6 @@ NO_MESSAGE = b"\xff"
 
 
 async def code_of(call: Any) -> grpc.StatusCode:  # noqa: ANN401 - the stubs' calls have no common type
-    """The status a unary call ends with."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     code: grpc.StatusCode = caught.value.code()
@@ -39,7 +38,6 @@ async def code_of(call: Any) -> grpc.StatusCode:  # noqa: ANN401 - the stubs' ca
 
 
 def token(*parts: object) -> str:
-    """A page token of these parts."""
     return base64.urlsafe_b64encode(json.dumps(parts).encode()).decode()
 
 

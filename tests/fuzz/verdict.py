@@ -22,7 +22,6 @@ SAMPLE: Final = re.compile(r"^(\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
 
 
 def rss_bytes(pid: int) -> int:
-    """Resident memory of a process."""
     for line in Path(f"/proc/{pid}/status").read_text("utf-8").splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024

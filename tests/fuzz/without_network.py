@@ -75,12 +75,11 @@ class Direct:
         }
 
     def run(self, program: bytes) -> None:
-        """Serves the steps of a program, in order."""
         for kind, data in steps_of(program):
             self.serve(kind, data)
 
     def serve(self, kind: type[Message], data: bytes) -> None:
-        """Serves one step: refused, undecodable or done."""
+        """Serves one step, and counts it as refused, undecodable or served."""
         name = kind.DESCRIPTOR.name
         try:
             request = kind.FromString(data)
@@ -124,7 +123,7 @@ class Direct:
         self.host.deliver()
 
     def _take_results(self, *, columns: bool) -> None:
-        """Translates what has ended into one shape, and at times acknowledges it."""
+        """Encodes what has ended as rows or columns, and sometimes acknowledges it."""
         outbox = self._session.outbox
         while True:
             first_sequence, slices = outbox.take(50)
@@ -166,7 +165,7 @@ def replay(program: bytes) -> None:
 
 
 def nudged(rng: random.Random, data: bytes) -> bytes:
-    """One byte of a message changed: cheap, and most often still a message."""
+    """Changes one byte of a message: cheap, and usually still a message."""
     if not data:
         return data
     place = rng.randrange(len(data))

@@ -30,17 +30,17 @@ DIGEST = "sources.sha256"
 
 
 def sources() -> list[Path]:
-    """What the simulator is made of, relative to the root."""
+    """The simulator's source files, relative to the root."""
     return sorted(path.relative_to(ROOT) for pattern in SOURCES for path in ROOT.glob(pattern))
 
 
 def compiled_sources() -> list[Path]:
-    """Those of them that are compiled: all that runs more than once."""
+    """The files that are compiled: everything that runs more than once."""
     return [path for path in sources() if path.name not in NOT_COMPILED]
 
 
 def digest() -> str:
-    """One word for all that is compiled, as it is now."""
+    """A hash of all compiled sources as they are now."""
     whole = hashlib.sha256()
     for path in compiled_sources():
         text = (ROOT / path).read_bytes()
@@ -49,7 +49,7 @@ def digest() -> str:
 
 
 def is_current() -> bool:
-    """True: what was built, compiled or not, was built from the sources of now."""
+    """Whether the build, compiled or not, is of the current sources."""
     known = BUILT / DIGEST
     return known.exists() and known.read_text(encoding="utf-8") == digest()
 
@@ -87,7 +87,6 @@ def compile_copy() -> None:
 
 
 def main() -> None:
-    """Build it, if it is not built yet."""
     if is_current():
         copy_sources(BUILT)
         return

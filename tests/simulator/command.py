@@ -21,7 +21,7 @@ SHRINK_SECONDS = 10.0
 
 
 class Summary:
-    """What many lives, in order of their seeds, come to."""
+    """The sum of many seeds' results, in order."""
 
     def __init__(self) -> None:
         self.seeds = 0
@@ -31,7 +31,7 @@ class Summary:
         self.began = time.monotonic()
 
     def add(self, life: SeedResult) -> None:
-        """One more. A single life's trace is its own."""
+        """Adds one seed's result. The trace of a single seed is its own."""
         self.trace = life.trace if self.seeds == 0 else (self.trace * 31 + life.trace) & 0xFFFFFFFF
         self.seeds += 1
         self.steps += life.steps
@@ -67,7 +67,6 @@ def let_stop() -> None:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """What was asked for."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulator", description=EXAMPLE)
     parser.add_argument("--seed", type=int, default=None, help="first seed (default: a random one)")
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds, from the first on (default 1)")

@@ -27,8 +27,6 @@ class Sketch:
 
 
 class Generator:
-    """The steps of one seed."""
-
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.swarm = Swarm(self.rng)
@@ -43,18 +41,16 @@ class Generator:
         self.event_table = self.rng.choices(EVENT_TYPES, weights, k=1_024)
 
     def below(self, limit: int) -> int:
-        """A whole number from 0, below a limit."""
         return int(self.rng.random() * limit)
 
     def next_step(self) -> steps.Step:
-        """The next step."""
         step: steps.Step = self.makers[self.step_table[self.rng.getrandbits(10)]]()
         return step
 
     # Steps.
 
     def register(self) -> steps.Step:
-        """New operations, or old ones sent again."""
+        """New operations, or old ids sent again."""
         owner = self.below(self.swarm.owners)
         kind = self.swarm.kinds[self.below(len(self.swarm.kinds))]
         count = 1 + self.below(self.swarm.batch_max)
@@ -63,16 +59,13 @@ class Generator:
         return plain.made(steps.Register, (owner, tuple([self.operation(owner, kind) for _ in range(count)])))
 
     def apply(self) -> steps.Step:
-        """Things happen."""
         count = 1 if self.rng.random() < 0.7 else 1 + self.below(self.swarm.batch_max)
         return plain.made(steps.Apply, (tuple([self.event() for _ in range(count)]), self.swarm.slice_limit))
 
     def advance(self) -> steps.Step:
-        """Time passes."""
         return steps.Advance(self.below(self.swarm.leap_max_ms + 1), self.swarm.reaper_limit)
 
     def sleep(self) -> steps.Step:
-        """Time passes unseen."""
         return steps.Sleep(self.below(3 * self.swarm.leap_max_ms))
 
     def cancel(self) -> steps.Step:
@@ -83,29 +76,24 @@ class Generator:
         return steps.Cancel(owner, tuple(sorted(ids)))
 
     def cancel_all(self) -> steps.Step:
-        """All of one owner."""
         return steps.CancelAll(self.below(self.swarm.owners))
 
     def cancel_name(self) -> steps.Step:
-        """All on one partition or key."""
         if self.rng.random() < 0.3:
             return steps.CancelName(self.keys[self.below(len(self.keys))])
         return steps.CancelName(self.sketch().name)
 
     def replace_owner(self) -> steps.Step:
-        """An owner vanishes."""
         owner = self.below(self.swarm.owners)
         self.next_ids[owner] = 1
         return steps.ReplaceOwner(owner)
 
     def shut_down(self) -> steps.Step:
-        """Some end."""
         return steps.ShutDown(1 + self.below(4))
 
     # Operations.
 
     def sketch(self) -> Sketch:
-        """Some partition."""
         return self.sketches[self.below(len(self.sketches))]
 
     def different(self, count: int, limit: int) -> list[int]:
@@ -117,7 +105,7 @@ class Generator:
         return numbers[:count]
 
     def near(self, mark: int, low: int, high: int) -> int:
-        """An offset from `low` to `high` strides around a mark."""
+        """An offset between `low` and `high` strides from a mark."""
         return max(0, mark + (low + self.below(high - low + 1)) * self.swarm.stride)
 
     def is_nonsense(self) -> bool:
@@ -125,7 +113,6 @@ class Generator:
         return self.rng.random() < self.swarm.nonsense
 
     def operation(self, owner: int, kind: int) -> plain.Operation:
-        """One registration."""
         operation_id = self.next_ids[owner]
         self.next_ids[owner] = operation_id + 1 + (self.below(3) if self.rng.random() < 0.1 else 0)
         timeout_ms = self.swarm.timeout_min_ms + self.below(self.swarm.timeout_max_ms)
@@ -143,7 +130,6 @@ class Generator:
         return self.made_operation(kind, operation_id, timeout_ms, items)
 
     def plain_item(self, kind: int, sketch: Sketch) -> plain.Item:
-        """One partition of a produce or delete-records wait."""
         local_error = 10 if self.rng.random() < 0.02 else 0
         if kind == plain.PRODUCE:
             return self.item(sketch.name, self.near(sketch.log_end, -2, 6), self.epoch_of(sketch), local_error)
@@ -151,7 +137,6 @@ class Generator:
         return self.item(sketch.name, -2 if self.is_nonsense() else offset, -1, local_error)
 
     def signal_operation(self, operation_id: int, timeout_ms: int, count: int) -> plain.Operation:
-        """A wait for keys."""
         chosen = [self.keys[i] for i in self.different(count, len(self.keys))]
         most = 5 if self.rng.random() < 0.5 else 50
         items = tuple([self.item(key, 1 + self.below(most), -1, 0) for key in chosen])
@@ -162,7 +147,6 @@ class Generator:
         )
 
     def fetch_operation(self, operation_id: int, timeout_ms: int, chosen: list[Sketch]) -> plain.Operation:
-        """A wait for bytes."""
         replica_id = 1 + self.below(self.swarm.replica_ids) if self.rng.random() < 0.4 else -1
         items = tuple([self.fetch_item(sketch) for sketch in chosen])
         min_bytes = 1 + self.below((1, 10, 100)[self.below(3)] * self.swarm.bytes_per_offset)
@@ -185,12 +169,11 @@ class Generator:
         any_key: bool = False,
         from_now: bool = False,
     ) -> plain.Operation:
-        """An operation; what is not given does not concern its kind."""
+        """An operation. Arguments not given do not concern its kind."""
         of_fetch = (min_bytes, replica_id, isolation, follower_reads)
         return plain.made(plain.Operation, (kind, operation_id, timeout_ms, items, *of_fetch, any_key, from_now))
 
     def fetch_item(self, sketch: Sketch) -> plain.Item:
-        """One partition of a fetch."""
         offset = sketch.log_end if self.rng.random() < 0.6 else self.near(sketch.log_end, -5, 1)
         max_bytes = 1_048_576 if self.rng.random() < 0.67 else 1 + self.below(10 * self.swarm.bytes_per_offset)
         last_epoch = self.near_epoch(sketch) if self.rng.random() < self.swarm.epochs / 4 else -1
@@ -203,17 +186,15 @@ class Generator:
         return plain.made(plain.Item, (name, offset, epoch, local_error, 1_048_576, -1, False))
 
     def near_epoch(self, sketch: Sketch) -> int:
-        """The epoch, or one beside it."""
         return max(0, sketch.epoch + (self.below(3) - 1 if self.rng.random() < 0.2 else 0))
 
     def epoch_of(self, sketch: Sketch) -> int:
-        """An epoch as a caller would say it; often none."""
+        """An epoch as a caller would give it; often none."""
         return self.near_epoch(sketch) if self.rng.random() < self.swarm.epochs else -1
 
     # Events.
 
     def event(self) -> plain.Event:
-        """One thing that happens."""
         event_type = self.event_table[self.rng.getrandbits(10)]
         if event_type == plain.KEY_SIGNALLED:
             count = self.below(4) if self.is_nonsense() else 1 + self.below(2)
@@ -264,7 +245,7 @@ class Generator:
         sketch.position = 0
 
     def append_event(self, sketch: Sketch, epoch: int) -> plain.Event:
-        """The log grows, rolls, or a late word of it arrives."""
+        """The log grows or rolls, or an outdated append arrives."""
         draw = self.rng.random()
         if draw < 0.05:
             return self.made_event(plain.LEADER_APPEND, sketch.name, self.near(sketch.log_end, -3, 0), epoch)
@@ -308,5 +289,4 @@ class Generator:
         )
 
     def members(self, leader_id: int, ids: range) -> tuple[int, ...]:
-        """The leader and some others."""
         return tuple(replica_id for replica_id in ids if replica_id == leader_id or self.rng.random() < 0.6)

@@ -35,7 +35,7 @@ def steps_of(generator: Generator, steps_max: int) -> Iterator[steps.Step]:
 
 
 def fails_likewise(swarm: Swarm, sequence: Sequence[steps.Step], cause: type[BaseException]) -> bool:
-    """True: these steps fail too, and in the same manner."""
+    """Whether these steps fail too, with the same type of error."""
     try:
         Simulation(swarm).run(sequence)
     except Failure as failure:
@@ -56,7 +56,6 @@ def live(seed: int, steps_max: int, shrink_seconds: float) -> SeedResult:
 
 
 def live_without_oracle(seed: int, steps_max: int) -> SeedResult:
-    """One seed on the engine alone."""
     generator = Generator(seed)
     run = EngineRun(generator.swarm)
     run.run(steps_of(generator, steps_max))
@@ -64,7 +63,7 @@ def live_without_oracle(seed: int, steps_max: int) -> SeedResult:
 
 
 def shortest(seed: int, steps_max: int, failure: Failure, seconds: float) -> str:
-    """Cut a failed life down and tell what is left of it."""
+    """Shrinks a failed run and describes what is left."""
     generator = Generator(seed)
     swarm = generator.swarm
     taken = list(steps_of(generator, steps_max))[: failure.step_index + 1]

@@ -28,7 +28,7 @@ def shrink(sequence: Steps, fails: Callable[[Steps], bool], seconds: float) -> l
 def drop_chunks(
     sequence: list[steps.Step], size: int, fails: Callable[[Steps], bool], deadline: float
 ) -> list[steps.Step]:
-    """Try to leave out each chunk of one size, from the end."""
+    """Leaves out each chunk of one size that the failure does not need, from the end."""
     kept = sequence
     start = len(kept) - size
     while start > -size and time.monotonic() < deadline:
@@ -41,7 +41,7 @@ def drop_chunks(
 
 
 def drop_parts(sequence: list[steps.Step], fails: Callable[[Steps], bool], deadline: float) -> list[steps.Step]:
-    """Try to leave out single operations and events of batches."""
+    """Leaves out single operations and events that the failure does not need."""
     kept = list(sequence)
     i = 0
     while i < len(kept) and time.monotonic() < deadline:

@@ -26,8 +26,6 @@ class Failure(Exception):
 
 
 class Simulation:
-    """Engine and oracle under one run's steps."""
-
     def __init__(self, swarm: Swarm) -> None:
         self.pair = Pair(
             swarm.start_ms,
@@ -44,7 +42,7 @@ class Simulation:
         self.trace = 0
 
     def run(self, sequence: Iterable[steps.Step]) -> None:
-        """Take the steps, one after the other, then heal."""
+        """Takes the steps one after the other, then lets everything end."""
         for step in sequence:
             try:
                 self.take(step)
@@ -62,7 +60,7 @@ class Simulation:
             raise Failure(self.steps_done, error) from error
 
     def take(self, step: steps.Step) -> None:
-        """Take one step and note what it ended in the trace."""
+        """Takes one step and adds what it ended to the trace."""
         pair = self.pair
         pair.last_ended = []
         match step:
@@ -116,7 +114,7 @@ class EngineRun:
         self.trace = 0
 
     def run(self, sequence: Iterable[steps.Step]) -> None:
-        """Take the steps, then let all time pass and find the engine empty."""
+        """Takes the steps, then lets time pass until the engine is empty."""
         for step in sequence:
             self.take(step)
             self.steps_done += 1
@@ -128,7 +126,6 @@ class EngineRun:
         assert engine.next_expiration_ms() == -1, f"a timer is left at {engine.next_expiration_ms()}"
 
     def take(self, step: steps.Step) -> None:
-        """Take one step."""
         engine = self.engine
         match step:
             case steps.Register(owner, operations):

@@ -12,8 +12,6 @@ from tests.engine import plain
 
 
 class Register(NamedTuple):
-    """An owner registers a batch of one kind."""
-
     owner: int
     operations: tuple[plain.Operation, ...]
 
@@ -39,21 +37,15 @@ class Sleep(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """An owner cancels some of its operations."""
-
     owner: int
     operation_ids: tuple[int, ...]
 
 
 class CancelAll(NamedTuple):
-    """An owner cancels all of its operations."""
-
     owner: int
 
 
 class CancelName(NamedTuple):
-    """An operator cancels all on a partition or key."""
-
     name: plain.Name
 
 
@@ -64,8 +56,6 @@ class ReplaceOwner(NamedTuple):
 
 
 class ShutDown(NamedTuple):
-    """Some operations end as shutting down."""
-
     limit: int
 
 

@@ -64,7 +64,7 @@ class Swarm:
         ]
 
     def settings(self) -> str:
-        """What a replay by hand must be set to."""
+        """The settings to replay by hand."""
         names = ("tick_ms", "wheel_size", "start_ms", "lag_max_ms", "strict", "owners")
         return ", ".join(f"{name}={getattr(self, name)}" for name in names)
 
