@@ -43,7 +43,7 @@ class StartDaemon(Protocol):
 
 @pytest.fixture
 def start_daemon(tmp_path: Path) -> Iterator[StartDaemon]:
-    """Any number of daemons with settings of the test's choice."""
+    """Starts any number of daemons, with the test's own settings."""
     started: list[DaemonProcess] = []
     numbers = itertools.count(1)
 

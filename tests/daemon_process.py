@@ -54,7 +54,6 @@ class DaemonProcess:
 
     @property
     def log(self) -> str:
-        """All that it has written on stdout and stderr so far."""
         return self.log_path.read_text("utf-8")
 
     def stop(self, signal_number: signal.Signals = signal.SIGTERM) -> int:
@@ -68,7 +67,7 @@ class DaemonProcess:
             raise AssertionError(f"the daemon did not stop in {DEADLINE_S} s; its log:\n{self.log}") from None
 
     def kill(self) -> None:
-        """Ends it the hard way, as a crash would."""
+        """SIGKILL, as in a crash."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(DEADLINE_S)

@@ -20,7 +20,6 @@ SECONDS_MAX = 300
 
 
 def simulate(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the simulator of one tree or copy."""
     command = [sys.executable, "-m", "tests.simulator", *arguments]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return subprocess.run(

@@ -76,7 +76,6 @@ async def _run_until_signal(options: Options, directory: Path) -> bool:
 
 
 def main() -> int:
-    """Runs the demonstration and returns the exit code."""
     options = read_options()
     with tempfile.TemporaryDirectory(prefix="replicated-log-") as directory:
         try:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 
 def say(event: str, **fields: object) -> None:
-    """Tells the starter something."""
+    """Writes an event to stdout, for the starter."""
     print(json.dumps({"event": event, **fields}), flush=True)
 
 
@@ -23,11 +23,10 @@ class Starter:
         self._words: asyncio.Queue[str] = asyncio.Queue()
 
     async def next_word(self) -> str:
-        """The next line it writes to us."""
         return await self._words.get()
 
     async def wait_gone(self) -> None:
-        """Returns when it has closed our stdin, which its death does too."""
+        """Returns when our stdin is closed, which the starter's death does too."""
         reader = asyncio.StreamReader()
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
         while line := await reader.readline():

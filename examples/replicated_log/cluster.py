@@ -21,7 +21,7 @@ Listener = Callable[[str, dict[str, Any]], None]
 
 
 class ChildFailed(Exception):
-    """A process ended, or stayed silent, when it should have said something."""
+    """A process ended, or stayed silent, when an event of it was due."""
 
 
 class Child:
@@ -35,12 +35,10 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._process.pid
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs."""
         return self._process.returncode
 
     async def hear(self, event: str, seconds: float) -> dict[str, Any]:
@@ -68,12 +66,11 @@ class Child:
         )
 
     def tell(self, word: str) -> None:
-        """Writes a line to it."""
         assert self._process.stdin is not None, f"{self.name} was started without a pipe"
         self._process.stdin.write(word.encode() + b"\n")
 
     async def kill(self) -> None:
-        """SIGKILL: it gets no chance to say goodbye."""
+        """SIGKILL."""
         self._process.kill()
         await self._process.wait()
 

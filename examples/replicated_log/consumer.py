@@ -41,7 +41,6 @@ async def consume(connection: Connection, records: int, kept: Path) -> None:
 
 
 def main() -> None:
-    """The consumer's process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--leader-port", required=True, type=int, help="where the leader listens on this machine")
     parser.add_argument("--records", required=True, type=int, help="how many records there will be")

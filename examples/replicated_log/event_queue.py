@@ -25,7 +25,6 @@ class EventQueue:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def push(self, *events: Event) -> None:
-        """Queues events; they reach the daemon in this order."""
         self._events.extend(events)
         self._pushed += len(events)
         self._wake.set()

@@ -20,7 +20,7 @@ OFFSET_OUT_OF_RANGE: Final = 1
 
 
 class LeaderRefused(Exception):
-    """The leader answered a fetch with an error that this follower cannot mend."""
+    """The leader answered a fetch with an error that this follower cannot recover from."""
 
 
 async def follow(log: SegmentedLog, connection: Connection, replica_id: int) -> None:
@@ -45,7 +45,6 @@ async def follow(log: SegmentedLog, connection: Connection, replica_id: int) -> 
 
 
 def main() -> None:
-    """A follower's process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--leader-port", required=True, type=int, help="where the leader listens on this machine")
     parser.add_argument("--directory", required=True, type=Path, help="where the log's files are")

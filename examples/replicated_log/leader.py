@@ -45,8 +45,6 @@ Answer = Coroutine[Any, Any, Message]
 
 
 class Leader:
-    """One partition's leader."""
-
     def __init__(
         self, client: AsyncClient, partition: str, log: SegmentedLog, leader_id: int, followers: list[int]
     ) -> None:
@@ -179,7 +177,6 @@ class Leader:
         )
 
     def _learn(self, result: Result) -> PartitionResult:
-        """Takes the high watermark from a produce's or fetch's result."""
         partition = result.partitions[self._partition]
         heard = partition.reached_offset if partition.fetched is None else partition.fetched.high_watermark
         self._high_watermark = max(self._high_watermark, heard)
@@ -195,7 +192,6 @@ class Leader:
 
 
 def main() -> None:
-    """The leader's process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--daemon", required=True, help="address of the purgatory daemon")
     parser.add_argument("--partition", required=True, help="topic-partition")

@@ -25,8 +25,6 @@ class UnknownReplica(Exception):
 
 
 class Follower:
-    """What the leader knows of a follower."""
-
     def __init__(self) -> None:
         self.log_end = -1
         self.gone = False
@@ -45,7 +43,7 @@ class Follower:
 
     @property
     def lag_seconds(self) -> float:
-        """How long ago it had all there was."""
+        """Seconds since it last had everything."""
         return time.monotonic() - self._caught_up_at
 
 
@@ -72,7 +70,6 @@ class Membership:
 
     @property
     def follower_ids(self) -> Collection[int]:
-        """All followers, in sync or not."""
         return self._followers.keys()
 
     def begin(self, min_in_sync: int) -> None:

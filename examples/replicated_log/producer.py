@@ -65,7 +65,6 @@ class Producer:
 
 
 def main() -> None:
-    """The producer's process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--leader-port", required=True, type=int, help="where the leader listens on this machine")
     parser.add_argument("--input", required=True, type=Path, help="the file whose lines are sent")

@@ -34,7 +34,7 @@ class Counters(NamedTuple):
     outcomes: dict[str, int]
 
     def add_up(self) -> bool:
-        """Every registered operation has ended once or waits still."""
+        """Whether every registered operation has ended once or is pending."""
         return self.registered == sum(self.outcomes.values()) + self.pending
 
 
@@ -153,5 +153,4 @@ def wait_table(ledger: WaitLedger) -> list[str]:
 
 
 def check_lines(checks: list[Check]) -> list[str]:
-    """A line for each check."""
     return [f"{'ok  ' if check.holds else 'FAIL'}  {check.text}" for check in checks]

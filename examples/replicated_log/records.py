@@ -26,7 +26,6 @@ class Record(NamedTuple):
 
 
 def encode(record: Record) -> bytes:
-    """The record as bytes."""
     return HEADER.pack(len(record.payload), _checksum(record.offset, record.payload), record.offset) + record.payload
 
 

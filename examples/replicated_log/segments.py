@@ -53,11 +53,9 @@ class Segment:
 
     @property
     def end_offset(self) -> int:
-        """The offset after its last record."""
         return self.base_offset + len(self.positions)
 
     def append(self, encoded: bytes) -> None:
-        """Writes one encoded record at the end."""
         written = os.write(self._file.fileno(), encoded)
         assert written == len(encoded), f"{self.path}: {written} of {len(encoded)} bytes written"
         self.positions.append(self.size)
@@ -69,11 +67,9 @@ class Segment:
         return self.positions[index] if index < len(self.positions) else self.size
 
     def read(self, start: int, end: int) -> bytes:
-        """The bytes from position `start` to position `end`."""
         return os.pread(self._file.fileno(), end - start, start)
 
     def close(self) -> None:
-        """Closes the file."""
         self._file.close()
 
     def _recover(self) -> int:
@@ -116,17 +112,14 @@ class SegmentedLog:
 
     @property
     def log_end_offset(self) -> int:
-        """The offset the next record gets."""
         return self._segments[-1].end_offset
 
     @property
     def end_position(self) -> Position:
-        """Where the log's end is."""
         last = self._segments[-1]
         return Position(last.end_offset, last.base_offset, last.size)
 
     def append(self, payload: bytes) -> int:
-        """Appends one record and returns its offset."""
         offset = self.log_end_offset
         self._append_encoded(encode(Record(offset, payload)))
         return offset
@@ -179,7 +172,6 @@ class SegmentedLog:
         self._set_log_start(offset)
 
     def close(self) -> None:
-        """Closes the files."""
         for segment in self._segments:
             segment.close()
 

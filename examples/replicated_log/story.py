@@ -38,8 +38,6 @@ STEP_MS_MAX: Final = 60_000
 
 
 class Options(NamedTuple):
-    """What the command line asks for."""
-
     input: Path
     kill_follower: bool
     daemon: str | None
@@ -61,7 +59,7 @@ class Story:
         self._begun = time.monotonic()
 
     async def tell(self) -> bool:
-        """Runs everything and prints it. True: all that must hold does."""
+        """Runs everything and prints it. True if every check holds."""
         async with self._cluster:
             checks = await self._run()
         self._print_end(checks)

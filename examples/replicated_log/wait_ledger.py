@@ -21,7 +21,7 @@ GIVEN_UP: Final = "given up"
 
 
 class WaitEndedTwice(Exception):
-    """A wait that had ended already has ended again."""
+    """A wait ended a second time."""
 
 
 class WaitLedger:
@@ -37,7 +37,6 @@ class WaitLedger:
         self._open: dict[int, str] = {}
 
     def start(self, kind: str) -> int:
-        """Notes a new wait and returns its number."""
         number = next(self._numbers)
         self._open[number] = kind
         self.started[kind] += 1
@@ -51,21 +50,19 @@ class WaitLedger:
         self.ended_ms.setdefault((kind, outcome), []).append(round(waited_ms, 3))
 
     def ended(self, kind: str, outcome: str) -> int:
-        """How many waits of this kind ended so."""
         return len(self.ended_ms.get((kind, outcome), ()))
 
     @property
     def open_count(self) -> int:
-        """Waits without an end so far."""
+        """Waits that have not ended."""
         return len(self._open)
 
     def to_json(self) -> bytes:
-        """For another process; only sensible when nothing is open."""
+        """For another process. Call it when nothing is open."""
         ended = [[kind, outcome, waits] for (kind, outcome), waits in self.ended_ms.items()]
         return json.dumps({"started": self.started, "ended": ended, "open": self.open_count}).encode()
 
     def add_json(self, data: bytes) -> None:
-        """Adds another process's ledger to this one."""
         other = json.loads(data)
         self.started.update(other["started"])
         for kind, outcome, waits in other["ended"]:

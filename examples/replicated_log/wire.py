@@ -27,14 +27,11 @@ class WireError(Exception):
 
 
 class Message(NamedTuple):
-    """One message."""
-
     header: dict[str, Any]
     body: bytes = b""
 
 
 def encode_message(message: Message) -> bytes:
-    """The message as bytes."""
     header = json.dumps(message.header, separators=(",", ":")).encode()
     return _LENGTHS.pack(len(header), len(message.body)) + header + message.body
 
@@ -69,7 +66,7 @@ class Connection:
 
     @classmethod
     async def open(cls, port: int) -> Self:
-        """Connects to a process on this machine. OSError: nobody listens there."""
+        """Connects to a process on this machine. Raises OSError if nothing listens there."""
         return cls(*await asyncio.open_connection(LOOPBACK, port))
 
     async def call(self, name: str, body: bytes = b"", **fields: object) -> Message:
@@ -88,7 +85,6 @@ class Connection:
         return answer
 
     async def drain(self) -> None:
-        """Waits until the socket has room again."""
         await self._writer.drain()
 
     async def close(self) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import functools
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from typing import Final
+from typing import Any, Final
 
 from purgatory_client import AsyncClient, Event, OperationKind, Result, ResultColumns, events, waits
 from purgatory_client.errors import ClientClosed, NotFound, PurgatoryClientError, Unavailable
@@ -112,38 +112,23 @@ class ClientActor:
         if isinstance(what, Batch):
             return lambda: _many(client, what)
         if what.once:
-            return lambda: client.wait_once(wait_of(what))
-        return lambda: _one(client, what)
+            return lambda: client.wait_once(_ask(waits, what))
+        return lambda: _ask(client, what)
 
 
-def _one(client: AsyncClient, operation: PlannedWait) -> Awaitable[Result]:
-    """The call for one operation, as a program would write it."""
+def _ask(asked: Any, operation: PlannedWait) -> Any:  # noqa: ANN401 - a client's call or a Wait
+    """Asks for an operation as a program would. `asked`: a client or the module `waits`, which have the same names."""
     timeout = None if operation.timeout_ms is None else operation.timeout_ms / 1_000
     if operation.kind == codes.SIGNAL:
         counts = {str(key): count for key, count in operation.items}
-        return client.signal(counts, timeout=timeout, any=operation.any_key, from_now=operation.from_now)
+        return asked.signal(counts, timeout=timeout, any=operation.any_key, from_now=operation.from_now)
     offsets = {name: offset for name, offset in operation.items if not isinstance(name, str)}
     if operation.kind == codes.PRODUCE:
-        return client.produce(offsets, timeout=timeout, local_error_codes=operation.local_error_code)
+        return asked.produce(offsets, timeout=timeout, local_error_codes=operation.local_error_code)
     if operation.kind == codes.DELETE_RECORDS:
-        return client.delete_records(offsets, timeout=timeout)
+        return asked.delete_records(offsets, timeout=timeout)
     replica_id = None if operation.replica_id < 0 else operation.replica_id
-    return client.fetch(offsets, min_bytes=operation.min_bytes, timeout=timeout, replica_id=replica_id)
-
-
-def wait_of(operation: PlannedWait) -> Wait:
-    """The same as a wait for `wait_once`."""
-    timeout = None if operation.timeout_ms is None else operation.timeout_ms / 1_000
-    if operation.kind == codes.SIGNAL:
-        counts = {str(key): count for key, count in operation.items}
-        return waits.signal(counts, timeout=timeout, any=operation.any_key, from_now=operation.from_now)
-    offsets = {name: offset for name, offset in operation.items if not isinstance(name, str)}
-    if operation.kind == codes.PRODUCE:
-        return waits.produce(offsets, timeout=timeout, local_error_codes=operation.local_error_code)
-    if operation.kind == codes.DELETE_RECORDS:
-        return waits.delete_records(offsets, timeout=timeout)
-    replica_id = None if operation.replica_id < 0 else operation.replica_id
-    return waits.fetch(offsets, min_bytes=operation.min_bytes, timeout=timeout, replica_id=replica_id)
+    return asked.fetch(offsets, min_bytes=operation.min_bytes, timeout=timeout, replica_id=replica_id)
 
 
 def _many(client: AsyncClient, batch: Batch) -> Awaitable[ResultColumns]:

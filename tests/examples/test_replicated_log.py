@@ -25,7 +25,6 @@ MODES = pytest.mark.parametrize("mode", [[], ["--kill-follower"]], ids=["plain",
 
 
 def run_demo(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs the demonstration to its end."""
     return subprocess.run(
         [sys.executable, "-m", "examples.replicated_log", *arguments],
         cwd=PROJECT,
@@ -38,7 +37,7 @@ def run_demo(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def demo_environment() -> dict[str, str]:
-    """Ours, with the project and its client to import from, installed or not."""
+    """An environment in which the project and its client can be imported, installed or not."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(PROJECT), str(PROJECT / "client")])}
 
 
@@ -136,12 +135,10 @@ def said_pids(lines: Iterator[str], until: str) -> Iterator[int]:
 
 
 def children_of(pid: int) -> list[int]:
-    """The process ids of a process's children."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def is_running(pid: int) -> bool:
-    """Whether the process is there and no zombie."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except FileNotFoundError:

@@ -17,7 +17,6 @@ PAYLOADS = [bytes([number]) * number for number in range(60)]
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[Opener]:
-    """Opens logs by name, and closes them after the test."""
     logs: list[SegmentedLog] = []
 
     def open_log(name: str) -> SegmentedLog:
@@ -39,7 +38,6 @@ def log(opened: Opener) -> SegmentedLog:
 
 
 def payloads(directory: Path) -> list[bytes]:
-    """What a log's directory holds."""
     return [record.payload for record in records_on_disk(directory)]
 
 

@@ -8,7 +8,8 @@ import binascii
 import gc
 import json
 import logging
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -81,30 +82,26 @@ async def test_forged_page_tokens_that_begin_nowhere_are_refused(start: int) -> 
         assert await code_of(forged) is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_standard_services_refuse_what_does_not_decode(tmp_path: Path) -> None:
+async def test_standard_services_refuse_what_does_not_decode(daemon: DaemonProcess) -> None:
     """Health and reflection answer undecodable requests with INVALID_ARGUMENT, serve others, and log nothing of it."""
-    daemon = DaemonProcess(tmp_path)
-    try:
-        async with grpc.aio.insecure_channel(daemon.address) as channel:
-            check: Any = channel.unary_unary("/grpc.health.v1.Health/Check")
-            assert await code_of(check(NO_MESSAGE)) is grpc.StatusCode.INVALID_ARGUMENT
-            watch: Any = channel.unary_stream("/grpc.health.v1.Health/Watch")
-            assert await code_of(watch(NO_MESSAGE).read()) is grpc.StatusCode.INVALID_ARGUMENT
-            reflect: Any = channel.stream_stream("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
-            assert await code_of(reflect(iter([NO_MESSAGE])).read()) is grpc.StatusCode.INVALID_ARGUMENT
-            health = health_pb2_grpc.HealthStub(channel)
-            assert (await health.Check(health_pb2.HealthCheckRequest())).status == 1
-            unknown = health.Check(health_pb2.HealthCheckRequest(service="x"))
-            assert await code_of(unknown) is grpc.StatusCode.NOT_FOUND
-            call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
-            await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
-            names = {service.name for service in (await call.read()).list_services_response.service}
-            assert {"purgatory.v1.PurgatoryService", "grpc.health.v1.Health"} < names
-            call.cancel()
-        assert daemon.stop() == 0
-        assert faults_in(daemon.log) == []
-    finally:
-        daemon.kill()
+    async with grpc.aio.insecure_channel(daemon.address) as channel:
+        check: Any = channel.unary_unary("/grpc.health.v1.Health/Check")
+        assert await code_of(check(NO_MESSAGE)) is grpc.StatusCode.INVALID_ARGUMENT
+        watch: Any = channel.unary_stream("/grpc.health.v1.Health/Watch")
+        assert await code_of(watch(NO_MESSAGE).read()) is grpc.StatusCode.INVALID_ARGUMENT
+        reflect: Any = channel.stream_stream("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
+        assert await code_of(reflect(iter([NO_MESSAGE])).read()) is grpc.StatusCode.INVALID_ARGUMENT
+        health = health_pb2_grpc.HealthStub(channel)
+        assert (await health.Check(health_pb2.HealthCheckRequest())).status == 1
+        unknown = health.Check(health_pb2.HealthCheckRequest(service="x"))
+        assert await code_of(unknown) is grpc.StatusCode.NOT_FOUND
+        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
+        await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+        names = {service.name for service in (await call.read()).list_services_response.service}
+        assert {"purgatory.v1.PurgatoryService", "grpc.health.v1.Health"} < names
+        call.cancel()
+    assert daemon.stop() == 0
+    assert faults_in(daemon.log) == []
 
 
 MALFORMED_HTTP = (
@@ -115,21 +112,17 @@ MALFORMED_HTTP = (
 )
 
 
-async def test_malformed_http_is_refused_without_a_traceback(tmp_path: Path) -> None:
+async def test_malformed_http_is_refused_without_a_traceback(daemon: DaemonProcess) -> None:
     """What is no HTTP request is answered 400, and the log stays clean."""
-    daemon = DaemonProcess(tmp_path)
-    try:
-        host, _, port = daemon.http_address.rpartition(":")
-        for data in MALFORMED_HTTP:
-            reader, writer = await asyncio.open_connection(host, int(port))
-            writer.write(data)
-            answer = await asyncio.wait_for(reader.read(), 10)
-            writer.close()
-            assert b" 400 " in answer[:20], data
-        assert daemon.stop() == 0
-        assert faults_in(daemon.log) == []
-    finally:
-        daemon.kill()
+    host, _, port = daemon.http_address.rpartition(":")
+    for data in MALFORMED_HTTP:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(data)
+        answer = await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+        assert b" 400 " in answer[:20], data
+    assert daemon.stop() == 0
+    assert faults_in(daemon.log) == []
 
 
 async def test_pages_of_huge_operations_end_early() -> None:
@@ -174,6 +167,16 @@ async def test_replicas_of_a_partition_are_bounded() -> None:
         assert {refusal.code for refusal in answer.receipt.refusals} == {grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]}
 
 
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def alive(kind: type) -> int:
     """How many objects of a type there are that the garbage collector knows of."""
     return sum(isinstance(one, kind) for one in gc.get_objects())
@@ -181,9 +184,7 @@ def alive(kind: type) -> int:
 
 async def test_refused_calls_leave_nothing_to_the_garbage_collector() -> None:
     """A refused call or stream is gone when it has ended, its request with it: full collections are rare by design."""
-    gc.collect()
-    gc.disable()
-    try:
+    with no_garbage_collection():
         async with serving() as served:
             for _ in range(3):
                 get = served.stub.GetPartition(wire.GetPartitionRequest())
@@ -192,8 +193,6 @@ async def test_refused_calls_leave_nothing_to_the_garbage_collector() -> None:
                 await peer.send(open=wire.OpenSession(session_id="again"))
                 assert await peer.code() is grpc.StatusCode.INVALID_ARGUMENT
             await eventually(lambda: alive(CallRefused) == alive(ResultStream) == 0, "all of it is gone")
-    finally:
-        gc.enable()
 
 
 async def test_refused_streams_leave_no_message_behind() -> None:
@@ -201,8 +200,7 @@ async def test_refused_streams_leave_no_message_behind() -> None:
     unreadable = event_pb2.EventColumns(type=[event_pb2.EVENT_TYPE_HIGH_WATERMARK] * 3, offset=[1, 2])
     gc.collect()
     before = alive(wire.AdvanceStreamRequest)  # of streams of other tests, cut in a read that gRPC never ends
-    gc.disable()
-    try:
+    with no_garbage_collection():
         async with serving() as served:
             for _ in range(3):
                 call = served.stub.AdvanceStream()
@@ -210,8 +208,6 @@ async def test_refused_streams_leave_no_message_behind() -> None:
                 assert await asyncio.wait_for(call.code(), 10) is grpc.StatusCode.INVALID_ARGUMENT
                 del call
             await eventually(lambda: alive(wire.AdvanceStreamRequest) <= before, "all messages are gone")
-    finally:
-        gc.enable()
 
 
 async def test_callers_that_go_cancel_no_read() -> None:
@@ -261,9 +257,7 @@ async def test_aborted_health_checks_leave_no_request_behind() -> None:
     add_to_server(health.aio.HealthServicer(), server, UnaryCalls(), health_pb2.DESCRIPTOR.services_by_name["Health"])
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    gc.collect()
-    gc.disable()
-    try:
+    with no_garbage_collection():
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             for _ in range(3):
@@ -271,9 +265,7 @@ async def test_aborted_health_checks_leave_no_request_behind() -> None:
                 assert await check.code() is grpc.StatusCode.NOT_FOUND
                 del check
             await eventually(lambda: alive(health_pb2.HealthCheckRequest) == 0, "all requests are gone")
-    finally:
-        gc.enable()
-        await server.stop(0)
+    await server.stop(0)
 
 
 def test_callers_that_go_while_they_are_answered_are_no_fault() -> None:

@@ -25,7 +25,7 @@ SOURCES = (
     "tests/engine/oracle/*.py",
     "tests/simulator/*.py",
 )
-NOT_COMPILED = ("__init__.py", "__main__.py", "build.py", "command.py")
+NOT_COMPILED = ("__init__.py", "__main__.py", "build.py")
 DIGEST = "sources.sha256"
 
 
