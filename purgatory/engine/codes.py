@@ -13,8 +13,8 @@ PRODUCE: Final = 1
 FETCH: Final = 2
 DELETE_RECORDS: Final = 3
 SIGNAL: Final = 4
-KINDS: Final = (PRODUCE, FETCH, DELETE_RECORDS, SIGNAL)
 KIND_NAMES: Final = {PRODUCE: "produce", FETCH: "fetch", DELETE_RECORDS: "delete_records", SIGNAL: "signal"}
+KINDS: Final = tuple(KIND_NAMES)
 
 # Outcomes. PENDING is the only one with a successor.
 PENDING: Final = 0

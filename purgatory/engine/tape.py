@@ -37,20 +37,21 @@ __all__ = [
     "TapePlayer",
 ]
 
-# Codes of steps. REGISTER + kind: the next `count` operations of that kind.
-REGISTER: Final = 0
-APPLY: Final = 5
+# Codes of steps.
+APPLY: Final = 1
 """The next `count` events."""
-EXPIRE: Final = 6
+EXPIRE: Final = 2
 """Up to `count` operations that are due."""
-CANCEL: Final = 7
+CANCEL: Final = 3
 """The next `count` ids, as far as they are pending."""
-SHUT_DOWN: Final = 8
+SHUT_DOWN: Final = 4
 """The same, but they end as SHUTTING_DOWN."""
-CANCEL_ALL_ON: Final = 9
+CANCEL_ALL_ON: Final = 5
 """All that waits on the next `count` names."""
-PASS: Final = 10
+PASS: Final = 6
 """Nothing but time."""
+REGISTER: Final = 16
+"""Plus the code of a kind: the next `count` operations of that kind. The last one, so that kinds may be added."""
 
 ALL: Final = 1_000_000_000
 
@@ -126,9 +127,9 @@ class TapePlayer:
                 self._expire_due(now_ms)
             assert now_ms >= self.now_ms, f"clock went back: now_ms={now_ms} engine={self.now_ms}"
             self.now_ms = now_ms
-            if step < APPLY:
-                columns = kinds[step]
-                assert columns is not None, f"step {place} registers operations of kind {step}, the tape has none"
+            if step >= REGISTER:
+                columns = kinds[step - REGISTER]
+                assert columns is not None, f"step {place} registers, the tape has none of kind {step - REGISTER}"
                 self._register(columns, count, now_ms, played)
             elif step == APPLY:
                 assert tape.events is not None, f"step {place} applies events, the tape has none"

@@ -21,6 +21,8 @@ from tests.simulator.generator import Generator
 BATCHES = 400
 ORDERS = ("orders", 0)
 
+REGISTER_PRODUCE = tapes.REGISTER + PRODUCE
+
 
 class Calls:
     """The calls of a life, for one owner whose ids rise: made on an engine, and noted for a tape."""
@@ -157,7 +159,7 @@ def test_unless_prompt_nothing_expires_by_itself() -> None:
     """An event that comes after the deadline satisfies, as with a reaper that was late."""
     events = EventBatch([HIGH_WATERMARK], partitions=[ORDERS], offsets=[5])
     for prompt, outcome in ((False, plain.SATISFIED), (True, EXPIRED)):
-        tape = Tape([PRODUCE, tapes.APPLY], [0, 30], [1, 1], operations=[None, one_wait()], events=events)
+        tape = Tape([REGISTER_PRODUCE, tapes.APPLY], [0, 30], [1, 1], operations=[None, one_wait()], events=events)
         (ended,), _ = play(Engine(EngineLimits(), 0), tape, prompt)
         assert ended.outcome == outcome
         assert ended.waited_ms == (10 if prompt else 30)
@@ -166,7 +168,7 @@ def test_unless_prompt_nothing_expires_by_itself() -> None:
 def test_expirations_that_are_not_due_are_told() -> None:
     """Asked to expire two, of which one is due, a tape expires that one and says that one was not."""
     batch = OperationBatch([1, 2], partitions=[ORDERS], offsets=[5], timeouts_ms=[10, 90])
-    tape = Tape([PRODUCE, tapes.EXPIRE], [0, 20], [2, 2], operations=[None, batch])
+    tape = Tape([REGISTER_PRODUCE, tapes.EXPIRE], [0, 20], [2, 2], operations=[None, batch])
     ended, played = play(Engine(EngineLimits(), 0), tape)
     assert [row.operation_id for row in ended] == [1]
     assert played.not_due == 1
@@ -175,7 +177,7 @@ def test_expirations_that_are_not_due_are_told() -> None:
 def test_ids_end_as_the_step_says() -> None:
     """Ids are cancelled or shut down; one that is not pending is passed over."""
     batch = OperationBatch([1, 2], keys=["k"], timeouts_ms=[10])
-    steps_of = [SIGNAL, tapes.CANCEL, tapes.SHUT_DOWN]
+    steps_of = [tapes.REGISTER + SIGNAL, tapes.CANCEL, tapes.SHUT_DOWN]
     tape = Tape(steps_of, [0, 1, 2], [2, 1, 2], operations=[None, None, None, None, batch], operation_ids=[2, 2, 1])
     ended, _ = play(Engine(EngineLimits(), 0), tape)
     assert [(row.operation_id, row.outcome) for row in ended] == [(2, CANCELLED), (1, SHUTTING_DOWN)]
@@ -185,7 +187,7 @@ def test_a_partition_that_was_removed_is_not_the_one_made_after_it() -> None:
     """A wait, its partition removed, a wait under the same name and its mark: the first fails, the second does not."""
     batch = OperationBatch([1, 2], partitions=[ORDERS], offsets=[5], timeouts_ms=[90])
     events = EventBatch([HIGH_WATERMARK, PARTITION_REMOVED, HIGH_WATERMARK], partitions=[ORDERS], offsets=[3, -1, 6])
-    steps_of = [tapes.APPLY, PRODUCE, tapes.APPLY, PRODUCE, tapes.APPLY]
+    steps_of = [tapes.APPLY, REGISTER_PRODUCE, tapes.APPLY, REGISTER_PRODUCE, tapes.APPLY]
     tape = Tape(steps_of, [0, 1, 2, 3, 4], [1] * 5, operations=[None, batch], events=events)
     ended, _ = play(Engine(EngineLimits(), 0), tape)
     assert [(row.operation_id, row.outcome) for row in ended] == [(1, plain.FAILED), (2, plain.SATISFIED)]
@@ -195,7 +197,7 @@ def test_columns_that_cannot_be_read_are_refused_before_the_first_step() -> None
     """A batch whose columns do not fit together raises, and nothing of the tape is done."""
     engine = Engine(EngineLimits(), 0)
     bad = EventBatch([HIGH_WATERMARK], partitions=[ORDERS], offsets=[5, 6, 7])
-    tape = Tape([PRODUCE, tapes.APPLY], [0, 0], [1, 1], operations=[None, one_wait()], events=bad)
+    tape = Tape([REGISTER_PRODUCE, tapes.APPLY], [0, 0], [1, 1], operations=[None, one_wait()], events=bad)
     with pytest.raises(InvalidBatch, match="offset"):
         play(engine, tape)
     assert engine.pending == 0

@@ -1,24 +1,22 @@
-"""Registrations from wire to engine: columns are copied, rows are gathered into runs of one kind. Pure functions.
+"""Registrations from wire to engine: columns are copied, rows become runs of one kind. Pure functions.
 
-The engine checks operations one by one, names, values and ids. Only what rows can get wrong before there is a column of
-it is refused here: a row without a condition, and ids that do not rise from one run to the next.
+Which fields there are stands in the engine's table of operation columns. The engine checks operations one by one:
+names, values and ids. Only what rows can get wrong before there is a column of it is refused here: a row without a
+condition, and ids that do not rise from one run to the next.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from purgatory.engine import codes
 from purgatory.engine.batches import OperationBatch, PartitionName, Refusal
-from purgatory.engine.kinds.operation_columns import COLUMNS_BY_NAME, default_of
+from purgatory.engine.kinds.operation_columns import COLUMNS_BY_NAME, ITEM, OperationColumn, columns_of
 from purgatory.service.rpc.refusals import unreadable_batch
 from purgatory.v1 import operation_pb2
 
 CONDITION_KINDS: Final = {name: kind for kind, name in codes.KIND_NAMES.items()}
-MIN_BYTES_DEFAULT: Final = default_of("min_bytes", codes.FETCH)
-PARTITION_MAX_BYTES_DEFAULT: Final = default_of("partition_max_bytes", codes.FETCH)
-REQUIRED_COUNT_DEFAULT: Final = default_of("offset", codes.SIGNAL)
 KINDS_SAID: Final = ", ".join(f"{kind} ({name})" for kind, name in codes.KIND_NAMES.items())
 NO_CONDITION: Final = f"is not set: set one of {', '.join(CONDITION_KINDS)}"
 
@@ -61,18 +59,18 @@ def run_from_row(operation: operation_pb2.Operation, operation_id: int, timeout_
     condition = operation.WhichOneof("condition")
     if condition is None:
         return None
-    gathering = _Gathering(CONDITION_KINDS[condition], timeout_ms_default)
-    gathering.add(0, operation_id, operation)
-    return gathering.finish()
+    filling = _RowBatch(CONDITION_KINDS[condition], timeout_ms_default)
+    filling.add(0, operation_id, operation)
+    return filling.finish()
 
 
 def runs_from_rows(
     operations: Sequence[operation_pb2.Operation], timeout_ms_default: int
 ) -> tuple[list[OperationRun], list[tuple[Refusal, int]]]:
-    """Rows gathered into runs of one kind, in order, and the rows that are refused here, each with its operation id."""
+    """Rows as runs of one kind, in order, and the rows that are refused here, each with its operation id."""
     runs: list[OperationRun] = []
     refused: list[tuple[Refusal, int]] = []
-    gathering: _Gathering | None = None
+    filling: _RowBatch | None = None
     highest = 0
     for index, operation in enumerate(operations):
         operation_id = operation.operation_id
@@ -84,98 +82,87 @@ def runs_from_rows(
             refused.append((Refusal(index, codes.INVALID_ARGUMENT, "operation_id", message), operation_id))
         else:
             kind = CONDITION_KINDS[condition]
-            if gathering is None or gathering.kind != kind:
-                if gathering is not None:
-                    runs.append(gathering.finish())
-                gathering = _Gathering(kind, timeout_ms_default)
-            gathering.add(index, operation_id, operation)
+            if filling is None or filling.kind != kind:
+                if filling is not None:
+                    runs.append(filling.finish())
+                filling = _RowBatch(kind, timeout_ms_default)
+            filling.add(index, operation_id, operation)
         highest = max(highest, operation_id)
-    if gathering is not None:
-        runs.append(gathering.finish())
+    if filling is not None:
+        runs.append(filling.finish())
     return runs, refused
 
 
-class _Gathering:
-    """The columns of the run being gathered. Every column is full: rows say each value or have its default."""
+class _RowField:
+    """A field of the wire's rows, and what a row has that does not give it."""
+
+    def __init__(self, column: OperationColumn, message: Any) -> None:  # noqa: ANN401 - a descriptor, of either implementation
+        self.name: Final = column.row_name
+        self.batch_name: Final = column.batch_name
+        self.default: Final = column.default
+        self.may_be_absent: Final = message.fields_by_name[column.row_name].has_presence
+
+    def of(self, message: Any) -> Any:  # noqa: ANN401 - any message that has the field
+        """Its value in a row."""
+        if self.may_be_absent and not message.HasField(self.name):
+            return self.default
+        return getattr(message, self.name)
+
+
+class _RowShape:
+    """Which fields the rows of a kind have, by the table of columns and the wire's own description."""
+
+    def __init__(self, kind: int) -> None:
+        self.condition: Final = codes.KIND_NAMES[kind]
+        self.are_keys: Final = kind == codes.SIGNAL
+        self.items: Final = "keys" if self.are_keys else "partitions"
+        condition: Any = operation_pb2.Operation.DESCRIPTOR.fields_by_name[self.condition].message_type
+        item: Any = condition.fields_by_name[self.items].message_type
+        self.of_operation: Final = [_RowField(column, condition) for column in columns_of(kind) if column.level != ITEM]
+        self.of_item: Final = [_RowField(column, item) for column in columns_of(kind) if column.level == ITEM]
+
+
+ROW_SHAPES: Final = {kind: _RowShape(kind) for kind in codes.KINDS}
+
+
+class _RowBatch:
+    """The columns of the run that is being filled. Every column is full: a row gives each value or has its default."""
 
     def __init__(self, kind: int, timeout_ms_default: int) -> None:
         self.kind: Final = kind
+        self._shape: Final = ROW_SHAPES[kind]
         self._timeout_ms_default: Final = timeout_ms_default
         self._indexes: Final[list[int]] = []
         self._names: Final[dict[PartitionName, int]] = {}
         """Dictionary of partitions, or of keys as (key, -1)."""
-        self._batch: Final = OperationBatch.to_fill()
+        batch = self._batch = OperationBatch.to_fill()
+        self._of_operation: Final = [(field, getattr(batch, field.batch_name)) for field in self._shape.of_operation]
+        self._of_item: Final = [(field, getattr(batch, field.batch_name)) for field in self._shape.of_item]
 
     def add(self, index: int, operation_id: int, operation: operation_pb2.Operation) -> None:
         """Appends one row."""
         timeout_ms = operation.timeout_ms if operation.HasField("timeout_ms") else self._timeout_ms_default
+        condition = getattr(operation, self._shape.condition)
+        items = getattr(condition, self._shape.items)
         self._indexes.append(index)
         self._batch.operation_ids.append(operation_id)
         self._batch.timeouts_ms.append(timeout_ms)
-        if self.kind == codes.PRODUCE:
-            self._add_produce(operation.produce)
-        elif self.kind == codes.FETCH:
-            self._add_fetch(operation.fetch)
-        elif self.kind == codes.DELETE_RECORDS:
-            self._add_delete_records(operation.delete_records)
-        else:
-            self._add_signal(operation.signal)
+        self._batch.item_counts.append(len(items))
+        for field, values in self._of_operation:
+            values.append(field.of(condition))
+        for item in items:
+            if self._shape.are_keys:
+                named = (item.key, codes.UNKNOWN)
+            else:
+                named = (item.topic_partition.topic, item.topic_partition.partition)
+            self._batch.item_indexes.append(self._names.setdefault(named, len(self._names)))
+            for field, values in self._of_item:
+                values.append(field.of(item))
 
     def finish(self) -> OperationRun:
-        """The run that was gathered."""
-        if self.kind == codes.SIGNAL:
+        """The run that was filled."""
+        if self._shape.are_keys:
             self._batch.keys.extend(key for key, _ in self._names)
         else:
             self._batch.partitions.extend(self._names)
         return OperationRun(self.kind, self._batch, self._indexes)
-
-    def _add_item(self, name: PartitionName) -> None:
-        self._batch.item_indexes.append(self._names.setdefault(name, len(self._names)))
-
-    def _add_produce(self, produce: operation_pb2.Produce) -> None:
-        batch = self._batch
-        batch.item_counts.append(len(produce.partitions))
-        for item in produce.partitions:
-            name = item.topic_partition
-            self._add_item((name.topic, name.partition))
-            batch.offsets.append(item.required_offset)
-            batch.local_error_codes.append(item.local_error_code)
-            batch.leader_epochs.append(item.leader_epoch if item.HasField("leader_epoch") else codes.UNKNOWN)
-
-    def _add_fetch(self, fetch: operation_pb2.Fetch) -> None:
-        batch = self._batch
-        batch.item_counts.append(len(fetch.partitions))
-        batch.min_bytes.append(fetch.min_bytes if fetch.HasField("min_bytes") else MIN_BYTES_DEFAULT)
-        batch.replica_ids.append(fetch.replica_id if fetch.HasField("replica_id") else codes.UNKNOWN)
-        batch.isolation_levels.append(fetch.isolation_level)
-        batch.follower_reads.append(fetch.follower_reads)
-        for item in fetch.partitions:
-            self._add_item((item.topic_partition.topic, item.topic_partition.partition))
-            batch.offsets.append(item.fetch_offset)
-            batch.leader_epochs.append(
-                item.current_leader_epoch if item.HasField("current_leader_epoch") else codes.UNKNOWN
-            )
-            batch.partition_max_bytes.append(
-                item.partition_max_bytes if item.HasField("partition_max_bytes") else PARTITION_MAX_BYTES_DEFAULT
-            )
-            batch.last_fetched_epochs.append(
-                item.last_fetched_epoch if item.HasField("last_fetched_epoch") else codes.UNKNOWN
-            )
-            batch.throttled.append(item.throttled)
-
-    def _add_delete_records(self, delete_records: operation_pb2.DeleteRecords) -> None:
-        batch = self._batch
-        batch.item_counts.append(len(delete_records.partitions))
-        for item in delete_records.partitions:
-            self._add_item((item.topic_partition.topic, item.topic_partition.partition))
-            batch.offsets.append(item.offset)
-            batch.local_error_codes.append(item.local_error_code)
-
-    def _add_signal(self, signal: operation_pb2.Signal) -> None:
-        batch = self._batch
-        batch.item_counts.append(len(signal.keys))
-        batch.any_key.append(signal.any)
-        batch.from_now.append(signal.from_now)
-        for item in signal.keys:
-            self._add_item((item.key, codes.UNKNOWN))
-            batch.offsets.append(item.required_count if item.HasField("required_count") else REQUIRED_COUNT_DEFAULT)
