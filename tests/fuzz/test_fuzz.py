@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from google.protobuf.message_factory import GetMessageClass
 
-from purgatory.service.rpc import looking
+from purgatory.service.rpc import listings
 from tests.fuzz.fuzzing_caller import SERVICE
 from tests.fuzz.message_maker import MessageMaker
 from tests.fuzz.plausible import PlausibleValues
@@ -46,7 +46,7 @@ async def test_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def get_partition(_host: object, request: object) -> object:
         raise ValueError(f"planted: {request}")
 
-    monkeypatch.setattr(looking, "get_partition", get_partition)
+    monkeypatch.setattr(listings, "get_partition", get_partition)
     tally = await fuzz_servicer(1, 300)
     assert any(finding.startswith("GetPartition: UNKNOWN: ") for finding in tally.findings)
     assert any("ValueError: planted" in finding for finding in tally.findings)

@@ -18,7 +18,7 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.host import Host
 from purgatory.service.listeners.metrics import Metrics
-from purgatory.service.rpc import intake, looking
+from purgatory.service.rpc import intake, listings
 from purgatory.service.rpc.refusals import BatchRefused, CallRefused
 from purgatory.service.settings import HostSettings, LimitsSettings
 from purgatory.service.translate.results import fill_batch
@@ -67,9 +67,9 @@ class Direct:
             wire.AdvanceRequest: self._advance,
             wire.AdvanceStreamRequest: self._advance,
             wire.CancelOperations: lambda cancel: intake.cancel(self.host, self._session, cancel.operation_ids),
-            wire.ListOperationsRequest: lambda request: looking.list_operations(self.host, request),
-            wire.ListPartitionsRequest: lambda request: looking.list_partitions(self.host, request),
-            wire.GetPartitionRequest: lambda request: looking.get_partition(self.host, request),
+            wire.ListOperationsRequest: lambda request: listings.list_operations(self.host, request),
+            wire.ListPartitionsRequest: lambda request: listings.list_partitions(self.host, request),
+            wire.GetPartitionRequest: lambda request: listings.get_partition(self.host, request),
             wire.GetOperationRequest: self._get_operation,
             wire.AcknowledgeResults: lambda request: self._session.acknowledge(request.sequence),
         }
@@ -115,7 +115,7 @@ class Direct:
 
     def _get_operation(self, request: wire.GetOperationRequest) -> None:
         request.session_id = SESSION_ID
-        looking.get_operation(self.host, request)
+        listings.get_operation(self.host, request)
 
     def _pass_time(self, ms: int) -> None:
         self._clock.jump(ms)

@@ -15,7 +15,7 @@ import grpc
 from purgatory import __version__
 from purgatory.engine import COMPILED
 from purgatory.service.host import Host
-from purgatory.service.rpc import looking
+from purgatory.service.rpc import listings
 from purgatory.service.rpc.handlers import Requests, uncancelled
 from purgatory.service.rpc.intake import advance, cancel, register, register_or_refuse
 from purgatory.service.rpc.refusals import BatchRefused, from_refusal, invalid_argument, unavailable
@@ -194,26 +194,26 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
     async def GetOperation(self, request: wire.GetOperationRequest, context: Context) -> wire.GetOperationResponse:
         """Everything that is known of one pending operation."""
         del context
-        return looking.get_operation(self._host, request)
+        return listings.get_operation(self._host, request)
 
     async def ListOperations(
         self, request: wire.ListOperationsRequest, context: Context
     ) -> wire.ListOperationsResponse:
         """A page of pending operations."""
         del context
-        return looking.list_operations(self._host, request)
+        return listings.list_operations(self._host, request)
 
     async def GetPartition(self, request: wire.GetPartitionRequest, context: Context) -> wire.GetPartitionResponse:
         """One partition's marks, replicas and waits."""
         del context
-        return looking.get_partition(self._host, request)
+        return listings.get_partition(self._host, request)
 
     async def ListPartitions(
         self, request: wire.ListPartitionsRequest, context: Context
     ) -> wire.ListPartitionsResponse:
         """A page of known partitions."""
         del context
-        return looking.list_partitions(self._host, request)
+        return listings.list_partitions(self._host, request)
 
     async def GetStatus(self, request: wire.GetStatusRequest, context: Context) -> wire.GetStatusResponse:
         """The daemon's counts, limits and version."""
@@ -230,7 +230,7 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
             sessions=host.sessions.count,
             sessions_connected=host.sessions.connected,
             unacknowledged_results=host.sessions.unacknowledged_results,
-            remaining_time=await looking.remaining_time(host) if request.remaining_time else None,
+            remaining_time=await listings.remaining_time(host) if request.remaining_time else None,
         )
 
     # Inside.
@@ -276,15 +276,15 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
     async def _read(self, requests: Requests, stream: ResultStream) -> None:
         """Serves a session stream's messages until the stream ends; any exception here ends it."""
         try:
-            stream.reading()
+            stream.waiting_for_peer()
             while (request := await requests.read()) is not None:
-                stream.heard(self._host.clock.now_ms())
+                stream.message_received(self._host.clock.now_ms())
                 await stream.wait_for_space()
                 if stream.closing:
                     return
                 self._serve(request, stream)
                 del request  # as above
-                stream.reading()
+                stream.waiting_for_peer()
             stream.half_closed()
         except Exception as error:  # noqa: BLE001 - the writer raises it in the call, where it becomes a status
             stream.fail(error)

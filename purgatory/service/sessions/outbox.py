@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from purgatory.engine import codes
@@ -25,33 +26,23 @@ UNLIMITED: Final = 2**63
 Results = Completions | RefusedCompletions
 
 
+@dataclass(slots=True, eq=False)
 class ResultSlice:
     """Results `start` to `stop` of some completions, all of one kind; `refusals` gives the reasons of refused ones."""
 
-    __slots__ = ("completions", "fetched_start", "item_start", "item_stop", "kind", "refusals", "start", "stop")
+    completions: Results
+    kind: int
+    start: int
+    stop: int
+    item_start: int
+    item_stop: int
+    fetched_start: int
+    """Where the slice begins in `completions.fetched`, if its kind is fetch."""
+    refusals: Sequence[Refusal] = ()
+    """One for each of the completions (not just those of the slice), or none."""
 
-    def __init__(
-        self,
-        completions: Results,
-        kind: int,
-        start: int,
-        stop: int,
-        item_start: int,
-        item_stop: int,
-        fetched_start: int,
-        refusals: Sequence[Refusal] = (),
-    ) -> None:
-        assert start < stop, f"an empty slice: start={start} stop={stop}"
-        self.completions = completions
-        self.kind = kind
-        self.start = start
-        self.stop = stop
-        self.item_start = item_start
-        self.item_stop = item_stop
-        self.fetched_start = fetched_start
-        """Where the slice begins in `completions.fetched`, if its kind is fetch."""
-        self.refusals = refusals
-        """One for each of the completions (not just those of the slice), or none."""
+    def __post_init__(self) -> None:
+        assert self.start < self.stop, f"an empty slice: start={self.start} stop={self.stop}"
 
     def __len__(self) -> int:
         return self.stop - self.start

@@ -57,7 +57,7 @@ class ResultStream:
         self._wake: Final = asyncio.Event()
         self._space: Final = asyncio.Event()
         self._space.set()
-        self._reading = False
+        self._waiting_for_peer = False
         self._half_closed = False
         self._last_message: Response | Exception | None = None
         self._ending_since_ms = -1
@@ -73,13 +73,13 @@ class ResultStream:
 
     # Called by the reader of the stream.
 
-    def reading(self) -> None:
+    def waiting_for_peer(self) -> None:
         """The reader is now waiting for the peer: only from then on can silence be the peer's."""
-        self._reading = True
+        self._waiting_for_peer = True
 
-    def heard(self, now_ms: int) -> None:
+    def message_received(self, now_ms: int) -> None:
         """A message of the peer has arrived."""
-        self._reading = False
+        self._waiting_for_peer = False
         self._silent_checks = 0
         self.last_read_ms = now_ms
 
@@ -166,7 +166,7 @@ class ResultStream:
             self.wake()
 
     def _is_silent(self, now_ms: int, silent_ms_max: int) -> bool:
-        if not (self._expects_heartbeats and self._reading):
+        if not (self._expects_heartbeats and self._waiting_for_peer):
             return False
         self._silent_checks += 1
         return now_ms - self.last_read_ms > silent_ms_max and self._silent_checks >= SILENT_CHECKS_MIN

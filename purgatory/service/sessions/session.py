@@ -156,7 +156,7 @@ class Sessions:
 
     def restore(self, session_id: str, number: int, now_ms: int) -> Session:
         """A session from the journal, to be filled with what it had. Its time to live starts over."""
-        assert session_id not in self._by_id, f"session {session_id!r} is there already"
+        assert session_id not in self._by_id, f"session {session_id!r} exists already"
         return self._add(session_id, number, now_ms)
 
     def _add(self, session_id: str, number: int, now_ms: int) -> Session:

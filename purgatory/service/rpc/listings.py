@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from purgatory.service.host import Host
-from purgatory.service.rpc.pages import make_token, page_size, read_token
+from purgatory.service.rpc.page_tokens import make_token, page_size, read_token
 from purgatory.service.rpc.refusals import invalid_argument, not_found
 from purgatory.service.translate.views import (
     WallTime,
