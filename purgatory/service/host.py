@@ -26,7 +26,7 @@ from purgatory.service.listeners.archive import Archive, NoArchive
 from purgatory.service.listeners.journal import Journal, NoJournal
 from purgatory.service.listeners.observer import Observer
 from purgatory.service.reaper import EXPIRED_PER_SLICE, Reaper
-from purgatory.service.rpc.refusals import BatchRefused, from_refusal, unavailable, unreadable_batch
+from purgatory.service.rpc.statuses import BatchRefused, from_refusal, unavailable, unreadable_batch
 from purgatory.service.sessions.outbox import ResultSlice, slices_of
 from purgatory.service.sessions.refused import (
     RefusedCompletions,

@@ -20,7 +20,7 @@ from purgatory.service.draining import drain
 from purgatory.service.host import Host
 from purgatory.service.listeners.archive_listener import ArchiveListener, writer_opening
 from purgatory.service.listeners.observer import SilentObserver
-from purgatory.service.rpc.refusals import BatchRefused, CallRefused
+from purgatory.service.rpc.statuses import BatchRefused, CallRefused
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import ArchiveSettings, EngineSettings, HostSettings, LimitsSettings, SessionSettings
 from purgatory.service.translate.operations import OperationRun

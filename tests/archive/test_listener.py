@@ -19,7 +19,7 @@ from purgatory.service.host import Host
 from purgatory.service.listeners.exposition import HostCollector
 from purgatory.service.listeners.metrics import Metrics
 from purgatory.service.listeners.observer import SilentObserver
-from purgatory.service.rpc.refusals import BatchRefused, CallRefused
+from purgatory.service.rpc.statuses import BatchRefused, CallRefused
 from purgatory.service.settings import HostSettings
 from purgatory.service.translate.operations import OperationRun
 from tests.archive.archive_kit import AT_MS, CLOSE_S, ArchivedHost

@@ -19,7 +19,7 @@ from purgatory.engine.limits import EngineLimits
 from purgatory.service.host import Host
 from purgatory.service.listeners.metrics import Metrics
 from purgatory.service.rpc import intake, listings
-from purgatory.service.rpc.refusals import BatchRefused, CallRefused
+from purgatory.service.rpc.statuses import BatchRefused, CallRefused
 from purgatory.service.settings import HostSettings, LimitsSettings
 from purgatory.service.translate.results import fill_batch
 from purgatory.testing import ManualClock

@@ -18,7 +18,7 @@ from purgatory.service.garbage import PauseWatch
 from purgatory.service.host import Host
 from purgatory.service.listeners.exposition import make_registry
 from purgatory.service.listeners.metrics import Metrics
-from purgatory.service.rpc.refusals import BatchRefused
+from purgatory.service.rpc.statuses import BatchRefused
 from purgatory.service.translate.operations import OperationRun
 from tests.journal.kit import JournaledHost
 from tests.journal.test_damage import read

@@ -123,7 +123,7 @@ async def test_an_earlier_deadline_wakes_the_reaper() -> None:
         assert answer.result.waited_ms < 900
 
 
-class FineClock:
+class MicrosecondClock:
     """A clock that is moved by hand, in microseconds."""
 
     def __init__(self, now_us: int) -> None:
@@ -136,7 +136,7 @@ class FineClock:
         return -(-self.now_us // 1_000)
 
 
-def host_of(clock: FineClock) -> Host:
+def host_of(clock: MicrosecondClock) -> Host:
     """A host that nobody turns but the test."""
     return Host(Engine(EngineLimits(), clock.now_ms()), clock, HostSettings(), SilentObserver())
 
@@ -144,7 +144,7 @@ def host_of(clock: FineClock) -> Host:
 @pytest.mark.parametrize("part_us", [0, 1, 500, 999])
 def test_nothing_expires_before_its_timeout_by_the_finest_clock(part_us: int) -> None:
     """Wherever in a millisecond it is registered, a wait expires less than one after all of its timeout."""
-    clock = FineClock(10_000 + part_us)
+    clock = MicrosecondClock(10_000 + part_us)
     host = host_of(clock)
     session, _ = host.sessions.open("s", clock.now_ms())
     host.register(session, [produces(1, "a", 30)], [])
@@ -157,7 +157,7 @@ def test_nothing_expires_before_its_timeout_by_the_finest_clock(part_us: int) ->
 
 def test_registrations_do_not_hold_back_those_that_are_due() -> None:
     """A wait expires in time although registrations come several times in each millisecond, and before each turn."""
-    clock = FineClock(10_000)
+    clock = MicrosecondClock(10_000)
     host = host_of(clock)
     session, _ = host.sessions.open("s", clock.now_ms())
     host.register(session, [produces(1, "a", 30)], [])

@@ -7,7 +7,7 @@ import pytest
 from purgatory.engine import codes
 from purgatory.engine.batches import Refusal
 from purgatory.engine.completions import Completions, FetchedPartition
-from purgatory.service.rpc.refusals import BatchRefused
+from purgatory.service.rpc.statuses import BatchRefused
 from purgatory.service.sessions.outbox import ResultSlice, slices_of
 from purgatory.service.sessions.refused import RefusedCompletions, RefusedOperation
 from purgatory.service.translate.events import events_from_columns, events_from_rows

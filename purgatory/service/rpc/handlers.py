@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from purgatory.service.rpc.in_flight import UnaryCalls
-from purgatory.service.rpc.refusals import CallRefused, invalid_argument
+from purgatory.service.rpc.statuses import CallRefused, invalid_argument
 from purgatory.v1 import purgatory_service_pb2
 
 GRPC_LOGGER: Final = logging.getLogger("grpc._cython.cygrpc")

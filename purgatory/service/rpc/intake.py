@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from purgatory.service.host import Host
-from purgatory.service.rpc.refusals import BatchRefused, from_refusal
+from purgatory.service.rpc.statuses import BatchRefused, from_refusal
 from purgatory.service.sessions.session import Session
 from purgatory.service.translate.receipts import advance_receipt, events_of, receipt, refused_receipt, runs_of
 from purgatory.v1 import purgatory_service_pb2 as wire

@@ -10,7 +10,7 @@ from typing import Final
 
 from purgatory.service.host import Host
 from purgatory.service.rpc.page_tokens import make_token, page_size, read_token
-from purgatory.service.rpc.refusals import invalid_argument, not_found
+from purgatory.service.rpc.statuses import invalid_argument, not_found
 from purgatory.service.translate.views import (
     WallTime,
     is_known_kind,

@@ -7,7 +7,7 @@ import binascii
 import json
 from typing import Final
 
-from purgatory.service.rpc.refusals import invalid_argument, quoted
+from purgatory.service.rpc.statuses import invalid_argument, quoted
 
 PAGE_SIZE_DEFAULT: Final = 100
 PAGE_SIZE_MAX: Final = 1_000

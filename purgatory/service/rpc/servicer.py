@@ -18,7 +18,7 @@ from purgatory.service.host import Host
 from purgatory.service.rpc import listings
 from purgatory.service.rpc.handlers import Requests, uncancelled
 from purgatory.service.rpc.intake import advance, cancel, register, register_or_refuse
-from purgatory.service.rpc.refusals import BatchRefused, from_refusal, invalid_argument, unavailable
+from purgatory.service.rpc.statuses import BatchRefused, from_refusal, invalid_argument, unavailable
 from purgatory.service.sessions import session as sessions
 from purgatory.service.sessions.result_stream import ResultStream
 from purgatory.service.translate.operations import NO_CONDITION, run_from_row

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
-from purgatory.service.rpc.refusals import unavailable
+from purgatory.service.rpc.statuses import unavailable
 from purgatory.service.translate.results import fill_batch
 from purgatory.v1 import purgatory_service_pb2
 

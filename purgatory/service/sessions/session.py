@@ -15,7 +15,7 @@ from purgatory.engine.completions import Completions
 from purgatory.engine.engine import Engine
 from purgatory.engine.waiting.tables import Owner
 from purgatory.service.listeners.observer import Observer
-from purgatory.service.rpc.refusals import invalid_argument, not_found, quoted, resource_exhausted
+from purgatory.service.rpc.statuses import invalid_argument, not_found, quoted, resource_exhausted
 from purgatory.service.sessions.outbox import Outbox, slices_of
 from purgatory.service.sessions.result_stream import ResponseType, ResultStream
 from purgatory.service.settings import HostSettings

@@ -13,7 +13,7 @@ from typing import Any, Final
 from purgatory.engine import codes
 from purgatory.engine.batches import OperationBatch, PartitionName, Refusal
 from purgatory.engine.kinds.operation_columns import COLUMNS_BY_NAME, ITEM, OperationColumn, columns_of
-from purgatory.service.rpc.refusals import unreadable_batch
+from purgatory.service.rpc.statuses import unreadable_batch
 from purgatory.v1 import operation_pb2
 
 CONDITION_KINDS: Final = {name: kind for kind, name in codes.KIND_NAMES.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from purgatory.engine.batches import EventsReceipt, Refusal
-from purgatory.service.rpc.refusals import unreadable_batch
+from purgatory.service.rpc.statuses import unreadable_batch
 from purgatory.service.translate.events import IncomingEvents, events_from_columns, events_from_rows
 from purgatory.service.translate.operations import OperationRun, runs_from_columns, runs_from_rows
 from purgatory.service.translate.results import event_refusals, operation_refusal, operation_refusals
