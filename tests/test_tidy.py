@@ -88,7 +88,9 @@ def complaints(found: list[str]) -> str:
     return "\n" + "\n".join(found)
 
 
-@pytest.mark.parametrize("rule", [rules.check_lengths, rules.check_names, rules.check_test_docstrings])
+@pytest.mark.parametrize(
+    "rule", [rules.check_lengths, rules.check_names, rules.check_test_docstrings, rules.check_circles]
+)
 def test_rule_holds(rule: object, modules: list[rules.Module]) -> None:
     """No module breaks the rule."""
     assert callable(rule)
@@ -161,15 +163,17 @@ def test_planted_fault_is_found(rule: object, path: str, text: str, says: str) -
 
 
 def test_planted_circle_is_found() -> None:
-    """Modules that import each other are found, also where one does so relatively, or for its annotations only."""
+    """Modules that import each other are found, also where one does so relatively or in a function."""
     planted = [
         rules.Module.parse("purgatory/a.py", "from . import b"),
-        rules.Module.parse("purgatory/b.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING: import purgatory.c"),
+        rules.Module.parse("purgatory/b.py", "def f():\n    import purgatory.c"),
         rules.Module.parse("purgatory/c.py", "from purgatory.a import name"),
     ]
     (found,) = rules.check_circles(planted)
     assert {"purgatory.a", "purgatory.b", "purgatory.c"} <= set(found.split())
     assert rules.check_circles(planted[:2]) == []
+    for_annotations = rules.Module.parse("purgatory/c.py", "if TYPE_CHECKING: from purgatory.a import name")
+    assert rules.check_circles([*planted[:2], for_annotations]) == []
 
 
 def test_planted_dead_modules_are_found() -> None:

@@ -41,18 +41,6 @@ class Load:
         return [checked_partition(f"{self.topic}-{number}") for number in range(self.partitions)]
 
 
-@dataclass(frozen=True, slots=True)
-class LoadReport:
-    """What a load did; seconds. Of results that were left at the daemon only the refused are in `outcomes`."""
-
-    session_id: str
-    operations: int
-    registering: float
-    advancing: float | None
-    ending: float | None
-    outcomes: Counter[Outcome]
-
-
 def load(
     operations: Annotated[int, typer.Option("--operations", "-n", min=1, help="How many waits.")] = 100_000,
     session: Annotated[str, typer.Option(help="The session's id, new to the daemon; without it one is drawn.")] = "",
@@ -87,7 +75,7 @@ def load(
     raise typer.Exit(run(address, call, interrupted=stays))
 
 
-async def _load(client: AsyncClient, wanted: Load, *, advance: bool, detach: bool) -> LoadReport:
+async def _load(client: AsyncClient, wanted: Load, *, advance: bool, detach: bool) -> render_load.LoadReport:
     known = {one.name: one.high_watermark async for one in client.partitions(prefix=wanted.topic, page_size=1_000)}
     bases = [max(0, known.get(name, 0)) for name in wanted.names]
     started_s = time.monotonic()
@@ -98,7 +86,7 @@ async def _load(client: AsyncClient, wanted: Load, *, advance: bool, detach: boo
         await _advance(client, wanted, bases)
     advanced_s = time.monotonic()
     outcomes = Counter({Outcome.REFUSED: refused}) if collecting is None else await collecting
-    return LoadReport(
+    return render_load.LoadReport(
         session_id=wanted.session_id,
         operations=wanted.operations,
         registering=registered_s - started_s,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
 
 from rich.markup import escape
 
@@ -13,8 +12,17 @@ from purgatory_client.cli.render import console_for_data, error_line, plural, pr
 from purgatory_client.results import Outcome
 from purgatory_client.session.collecting import Collected
 
-if TYPE_CHECKING:
-    from purgatory_client.cli.load import LoadReport
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What a load did; seconds. Of results that were left at the daemon only the refused are in `outcomes`."""
+
+    session_id: str
+    operations: int
+    registering: float
+    advancing: float | None
+    ending: float | None
+    outcomes: Counter[Outcome]
 
 
 def collected(batch: Collected, *, as_json: bool) -> None:
