@@ -11,6 +11,7 @@ from typing import Final
 
 from mypy_extensions import i64
 
+from purgatory.engine.codes import KINDS
 from purgatory.engine.kinds.delete_records import DeleteRecordsKind
 from purgatory.engine.kinds.fetch import FetchKind
 from purgatory.engine.kinds.kind import Kind
@@ -34,7 +35,10 @@ class Wakeups:
         self._produces: Final = ProduceKind(pending)
         self._deletes: Final = DeleteRecordsKind(pending)
         self._on_partitions: Final[list[Kind]] = [self._produces, self.fetches, self._deletes]
-        pending.kinds = [Kind(0, pending.partitions), *self._on_partitions, self.signals]
+        by_code = [Kind(0, pending.partitions)] * (len(KINDS) + 1)
+        for kind in [*self._on_partitions, self.signals]:
+            by_code[int(kind.code)] = kind
+        pending.kinds = by_code
 
     def wake(self, partition: Partition, now_ms: i64, fetches_first: bool) -> None:
         """The partition's marks may have moved up; `fetches_first` after a follower's fetch.
