@@ -127,18 +127,6 @@ def test_reflection_can_be_switched_off(start_daemon: StartDaemon) -> None:
     assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_wait_ends_when_the_high_watermark_comes(daemon: DaemonProcess, channel: grpc.Channel) -> None:
-    """The first wait there is: registered over gRPC, pending, ended by an event, answered."""
-    stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
-    answer = stub.Wait.future(wait_request("orders", 42), timeout=DEADLINE_S)
-    until(lambda: pending(daemon) == 1)
-    receipt = stub.Advance(advance_request("orders", 42), timeout=DEADLINE_S).receipt
-    assert list(receipt.ended) == [1]
-    result = answer.result().result
-    assert result.outcome == result_pb2.OUTCOME_SATISFIED
-    assert result.partitions[0].reached_offset == 42
-
-
 def test_probes_answer(daemon: DaemonProcess) -> None:
     """Alive and ready once the ready file is there."""
     assert fetch_page(daemon, "/healthz") == (200, "ok\n")

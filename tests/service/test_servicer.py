@@ -134,17 +134,6 @@ async def test_a_bad_wait_is_invalid(served: ServedHost, name: str) -> None:
     assert status.partitions == 0
 
 
-async def test_a_full_purgatory_says_so(served: ServedHost) -> None:
-    """RESOURCE_EXHAUSTED with quota and retry details; those admitted are served."""
-    waits = [asyncio.create_task(wait(served, produce(1, "orders", 42))) for _ in range(50)]
-    await eventually(lambda: served.host.engine.pending == 50, "50 pending")
-    with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await wait(served, produce(1, "orders", 42))
-    assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-    await served.high_watermark("orders", 42)
-    assert {result.outcome for result in await asyncio.gather(*waits)} == {result_pb2.OUTCOME_SATISFIED}
-
-
 @pytest.mark.parametrize("method", ["Wait", "Advance", "Register", "GetStatus", "Cancel"])
 @pytest.mark.parametrize("data", [b"\xff\xff\xff", b"\x0a\x05\x12"])
 async def test_bytes_that_are_no_message_are_invalid(served: ServedHost, method: str, data: bytes) -> None:

@@ -8,7 +8,6 @@ import itertools
 import grpc
 import pytest
 
-from purgatory.engine.limits import EngineLimits
 from purgatory.service.settings import HostSettings, LimitsSettings, SessionSettings
 from purgatory.testing import ManualClock
 from purgatory.v1 import operation_pb2, result_pb2
@@ -335,16 +334,6 @@ async def test_results_that_are_not_acknowledged_are_limited() -> None:
         assert ids_and_sequences(await peer.results()) == [(8, 8)]
 
 
-async def test_a_full_purgatory_refuses_one_by_one() -> None:
-    """Those that still have room are admitted and served."""
-    async with serving(engine_limits=EngineLimits(pending_operations_max=2)) as served:
-        peer = await Peer(served, "s").open()
-        await peer.register(*(signal(place, "k") for place in (1, 2, 3)))
-        receipt = await peer.receipt()
-        assert receipt.accepted == 2
-        assert [(refusal.operation_id, refusal.code) for refusal in receipt.refusals] == [(3, 8)]
-
-
 LONG_TOPIC = "x" * 200
 MANY = 20_000
 """With a long topic in each row this is several megabytes of results: more than a connection buffers unread."""
@@ -361,30 +350,6 @@ async def register_many(peer: Peer) -> None:
     )
     await peer.send(register=wire.RegisterBatch(batch_id=1, columns=columns))
     assert (await peer.receipt()).accepted == MANY
-
-
-async def test_a_slow_reader_loses_nothing_and_slows_nobody() -> None:
-    """While one stream is not read, another session is served; read later, every result comes, in order."""
-    async with serving() as served:
-        slow = await Peer(served, "slow").open()
-        quick = await Peer(served, "quick").open()
-        await register_many(slow)
-        await served.high_watermark(LONG_TOPIC, 1)
-        outbox = served.host.sessions.get("slow").outbox
-        assert outbox.last_sequence == MANY
-        for place in range(1, 21):
-            await quick.register(produce(place, LONG_TOPIC, 1))
-            await quick.receipt()
-            assert ids_and_sequences(await quick.results()) == [(place, place)]
-        assert outbox.unwritten > 0
-        expected = 1
-        while expected <= MANY:
-            batch = await slow.results()
-            assert batch.first_sequence == expected
-            assert batch.rows.results[0].operation_id == expected
-            expected += len(batch.rows.results)
-        await slow.acknowledge(MANY)
-        await eventually(lambda: outbox.unacknowledged == 0, "all acknowledged")
 
 
 async def test_a_stream_that_is_not_read_can_be_taken_over() -> None:
