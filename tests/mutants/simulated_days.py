@@ -12,7 +12,7 @@ import pytest
 from tests.simulator.generator import Generator
 from tests.simulator.simulation import Simulation
 
-SEEDS = 60
+SEEDS = 40
 STEPS = 250
 
 
