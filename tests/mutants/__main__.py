@@ -23,6 +23,7 @@ from tests.mutants.equivalent import EQUIVALENT
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 WORK: Final = ROOT / ".build" / "mutants"
+STATISTICS: Final = WORK / "mutants" / "mutmut-stats.json"
 ENGINE: Final = Path("purgatory", "engine")
 COPIED: Final = ("purgatory", "tests", "pyproject.toml")
 ABOVE: Final = (ENGINE, Path("purgatory", "__init__.py"), Path("pyproject.toml"))
@@ -43,10 +44,10 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="processes (2)")
     given = parser.parse_args()
     prepare()
-    if not results():
+    if not STATISTICS.exists():
         # Generates all mutants and notes which tests reach each; then it stops, as no mutant is named `none`.
         failed = mutmut("run", "none", check=False)
-        if not results() or not (WORK / "mutants" / "mutmut-stats.json").exists():
+        if not STATISTICS.exists():
             raise SystemExit(f"mutmut could not begin:\n{failed}")
     names = sorted(fnmatch.filter(results(), given.only))
     sample = sorted(random.Random(given.seed).sample(names, min(given.sample, len(names))))
