@@ -13,7 +13,7 @@ RUN python -m venv tools \
 RUN python -m venv /opt/purgatory
 COPY . .
 # PURGATORY_BUILD=compiled: an image with an uncompiled engine is not worth having.
-# Twice: to be watched at work, and by what was seen.
+# Compiled twice: instrumented, to record a profile, then with that profile.
 RUN export PURGATORY_BUILD=compiled && tools/bin/python setup.py -q profile \
     && tools/bin/python -m pip wheel -q --no-build-isolation --no-deps -w wheels . \
     && /opt/purgatory/bin/python -m pip install -q --no-cache-dir -c constraints.txt \

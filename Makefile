@@ -1,4 +1,4 @@
-# Everything one does with this repository. `make help` lists it; each target sets up what it needs on first use.
+# Everything you do with this repository. `make help` lists it; each target sets up what it needs on first use.
 
 PYTHON ?= python3
 VENV := .venv
@@ -8,12 +8,12 @@ PURE := .build/pure
 SIMULATOR := .build/simulator
 PICTURED := .build/pictured
 ARGS ?=
-# Of the pipeline: where `make demo ARGS="--archive .build/archive"` and others keep their history.
+# For the pipeline: where `make demo ARGS="--archive .build/archive"` and others keep their history.
 ARCHIVE ?= .build/archive
 DIST ?= dist
 # Two workers; `make test WORKERS=0` runs in one process (for a debugger).
 WORKERS ?= 2
-# Of the simulations: how many seeds, and in how many processes. SEED, the first one, is drawn if it is not given.
+# For the simulations: how many seeds, in how many processes. SEED is the first seed; without it a random one.
 SEEDS ?= 20
 JOBS ?= 2
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -45,7 +45,7 @@ report: $(STAMPS)/pipeline $(STAMPS)/engine ## Report over an archive: tables an
 replay: $(STAMPS)/pipeline $(STAMPS)/engine ## Replay an archive under another policy (ARGS="--set timeout_ms=200")
 	@$(BIN)/purgatory-pipeline replay $(ARCHIVE) --out .build/replay $(ARGS)
 
-screenshots: $(STAMPS)/pipeline $(STAMPS)/engine ## Make the pictures in docs/images anew, from a history of two days (needs Chromium)
+screenshots: $(STAMPS)/pipeline $(STAMPS)/engine ## Make the pictures in docs/images again, from a history of two days (needs Chromium)
 	@rm -rf $(PICTURED) && mkdir -p $(PICTURED)
 	@cd $(PICTURED) && PATH="$(CURDIR)/$(BIN):$$PATH" && \
 		purgatory-pipeline generate --operations 400k --runs 160 --duration 48h --out history && \
@@ -59,7 +59,7 @@ notebook: $(STAMPS)/pipeline $(STAMPS)/engine ## Run the example notebook and ke
 generate: $(STAMPS)/pipeline $(STAMPS)/engine ## Make a history (ARGS="--operations 1M --out .build/history")
 	@$(BIN)/purgatory-pipeline generate $(ARGS)
 
-test: ## Run the whole suite twice: on the compiled engine and uncompiled (both, even if one fails)
+test: ## Run the whole suite twice, on the compiled engine and uncompiled (both, even if one fails)
 	@$(MAKE) --no-print-directory -k test-compiled test-pure
 
 test-compiled: $(STAMPS)/pipeline $(STAMPS)/engine $(SIMULATOR)/stamp ## Run the suite on the compiled engine (ARGS="tests/test_x.py -k y")
@@ -81,14 +81,14 @@ sim-daemon: $(STAMPS)/dev $(STAMPS)/engine ## Simulate days of daemon and client
 mutants: $(STAMPS)/dev $(STAMPS)/stubs ## Break a copy of the engine in 300 small ways; the tests must notice (ARGS="--seed 2 --sample 100")
 	@$(BIN)/python -m tests.mutants $(ARGS)
 
-sim: $(SIMULATOR)/stamp ## Run the engine against the oracle (SEED=7 for a certain life, ARGS="--steps 100000 --seeds 10")
+sim: $(SIMULATOR)/stamp ## Run the engine against the oracle (SEED=7 for one run, ARGS="--steps 100000 --seeds 10")
 	@cd $(SIMULATOR) && "$(CURDIR)/$(BIN)/python" -m tests.simulator $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-sim-long: $(SIMULATOR)/stamp ## The same for 200 million steps, about an hour (to go on, ARGS="--seed 12001 --seeds 8000")
+sim-long: $(SIMULATOR)/stamp ## The same for 200 million steps, about an hour (to resume, ARGS="--seed 12001 --seeds 8000")
 	@cd $(SIMULATOR) && "$(CURDIR)/$(BIN)/python" -m tests.simulator --seed 1 --seeds 20000 --steps 10000 \
 		--processes $(JOBS) --progress 100 $(ARGS)
 
-crash: $(STAMPS)/dev $(STAMPS)/engine ## Kill a real daemon under load 200 times; nothing receipted may be lost (ARGS="--kills 50 --seed 7")
+crash: $(STAMPS)/dev $(STAMPS)/engine ## Kill a real daemon under load 200 times: nothing acknowledged may be lost (ARGS="--kills 50 --seed 7")
 	@$(BIN)/python -m tests.crash $(ARGS)
 
 fuzz: $(STAMPS)/dev $(STAMPS)/engine ## A million fuzzed requests, and bytes at the ports (ARGS="--requests 50000 --seed 7")
@@ -103,7 +103,7 @@ lint: $(STAMPS)/pipeline $(STAMPS)/stubs ## Check style, imports, types, the wir
 	$(BIN)/buf lint
 	$(BIN)/python -m pytest -q tests/test_tidy.py
 
-format: $(STAMPS)/dev ## Format the code and mend what ruff can mend
+format: $(STAMPS)/dev ## Format the code and fix what ruff can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -115,10 +115,10 @@ docs: $(STAMPS)/serving $(STAMPS)/stubs ## Write docs/configuration.md from the 
 wheel: $(STAMPS)/serving ## Build the wheel into dist/
 	@rm -rf build/lib*
 	@$(PIP) wheel -q --no-build-isolation --no-deps -w $(DIST) .
-	@rm -rf purgatory_waits.egg-info # or it is taken for what is installed, by whoever stands here and looks for that
+	@rm -rf purgatory_waits.egg-info # otherwise Python, run from here, takes it for the installed package
 
 .PHONY: bench-quick bench-compare bench-pipeline
-bench: $(STAMPS)/pipeline $(STAMPS)/profiled ## Measure this house beside its peers (ARGS="--huge", ARGS="--only 'timer/*'")
+bench: $(STAMPS)/pipeline $(STAMPS)/profiled ## Measure Purgatory beside its peers (ARGS="--huge", ARGS="--only 'timer/*'")
 	@$(BIN)/python -m bench $(ARGS)
 
 bench-quick: $(STAMPS)/profiled ## The same in under a minute, with nothing written
@@ -136,7 +136,7 @@ clean: ## Remove what the build made; .venv goes too
 	find purgatory/engine -name "*.so" -delete
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Set-up, one stamp a step, so that nothing is done twice.
+# Set-up: one stamp for each step, so that nothing is done twice.
 
 $(STAMPS)/venv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; make PYTHON=python3.12")'
@@ -170,14 +170,14 @@ $(STAMPS)/engine: $(ENGINE) $(STAMPS)/stubs
 	@$(BIN)/python setup.py -q build_ext --inplace
 	@touch $@
 
-# Twice: to be watched at work, and by what was seen. As the image has it.
+# Compiled twice: instrumented, to record a profile, then with that profile. The image is built this way.
 $(STAMPS)/profiled: $(STAMPS)/engine
 	@echo "== compiling the engine by a profile (gcc)"
 	@PURGATORY_BUILD=compiled $(BIN)/python setup.py -q profile
 	@PURGATORY_BUILD=compiled $(BIN)/python setup.py -q build_ext --inplace
 	@touch $@
 
-# Building takes a minute, and most tests are no part of it: it looks by itself whether anything changed.
+# Compiling takes a minute, and most changed tests are no part of it: the script checks what has changed.
 $(SIMULATOR)/stamp: $(SIMULATED) $(STAMPS)/dev
 	@$(BIN)/python -m tests.simulator.build
 	@touch $@

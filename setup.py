@@ -5,7 +5,7 @@ PURGATORY_BUILD=compiled   fail where it cannot be compiled
 not set                    compile; where there is no C compiler, go on uncompiled and say so
 
 `python setup.py stubs` generates the stubs, `python setup.py build_ext --inplace` compiles the engine in the tree.
-`python setup.py profile` (gcc only) watches the engine at work; what is compiled afterwards is laid out for that.
+`python setup.py profile` (gcc only) records a profile of the engine at work; later builds are optimised by it.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ SHARED_LIBRARY = f"{GROUP}__mypyc"
 """All compiled modules are in this one. mypyc derives their __file__ from its place, which must be the top level."""
 
 INLINING = ["-fno-semantic-interposition", "-fvisibility=hidden"] if os.name == "posix" else []
-"""Nobody replaces a function of the library by one of the same name, so the C compiler may inline them."""
+"""No function of the library is interposed by another of the same name, so the C compiler may inline them."""
 
 PROFILE = ROOT / "build" / "profile"
-WATCHED = [f"-fprofile-generate={PROFILE}", "-fprofile-update=single"]
+INSTRUMENTED = [f"-fprofile-generate={PROFILE}", "-fprofile-update=single"]
 BY_PROFILE = [f"-fprofile-use={PROFILE}", "-fprofile-partial-training", "-Wno-missing-profile"]
 BY_PROFILE += ["-Wno-coverage-mismatch"]
 TRAINING = ("engine-register-complete", "engine-expire", "wheel", "replay-tape")
@@ -68,7 +68,7 @@ def stubs_are_current() -> bool:
 
 
 def generate_stubs() -> None:
-    """Write purgatory/v1/ anew, file by file; stubs of a .proto that is gone do not stay behind."""
+    """Regenerate purgatory/v1/ file by file, and remove the stubs of a .proto that is gone."""
     import grpc_tools  # noqa: PLC0415 - a build requirement; the rest of this file runs without it
     from grpc_tools import protoc  # noqa: PLC0415
 
@@ -114,9 +114,9 @@ class Stubs(Command):
 
 
 class Profile(Command):
-    """`python setup.py profile`: compiles the engine in the tree to be watched, and puts it to work."""
+    """`python setup.py profile`: compiles the engine in place, instrumented, and runs the training workloads."""
 
-    description = "make a profile by which the engine is compiled from then on"
+    description = "record a profile that later builds of the engine are optimised by"
     user_options: ClassVar[list[tuple[str, str | None, str]]] = []
 
     def initialize_options(self) -> None: ...
@@ -130,7 +130,7 @@ class Profile(Command):
         if "Free Software Foundation" not in said:
             print(f"no profile: {compiler} is not gcc")
             return
-        BuildEngine.profiling = WATCHED
+        BuildEngine.profiling = INSTRUMENTED
         self.reinitialize_command("build_ext", inplace=True)
         self.run_command("build_ext")
         for workload in TRAINING:
@@ -140,14 +140,14 @@ class Profile(Command):
 
 
 class EngineDistribution(Distribution):
-    """A distribution that has compiled modules, although only `BuildEngine` finds out which."""
+    """A distribution with compiled modules, which only `BuildEngine` can list."""
 
     def has_ext_modules(self) -> bool:
         return os.environ.get("PURGATORY_BUILD") != "pure"
 
 
 class BuildEngine(build_ext):
-    """Compiles purgatory/engine as one group. It is all or nothing: half-compiled modules would not import."""
+    """Compiles purgatory/engine as one group. All or nothing: a partly compiled engine does not import."""
 
     profiling: ClassVar[list[str]] = BY_PROFILE if PROFILE.exists() else []
 
@@ -156,7 +156,7 @@ class BuildEngine(build_ext):
         if build == "pure":
             self.extensions = []
             return
-        inplace = bool(self.inplace)  # setuptools clears it while it builds, also when that fails
+        inplace = bool(self.inplace)  # setuptools clears it while it builds, even when that fails
         try:
             self.compile_engine()
         except (CCompilerError, ExecError, PlatformError) as error:
@@ -168,7 +168,7 @@ class BuildEngine(build_ext):
     def compile_engine(self) -> None:
         from mypyc.build import mypycify  # noqa: PLC0415 - a build requirement, slow to import
 
-        self.force = bool(self.force or self.profiling)  # what was compiled without, or to be watched, is as old
+        self.force = bool(self.force or self.profiling)  # objects built without the profile look up to date
         os.chdir(ROOT)  # mypy finds its settings in pyproject.toml here
         modules = sorted(str(path.relative_to(ROOT)) for path in ENGINE.rglob("*.py") if path.name != "__init__.py")
         extensions = mypycify(modules, opt_level="3", debug_level="0", group_name=GROUP, target_dir=self.build_temp)
@@ -176,7 +176,7 @@ class BuildEngine(build_ext):
             extension.extra_compile_args += INLINING + self.profiling
             extension.extra_link_args += self.profiling
         self.distribution.ext_modules = extensions
-        self.swig_opts = None  # a list since it was finalised before, which cannot be read again
+        self.swig_opts = None  # finalize_options() made it a list, which it cannot read again
         self.finalize_options()
         super().run()
 
@@ -190,14 +190,14 @@ class BuildEngine(build_ext):
 
 
 if __name__ == "__main__":
-    # Before setup(): packages are looked for at once, and purgatory.v1 must be among them.
+    # Before setup(), which looks for packages at once: purgatory.v1 must be among them.
     if not stubs_are_current() and "stubs" not in sys.argv:
         generate_stubs()
     try:
         setup(
             cmdclass={"build_ext": BuildEngine, "profile": Profile, "stubs": Stubs},
             distclass=EngineDistribution,
-            # Only a name, so that an editable install finds it later too; BuildEngine says what is in it.
+            # Only a name, so that an editable install finds it later too; BuildEngine fills it.
             ext_modules=[Extension(SHARED_LIBRARY, [])],
         )
     except BaseError as problem:
