@@ -94,24 +94,6 @@ async def test_a_batch_of_events_goes_in_slices_with_the_loop_free_in_between(mo
     assert session.outbox.last_sequence == 100
 
 
-async def test_a_herd_of_expiries_leaves_the_loop_free() -> None:
-    """20,000 waits that end together: each ends once, as expired, and another caller is served meanwhile."""
-    observer, clock = RecordingObserver(), ManualClock(1)
-    async with serving(observer=observer, clock=clock) as served:
-        session, _ = served.host.sessions.open("s", served.host.clock.now_ms())
-        for place in range(10):
-            served.host.register(session, [produces(2_000, f"t{place}", 1_000, first_id=place * 2_000 + 1)], [])
-        assert served.host.engine.pending == 20_000
-        clock.jump(1_000)
-        served.host.reaper.wake()
-        await eventually(lambda: served.host.engine.pending < 20_000, "expiry has begun")
-        receipt = await served.high_watermark("other", 1)
-        assert receipt.ended_total == 0
-        await eventually(lambda: served.host.engine.pending == 0, "all expired")
-        assert observer.outcomes == {codes.EXPIRED: 20_000}
-        assert session.outbox.unacknowledged == 20_000
-
-
 async def test_an_earlier_deadline_wakes_the_reaper() -> None:
     """A wait of 20 ms ends in time although the reaper had gone to sleep for one of an hour."""
     async with serving() as served:
