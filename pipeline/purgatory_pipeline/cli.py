@@ -18,7 +18,7 @@ from purgatory_pipeline.generate.command import generate
 from purgatory_pipeline.pack import pack
 from purgatory_pipeline.replay.command import replay
 from purgatory_pipeline.report.command import report
-from purgatory_pipeline.spark.failures import in_one_line, is_sparks
+from purgatory_pipeline.spark.failures import is_spark_error, root_cause
 
 NAME: Final = "purgatory-pipeline"
 EXIT_FAILED: Final = 1
@@ -77,9 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _complain("interrupted", EXIT_INTERRUPTED)
     except Exception as error:
-        if not is_sparks(error) or os.environ.get(TRACEBACK) == "1":
+        if not is_spark_error(error) or os.environ.get(TRACEBACK) == "1":
             raise
-        return _complain(f"Spark failed: {in_one_line(error)} (in full: {TRACEBACK}=1)", EXIT_FAILED)
+        return _complain(f"Spark failed: {root_cause(error)} (in full: {TRACEBACK}=1)", EXIT_FAILED)
     finally:
         _stop()
     return 0

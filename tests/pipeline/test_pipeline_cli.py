@@ -169,9 +169,9 @@ def test_settings_of_the_user_win_over_ours(java: int) -> None:
 
 def test_only_what_java_begins_with_is_left_out(capfd: pytest.CaptureFixture[str]) -> None:
     """What a process says on stderr that is started meanwhile comes through, also afterwards, but for the two lines."""
-    left_out = b"".join(java_stderr.LEFT_OUT).decode()
+    left_out = b"".join(java_stderr.DROPPED_LINES).decode()
     said = f"echo first; printf '{left_out}'; read line; echo $line; printf 'no end'"
-    with java_stderr.without_beginning() as passing:
+    with java_stderr.without_startup_lines() as passing:
         process = subprocess.Popen(["/bin/sh", "-c", f"({said}) >&2"], stdin=subprocess.PIPE)
     process.communicate(b"WARNING: last\n")
     passing.join()
@@ -272,12 +272,12 @@ def python_exception(last_line: str) -> PythonException:
 
 def test_own_error_from_an_executor_is_itself_again() -> None:
     """An error of ours that an executor raised arrives as its own kind; others stay Spark's."""
-    with pytest.raises(ArchiveUnusable, match=r"^a\.parquet: gone$"), failures.own_errors():
+    with pytest.raises(ArchiveUnusable, match=r"^a\.parquet: gone$"), failures.unwrapped_errors():
         raise python_exception("purgatory_pipeline.errors.ArchiveUnusable: a.parquet: gone")
     for line in ("ValueError: a", "purgatory_pipeline.errors.Unheard: a", "purgatory_pipeline.errors.annotations: a"):
-        with pytest.raises(PythonException), failures.own_errors():
+        with pytest.raises(PythonException), failures.unwrapped_errors():
             raise python_exception(line)
-    with pytest.raises(ArchiveUnusable), failures.own_errors():
+    with pytest.raises(ArchiveUnusable), failures.unwrapped_errors():
         raise ArchiveUnusable("a")
 
 

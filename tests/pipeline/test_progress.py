@@ -54,10 +54,10 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 def test_reached_adds_up_stages_and_tasks() -> None:
     """Stages count as done with their last task; of those to come only their number is known."""
-    at = progress.reached(context([[(4, 4), (8, 3), (0, 0)], [(2, 0)]], active=[1, 3]))
-    assert at == progress.Reached(stages=4, stages_done=1, tasks=14, tasks_done=7)
-    assert at.words("report", 12.4) == "report: stage 2 of 4, 7 of 14 tasks, 12 s"
-    assert progress.reached(context([])) is None
+    at = progress.job_progress(context([[(4, 4), (8, 3), (0, 0)], [(2, 0)]], active=[1, 3]))
+    assert at == progress.JobProgress(stages=4, stages_done=1, tasks=14, tasks_done=7)
+    assert at.line("report", 12.4) == "report: stage 2 of 4, 7 of 14 tasks, 12 s"
+    assert progress.job_progress(context([])) is None
 
 
 class Terminal(io.StringIO):

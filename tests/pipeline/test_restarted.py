@@ -21,7 +21,7 @@ WAITS = 30
 PER_RUN = 10
 
 
-def live(folder: Path, first_id: int, mark: int) -> None:
+def record_run(folder: Path, first_id: int, mark: int) -> None:
     """One run: as many waits as in every other, of which the marks reach those up to `mark` of all runs so far."""
     arguments = ["--data-dir", str(folder / "data"), "--archive", str(folder / "archive")]
     daemon = DaemonProcess(folder, arguments)
@@ -41,8 +41,8 @@ def test_a_restarted_history_is_accounted_for(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What was registered in one run and ended in the next is counted and named; no command minds."""
-    live(tmp_path, 1, PER_RUN)
-    live(tmp_path, WAITS + 1, 2 * WAITS)
+    record_run(tmp_path, 1, PER_RUN)
+    record_run(tmp_path, WAITS + 1, 2 * WAITS)
     archive = str(tmp_path / "archive")
     taken = account(spark, find_archive(archive))
     kept = WAITS - PER_RUN

@@ -14,8 +14,7 @@ from purgatory_pipeline.report.command import advised, window_for
 from tests.pipeline.archive.histories import START
 
 IN_USE = pd.DataFrame(
-    [(None, 1, 500, 1.0, 1), ("orders", 1, 500, 1.0, 1)],
-    columns=["topic", "place", "timeout_ms", "share", "timeouts"],
+    [(None, 1, 500, 1.0, 1), ("orders", 1, 500, 1.0, 1)], columns=["topic", "place", "timeout_ms", "share", "timeouts"]
 ).assign(kind="produce")
 
 UNSEEN = "not enough seen beyond 500 ms to say which would expire less."
@@ -40,10 +39,7 @@ def cut_at(timeout_ms: int, needs: list[int]) -> list[str]:
             [*range(1, 301)],
             "10 % of these need more than 270 ms; the 500 ms in use expire nothing, 300 ms would expire as few.",
         ),
-        (
-            [*range(4, 801, 4)],
-            f"Half of these need more than 400 ms; the 500 ms in use expire 38 %; {UNSEEN}",
-        ),
+        ([*range(4, 801, 4)], f"Half of these need more than 400 ms; the 500 ms in use expire 38 %; {UNSEEN}"),
         (
             [*range(1, 41), *[900] * 60],
             f"More than half of these need more than 500 ms; the 500 ms in use expire 60 %; {UNSEEN}",

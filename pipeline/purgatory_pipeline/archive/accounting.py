@@ -19,7 +19,7 @@ from purgatory_pipeline.archive.footer import ArchiveFile
 from purgatory_pipeline.archive.intake_account import IntakeAccount, IntakeLine
 from purgatory_pipeline.archive.survey import SIDES, Selection, Survey, survey_files
 from purgatory_pipeline.archive.unmatched_operations import MARGIN_MS, CandidateReader, UnmatchedCount, find_unmatched
-from purgatory_pipeline.spark.failures import own_errors
+from purgatory_pipeline.spark.failures import unwrapped_errors
 
 ROWS_PER_TASK: Final = 2_000_000
 SURVEYS_MAX: Final = 64
@@ -44,7 +44,7 @@ def account(
     window = Selection.of(since, until, None if topics is None else list(topics))
     runs = read_runs(archive)
     files = _files_to_read(archive, since, until)
-    with own_errors():
+    with unwrapped_errors():
         survey = _survey(spark, archive.uri, files, window)
         sides = [file for file in files if file.table in SIDES]
         differing = survey.differing()
@@ -55,8 +55,7 @@ def account(
         *loss_findings(runs, archive, survey.earlier),
     ]
     twice = {
-        table: archive.rows_there_twice(spark, table, since=since, until=until, topics=topics)
-        for table in schema.TABLES
+        table: archive.duplicate_rows(spark, table, since=since, until=until, topics=topics) for table in schema.TABLES
     }
     lines = _lines(archive, survey, files, twice)
     is_matched = since is None and until is None and not differing.any()
@@ -67,14 +66,14 @@ def chunked(files: Sequence[ArchiveFile], tasks_min: int, tasks_max: int) -> lis
     """Groups files into chunks of about equal rows, one per task; files written at the same time stay together."""
     rows = sum(file.rows for file in files)
     tasks = min(max(tasks_min, rows // ROWS_PER_TASK, 1), tasks_max)
-    heaps: list[list[ArchiveFile]] = [[]]
+    chunks: list[list[ArchiveFile]] = [[]]
     passed = 0
     for file in sorted(files, key=lambda file: (file.run_id, file.first_call or 0, file.path)):
-        if passed * tasks >= rows * len(heaps):
-            heaps.append([])
-        heaps[-1].append(file)
+        if passed * tasks >= rows * len(chunks):
+            chunks.append([])
+        chunks[-1].append(file)
         passed += file.rows
-    return heaps
+    return chunks
 
 
 def _files_to_read(archive: ArchiveCatalog, since: datetime | None, until: datetime | None) -> list[ArchiveFile]:
@@ -113,8 +112,8 @@ def _unmatched(
     if not differing.any():
         return []
     chunks = chunked(files, spark.sparkContext.defaultParallelism, len(files))
-    together = not any(archive.overlapping(table) for table in SIDES)
-    reading = CandidateReader(archive.uri, chunks, window, differing, together)
+    drop_pairs = not any(archive.overlapping(table) for table in SIDES)
+    reading = CandidateReader(archive.uri, chunks, window, differing, drop_pairs)
     started = {run.run_id: _wall_ms(run.started_at) for run in runs if run.started_at is not None}
     return find_unmatched(spark, reading, _first_registered_ms(archive), started)
 

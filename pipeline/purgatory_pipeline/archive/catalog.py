@@ -97,7 +97,7 @@ class ArchiveCatalog:
         frame = frame if marked else _within(frame, since, until, topics)
         return frame if columns is None else frame.select(*columns)
 
-    def rows_there_twice(
+    def duplicate_rows(
         self,
         spark: SparkSession,
         table: str,
@@ -130,7 +130,7 @@ def find_archive(uri: str) -> ArchiveCatalog:
         judged = list(pool.map(lambda candidate: footer.read_footer(place, *candidate), candidates))
     usable = [file for file in judged if isinstance(file, ArchiveFile)]
     set_aside += [file for file in judged if isinstance(file, SetAside)]
-    used, copies = _leave_out_copies(usable)
+    used, copies = _drop_copies(usable)
     set_aside += copies
     if not used:
         raise ArchiveUnusable(_nothing_usable(uri, set_aside, leftovers))
@@ -149,11 +149,11 @@ def _sort_paths(place: Location, paths: list[str]) -> tuple[list[tuple[str, str]
         elif len(parts) > 1 and parts[0] in schema.TABLES and path.endswith(".parquet"):
             candidates.append((path, parts[0]))
         else:
-            strays.append(SetAside(path, "", footer.STRAY, "an archive's files lie under its tables, as .parquet"))
+            strays.append(SetAside(path, "", footer.STRAY, "an archive's files are TABLE/….parquet"))
     return candidates, strays, leftovers
 
 
-def _leave_out_copies(files: list[ArchiveFile]) -> tuple[list[ArchiveFile], list[SetAside]]:
+def _drop_copies(files: list[ArchiveFile]) -> tuple[list[ArchiveFile], list[SetAside]]:
     """Keeps one file for each run, table and number, and for each content: the one with most rows, then the one that is
     named as the daemon would.
     """
@@ -182,7 +182,7 @@ def _leave_out_copies(files: list[ArchiveFile]) -> tuple[list[ArchiveFile], list
 def _nothing_usable(uri: str, set_aside: list[SetAside], leftovers: int) -> str:
     if not set_aside:
         unfinished = f" ({leftovers} unfinished in {layout.WRITING}/)" if leftovers else ""
-        return f"the archive {uri} is empty: no file has been rolled yet{unfinished}"
+        return f"the archive {uri} is empty: no file is complete yet{unfinished}"
     counts: defaultdict[str, int] = defaultdict(int)
     for file in set_aside:
         counts[file.reason] += 1

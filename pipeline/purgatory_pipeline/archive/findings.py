@@ -40,7 +40,7 @@ def clock_findings(clocks: Iterable[FileClock]) -> list[IntakeFinding]:
                 deepest[name] = max(deepest[name], fall_ms)
                 runs[name].add(run_id)
     return [
-        IntakeFinding(name, count, f"by up to {deepest[name]:,} ms, in {some(runs[name])}; calls keep their order")
+        IntakeFinding(name, count, f"by up to {deepest[name]:,} ms, in {some_runs(runs[name])}; calls keep their order")
         for name, count in counts.items()
         if count
     ]
@@ -58,7 +58,7 @@ def unmatched_findings(
         counts[name] += one.operations
         whose[name].add(one.run_id)
     return [
-        IntakeFinding(name, counts[name], f"{MEANINGS[name]} ({some(whose[name])})")
+        IntakeFinding(name, counts[name], f"{MEANINGS[name]} ({some_runs(whose[name])})")
         for name in MEANINGS
         if counts[name]
     ]
@@ -73,16 +73,16 @@ def loss_findings(runs: Sequence[DaemonRun], archive: ArchiveCatalog, earlier: i
     tables = ", ".join(f"{rows:,} of {table}" for table, rows in sorted(dropped.items()))
     findings = [
         IntakeFinding(
-            names.DROPPED, dropped.total(), f"{tables}; lost, and counted by the daemon that wrote the archive"
+            names.DROPPED, dropped.total(), f"{tables}; lost, as counted by the daemon that wrote the archive"
         ),
-        IntakeFinding(names.CRASHES, len(crashed), f"{some(crashed)}; what they had not rolled is lost"),
+        IntakeFinding(names.CRASHES, len(crashed), f"{some_runs(crashed)}; rows in files not yet complete are lost"),
         IntakeFinding(names.EARLIER, earlier, MEANINGS[names.EARLIER]),
         IntakeFinding(names.UNFINISHED, archive.leftovers, MEANINGS[names.UNFINISHED]),
     ]
     return [finding for finding in findings if finding.count]
 
 
-def some(run_ids: Iterable[str]) -> str:
+def some_runs(run_ids: Iterable[str]) -> str:
     """A few runs by name, and how many more there are."""
     known = sorted(run_ids)
     more = f" and {len(known) - _SHOWN:,} more" if len(known) > _SHOWN else ""

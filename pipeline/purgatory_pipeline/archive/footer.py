@@ -89,7 +89,7 @@ def judge(
         own_table, run_id = keys[layout.TABLE_KEY].decode(), keys[layout.RUN_KEY].decode()
         file_number = int(keys[layout.FILE_NUMBER_KEY])
     except (KeyError, ValueError):
-        return SetAside(path, table, FOREIGN, "its metadata names no table, run, number and version", rows)
+        return SetAside(path, table, FOREIGN, "its metadata lacks a table, run, number or version", rows)
     if version > newest:
         raise ArchiveUnusable(
             f"{path} is of schema version {version}, and this purgatory-pipeline reads up to {newest}: "

@@ -18,43 +18,43 @@ USED: Final = "used"
 # Why rows of used files are set aside.
 OUTSIDE: Final = "outside the window"
 OTHER_TOPIC: Final = "of another topic"
-TWICE: Final = "there twice"
+TWICE: Final = "duplicates"
 
 # Names of findings.
 TIME_FELL: Final = "steps back of the engine's clock"
 WALL_FELL: Final = "steps back of the wall clock"
 PENDING: Final = "registrations without outcome, still pending"
 CRASHED: Final = "registrations without outcome, the run crashed"
-OUTCOME_DROPPED: Final = "registrations without outcome, which the disk could not follow"
-OUTCOME_SET_ASIDE: Final = "registrations without outcome, of which a file was set aside"
+OUTCOME_DROPPED: Final = "registrations without outcome, dropped by a slow disk"
+OUTCOME_SET_ASIDE: Final = "registrations without outcome, a file was set aside"
 KEPT: Final = "registrations without outcome, kept by the daemon's journal"
 OUTCOME_MISSING: Final = "registrations without outcome, for no known reason"
-EARLIER: Final = "outcomes of what was registered before the window"
-EARLIER_RUN: Final = "outcomes of what was registered in an earlier run"
-ROLLED_AWAY: Final = "outcomes without registration, older than what is kept"
-REGISTRATION_DROPPED: Final = "outcomes without registration, which the disk could not follow"
-REGISTRATION_SET_ASIDE: Final = "outcomes without registration, of which a file was set aside"
+EARLIER: Final = "outcomes of operations registered before the window"
+EARLIER_RUN: Final = "outcomes of operations registered in an earlier run"
+ROLLED_AWAY: Final = "outcomes without registration, which was rolled away"
+REGISTRATION_DROPPED: Final = "outcomes without registration, dropped by a slow disk"
+REGISTRATION_SET_ASIDE: Final = "outcomes without registration, a file was set aside"
 REGISTRATION_MISSING: Final = "outcomes without registration, for no known reason"
 REPEATED: Final = "operations with more than one registration or outcome"
-DROPPED: Final = "rows that the disk could not follow"
+DROPPED: Final = "rows dropped because the disk was too slow"
 CRASHES: Final = "runs that crashed"
 UNFINISHED: Final = "unfinished files"
 
 MEANINGS: Final = {
     PENDING: "of runs that have not ended; they count as waiting until the last row",
-    CRASHED: "they may have ended in what was lost; they count as waiting until the last row of their run",
+    CRASHED: "their outcomes may be among the rows lost; they count as waiting until the last row of their run",
     OUTCOME_DROPPED: "their outcomes are among the dropped rows",
-    OUTCOME_SET_ASIDE: "their outcomes are probably in there",
-    KEPT: "they wait on in the daemon's next run; they count as waiting until the last row of theirs",
-    OUTCOME_MISSING: "their run ended, and nothing says that rows were lost",
+    OUTCOME_SET_ASIDE: "their outcomes are probably in that file",
+    KEPT: "they go on waiting in the daemon's next run; they count as waiting until the last row of their own",
+    OUTCOME_MISSING: "their run ended, and no marker says that rows were lost",
     EARLIER: "they count as ended, not as registered",
-    EARLIER_RUN: "the daemon's journal kept it over a restart; they count as ended, not as registered",
+    EARLIER_RUN: "the daemon's journal kept them over a restart; they count as ended, not as registered",
     ROLLED_AWAY: "they count as ended, not as registered",
     REGISTRATION_DROPPED: "their registrations are among the dropped rows",
-    REGISTRATION_SET_ASIDE: "their registrations are probably in there",
-    REGISTRATION_MISSING: "nothing says that rows were lost",
-    REPEATED: "each counts as often as it is there",
-    UNFINISHED: "rows of a run that is alive, or that died before they were whole; not read",
+    REGISTRATION_SET_ASIDE: "their registrations are probably in that file",
+    REGISTRATION_MISSING: "no marker says that rows were lost",
+    REPEATED: "each counts as often as it occurs",
+    UNFINISHED: "of runs that are alive, or that died before the files were complete; not read",
 }
 """What a finding means, where that does not depend on the archive."""
 

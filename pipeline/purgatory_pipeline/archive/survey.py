@@ -148,7 +148,7 @@ def parts_of(uri: str, file: ArchiveFile, columns: Sequence[str]) -> Iterator[pa
             yield parquet.read_row_group(group, columns=list(columns), use_threads=False)
     except (OSError, ValueError, pa.ArrowException) as error:
         raise ArchiveUnusable(
-            f"cannot read {file.path}, whose footer is right: {first_line(error)}; move it out of the archive"
+            f"cannot read {file.path}, whose footer is intact: {first_line(error)}; move it out of the archive"
         ) from error
 
 

@@ -57,7 +57,7 @@ class UnmatchedCount:
 class CandidateReader:
     """The work of a task: reads chunks of files and yields the operations of the buckets that differ.
 
-    `together`: leaves out pairs found within a chunk. Only where no rows are there twice, or a pair would hide a copy.
+    `drop_pairs`: leaves out pairs found within a chunk. Not where rows are there twice: a pair would hide its copy.
     `only`: restricts to these operations (sorted hashes); None: all.
     """
 
@@ -65,7 +65,7 @@ class CandidateReader:
     chunks: Sequence[Sequence[ArchiveFile]]
     window: Selection
     differing: Flags
-    together: bool
+    drop_pairs: bool
     only: npt.NDArray[np.int64] | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -75,7 +75,7 @@ class CandidateReader:
                 parts = [part for file in self.chunks[number] for part in self._candidates(file)]
                 if parts:
                     rows = pa.concat_tables(parts)
-                    yield from (rows.filter(_left_over(rows)) if self.together else rows).to_batches()
+                    yield from (rows.filter(_unpaired(rows)) if self.drop_pairs else rows).to_batches()
 
     def _candidates(self, file: ArchiveFile) -> Iterator[pa.Table]:
         ended = file.table == schema.OUTCOMES
@@ -106,9 +106,9 @@ def find_unmatched(
     spark: SparkSession, reading: CandidateReader, first_registered_ms: dict[str, int], started_ms: dict[str, int]
 ) -> list[UnmatchedCount]:
     """Counts unmatched operations by run, in a few rows each. Both tables are by run, on the wall clock."""
-    if reading.together:
+    if reading.drop_pairs:
         suspects = _operations(spark, reading).where("what is not null").select("hash").toArrow()
-        reading = replace(reading, together=False, only=suspects.column("hash").to_numpy())
+        reading = replace(reading, drop_pairs=False, only=suspects.column("hash").to_numpy())
     run_ids = sorted({*first_registered_ms, *started_ms})
     starts = [(run_id, first_registered_ms.get(run_id, _NEVER), started_ms.get(run_id, 0)) for run_id in run_ids]
     firsts = spark.createDataFrame(starts, "run_id string, first_ms bigint, started_ms bigint")
@@ -154,7 +154,7 @@ def _what() -> Column:
     )
 
 
-def _left_over(rows: pa.Table) -> pa.Array:
+def _unpaired(rows: pa.Table) -> pa.Array:
     """Which rows are not one half of exactly one registration and one outcome."""
     _, place, counts = np.unique(rows.column("hash").to_numpy(), return_inverse=True, return_counts=True)
     ends = np.bincount(place, weights=rows.column("ended").to_numpy(), minlength=len(counts))

@@ -33,7 +33,7 @@ def generate(
     """Generates a history of any size through the real engine, with its ground truth in DIR/_truth."""
     from purgatory_pipeline.generate.history_plan import make_plan  # noqa: PLC0415
     from purgatory_pipeline.generate.make_archive import check_empty, make_archive  # noqa: PLC0415 -- slow to import
-    from purgatory_pipeline.generate.truth_summary import sum_up  # noqa: PLC0415
+    from purgatory_pipeline.generate.truth_summary import summarize  # noqa: PLC0415
     from purgatory_pipeline.spark.spark_session import spark_session  # noqa: PLC0415
 
     plan = make_plan(
@@ -50,7 +50,7 @@ def generate(
     if not COMPILED:
         print("the engine is not compiled here: this takes about five times as long", file=sys.stderr)
     made = make_archive(spark_session("generate"), plan, out)
-    truth = sum_up(plan, out)
+    truth = summarize(plan, out)
     print(
         f"{made.operations:,} operations in {made.runs} runs: {made.rows:,} rows, {made.files:,} files, "
         f"{made.bytes / 1e6:,.1f} MB in {made.seconds:.1f} s ({made.operations / made.seconds:,.0f} operations/s)"

@@ -29,7 +29,7 @@ from purgatory_pipeline.errors import ArchiveUnusable
 from purgatory_pipeline.generate.draw.drawn_run import draw_run
 from purgatory_pipeline.generate.engine_player import ENDED_PER_CALL, EnginePlayer
 from purgatory_pipeline.generate.history_plan import HistoryPlan, RunPlan
-from purgatory_pipeline.generate.truth import RunTruth, tell_truth
+from purgatory_pipeline.generate.truth import RunTruth, run_truth
 
 TRUTH: Final = "_truth"
 """Below the archive; readers skip folders that begin with an underscore."""
@@ -39,7 +39,7 @@ ROLL_BYTES: Final = 2**40
 
 
 @dataclass(frozen=True)
-class Made:
+class MadeArchive:
     runs: int
     operations: int
     rows: int
@@ -65,7 +65,7 @@ def make_run(plan: RunPlan, out: str) -> RunTruth:
     writer.close()
     player.rows[MARKERS] = 2
     seconds = time.perf_counter() - started_s
-    truth = tell_truth(run, player.tally, player.rows, writer.files, writer.bytes, seconds)
+    truth = run_truth(run, player.tally, player.rows, writer.files, writer.bytes, seconds)
     write_text(filesystem, f"{root}/{RUNS}", f"{plan.run_id}.json", json.dumps(truth.to_json()))
     return truth
 
@@ -90,7 +90,7 @@ def check_empty(out: str) -> None:
         raise ArchiveUnusable(f"{out} is not empty ({files[0]} and {len(files) - 1} more files): give another --out")
 
 
-def make_archive(spark: SparkSession, plan: HistoryPlan, out: str) -> Made:
+def make_archive(spark: SparkSession, plan: HistoryPlan, out: str) -> MadeArchive:
     """Makes the whole archive; its truth is summed up by `truth_summary`. Raises `ArchiveUnusable`."""
     check_empty(out)
     started_s = time.perf_counter()
@@ -103,7 +103,7 @@ def make_archive(spark: SparkSession, plan: HistoryPlan, out: str) -> Made:
         .collect()[0]
     )
     operations, rows, files, size = (int(value or 0) for value in made)
-    return Made(plan.runs, operations, rows, files, size, time.perf_counter() - started_s)
+    return MadeArchive(plan.runs, operations, rows, files, size, time.perf_counter() - started_s)
 
 
 def _maker(plan: HistoryPlan, out: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

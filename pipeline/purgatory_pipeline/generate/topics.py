@@ -75,9 +75,5 @@ def _with_timeout(topic: Topic, timeout_ms: int | None) -> Topic:
     if timeout_ms is None:
         return topic
     usual = 1 - TOO_SHORT_SHARE - LONG_SHARE
-    around = (
-        (round(timeout_ms * TOO_SHORT), TOO_SHORT_SHARE),
-        (timeout_ms, usual),
-        (timeout_ms * LONG, LONG_SHARE),
-    )
+    around = ((round(timeout_ms * TOO_SHORT), TOO_SHORT_SHARE), (timeout_ms, usual), (timeout_ms * LONG, LONG_SHARE))
     return replace(topic, timeouts_ms=around)

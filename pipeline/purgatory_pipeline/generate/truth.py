@@ -115,7 +115,7 @@ def _last_of_each(values: Ints, starts: Ints, counts: Ints) -> Ints:
     return np.asarray(order[starts + counts - 1])
 
 
-def tell_truth(
+def run_truth(
     run: DrawnRun, tally: Counter[tuple[str, str, str]], rows: Counter[str], files: int, size: int, seconds: float
 ) -> RunTruth:
     operations, wait_ms, last, held_ms = needed_ms(run)

@@ -176,7 +176,7 @@ class TruthSummary:
         ]
 
 
-def sum_up(plan: HistoryPlan, out: str) -> dict[str, Any]:
+def summarize(plan: HistoryPlan, out: str) -> dict[str, Any]:
     """Reads the runs' truths one after the other, writes that of the whole, and returns the content of `truth.json`."""
     filesystem, root = open_archive(out)
     summary = TruthSummary(plan)

@@ -75,7 +75,7 @@ def share(value: object) -> str:
     return f"{percent:.{places}f}{NBSP}%"
 
 
-def share_said(value: object) -> str:
+def share_in_sentence(value: object) -> str:
     """The same inside a sentence, where it need not line up with others: 63 %, not 63.0 %."""
     return share(value).replace(".0" + NBSP, NBSP)
 
@@ -98,7 +98,7 @@ def milliseconds(value: object) -> str:
     return f"{number / 3_600_000:.1f}{NBSP}h"
 
 
-def time_in_all(value: object) -> str:
+def total_time(value: object) -> str:
     """A sum of times: 740 ms, 7.4 s, 105 min, 14.2 h, 12.5 days."""
     number = number_of(value)
     if math.isnan(number):
@@ -111,7 +111,7 @@ def time_in_all(value: object) -> str:
     return milliseconds(number)
 
 
-def as_it_is(value: object) -> str:
+def as_is(value: object) -> str:
     """For figures that are in words already."""
     return value if isinstance(value, str) else text(value)
 
@@ -162,7 +162,7 @@ def unbroken(sentence: str) -> str:
     return re.sub(r"(?<=\d) (?=%|ms\b)", NBSP, sentence)
 
 
-def described(words: str) -> Markup:
+def with_code_names(words: str) -> Markup:
     """Our own words, in which `names` are between backticks."""
     parts = words.split("`")
     return Markup().join(name(part) if place % 2 else escape(part) for place, part in enumerate(parts))
@@ -180,5 +180,5 @@ def _visible(character: str) -> str:
     return f"\\u{ord(character):04x}" if category.startswith("C") or category in {"Zl", "Zp"} else character
 
 
-FIGURES: Final = (count, rough_count, decimal, share, milliseconds, time_in_all, as_it_is)
+FIGURES: Final = (count, rough_count, decimal, share, milliseconds, total_time, as_is)
 """Ways to write figures, which tables align to the right."""

@@ -43,14 +43,14 @@ def replay(
     from purgatory_pipeline.archive.catalog import find_archive  # noqa: PLC0415 -- Spark is slow to import
     from purgatory_pipeline.output_folder import open_output  # noqa: PLC0415
     from purgatory_pipeline.replay.policy import UNCHANGED, parse_policies  # noqa: PLC0415
-    from purgatory_pipeline.spark.failures import own_errors  # noqa: PLC0415
+    from purgatory_pipeline.spark.failures import unwrapped_errors  # noqa: PLC0415
     from purgatory_pipeline.spark.spark_session import spark_session  # noqa: PLC0415
 
     policies = [UNCHANGED, *parse_policies(settings or [], slow_replica or [], sweep or [])]
     found = find_archive(archive)
     place = open_output(out)
     spark = spark_session("replay")
-    with ThreadPoolExecutor(2) as pool, own_errors():
+    with ThreadPoolExecutor(2) as pool, unwrapped_errors():
         intake = pool.submit(account, spark, found)  # its tasks come first; while they run the rest is made ready
         from purgatory_pipeline.page import document  # noqa: PLC0415
         from purgatory_pipeline.replay import outputs, spark_jobs  # noqa: PLC0415
@@ -62,7 +62,7 @@ def replay(
         sums = spark_jobs.replay_sums(spark, found, policies)
     intake.result().print()
     if results:
-        with own_errors():
+        with unwrapped_errors():
             rows = spark_jobs.replay_rows(spark, found, policies)
             rows.write.mode("overwrite").parquet(place.spark_path(f"{place.root}/results"))
     frames = frames_of(sums, policies)

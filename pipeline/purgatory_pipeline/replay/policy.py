@@ -96,7 +96,7 @@ def parse_policy(settings: Sequence[str] = (), slow_replicas: Sequence[str] = ()
     slow = tuple(parse_slow_replica(text) for text in slow_replicas)
     twice = {replica_id for replica_id, _ in slow if [other for other, _ in slow].count(replica_id) > 1}
     if twice:
-        raise PolicyInvalid(f"--slow-replica: replica {min(twice)} is there twice")
+        raise PolicyInvalid(f"--slow-replica: replica {min(twice)} is given twice")
     return Policy(changes, slow, ", ".join([*settings, *(f"replica {text}" for text in slow_replicas)]))
 
 
@@ -113,7 +113,7 @@ def parse_policies(settings: Sequence[str], slow_replicas: Sequence[str], sweeps
     labels = [policy.label for policy in policies]
     twice = next((label for label in labels if labels.count(label) > 1), None)
     if twice is not None:
-        raise PolicyInvalid(f"--sweep: {twice} is there twice")
+        raise PolicyInvalid(f"--sweep: {twice} is given twice")
     return policies
 
 
@@ -154,7 +154,7 @@ def parse_sweep(text: str, base: Policy) -> list[Policy]:
     if not equals or not words:
         raise PolicyInvalid(f"--sweep {text}: give NAME=VALUE,VALUE,..., for example timeout_ms=100,200,500")
     if len(set(words)) != len(words):
-        raise PolicyInvalid(f"--sweep {text}: a value is there twice")
+        raise PolicyInvalid(f"--sweep {text}: a value is given twice")
     policies = []
     for word in words:
         own = f"{name}={word}"

@@ -35,7 +35,7 @@ RESULTS: Final = pa.schema(
         ("kind", pa.string()),
         ("topic", pa.string()),  # of its first item; null: a signal
         ("item_count", pa.int64()),
-        ("recorded", pa.string()),  # outcome in life; null: it had none
+        ("recorded", pa.string()),  # recorded outcome; null: it had none
         ("recorded_waited_ms", pa.int64()),
         ("replayed", pa.string()),
         ("replayed_waited_ms", pa.int64()),

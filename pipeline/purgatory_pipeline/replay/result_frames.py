@@ -47,6 +47,10 @@ class UnchangedCheck:
         return self.equal + self.different
 
     @property
+    def replayed(self) -> int:
+        return self.compared + self.no_outcome + self.in_doubt
+
+    @property
     def sentence(self) -> str:
         """The first line of the command's output."""
         if not self.compared:

@@ -57,8 +57,8 @@ def replay_rows(
     whole, small, large = _divided(spark, archive, policies, divided_from)
     frames = [_replay_large(spark, whole, large, RESULTS)] if large else []
     if small:
-        heaps = heaps_of(small, spark.sparkContext.defaultParallelism)
-        frames.append(_in_tasks(spark, heaps, lambda heap: replay_runs(whole, heap, results=True), RESULTS))
+        groups = grouped_runs(small, spark.sparkContext.defaultParallelism)
+        frames.append(_in_tasks(spark, groups, lambda group: replay_runs(whole, group, results=True), RESULTS))
     return frames[0] if len(frames) == 1 else frames[0].unionAll(frames[1])
 
 
@@ -94,12 +94,12 @@ def _small_sums(spark: SparkSession, whole: ReplayPlan, runs: Sequence[RunFiles]
 
     An RDD and not a DataFrame: no query has to be planned, and the Python workers that did the intake are used again.
     """
-    heaps = heaps_of(runs, spark.sparkContext.defaultParallelism)
+    groups = grouped_runs(runs, spark.sparkContext.defaultParallelism)
 
-    def sums(heap: Sequence[RunFiles]) -> pa.Table:
-        return pa.Table.from_batches(replay_runs(whole, heap, results=False))
+    def sums(group: Sequence[RunFiles]) -> pa.Table:
+        return pa.Table.from_batches(replay_runs(whole, group, results=False))
 
-    tasks = spark.sparkContext.parallelize(heaps, len(heaps))
+    tasks = spark.sparkContext.parallelize(groups, len(groups))
     return added(tasks.map(sums).collect())
 
 
@@ -139,10 +139,7 @@ def _connections(spark: SparkSession, uri: str, runs: Sequence[RunFiles], rows_m
 
 
 def _in_tasks(
-    spark: SparkSession,
-    parts: Sequence[Part],
-    do: Callable[[Part], Iterator[pa.RecordBatch]],
-    schema: pa.Schema,
+    spark: SparkSession, parts: Sequence[Part], do: Callable[[Part], Iterator[pa.RecordBatch]], schema: pa.Schema
 ) -> DataFrame:
     """One task for each part."""
     shared = spark.sparkContext.broadcast(list(parts))
@@ -164,24 +161,24 @@ def large_runs(runs: Sequence[RunFiles], cores: int, divided_from: int) -> list[
 
 
 def _weights(runs: Sequence[RunFiles], count: int) -> list[int]:
-    return [sum(run.rows for run in heap) for heap in _heaps(runs, count)]
+    return [sum(run.rows for run in group) for group in _balanced_groups(runs, count)]
 
 
-def heaps_of(runs: Sequence[RunFiles], cores: int) -> list[list[RunFiles]]:
+def grouped_runs(runs: Sequence[RunFiles], cores: int) -> list[list[RunFiles]]:
     """Groups of runs with about the same number of rows, one for each task; the largest first."""
     rows = sum(run.rows for run in runs)
-    heaps = _heaps(runs, min(len(runs), max(cores * TASKS_PER_CORE, -(-rows // ROWS_PER_TASK))))
-    return sorted(heaps, key=lambda heap: -sum(run.rows for run in heap))
+    groups = _balanced_groups(runs, min(len(runs), max(cores * TASKS_PER_CORE, -(-rows // ROWS_PER_TASK))))
+    return sorted(groups, key=lambda group: -sum(run.rows for run in group))
 
 
-def _heaps(runs: Sequence[RunFiles], count: int) -> list[list[RunFiles]]:
-    heaps: list[list[RunFiles]] = [[] for _ in range(count)]
+def _balanced_groups(runs: Sequence[RunFiles], count: int) -> list[list[RunFiles]]:
+    groups: list[list[RunFiles]] = [[] for _ in range(count)]
     weights = [(0, place) for place in range(count)]
     for run in sorted(runs, key=lambda run: -run.rows):
         weight, lightest = heappop(weights)
-        heaps[lightest].append(run)
+        groups[lightest].append(run)
         heappush(weights, (weight + run.rows, lightest))
-    return heaps
+    return groups
 
 
 def with_end(archive: ArchiveCatalog, run: RunFiles) -> RunFiles:

@@ -61,7 +61,7 @@ def report(
     from purgatory_pipeline.report.report_builder import make_report  # noqa: PLC0415
     from purgatory_pipeline.report.report_options import ReportOptions  # noqa: PLC0415
     from purgatory_pipeline.report.report_tables import INTAKE, TABLES  # noqa: PLC0415
-    from purgatory_pipeline.spark.failures import own_errors  # noqa: PLC0415
+    from purgatory_pipeline.spark.failures import unwrapped_errors  # noqa: PLC0415
     from purgatory_pipeline.spark.spark_session import spark_session  # noqa: PLC0415
     from purgatory_pipeline.time_arguments import parse_window  # noqa: PLC0415
 
@@ -85,7 +85,7 @@ def report(
     registrations, outcomes, events = (
         found.read(spark, table, since=start, until=end, topics=topic) for table in tables
     )
-    with own_errors():
+    with unwrapped_errors():
         made = make_report(registrations, outcomes, events, options, is_matched=taken.is_matched)
         known = {INTAKE.name: outputs.intake_table(taken.rows()), **made.known}
         with ThreadPoolExecutor(WRITERS) as pool:

@@ -35,10 +35,7 @@ BITS_KEPT: Final = 7
 def registered_counts(registrations: DataFrame, window_ms: int) -> DataFrame:
     """Registrations by window, group, timeout and whether they were refused: `waits` and `operations`."""
     return registrations.groupBy(
-        _window(window_ms),
-        *_group(),
-        "timeout_ms",
-        (F.col("refusal_code") != ACCEPTED).alias("refused"),
+        _window(window_ms), *_group(), "timeout_ms", (F.col("refusal_code") != ACCEPTED).alias("refused")
     ).agg(*_counted())
 
 

@@ -99,31 +99,31 @@ _TOPIC: Final = ResultColumn("topic", TEXT, "topic, or the key of a signal")
 _TOPIC_OR_ALL: Final = ResultColumn("topic", TEXT, "topic, or the key of a signal; empty: all together", nullable=True)
 _PARTITION: Final = ResultColumn("partition", NUMBER, "partition; -1: a signal")
 _KIND: Final = ResultColumn("kind", TEXT, "produce, fetch, delete_records or signal")
-_PRINCIPAL: Final = ResultColumn("principal", TEXT, "who it belongs to; empty text: nobody was asked")
+_PRINCIPAL: Final = ResultColumn("principal", TEXT, "the caller; empty text: none was recorded")
 _WINDOW: Final = ResultColumn("window_start", INSTANT, "where the window begins")
 
 _COUNTS: Final = (
     ResultColumn("registered", COUNT, "registrations, refused ones among them"),
-    ResultColumn("refused", COUNT, "registrations that never waited"),
-    ResultColumn("ended", COUNT, "ends, however: the sum of the next five"),
-    ResultColumn("satisfied", COUNT, "their condition came to hold"),
-    ResultColumn("failed", COUNT, "a partition came to its end with an error"),
+    ResultColumn("refused", COUNT, "registrations that were refused and never waited"),
+    ResultColumn("ended", COUNT, "ends of any kind: the sum of the next five"),
+    ResultColumn("satisfied", COUNT, "their condition was met"),
+    ResultColumn("failed", COUNT, "a partition answered with an error"),
     ResultColumn("expired", COUNT, "their time ran out first"),
     ResultColumn("cancelled", COUNT, "by caller or operator, or with their session"),
-    ResultColumn("shutting_down", COUNT, "the daemon ended first"),
+    ResultColumn("shutting_down", COUNT, "the daemon shut down first"),
     ResultColumn("unfinished", COUNT, "registered here, and no end was found in what was read"),
     ResultColumn("carried_in", COUNT, "ended here, and no registration was found in what was read"),
     ResultColumn("completion_rate", SHARE, "satisfied / ended", nullable=True),
     ResultColumn("expiry_rate", SHARE, "expired / ended", nullable=True),
 )
 _WAITS: Final = (
-    ResultColumn("waited_total_ms", MS, "time waited, added up"),
-    ResultColumn("wait_p50_ms", MS, "half of what ended waited this long or less, however it ended", nullable=True),
+    ResultColumn("waited_total_ms", MS, "total time waited"),
+    ResultColumn("wait_p50_ms", MS, "half of what ended waited this long or less, whatever the outcome", nullable=True),
     ResultColumn("wait_p90_ms", MS, "90 %", nullable=True),
     ResultColumn("wait_p99_ms", MS, "99 %", nullable=True),
     ResultColumn("wait_p999_ms", MS, "99.9 %", nullable=True),
     ResultColumn("wait_max_ms", MS, "the longest", nullable=True),
-    ResultColumn("lateness_p50_ms", MS, "of expired ones: how late the daemon told so, middle value", nullable=True),
+    ResultColumn("lateness_p50_ms", MS, "how late expiries were, median", nullable=True),
     ResultColumn("lateness_p99_ms", MS, "99 %", nullable=True),
     ResultColumn("lateness_max_ms", MS, "the latest", nullable=True),
 )
@@ -187,13 +187,13 @@ HOT_KEYS: Final = ResultTable(
         _PARTITION,
         _KIND,
         ResultColumn("waits", COUNT, "waits that ended"),
-        ResultColumn("waited_total_ms", MS, "time waited, added up"),
+        ResultColumn("waited_total_ms", MS, "total time waited"),
         ResultColumn("share", SHARE, "of all waits (by waits) or of all time waited (by waited), over all kinds"),
     ),
 )
 SLOW_PRODUCES: Final = ResultTable(
     "slow_produces",
-    "What let the slow produces go at last. Counts operations that were satisfied after more than `slow_over_ms`.",
+    "What finally satisfied the slow produces. Counts operations satisfied after more than `slow_over_ms`.",
     ("cause",),
     ("-operations", "cause"),
     (
@@ -201,12 +201,12 @@ SLOW_PRODUCES: Final = ResultTable(
             "cause",
             TEXT,
             "`follower`: a follower reached the offset last; `leader`: the leader's own append did; `left`: a replica "
-            "that had not reached it left the in-sync replicas; `told`: a high watermark was told from outside; "
+            "that had not reached it left the in-sync replicas; `told`: a high watermark was pushed from outside; "
             "`unknown`: the archive does not show it (events were not there, or lost)",
         ),
         ResultColumn("operations", COUNT, "slow produces"),
         ResultColumn("share", SHARE, "of all slow produces"),
-        ResultColumn("waited_total_ms", MS, "time that they waited, added up"),
+        ResultColumn("waited_total_ms", MS, "total time they waited"),
     ),
 )
 STRAGGLERS: Final = ResultTable(
@@ -222,10 +222,10 @@ STRAGGLERS: Final = ResultTable(
         ResultColumn(
             "total_ms",
             MS,
-            "by how much it was later than the second-last in-sync replica (at most since the registration), added up: "
-            "what would have been saved without it",
+            "by how much it was later than the second-last in-sync replica (at most since the registration), in total: "
+            "what would be saved without it",
         ),
-        ResultColumn("median_ms", MS, "the same for one produce, middle value"),
+        ResultColumn("median_ms", MS, "the same for one produce, median"),
         ResultColumn("p99_ms", MS, "99 %"),
         ResultColumn("max_ms", MS, "the most"),
     ),
@@ -262,7 +262,7 @@ ADVICE: Final = ResultTable(
         ),
         ResultColumn("timeout_expires_low", SHARE, "lower bound", nullable=True),
         ResultColumn("timeout_expires_high", SHARE, "upper bound", nullable=True),
-        ResultColumn("seen_until_ms", MS, "so long ten or more were seen to wait; beyond it little is known"),
+        ResultColumn("seen_until_ms", MS, "ten or more were seen to wait this long; beyond it little is known"),
         ResultColumn("sentence", TEXT, "the advice in words"),
     ),
 )
@@ -283,7 +283,7 @@ TIMEOUTS: Final = ResultTable(
 )
 SURVIVAL: Final = ResultTable(
     "survival",
-    "The curve behind the advice, for plots: at most a few hundred steps each. It stays level from step to step.",
+    "The curve behind the advice, for plots: at most a few hundred steps each, level in between.",
     ("topic", "kind", "waited_ms"),
     ("topic", "kind", "waited_ms"),
     (
@@ -298,7 +298,7 @@ SURVIVAL: Final = ResultTable(
 )
 ANOMALIES: Final = ResultTable(
     "anomalies",
-    "Windows unlike the same window of the day before (or the one before, where there is none): only striking ones.",
+    "Windows strikingly unlike the same window of the day before (or, if there is none, the window before).",
     ("window_start", "topic", "kind", "measure"),
     ("-score", "window_start", "topic", "kind", "measure"),
     (
@@ -307,12 +307,10 @@ ANOMALIES: Final = ResultTable(
         _KIND,
         ResultColumn("measure", TEXT, "`registered`, `wait_p50_ms`, `wait_p99_ms`, `expiry_rate` or `completion_rate`"),
         ResultColumn("value", MEASURED, "in this window, in the unit of the measure"),
-        ResultColumn("usual", MEASURED, "in the window that it is compared with"),
+        ResultColumn("usual", MEASURED, "in the window it is compared with"),
         ResultColumn("compared_with", INSTANT, "where that window begins"),
         ResultColumn("direction", TEXT, "`up` or `down`"),
-        ResultColumn(
-            "score", MEASURED, "how striking: the change over the usual spread of such changes; 3.5 and more is shown"
-        ),
+        ResultColumn("score", MEASURED, "the change over the usual spread of such changes; 3.5 and more is shown"),
     ),
 )
 

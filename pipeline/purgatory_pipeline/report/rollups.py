@@ -17,15 +17,7 @@ from numpy.typing import NDArray
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from purgatory_pipeline.report.facts import (
-    CARRIED_IN,
-    ENDS,
-    EXPIRED,
-    REFUSED,
-    REGISTERED,
-    SATISFIED,
-    UNFINISHED,
-)
+from purgatory_pipeline.report.facts import CARRIED_IN, ENDS, EXPIRED, REFUSED, REGISTERED, SATISFIED, UNFINISHED
 from purgatory_pipeline.report.quantiles import MILLION, QUANTILES, Ints, quantiles
 from purgatory_pipeline.report.report_tables import GROUPS, HOT_KEYS, TOPICS, WINDOWS
 

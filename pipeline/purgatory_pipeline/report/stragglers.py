@@ -115,12 +115,7 @@ def stragglers(counts: pd.DataFrame) -> pa.Table:
 def _told(applied: DataFrame) -> DataFrame:
     """Events that set leaders and in-sync replicas: few rows."""
     return applied.where(F.col("type").isin(IN_SYNC, LEADERSHIP)).select(
-        *_PLACE,
-        "call_number",
-        "row",
-        "type",
-        "in_sync",
-        "leader_id",
+        *_PLACE, "call_number", "row", "type", "in_sync", "leader_id"
     )
 
 

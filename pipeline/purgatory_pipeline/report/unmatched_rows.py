@@ -43,11 +43,7 @@ def find_unmatched(registrations: DataFrame, outcomes: DataFrame) -> UnmatchedRo
         _digests(begun, 1)
         .unionAll(_digests(ended, -1))
         .groupBy("run_id", "slot")
-        .agg(
-            F.sum("rows").alias("rows"),
-            F.expr("bit_xor(digest)").alias("digest"),
-            F.max("last_ms").alias("last_ms"),
-        )
+        .agg(F.sum("rows").alias("rows"), F.expr("bit_xor(digest)").alias("digest"), F.max("last_ms").alias("last_ms"))
         .localCheckpoint()
     )
     differing = sums.where("rows <> 0 or digest <> 0").select("run_id", "slot")

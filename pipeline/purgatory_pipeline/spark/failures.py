@@ -13,24 +13,24 @@ _JAVA_CLASS = re.compile(r"^:? ?(?:[a-z]\w*\.)+[A-Z]\w*(?:Exception|Error): ")
 
 
 @contextmanager
-def own_errors() -> Iterator[None]:
+def unwrapped_errors() -> Iterator[None]:
     """Re-raises a `PipelineError` that was raised on an executor as itself, in place of Spark's error around it."""
     try:
         yield
     except Exception as error:
-        name, _, message = in_one_line(error).partition(": ")
-        kind = getattr(errors, name.removeprefix(f"{errors.__name__}."), None) if is_sparks(error) else None
+        name, _, message = root_cause(error).partition(": ")
+        kind = getattr(errors, name.removeprefix(f"{errors.__name__}."), None) if is_spark_error(error) else None
         if not (isinstance(kind, type) and issubclass(kind, errors.PipelineError)):
             raise
         raise kind(message) from error
 
 
-def is_sparks(error: BaseException) -> bool:
+def is_spark_error(error: BaseException) -> bool:
     """True for errors of PySpark and of its bridge to Java."""
     return type(error).__module__.partition(".")[0] in {"pyspark", "py4j"}
 
 
-def in_one_line(error: BaseException) -> str:
+def root_cause(error: BaseException) -> str:
     """The innermost cause: the last line of a Python traceback from an executor, else the last `Caused by` of Java."""
     said = str(error).strip()
     if "Traceback (most recent call last)" in said:

@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-LEFT_OUT: Final = (b"WARNING: Using incubator modules: jdk.incubator.vector\n", b"1 compiler directives added\n")
+DROPPED_LINES: Final = (b"WARNING: Using incubator modules: jdk.incubator.vector\n", b"1 compiler directives added\n")
 _STDERR: Final = 2
 
 
 @contextmanager
-def without_beginning() -> Iterator[threading.Thread]:
+def without_startup_lines() -> Iterator[threading.Thread]:
     """Replaces stderr while Java is being started. Yields the copying thread, which runs until Java ends."""
     sys.stderr.flush()
     ours = os.dup(_STDERR)
@@ -38,5 +38,5 @@ def without_beginning() -> Iterator[threading.Thread]:
 def _pass_on(reading: int, ours: int) -> None:
     with open(reading, "rb") as lines, open(ours, "wb", buffering=0) as stderr:
         for line in lines:
-            if line not in LEFT_OUT:
+            if line not in DROPPED_LINES:
                 stderr.write(line)

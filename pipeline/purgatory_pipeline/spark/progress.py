@@ -19,7 +19,7 @@ LOG_S: Final = 15.0
 
 
 @dataclass(frozen=True)
-class Reached:
+class JobProgress:
     """Stages and tasks of the running jobs."""
 
     stages: int
@@ -27,14 +27,14 @@ class Reached:
     tasks: int
     tasks_done: int
 
-    def words(self, name: str, elapsed_s: float) -> str:
+    def line(self, name: str, elapsed_s: float) -> str:
         return (
             f"{name}: stage {min(self.stages_done + 1, self.stages)} of {self.stages}, "
             f"{self.tasks_done} of {self.tasks} tasks, {elapsed_s:.0f} s"
         )
 
 
-def reached(context: SparkContext) -> Reached | None:
+def job_progress(context: SparkContext) -> JobProgress | None:
     """Progress of the running jobs; None while Spark is idle."""
     tracker = context.statusTracker()
     active = set(tracker.getActiveStageIds())
@@ -49,7 +49,7 @@ def reached(context: SparkContext) -> Reached | None:
             tasks += stage_info.numTasks
             tasks_done += stage_info.numCompletedTasks
             done += stage not in active and stage_info.numCompletedTasks == stage_info.numTasks > 0
-    return Reached(stages, done, tasks, tasks_done) if stages else None
+    return JobProgress(stages, done, tasks, tasks_done) if stages else None
 
 
 class ProgressLine:
@@ -88,11 +88,11 @@ class ProgressLine:
             if not self.is_due(now - started, now - said):
                 continue
             try:
-                seen = reached(self._context)
+                seen = job_progress(self._context)
             except Exception:  # noqa: BLE001 -- whatever a context raises that is being stopped: nothing to see there
                 break
             if seen is not None:
-                self._write(seen.words(self._name, now - started))
+                self._write(seen.line(self._name, now - started))
                 said = now
             else:
                 self._clear()

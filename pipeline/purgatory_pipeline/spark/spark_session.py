@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from purgatory_pipeline.errors import JavaMissing, SettingInvalid
 from purgatory_pipeline.spark import progress
-from purgatory_pipeline.spark.java_stderr import without_beginning
+from purgatory_pipeline.spark.java_stderr import without_startup_lines
 
 JAVA_MIN: Final = 17
 INSTALL_JAVA: Final = (
@@ -126,7 +126,7 @@ def spark_session(name: str) -> SparkSession:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         ours = [word for key, value in _JVM_DEFAULTS.items() for word in ("--conf", f"{key}={value}")]
         os.environ[_SUBMIT_ARGS] = shlex.join([*ours, *_submit_words(), _SHELL])
-        with without_beginning():
+        with without_startup_lines():
             session = SparkSession.builder.appName(name).getOrCreate()
     else:
         session = running or SparkSession.builder.appName(name).getOrCreate()

@@ -111,7 +111,7 @@ def test_object_stores_open_under_both_names(scheme: str) -> None:
 
 def test_empty_archive_says_whether_something_is_under_way(tmp_path: Path) -> None:
     """An empty folder is an error; one with only unfinished files tells how many."""
-    with pytest.raises(ArchiveUnusable, match=r"is empty: no file has been rolled yet$"):
+    with pytest.raises(ArchiveUnusable, match=r"is empty: no file is complete yet$"):
         find_archive(str(tmp_path))
     unfinished = tmp_path / layout.unfinished_path(schema.EVENTS, "run-a", 1)
     unfinished.parent.mkdir()
@@ -144,10 +144,7 @@ def test_foreign_parquet_among_ours_is_set_aside(written: list[Path], tmp_path: 
     [
         (lambda table: table.drop_columns("waited_ms"), "it lacks waited_ms"),
         (lambda table: table.append_column("colour", pa.array(["red"])), "it has unknown colour"),
-        (
-            lambda table: table.set_column(5, "session_id", pa.array([7])),
-            "session_id is int64, not string",
-        ),
+        (lambda table: table.set_column(5, "session_id", pa.array([7])), "session_id is int64, not string"),
     ],
 )
 def test_other_columns_are_set_aside_and_named(tmp_path: Path, change: object, said: str) -> None:

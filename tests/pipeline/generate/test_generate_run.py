@@ -15,7 +15,7 @@ import pytest
 from purgatory_pipeline.generate.history_plan import HistoryPlan, make_plan
 from purgatory_pipeline.generate.make_archive import make_run
 from purgatory_pipeline.generate.truth import RunTruth
-from purgatory_pipeline.generate.truth_summary import sum_up
+from purgatory_pipeline.generate.truth_summary import summarize
 
 from purgatory.archive import schema
 from purgatory.archive.rows import OutcomeRows
@@ -292,7 +292,7 @@ def test_a_run_that_is_made_twice_is_there_once(tmp_path: Path) -> None:
 def test_quantiles_and_stragglers_of_the_whole(made: tuple[Path, RunTruth]) -> None:
     """The summary's quantiles are those of all waits of its runs, and the slow replica is the worst straggler."""
     plan: HistoryPlan = PLAN
-    whole = sum_up(plan, str(made[0]))
+    whole = summarize(plan, str(made[0]))
     waits = made[1].waits
     for topic in {"", *waits.topic}:
         of_topic = [place for place, name in enumerate(waits.topic) if topic in {"", name}]

@@ -12,7 +12,7 @@ from purgatory_pipeline.cli import EXIT_UNUSABLE, main
 from purgatory_pipeline.errors import ArchiveUnusable
 from purgatory_pipeline.generate.history_plan import make_plan
 from purgatory_pipeline.generate.make_archive import make_archive, make_run
-from purgatory_pipeline.generate.truth_summary import sum_up
+from purgatory_pipeline.generate.truth_summary import summarize
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
@@ -28,7 +28,7 @@ def archive(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Pa
     folder = tmp_path_factory.mktemp("archive")
     made = make_archive(spark, PLAN, str(folder))
     assert (made.runs, made.operations) == (PLAN.runs, PLAN.operations)
-    sum_up(PLAN, str(folder))
+    summarize(PLAN, str(folder))
     return folder
 
 

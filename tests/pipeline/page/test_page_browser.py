@@ -31,12 +31,12 @@ PLOTS = (
     "Waits, by topic and kind",
     "Slow produces held back, by replica",
     "Time lost to it, by replica",
-    "Lateness along the time",
+    "Lateness over time",
     "Lateness, by topic and kind",
     "When each partition or key was at its deepest",
     "Most waits",
     "Most time waited",
-    "When something was unlike before",
+    "When something was unusual",
 )
 """Besides the curves, which are named for their topics."""
 

@@ -25,14 +25,7 @@ def test_counts(value: object, shown: str) -> None:
     assert wording.count(value) == shown
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        (999_999, "999,999"),
-        (12_345_678, "12.3 million"),
-        (4e9, "4 billion"),
-    ],
-)
+@pytest.mark.parametrize(("value", "shown"), [(999_999, "999,999"), (12_345_678, "12.3 million"), (4e9, "4 billion")])
 def test_rough_counts(value: float, shown: str) -> None:
     """Large counts are rounded for headlines, small ones are exact."""
     assert wording.rough_count(value) == shown.replace(" ", NBSP)
@@ -70,8 +63,8 @@ def test_a_share_is_all_or_nothing_only_if_it_is(value: float) -> None:
 
 def test_a_share_inside_a_sentence_drops_the_empty_place() -> None:
     """63 %, not 63.0 %; other figures stay as they are."""
-    assert wording.share_said(0.63) == f"63{NBSP}%"
-    assert wording.share_said(0.631) == f"63.1{NBSP}%"
+    assert wording.share_in_sentence(0.63) == f"63{NBSP}%"
+    assert wording.share_in_sentence(0.631) == f"63.1{NBSP}%"
 
 
 @pytest.mark.parametrize(
@@ -105,7 +98,7 @@ def test_waits(value: float, shown: str) -> None:
 )
 def test_times_added_up(value: float, shown: str) -> None:
     """Time in all: coarser than one wait."""
-    assert wording.time_in_all(value) == shown.replace(" ", NBSP)
+    assert wording.total_time(value) == shown.replace(" ", NBSP)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +164,7 @@ def test_figures_stay_with_their_units() -> None:
 
 def test_our_own_words_may_name_things() -> None:
     """What stands between backticks is a name; everything is escaped."""
-    assert wording.described("more than `slow_over_ms` < 5") == (
+    assert wording.with_code_names("more than `slow_over_ms` < 5") == (
         "more than <code><bdi>slow_over_ms</bdi></code> &lt; 5"
     )
 

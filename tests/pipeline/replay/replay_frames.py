@@ -68,7 +68,7 @@ def replay_info(**changes: object) -> ReplayInfo:
         "policies": SWEEP,
         "compared": 2 * OPERATIONS,
         "equal": 2 * OPERATIONS,
-        "account": ("registrations: 800,012 in = 800,000 replayed + 12 refused in life",),
+        "account": ("registrations: 800,012 in = 800,000 replayed + 12 recorded as refused",),
         "options": {"sweep": "timeout_ms=100,200,400,800,1600"},
         "versions": {"purgatory": "0.2.0", "spark": "4.3.0"},
     }

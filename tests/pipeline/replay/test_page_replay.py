@@ -1,4 +1,4 @@
-"""What the replay's page says: first whether the replay is true to what happened, then what would have been."""
+"""What the replay's page says: first whether the unchanged replay matches, then what the policies change."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_unchanged_policy_comes_first(page: Page) -> None:
     """Before anything else the page says how much of the unchanged replay ended as it was recorded."""
     assert [text_of(sentence) for sentence in page.account.lead] == [
         f"Unchanged policy: 100 % of {2 * OPERATIONS:,} outcomes are equal.",
-        "registrations: 800,012 in = 800,000 replayed + 12 refused in life",
+        "registrations: 800,012 in = 800,000 replayed + 12 recorded as refused",
     ]
     assert page.account.notices == ()
     assert not any(fact.alarming for fact in page.headlines)
@@ -42,7 +42,7 @@ def test_an_untrue_replay_is_alarming() -> None:
     """One outcome that differs is never rounded away: it is told, and marks the headline."""
     page = replay_page(replay_frames(), replay_info(equal=2 * OPERATIONS - 1, notes=("A note.",)))
     assert text_of(page.account.lead[0]) == (
-        f"Unchanged policy: > 99.99 % of {2 * OPERATIONS:,} outcomes are equal. 1 operation ended otherwise."
+        f"Unchanged policy: > 99.99 % of {2 * OPERATIONS:,} outcomes are equal. 1 operation ended differently."
     )
     assert page.account.notices == ("A note.",)
     assert [fact.value for fact in page.headlines if fact.alarming] == [f">{wording.NBSP}99.99{wording.NBSP}%"]
@@ -82,7 +82,7 @@ def test_kinds_that_no_policy_touches_are_not_drawn() -> None:
 
 
 def test_changes_add_up(page: Page) -> None:
-    """What would have ended otherwise is listed in full, also its sum for each policy."""
+    """What would have ended differently is listed in full, also its sum for each policy."""
     (table,) = tables_of(page.sections[2])
     assert table.frame["operations"].sum() == replay_frames()["changes"]["operations"].sum()
 
@@ -106,7 +106,7 @@ def test_what_policies_share_is_said_once(names: tuple[str, ...], labels: tuple[
 
 
 def test_a_replay_without_change_says_so() -> None:
-    """Without a policy to try, the page says that nothing ended otherwise, and has nothing to find."""
+    """Without a policy to try, the page says that nothing ended differently, and has no findings."""
     frames = replay_frames(())
     page = replay_page(frames, replay_info(policies=()))
     assert page.findings == ()

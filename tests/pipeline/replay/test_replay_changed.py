@@ -18,7 +18,7 @@ from purgatory.archive.run_details import RunDetails
 from purgatory.engine import codes
 from purgatory.engine.waiting.tables import Owner
 from tests.archive.archive_replay import events_of, operations_of
-from tests.pipeline.replay.recorded_life import chunks_of, live
+from tests.pipeline.replay.recorded_run import chunks_of, record_run
 
 BATCHES = 200
 Row = dict[str, Any]
@@ -175,10 +175,10 @@ class CallByCall:
 def test_a_changed_history_ends_as_the_engine_ends_it(seed: int, name: str) -> None:
     """Under each policy every operation has the outcome and the wait that it has when told one call after the other."""
     policy = parse_policy(*POLICIES[name])
-    life = live(7 * len(name) + seed, BATCHES)
-    tables = life.tables()
-    expected = CallByCall(tables, life.details, life.first_ms, policy).ends
-    facts = RunContext(life.run_id, life.details, life.first_ms, life.now_ms)
+    recorded = record_run(7 * len(name) + seed, BATCHES)
+    tables = recorded.tables()
+    expected = CallByCall(tables, recorded.details, recorded.first_ms, policy).ends
+    facts = RunContext(recorded.run_id, recorded.details, recorded.first_ms, recorded.now_ms)
     chunks = chunks_of(tables, random.Random(seed))
     batches = replay_run(ReplayPlan("", (policy,)), facts, chunks, ReplaySums(), results=True)
     rows = [row for batch in batches for row in batch.to_pylist()]
@@ -192,9 +192,14 @@ def test_the_policies_matter() -> None:
     changed: Counter[str] = Counter()
     for name, words in POLICIES.items():
         for seed in range(1, 6):
-            life = live(7 * len(name) + seed, BATCHES)
-            facts = RunContext(life.run_id, life.details, life.first_ms, life.now_ms)
-            chunks = chunks_of(life.tables(), random.Random(seed))
+            recorded = record_run(7 * len(name) + seed, BATCHES)
+            facts = RunContext(
+                recorded.run_id,
+                recorded.details,
+                recorded.first_ms,
+                recorded.now_ms,
+            )
+            chunks = chunks_of(recorded.tables(), random.Random(seed))
             batches = replay_run(ReplayPlan("", (parse_policy(*words),)), facts, chunks, ReplaySums(), results=True)
             changed[name] += sum(row["verdict"] == "different" for batch in batches for row in batch.to_pylist())
     assert [name for name in POLICIES if not changed[name]] == []

@@ -64,7 +64,7 @@ def test_a_history_written_by_hand_is_reproduced(tmp_path: Path) -> None:
     account = replayed(tmp_path)
     assert verdicts(account) == (20, 0, 0, 0)
     assert account.check.sentence == "unchanged policy: 100 % of 20 outcomes equal"
-    assert account.totals()[0] == "registrations: 20 in = 20 replayed + 0 refused in life + 0 incomplete"
+    assert account.totals()[0] == "registrations: 20 in = 20 replayed + 0 recorded as refused + 0 incomplete"
     assert account.notes() == []
 
 
@@ -74,7 +74,7 @@ def test_a_history_that_no_engine_wrote_is_found_out(tmp_path: Path) -> None:
     account = replayed(tmp_path)
     assert account.check.different > 0
     assert account.check.sentence != "unchanged policy: 100 % of 10 outcomes equal"
-    assert "did not end as in life" in account.notes()[0]
+    assert "did not end as recorded" in account.notes()[0]
 
 
 def test_one_answer_that_differs_is_found(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_outcomes_that_are_missing_are_counted(tmp_path: Path) -> None:
     without(history_of_marks(), schema.OUTCOMES, chosen=lambda row: row["operation_id"] in {3, 5}).write(tmp_path)
     account = replayed(tmp_path)
     assert verdicts(account) == (18, 0, 2, 0)
-    assert any("no outcome in life" in note for note in account.notes())
+    assert any("no recorded outcome" in note for note in account.notes())
 
 
 def test_registrations_that_are_missing_are_counted(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_run_without_its_beginning_is_replayed_with_the_usual_settings(tmp_pat
     without(history_of_marks(), schema.MARKERS, chosen=lambda row: row["marker"] == schema.STARTED).write(tmp_path)
     account = replayed(tmp_path)
     assert verdicts(account) == (20, 0, 0, 0)
-    assert any("settings are not there" in note for note in account.notes())
+    assert any("settings are not recorded" in note for note in account.notes())
 
 
 def test_rows_that_are_there_twice_do_not_count_twice(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_rows_that_are_there_twice_do_not_count_twice(tmp_path: Path) -> None:
             write_second(tmp_path, table, rows)
     account = replayed(tmp_path)
     assert verdicts(account) == (20, 0, 0, 0)
-    assert any("there twice" in note for note in account.notes())
+    assert any("duplicate rows" in note for note in account.notes())
 
 
 def write_second(root: Path, table: str, rows: list[dict[str, object]]) -> None:
@@ -219,7 +219,7 @@ def test_pushed_marks_are_left_out_where_they_follow_from_the_replicas(tmp_path:
     assert [note for note in account.notes() if "pushed high watermarks" in note] == [
         "replica 2=+40ms: 1 pushed high watermarks left out; they follow from the replicas there",
         (
-            "replica 2=+40ms: 1 pushed high watermarks kept, of partitions whose in-sync set was not told: no replica "
+            "replica 2=+40ms: 1 pushed high watermarks kept, of partitions whose in-sync set is not known: no replica "
             "can matter there"
         ),
     ]

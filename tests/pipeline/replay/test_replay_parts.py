@@ -16,7 +16,7 @@ from purgatory_pipeline.replay.load.row_chunk import RowChunk, join
 from purgatory_pipeline.replay.load.row_packing import pack, unpack
 from purgatory_pipeline.replay.play import replay_sums
 from purgatory_pipeline.replay.play.operation_lookup import find
-from purgatory_pipeline.replay.play.registered_operations import whole_operations
+from purgatory_pipeline.replay.play.registered_operations import complete_operations
 
 from purgatory.archive.schema import EVENTS, OUTCOMES, REGISTRATIONS
 
@@ -146,7 +146,7 @@ def test_operations_that_are_not_all_there_are_left_out() -> None:
         "item": column([1, 0, 1, 0, 0, 1, 0]),
         "item_count": column([2, 2, 2, 1, 3, 3, 1]),
     }
-    whole = whole_operations(RowChunk(OUTCOMES, columns))
+    whole = complete_operations(RowChunk(OUTCOMES, columns))
     assert whole.starts.tolist() == [0, 2, 3]
     assert whole.counts.tolist() == [2, 1, 1]
     assert whole.incomplete == 2

@@ -16,12 +16,12 @@ from purgatory_pipeline.replay.load.run_files import find_runs
 from purgatory_pipeline.replay.policy import UNCHANGED, parse_policies
 from purgatory_pipeline.replay.replay_account import ReplayAccount
 from purgatory_pipeline.replay.result_frames import frames_of
-from purgatory_pipeline.replay.spark_jobs import heaps_of, large_runs, replay_sums
+from purgatory_pipeline.replay.spark_jobs import grouped_runs, large_runs, replay_sums
 from pyspark.sql import SparkSession
 
 from purgatory.archive import schema
 from purgatory.archive.files import ArchiveWriter, open_archive
-from tests.pipeline.replay.recorded_life import RecordedLife
+from tests.pipeline.replay.recorded_run import RecordedRun
 from tests.simulator.generator import Generator
 
 BATCHES = 300
@@ -31,15 +31,15 @@ POLICIES = [UNCHANGED, *parse_policies(["timeout_ms=*2"], ["2=+5ms"], ["min_byte
 def write_life(root: Path, seed: int, run_id: str) -> Counter[str]:
     """A simulator's life as an archive, in several files; how many operations ended how."""
     generator = Generator(seed)
-    life = RecordedLife(generator, run_id)
+    recorded = RecordedRun(generator, run_id)
     filesystem, folder = open_archive(str(root))
     writer = ArchiveWriter(filesystem, folder, run_id, roll_s=0.0)
     ended: Counter[str] = Counter()
     for part in range(3):
-        life.take(generator.next_step() for _ in range(BATCHES // 3))
+        recorded.take(generator.next_step() for _ in range(BATCHES // 3))
         if part == 2:
-            life.end()
-        for table, rows in life.tables().items():
+            recorded.end()
+        for table, rows in recorded.tables().items():
             for batch in rows.to_batches():
                 writer.write(table, batch)
             if table == schema.OUTCOMES:
@@ -128,7 +128,7 @@ def test_the_command(
         (["--set", "produce:min_bytes=9"], "produce has no min_bytes"),
         (["--slow-replica", "3=20"], "--slow-replica 3=20: give ID=+MILLISECONDSms"),
         (["--sweep", "timeout_ms"], "--sweep timeout_ms: give NAME=VALUE,VALUE,..."),
-        (["--sweep", "timeout_ms=5,5"], "a value is there twice"),
+        (["--sweep", "timeout_ms=5,5"], "a value is given twice"),
     ],
 )
 def test_a_policy_that_cannot_be(
@@ -148,5 +148,5 @@ def test_runs_are_divided_only_where_cores_would_idle(archive: tuple[Path, Count
     assert large_runs([runs[0]], 4, 0) == [runs[0]]
     assert large_runs([runs[0]] * 40, 4, 0) == []
     assert large_runs([runs[0]], 4, runs[0].rows + 1) == []
-    heaps = heaps_of([*runs, *runs], 1)
+    heaps = grouped_runs([*runs, *runs], 1)
     assert sorted(run.facts.run_id for heap in heaps for run in heap) == sorted([run.facts.run_id for run in runs] * 2)

@@ -19,20 +19,20 @@ from purgatory_pipeline.replay.play.run_replay import RunReplay
 from purgatory_pipeline.replay.policy import UNCHANGED
 
 from purgatory.archive import schema
-from tests.pipeline.replay.recorded_life import RecordedLife, Tables, chunks_of, live
+from tests.pipeline.replay.recorded_run import RecordedRun, Tables, chunks_of, record_run
 
 BATCHES = 400
 
 
-def facts_of_life(life: RecordedLife) -> RunContext:
+def context_of(recorded: RecordedRun) -> RunContext:
     """What a replay must know of it."""
-    return RunContext(life.run_id, life.details, life.first_ms, life.now_ms)
+    return RunContext(recorded.run_id, recorded.details, recorded.first_ms, recorded.now_ms)
 
 
-def replayed(life: RecordedLife, chunks: list[RowChunk], tally: ReplaySums, rows_min: int = 100) -> None:
+def replayed(recorded: RecordedRun, chunks: list[RowChunk], tally: ReplaySums, rows_min: int = 100) -> None:
     """Replays some rows of a life, unchanged."""
-    run = RunReplay(facts_of_life(life), [UNCHANGED], tally)
-    for window in windows(chunks, life.first_ms, rows_min=rows_min):
+    run = RunReplay(context_of(recorded), [UNCHANGED], tally)
+    for window in windows(chunks, recorded.first_ms, rows_min=rows_min):
         run.take(window)
     run.finish()
 
@@ -56,10 +56,10 @@ def ended_in_life(tables: Tables) -> int:
 @pytest.mark.parametrize("seed", range(1, 41))
 def test_a_life_is_reproduced(seed: int) -> None:
     """Every operation ends in the replay with the same outcome, wait, lateness and answers as in life."""
-    life = live(seed, BATCHES)
-    tables = life.tables()
+    recorded = record_run(seed, BATCHES)
+    tables = recorded.tables()
     tally = ReplaySums()
-    replayed(life, chunks_of(tables, random.Random(seed)), tally)
+    replayed(recorded, chunks_of(tables, random.Random(seed)), tally)
     verdicts, outcomes = sums_of(tally)
     ended = ended_in_life(tables)
     assert verdicts == ({EQUAL: ended} if ended else {})
@@ -70,18 +70,18 @@ def test_a_life_is_reproduced(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(101, 113))
 def test_a_life_is_reproduced_in_parts(seed: int) -> None:
     """Divided over bins, also where one group of partitions is divided, each operation is replayed once, and equal."""
-    life = live(seed, BATCHES)
-    tables = life.tables()
+    recorded = record_run(seed, BATCHES)
+    tables = recorded.tables()
     rng = random.Random(seed)
     chunks = chunks_of(tables, rng)
-    connections = Connections(life.details.engine_limits().signal_keys_max)
+    connections = Connections(recorded.details.engine_limits().signal_keys_max)
     for chunk in chunks:
         if chunk.table in {schema.REGISTRATIONS, schema.EVENTS}:
             connections.add(chunk)
     (placing,), _ = place([connections], bins=5, cores=3)
     tally = ReplaySums()
     for number in range(5):
-        replayed(life, chunks_of_bin(chunks, placing, number), tally)
+        replayed(recorded, chunks_of_bin(chunks, placing, number), tally)
     verdicts, _ = sums_of(tally)
     ended = ended_in_life(tables)
     assert verdicts == ({EQUAL: ended} if ended else {})

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from purgatory_pipeline.generate.history_plan import make_plan
 from purgatory_pipeline.generate.make_archive import make_archive
-from purgatory_pipeline.generate.truth_summary import sum_up
+from purgatory_pipeline.generate.truth_summary import summarize
 from purgatory_pipeline.report.command import report
 from purgatory_pipeline.report.report_tables import TABLES
 from pyspark.sql import SparkSession
@@ -26,7 +26,7 @@ def archive(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Pa
     """A small archive with its truth."""
     folder = tmp_path_factory.mktemp("archive")
     make_archive(spark, PLAN, str(folder))
-    sum_up(PLAN, str(folder))
+    summarize(PLAN, str(folder))
     return folder
 
 

@@ -131,7 +131,7 @@ def changes_plot(changes: pd.DataFrame, policies: Policies) -> Plot:
             title="operations",
             colours=["var(--middle)"] * len(drawn),
         ),
-        title="Operations that would have ended otherwise, by policy",
+        title="Operations that would have ended differently, by policy",
         description="Bars by policy: "
         + ", ".join(f"{wording.text(name)} {wording.count(count)}" for name, count in counts.items()),
         height=charts.rows_height(len(drawn)),

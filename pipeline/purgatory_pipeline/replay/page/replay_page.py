@@ -101,9 +101,9 @@ def _account(info: ReplayInfo) -> Section:
         wording.strong(share), wording.strong(wording.count(info.compared))
     )
     if differing:
-        lead += Markup(" {} ended otherwise.").format(wording.strong(wording.plural(differing, "operation")))
+        lead += Markup(" {} ended differently.").format(wording.strong(wording.plural(differing, "operation")))
     sums = tuple(wording.text(line, document.NOTICE_LENGTH_MAX) for line in info.account)
-    return Section("account", "Is the replay true to what happened?", (lead, *sums), notices=info.notes)
+    return Section("account", "Does the unchanged replay match what was recorded?", (lead, *sums), notices=info.notes)
 
 
 def _findings(outcomes: pd.DataFrame, policies: Policies) -> tuple[Finding, ...]:
@@ -129,11 +129,11 @@ def _findings(outcomes: pd.DataFrame, policies: Policies) -> tuple[Finding, ...]
 
 def _moved(kind: str, recorded: float, tried: Mapping[str, float], least: str, most: str) -> Markup:
     sentence = Markup("Of {} operations {} expired as recorded").format(
-        wording.text(kind), wording.strong(wording.share_said(recorded))
+        wording.text(kind), wording.strong(wording.share_in_sentence(recorded))
     )
     for policy in dict.fromkeys((most, least)):
         sentence += Markup(", {} with {}").format(
-            wording.strong(wording.share_said(tried[policy])), wording.name(policy)
+            wording.strong(wording.share_in_sentence(tried[policy])), wording.name(policy)
         )
     return sentence + Markup(".")
 
@@ -183,7 +183,7 @@ def _outcomes_section(outcomes: pd.DataFrame, moved: Sequence[str], policies: Po
     by_topic = outcomes[outcomes["topic"].notna() & outcomes["kind"].isin(list(moved))]
     if not by_topic.empty:
         parts.append(_expired_table(by_topic, policies))
-    lead = "The part that was not satisfied under each policy, and what was recorded. The rest was satisfied."
+    lead = "The part that was not satisfied, as recorded and under each policy. The rest was satisfied."
     return Section("outcomes", title, (lead, *_unmoved(outcomes, moved)), tuple(parts))
 
 
@@ -246,14 +246,14 @@ def _waits_section(waits: pd.DataFrame, moved: Sequence[str], policies: Policies
         PageColumn("wait_p90_ms", "90 %", wording.milliseconds),
         PageColumn("wait_p99_ms", "99 %", wording.milliseconds),
     )
-    lead = "How long operations would have waited, however they would have ended."
+    lead = "How long operations would have waited, whatever the outcome."
     table = PageTable("Waits by policy, over all topics", frame, columns, rest="waits.csv", rows_max=24)
     parts = (Grid(panels, replay_charts.WAITS_LEGEND), table) if panels else (table,)
     return Section("waits", title, (lead, *_unmoved(waits, moved)), parts)
 
 
 def _changes_section(changes: pd.DataFrame, policies: Policies) -> Section:
-    title = "What would have ended otherwise"
+    title = "What would have ended differently"
     changed = changes[changes["policy"].isin(policies.names)]
     if changed.empty:
         return Section("changes", title, ("Every operation would have ended as it was recorded.",))
@@ -262,13 +262,13 @@ def _changes_section(changes: pd.DataFrame, policies: Policies) -> Section:
     columns = (
         PageColumn("policy", "policy", policy_name),
         PageColumn("kind", "kind"),
-        PageColumn("recorded", "was recorded as", _outcome),
-        PageColumn("replayed", "would have been", _outcome),
+        PageColumn("recorded", "recorded", _outcome),
+        PageColumn("replayed", "replayed", _outcome),
         PageColumn("operations", "operations", wording.count),
     )
     table = PageTable("Outcomes that differ from the recorded ones", frame, columns, rest="changes.csv", rows_max=24)
     plot = replay_charts.changes_plot(changed, policies)
-    return Section("changes", title, ("Operations by the outcome that would have been another.",), (plot, table))
+    return Section("changes", title, ("Operations with another outcome than recorded.",), (plot, table))
 
 
 def policy_name(policy: object) -> str | Markup:

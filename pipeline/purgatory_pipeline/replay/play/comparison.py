@@ -29,12 +29,12 @@ class Comparison:
         """For each open operation: a difference is known."""
         self._sides: tuple[_Side, _Side] = (_Side(), _Side())
 
-    def add(self, open_counts: Column, life: Answers | None, replay: Answers | None) -> None:
+    def add(self, open_counts: Column, recorded_outcomes: Answers | None, replay: Answers | None) -> None:
         """Takes what has ended since. `open_counts` are the item counts of all open operations."""
         starts = np.cumsum(open_counts) - open_counts
         items = int(open_counts.sum())
         self.differs = np.concatenate([self.differs, np.zeros(len(open_counts) - len(self.differs), np.bool_)])
-        for side, answers in zip(self._sides, (life, replay), strict=True):
+        for side, answers in zip(self._sides, (recorded_outcomes, replay), strict=True):
             side.grow(len(open_counts), items)
             if answers is not None:
                 self.differs[side.take(answers, starts, open_counts)] = True

@@ -27,7 +27,7 @@ COLUMNS: Final = {
 MARKS_LEFT_OUT: Final = "pushed high watermarks left out"
 MARKS_KEPT: Final = "pushed high watermarks kept"
 """Counters of each player; its place is appended."""
-TURNING: Final = (codes.IN_SYNC_REPLICAS, codes.LEADERSHIP, codes.PARTITION_REMOVED)
+ROLE_EVENTS: Final = (codes.IN_SYNC_REPLICAS, codes.LEADERSHIP, codes.PARTITION_REMOVED)
 
 
 @dataclass(frozen=True)
@@ -132,11 +132,11 @@ class Rewritten:
         left_out = np.zeros(len(chunk), np.bool_)
         start = 0
         details = dict(zip(chunk.detail_rows.tolist(), chunk.details, strict=True))
-        for row in np.flatnonzero(np.isin(types, TURNING)).tolist():
+        for row in np.flatnonzero(np.isin(types, ROLE_EVENTS)).tolist():
             left_out[start:row] = is_mark[start:row] & derived[places[start:row]]
             start = row
             name = chunk.names[places[row]]
-            self._note_turn(name, types[row], chunk.column("flags")[row] != 0, details.get(row))
+            self._follow_role(name, types[row], chunk.column("flags")[row] != 0, details.get(row))
             derived[[place for place, other in enumerate(chunk.names) if other == name]] = self._is_derived(name)
         left_out[start:] = is_mark[start:] & derived[places[start:]]
         counted = chunk.column("copy") == 0
@@ -147,7 +147,7 @@ class Rewritten:
     def _is_derived(self, name: Name) -> bool:
         return name in self._in_sync_known and name not in self._followed
 
-    def _note_turn(self, name: Name, event_type: int, flag: bool, detail: Sequence[Any] | None) -> None:
+    def _follow_role(self, name: Name, event_type: int, flag: bool, detail: Sequence[Any] | None) -> None:
         """Follows whether a partition knows its in-sync set, and whether it is led elsewhere (a follower is told its
         mark).
         """

@@ -55,7 +55,11 @@ class PolicyPlayer:
         self._topics: Final = topics
 
     def play(
-        self, window: CallWindow, arrivals: RegisteredOperations | None, life: RecordedOutcomes, calls: OtherCalls
+        self,
+        window: CallWindow,
+        arrivals: RegisteredOperations | None,
+        recorded_outcomes: RecordedOutcomes,
+        calls: OtherCalls,
     ) -> Completions | None:
         """Plays a window; returns what has ended, by id, or None."""
         happenings = self.events.take(window.get(EVENTS), window.last_ms)
@@ -67,7 +71,7 @@ class PolicyPlayer:
         if happenings is not None:
             parts.append(steps(happenings.call, happenings.time, tape.APPLY))
         if unchanged:
-            parts.append(recorded_expirations(life))
+            parts.append(recorded_expirations(recorded_outcomes))
         codes, times, counts = merged(parts, by_time=not unchanged)
         batches = [] if arrivals is None else self._batches(arrivals)
         played = self._engine.play(
@@ -123,11 +127,11 @@ class PolicyPlayer:
         return taken[0] if taken else None
 
 
-def recorded_expirations(life: RecordedOutcomes) -> TapeSteps:
+def recorded_expirations(recorded_outcomes: RecordedOutcomes) -> TapeSteps:
     """A step for each recorded turn of the reaper that expired something: as many operations as it expired.
 
     What expired after 0 ms had a timeout of 0: registering it again expires it, without the reaper.
     """
-    expired = (life.outcome == EXPIRED) & (life.waited > 0)
-    calls, first, counts = np.unique(life.call[expired], return_index=True, return_counts=True)
-    return TapeSteps(calls, life.time[expired][first], np.full(len(calls), tape.EXPIRE), counts)
+    expired = (recorded_outcomes.outcome == EXPIRED) & (recorded_outcomes.waited > 0)
+    calls, first, counts = np.unique(recorded_outcomes.call[expired], return_index=True, return_counts=True)
+    return TapeSteps(calls, recorded_outcomes.time[expired][first], np.full(len(calls), tape.EXPIRE), counts)

@@ -11,14 +11,14 @@ import numpy as np
 from purgatory_pipeline.replay.load.row_chunk import Column, RowChunk
 from purgatory_pipeline.replay.play.comparison import ANSWERS, Answers
 from purgatory_pipeline.replay.play.open_operations import OpenOperations
-from purgatory_pipeline.replay.play.registered_operations import whole_operations
+from purgatory_pipeline.replay.play.registered_operations import complete_operations
 
 COLUMNS: Final = ("call", "time", "outcome", "waited_ms", "lateness_ms")
 
 OUTCOMES_READ: Final = "outcomes"
 WITHOUT_REGISTRATION: Final = "outcomes without registration"
-INCOMPLETE_OUTCOMES: Final = "outcomes of which rows are missing"
-REPEATED_OUTCOMES: Final = "outcomes that are there twice"
+INCOMPLETE_OUTCOMES: Final = "incomplete outcomes"
+REPEATED_OUTCOMES: Final = "duplicate outcomes"
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ class RecordedOutcomes:
         )
 
 
-def read_life(chunk: RowChunk | None, operations: OpenOperations, counts: Counter[str]) -> RecordedOutcomes:
+def match_outcomes(chunk: RowChunk | None, operations: OpenOperations, counts: Counter[str]) -> RecordedOutcomes:
     """Matches outcomes with open operations and stores them there; outcomes that match none are counted."""
     if chunk is None:
         empty = np.empty(0, np.int64)
         return RecordedOutcomes(empty, empty, empty, empty, empty, empty, empty, [empty for _ in ANSWERS])
-    whole = whole_operations(chunk)
+    whole = complete_operations(chunk)
     counts[OUTCOMES_READ] += len(whole) + whole.incomplete
     counts[INCOMPLETE_OUTCOMES] += whole.incomplete
     sessions, ids = (whole.first(name).astype(np.int64) for name in ("session", "operation"))

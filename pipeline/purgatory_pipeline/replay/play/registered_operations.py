@@ -37,7 +37,7 @@ class CompleteOperations:
         return values if len(values) == len(starts) else values.take(starts)
 
 
-def whole_operations(chunk: RowChunk) -> CompleteOperations:
+def complete_operations(chunk: RowChunk) -> CompleteOperations:
     """Finds the operations in a chunk of registrations or outcomes, and drops incomplete ones."""
     rows = len(chunk)
     if "item_count" not in chunk.columns and "item" not in chunk.columns:
@@ -51,7 +51,7 @@ def whole_operations(chunk: RowChunk) -> CompleteOperations:
         return CompleteOperations(chunk, starts, counts, 0)
     kept = np.zeros(rows, np.bool_)
     kept[orphans:] = np.repeat(complete, counts)
-    found = whole_operations(chunk.take(kept)) if kept.any() else None
+    found = complete_operations(chunk.take(kept)) if kept.any() else None
     incomplete = len(starts) - int(np.count_nonzero(complete)) + int(orphans > 0)
     if found is None:
         empty = np.empty(0, np.int64)

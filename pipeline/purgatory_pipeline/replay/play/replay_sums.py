@@ -45,7 +45,7 @@ SCHEMA: Final = pa.schema(
         ("player", pa.int32()),
         ("kind", pa.int32()),
         ("topic", pa.string()),
-        ("recorded", pa.int32()),  # outcome in life
+        ("recorded", pa.int32()),  # recorded outcome
         ("replayed", pa.int32()),  # outcome in the replay; of a wait, how it ended
         ("detail", pa.int32()),  # verdict; of a wait, its bucket
         ("name", pa.string()),  # of a count

@@ -18,8 +18,8 @@ from purgatory_pipeline.replay.play.comparison import Answers, Comparison
 from purgatory_pipeline.replay.play.open_operations import PENDING, OpenOperations
 from purgatory_pipeline.replay.play.policy_events import MARKS_KEPT, MARKS_LEFT_OUT, Rewritten
 from purgatory_pipeline.replay.play.policy_player import PolicyPlayer
-from purgatory_pipeline.replay.play.recorded_outcomes import RecordedOutcomes, read_life
-from purgatory_pipeline.replay.play.registered_operations import RegisteredOperations, whole_operations
+from purgatory_pipeline.replay.play.recorded_outcomes import RecordedOutcomes, match_outcomes
+from purgatory_pipeline.replay.play.registered_operations import RegisteredOperations, complete_operations
 from purgatory_pipeline.replay.play.replay_sums import (
     DIFFERENT,
     EQUAL,
@@ -32,9 +32,9 @@ from purgatory_pipeline.replay.play.tape_steps import OtherCalls
 from purgatory_pipeline.replay.policy import Policy
 
 REGISTRATIONS_READ: Final = "registrations"
-INCOMPLETE_REGISTRATIONS: Final = "registrations of which rows are missing"
+INCOMPLETE_REGISTRATIONS: Final = "incomplete registrations"
 CLOCK_FALLS: Final = "rows whose clock went back"
-REPEATED_ROWS: Final = "rows that are there twice"
+REPEATED_ROWS: Final = "duplicate rows"
 NOT_TAKEN: Final = "registrations that the engine would not take again"
 NOT_DUE: Final = "expirations that were not due in the replay"
 
@@ -72,28 +72,28 @@ class RunReplay:
         arrivals = self._arrivals(window.get(REGISTRATIONS))
         if arrivals is not None:
             self._open.add(arrivals)
-        life = read_life(window.get(OUTCOMES), self._open, counts)
+        recorded_outcomes = match_outcomes(window.get(OUTCOMES), self._open, counts)
         calls = OtherCalls(window.get(CALLS), self._open, self._last_shut_down)
         self._last_shut_down = calls.last_shut_down
         for place, player in enumerate(self._players):
-            self._note(place, player.play(window, arrivals, life, calls), life)
-        self._put_away(self._open.is_done())
+            self._record(place, player.play(window, arrivals, recorded_outcomes, calls), recorded_outcomes)
+        self._finish(self._open.is_done())
 
     def finish(self) -> None:
         """The history ends here; operations still open stay so."""
         for place, player in enumerate(self._players):
-            self._note(place, player.finish(self._last_ms), None)
+            self._record(place, player.finish(self._last_ms), None)
             self._tally.counts[NOT_TAKEN] += player.refused
             self._tally.counts[NOT_DUE] += player.not_due
             if isinstance(player.events, Rewritten):
                 self._tally.counts[f"{MARKS_LEFT_OUT} {place}"] += player.events.marks_left_out
                 self._tally.counts[f"{MARKS_KEPT} {place}"] += player.events.marks_kept
-        self._put_away(np.ones(len(self._open), np.bool_))
+        self._finish(np.ones(len(self._open), np.bool_))
 
     def _arrivals(self, chunk: RowChunk | None) -> RegisteredOperations | None:
         if chunk is None:
             return None
-        whole = whole_operations(chunk)
+        whole = complete_operations(chunk)
         self._tally.counts[REGISTRATIONS_READ] += len(whole) + whole.incomplete
         self._tally.counts[INCOMPLETE_REGISTRATIONS] += whole.incomplete
         if not len(whole):
@@ -102,7 +102,7 @@ class RunReplay:
         self._next_id += arrivals.rows
         return arrivals
 
-    def _note(self, place: int, completions: Completions | None, life: RecordedOutcomes | None) -> None:
+    def _record(self, place: int, completions: Completions | None, recorded_outcomes: RecordedOutcomes | None) -> None:
         """Stores what has ended in one player, and as recorded."""
         comparison = self._comparisons[place]
         answers = None
@@ -119,9 +119,11 @@ class RunReplay:
                     [numbers(completions.error_codes), numbers(completions.reached_offsets)],
                 )
         if comparison is not None:
-            comparison.add(self._open["item_counts"], None if life is None else life.answers, answers)
+            comparison.add(
+                self._open["item_counts"], None if recorded_outcomes is None else recorded_outcomes.answers, answers
+            )
 
-    def _put_away(self, done: Column) -> None:
+    def _finish(self, done: Column) -> None:
         """Adds finished operations to the sums and forgets them."""
         if not done.any():
             return

@@ -28,11 +28,13 @@ def headlines(frames_intake: pd.DataFrame, info: ReportInfo) -> tuple[Headline, 
         Headline("satisfied", share_of_ended("satisfied"), f"{wording.count(totals.get('satisfied', 0))} operations"),
         Headline("expired", share_of_ended("expired"), f"{wording.count(totals.get('expired', 0))} operations"),
         Headline(
-            "ended otherwise",
+            "other outcomes",
             wording.count(sum(others.values())),
             ", ".join(f"{wording.count(number)} {word.replace('_', ' ')}" for word, number in others.items() if number),
         ),
-        Headline("no end found", wording.count(totals.get("unfinished", 0)), "still waiting, or not in what was read"),
+        Headline(
+            "no end found", wording.count(totals.get("unfinished", 0)), "still waiting, or their end was not read"
+        ),
         Headline("rows set aside", aside, "nothing" if aside == "0" else "see what came in", alarming=aside != "0"),
     )
 

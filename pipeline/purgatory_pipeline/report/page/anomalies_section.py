@@ -41,10 +41,10 @@ _COLOURS: Final = {"up": "var(--expired)", "down": "var(--produce)"}
 def anomalies_section(anomalies: pd.DataFrame, window_ms: int, span: charts.Span) -> Section:
     title = "Anomalies"
     if anomalies.empty:
-        return Section("anomalies", title, ("No window was strikingly unlike the one that it is compared with.",))
+        return Section("anomalies", title, ("No window differs strikingly from the one it is compared with.",))
     lead = Markup(
-        "{} of {} differ strikingly from the same window of the day before, or from the window before where there is "
-        "no such. The score is the change over the usual spread of such changes."
+        "{} of {} differ strikingly from the same window of the day before, or, if there is "
+        "none, from the window before. The score is the change over the usual spread of such changes."
     ).format(wording.strong(wording.plural(len(anomalies), "figure")), window_series.duration(window_ms) + " windows")
     return Section("anomalies", title, (lead,), parts=(_plot(anomalies, window_ms, span), _table(anomalies)))
 
@@ -109,15 +109,12 @@ def _plot(anomalies: pd.DataFrame, window_ms: int, span: charts.Span) -> Plot:
         note += f" The first {DOTS_MAX} of {len(anomalies):,}."
     return charts.plot(
         chart,
-        title="When something was unlike before",
+        title="When something was unusual",
         description=f"A dot for each striking window, in one row each for {wording.listed(measures)}; larger "
         "ones are more striking. The table below says what each was.",
         height=60 + 44 * len(measures),
         note=note,
-        legend=(
-            LegendEntry("more than usual", _COLOURS["up"]),
-            LegendEntry("less than usual", _COLOURS["down"]),
-        ),
+        legend=(LegendEntry("more than usual", _COLOURS["up"]), LegendEntry("less than usual", _COLOURS["down"])),
     )
 
 
@@ -138,8 +135,8 @@ def _table(anomalies: pd.DataFrame) -> PageTable:
             ),
             PageColumn("kind", "kind"),
             PageColumn("what", "what"),
-            PageColumn("was", "was", wording.as_it_is),
-            PageColumn("usually", "usually", wording.as_it_is),
+            PageColumn("was", "was", wording.as_is),
+            PageColumn("usually", "usually", wording.as_is),
             PageColumn("compared_with", "compared with", wording.instant),
             PageColumn("score", "score", wording.decimal),
         ),

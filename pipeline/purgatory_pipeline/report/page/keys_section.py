@@ -57,10 +57,12 @@ def hot_keys_section(hot_keys: pd.DataFrame) -> Section:
         return Section("hot-keys", title, ("Nothing ended in this time.",))
     first = by["waits"].iloc[0]
     lead = Markup(
-        "{} {} takes {} of all waits. A key that is long in the second list but not in the first has few waits, "
+        "{} {} takes {} of all waits. A key that is high in the second list but not in the first has few waits, "
         "but slow ones."
     ).format(
-        wording.name(first["topic"]), _where(first["partition"]), wording.strong(wording.share_said(first["share"]))
+        wording.name(first["topic"]),
+        _where(first["partition"]),
+        wording.strong(wording.share_in_sentence(first["share"])),
     )
     return Section(
         "hot-keys",
@@ -79,7 +81,7 @@ def hot_keys_section(hot_keys: pd.DataFrame) -> Section:
                     _hot_table(
                         by["waited"],
                         "By time waited",
-                        PageColumn("waited_total_ms", "time waited", wording.time_in_all),
+                        PageColumn("waited_total_ms", "time waited", wording.total_time),
                     ),
                 )
             ),

@@ -21,10 +21,7 @@ def load_section(lines: window_series.WindowSeries) -> Section:
     if total.empty:
         return Section("load", title, ("Nothing was registered and nothing ended in this time.",))
     return Section(
-        "load",
-        title,
-        (_lead(total, lines),),
-        (_rates(total, lines), *_unsatisfied(total, lines), _by_kind(lines)),
+        "load", title, (_lead(total, lines),), (_rates(total, lines), *_unsatisfied(total, lines), _by_kind(lines))
     )
 
 
@@ -32,8 +29,8 @@ def _lead(total: pd.DataFrame, lines: window_series.WindowSeries) -> Markup:
     busiest = total.loc[total["registered"].idxmax()]
     seconds = lines.step_ms / 1_000
     return Markup(
-        "At its busiest, in the {} from {}, {} operations a second were registered. Outcomes belong to the window in "
-        "which an operation ended, not to the one in which it was registered."
+        "In the busiest {}, from {}, {} operations per second were registered. An outcome belongs to the window in "
+        "which the operation ended, not to the one in which it was registered."
     ).format(
         lines.per_window,
         wording.strong(wording.instant(busiest["at"])),
@@ -60,13 +57,10 @@ def _rates(total: pd.DataFrame, lines: window_series.WindowSeries) -> Plot:
     return charts.plot(
         chart,
         title="Operations ended, by outcome",
-        description=f"Bars along the time: operations ended per second in each {lines.per_window}, by outcome "
+        description=f"Bars over time: operations ended per second in each {lines.per_window}, by outcome "
         f"({', '.join(shown) or 'none'}); a line shows what was registered. The table below has the sums.",
         height=230,
-        legend=(
-            *charts.swatches(charts.OUTCOME_COLOURS, shown),
-            LegendEntry("registered", "var(--ink)", shape="line"),
-        ),
+        legend=(*charts.swatches(charts.OUTCOME_COLOURS, shown), LegendEntry("registered", "var(--ink)", shape="line")),
     )
 
 
@@ -84,7 +78,7 @@ def _unsatisfied(total: pd.DataFrame, lines: window_series.WindowSeries) -> tupl
         charts.plot(
             _bars(bars, height, lines.span, share=True),
             title="The part that was not satisfied",
-            description=f"Bars along the time: the share of ended operations that were {wording.listed(shown)}; "
+            description=f"Bars over time: the share of ended operations that were {wording.listed(shown)}; "
             f"at most {wording.share(worst.max())}.",
             height=150,
             legend=charts.swatches(charts.OUTCOME_COLOURS, shown),

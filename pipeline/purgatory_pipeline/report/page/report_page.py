@@ -95,7 +95,7 @@ def _tables_section(frames: Mapping[str, pd.DataFrame], info: ReportInfo) -> Sec
                 rows,
                 (
                     PageColumn("name", "table", wording.name),
-                    PageColumn("meaning", "what it holds", lambda meaning: wording.described(str(meaning))),
+                    PageColumn("meaning", "what it holds", lambda meaning: wording.with_code_names(str(meaning))),
                     PageColumn("rows", "rows", wording.count),
                 ),
                 rows_max=len(rows),
@@ -104,4 +104,6 @@ def _tables_section(frames: Mapping[str, pd.DataFrame], info: ReportInfo) -> Sec
     )
 
 
-_BESIDE: Final = "Above is the top of each. Beside this page each is there whole as Parquet, and its first rows as CSV."
+_BESIDE: Final = (
+    "This page shows the top of each. The whole tables are beside it as Parquet, and their first rows as CSV."
+)

@@ -17,7 +17,7 @@ _CAUSES: Final = {
     "follower": "a follower reached the offset last",
     "leader": "the leader's own append came last",
     "left": "a replica that had not reached it left the in-sync replicas",
-    "told": "a high watermark was told from outside",
+    "told": "a high watermark was pushed from outside",
     "unknown": "the archive does not show it",
 }
 
@@ -25,11 +25,11 @@ _CAUSES: Final = {
 def stragglers_section(stragglers: pd.DataFrame, causes: pd.DataFrame, info: ReportInfo) -> Section:
     title = "Stragglers"
     if info.slow_over_ms is None or causes.empty:
-        return Section("stragglers", title, ("No produce was slow: there is nothing to attribute.",))
+        return Section("stragglers", title, ("No produce was slow.",))
     lead = Markup(
-        "A produce is slow here if it was satisfied after more than {} (the slowest {}). Each is put down to the "
-        "in-sync replica that reached its offset last, and to the time by which that was later than the second-last."
-    ).format(wording.strong(wording.milliseconds(info.slow_over_ms)), wording.share_said(info.slow_share))
+        "A produce is slow here if it was satisfied after more than {} (the slowest {}). Each is blamed on the "
+        "in-sync replica that reached its offset last, by as much as that was later than the second-last."
+    ).format(wording.strong(wording.milliseconds(info.slow_over_ms)), wording.share_in_sentence(info.slow_share))
     overall = _overall(stragglers)
     by_topic = stragglers[stragglers["topic"].notna()]
     named = _figures("replica_id", "replica")
@@ -57,15 +57,15 @@ def straggler_finding(stragglers: pd.DataFrame) -> list[Finding]:
         return []
     sentence = Markup("{} held back {} of the slow produces, by {} at the median. ").format(
         wording.strong(f"Replica {first['replica_id']}"),
-        wording.strong(wording.share_said(first["share"])),
+        wording.strong(wording.share_in_sentence(first["share"])),
         wording.strong(wording.milliseconds(first["median_ms"])),
     )
     if second is not None:
         sentence += Markup("Next is replica {} with {}. ").format(
-            second["replica_id"], wording.share_said(second["share"])
+            second["replica_id"], wording.share_in_sentence(second["share"])
         )
-    sentence += Markup("Without the first they would have waited {} less in all.").format(
-        wording.time_in_all(first["total_ms"])
+    sentence += Markup("Without it they would have waited {} less in total.").format(
+        wording.total_time(first["total_ms"])
     )
     return [Finding(sentence, "stragglers")]
 
@@ -88,7 +88,7 @@ def _figures(key: str, title: str) -> tuple[PageColumn, ...]:
         PageColumn("median_ms", "later by, half", wording.milliseconds),
         PageColumn("p99_ms", "99 %", wording.milliseconds),
         PageColumn("max_ms", "the most", wording.milliseconds),
-        PageColumn("total_ms", "time lost", wording.time_in_all),
+        PageColumn("total_ms", "time lost", wording.total_time),
     )
 
 
@@ -126,13 +126,13 @@ def _lost_plot(overall: pd.DataFrame) -> Plot:
         bar_charts.bars(
             _labels(drawn),
             [value / size for value in lost],
-            [wording.time_in_all(value) for value in lost],
+            [wording.total_time(value) for value in lost],
             title=f"time lost, added up ({unit})",
             colours=_colours(drawn),
         ),
         title="Time lost to it, by replica",
         description="Bars by replica: "
-        + ", ".join(f"{label} {wording.time_in_all(value)}" for label, value in zip(_labels(drawn), lost, strict=True)),
+        + ", ".join(f"{label} {wording.total_time(value)}" for label, value in zip(_labels(drawn), lost, strict=True)),
         height=charts.rows_height(len(drawn)),
     )
 
@@ -156,7 +156,7 @@ def _causes_table(causes: pd.DataFrame) -> PageTable:
             PageColumn("meaning", "cause"),
             PageColumn("operations", "produces", wording.count),
             PageColumn("share", "share", wording.share),
-            PageColumn("waited_total_ms", "waited in all", wording.time_in_all),
+            PageColumn("waited_total_ms", "waited in all", wording.total_time),
         ),
         rest="csv/slow_produces.csv",
     )

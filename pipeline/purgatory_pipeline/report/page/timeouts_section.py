@@ -29,12 +29,12 @@ def advice_section(advice: pd.DataFrame, timeouts: pd.DataFrame, survival: pd.Da
     """Curves of the busiest topics, and the figures read from them."""
     title = "Timeouts"
     if advice.empty:
-        return Section("timeouts", title, ("Nothing waited in this time.",))
+        return Section("timeouts", title, ("Nothing waited during this time.",))
     drawn = _drawn(advice, survival)
     curves = [_curve(row, survival) for _, row in drawn.iterrows()]
     lead = (
         "How long operations need, estimated from all of them. One that expired was not done by then, so it counts as "
-        "needing longer than its timeout (Kaplan-Meier), rather than as needing just that. Bounds are 95 %."
+        "needing longer than its timeout (Kaplan-Meier), not as needing exactly that. Bounds are 95 %."
     )
     return Section(
         "timeouts",
@@ -147,9 +147,9 @@ def _point(waited: object, waiting: object, low: object, high: object) -> dict[s
 def _cut_off(row: pd.Series[Any]) -> str:
     """The share that needs longer than the timeout in use; empty if nothing is known."""
     if not wording.is_missing(row["timeout_expires"]):
-        return wording.share_said(row["timeout_expires"])
+        return wording.share_in_sentence(row["timeout_expires"])
     known = 0 < wording.number_of(row["timeout_expires_high"]) < 1
-    return f"at most {wording.share_said(row['timeout_expires_high'])}" if known else ""
+    return f"at most {wording.share_in_sentence(row['timeout_expires_high'])}" if known else ""
 
 
 def _timeout_mark(row: pd.Series[Any], timeout: float, *, is_far: bool, is_beyond: bool) -> list[alt.Chart]:
@@ -242,11 +242,11 @@ def _advice_table(advice: pd.DataFrame) -> PageTable:
             PageColumn("kind", "kind"),
             PageColumn("operations", "operations", wording.count),
             PageColumn("need_p50_ms", "half need", wording.milliseconds),
-            PageColumn("need_p99", "99 % need", wording.as_it_is),
-            PageColumn("need_p999", "99.9 % need", wording.as_it_is),
+            PageColumn("need_p99", "99 % need", wording.as_is),
+            PageColumn("need_p999", "99.9 % need", wording.as_is),
             PageColumn("timeout_ms", "timeout in use", wording.milliseconds),
             PageColumn("expired_share", "expired", wording.share),
-            PageColumn("cut", "need longer", wording.as_it_is),
+            PageColumn("cut", "need longer", wording.as_is),
         ),
         rest="csv/advice.csv",
     )
@@ -272,7 +272,7 @@ def _timeouts_table(timeouts: pd.DataFrame, drawn: pd.DataFrame) -> PageTable:
         (
             PageColumn("topic", "topic", _all_or),
             PageColumn("kind", "kind"),
-            *(PageColumn(str(step), title, wording.as_it_is) for step, title in _STEPS.items()),
+            *(PageColumn(str(step), title, wording.as_is) for step, title in _STEPS.items()),
         ),
         rest="csv/timeouts.csv",
     )

@@ -26,9 +26,9 @@ def waits_section(topics: pd.DataFrame, lines: window_series.WindowSeries, appro
     title = "How long they waited"
     if topics.empty or topics["wait_p50_ms"].isna().all():
         return Section("waits", title, ("Nothing ended in this time.",))
-    lead = Markup("Waits are counted however they ended, so one that expired counts as long as its timeout. {}").format(
-        "Percentiles are estimates (sketches), good to about 1 %." if approximate else "Percentiles are exact."
-    )
+    lead = Markup(
+        "Waits count whatever their outcome, so one that expired counts for as long as its timeout. {}"
+    ).format("Percentiles are right to about 1 %." if approximate else "Percentiles are exact.")
     panels = tuple(_over_time(lines, kind) for kind in lines.kinds() if lines.lines(kind, _PERCENTILES))
     return Section(
         "waits",
@@ -46,7 +46,7 @@ def lateness_section(topics: pd.DataFrame, lines: window_series.WindowSeries) ->
         return Section("lateness", title, ("Nothing expired in this time.",))
     latest = expired.loc[pd.to_numeric(expired["lateness_max_ms"]).idxmax()]
     lead = Markup(
-        "An expiry is never told early; what it is late by is the daemon's own delay. The latest one, {}, came {} "
+        "An expiry is never early; its lateness is the daemon's own delay. The latest one, {}, came {} "
         "after its deadline."
     ).format(wording.name(latest["topic"]), wording.strong(wording.milliseconds(latest["lateness_max_ms"])))
     rows = _dots(expired.head(TOPICS_DRAWN), _LATENESS, _LATENESS_COLOURS)
@@ -96,7 +96,7 @@ def _over_time(lines: window_series.WindowSeries, kind: str) -> Plot:
     return charts.plot(
         _lines(rows, height, lines.span, _COLOURS, "waited"),
         title=f"Waits of {kind.replace('_', ' ')} operations",
-        description=f"Lines along the time: how long half, 90 % and 99 % of the {kind} operations waited at most, in "
+        description=f"Lines over time: how long half, 90 % and 99 % of the {kind} operations waited at most, in "
         f"each {lines.per_window}; between {wording.milliseconds(min(values, default=0))} and "
         f"{wording.milliseconds(max(values, default=0))}.",
         height=210,
@@ -113,8 +113,8 @@ def _lateness_over_time(lines: window_series.WindowSeries) -> Plot:
     height = alt.Y("drawn:Q", title="late by, 99 % (ms)", axis=alt.Axis(tickCount=5))
     return charts.plot(
         _lines(rows, height, lines.span, colours, "late by"),
-        title="Lateness along the time",
-        description=f"Lines along the time: how late 99 % of the expiries came at most, by kind, in each "
+        title="Lateness over time",
+        description=f"Lines over time: how late 99 % of the expiries were at most, by kind, in each "
         f"{lines.per_window}.",
         height=210,
         note=lines.caveat,

@@ -26,7 +26,7 @@ WALL_MS = 1_700_000_000_000
 """Wall-clock time at the engine's 0 ms."""
 
 
-class RecordedLife:
+class RecordedRun:
     """An engine under the simulator's steps, and the rows of what it was told and gave. `details` are its settings."""
 
     def __init__(self, generator: Generator, run_id: str = "run-a") -> None:
@@ -164,14 +164,14 @@ class RecordedLife:
         self._markers.add_row(self._last_stamp(), marker_values(marker, detail=detail))
 
 
-def live(seed: int, batches: int, *, end: bool = True) -> RecordedLife:
+def record_run(seed: int, batches: int, *, end: bool = True) -> RecordedRun:
     """A life of a seed, and, unless told otherwise, its end."""
     generator = Generator(seed)
-    life = RecordedLife(generator)
-    life.take(generator.next_step() for _ in range(batches))
+    recorded = RecordedRun(generator)
+    recorded.take(generator.next_step() for _ in range(batches))
     if end:
-        life.end()
-    return life
+        recorded.end()
+    return recorded
 
 
 def chunks_of(tables: Tables, rng: random.Random, rows_max: int = 60) -> list[RowChunk]:
