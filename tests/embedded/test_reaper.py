@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -14,6 +13,7 @@ from purgatory.engine.codes import CANCELLED, SHUTTING_DOWN
 from purgatory.engine.errors import ReentrantCall
 from purgatory.engine.generic.operation import GenericOperation
 from purgatory.testing import ManualClock
+from tests.embedded.test_threads import assert_empty, reaper_threads
 from tests.engine.generic.recording_operation import (
     DEADLINE_S,
     Errors,
@@ -24,28 +24,6 @@ from tests.engine.generic.recording_operation import (
     run_all,
     wait_until,
 )
-
-
-@pytest.fixture
-def purgatory() -> Iterator[EmbeddedPurgatory]:
-    with EmbeddedPurgatory("test", never_told) as embedded:
-        yield embedded
-
-
-@pytest.fixture
-def manual() -> Iterator[tuple[EmbeddedPurgatory, ManualClock]]:
-    """No reaper, and time that moves only when told."""
-    clock = ManualClock(1000)
-    with EmbeddedPurgatory("manual", never_told, clock=clock, reaper_enabled=False) as embedded:
-        yield embedded, clock
-
-
-def assert_empty(purgatory: EmbeddedPurgatory) -> None:
-    assert purgatory.watched == purgatory.num_delayed == purgatory.pending == purgatory.key_count == 0
-
-
-def reaper_threads(name: str) -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == f"ExpirationReaper-{name}"]
 
 
 def test_lesson_13_a_quiet_system_still_fires(purgatory: EmbeddedPurgatory) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
 from concurrent.futures import Future
 
 import pytest
@@ -25,20 +24,6 @@ from tests.engine.generic.recording_operation import (
     run_all,
     wait_until,
 )
-
-
-@pytest.fixture
-def purgatory() -> Iterator[EmbeddedPurgatory]:
-    with EmbeddedPurgatory("test", never_told) as embedded:
-        yield embedded
-
-
-@pytest.fixture
-def manual() -> Iterator[tuple[EmbeddedPurgatory, ManualClock]]:
-    """No reaper, and time that moves only when told."""
-    clock = ManualClock(1000)
-    with EmbeddedPurgatory("manual", never_told, clock=clock, reaper_enabled=False) as embedded:
-        yield embedded, clock
 
 
 def assert_empty(purgatory: EmbeddedPurgatory) -> None:

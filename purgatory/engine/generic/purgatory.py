@@ -27,13 +27,12 @@ from typing import Any, Final, SupportsIndex
 from purgatory.engine.codes import CANCELLED, EXPIRED, OUTCOME_NAMES, PENDING, SATISFIED, SHUTTING_DOWN
 from purgatory.engine.errors import OperationEnded, PurgatoryClosed, PurgatoryFull, ReentrantCall
 from purgatory.engine.generic.operation import (
-    RIGHT_TO_END,
-    RIGHT_TO_REGISTER,
     ActionQueue,
     GenericOperation,
     OnError,
     chained,
     in_range,
+    take,
 )
 from purgatory.engine.waiting.wheel import DEADLINE_MAX, TICK_MS_MAX, WHEEL_SIZE_MAX, TimingWheel
 
@@ -166,7 +165,7 @@ class DelayedOperationPurgatory:
         """
         outermost = self._enter()
         try:
-            is_mine = self.is_registered(operation) or operation.purgatory_take(RIGHT_TO_REGISTER)
+            is_mine = self.is_registered(operation) or take(operation.purgatory_right_to_register)
             return is_mine and self._claim(operation, CANCELLED)
         finally:
             self._leave(outermost)
@@ -267,8 +266,8 @@ class DelayedOperationPurgatory:
     def _withdraw(self, operation: GenericOperation) -> None:
         """Take back a registration that raised: unlinked, and if it has not ended it may be registered again."""
         self._unlink(operation)
-        if RIGHT_TO_END in operation.purgatory_rights:
-            operation.purgatory_rights.append(RIGHT_TO_REGISTER)
+        if operation.purgatory_right_to_end:
+            operation.purgatory_right_to_register.append(None)
 
     def _evaluate(self, operation: GenericOperation) -> bool:
         """Ask an operation that is pending; True: it ended. An Exception of `try_complete` counts as "not yet"."""
@@ -344,7 +343,7 @@ class DelayedOperationPurgatory:
 
         One that a thread ended just while it was being registered is still unlinked; its effects are that thread's.
         """
-        is_winner = operation.purgatory_take(RIGHT_TO_END)
+        is_winner = take(operation.purgatory_right_to_end)
         if is_winner:
             operation.outcome = outcome
             self._actions.add(operation)
@@ -395,7 +394,7 @@ def _distinct(keys: Iterable[Hashable]) -> dict[Hashable, None]:
 
 
 def _take_right_to_register(operation: GenericOperation) -> None:
-    may_register = operation.purgatory_take(RIGHT_TO_REGISTER)
+    may_register = take(operation.purgatory_right_to_register)
     if operation.outcome != PENDING:
         ended = OUTCOME_NAMES[operation.outcome]
         raise OperationEnded(f"the operation has ended ({ended}): make a new one for each registration")
