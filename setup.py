@@ -40,7 +40,7 @@ PROFILE = ROOT / "build" / "profile"
 INSTRUMENTED = [f"-fprofile-generate={PROFILE}", "-fprofile-update=single"]
 BY_PROFILE = [f"-fprofile-use={PROFILE}", "-fprofile-partial-training", "-Wno-missing-profile"]
 BY_PROFILE += ["-Wno-coverage-mismatch"]
-TRAINING = ("engine-register-complete", "engine-expire", "wheel", "replay-tape")
+TRAINING = ("engine-register-complete", "engine-five-partitions", "engine-expire", "wheel", "replay-tape")
 TRAINING_OPERATIONS = 20_000
 
 GENERATED_DOCSTRING = '"""The wire: generated from proto/purgatory/v1/ by the build, never edited, not committed."""\n'

@@ -20,6 +20,11 @@ NOBODY: Final[AsGiven] = ("", -1)
 """Holds the place of a name."""
 
 
+def room_for(expected: i64) -> i64:
+    """How long columns are made where so many values are expected."""
+    return ROOM if expected < ROOM else ROOM_MAX if expected > ROOM_MAX else expected
+
+
 class Completions:
     """Ended operations of one owner, in the order they ended.
 
@@ -28,11 +33,12 @@ class Completions:
     that can be indexed, sliced and walked like a list, and read without a copy as a buffer.
 
     The columns are longer than what was written while it is being written, which costs less than to lengthen each by
-    one value at a time; `finish` cuts them. `expected` is how many operations may end, if that can be guessed.
+    one value at a time; `finish` cuts them. `expected` and `expected_items` are how many operations may end, and how
+    many items they may have, if that can be guessed.
     """
 
-    def __init__(self, owner_id: int, expected: i64 = ROOM) -> None:
-        room = ROOM if expected < ROOM else ROOM_MAX if expected > ROOM_MAX else expected
+    def __init__(self, owner_id: int, expected: i64 = ROOM, expected_items: i64 = ROOM) -> None:
+        room = room_for(expected)
         self.owner_id: Final = owner_id
         self._operations: i64 = 0
         self.items: i64 = 0
@@ -44,6 +50,7 @@ class Completions:
         self.lateness_ms: vec[i64] = vec[i64]([0] * room)
         self.item_counts: vec[i64] = vec[i64]([0] * room)
 
+        room = room_for(expected_items)
         self.item_partitions: Final[list[PartitionName]] = [NOBODY] * room
         """(topic, partition); for a signal's key: (key, -1)."""
         self.error_codes: vec[i64] = vec[i64]([0] * room)

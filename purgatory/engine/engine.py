@@ -77,6 +77,7 @@ class Engine:
         owner.closed = True
         owner.completions = None
         owner.ended_last = 0
+        owner.items_ended_last = 0
         self.cancel_all(owner, now_ms)
         self._pending.owners[owner.owner_id] = None
         self._free_owners.append(owner.owner_id)

@@ -159,7 +159,7 @@ class PendingOperations:
         """Where to write what has ended of an owner. What a closed owner would have been told is dropped."""
         completions = owner.completions
         if completions is None:
-            completions = Completions(owner.owner_id, owner.ended_last)
+            completions = Completions(owner.owner_id, owner.ended_last, owner.items_ended_last)
             if not owner.closed:
                 owner.completions = completions
                 self._ready.append(completions)
@@ -175,4 +175,5 @@ class PendingOperations:
             if owner is not None and owner.completions is completions:
                 owner.completions = None
                 owner.ended_last = len(completions)
+                owner.items_ended_last = completions.items
         return ready

@@ -135,6 +135,8 @@ class Owner:
         """What has ended since it was last taken."""
         self.ended_last: i64 = 0
         """How many had ended when they were last taken: about as many may be next time."""
+        self.items_ended_last: i64 = 0
+        """How many items they had."""
         self.ids: vec[i64] = vec[i64]()
         self.slots: vec[i32] = vec[i32]()
 
