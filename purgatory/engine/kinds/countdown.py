@@ -168,7 +168,7 @@ class Countdown(Kind):
             error = i64(items.error_code[item])
             mark = items.mark[item]
             required = items.required[item]
-            remaining = -1
+            remaining: i64 = -1
             pace = -1.0
             reached = mark
             items.release(item)

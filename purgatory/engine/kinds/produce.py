@@ -47,6 +47,7 @@ class ProduceKind(Countdown):
         left = self._items_to_wait_for(columns, first_item, end)
         if left <= 0:
             return False
+        all_wait = left == end - first_item
         pending = self.pending
         slot = pending.admit(owner, PRODUCE, left, columns.operation_ids.at(row), columns.timeouts_ms.at(row), now_ms)
         last: i64 = -1
@@ -55,7 +56,9 @@ class ProduceKind(Countdown):
             partition = columns.known_partition(item)
             assert partition is not None, f"the partition of item {item} was known a moment ago"
             required, epoch = columns.offsets.at(item), columns.leader_epochs.at(item)
-            error = self.state(partition, required, epoch)
+            error: i64 = UNRESOLVED
+            if not all_wait:
+                error = self.state(partition, required, epoch)
             partition.references += 1
             last = pending.add_item(slot, last, partition.index, required, partition.high_watermark, epoch, error)
             if error == UNRESOLVED:
