@@ -1,4 +1,4 @@
-"""Client of Purgatory, waits as a service: `AsyncClient` for asyncio, `Client` for everything else."""
+"""Client of Purgatory, waits as a service: `AsyncClient` for asyncio, `Client` for programs without an event loop."""
 
 from purgatory_client import errors, events, waits
 from purgatory_client.aio import DEFAULT_ADDRESS, AsyncClient

@@ -1,8 +1,7 @@
 """The event loop that the blocking clients of a process share, in a thread of its own.
 
-One loop for all: gRPC's asyncio layer wakes every loop of a process for every event, so a loop for each client would
-cost each of them. The thread is a daemon thread, so it never holds up the end of the program; clients that are still
-open then are closed first.
+gRPC's asyncio layer wakes every loop of a process for every event, so a loop for each client would slow all of them.
+It is a daemon thread, so it never keeps a program from ending; clients that are still open then are closed first.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class BackgroundLoop:
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run it there and wait for its result here. An interrupt (Ctrl-C) cancels it there."""
+        """Run a coroutine on the loop and wait for its result. An interrupt (Ctrl-C) cancels it there."""
         if threading.current_thread() is self._thread:
             coroutine.close()
             raise RuntimeError("a blocking client cannot be used from its own event loop; use AsyncClient there")
@@ -43,7 +42,7 @@ _shared: list[BackgroundLoop] = []
 
 
 def shared_loop() -> BackgroundLoop:
-    """The loop of this process, started on first use; a forked child starts one of its own."""
+    """The loop of this process, started on first use. A forked child starts its own: threads do not survive a fork."""
     with _lock:
         if not _shared or _shared[-1].pid != os.getpid():
             _shared.append(BackgroundLoop())

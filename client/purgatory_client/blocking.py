@@ -1,7 +1,6 @@
-"""The blocking face: `Client`, for programs without an event loop. Safe to share between threads.
+"""`Client`, the blocking client, for programs without an event loop. Safe to share between threads.
 
-There is no second body: each method runs `AsyncClient`'s on a background event loop and waits for it, with the same
-parameters, results and errors.
+Each method runs that of `AsyncClient` on a background event loop and waits for it: same arguments, results and errors.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ T = TypeVar("T")
 def _blocking(
     method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Client, P], T]:
-    """The same method, blocking."""
-
     @functools.wraps(method)
     def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._run(method(self._client, *args, **kwargs))
@@ -37,8 +34,6 @@ def _blocking(
 def _iterating(
     method: Callable[Concatenate[AsyncClient, P], AsyncIterator[T]],
 ) -> Callable[Concatenate[Client, P], Iterator[T]]:
-    """The same iteration, blocking."""
-
     @functools.wraps(method)
     def iterate(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
         items = method(self._client, *args, **kwargs)
@@ -49,9 +44,10 @@ def _iterating(
 
 
 class Client:
-    """A blocking client of the daemon at `address`; parameters as of `AsyncClient`.
+    """A blocking client of one daemon. Arguments and errors are those of `AsyncClient`.
 
-    Open clients are closed when the interpreter ends. Not to be carried over a fork: make a new one in the child.
+    Use it in `with`, or `close` it; clients that are open when the interpreter ends are closed then. It does not
+    survive a fork: in the child its calls raise ClientClosed, so make a new one there.
     """
 
     def __init__(
@@ -144,7 +140,7 @@ _open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
 def _close_open_clients() -> None:
-    """At the end of the interpreter, while threads still run: cancel what is pending and leave the daemon."""
+    """Close clients at the end of the interpreter, while threads still run."""
     for client in list(_open_clients):
         if client._pid == os.getpid():  # noqa: SLF001
             client.close()

@@ -1,27 +1,27 @@
 """Every error this package raises, and the one place where gRPC statuses and refusals become them.
 
     PurgatoryClientError
-    ├── Unavailable            no connection to the daemon, or it is shutting down; trying again later may help
-    ├── InvalidRequest         the request is wrong; `field` names the part at fault
-    ├── LimitExceeded          a limit of the daemon or of this client is reached; nothing was registered
-    ├── NotFound               no such pending operation or partition
-    ├── PermissionDenied       not authenticated, or not allowed
-    ├── EventRefused           an event was refused and changed nothing; `receipt` has the details
-    │   └── StaleEpoch         its leader epoch is older than the partition's (74)
-    ├── SessionTakenOver       another client opened a session with the same id
-    ├── ClientClosed           the client was closed while the call was waiting, or before it
-    ├── OutboxError            the outbox file cannot be used, or there is none
-    │   ├── OutboxInUse        another client uses it
-    │   ├── OutboxDamaged      it is not as it was written
-    │   ├── OutboxTooNew       a newer version of this package wrote it
-    │   └── OutboxUnwritable   the disk is full or broken, or the file may not be written; nothing was registered
-    ├── DaemonError            the daemon failed in a way that is not the caller's fault
-    │   └── ProtocolError      it sent something that this client cannot follow
-    └── WaitError              raised by `Result.raise_for_outcome()`; `result` is the whole result
-        ├── WaitFailed         the condition can no longer hold
-        ├── WaitExpired        time ran out
-        ├── WaitCancelled      cancelled at the daemon
-        └── WaitShutDown       the daemon shut down first
+    ├── Unavailable
+    ├── InvalidRequest
+    ├── LimitExceeded
+    ├── NotFound
+    ├── PermissionDenied
+    ├── EventRefused
+    │   └── StaleEpoch
+    ├── SessionTakenOver
+    ├── ClientClosed
+    ├── OutboxError
+    │   ├── OutboxInUse
+    │   ├── OutboxDamaged
+    │   ├── OutboxTooNew
+    │   └── OutboxUnwritable
+    ├── DaemonError
+    │   └── ProtocolError
+    └── WaitError              only from `raise_for_outcome()`
+        ├── WaitFailed
+        ├── WaitExpired
+        ├── WaitCancelled
+        └── WaitShutDown
 
 A wait that expires, fails or is cancelled is an outcome, not an error: it is raised only where a caller asks for it.
 """
@@ -44,11 +44,17 @@ class PurgatoryClientError(Exception):
 
 
 class Unavailable(PurgatoryClientError):
-    """No connection to the daemon, or it is shutting down."""
+    """No connection to the daemon, or it is shutting down. Trying again later may help."""
 
 
 class InvalidRequest(PurgatoryClientError):
-    """The request is wrong. `field` is the part at fault, as a path in the row form of the wire; may be empty."""
+    """The request is wrong.
+
+    Attributes:
+        field: The part at fault, as a path in the row form of the wire ("produce.partitions[0].required_offset"), or
+            empty.
+        message: What is wrong with it.
+    """
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}" if field else message)
@@ -57,7 +63,7 @@ class InvalidRequest(PurgatoryClientError):
 
 
 class LimitExceeded(PurgatoryClientError):
-    """A limit is reached; nothing was registered."""
+    """A limit of the daemon or of this client is reached; nothing was registered."""
 
 
 class NotFound(PurgatoryClientError):
@@ -69,7 +75,11 @@ class PermissionDenied(PurgatoryClientError):
 
 
 class EventRefused(PurgatoryClientError):
-    """An event was refused and changed nothing. `receipt` says which and why; the other events were applied."""
+    """An event was refused and changed nothing; the other events of the call were applied.
+
+    Attributes:
+        receipt: Which events were refused and why, and what the others did.
+    """
 
     def __init__(self, message: str, receipt: AdvanceReceipt) -> None:
         super().__init__(message)
@@ -81,7 +91,7 @@ class StaleEpoch(EventRefused):
 
 
 class SessionTakenOver(PurgatoryClientError):
-    """Another client opened a session with the same id; this one does not reconnect."""
+    """Another client opened the same session; this one does not reconnect."""
 
 
 class ClientClosed(PurgatoryClientError):
@@ -97,7 +107,7 @@ class OutboxInUse(OutboxError):
 
 
 class OutboxDamaged(OutboxError):
-    """The outbox file is not as it was written."""
+    """The outbox file is not as it was written. It is left as it is."""
 
 
 class OutboxTooNew(OutboxError):
@@ -113,11 +123,15 @@ class DaemonError(PurgatoryClientError):
 
 
 class ProtocolError(DaemonError):
-    """The daemon sent something that this client cannot follow."""
+    """The daemon sent something that this client cannot make sense of."""
 
 
 class WaitError(PurgatoryClientError):
-    """A wait that did not end satisfied. `result` is the whole result."""
+    """A wait did not end satisfied.
+
+    Attributes:
+        result: The whole result.
+    """
 
     def __init__(self, message: str, result: Result) -> None:
         super().__init__(message)

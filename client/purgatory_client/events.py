@@ -1,6 +1,9 @@
-"""What happens in the world, as told to the daemon: builders of events, and the receipt that answers them.
+"""Events, which report to the daemon what happened: a function for each type, and the receipt that answers them.
 
-An `Event` holds the values of the column form; the few types that have only a row form carry their row.
+Each function raises InvalidRequest for what cannot be sent. `name` is a partition, "orders-3" or ("orders", 3), and
+`leader_epoch` the epoch of whoever reports: an event with an older epoch than the partition's is refused.
+
+An `Event` has the values of the column form; the few types that have only a row form carry their row.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ STALE_EPOCH: Final = 74
 
 
 class Event:
-    """One event. Made by the functions of this module; -1 stands for "not given"."""
+    """One event, made by a function of this module; -1 stands for "not given"."""
 
     __slots__ = (
         "byte_position",
@@ -62,7 +65,15 @@ class Event:
 
 
 class EventRefusal:
-    """Why one event was refused: its place in the batch, google.rpc.Code, Kafka's error code or 0."""
+    """Why an event was refused.
+
+    Attributes:
+        index: The event's place among those of the call.
+        code: A `google.rpc.Code`.
+        error_code: Kafka's error code, or 0.
+        field: The part at fault, or empty.
+        message: What is wrong with it.
+    """
 
     __slots__ = ("code", "error_code", "field", "index", "message")
 
@@ -78,11 +89,13 @@ class EventRefusal:
 
 
 class AdvanceReceipt:
-    """What events did. `ended[i]`: how many operations event i ended. Refused ones changed nothing; the others were
-    applied.
+    """What the events of a call did. Refused ones changed nothing; the others were applied.
 
-    `unchanged` counts those whose mark did not advance. It is None where these events travelled in one message with
-    those of other callers, because the daemon counts by message.
+    Attributes:
+        ended: For each event: how many operations it ended.
+        unchanged: How many events changed nothing, as the daemon knew it already. None when the events shared a message
+            with those of other calls, because the daemon counts by message.
+        refusals: The events that were refused.
     """
 
     __slots__ = ("ended", "refusals", "unchanged")
@@ -94,11 +107,11 @@ class AdvanceReceipt:
 
     @property
     def ended_total(self) -> int:
-        """How many operations they ended together."""
+        """How many operations the events ended together."""
         return sum(self.ended)
 
     def raise_for_refusals(self) -> AdvanceReceipt:
-        """The receipt itself when no event was refused; else raises StaleEpoch or EventRefused for the first one."""
+        """Raise EventRefused (StaleEpoch for an old leader epoch) if an event was refused; else return this receipt."""
         for refusal in self.refusals:
             kind = StaleEpoch if refusal.error_code == STALE_EPOCH else EventRefused
             where = f"{refusal.field}: " if refusal.field else ""
@@ -117,7 +130,7 @@ def log_end_offset(
     segment_base_offset: int | None = None,
     leader_epoch: int | None = None,
 ) -> Event:
-    """The leader's log has grown to this log end offset."""
+    """The leader's log has grown to this log end offset; `byte_position` and the segment are those of that offset."""
     return Event(
         wire.EVENT_TYPE_LEADER_APPEND,
         name,
@@ -197,7 +210,7 @@ def in_sync_replicas(
     min_in_sync_replicas: int | None = None,
     leader_epoch: int | None = None,
 ) -> Event:
-    """The in-sync set (leader included), a proposed one, or the smallest that may acknowledge, has changed."""
+    """The in-sync set (leader included), a proposed one, or the minimum size that may acknowledge, has changed."""
     change = wire.InSyncReplicas(
         replica_ids=_ids(replica_ids, "in_sync_replicas"),
         proposed_replica_ids=_ids(proposed, "proposed"),

@@ -1,9 +1,8 @@
-"""`advance("orders-3", high_watermark=42, ...)`: from the keywords of one call to its events, in the order that is
-safe.
+"""The keywords of `advance("orders-3", high_watermark=42, ...)`, and the events they mean, in an order that is safe.
 
-The order: what makes the partition able to take the rest (storage online, leadership, truncation), then who counts
-(in-sync set), then how far everybody is (an open transaction first, so that no reader is let past it), then marks that
-follow from it, and last what ends the partition.
+The order: first what lets the partition accept the rest (storage online, leadership, truncation), then who counts
+(in-sync set), then how far each replica is (an open transaction first, so that no reader gets past it), then the marks
+that follow from it, and last what ends the partition.
 """
 
 from __future__ import annotations
@@ -20,8 +19,28 @@ from purgatory_client.waits import Name
 class Marks(TypedDict, total=False):
     """The keywords of `advance`. What is not given does not change.
 
-    `replica`: (id, log end offset) or (id, log end offset, log start offset) of a follower that has fetched.
-    `last_stable_offset` None: no transaction is open. `storage`: "failed" or "online". `removed`: True, or "moved".
+    Attributes:
+        leader_epoch: The epoch of whoever reports; an older one than the partition's is refused.
+        storage: Its log directory: "failed" or "online".
+        is_leader: Whoever reports leads the partition now, or follows; needs `leader_epoch`.
+        leader_id: The leader's replica id.
+        replica_ids: With `is_leader`: all assigned replicas, the leader included.
+        epoch_start_offset: With `is_leader`: the first offset of the epoch.
+        truncate_to: The log was cut to this log end offset.
+        in_sync_replicas: The in-sync set.
+        proposed_in_sync_replicas: A set that is not confirmed yet.
+        min_in_sync_replicas: The smallest set that may acknowledge.
+        dead_replica: A replica whose broker is dead.
+        live_replica: A replica that is neither dead nor fenced.
+        fenced_replica: A replica that may not join the in-sync set.
+        log_end_offset: The leader's log has grown to it.
+        byte_position: With `log_end_offset`: its position in the log, in bytes.
+        segment_base_offset: With `log_end_offset`: the base offset of its segment.
+        replica: A follower that has fetched: (id, log end offset) or (id, log end offset, log start offset).
+        high_watermark: All in-sync replicas have what is below it.
+        last_stable_offset: The start of the oldest open transaction; None: none is open.
+        log_start_offset: The first readable offset.
+        removed: The partition was deleted (True), or has "moved" elsewhere.
     """
 
     leader_epoch: int | None
@@ -60,7 +79,6 @@ def events_of(name: Name, marks: Marks) -> list[Event]:
 
 
 def _standing(name: Name, marks: Marks) -> list[Event]:
-    """Storage, leadership, truncation and the in-sync set."""
     epoch = marks.get("leader_epoch")
     found: list[Event] = []
     if marks.get("storage") == "online":
@@ -104,7 +122,6 @@ def _leadership(name: Name, marks: Marks) -> Event:
 
 
 def _progress(name: Name, marks: Marks) -> list[Event]:
-    """How far the logs are, and the marks."""
     epoch = marks.get("leader_epoch")
     found: list[Event] = []
     unstable = marks.get("last_stable_offset")
@@ -137,7 +154,6 @@ def _progress(name: Name, marks: Marks) -> list[Event]:
 
 
 def _end(name: Name, marks: Marks) -> list[Event]:
-    """Storage failure and removal."""
     epoch = marks.get("leader_epoch")
     found: list[Event] = []
     if marks.get("storage") == "failed":

@@ -1,7 +1,7 @@
-"""Columns as the wire has them: a value for each entry, one value for all, or none for the default.
+"""Numbers and columns from callers, checked to fit the wire.
 
-Also the one place where numbers from callers are checked to fit the wire: a number that does not must be refused before
-it joins a batch, because a batch that cannot be packed would take its neighbours with it.
+A number that does not fit must be refused before it joins a batch: a batch that cannot be encoded would fail with all
+the other waits in it. On the wire a column has a value for each entry, one value for all, or none for the default.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TIMEOUT_S_MAX: Final = INT32_MAX / 1_000
 
 
 def int32(value: int, field: str) -> int:
-    """`value` when it fits 32 signed bits. Raises InvalidRequest, or TypeError when it is no whole number."""
+    """`value`, if it fits 32 signed bits. Raises InvalidRequest, or TypeError for what is not an integer."""
     number = index(value)
     if not -INT32_MAX - 1 <= number <= INT32_MAX:
         raise InvalidRequest(field, f"{number} does not fit 32 bits")
@@ -30,7 +30,7 @@ def int32(value: int, field: str) -> int:
 
 
 def int64(value: int, field: str) -> int:
-    """`value` when it fits 64 signed bits. Raises InvalidRequest, or TypeError when it is no whole number."""
+    """`value`, if it fits 64 signed bits. Raises InvalidRequest, or TypeError for what is not an integer."""
     number = index(value)
     if not -INT64_MAX - 1 <= number <= INT64_MAX:
         raise InvalidRequest(field, f"{number} does not fit 64 bits")
@@ -38,7 +38,7 @@ def int64(value: int, field: str) -> int:
 
 
 def int_column(values: Sequence[int] | None, count: int, field: str, highest: int, lowest: int) -> list[int]:
-    """A column of whole numbers, checked: its length must be 0, 1 or `count`, its values within [lowest, highest]."""
+    """A column of integers. Raises InvalidRequest unless it has 0, 1 or `count` values, all in [lowest, highest]."""
     if values is None:
         return []
     column = list(map(index, values))
@@ -58,7 +58,7 @@ def check_length(column: Sequence[object], count: int, field: str) -> None:
 
 
 def take(column: Sequence[T], positions: Sequence[int]) -> Sequence[T]:
-    """The column's values at `positions`; a column of no or one value stays as it is."""
+    """The values at `positions`; a column with at most one value stays as it is."""
     if len(column) <= 1:
         return column
     if isinstance(positions, range):
@@ -67,7 +67,7 @@ def take(column: Sequence[T], positions: Sequence[int]) -> Sequence[T]:
 
 
 def squeeze(column: list[T]) -> list[T]:
-    """One value when all are the same: fewer bytes, and the wire's way to say it."""
+    """One value instead of many equal ones."""
     if len(column) > 1 and column.count(column[0]) == len(column):
         return column[:1]
     return column

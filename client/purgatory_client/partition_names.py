@@ -1,7 +1,7 @@
 """Names of partitions: "orders-3" as people write it, ("orders", 3) as code keeps it.
 
 The partition number is what follows the last "-", so topics may contain dashes ("read-model-0" is partition 0 of
-"read-model"). Limits on length are the daemon's; only what could not be told apart or sent at all is refused here.
+"read-model"). Limits on length are the daemon's; only what is ambiguous or cannot be sent is refused here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PARTITION_MAX: Final = 2**31 - 1
 
 
 def partition_name(name: str | PartitionName) -> PartitionName:
-    """The (topic, partition) of "orders-3" or of a pair. Raises InvalidRequest when it is neither."""
+    """The (topic, partition) of "orders-3" or of a pair. Raises InvalidRequest for anything else."""
     if isinstance(name, str):
         return _parse(name)
     topic, partition = name
@@ -26,12 +26,11 @@ def partition_name(name: str | PartitionName) -> PartitionName:
 
 
 def format_partition(topic: str, partition: int) -> str:
-    """The written form: "orders-3"."""
     return f"{topic}-{partition}"
 
 
 def checked_key(key: str) -> str:
-    """The key of a signal, when it can be sent. Raises InvalidRequest for text that is not valid UTF-8."""
+    """The key of a signal. Raises InvalidRequest for text that cannot be encoded as UTF-8."""
     _check_utf8(key, "key")
     return key
 

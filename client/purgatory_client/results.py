@@ -1,8 +1,8 @@
 """How waits end: `Result` for one operation, `ResultColumns` for many.
 
-A `Result` is a window on the columns it arrived in; what is asked of it is read from them when asked. So ten thousand
-waits that end together cost ten thousand small windows, and no object per partition unless somebody looks. A result
-that is kept for long keeps its batch's columns with it.
+A `Result` is a view of the columns it arrived in, and reads them when asked. So ten thousand waits that end together
+cost ten thousand small views, and no object for each partition until somebody asks for it. A result that is kept for
+long keeps its batch's columns in memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from purgatory_client.partition_names import format_partition
 
 
 class OperationKind(IntEnum):
-    """The kinds of delayed operation, as on the wire."""
+    """The kinds of delayed operation, with their numbers on the wire."""
 
     PRODUCE = 1
     FETCH = 2
@@ -32,7 +32,7 @@ class OperationKind(IntEnum):
 
 
 class Outcome(IntEnum):
-    """The one end of an operation, as on the wire. PENDING: not ended yet (columns of an unfinished batch only)."""
+    """How an operation ended, with its number on the wire. PENDING (only in an unfinished batch): it has not."""
 
     PENDING = 0
     SATISFIED = 1
@@ -48,7 +48,7 @@ OPERATION_COLUMNS: Final[dict[str, tuple[str, float]]] = {
     "waited_ms": ("waited_ms", 0),
     "lateness_ms": ("lateness_ms", 0),
 }
-"""Columns of `ResultColumns` with a value for each operation: their names on the wire, and what none means there."""
+"""Columns of `ResultColumns` with a value for each operation: their names on the wire, and what absence means there."""
 
 ITEM_COLUMNS: Final[dict[str, tuple[str, float]]] = {
     "error_codes": ("error_code", 0),
@@ -75,7 +75,15 @@ COLUMNS: Final = {**OPERATION_COLUMNS, **FETCH_COLUMNS, "item_indexes": ("item_i
 
 
 class FetchedPartition:
-    """What a read of a partition would give when its fetch ends. Bytes; offsets -1 where not known; None: absent."""
+    """What a read of a partition gives when its fetch ends.
+
+    Attributes:
+        available_bytes: Bytes that can be read.
+        high_watermark: -1 where not known.
+        last_stable_offset: -1 where not known.
+        diverging_epoch: With the next one, where the reader's log leaves the leader's. None: it does not.
+        diverging_end_offset: The offset to truncate to.
+    """
 
     __slots__ = (
         "available_bytes",
@@ -101,11 +109,18 @@ class FetchedPartition:
 
 
 class PartitionResult:
-    """What one partition (or key of a signal) of an operation came to.
+    """The result of one partition (or key of a signal) of an operation. Offsets are -1 where not known.
 
-    `name` is "orders-3" or the key; `error_code` is Kafka's (0: reached, 7: not reached in time); offsets are -1 where
-    not known. `estimated_remaining` (seconds) and `pace_per_second` say when an expired wait would have been satisfied
-    at the pace its mark had, and are None where the mark stood still or was reached.
+    Attributes:
+        name: "orders-3", or the key.
+        error_code: Kafka's error code; 0: reached, 7: not reached in time.
+        required_offset: What was waited for.
+        reached_offset: How far it came.
+        log_start_offset: The partition's first readable offset.
+        estimated_remaining: Of expired waits: seconds until the offset would have been reached at the pace that its
+            mark had. None where the mark stood still.
+        pace_per_second: That pace, in offsets per second, or None.
+        fetched: Of fetches: what a read gives.
     """
 
     __slots__ = (
@@ -147,13 +162,20 @@ class PartitionResult:
 
 
 class ResultColumns:
-    """Results of many operations of one kind, in operation order, one list a field.
+    """The results of many operations of one kind, one list for each field. Iterating gives a `Result` for each.
 
-    Operation-level lists have one value for each operation; item-level lists one for each partition (or key) of each
-    operation, in the order of the request. `item_counts` is empty when every operation has one item. `item_indexes` are
-    places in `names`, which holds (topic, partition) pairs, or keys of signals. Milliseconds, offsets -1 where not
-    known, estimates and paces -1 where absent. `refusals` has the error of each operation whose outcome is REFUSED, by
-    its place. `read` makes the lists that are not set.
+    `outcomes`, `waited_ms`, `lateness_ms` and `item_counts` have a value for each operation, the other lists one for
+    each item: each partition (or key) of each operation, in the order of the request. Offsets are -1 where not known,
+    estimates and paces -1 where absent. `read` makes a list when it is first asked for.
+
+    Attributes:
+        outcomes: Numbers of `Outcome`.
+        waited_ms: Milliseconds from registration to end.
+        lateness_ms: Milliseconds from its deadline to the end of an expired operation.
+        item_counts: How many items each operation has; empty when all have one.
+        names: The dictionary: (topic, partition) pairs, or keys of signals.
+        item_indexes: The place of each item's name in `names`.
+        refusals: By place, the error of each operation whose outcome is REFUSED.
     """
 
     __slots__ = ("_read", "item_counts", "kind", "names", "refusals", *COLUMNS)
@@ -182,7 +204,7 @@ class ResultColumns:
         self._read = read
 
     def __getattr__(self, name: str) -> list[Any]:
-        """A list that nobody has asked for before: made now, as most of them never are."""
+        """Make a list when it is first asked for, as most of them never are."""
         if name not in COLUMNS and name not in ("names", "item_counts"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         column = self._read(name)
@@ -200,7 +222,7 @@ class ResultColumns:
 
     @property
     def satisfied(self) -> bool:
-        """True: every one of them is satisfied."""
+        """True: every operation is satisfied."""
         return self.outcomes.count(Outcome.SATISFIED) == len(self.outcomes)
 
     def count(self, outcome: Outcome) -> int:
@@ -214,7 +236,7 @@ class ResultColumns:
 
 
 class Result:
-    """How one operation ended. Times in seconds."""
+    """How one operation ended."""
 
     __slots__ = ("_columns", "_item_start", "_position")
 
@@ -225,12 +247,12 @@ class Result:
 
     @property
     def kind(self) -> OperationKind:
-        """What kind of operation it was."""
+        """The kind of the operation."""
         return OperationKind(self._columns.kind)
 
     @property
     def outcome(self) -> Outcome:
-        """How it ended."""
+        """How the operation ended."""
         return Outcome(self._columns.outcomes[self._position])
 
     @property
@@ -240,27 +262,31 @@ class Result:
 
     @property
     def waited(self) -> float:
-        """From registration to end, in seconds."""
+        """Seconds from registration to end."""
         return self._columns.waited_ms[self._position] / 1_000
 
     @property
     def lateness(self) -> float:
-        """How long after its deadline an expired operation ended, in seconds; 0 for others."""
+        """Seconds from its deadline to the end of an expired operation; 0 for others."""
         return self._columns.lateness_ms[self._position] / 1_000
 
     @property
     def partitions(self) -> dict[str, PartitionResult]:
-        """What each partition (for a signal: each key) came to, by name, in the order of the request. Made anew each
-        time.
-        """
+        """The result of each partition (for a signal: each key) by name, in the order of the request; made anew."""
         counts = self._columns.item_counts
         count = counts[self._position] if counts else 1
         items = (self._item(item) for item in range(self._item_start, self._item_start + count))
         return {item.name: item for item in items}
 
     def raise_for_outcome(self) -> Result:
-        """The result itself when it is satisfied; else raises WaitFailed, WaitExpired, WaitCancelled or WaitShutDown,
-        and for a refused one of a batch its refusal.
+        """Raise unless the operation is satisfied.
+
+        Returns:
+            This result.
+
+        Raises:
+            WaitError: WaitFailed, WaitExpired, WaitCancelled or WaitShutDown.
+            PurgatoryClientError: What an operation of a batch was refused with.
         """
         if self.satisfied:
             return self
@@ -309,7 +335,7 @@ class Result:
 
 
 def item_columns(kind: int) -> dict[str, tuple[str, float]]:
-    """The item columns that results of this kind have."""
+    """The item columns that results of a kind have."""
     return FETCH_COLUMNS if kind == OperationKind.FETCH else ITEM_COLUMNS
 
 

@@ -1,7 +1,6 @@
-"""What one sees when looking at the daemon: pending operations, partitions, its status. Plain values, made from the
-wire.
+"""What the daemon tells of itself: pending operations, partitions, its status. Plain values, made from wire messages.
 
-Offsets are -1 where not known, durations are seconds, instants are aware datetimes in UTC.
+Offsets are -1 where not known, durations are seconds, times are aware datetimes in UTC.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from purgatory_client.results import OperationKind
 
 @dataclass(frozen=True, slots=True)
 class PendingItem:
-    """What one partition ("orders-3") or key of a pending operation has come to; error code 7: waited for."""
+    """One partition ("orders-3") or key of a pending operation; error code 7: still waited for."""
 
     name: str
     error_code: int
@@ -56,7 +55,7 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A partition: its marks, replicas and how many watch entries wait on it."""
+    """A partition: its marks and replicas, and how many watches are on it."""
 
     name: str
     topic: str
@@ -95,9 +94,13 @@ class KindStatus:
 
 @dataclass(frozen=True, slots=True)
 class RemainingTime:
-    """How much time is left of what is pending, in seconds: the least, the most (None: nothing is pending), and how
-    many operations have at most so much (`bounds`, rising; and more than the bound before), with those beyond the last
-    bound at the end.
+    """How much time pending operations have left, in seconds.
+
+    Attributes:
+        soonest: The least; None: nothing is pending.
+        latest: The most; None: nothing is pending.
+        bounds: Upper bounds of a histogram, rising.
+        operations: How many operations each bucket of it has; one more than bounds, for those above the last.
     """
 
     soonest: float | None
@@ -124,13 +127,13 @@ class Status:
 
 
 def pending_operation(message: wire.PendingOperation) -> PendingOperation:
-    """From the wire."""
+    """Decode the message."""
     return PendingOperation(
         session_id=message.session_id,
         operation_id=message.operation_id,
         kind=OperationKind(message.kind),
-        registered_time=_instant(message.registered_time),
-        deadline_time=_instant(message.deadline_time),
+        registered_time=_datetime(message.registered_time),
+        deadline_time=_datetime(message.deadline_time),
         waited=message.waited_ms / 1_000,
         remaining=message.remaining_ms / 1_000,
         items=[_pending_item(item) for item in message.partitions],
@@ -139,7 +142,7 @@ def pending_operation(message: wire.PendingOperation) -> PendingOperation:
 
 
 def partition(message: wire.Partition) -> Partition:
-    """From the wire."""
+    """Decode the message."""
     name = message.topic_partition
     return Partition(
         name=format_partition(name.topic, name.partition),
@@ -167,11 +170,11 @@ def partition(message: wire.Partition) -> Partition:
 
 
 def status(message: wire.GetStatusResponse) -> Status:
-    """From the wire."""
+    """Decode the message."""
     return Status(
         version=message.version,
         compiled=message.compiled,
-        started_time=_instant(message.started_time),
+        started_time=_datetime(message.started_time),
         draining=message.draining,
         kinds=[
             KindStatus(
@@ -210,5 +213,5 @@ def _pending_item(item: result_pb2.PartitionResult) -> PendingItem:
     return PendingItem(name, item.error_code, item.required_offset, item.reached_offset)
 
 
-def _instant(stamp: Timestamp) -> datetime:
+def _datetime(stamp: Timestamp) -> datetime:
     return stamp.ToDatetime(tzinfo=UTC)

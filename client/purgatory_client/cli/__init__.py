@@ -1,4 +1,4 @@
-"""The command line `purgatory`. The entry point is `main`; commands are in app.py, what they print in render.py."""
+"""The command line `purgatory`: commands are in `app`, what they print in `render`, and `main` is the entry point."""
 
 from purgatory_client.cli.app import main
 

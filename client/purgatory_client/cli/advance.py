@@ -22,7 +22,7 @@ def advance(
     partition: Annotated[str | None, typer.Argument(metavar="[PARTITION]", help="Like orders-3.")] = None,
     high_watermark: Annotated[Offset, typer.Option(help="All in-sync replicas have what is below it.")] = None,
     log_end_offset: Annotated[Offset, typer.Option(help="The leader's log has grown to it.")] = None,
-    byte_position: Annotated[Offset, typer.Option(help="With --log-end-offset: its byte position.")] = None,
+    byte_position: Annotated[Offset, typer.Option(help="With --log-end-offset: its position in bytes.")] = None,
     segment_base_offset: Annotated[Offset, typer.Option(help="With --log-end-offset: its segment.")] = None,
     replica: Annotated[
         str | None, typer.Option(metavar="ID:END[:START]", help="A follower has fetched up to END, like 2:41.")
@@ -39,9 +39,9 @@ def advance(
     ] = None,
     min_in_sync_replicas: Annotated[int | None, typer.Option(help="The smallest set that may acknowledge.")] = None,
     leader: Annotated[
-        bool | None, typer.Option("--leader/--follower", help="The pusher leads it now, or follows; needs an epoch.")
+        bool | None, typer.Option("--leader/--follower", help="Leadership has changed; needs --leader-epoch.")
     ] = None,
-    leader_epoch: Annotated[int | None, typer.Option(help="Epoch of who says so; an older one is refused.")] = None,
+    leader_epoch: Annotated[int | None, typer.Option(help="On behalf of this epoch; an older one is refused.")] = None,
     leader_id: Annotated[int | None, typer.Option(help="The leader's replica id.")] = None,
     replicas: Annotated[
         str | None, typer.Option(metavar="IDS", help="With --leader: all assigned replicas, the leader included.")
@@ -60,7 +60,7 @@ def advance(
     address: Address = DEFAULT_ADDRESS,
     as_json: AsJson = False,
 ) -> NoReturn:
-    """Tell what happened to a partition (or signal a key), and print how many waits it ended."""
+    """Report what happened to a partition (or signal a key), and print how many waits that ended."""
     given: dict[str, Any] = {
         "high_watermark": high_watermark,
         "log_end_offset": log_end_offset,
@@ -83,13 +83,13 @@ def advance(
     written = {"replica": replica, "replicas": replicas, "in_sync": in_sync, "proposed": proposed}
 
     async def call(client: AsyncClient) -> Exit:
-        return await _tell(client, partition, _marks(given, written, last_stable), signal, count, as_json)
+        return await _report(client, partition, _marks(given, written, last_stable), signal, count, as_json)
 
     raise typer.Exit(run(address, call))
 
 
 def _marks(given: dict[str, Any], written: dict[str, str | None], last_stable: int | None) -> Marks:
-    """The marks that were given, those that are written as text parsed."""
+    """The marks that were given, with those written as text parsed."""
     marks = cast("Marks", {name: value for name, value in given.items() if value is not None})
     if (replica := written["replica"]) is not None:
         marks["replica"] = follower(replica)
@@ -104,15 +104,15 @@ def _marks(given: dict[str, Any], written: dict[str, str | None], last_stable: i
     return marks
 
 
-async def _tell(
+async def _report(
     client: AsyncClient, partition: str | None, marks: Marks, signal: str | None, count: int, as_json: bool
 ) -> Exit:
     if (partition is None) == (signal is None):
-        raise UsageError("say what happened to what: a partition, or --signal KEY; one of them")
+        raise UsageError("say what it happened to: a partition, or --signal KEY; one of them")
     if partition is not None and not marks.keys() - {"leader_epoch"}:
         raise UsageError("say what happened, such as --high-watermark 42; see --help")
     if signal is not None and marks:
-        raise UsageError("--signal goes alone; tell a partition's marks in a call of their own")
+        raise UsageError("--signal goes alone; report a partition's marks in a call of their own")
     try:
         receipt = await (
             client.signal_key(signal, count)

@@ -1,4 +1,4 @@
-"""The commands of `purgatory`: what each takes, which call it makes, what it prints. The printing is in render.py."""
+"""The commands of `purgatory`: what each takes, and which call it makes. `render` prints."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 app: Final = typer.Typer(
     name="purgatory",
-    help="Waits as a service: wait for positions and signals, tell what happened, look at what waits.",
+    help="Waits as a service: wait for positions and signals, report what happened, inspect what is pending.",
     epilog=epilog(),
     no_args_is_help=True,
     add_completion=False,
@@ -53,7 +53,7 @@ def wait(
         str, typer.Option("--timeout", "-t", help="How long to wait: 500ms, 30s, 2m, 1h; 0: answer at once.")
     ] = "30s",
     fetch: Annotated[bool, typer.Option("--fetch", help="Wait until records can be read from the offsets.")] = False,
-    min_bytes: Annotated[int, typer.Option(help="With --fetch: bytes to gather over all partitions.")] = 1,
+    min_bytes: Annotated[int, typer.Option(help="With --fetch: bytes to wait for, over all partitions.")] = 1,
     replica_id: Annotated[int | None, typer.Option(help="With --fetch: the follower that fetches.")] = None,
     read_committed: Annotated[bool, typer.Option(help="With --fetch: up to the last stable offset.")] = False,
     delete_records: Annotated[
@@ -70,7 +70,7 @@ def wait(
     address: Address = DEFAULT_ADDRESS,
     as_json: AsJson = False,
 ) -> NoReturn:
-    """Wait until positions are reached (high watermarks, unless an option says otherwise) and print how it ended."""
+    """Wait until offsets are reached (by high watermarks, unless an option says otherwise) and print the result."""
 
     async def call(client: AsyncClient) -> Exit:
         if [fetch, delete_records, signal].count(True) > 1:
@@ -100,12 +100,12 @@ async def _wait(client: AsyncClient, one: Wait, as_json: bool) -> Exit:
 @app.command("ls", epilog=epilog())
 def ls(
     partitions: Annotated[bool, typer.Option("--partitions", "-p", help="List partitions, not operations.")] = False,
-    prefix: Annotated[str, typer.Option(help="With --partitions: only topics that begin so.")] = "",
+    prefix: Annotated[str, typer.Option(help="With --partitions: only topics with this prefix.")] = "",
     kind: Annotated[str | None, typer.Option(help="Only this kind: produce, fetch, delete_records or signal.")] = None,
     partition: Annotated[str | None, typer.Option(help="Only what waits on this partition.")] = None,
     key: Annotated[str, typer.Option(help="Only what waits on this key.")] = "",
-    session: Annotated[str, typer.Option(help="Only this session's.")] = "",
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 1_000,
+    session: Annotated[str, typer.Option(help="Only this session.")] = "",
+    limit: Annotated[int, typer.Option(min=1, help="The most to list.")] = 1_000,
     address: Address = DEFAULT_ADDRESS,
     as_json: AsJson = False,
 ) -> NoReturn:
@@ -174,7 +174,7 @@ def cancel(
 
 @app.command("status", epilog=epilog())
 def status(address: Address = DEFAULT_ADDRESS, as_json: AsJson = False) -> NoReturn:
-    """Show the daemon's version and counts, and how much time is left of what is pending."""
+    """Show the daemon's version and counts, and how much time pending operations have left."""
 
     async def call(client: AsyncClient) -> Exit:
         render.status(await client.status(remaining_time=True), as_json=as_json)
@@ -232,7 +232,7 @@ def _reference(text: str) -> tuple[str, int]:
 
 
 async def _up_to(limit: int, items: AsyncIterator[T]) -> AsyncIterator[T]:
-    """The first `limit` items; a message on stderr when there are more."""
+    """The first `limit` items, with a message on stderr if there are more."""
     count = 0
     async for item in items:
         if count == limit:

@@ -1,6 +1,4 @@
-"""What users write for waits: "orders-3@42", "job-17", "30s". Parsing only; raises UsageError with what to write
-instead.
-"""
+"""Parses what users write: "orders-3@42", "job-17", "30s". Raises UsageError, which says what to write instead."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
 
 
 class UsageError(Exception):
-    """What was written cannot be understood; the message says what would be."""
+    """An argument that cannot be understood; the message says what could."""
 
 
 def seconds(text: str) -> float:

@@ -1,4 +1,4 @@
-"""`purgatory results`: collects what a session has left behind, each result once."""
+"""`purgatory results`: collects the results of a session that nobody is connected to."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from purgatory_client.results import Outcome
 
 def results(
     session: Annotated[str, typer.Option("--session", help="The session, as `purgatory load` and `ls` name it.")],
-    counts_only: Annotated[bool, typer.Option("--counts", help="Print how many ended how, not each of them.")] = False,
+    counts_only: Annotated[bool, typer.Option("--counts", help="Print only how many had each outcome.")] = False,
     address: Address = DEFAULT_ADDRESS,
     as_json: AsJson = False,
 ) -> NoReturn:
-    """Collect the results of a session, until nothing is pending in it any more.
+    """Collect the results of a session, until nothing is pending in it.
 
-    Each is acknowledged once it is printed, and is then gone from the daemon. Ctrl-C leaves the rest where it is. The
-    exit code is that of the gravest outcome.
+    Each is acknowledged once it is printed, and is then gone from the daemon. Ctrl-C leaves the rest there. The exit
+    code is that of the gravest outcome.
     """
 
     async def call(client: AsyncClient) -> Exit:

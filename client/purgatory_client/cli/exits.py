@@ -11,7 +11,7 @@ from purgatory_client.results import Outcome
 
 
 class Exit(IntEnum):
-    """How the command ended."""
+    """Exit codes."""
 
     OK = 0
     ERROR = 1
@@ -69,12 +69,11 @@ _GRAVEST_FIRST: Final = (
 
 
 def exit_of_outcomes(outcomes: Collection[Outcome]) -> Exit:
-    """The exit code for many waits: that of the gravest end among them."""
+    """The exit code for many waits: that of the gravest outcome."""
     return next((OF_OUTCOME[outcome] for outcome in _GRAVEST_FIRST if outcome in outcomes), Exit.OK)
 
 
 def exit_of_error(error: errors.PurgatoryClientError) -> Exit:
-    """The exit code for an error of the client."""
     for kind, code in _OF_ERROR:
         if isinstance(error, kind):
             return code

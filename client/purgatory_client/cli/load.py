@@ -1,4 +1,4 @@
-"""`purgatory load`: registers many waits in one session, reaches them if asked to, and says how fast it went."""
+"""`purgatory load`: registers many waits in one session, satisfies them if asked to, and reports how fast it went."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from purgatory_client.results import OperationKind, Outcome
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is asked for. Operation i waits on partition i % `partitions`, for the offset after the one before it."""
+    """What to do. Operation i waits on partition i % `partitions`, for one offset more than the one before it there."""
 
     session_id: str
     operations: int
@@ -37,20 +37,19 @@ class Load:
 
     @property
     def names(self) -> list[str]:
-        """The partitions."""
         return [checked_partition(f"{self.topic}-{number}") for number in range(self.partitions)]
 
 
 def load(
     operations: Annotated[int, typer.Option("--operations", "-n", min=1, help="How many waits.")] = 100_000,
-    session: Annotated[str, typer.Option(help="The session's id, new to the daemon; without it one is drawn.")] = "",
+    session: Annotated[str, typer.Option(help="The session's id, new to the daemon; random by default.")] = "",
     topic: Annotated[str, typer.Option(help="The partitions are TOPIC-0, TOPIC-1 and so on.")] = "load",
     partitions: Annotated[int, typer.Option(min=1, max=100_000, help="How many partitions they wait on.")] = 100,
     timeout: Annotated[str, typer.Option("--timeout", "-t", help="Of each wait: 500ms, 30s, 2m, 1h.")] = "10m",
     batch: Annotated[int, typer.Option(min=1, max=10_000, help="Waits in one message.")] = 500,
     rate: Annotated[float, typer.Option(min=0, help="Waits a second; 0: as fast as the daemon takes them.")] = 0.0,
     advance: Annotated[
-        bool, typer.Option("--advance", help="Then move the high watermarks until all are reached.")
+        bool, typer.Option("--advance", help="Then advance the high watermarks until all are reached.")
     ] = False,
     detach: Annotated[
         bool, typer.Option("--detach", help="Then leave; `purgatory results --session ID` collects the results.")
@@ -97,7 +96,7 @@ async def _load(client: AsyncClient, wanted: Load, *, advance: bool, detach: boo
 
 
 async def _register(client: AsyncClient, wanted: Load, bases: list[int]) -> int:
-    """Registers all, one message after the other; returns how many the daemon refused."""
+    """Register all waits, one message at a time; returns how many the daemon refused."""
     started_s = time.monotonic()
     refused = 0
     for first in range(0, wanted.operations, wanted.batch):
@@ -120,7 +119,7 @@ async def _register(client: AsyncClient, wanted: Load, bases: list[int]) -> int:
 
 
 async def _advance(client: AsyncClient, wanted: Load, bases: list[int]) -> None:
-    """Moves each high watermark to where the last operation waits for it, in as many steps as there were batches."""
+    """Advance each high watermark to where its last wait is, in as many steps as there were batches."""
     each = -(-wanted.operations // wanted.partitions)
     step = max(1, wanted.batch // wanted.partitions)
     for reached in range(step, each + step, step):

@@ -1,7 +1,7 @@
-"""What the commands print. Data on stdout, messages on stderr; nothing here calls the daemon.
+"""What the commands print: data on stdout, messages on stderr.
 
-With `--json` each command prints one JSON document (lists: one object a line, so that they can be streamed). Durations
-are seconds, offsets that are not known are -1, what is absent is null.
+With `--json` each command prints one JSON document (listings: one object per line, so that they can be streamed).
+Durations are seconds, unknown offsets are -1, and what is absent is null.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from purgatory_client.results import Outcome, PartitionResult, Result
 from purgatory_client.views import Partition, PendingOperation, RemainingTime, Status
 
 PLAIN_WIDTH: Final = 400
-"""Columns of a table that goes to a file or a pipe: nothing is cut off there."""
+"""Width of a table in a file or a pipe, where nothing should be cut off."""
 
 ERROR_NAMES: Final[dict[int, str]] = {
     -1: "UNKNOWN_SERVER_ERROR",
@@ -40,25 +40,24 @@ _COLOURS: Final = {Outcome.SATISFIED: "green", Outcome.EXPIRED: "yellow"}
 
 
 def error_line(message: str) -> None:
-    """A message for the user, on stderr."""
     Console(stderr=True, soft_wrap=True, highlight=False).print(f"purgatory: {escape(message)}")
 
 
 def result(answer: Result, *, as_json: bool) -> None:
-    """How a wait ended: a line for it and a line for each partition or key."""
+    """A line for the wait and one for each partition or key."""
     if as_json:
         print_json(result_document(answer))
         return
     console = console_for_data()
     colour = _COLOURS.get(answer.outcome, "red")
     late = f" ({answer.lateness:.3f} s late)" if answer.lateness else ""
-    console.print(f"[{colour}]{words(answer.outcome)}[/{colour}] after {answer.waited:.3f} s{late}")
+    console.print(f"[{colour}]{outcome_text(answer.outcome)}[/{colour}] after {answer.waited:.3f} s{late}")
     for item in answer.partitions.values():
         console.print(f"  {escape(item_line(item, answer.outcome))}")
 
 
 def item_line(item: PartitionResult, outcome: Outcome) -> str:
-    """One partition or key of a result, in words: how far it came, what is wrong, when it would have been there."""
+    """One partition or key of a result: how far it came, its error, when it would have been reached."""
     reached = "nothing known" if item.reached_offset < 0 else f"reached {item.reached_offset}"
     parts = [f"{item.name}: {reached} of {item.required_offset}"]
     if item.fetched is not None:
@@ -73,7 +72,6 @@ def item_line(item: PartitionResult, outcome: Outcome) -> str:
 
 
 def result_document(answer: Result) -> dict[str, Any]:
-    """A result as JSON has it."""
     return {
         "kind": answer.kind.name.lower(),
         "outcome": answer.outcome.name.lower(),
@@ -84,7 +82,6 @@ def result_document(answer: Result) -> dict[str, Any]:
 
 
 def receipt(answer: AdvanceReceipt, *, as_json: bool) -> None:
-    """What events did."""
     if as_json:
         refusals = [
             {"index": one.index, "error_code": one.error_code, "field": one.field, "message": one.message}
@@ -106,7 +103,6 @@ def receipt(answer: AdvanceReceipt, *, as_json: bool) -> None:
 
 
 def cancelled(count: int, *, as_json: bool) -> None:
-    """How many operations were cancelled."""
     if as_json:
         print_json({"cancelled": count})
     else:
@@ -114,7 +110,6 @@ def cancelled(count: int, *, as_json: bool) -> None:
 
 
 def operations(found: list[PendingOperation], *, as_json: bool) -> None:
-    """Pending operations, as a table."""
     if as_json:
         for one in found:
             print_json(operation_document(one), indent=None)
@@ -123,12 +118,11 @@ def operations(found: list[PendingOperation], *, as_json: bool) -> None:
     for one in found:
         name = one.session_id or "-"
         waited, remaining = f"{one.waited:.1f}s", f"{one.remaining:.1f}s"
-        table.add_row(escape(name), str(one.operation_id), one.kind.name.lower(), waited, remaining, _wanted(one))
+        table.add_row(escape(name), str(one.operation_id), one.kind.name.lower(), waited, remaining, _waits_for(one))
     console_for_data().print(table)
 
 
 def operation(one: PendingOperation, *, as_json: bool) -> None:
-    """One pending operation's story."""
     if as_json:
         print_json(operation_document(one))
         return
@@ -145,7 +139,6 @@ def operation(one: PendingOperation, *, as_json: bool) -> None:
 
 
 def partitions(found: list[Partition], *, as_json: bool) -> None:
-    """Known partitions, as a table."""
     if as_json:
         for one in found:
             print_json(asdict(one), indent=None)
@@ -160,7 +153,6 @@ def partitions(found: list[Partition], *, as_json: bool) -> None:
 
 
 def partition(one: Partition, *, as_json: bool) -> None:
-    """One partition's marks and replicas."""
     if as_json:
         print_json(asdict(one))
         return
@@ -177,7 +169,6 @@ def partition(one: Partition, *, as_json: bool) -> None:
 
 
 def status(answer: Status, *, as_json: bool) -> None:
-    """The daemon's counts."""
     if as_json:
         kinds = [{**asdict(kind), "kind": kind.kind.name.lower()} for kind in answer.kinds]
         print_json({**asdict(answer), "started_time": answer.started_time.isoformat(), "kinds": kinds})
@@ -204,7 +195,7 @@ def status(answer: Status, *, as_json: bool) -> None:
 
 
 def remaining_line(left: RemainingTime) -> str:
-    """How much time is left of what is pending, in words; bounds that nothing falls under are left out."""
+    """How much time pending operations have left; empty buckets are left out."""
     if left.soonest is None or left.latest is None:
         return "nothing is pending"
     bounds = [f"up to {span(bound)}" for bound in left.bounds] + [f"more than {span(left.bounds[-1])}"]
@@ -213,13 +204,12 @@ def remaining_line(left: RemainingTime) -> str:
 
 
 def span(seconds: float) -> str:
-    """A duration in the largest unit that it fills, as `--timeout` takes it."""
+    """A duration in the largest unit that fits, as `--timeout` takes it."""
     unit, length = next(((unit, length) for unit, length in _SPANS if seconds >= length), ("s", 1))
     return f"{seconds / length:.3f}".rstrip("0").rstrip(".") + unit
 
 
 def operation_document(one: PendingOperation) -> dict[str, Any]:
-    """A pending operation as JSON has it."""
     return {
         **asdict(one),
         "kind": one.kind.name.lower(),
@@ -249,7 +239,7 @@ def _estimate(item: PartitionResult) -> str:
     return f"would have been reached in about {item.estimated_remaining:.3f} s{pace}"
 
 
-def _wanted(one: PendingOperation) -> str:
+def _waits_for(one: PendingOperation) -> str:
     items = [f"{item.name}@{item.required_offset}" for item in one.items[:3]]
     more = f" and {len(one.items) - 3} more" if len(one.items) > 3 else ""
     return escape(", ".join(items) + more)
@@ -261,8 +251,7 @@ def _role(one: Partition) -> str:
     return "leader" if one.is_leader else "follower"
 
 
-def words(outcome: Outcome) -> str:
-    """An outcome in words."""
+def outcome_text(outcome: Outcome) -> str:
     return outcome.name.lower().replace("_", " ")
 
 
@@ -275,7 +264,6 @@ def _local(instant: datetime) -> str:
 
 
 def plural(word: str, count: int) -> str:
-    """The word, in the plural where it is not one."""
     return word if count == 1 else f"{word}s"
 
 
@@ -287,7 +275,6 @@ def _table(*headings: str) -> Table:
 
 
 def console_for_data() -> Console:
-    """Stdout, plain where it is not a terminal."""
     console = Console(highlight=False, soft_wrap=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=PLAIN_WIDTH)

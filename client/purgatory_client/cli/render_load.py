@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from rich.markup import escape
 
-from purgatory_client.cli.render import console_for_data, error_line, plural, print_json, result_document, words
+from purgatory_client.cli.render import console_for_data, error_line, outcome_text, plural, print_json, result_document
 from purgatory_client.results import Outcome
 from purgatory_client.session.collecting import Collected
 
@@ -26,27 +26,25 @@ class LoadReport:
 
 
 def collected(batch: Collected, *, as_json: bool) -> None:
-    """Results of a session, a line for each."""
     for operation_id, answer in zip(batch.operation_ids, batch.results, strict=True):
         if as_json:
             print_json({"operation_id": operation_id, **result_document(answer)}, indent=None)
         else:
-            sys.stdout.write(f"{operation_id} {words(answer.outcome)} after {answer.waited:.3f} s\n")
+            sys.stdout.write(f"{operation_id} {outcome_text(answer.outcome)} after {answer.waited:.3f} s\n")
     sys.stdout.flush()
 
 
 def outcomes(session_id: str, counts: Counter[Outcome], *, as_json: bool, on_stdout: bool) -> None:
-    """How many results of a session ended how."""
+    """How many results of a session had each outcome."""
     if not on_stdout:
-        error_line(f"session {session_id}: {_counted(counts)}")
+        error_line(f"session {session_id}: {_outcome_counts(counts)}")
     elif as_json:
         print_json({"session_id": session_id, "outcomes": _counts_document(counts)})
     else:
-        console_for_data().print(escape(f"session {session_id}: {_counted(counts)}"))
+        console_for_data().print(escape(f"session {session_id}: {_outcome_counts(counts)}"))
 
 
 def load_report(report: LoadReport, *, as_json: bool) -> None:
-    """What a load did."""
     if as_json:
         print_json({**asdict(report), "outcomes": _counts_document(report.outcomes)})
         return
@@ -54,10 +52,10 @@ def load_report(report: LoadReport, *, as_json: bool) -> None:
     if report.advancing is not None:
         lines.append(f"advanced in {report.advancing:.3f} s")
     if report.ending is None:
-        refused = f"{_counted(report.outcomes)}; " if report.outcomes else ""
+        refused = f"{_outcome_counts(report.outcomes)}; " if report.outcomes else ""
         lines.append(f"{refused}left; collect with: purgatory results --session {report.session_id}")
     else:
-        lines.append(f"{_paced('ended', report.outcomes.total(), report.ending)}: {_counted(report.outcomes)}")
+        lines.append(f"{_paced('ended', report.outcomes.total(), report.ending)}: {_outcome_counts(report.outcomes)}")
     console_for_data().print(escape("\n".join(lines)))
 
 
@@ -66,8 +64,8 @@ def _paced(done: str, count: int, elapsed: float) -> str:
     return f"{count} {plural('wait', count)} {done} in {elapsed:.3f} s{pace}"
 
 
-def _counted(counts: Counter[Outcome]) -> str:
-    return ", ".join(f"{counts[outcome]} {words(outcome)}" for outcome in sorted(counts)) or "no results"
+def _outcome_counts(counts: Counter[Outcome]) -> str:
+    return ", ".join(f"{counts[outcome]} {outcome_text(outcome)}" for outcome in sorted(counts)) or "no results"
 
 
 def _counts_document(counts: Counter[Outcome]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Runs a command's coroutine against the daemon and turns how it ended into an exit code and, if need be, a message."""
+"""Runs a command against the daemon and turns its end into an exit code and, if need be, a message."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Command = Callable[[AsyncClient], Awaitable[Exit]]
 
 
 def run(address: str, command: Command, *, interrupted: str = "a wait is cancelled at the daemon") -> Exit:
-    """The exit code of a command. `interrupted` is what Ctrl-C leaves behind."""
+    """Run a command and return its exit code. `interrupted`: what Ctrl-C leaves behind, for the message."""
     try:
         return asyncio.run(_with_client(address, command))
     except KeyboardInterrupt:

@@ -76,7 +76,7 @@ class OutboxGate:
             self._keep(entry, one.tag)
             entries.append(entry)
             self.recovered.append(ticket_of(entry, one.tag, one.submitted_time))
-        self._core.keep(entries, file.next_operation_id, loop.time())
+        self._core.restore(entries, file.next_operation_id, loop.time())
         for batch in file.results():
             for wait, answer in self._core.replay(wire.ResultBatch.FromString(batch)):
                 settle(wait, answer)

@@ -1,6 +1,6 @@
-"""How long to pause before the next attempt to connect: exponential, capped, fully jittered.
+"""How long to pause before the next attempt to connect: exponential backoff, capped, with full jitter.
 
-Full jitter (anything from 0 to the ceiling) spreads a herd of clients whose daemon has just restarted.
+Full jitter (anything from 0 to the ceiling) spreads the clients of a daemon that has just restarted.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ class Backoff:
         self._ceiling = base
 
     def next_delay(self) -> float:
-        """The next pause, in seconds."""
         ceiling = self._ceiling
         self._ceiling = min(self.cap, ceiling * 2)
         return self._generator.uniform(0, ceiling)
 
     def reset(self) -> None:
-        """Start again from the base: a connection was made."""
+        """Start again from the base, after a connection was made."""
         self._ceiling = self.base

@@ -1,7 +1,7 @@
-"""Making gRPC channels to the daemon, with the options that matter here.
+"""Makes gRPC channels to the daemon, with the options that matter here.
 
-A session makes a new channel for each connection: after a silent peer the old TCP connection must not be used again, so
-a channel has its own pool of connections too.
+A session uses a new channel for each connection. A TCP connection whose peer fell silent must not be used again, so
+channels do not share a pool of connections either.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Collecting the results of a session that somebody else has left: a batch at a time, acknowledged once it is used.
+"""Collects the results of a session that another client has left: a batch at a time, acknowledged once it is used.
 
-The session's stream is opened and closed for writing at once; the daemon then ends it by itself when all that is
-pending has ended and been written. Acknowledgements are calls of their own.
+The session's stream is opened and half-closed at once; the daemon then ends it by itself when everything pending has
+ended and been sent. So acknowledgements have to be calls of their own.
 """
 
 from __future__ import annotations
@@ -20,14 +20,19 @@ from purgatory_client.session.retry import Retry
 from purgatory_client.wire.decode_results import ResultsArrived
 
 SILENCE_MAX: Final = 30.0
-"""Seconds without a word, heartbeats included, after which a connection is left for a new one."""
+"""Seconds without a message, heartbeats included, after which a connection is replaced."""
 
 Call = grpc.aio.StreamStreamCall[wire.SessionRequest, wire.SessionResponse]
 
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """Results that were collected: `operation_ids[i]` has the result at place i of `results`."""
+    """A batch of collected results.
+
+    Attributes:
+        operation_ids: The session's ids of the operations.
+        results: Their results, in the same order.
+    """
 
     operation_ids: list[int]
     results: ResultColumns
@@ -41,11 +46,14 @@ class Collector:
         self._give_up_after: Final = give_up_after
         self._call: Call | None = None
         self._used = 0
-        """Sequence number up to which results have been given to the caller."""
+        """The sequence number up to which the caller has had results."""
         self._acknowledged = 0
 
     async def next(self, stub: PurgatoryServiceStub) -> Collected | None:
-        """Acknowledges what was given before, and gives the next results; None: nothing is pending any more."""
+        """Acknowledge the results before and return the next ones; None: nothing is pending any more.
+
+        The caller asking for more is what tells that those before are used: only then may the daemon forget them.
+        """
         retry = Retry(self._give_up_after)
         while True:
             try:
@@ -81,7 +89,7 @@ class Collector:
         return call
 
     async def _read(self, call: Call) -> Collected | None:
-        """The next results; None: the daemon has ended the stream, as nothing is pending any more."""
+        """The next results; None: the daemon has ended the stream, as nothing is pending."""
         while True:
             async with asyncio.timeout(SILENCE_MAX):
                 answer = await call.read()

@@ -1,8 +1,7 @@
-"""Sends events: what gathers while a message is under way goes out as the next one, in the order in which it was given.
+"""Sends events, in the order in which callers gave them. Events that come while a message is in flight share the next.
 
-One message at a time, so that events of one client are applied in the order in which they were given,
-whoever awaits them. Nothing is sent again by itself: a signal would count twice. A call that fails raises for exactly
-the events that were in it.
+One message at a time, so that the daemon applies them in that order, whoever awaits them. Nothing is ever sent again: a
+signal would count twice. A message that fails raises in exactly those calls whose events were in it.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from purgatory_client.wire.encode_events import advance_request, receipt_of
 
 EVENTS_PER_MESSAGE_MAX: Final = 10_000
 
-Send = Callable[[service.AdvanceStreamRequest], Awaitable[service.AdvanceReceipt]]
+Exchange = Callable[[service.AdvanceStreamRequest], Awaitable[service.AdvanceReceipt]]
 
 
 class _Batch:
-    """Events of one caller (at most a message of them) and the future of their receipt."""
+    """Events of one call (at most as many as fit a message) and the future of their receipt."""
 
     __slots__ = ("events", "future")
 
@@ -33,17 +32,19 @@ class _Batch:
 
 
 class EventSender:
-    """The events of one client on their way. `send` gets the receipt of a message and raises this package's errors."""
+    """Sends the events of one client. `exchange` sends a message and returns its receipt or raises this package's
+    errors.
+    """
 
-    def __init__(self, send: Send, events_max: int = 1_000_000) -> None:
-        self._send: Final = send
+    def __init__(self, exchange: Exchange, events_max: int = 1_000_000) -> None:
+        self._exchange: Final = exchange
         self._events_max: Final = events_max
         self._queue: Final[deque[_Batch]] = deque()
         self._queued = 0
         self._task: asyncio.Task[None] | None = None
 
     async def send(self, events: Sequence[Event]) -> AdvanceReceipt:
-        """Apply the events; more than a message can hold go out as several. Raises LimitExceeded, Unavailable, ..."""
+        """Send events, in several messages where one cannot hold them. Raises LimitExceeded, Unavailable, ..."""
         if not events:
             return AdvanceReceipt([], 0, [])
         if self._queued + len(events) > self._events_max:
@@ -65,7 +66,7 @@ class EventSender:
         return _joined([len(part.events) for part in parts], receipts)
 
     async def close(self) -> None:
-        """Stop; what has not been answered raises ClientClosed."""
+        """Stop. Calls that have not been answered raise ClientClosed."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -77,13 +78,13 @@ class EventSender:
         while self._queue:
             batches = self._take()
             try:
-                receipt = await self._send(advance_request([event for batch in batches for event in batch.events]))
+                receipt = await self._exchange(advance_request([event for batch in batches for event in batch.events]))
             except PurgatoryClientError as error:
                 self._fail(batches, error)
             except asyncio.CancelledError:
                 self._fail(batches, ClientClosed("the client was closed while these events were being sent"))
                 raise
-            except Exception as error:  # noqa: BLE001 - told to its callers, with its cause
+            except Exception as error:  # noqa: BLE001 - raised in its callers, with its cause
                 failed = ProtocolError(f"this client failed: {error!r}")
                 failed.__cause__ = error
                 self._fail(batches, failed)
@@ -91,7 +92,7 @@ class EventSender:
                 self._settle(batches, receipt_of(receipt))
 
     def _take(self) -> list[_Batch]:
-        """The next message's batches: as many as fit, at least one."""
+        """The batches of the next message: as many as fit, at least one."""
         taken: list[_Batch] = []
         count = 0
         while self._queue and (not taken or count + len(self._queue[0].events) <= EVENTS_PER_MESSAGE_MAX):
@@ -124,7 +125,7 @@ class EventSender:
 
 
 def _joined(lengths: Sequence[int], receipts: Sequence[AdvanceReceipt]) -> AdvanceReceipt:
-    """The receipt of several messages of one caller."""
+    """The receipt of one call whose events were sent in several messages."""
     ended: list[int] = []
     refusals: list[EventRefusal] = []
     unchanged: int | None = 0

@@ -1,8 +1,7 @@
 """The stream on which a client's events travel: a message out, its receipt in, then the next.
 
-A call for each message would cost several times as much, and an event would wait for it. The stream is opened when it
-is first needed, and anew when it has ended: at the latest one message learns of that, by an error. A refused message
-ends the stream, and nothing but that message.
+A call for each message would cost several times as much. The stream is opened when it is first needed, and again after
+it has ended: at worst one message finds that out, by an error. A refused message ends the stream, and fails alone.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Call = grpc.aio.StreamStreamCall[wire.AdvanceStreamRequest, wire.AdvanceStreamRe
 
 
 class EventStream:
-    """The open stream of one client. `open_call` begins one; `timeout`: seconds that a receipt may take."""
+    """The stream of one client. `open_call` opens one; `timeout`: seconds that a receipt may take."""
 
     def __init__(self, open_call: Callable[[], Call], timeout: float = 30.0) -> None:
         self._open_call: Final = open_call
@@ -32,7 +31,7 @@ class EventStream:
         self._timer: asyncio.TimerHandle | None = None
 
     async def exchange(self, request: wire.AdvanceStreamRequest) -> wire.AdvanceReceipt:
-        """The receipt for one message; one at a time. Raises Unavailable, and gRPC's error for a refused message."""
+        """Send a message and return its receipt; one at a time. Raises Unavailable, or gRPC's error when refused."""
         call, self._idle = self._idle, None
         if call is None or call.done():
             call = self._open_call()
@@ -51,19 +50,19 @@ class EventStream:
         return receipt
 
     def close(self) -> None:
-        """Forget the stream, which ends with its channel."""
+        """Let go of the stream, which ends with its channel."""
         self._idle = None
         if self._timer is not None:
             self._timer.cancel()
 
     def _watch(self) -> None:
-        """See to it that the message on its way does not take too long. One timer serves many: few are ever late."""
+        """Cancel the exchange when it takes too long. One timer serves many messages, as hardly any is ever late."""
         loop = asyncio.get_running_loop()
         self._due_at = loop.time() + self._timeout
         if self._timer is None:
-            self._timer = loop.call_at(self._due_at, self._look, loop)
+            self._timer = loop.call_at(self._due_at, self._check_late, loop)
 
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _check_late(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
         if self._busy is None:
             return
@@ -71,14 +70,14 @@ class EventStream:
         if self._late:
             self._busy.cancel()
         else:
-            self._timer = loop.call_at(self._due_at, self._look, loop)
+            self._timer = loop.call_at(self._due_at, self._check_late, loop)
 
 
 async def _exchanged(call: Call, request: wire.AdvanceStreamRequest) -> wire.AdvanceReceipt:
     try:
         await call.write(request)
     except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-        # Whatever gRPC calls it: the stream had ended before the daemon had these events.
+        # Whatever gRPC's status is: the stream had ended before the daemon got these events.
         raise Unavailable(f"the stream of events ended: {await call.details()}") from error
     response = await call.read()
     if response is grpc.aio.EOF:

@@ -1,7 +1,7 @@
-"""The waits that have an operation id and no result yet, found by id, and the chunks they are sent in.
+"""The waits that have an operation id and no result yet, and the chunks in which they are sent.
 
 Single waits are in one dictionary; a `WaitColumns` is one entry however many operations it has. Both are in the order
-of their ids, so what lies above the daemon's highest id is a tail of each.
+of their ids, so what is above the daemon's highest id is a tail of each.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BYTES_PER_CHUNK_MAX = 2_000_000
 
 
 class WaitChunk:
-    """What goes out as one batch: single waits of one kind, or some operations of one `WaitColumns`."""
+    """What is sent as one batch: single waits of one kind, or some operations of one `WaitColumns`."""
 
     __slots__ = ("batch", "positions", "waits")
 
@@ -38,18 +38,16 @@ class WaitChunk:
 
     @property
     def last_id(self) -> int:
-        """The highest id in it."""
         return self.waits[-1].operation_id if self.batch is None else self.batch.first_id + self.positions[-1]
 
     def operation_ids(self) -> Iterable[int]:
-        """The ids in it, rising."""
         if self.batch is None:
             return (wait.operation_id for wait in self.waits)
         return self.batch.ids_of(self.positions)
 
 
 class PendingWaits:
-    """Waits by operation id. Ids are given once, rising, and stay with a wait over reconnects."""
+    """Waits by operation id. Ids rise; each is given once, and stays with its wait over reconnects."""
 
     def __init__(self) -> None:
         self._singles: dict[int, Wait] = {}
@@ -59,11 +57,11 @@ class PendingWaits:
         self.count = 0
 
     def start_after(self, operation_id: int) -> None:
-        """Give no id up to this one: the daemon knows them already."""
+        """Give only ids above this one, as the daemon knows it already."""
         self._next_id = max(self._next_id, operation_id + 1)
 
     def restore(self, entry: Wait | WaitColumns) -> None:
-        """Remember what has its ids from an earlier life, in their order."""
+        """Add what has its ids from an earlier client. To be called in the order of ids."""
         self.start_after((entry.first_id if isinstance(entry, WaitColumns) else entry.operation_id) - 1)
         if isinstance(entry, WaitColumns):
             self.add_batch(entry)
@@ -71,14 +69,14 @@ class PendingWaits:
             self.add(entry)
 
     def add(self, wait: Wait) -> None:
-        """Give the wait its id and remember it."""
+        """Give the wait its id and add it."""
         wait.operation_id = self._next_id
         self._next_id += 1
         self._singles[wait.operation_id] = wait
         self.count += 1
 
     def add_batch(self, batch: WaitColumns) -> None:
-        """Give the batch's operations their ids and remember it."""
+        """Give the batch's operations their ids and add it."""
         batch.first_id = self._next_id
         self._next_id += batch.count
         self._batches.append(batch)
@@ -89,14 +87,17 @@ class PendingWaits:
         return self._singles.get(wait.operation_id) is wait
 
     def take_single(self, operation_id: int) -> Wait | None:
-        """The single wait with this id, no longer pending; None: there is none."""
+        """Remove and return the single wait with this id; None: there is none."""
         wait = self._singles.pop(operation_id, None)
         if wait is not None:
             self.count -= 1
         return wait
 
     def end(self, arrived: ResultsArrived, skip: int, ended: list[Ended]) -> None:
-        """End what has arrived, from place `skip` on; what nobody waits for any more is passed over."""
+        """End waits by results from place `skip` on. Results that nobody waits for any more are ignored.
+
+        Runs of consecutive ids are looked up once a run, not once an operation: a batch is answered in few of them.
+        """
         columns, starts, operation_ids = arrived.columns, arrived.starts, arrived.operation_ids
         take_single = self.take_single
         for start, end in arrived.runs(skip):
@@ -113,11 +114,11 @@ class PendingWaits:
                     place += self._end_of_batch(arrived, place, end, ended)
 
     def _end_of_batch(self, arrived: ResultsArrived, place: int, end: int, ended: list[Ended]) -> int:
-        """Give the batch that has the operation at `place` what is its own of the run; returns how much that is."""
+        """Give the batch with the operation at `place` its part of the run; returns how many results that took."""
         operation_id = arrived.operation_ids[place]
         batch = self._find_batch(operation_id)
         if batch is None:
-            return 1  # nobody waits for it any more
+            return 1
         count = min(end - place, batch.first_id + batch.count - operation_id)
         ended_now = batch.set_results(operation_id - batch.first_id, arrived, place, place + count)
         if self._some_ended(batch, ended_now):
@@ -125,7 +126,7 @@ class PendingWaits:
         return count
 
     def refuse(self, operation_id: int, error: PurgatoryClientError, ended: list[Ended]) -> None:
-        """The daemon has refused the operation; nothing happens when it has ended."""
+        """End an operation that the daemon has refused; ignored when it has ended."""
         if (wait := self.take_single(operation_id)) is not None:
             ended.append((wait, error))
         elif (batch := self._find_batch(operation_id)) is not None:
@@ -134,7 +135,7 @@ class PendingWaits:
                 ended.append((batch, batch.answer()))
 
     def take_batch(self, batch: WaitColumns) -> bool:
-        """Forget a batch with all that is pending in it. False: it is not pending in here (any more)."""
+        """Remove a batch with all that is pending in it. False: it is not here (any more)."""
         if self._find_batch(batch.first_id) is not batch:
             return False
         self.count -= batch.remaining
@@ -164,18 +165,16 @@ class PendingWaits:
         return chunks
 
     def entries(self) -> list[Wait | WaitColumns]:
-        """Everything pending."""
         return [*self._singles.values(), *self._batches]
 
     def clear(self) -> None:
-        """Forget everything."""
         self._singles.clear()
         self._batches.clear()
         self._batch_ids.clear()
         self.count = 0
 
     def _find_batch(self, operation_id: int) -> WaitColumns | None:
-        """The batch that has this operation; None: there is none, or all of it has ended."""
+        """The batch with this operation; None: there is none, or all of it has ended."""
         place = bisect_right(self._batch_ids, operation_id) - 1
         if place < 0:
             return None
@@ -183,7 +182,7 @@ class PendingWaits:
         return batch if operation_id < batch.first_id + batch.count else None
 
     def _some_ended(self, batch: WaitColumns, count: int) -> bool:
-        """So many operations of a batch have ended. True: the last ones, and the batch is done."""
+        """Note that `count` operations of a batch have ended. True: these were the last, and the batch is done."""
         self.count -= count
         if not count or batch.remaining:
             return False
@@ -197,19 +196,18 @@ class PendingWaits:
 
 
 def run_key(entry: Wait | WaitColumns) -> tuple[int, bool] | None:
-    """Waits with the same key can go out in one batch; None: a batch of its own."""
+    """Waits with the same key can share a batch; None: a batch of its own."""
     return (entry.kind, entry.timeout_ms is None) if isinstance(entry, Wait) else None
 
 
 def wait_chunks(waits: list[Wait], chunk_max: int) -> Iterator[WaitChunk]:
-    """Waits of one run, cut into chunks that the daemon and a message can take."""
+    """Cut waits with the same key into chunks that fit the daemon's limit and a message."""
     rest = iter(waits)
     while taken := take_waits(rest, chunk_max):
         yield WaitChunk(taken)
 
 
 def take_waits(waits: Iterator[Wait], chunk_max: int) -> list[Wait]:
-    """As many waits as fit one message."""
     taken: list[Wait] = []
     weight = 0
     for wait in islice(waits, chunk_max):
@@ -221,7 +219,7 @@ def take_waits(waits: Iterator[Wait], chunk_max: int) -> list[Wait]:
 
 
 def batch_chunks(batch: WaitColumns, chunk_max: int, start: int = 0) -> Iterator[WaitChunk]:
-    """What is pending of a batch from position `start` on, cut into chunks."""
+    """Cut what is pending of a batch from position `start` on into chunks."""
     positions = batch.pending_positions(start)
     items_each = max(1, -(-batch.item_total // batch.count))
     step = max(1, min(chunk_max, ITEMS_PER_CHUNK_MAX // items_each))
@@ -230,7 +228,7 @@ def batch_chunks(batch: WaitColumns, chunk_max: int, start: int = 0) -> Iterator
 
 
 def settle(wait: Wait | WaitColumns, answer: Answer) -> None:
-    """Give a wait's future its answer, unless its caller has gone. A second answer is a bug, and raises."""
+    """Give a wait's future its answer, unless its caller has gone. A second answer would be a bug, and raises."""
     future: asyncio.Future[Answer] | None = wait.future  # type: ignore[assignment]
     if future is None or future.cancelled():
         return

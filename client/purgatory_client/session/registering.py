@@ -1,4 +1,4 @@
-"""Registering a batch in a session by a call of its own, tried again until the daemon has answered."""
+"""Registers a batch in any session by a unary call, repeated until the daemon has answered."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ from purgatory_client.wire.decode_results import refusal_error
 from purgatory_client.wire.encode_waits import fill_with_many
 
 CALL_TIMEOUT: Final = 30.0
-"""Seconds that one attempt may take."""
+"""Seconds that an attempt may take."""
 NEVER_LOST: Final = -1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """What became of a batch. Already known are ids that the daemon had heard of before. `refusals` are by operation
-    id; each refused operation also ends as a result.
+    """What became of a batch.
+
+    Attributes:
+        accepted: How many operations were registered.
+        already_known: How many have an id that the daemon knew before; nothing was done for them.
+        refusals: The errors of refused operations by operation id; each of these also ends as a result.
     """
 
     accepted: int
@@ -34,7 +38,7 @@ class Registered:
 async def register(
     stub: PurgatoryServiceStub, session_id: str, batch: WaitColumns, give_up_after: float | None
 ) -> Registered:
-    """Registers the batch, whose ids begin with `batch.first_id`."""
+    """Register the batch, whose ids begin with `batch.first_id`."""
     request = wire.RegisterRequest(session_id=session_id)
     request.batch.batch_id = 1
     fill_with_many(request.batch.columns, batch, batch.pending_positions(), NEVER_LOST, 0.0)

@@ -1,4 +1,4 @@
-"""Trying a call again while no connection can be had, for calls that may be repeated."""
+"""Repeats a call while there is no connection, for calls that are harmless to repeat."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Retry:
         self._started_at: Final = asyncio.get_running_loop().time()
 
     async def pause(self, error: Exception) -> None:
-        """Returns when it is time to try again. Raises `error` where that cannot help, Unavailable when given up."""
+        """Wait until the next attempt. Raises `error` where another cannot help, and Unavailable when out of time."""
         if isinstance(error, grpc.aio.AioRpcError) and error.code() not in _RETRIED_CODES:
             raise error
         delay = self._backoff.next_delay()

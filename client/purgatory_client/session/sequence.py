@@ -1,8 +1,8 @@
-"""Which results have arrived, and when to tell the daemon so.
+"""Which results have arrived, and when to acknowledge them.
 
-Results carry consecutive sequence numbers and come again after a reconnect until they are acknowledged. What has
-arrived is one number, so a repeat is recognised by comparison. Acknowledging costs a message, and only the daemon's
-memory waits for it; so it is sent after so many results or so long, whichever comes first.
+Results carry consecutive sequence numbers and are sent again after a reconnect until they are acknowledged. What has
+arrived is one number, so a repeat is recognised by comparison. An acknowledgement costs a message and only frees memory
+of the daemon, so it is sent after `results_max` results or `DELAY` seconds, whichever comes first.
 """
 
 from __future__ import annotations
@@ -12,43 +12,45 @@ from typing import Final
 from purgatory_client.errors import ProtocolError
 
 DELAY: Final = 0.5
-"""Seconds that a result may wait for its acknowledgement."""
+"""Seconds that an acknowledgement may be delayed."""
 RESULTS_MAX: Final = 5_000
-"""Results after which the acknowledgement does not wait; at most half of what the daemon keeps unacknowledged."""
+"""Results after which the acknowledgement is not delayed; at most half of what the daemon keeps unacknowledged."""
 
 
 class ResultSequence:
-    """The results of one session. `last`: highest sequence number that has arrived, 0: none."""
+    """The results of one session. `last`: the highest sequence number that has arrived; 0: none."""
 
     def __init__(self) -> None:
         self.results_max = RESULTS_MAX
         self.last = 0
         self._acknowledged = 0
         self._due_at: float | None = None
-        self._anew = False
+        self._starts_anew = False
 
     def start_anew(self) -> None:
-        """The daemon has no memory of the session: its numbers start again, wherever its next batch says."""
+        """Count again from wherever the next batch begins: the daemon has forgotten the session, or the number of the
+        last result is not known.
+        """
         self.last = self._acknowledged = 0
         self._due_at = None
-        self._anew = True
+        self._starts_anew = True
 
     def limit(self, unacknowledged_max: int) -> None:
-        """The daemon keeps so many results unacknowledged before it refuses registrations."""
+        """Set how many unacknowledged results the daemon keeps before it refuses registrations."""
         self.results_max = max(1, min(RESULTS_MAX, unacknowledged_max // 2))
 
     def opened(self) -> None:
-        """The connection was opened with `last`, which acknowledges all up to it."""
+        """Note that a connection was opened with `last`, which acknowledges everything up to it."""
         self._acknowledged = self.last
         self._due_at = None
 
     def arrive(self, first: int, count: int, now: float) -> int:
-        """Take in results `first` to `first + count - 1`; returns how many of them, from the first on, are repeats.
+        """Note results `first` to `first + count - 1`; returns how many of them, from the first on, are repeats.
 
-        Raises ProtocolError when some are missing in between: they cannot be had again.
+        Raises ProtocolError when results before them are missing: no later message will bring these.
         """
-        if self._anew:
-            self.last, self._anew = first - 1, False
+        if self._starts_anew:
+            self.last, self._starts_anew = first - 1, False
         if first > self.last + 1:
             raise ProtocolError(f"results {self.last + 1} to {first - 1} never came; next was {first}")
         repeats = min(count, self.last + 1 - first)
@@ -58,7 +60,7 @@ class ResultSequence:
         return repeats
 
     def acknowledge(self, now: float, at_once: bool = False) -> int | None:
-        """The sequence number to acknowledge now; None: nothing is due."""
+        """The sequence number to acknowledge now; None: nothing is due yet."""
         unacknowledged = self.last - self._acknowledged
         if not unacknowledged or self._due_at is None:
             return None

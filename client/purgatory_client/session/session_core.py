@@ -1,19 +1,20 @@
 """One session with the daemon, without any I/O: waits and wire messages in, wire messages and ended waits out.
 
-Time is an argument (monotonic seconds). The rules, all of them here and nowhere else:
+Time is an argument (monotonic seconds). These are the rules of a session:
 
-- An operation gets its id when it is first put into a batch; ids rise, and stay with it over reconnects.
-- What gathers while batches are under way goes out together, one batch for each kind. At most `WINDOW` batches wait for
-  their receipt; so under load batches grow by themselves, and on an idle session nothing waits for anything.
-- After a reconnect the daemon says the highest id it knows; what is above is sent again. A wait that has seen a
-  connection lost, or an attempt to connect fail, goes out with the time that remains of it.
-- When the daemon does not know the session any more (it was started anew, or the session's time was over), everything
-pending is registered anew under the same ids, with the time that remains. A wait without a timeout of its own starts
-again with the daemon's default.
-- A repeated result is dropped by its sequence number, a result nobody waits for any more by its id. So each wait ends
-once.
-- A cancelled wait is forgotten at once here; the daemon is told until it answers.
-- With an outbox (`keep`), ids are given when waits go into its file (`stage`), and only what is written there is sent.
+- An operation gets its id when it is first put into a batch. Ids rise, and an operation keeps its id over reconnects.
+- Waits that are submitted while batches are in flight go out together, one batch for each kind. At most `WINDOW`
+  batches wait for their receipt: under load batches grow by themselves, and in an idle session nothing is delayed.
+- After a reconnect the daemon says the highest id it knows, and everything above it is sent again. A wait submitted
+  before a connection was lost, or before an attempt to connect failed, goes out with its remaining time.
+- When the daemon no longer knows the session (it has restarted, or the session's time to live is over), everything
+  pending is registered again under the same ids, with its remaining time. A wait without a timeout of its own gets the
+  daemon's default once more.
+- A repeated result is dropped by its sequence number, and a result that nobody waits for by its id. So each wait ends
+  once.
+- A cancelled wait is forgotten here at once; the cancel is repeated until the daemon has answered it.
+- With an outbox (`restore`), waits get their ids when they are staged for its file (`stage`), and only what has been
+  written is sent.
 """
 
 from __future__ import annotations
@@ -42,13 +43,15 @@ from purgatory_client.wire.decode_results import ResultsArrived, arrived_row, re
 from purgatory_client.wire.encode_waits import fill_with_many, fill_with_waits
 
 WINDOW: Final = 8
-"""Batches that may be without their receipt at a time."""
+"""Batches that may wait for their receipt at a time."""
 CANCELS_PER_MESSAGE_MAX: Final = 10_000
 OPERATION_ID_MAX: Final = 2**64 - 1
 
 
 class SessionCore:
-    """The state of one session. `opened`: the current connection has been opened; `going_away`: why it is to end."""
+    """The state of one session. `opened`: the daemon has opened the current connection. `going_away`: why the daemon is
+    about to end it.
+    """
 
     def __init__(self, session_id: str, pending_max: int) -> None:
         self.session_id: Final = session_id
@@ -71,20 +74,20 @@ class SessionCore:
         self._lost_at = -1.0
         self._sent_at = 0.0
         self._ending = False
-        self._kept = False
+        self._has_outbox = False
         self._sent_id = 0
         self.written_id = OPERATION_ID_MAX
         """With an outbox: the highest id that is in its file. Nothing above it is sent."""
 
     @property
     def pending(self) -> int:
-        """Operations that somebody waits for, and cancels the daemon has not answered."""
+        """Operations that somebody waits for, and cancels that the daemon has not answered."""
         return self._unsent_count + self._table.count + len(self._cancelling)
 
-    # What callers want
+    # For callers
 
     def submit(self, wait: Wait | WaitColumns, now: float) -> None:
-        """Take a wait in. Raises LimitExceeded when as many are pending as this client may have."""
+        """Accept a wait, to be sent with the next batch. Raises LimitExceeded at the limit of pending operations."""
         count = 1 if isinstance(wait, Wait) else wait.count
         if self.pending + count > self.pending_max:
             raise LimitExceeded(
@@ -99,9 +102,9 @@ class SessionCore:
             self._unsent_batches[wait] = None
 
     def cancel(self, wait: Wait | WaitColumns) -> None:
-        """Nobody waits for it any more: forget it, and cancel at the daemon what it knows of it.
+        """Forget a wait whose caller has gone, and cancel it at the daemon if it was sent.
 
-        What is not pending here is passed over: it may have ended, or been drained, while its caller was cancelled.
+        One that is not pending here is ignored: it may have ended, or been drained, while its caller was cancelled.
         """
         if isinstance(wait, WaitColumns):
             self._cancel_batch(wait)
@@ -113,12 +116,12 @@ class SessionCore:
             self._unsent_count -= 1
 
     def end(self) -> None:
-        """Send what is left to say (cancels, acknowledgement) without delay: the session is about to be left."""
+        """Send outstanding cancels and the acknowledgement without delay: the session is about to be left."""
         self._ending = True
 
     @property
     def ended(self) -> bool:
-        """True: the session is about to be left and there is nothing more to say or to hear."""
+        """True: the session is being left, and there is nothing more to send or to receive."""
         return self._ending and not self.pending and self._sequence.due_at is None
 
     def waiting(self) -> list[Wait | WaitColumns]:
@@ -127,7 +130,7 @@ class SessionCore:
         return [*self._table.entries(), *unsent, *self._unsent_batches]
 
     def drain(self) -> list[Wait | WaitColumns]:
-        """Everything that somebody waits for, forgotten here; the daemon is not told."""
+        """Forget everything that somebody waits for, and return it; the daemon is not told."""
         drained = self.waiting()
         self._table.clear()
         self._unsent.clear()
@@ -138,11 +141,15 @@ class SessionCore:
         self._plan.clear()
         return drained
 
-    # What the outbox does
+    # For the outbox
 
-    def keep(self, entries: Sequence[Wait | WaitColumns], next_id: int, now: float) -> None:
-        """There is an outbox, and this is what it holds of the session: all with its ids, in their order."""
-        self._kept = True
+    def restore(self, entries: Sequence[Wait | WaitColumns], next_id: int, now: float) -> None:
+        """Go on with what an outbox holds of the session, in the order of ids.
+
+        Results count from wherever the daemon's next batch says: the file does not keep the number of the last one.
+        Setting the time of the last loss makes restored waits go out with their remaining time, by the wall clock.
+        """
+        self._has_outbox = True
         for entry in entries:
             self._table.restore(entry)
         self._table.start_after(next_id - 1)
@@ -151,14 +158,14 @@ class SessionCore:
         self._lost_at = now
 
     def replay(self, batch: wire.ResultBatch) -> list[Ended]:
-        """Results that the outbox has kept; returns the waits they ended."""
+        """End waits by results that the outbox has stored."""
         ended: list[Ended] = []
         for arrived in _arrived(batch):
             self._table.end(arrived, 0, ended)
         return ended
 
     def stage(self) -> list[Wait | WaitColumns]:
-        """Give their ids to all that has gathered, in this order, to be written to the outbox."""
+        """Give ids to everything unsent and return it in the order of ids, to be written to the outbox."""
         planned = len(self._plan)
         while self._plan_unsent():
             pass
@@ -168,14 +175,14 @@ class SessionCore:
         return list(staged)
 
     def withdraw(self, wait: Wait | WaitColumns) -> None:
-        """It could not be written, so it is not sent either; forgotten here."""
+        """Forget a staged wait that could not be written, and so must not be sent."""
         if isinstance(wait, Wait):
             self._table.take_single(wait.operation_id)
         elif self._table.take_batch(wait):
             self._plan = deque(chunk for chunk in self._plan if chunk.batch is not wait)
 
     def refused_results(self, receipt: wire.Receipt) -> wire.ResultBatch:
-        """The refusal of a whole batch, of which the daemon keeps no results, as the results that it would have had."""
+        """The refusal of a whole batch as results, for the outbox: the daemon keeps none of these."""
         results = wire.ResultBatch()
         chunk = self._unreceipted.get(receipt.batch_id)
         for operation_id in chunk.operation_ids() if chunk is not None else ():
@@ -185,7 +192,7 @@ class SessionCore:
         results.columns.outcome.append(Outcome.REFUSED.value)
         return results
 
-    # What the connection does
+    # For the connection
 
     def open_message(self) -> wire.SessionRequest:
         """The first message of a new connection."""
@@ -193,14 +200,17 @@ class SessionCore:
         return wire.SessionRequest(open=opening)
 
     def connection_lost(self, now: float) -> None:
-        """The connection is gone, or could not be made; what was under way is sorted out when the next one opens."""
+        """Note that the connection is gone or could not be made.
+
+        Whether the daemon got the batches in flight is not known here; the next opening tells by the highest id.
+        """
         self.opened = False
         self._lost_at = now
         self._unreceipted.clear()
         self._plan.clear()
 
     def receive(self, message: wire.SessionResponse, now: float) -> list[Ended]:
-        """Take in a message; returns the waits it ended. Raises ProtocolError for one that cannot be followed."""
+        """Handle a message; returns the waits it ended. Raises ProtocolError for one that makes no sense."""
         which = message.WhichOneof("message")
         if which == "results":
             return self._on_results(message.results, now)
@@ -215,7 +225,11 @@ class SessionCore:
         return []
 
     def next_message(self, now: float) -> wire.SessionRequest | None:
-        """What to send next; None: nothing for now (see `wake_at`)."""
+        """What to send next; None: nothing for now (see `wake_at`).
+
+        Acknowledgements first, as the daemon refuses registrations while too many results are unacknowledged, and
+        cancels before registrations, as they make room.
+        """
         if not self.opened:
             return None
         message = self._acknowledgement(now) or self._cancel_message() or self._register_message(now)
@@ -226,7 +240,7 @@ class SessionCore:
         return message
 
     def wake_at(self) -> float | None:
-        """When `next_message` will have something even if nothing happens; None: not before the connection opens."""
+        """When `next_message` will have something even if nothing happens (monotonic seconds); None: not opened yet."""
         if not self.opened:
             return None
         heartbeat_at = self._sent_at + self.heartbeat_interval
@@ -237,12 +251,13 @@ class SessionCore:
 
     def _on_opened(self, opened: wire.SessionOpened, now: float) -> None:
         highest = opened.highest_operation_id
-        if self._kept and highest > self._sent_id:
+        if self._has_outbox and highest > self._sent_id:
             raise OutboxError(
                 f"the daemon knows operations of this session up to {highest}, the outbox has sent only those up to "
                 f"{self._sent_id}: it is an older copy of the file"
             )
         if self._known and not opened.resumed:
+            # The daemon has forgotten the session, and with it all that was to be cancelled.
             self._sequence.start_anew()
             self._cancelling.clear()
         else:
@@ -255,6 +270,8 @@ class SessionCore:
             self._chunk_max = min(OPERATIONS_PER_CHUNK_MAX, opened.operations_per_batch_max)
         if opened.unacknowledged_results_max > 0:
             self._sequence.limit(opened.unacknowledged_results_max)
+        # Everything up to `highest` has arrived, receipted or not. What is above is planned again in the order of ids:
+        # the daemon would take a batch with lower ids after one with higher ids for known, and drop it.
         self._table.start_after(highest)
         self._plan = deque(self._table.chunks_above(highest, self._chunk_max))
         self._cancelling = {operation_id: None for operation_id in self._cancelling if operation_id <= highest}
@@ -306,14 +323,14 @@ class SessionCore:
         if len(self._unreceipted) >= WINDOW:
             return None
         while True:
-            if not self._plan and (self._kept or not self._plan_unsent()):
+            if not self._plan and (self._has_outbox or not self._plan_unsent()):
                 return None
             chunk = self._still_pending(self._plan.popleft())
             if chunk is None:
                 continue
             if chunk.last_id <= self.written_id:
                 break
-            self._plan.appendleft(chunk)
+            self._plan.appendleft(chunk)  # not in the outbox file yet; nothing may overtake it
             return None
         message = wire.SessionRequest()
         message.register.batch_id = self._next_batch_id
@@ -327,7 +344,7 @@ class SessionCore:
         return message
 
     def _plan_unsent(self) -> bool:
-        """Give ids to what has gathered of one kind and plan its batch. False: nothing has gathered."""
+        """Give ids to unsent waits of one kind and plan their batch. False: nothing is unsent."""
         if self._unsent_batches:
             batch = next(iter(self._unsent_batches))
             del self._unsent_batches[batch]
@@ -356,7 +373,7 @@ class SessionCore:
         self._plan.append(WaitChunk(waits))
 
     def _still_pending(self, chunk: WaitChunk) -> WaitChunk | None:
-        """The chunk without what has ended since it was planned; None: all has."""
+        """The chunk without what has ended since it was planned; None: all of it has."""
         if chunk.batch is None:
             waits = [wait for wait in chunk.waits if wait in self._table]
             return WaitChunk(waits) if waits else None

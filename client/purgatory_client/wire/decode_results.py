@@ -1,4 +1,4 @@
-"""Wire to results: columns and rows both become `ResultColumns`, so that what follows knows one shape."""
+"""Decodes results: columns and rows both become `ResultColumns`, so that nothing else has to know two shapes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from purgatory_client.results import COLUMNS, OPERATION_COLUMNS, Outcome, Result
 
 
 class ArrivedMessage:
-    """A message of results, and its columns at full length: there one value stands for all, and none for a default."""
+    """A message of results that gives its columns at full length; in it one value may stand for all, or none."""
 
     __slots__ = ("_count", "_item_total", "_message")
 
@@ -29,13 +29,13 @@ class ArrivedMessage:
             raise ProtocolError(f"{count} results with {item_total} items have columns of lengths {lengths | items}")
 
     def column(self, name: str) -> list[Any]:
-        """One column, whole; also the dictionary of names."""
+        """One whole column; "names": the dictionary of partitions or keys."""
         if name == "names":
             return [(one.topic, one.partition) for one in self._message.partitions] or list(self._message.keys)
         return self.values(name, 0, self._count if name in OPERATION_COLUMNS else self._item_total)
 
     def values(self, name: str, start: int, end: int) -> list[Any]:
-        """The values from place `start` to before `end` of a column."""
+        """The values of a column from place `start` to `end` (exclusive)."""
         field, absent = COLUMNS[name]
         column = getattr(self._message, field)
         if len(column) > 1:
@@ -44,8 +44,8 @@ class ArrivedMessage:
 
 
 class ResultsArrived:
-    """A decoded batch of results: `operation_ids[i]` has the result at place i of `columns`, its items from `starts[i]`
-    on. All of it is in `message`. Raises ProtocolError when the lengths of the columns disagree.
+    """A decoded batch of results. The operation `operation_ids[i]` has the result at place i of `columns`, with its
+    items from `starts[i]` on. Raises ProtocolError when the lengths of the columns disagree.
     """
 
     __slots__ = ("columns", "message", "operation_ids", "starts")
@@ -69,9 +69,9 @@ class ResultsArrived:
             self.columns.refusals = {place: errors[one] for place, one in enumerate(ids) if one in errors}
 
     def runs(self, skip: int) -> Iterator[tuple[int, int]]:
-        """The places from `skip` on as (from, to before) with consecutive ids: a batch is answered in a few of them.
+        """Runs of consecutive ids from place `skip` on, as (start, end) places: a batch is answered in a few of them.
 
-        What was refused has no items, and is a run of its own.
+        A refused operation has no items, and is a run of its own.
         """
         ids = self.operation_ids
         if len(ids) <= skip:
@@ -85,7 +85,7 @@ class ResultsArrived:
 
 
 def arrived_row(row: result_pb2.Result) -> ResultsArrived:
-    """One result that came as a row: the same as columns."""
+    """A result that came as a row, as columns."""
     message = result_pb2.ResultColumns(
         kind=row.kind,
         operation_id=[row.operation_id],
@@ -109,7 +109,6 @@ def arrived_row(row: result_pb2.Result) -> ResultsArrived:
 
 
 def refusal_error(refusal: operation_pb2.OperationRefusal) -> PurgatoryClientError:
-    """The error of a refused registration."""
     return from_code(refusal.code, refusal.field, refusal.message)
 
 

@@ -1,4 +1,4 @@
-"""The way back from columns on the wire to the wait or batch that they were made of; encode.py is the way there."""
+"""Decodes waits: from columns of an outbox file to the wait or batch that `encode_waits` made them of."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ ITEM_COLUMNS = ("leader_epoch", "local_error_code", "partition_max_bytes", "last
 
 
 def wait_of(columns: wire.OperationColumns) -> Wait:
-    """The single wait that these columns are of."""
     kind = OperationKind(columns.kind)
     names = _names(columns)
     count = columns.item_count[0] if columns.item_count else 1
@@ -38,7 +37,6 @@ def wait_of(columns: wire.OperationColumns) -> Wait:
 
 
 def batch_of(columns: wire.OperationColumns) -> WaitColumns:
-    """The batch that these columns are of, all of it."""
     batch = WaitColumns(
         OperationKind(columns.kind),
         _names(columns),
@@ -72,6 +70,5 @@ def _fetch(columns: wire.OperationColumns, count: int) -> FetchOptions:
 
 
 def _filled(column: Any, count: int, default: Any) -> list[Any]:  # noqa: ANN401 - of whatever the column is of
-    """The column at full length."""
     values = list(column) or [default]
     return values * count if len(values) == 1 else values

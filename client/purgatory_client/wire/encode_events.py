@@ -1,4 +1,4 @@
-"""Events to wire: columns when every event of the message has a column form, rows otherwise."""
+"""Encodes events: as columns when every event of the message has a column form, as rows otherwise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ _NOT_GIVEN: Final = [-1]
 
 
 def advance_request(events: Sequence[Event]) -> service.AdvanceStreamRequest:
-    """One message of events, in their order."""
     request = service.AdvanceStreamRequest()
     if any(event.row is not None for event in events):
         for event in events:
@@ -27,7 +26,6 @@ def advance_request(events: Sequence[Event]) -> service.AdvanceStreamRequest:
 
 
 def receipt_of(message: service.AdvanceReceipt) -> AdvanceReceipt:
-    """The receipt for one message of events."""
     refusals = [EventRefusal(one.index, one.code, one.error_code, one.field, one.message) for one in message.refusals]
     return AdvanceReceipt(list(message.ended), message.unchanged, refusals)
 

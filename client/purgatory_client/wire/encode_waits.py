@@ -1,6 +1,6 @@
-"""Waits to wire: a run of single waits or a slice of a `WaitColumns` becomes columns, one wait becomes a row.
+"""Encodes waits: single waits of one kind or a slice of a `WaitColumns` as columns, one wait as a row.
 
-Everything here has been checked before (columns.py, names.py), so nothing here refuses.
+Values were checked when the waits were made (`number_checks`, `partition_names`), so nothing is refused here.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from purgatory_client.waits import FetchOptions, Wait
 
 
 def fill_with_waits(columns: wire.OperationColumns, waits: Sequence[Wait], lost_at: float, now: float) -> None:
-    """Waits of one kind, all with a timeout or all without.
+    """Encode waits of one kind, all with a timeout or all without.
 
-    A wait submitted before a connection was last lost (at `lost_at`, monotonic seconds like `now`) is sent with the
-    time that remains of it: the time without a connection counts.
+    A wait submitted before a connection was last lost (at `lost_at`, monotonic seconds like `now`) is sent with its
+    remaining time: time without a connection counts.
     """
     first = waits[0]
     columns.kind = first.kind.value  # type: ignore[assignment]
@@ -46,7 +46,7 @@ def fill_with_waits(columns: wire.OperationColumns, waits: Sequence[Wait], lost_
 def fill_with_many(
     columns: wire.OperationColumns, batch: WaitColumns, positions: Sequence[int], lost_at: float, now: float
 ) -> None:
-    """The operations of the batch at `positions`, rising; their time is as in `fill_with_waits`."""
+    """Encode the operations of a batch at `positions`, which rise; timeouts as in `fill_with_waits`."""
     items = batch.items_of(positions)
     columns.kind = batch.kind.value  # type: ignore[assignment]
     columns.operation_id.extend(batch.ids_of(positions))
@@ -67,7 +67,7 @@ def fill_with_many(
 
 
 def row_of_wait(wait: Wait) -> wire.Operation:
-    """One wait as a row, for the unary call."""
+    """A wait as a row, for the unary call."""
     row = wire.Operation(timeout_ms=wait.timeout_ms)
     epochs = wait.leader_epochs or [-1] * len(wait.names)
     codes = wait.local_error_codes or [0] * len(wait.names)
@@ -109,12 +109,12 @@ def _remaining_column(batch: WaitColumns, lost_at: float, now: float) -> list[in
 
 
 def _remaining(timeout_ms: int, elapsed_ms: int) -> int:
-    """At least 1 ms, as a wait that was to wait is not one for an answer at once; 0 and what is refused stay."""
+    """At least 1 ms: 0 would be another request, for an answer at once. What is not above 0 stays as it is."""
     return max(1, timeout_ms - elapsed_ms) if timeout_ms > 0 else timeout_ms
 
 
 def _add_names(columns: wire.OperationColumns, waits: Sequence[Wait]) -> None:
-    """The dictionary of the names used, and each item's place in it."""
+    """Add the dictionary of names, and each item's place in it."""
     places: dict[PartitionName | str, int] = {}
     indexes = [places.setdefault(name, len(places)) for wait in waits for name in wait.names]
     if len(places) > 1:
@@ -134,7 +134,7 @@ def _extend_names(columns: wire.OperationColumns, names: Iterable[PartitionName 
 def _narrowed(
     indexes: Sequence[int], names: Sequence[PartitionName] | Sequence[str]
 ) -> tuple[Sequence[int], Sequence[PartitionName] | Sequence[str]]:
-    """The same items over a dictionary of only the names they use."""
+    """The same items over a dictionary of only the names that they use."""
     places: dict[int, int] = {}
     narrowed = [places.setdefault(index, len(places)) for index in indexes or [0]]
     used: list[PartitionName] | list[str] = [names[index] for index in places]  # type: ignore[assignment]
@@ -142,7 +142,7 @@ def _narrowed(
 
 
 def _filled(columns: list[list[int] | None], waits: Sequence[Wait], default: int) -> list[int]:
-    """An item column from waits that may each have none of it."""
+    """An item column from waits, of which each may have none."""
     pairs = zip(columns, waits, strict=True)
     return squeeze([value for column, wait in pairs for value in column or [default] * len(wait.names)])
 

@@ -13,7 +13,7 @@ from tests.client.session.wire_script import opened, registered, sent
 def test_with_an_outbox_only_what_is_written_is_sent() -> None:
     """Ids are given when waits are staged; a chunk waits until the file has the last of it, over a reconnect too."""
     core = SessionCore("s", 100)
-    core.keep([], 1, 0.0)
+    core.restore([], 1, 0.0)
     core.receive(opened(), 0.0)
     first = submit(core, 2)
     assert sent(core, 0.0) == []
@@ -31,7 +31,7 @@ def test_with_an_outbox_only_what_is_written_is_sent() -> None:
 def test_with_an_outbox_what_was_not_written_is_withdrawn() -> None:
     """A wait or a batch that could not be written is not pending and never sent; what comes after it is."""
     core = SessionCore("s", 100)
-    core.keep([], 1, 0.0)
+    core.restore([], 1, 0.0)
     core.receive(opened(), 0.0)
     (single,) = submit(core, 1)
     batch = many(3)
@@ -49,7 +49,7 @@ def test_with_an_outbox_what_was_not_written_is_withdrawn() -> None:
 def test_a_refused_batch_has_results_for_the_outbox() -> None:
     """The daemon keeps no results of a batch it could not take at all: they are made here, and end its waits alike."""
     core = SessionCore("s", 100)
-    core.keep([], 1, 0.0)
+    core.restore([], 1, 0.0)
     core.receive(opened(), 0.0)
     waiting = submit(core, 2)
     core.stage()

@@ -13,7 +13,7 @@ from purgatory_client.session.pending_waits import Answer
 from purgatory_client.session.session_core import SessionCore
 from purgatory_client.waits import Wait
 from purgatory_client.wire.decode_results import ResultsArrived
-from purgatory_client.wire.gathered_results import PARTS_MAX
+from purgatory_client.wire.gathered_results import SEGMENTS_MAX
 
 from purgatory.v1 import result_pb2
 from tests.client.session.wire_script import opened, receipt, results, sent
@@ -72,7 +72,7 @@ def test_one_message_for_a_batch_between_single_waits() -> None:
 def test_a_batch_in_pieces_is_the_same_as_at_once(seed: int) -> None:
     """Whatever pieces the results come in, few or more than are kept as they came, the answer is the same."""
     generator = random.Random(seed)
-    count = 4 * PARTS_MAX
+    count = 4 * SEGMENTS_MAX
     batch = many(count)
     core = core_with(batch)
     left = list(range(1, count + 1))
