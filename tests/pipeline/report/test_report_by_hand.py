@@ -37,7 +37,7 @@ def test_the_tables_say_what_duckdb_says(folders: tuple[Path, Path]) -> None:
     """Each table has the same rows with the same figures."""
     archive, out = folders
     connection = report_sql.open_history(archive)
-    report_sql.make_tables(connection, report_sql.WINDOW_MS)
+    report_sql.make_tables(connection)
     for name in BY_HAND:
         by_hand = connection.execute(f"SELECT * FROM {name}").df()
         reported = pd.read_parquet(out / "tables" / name)
