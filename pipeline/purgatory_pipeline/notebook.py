@@ -19,8 +19,7 @@ from purgatory_pipeline.archive.catalog import find_archive
 from purgatory_pipeline.errors import ArchiveUnusable
 from purgatory_pipeline.replay.policy import UNCHANGED, parse_policies
 from purgatory_pipeline.replay.spark_jobs import replay_rows
-from purgatory_pipeline.report.report_builder import Report, make_report
-from purgatory_pipeline.report.report_options import ReportOptions
+from purgatory_pipeline.report.report_builder import Report, ReportOptions, make_report
 from purgatory_pipeline.report.report_tables import TABLES
 from purgatory_pipeline.time_arguments import parse_window
 

@@ -13,7 +13,7 @@ from typing import cast
 import pytest
 from purgatory_pipeline import cli
 from purgatory_pipeline.errors import ArchiveUnusable, JavaMissing, SettingInvalid, WindowInvalid
-from purgatory_pipeline.spark import failures, java_stderr, spark_session
+from purgatory_pipeline.spark import failures, spark_session
 from purgatory_pipeline.time_arguments import parse_window
 from pyspark.errors import PySparkException, PythonException
 from pyspark.sql import SparkSession
@@ -169,9 +169,9 @@ def test_settings_of_the_user_win_over_ours(java: int) -> None:
 
 def test_only_what_java_begins_with_is_left_out(capfd: pytest.CaptureFixture[str]) -> None:
     """What a process says on stderr that is started meanwhile comes through, also afterwards, but for the two lines."""
-    left_out = b"".join(java_stderr.DROPPED_LINES).decode()
+    left_out = b"".join(spark_session.DROPPED_LINES).decode()
     said = f"echo first; printf '{left_out}'; read line; echo $line; printf 'no end'"
-    with java_stderr.without_startup_lines() as passing:
+    with spark_session.without_startup_lines() as passing:
         process = subprocess.Popen(["/bin/sh", "-c", f"({said}) >&2"], stdin=subprocess.PIPE)
     process.communicate(b"WARNING: last\n")
     passing.join()

@@ -14,10 +14,10 @@ def check(
     topic: Annotated[list[str] | None, typer.Option(help="Of this topic only; may be repeated.")] = None,
 ) -> None:
     """Accounts for an archive: files and rows used or set aside, and operations with a missing end."""
-    from purgatory_pipeline.archive.accounting import account  # noqa: PLC0415 -- Spark is slow to import
-    from purgatory_pipeline.archive.catalog import find_archive  # noqa: PLC0415 -- Spark is slow to import
-    from purgatory_pipeline.spark.spark_session import spark_session  # noqa: PLC0415
-    from purgatory_pipeline.time_arguments import parse_window  # noqa: PLC0415
+    from purgatory_pipeline.archive.accounting import account
+    from purgatory_pipeline.archive.catalog import find_archive
+    from purgatory_pipeline.spark.spark_session import spark_session
+    from purgatory_pipeline.time_arguments import parse_window
 
     start, end = parse_window(since, until)
     found = find_archive(archive)

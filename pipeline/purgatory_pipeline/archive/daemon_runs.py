@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow import fs
 
 from purgatory.archive import schema
 from purgatory.archive.run_details import RunDetails
@@ -24,7 +23,7 @@ OPEN: Final = "open"
 """Neither ended nor marked as crashed: still alive, or nobody has checked since."""
 
 _THREADS: Final = 16
-_COLUMNS: Final = ["run_id", "call_number", "time_ms", "at", "marker", "table", "rows", "detail"]
+_COLUMNS: Final = ["run_id", "call_number", "time_ms", "at", "marker", "table", "rows", "last_call_number", "detail"]
 
 
 @dataclass(frozen=True)
@@ -35,41 +34,37 @@ class DaemonRun:
     state: str = OPEN
     started_at: datetime | None = None
     """None: its beginning is no longer in the archive."""
-    started_ms: int | None = None
-    """The engine's clock at its beginning."""
-    detail: str = ""
-    """JSON of `purgatory.archive.run_details.RunDetails`."""
     has_journal: bool = False
     """Waits pending at its end continue in the daemon's next run."""
     is_continued: bool = False
     """It continues the journal of an earlier run."""
-    last_call: int | None = None
-    """The last call whose rows are all there, if markers say so."""
     dropped_rows: dict[str, int] = field(default_factory=dict)
     """By table: rows dropped because the disk was too slow."""
 
 
 def read_runs(archive: ArchiveCatalog) -> list[DaemonRun]:
-    """All runs that have a file, by id; without markers nothing but the id is known.
+    """All runs that have a file, by id; without markers nothing but the id is known."""
+    markers = read_markers(archive)
+    return [_run(run_id, markers.get(run_id, [])) for run_id in sorted({*archive.run_ids(), *markers})]
 
-    Markers are few, so they are read here and not on the executors.
-    """
-    place = open_location(archive.uri)
-    with ThreadPoolExecutor(_THREADS) as pool:
-        parts = pool.map(lambda file: _read_markers(place.filesystem, file), archive.files(schema.MARKERS))
-        rows = [row for part in parts for row in part]
+
+def read_markers(archive: ArchiveCatalog) -> dict[str, list[dict[str, Any]]]:
+    """The markers of each run, read here and not on the executors: they are few. Raises `ArchiveUnusable`."""
+    filesystem = open_location(archive.uri).filesystem
+
+    def read(file: ArchiveFile) -> list[dict[str, Any]]:
+        try:
+            return list(pq.ParquetFile(file.path, filesystem=filesystem).read(columns=_COLUMNS).to_pylist())
+        except (OSError, ValueError, pa.ArrowException) as error:
+            message = f"cannot read {file.path}: {first_line(error)}; move it out of the archive"
+            raise ArchiveUnusable(message) from error
+
     by_run: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in rows:
-        by_run[str(row["run_id"])].append(row)
-    return [_run(run_id, by_run.get(run_id, [])) for run_id in sorted({*archive.run_ids(), *by_run})]
-
-
-def _read_markers(filesystem: fs.FileSystem, file: ArchiveFile) -> list[dict[str, Any]]:
-    try:
-        rows = pq.ParquetFile(file.path, filesystem=filesystem).read(columns=_COLUMNS).to_pylist()
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise ArchiveUnusable(f"cannot read {file.path}: {first_line(error)}; move it out of the archive") from error
-    return list(rows)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for rows in pool.map(read, archive.files(schema.MARKERS)):
+            for row in rows:
+                by_run[str(row["run_id"])].append(row)
+    return dict(by_run)
 
 
 def _run(run_id: str, markers: Iterable[Mapping[str, Any]]) -> DaemonRun:
@@ -77,14 +72,12 @@ def _run(run_id: str, markers: Iterable[Mapping[str, Any]]) -> DaemonRun:
     dropped: Counter[str] = Counter()
     for row in markers:
         if row["marker"] == schema.STARTED:
-            detail = row["detail"] or ""
-            journal, continued = _journal_of(detail)
-            run = replace(run, started_at=row["at"], started_ms=row["time_ms"], detail=detail)
-            run = replace(run, has_journal=journal, is_continued=continued)
+            journal, continued = _journal_of(row["detail"] or "")
+            run = replace(run, started_at=row["at"], has_journal=journal, is_continued=continued)
         elif row["marker"] == schema.DROPPED:
             dropped[row["table"]] += row["rows"] or 0
         elif row["marker"] == schema.ENDED or run.state != schema.ENDED:  # it may have ended after it was given up
-            run = replace(run, state=row["marker"], last_call=row["call_number"])
+            run = replace(run, state=row["marker"])
     return replace(run, dropped_rows=dict(dropped))
 
 

@@ -1,7 +1,9 @@
-"""Where an archive is: a local folder or a URI that pyarrow knows, and the same place as Spark names it."""
+"""Where an archive or a result is: a local folder or a URI that pyarrow knows, and the same place as Spark names it."""
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -76,3 +78,33 @@ def spark_prefix(scheme: str, host: str) -> str:
 def first_line(error: BaseException) -> str:
     """The first line of an error's message: libraries tend to say much more."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def open_output(out: str) -> Location:
+    """Creates the folder `out`. Raises `ArchiveUnusable` where it cannot be written to."""
+    place = open_location(out)
+    try:
+        place.filesystem.create_dir(place.root, recursive=True)
+        write_file(place, ".probe", b"purgatory")
+        place.filesystem.delete_file(f"{place.root}/.probe")
+    except (OSError, pa.ArrowException) as error:
+        raise ArchiveUnusable(f"cannot write to {out}: {first_line(error)}") from error
+    return place
+
+
+def write_file(place: Location, name: str, content: bytes) -> str:
+    """Writes a file below the folder and returns its path."""
+    path = f"{place.root}/{name}"
+    if "/" in name:
+        place.filesystem.create_dir(path.rpartition("/")[0], recursive=True)
+    with place.filesystem.open_output_stream(path) as stream:
+        stream.write(content)
+    return path
+
+
+def write_by_path(place: Location, name: str, write: Callable[[Path], object]) -> str:
+    """The same for a file that `write` can only put at a local path."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        write(path)
+        return write_file(place, name, path.read_bytes())

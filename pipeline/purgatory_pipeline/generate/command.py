@@ -31,10 +31,10 @@ def generate(
     ] = None,
 ) -> None:
     """Generates a history of any size through the real engine, with its ground truth in DIR/_truth."""
-    from purgatory_pipeline.generate.history_plan import make_plan  # noqa: PLC0415
-    from purgatory_pipeline.generate.make_archive import check_empty, make_archive  # noqa: PLC0415 -- slow to import
-    from purgatory_pipeline.generate.truth_summary import summarize  # noqa: PLC0415
-    from purgatory_pipeline.spark.spark_session import spark_session  # noqa: PLC0415
+    from purgatory_pipeline.generate.history_plan import make_plan
+    from purgatory_pipeline.generate.make_archive import check_empty, make_archive
+    from purgatory_pipeline.generate.truth_summary import summarize
+    from purgatory_pipeline.spark.spark_session import spark_session
 
     plan = make_plan(
         operations,

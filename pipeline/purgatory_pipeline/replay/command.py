@@ -39,12 +39,12 @@ def replay(
     ] = False,
 ) -> None:
     """Replays a history through the same engine, first unchanged and then under other policies."""
-    from purgatory_pipeline.archive.accounting import account  # noqa: PLC0415 -- Spark is slow to import
-    from purgatory_pipeline.archive.catalog import find_archive  # noqa: PLC0415 -- Spark is slow to import
-    from purgatory_pipeline.output_folder import open_output  # noqa: PLC0415
-    from purgatory_pipeline.replay.policy import UNCHANGED, parse_policies  # noqa: PLC0415
-    from purgatory_pipeline.spark.failures import unwrapped_errors  # noqa: PLC0415
-    from purgatory_pipeline.spark.spark_session import spark_session  # noqa: PLC0415
+    from purgatory_pipeline.archive.accounting import account
+    from purgatory_pipeline.archive.catalog import find_archive
+    from purgatory_pipeline.archive.location import open_output
+    from purgatory_pipeline.replay.policy import UNCHANGED, parse_policies
+    from purgatory_pipeline.spark.failures import unwrapped_errors
+    from purgatory_pipeline.spark.spark_session import spark_session
 
     policies = [UNCHANGED, *parse_policies(settings or [], slow_replica or [], sweep or [])]
     found = find_archive(archive)
@@ -52,11 +52,11 @@ def replay(
     spark = spark_session("replay")
     with ThreadPoolExecutor(2) as pool, unwrapped_errors():
         intake = pool.submit(account, spark, found)  # its tasks come first; while they run the rest is made ready
-        from purgatory_pipeline.page import document  # noqa: PLC0415
-        from purgatory_pipeline.replay import outputs, spark_jobs  # noqa: PLC0415
-        from purgatory_pipeline.replay.load.run_files import find_runs  # noqa: PLC0415
-        from purgatory_pipeline.replay.replay_account import ReplayAccount  # noqa: PLC0415
-        from purgatory_pipeline.replay.result_frames import frames_of  # noqa: PLC0415
+        from purgatory_pipeline.page import document
+        from purgatory_pipeline.replay import outputs, spark_jobs
+        from purgatory_pipeline.replay.load.run_files import find_runs
+        from purgatory_pipeline.replay.replay_account import ReplayAccount
+        from purgatory_pipeline.replay.result_frames import frames_of
 
         pool.submit(document.libraries)
         sums = spark_jobs.replay_sums(spark, found, policies)
@@ -83,7 +83,7 @@ def _print(told: ReplayAccount, outcomes: pd.DataFrame) -> None:
 
 def outcome_lines(outcomes: pd.DataFrame) -> list[str]:
     """How each kind ended as recorded and under each policy; one line where no policy changes anything."""
-    from purgatory_pipeline.replay.result_frames import AS_RECORDED  # noqa: PLC0415
+    from purgatory_pipeline.replay.result_frames import AS_RECORDED
 
     lines = []
     overall = outcomes[outcomes["topic"].isna()]
@@ -104,10 +104,10 @@ def _shares(outcomes: pd.Series[float]) -> str:
 
 
 def _info(found: ArchiveCatalog, told: ReplayAccount, out: str) -> ReplayInfo:
-    import pyspark  # noqa: PLC0415
+    import pyspark
 
-    from purgatory import __version__  # noqa: PLC0415
-    from purgatory_pipeline.replay.page.replay_page import ReplayInfo  # noqa: PLC0415
+    from purgatory import __version__
+    from purgatory_pipeline.replay.page.replay_page import ReplayInfo
 
     first = [file.first_at for file in found.used if file.first_at is not None]
     last = [file.last_at for file in found.used if file.last_at is not None]

@@ -9,8 +9,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from purgatory_pipeline.archive.location import Location
-from purgatory_pipeline.output_folder import write_by_path, write_file
+from purgatory_pipeline.archive.location import Location, write_by_path, write_file
 from purgatory_pipeline.replay.page.replay_page import ReplayInfo, write_replay_page
 
 PAGE = "replay.html"

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
     from purgatory_pipeline.archive.catalog import ArchiveCatalog
     from purgatory_pipeline.archive.intake_account import IntakeAccount
-    from purgatory_pipeline.report.report_builder import Report
-    from purgatory_pipeline.report.report_options import ReportOptions
+    from purgatory_pipeline.report.report_builder import Report, ReportOptions
     from purgatory_pipeline.report.report_tables import ReportInfo
 
 _SPAN: Final = re.compile(r"(\d+)(ms|s|m|h|d)?")
@@ -54,16 +53,15 @@ def report(
     top: Annotated[int, typer.Option(metavar="N", help="How many hot keys are listed, of each kind.")] = 20,
 ) -> None:
     """Reports on a purgatory: rates, waits, backlog, hot keys, stragglers, advice on timeouts, anomalies."""
-    from purgatory_pipeline.archive.accounting import account  # noqa: PLC0415 -- Spark is slow to import
-    from purgatory_pipeline.archive.catalog import find_archive  # noqa: PLC0415 -- Spark is slow to import
-    from purgatory_pipeline.output_folder import open_output  # noqa: PLC0415
-    from purgatory_pipeline.report import outputs  # noqa: PLC0415
-    from purgatory_pipeline.report.report_builder import make_report  # noqa: PLC0415
-    from purgatory_pipeline.report.report_options import ReportOptions  # noqa: PLC0415
-    from purgatory_pipeline.report.report_tables import INTAKE, TABLES  # noqa: PLC0415
-    from purgatory_pipeline.spark.failures import unwrapped_errors  # noqa: PLC0415
-    from purgatory_pipeline.spark.spark_session import spark_session  # noqa: PLC0415
-    from purgatory_pipeline.time_arguments import parse_window  # noqa: PLC0415
+    from purgatory_pipeline.archive.accounting import account
+    from purgatory_pipeline.archive.catalog import find_archive
+    from purgatory_pipeline.archive.location import open_output
+    from purgatory_pipeline.report import outputs
+    from purgatory_pipeline.report.report_builder import ReportOptions, make_report
+    from purgatory_pipeline.report.report_tables import INTAKE, TABLES
+    from purgatory_pipeline.spark.failures import unwrapped_errors
+    from purgatory_pipeline.spark.spark_session import spark_session
+    from purgatory_pipeline.time_arguments import parse_window
 
     start, end = parse_window(since, until)
     options = ReportOptions(
@@ -109,7 +107,7 @@ def advised(advice: pd.DataFrame) -> list[str]:
 
     If a kind has a single topic, "all topics" is left out.
     """
-    from purgatory_pipeline.page import wording  # noqa: PLC0415
+    from purgatory_pipeline.page import wording
 
     topics = advice.groupby("kind")["topic"].transform("count")
     told = advice[advice["topic"].notna() | (topics != 1)].head(ADVISED)
@@ -144,11 +142,11 @@ def _info(
     window: tuple[datetime | None, datetime | None],
     rows: dict[str, int],
 ) -> ReportInfo:
-    import pyspark  # noqa: PLC0415
+    import pyspark
 
-    from purgatory import __version__  # noqa: PLC0415
-    from purgatory.archive import schema  # noqa: PLC0415
-    from purgatory_pipeline.report.report_tables import ReportInfo  # noqa: PLC0415
+    from purgatory import __version__
+    from purgatory.archive import schema
+    from purgatory_pipeline.report.report_tables import ReportInfo
 
     first_at, last_at = _bounds(found)
     return ReportInfo(

@@ -14,8 +14,7 @@ from pyarrow import dataset, parquet
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from purgatory_pipeline.archive.location import Location
-from purgatory_pipeline.output_folder import write_by_path, write_file
+from purgatory_pipeline.archive.location import Location, write_by_path, write_file
 from purgatory_pipeline.report.page.report_page import write_page
 from purgatory_pipeline.report.report_tables import INTAKE, PAGE_ROWS_MAX, ReportInfo, ResultTable
 

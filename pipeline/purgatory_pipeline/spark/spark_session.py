@@ -8,7 +8,9 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +18,6 @@ from pyspark.sql import SparkSession
 
 from purgatory_pipeline.errors import JavaMissing, SettingInvalid
 from purgatory_pipeline.spark import progress
-from purgatory_pipeline.spark.java_stderr import without_startup_lines
 
 JAVA_MIN: Final = 17
 INSTALL_JAVA: Final = (
@@ -69,6 +70,12 @@ SHUFFLE_PARTITIONS_PER_CORE: Final = 4
 """On one machine, where each of Spark's default 200 partitions would cost more than its work. On a cluster at least
 those 200, since executors may join later; Spark coalesces small ones.
 """
+
+DROPPED_LINES: Final = (b"WARNING: Using incubator modules: jdk.incubator.vector\n", b"1 compiler directives added\n")
+"""Printed by the JVM itself whenever Spark starts it: for an incubator module that Spark asks for, and for DIRECTIVES.
+There is no option against them, and log4j does not see them.
+"""
+_STDERR: Final = 2
 
 _started = False
 """Whether we started the running session, and so must stop it."""
@@ -161,3 +168,30 @@ def _submit_words() -> list[str]:
     """The arguments from the environment, without the last word."""
     words = shlex.split(os.environ.get(_SUBMIT_ARGS, ""))
     return words[:-1] if words[-1:] == [_SHELL] else words
+
+
+@contextmanager
+def without_startup_lines() -> Iterator[threading.Thread]:
+    """Drops DROPPED_LINES from the stderr of a Java that is started meanwhile.
+
+    Java gets a pipe as its stderr; a thread, which is yielded, copies all other lines until Java ends.
+    """
+    sys.stderr.flush()
+    ours = os.dup(_STDERR)
+    reading, writing = os.pipe()
+    os.dup2(writing, _STDERR)
+    os.close(writing)
+    thread = threading.Thread(target=_pass_on, args=(reading, ours), name="java-stderr", daemon=True)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        sys.stderr.flush()
+        os.dup2(ours, _STDERR)
+
+
+def _pass_on(reading: int, ours: int) -> None:
+    with open(reading, "rb") as lines, open(ours, "wb", buffering=0) as stderr:
+        for line in lines:
+            if line not in DROPPED_LINES:
+                stderr.write(line)

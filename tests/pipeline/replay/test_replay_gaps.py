@@ -217,7 +217,7 @@ def test_pushed_marks_are_left_out_where_they_follow_from_the_replicas(tmp_path:
     policy = parse_policy([], ["2=+40ms"])
     account = replayed(tmp_path, UNCHANGED, policy)
     assert [note for note in account.notes() if "pushed high watermarks" in note] == [
-        "replica 2=+40ms: 1 pushed high watermarks left out; they follow from the replicas there",
+        "replica 2=+40ms: 1 pushed high watermarks left out: they follow from the replicas there",
         (
             "replica 2=+40ms: 1 pushed high watermarks kept, of partitions whose in-sync set is not known: no replica "
             "can matter there"

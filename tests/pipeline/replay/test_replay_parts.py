@@ -15,7 +15,7 @@ from purgatory_pipeline.replay.load.call_windows import windows
 from purgatory_pipeline.replay.load.row_chunk import RowChunk, join
 from purgatory_pipeline.replay.load.row_packing import pack, unpack
 from purgatory_pipeline.replay.play import replay_sums
-from purgatory_pipeline.replay.play.operation_lookup import find
+from purgatory_pipeline.replay.play.open_operations import find
 from purgatory_pipeline.replay.play.registered_operations import complete_operations
 
 from purgatory.archive.schema import EVENTS, OUTCOMES, REGISTRATIONS

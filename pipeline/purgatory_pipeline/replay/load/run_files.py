@@ -7,28 +7,21 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from purgatory.archive.run_details import RunDetails
-from purgatory.archive.schema import CALLS, CRASHED, DROPPED, ENDED, EVENTS, MARKERS, STARTED
+from purgatory.archive.schema import CALLS, CRASHED, DROPPED, ENDED, EVENTS, STARTED
 from purgatory_pipeline.archive.catalog import ArchiveCatalog
+from purgatory_pipeline.archive.daemon_runs import read_markers
 from purgatory_pipeline.archive.footer import ArchiveFile
-from purgatory_pipeline.archive.location import first_line, open_location
-from purgatory_pipeline.errors import ArchiveUnusable
 from purgatory_pipeline.replay.load.row_chunk import TABLES
 
 NEVER: Final = 2**62
 DECISIVE: Final = (EVENTS, CALLS)
 """Tables of which a lost row may change how other operations end."""
 
-_COLUMNS: Final = ["run_id", "marker", "call_number", "time_ms", "table", "last_call_number", "detail"]
 _NUMBER: Final = re.compile(r"-([0-9]+)\.parquet$")
-_THREADS: Final = 16
 
 
 @dataclass(frozen=True)
@@ -139,23 +132,3 @@ def _unfinished(markers: Sequence[dict[str, Any]], files: Sequence[ArchiveFile])
     crashed = [row["call_number"] + 1 for row in markers if row["marker"] == CRASHED]
     events = [file.last_call for file in files if file.table == EVENTS and file.last_call is not None]
     return crashed or [max(events, default=NEVER) + 1]
-
-
-def read_markers(archive: ArchiveCatalog) -> dict[str, list[dict[str, Any]]]:
-    """The markers of each run; they are few. Raises `ArchiveUnusable`."""
-    place = open_location(archive.uri)
-
-    def read(file: ArchiveFile) -> list[dict[str, Any]]:
-        try:
-            parquet = pq.ParquetFile(file.path, filesystem=place.filesystem)
-            return list(parquet.read(_COLUMNS).to_pylist())
-        except (OSError, ValueError, pa.ArrowException) as error:
-            message = f"cannot read {file.path}: {first_line(error)}; move it out of the archive"
-            raise ArchiveUnusable(message) from error
-
-    found: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
-    with ThreadPoolExecutor(_THREADS) as pool:
-        for rows in pool.map(read, archive.files(MARKERS)):
-            for row in rows:
-                found[row["run_id"]].append(row)
-    return dict(found)
