@@ -42,14 +42,8 @@ from purgatory.service.log import start_logging
 from purgatory.service.rpc.handlers import SERVICE, add_to_server
 from purgatory.service.rpc.in_flight import UnaryCalls
 from purgatory.service.rpc.servicer import PurgatoryServicer
-from purgatory.service.settings import (
-    EngineLimitsSettings,
-    HostSettings,
-    Settings,
-    SettingsError,
-    split_address,
-    unknown_variables,
-)
+from purgatory.service.setting_sources import SettingsError, unknown_variables
+from purgatory.service.settings import EngineLimitsSettings, HostSettings, Settings, split_address
 
 LOGGER: Final = logging.getLogger(__name__)
 CALLS_UNREAD_MAX: Final = 1_000_000

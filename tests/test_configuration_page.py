@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from purgatory.service import settings
+from purgatory.service.setting_sources import setting_groups
+from purgatory.service.settings import Settings
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 
@@ -29,17 +30,17 @@ def setting_row(name: str, description: str | None, default: object) -> str:
 
 
 def configuration_page() -> str:
-    """The page: a table for the settings without a part, and one for each part."""
-    parts = settings.setting_groups()
+    """The page: a table for the settings without a group, and one for each group."""
+    groups = setting_groups()
     lines = [HEAD, "| setting | default | what it does |", "|---|---|---|"]
-    for name, field in settings.Settings.model_fields.items():
-        if name not in parts:
+    for name, field in Settings.model_fields.items():
+        if name not in groups:
             lines.append(setting_row(name, field.description, field.default))
-    for part, model in parts.items():
-        title = (model.__doc__ or part).strip().rstrip(".")
+    for group, model in groups.items():
+        title = (model.__doc__ or group).strip().rstrip(".")
         lines += ["", f"## {title}", "", "| setting | default | what it does |", "|---|---|---|"]
         for name, field in model.model_fields.items():
-            lines.append(setting_row(f"{part}.{name}", field.description, field.default))
+            lines.append(setting_row(f"{group}.{name}", field.description, field.default))
     return "\n".join(lines) + "\n"
 
 

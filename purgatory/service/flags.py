@@ -14,9 +14,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from purgatory import __version__
-from purgatory.service.settings import (
-    SHORT_FLAGS,
-    Settings,
+from purgatory.service.setting_sources import (
     Values,
     environment_name,
     flag_name,
@@ -24,6 +22,7 @@ from purgatory.service.settings import (
     setting_groups,
     source_of,
 )
+from purgatory.service.settings import SHORT_FLAGS, Settings
 
 DESCRIPTION: Final = "Purgatory: waits as a service. Serves gRPC until SIGTERM or SIGINT."
 EPILOG: Final = (

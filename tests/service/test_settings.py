@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from purgatory.service.flags import CommandLine, config_lines, read_command_line
-from purgatory.service.settings import (
+from purgatory.service.setting_sources import (
     SettingsError,
     environment_name,
     flag_name,
     load_settings,
     setting_groups,
     setting_names,
-    split_address,
     unknown_variables,
 )
+from purgatory.service.settings import split_address
 
 
 @pytest.fixture(autouse=True)

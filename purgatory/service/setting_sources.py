@@ -1,0 +1,112 @@
+"""Where settings come from: loaded from flags, environment and file, each value's source, and errors that name it.
+
+Nothing outside this file and `settings` reads the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from purgatory.service.settings import ENVIRONMENT_PREFIX, Settings, SettingsGroup
+
+Values = dict[str, Any]
+"""Values as they come from a source, nested: {"engine": {"tick_ms": 1}}."""
+
+
+class SettingsError(Exception):
+    """A setting that cannot be used. The message is one line and names the setting, the value and its source."""
+
+
+def setting_groups() -> dict[str, type[SettingsGroup]]:
+    """The groups by name, in the order of `Settings`."""
+    found: dict[str, type[SettingsGroup]] = {}
+    for name, field in Settings.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, SettingsGroup):
+            found[name] = field.annotation
+    return found
+
+
+def setting_names() -> list[str]:
+    """Every setting by its name in the file: 'config', 'ready_file', 'grpc.address', ..."""
+    known = setting_groups()
+    names = [name for name in Settings.model_fields if name not in known]
+    return names + [f"{group}.{field}" for group, model in known.items() for field in model.model_fields]
+
+
+def environment_name(name: str) -> str:
+    """'engine.tick_ms' -> 'PURGATORY_ENGINE_TICK_MS'."""
+    return ENVIRONMENT_PREFIX + name.replace(".", "_").upper()
+
+
+def flag_name(name: str) -> str:
+    """'engine.tick_ms' -> '--engine-tick-ms'."""
+    return "--" + name.replace(".", "-").replace("_", "-")
+
+
+def load_settings(flags: Values) -> Settings:
+    """Settings from flags, environment and file. Raises `SettingsError` when one cannot be used."""
+    path = flags.get("config") or os.environ.get(environment_name("config"))
+    if path:
+        _check_file(Path(path))
+    try:
+        return Settings(**flags)
+    except ValidationError as error:
+        raise SettingsError("; ".join(_explained(dict(fault), flags) for fault in error.errors())) from None
+
+
+def source_of(name: str, flags: Values, settings: Settings) -> str:
+    """Where the value of a setting came from: its flag, its environment variable, the file, or 'default'."""
+    if _contains(flags, name):
+        return f"flag {flag_name(name)}"
+    if os.environ.get(environment_name(name)):
+        return f"environment {environment_name(name)}"
+    if settings.config is not None and _contains(tomllib.loads(settings.config.read_text("utf-8")), name):
+        return f"file {settings.config}"
+    return "default"
+
+
+def unknown_variables() -> list[str]:
+    """Environment variables that start like those of one of our groups but are no setting: most likely misspelt."""
+    known = {environment_name(name) for name in setting_names()}
+    prefixes = tuple(f"{ENVIRONMENT_PREFIX}{group.upper()}_" for group in setting_groups())
+    return sorted(name for name in os.environ if name.startswith(prefixes) and name not in known)
+
+
+def _check_file(path: Path) -> None:
+    """Raises `SettingsError` unless the file can be read and contains only settings."""
+    try:
+        tables = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"config: cannot read {path}: {error}") from None
+    known = set(setting_names()) - {"config"}
+    for table, content in tables.items():
+        keys = [f"{table}.{key}" for key in content] if isinstance(content, dict) else [table]
+        for key in keys:
+            if key not in known:
+                raise SettingsError(f"{key}: there is no such setting (in {path})")
+
+
+def _contains(values: Values, name: str) -> bool:
+    group, _, field = name.partition(".")
+    inner = values.get(group)
+    return group in values if not field else isinstance(inner, dict) and field in inner
+
+
+def _explained(fault: Values, flags: Values) -> str:
+    """An error of pydantic's as 'engine.tick_ms: should be ..., not 0 (environment PURGATORY_ENGINE_TICK_MS)'."""
+    name = ".".join(str(step) for step in fault["loc"])
+    message = str(fault["msg"]).removeprefix("Value error, ").removeprefix("Input ")
+    if name not in setting_names():
+        return f"{name}: {message}"
+    if _contains(flags, name):
+        source = f"flag {flag_name(name)}"
+    elif os.environ.get(environment_name(name)):
+        source = f"environment {environment_name(name)}"
+    else:
+        source = "file"
+    return f"{name}: {message}, not {fault['input']!r} ({source})"
