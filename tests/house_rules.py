@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -16,6 +17,7 @@ from pathlib import Path
 FOLDERS = ("purgatory", "client", "pipeline", "tests", "examples", "bench")
 FUNCTION_LINES_MAX = 70
 FILE_LINES_MAX = 500
+FOLDER_MODULES_MAX = 15
 NAMELESS = {"util", "utils", "common", "commons", "helper", "helpers", "misc"}
 
 
@@ -118,6 +120,56 @@ def function_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 def check_names(modules: list[Module]) -> list[str]:
     """A file is named for what it holds."""
     return [f"{m.path}: name it for what it holds" for m in modules if Path(m.path).stem.strip("_") in NAMELESS]
+
+
+def check_folders(modules: list[Module]) -> list[str]:
+    """A folder has at most 15 modules side by side; __init__ and __main__ do not count."""
+    sizes = Counter(str(Path(m.path).parent) for m in modules if Path(m.path).stem not in {"__init__", "__main__"})
+    return [
+        f"{folder}: {size} modules side by side, at most {FOLDER_MODULES_MAX}; make folders"
+        for folder, size in sizes.items()
+        if size > FOLDER_MODULES_MAX
+    ]
+
+
+TWINS = {
+    "tests.engine.oracle": "has the parts of the engine, in lists and loops",
+    "purgatory.service.translate": "has a module for each noun that the wire and the engine have",
+    "bench": "names a module for what it measures",
+}
+"""Packages whose modules and classes are named for their counterparts elsewhere."""
+
+SHARED_NAMES = {
+    "cli": "each program has one",
+    "command": "each verb of the pipeline has one",
+    "outputs": "what a verb of the pipeline writes",
+    "conftest": "pytest's",
+    "errors": "each layer's tree of errors",
+    "events": "the engine's, and the client's face to them",
+    "views": "what the engine shows, and what the client makes of it",
+    "Event": "the same thing in engine, client and oracle",
+    "FetchedPartition": "the same thing in engine and client",
+    "Partition": "the same thing in engine and client",
+    "Replica": "the same thing in engine and client",
+}
+"""Names of modules and classes that stand in more than one place, with the reason."""
+
+
+def check_unique_names(modules: list[Module]) -> list[str]:
+    """No module and no class has the name of another one: who searches for it finds one thing."""
+    places: dict[str, list[str]] = {}
+    for module in modules:
+        stem = Path(module.path).stem
+        if stem in {"__init__", "__main__"} or any(module.name.startswith(f"{package}.") for package in TWINS):
+            continue
+        classes = [node.name for node in module.tree.body if isinstance(node, ast.ClassDef)]
+        for name in {stem, *classes}:
+            places.setdefault(name, []).append(module.path)
+    return [
+        f"{name}: a name in {', '.join(paths)}; one thing, one name"
+        for name, paths in places.items()
+        if len(paths) > 1 and name not in SHARED_NAMES
+    ]
 
 
 def check_test_docstrings(modules: list[Module]) -> list[str]:

@@ -9,7 +9,7 @@ Reading order:
     membership.py     who is in sync: the controller's part
     wait_ledger.py    the daemon's waits as the leader asks for them, and an account of each
     follower.py, producer.py, consumer.py     the other processes
-    records.py, segments.py, wire.py          bytes: a record, a log in files, messages over TCP
+    log_records.py, segments.py, wire.py      bytes: a record, a log in files, messages over TCP
     cluster.py, story.py, proof.py            starts it all, tells the story, checks and prints it
 
 A study of waiting, not a broker to run: the leader is fixed, and nothing is fsynced.

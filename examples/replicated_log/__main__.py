@@ -13,8 +13,8 @@ from typing import Final
 from purgatory_client.errors import PurgatoryClientError
 
 from examples.replicated_log.cluster import PROJECT, ChildFailed
+from examples.replicated_log.log_records import PAYLOAD_BYTES_MAX
 from examples.replicated_log.producer import split_lines
-from examples.replicated_log.records import PAYLOAD_BYTES_MAX
 from examples.replicated_log.story import Options, Story
 from examples.replicated_log.wire import WireError
 

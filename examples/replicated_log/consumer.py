@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from examples.replicated_log.child import Starter, run_child, say
-from examples.replicated_log.records import decode_all, encode
+from examples.replicated_log.log_records import decode_all, encode
 from examples.replicated_log.wire import Connection
 
 MIN_BYTES: Final = 2048

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from examples.replicated_log.records import Record
+from examples.replicated_log.log_records import LogRecord
 from examples.replicated_log.wait_ledger import GIVEN_UP, WaitLedger
 
 OUTCOMES: Final = ("satisfied", "failed", "expired", "cancelled", "shutting_down")
@@ -38,9 +38,9 @@ class Counters(NamedTuple):
         return self.registered == sum(self.outcomes.values()) + self.pending
 
 
-def check_records(who: str, records: list[Record], lines: list[bytes], first_offset: int) -> Check:
+def check_records(who: str, records: list[LogRecord], lines: list[bytes], first_offset: int) -> Check:
     """`records` are exactly `lines`, byte for byte, with the offsets from `first_offset` on."""
-    expected = [Record(first_offset + index, line) for index, line in enumerate(lines)]
+    expected = [LogRecord(first_offset + index, line) for index, line in enumerate(lines)]
     wrong = next((have for have, want in zip(records, expected, strict=False) if have != want), None)
     size = sum(len(record.payload) for record in records)
     text = f"{who}: {len(records)} records, {size} bytes, SHA-256 {_digest(record.payload for record in records)[:16]}"
@@ -52,7 +52,7 @@ def check_records(who: str, records: list[Record], lines: list[bytes], first_off
     return Check(same, f"{text}: equal to what was sent")
 
 
-def check_whole_input(records: list[Record], source: Path) -> Check:
+def check_whole_input(records: list[LogRecord], source: Path) -> Check:
     """The records, put together again, are the input file."""
     data = source.read_bytes()
     joined = b"\n".join(record.payload for record in records) + (b"\n" if data.endswith(b"\n") else b"")

@@ -1,4 +1,4 @@
-"""A log as segment files on disk: `<base offset>.log`, each a run of records (records.py). One process owns each.
+"""A log as segment files on disk: `<base offset>.log`, each a run of records (log_records.py). One process owns each.
 
 Whoever opens a directory again finds what was written: segments are scanned, and what a crash left half-written at the
 end is cut. There is no fsync: a killed process loses nothing, a power cut may.
@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from examples.replicated_log.records import CorruptRecord, Record, decode, decode_all, encode
+from examples.replicated_log.log_records import CorruptRecord, LogRecord, decode, decode_all, encode
 
 SEGMENT_BYTES: Final = 16 * 1024
 """Small, so that even a short input rolls over several segments."""
@@ -29,7 +29,7 @@ class Position(NamedTuple):
     byte_position: int
 
 
-def records_on_disk(directory: Path) -> list[Record]:
+def records_on_disk(directory: Path) -> list[LogRecord]:
     """Every readable record of a log, whoever owns it, in order; changes nothing. CorruptRecord: one is harmed."""
     start_file = directory / _LOG_START_FILE
     log_start_offset = int(start_file.read_text()) if start_file.exists() else 0
@@ -121,7 +121,7 @@ class SegmentedLog:
 
     def append(self, payload: bytes) -> int:
         offset = self.log_end_offset
-        self._append_encoded(encode(Record(offset, payload)))
+        self._append_encoded(encode(LogRecord(offset, payload)))
         return offset
 
     def append_copy(self, encoded: bytes) -> int:

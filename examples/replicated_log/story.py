@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from purgatory_client import AsyncClient
 
 from examples.replicated_log.cluster import Child, ChildFailed, Cluster
+from examples.replicated_log.log_records import decode_all
 from examples.replicated_log.membership import in_sync_key
 from examples.replicated_log.proof import (
     Check,
@@ -24,7 +25,6 @@ from examples.replicated_log.proof import (
     read_counters,
     wait_table,
 )
-from examples.replicated_log.records import decode_all
 from examples.replicated_log.segments import records_on_disk
 from examples.replicated_log.wait_ledger import WaitLedger, Waits
 from examples.replicated_log.wire import Connection, Message

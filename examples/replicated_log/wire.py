@@ -14,7 +14,7 @@ import json
 import struct
 from typing import Any, Final, NamedTuple, Self
 
-from examples.replicated_log.records import PAYLOAD_BYTES_MAX
+from examples.replicated_log.log_records import PAYLOAD_BYTES_MAX
 
 LOOPBACK: Final = "127.0.0.1"
 HEADER_BYTES_MAX: Final = 64 * 1024

@@ -30,7 +30,7 @@ EACH = 50
 NAMES = [operation_pb2.TopicPartition(topic="orders", partition=number) for number in range(4)]
 
 
-class Caller:
+class ArchivedCaller:
     """Registers and completes waits at a daemon, and knows which were accepted."""
 
     def __init__(self, daemon: DaemonProcess) -> None:
@@ -86,7 +86,7 @@ def test_a_life_from_start_to_end(start_daemon: StartDaemon, tmp_path: Path) -> 
     """All that callers did is there, replays to the same outcomes, and stands between STARTED and ENDED."""
     folder = tmp_path / "archive"
     daemon = start_daemon("--archive", str(folder), "--engine-tick-ms", "3", "--limits-partitions-max", "77")
-    caller = Caller(daemon)
+    caller = ArchivedCaller(daemon)
     for _ in range(10):
         caller.work()
     caller.close()
@@ -153,7 +153,7 @@ def read_by(process_id: int) -> int:
     return int(Path(f"/proc/{process_id}/io").read_text("ascii").split()[1])
 
 
-def work_until_sent(caller: Caller, writer_id: int) -> None:
+def work_until_sent(caller: ArchivedCaller, writer_id: int) -> None:
     """Works once, and waits until the writer process has been sent some of it."""
     before = read_by(writer_id)
     caller.work()
@@ -164,7 +164,7 @@ def test_a_daemon_that_is_killed_leaves_what_it_had_sent(start_daemon: StartDaem
     """Its writer process goes on until all that it was given is in its place, and says that the run has crashed."""
     folder = tmp_path / "archive"
     daemon = start_daemon("--archive", str(folder))
-    writer_id, caller = writer_of(daemon), Caller(daemon)
+    writer_id, caller = writer_of(daemon), ArchivedCaller(daemon)
     os.kill(
         writer_id, signal.SIGTERM
     )  # a service's processes all get these; only the daemon's end is the writer process's
@@ -189,7 +189,7 @@ def test_after_a_kill_every_file_is_whole_and_only_the_last_interval_is_missing(
     """SIGKILL of all in the middle of work: what was rolled is there; the next start says where it ends."""
     folder = tmp_path / "archive"
     daemon = start_daemon("--archive", str(folder), "--archive-roll-ms", "100")
-    writer_id, caller = writer_of(daemon), Caller(daemon)
+    writer_id, caller = writer_of(daemon), ArchivedCaller(daemon)
     caller.work_until(lambda: len(files_of(folder, schema.OUTCOMES)) >= 1, "a roll is done")
     accepted = caller.last_id
     in_files = 2 * accepted  # registrations and outcomes; events come on top
@@ -215,7 +215,7 @@ def test_another_writer_goes_on_where_one_was_killed(start_daemon: StartDaemon, 
     """What the dead one had not put into its place is lost and said to be; nothing else is, and no caller notices."""
     folder = tmp_path / "archive"
     daemon = start_daemon("--archive", str(folder))
-    caller = Caller(daemon)
+    caller = ArchivedCaller(daemon)
     for died in (1, 2):
         writer_id = writer_of(daemon)
         work_until_sent(caller, writer_id)

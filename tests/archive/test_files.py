@@ -20,7 +20,7 @@ RUN = "run-a"
 HALF_PAST_ONE_MS = 1_700_011_800_000  # 2023-11-15 01:30 UTC
 
 
-class HandClock:
+class HandClockSeconds:
     """Seconds, moved by hand."""
 
     def __init__(self) -> None:
@@ -35,9 +35,9 @@ def row(call_number: int, at_ms: int = HALF_PAST_ONE_MS) -> pa.RecordBatch:
     return single_row(schema.CALLS, CallStamp(RUN, call_number, 0, at_ms), values)
 
 
-def writer_to(folder: Path, clock: HandClock | None = None, roll_bytes: int = 10**9) -> ArchiveWriter:
+def writer_to(folder: Path, clock: HandClockSeconds | None = None, roll_bytes: int = 10**9) -> ArchiveWriter:
     filesystem, root = open_archive(str(folder))
-    return ArchiveWriter(filesystem, root, RUN, roll_s=60, roll_bytes=roll_bytes, clock=clock or HandClock())
+    return ArchiveWriter(filesystem, root, RUN, roll_s=60, roll_bytes=roll_bytes, clock=clock or HandClockSeconds())
 
 
 def files_in(folder: Path) -> list[str]:
@@ -81,7 +81,7 @@ def test_numbers_rise_within_a_table(tmp_path: Path) -> None:
 
 def test_it_rolls_when_the_oldest_file_is_old_enough(tmp_path: Path) -> None:
     """Not before `roll_s`, and counted from the first row."""
-    clock = HandClock()
+    clock = HandClockSeconds()
     writer = writer_to(tmp_path, clock)
     clock.now_s = 100.0
     writer.write(schema.CALLS, row(1))

@@ -46,7 +46,7 @@ def plain(rows: pa.RecordBatch) -> list[dict[str, Any]]:
     return [row | {"at": (row["at"] - EPOCH) // timedelta(milliseconds=1)} for row in rows.to_pylist()]
 
 
-class Drawn:
+class DrawnCalls:
     """Batches drawn from a seed; some of what is in them is nonsense."""
 
     def __init__(self, seed: int) -> None:
@@ -130,7 +130,7 @@ class Drawn:
 @given(st.integers(0, 2**32), st.sampled_from(codes.KINDS))
 def test_registrations_are_rows_for_each_item(seed: int, kind: int) -> None:
     """Accepted, refused and known operations, gathered or one batch at a time, are the rows they should be."""
-    drawn = Drawn(seed)
+    drawn = DrawnCalls(seed)
     engine = Engine(EngineLimits(pending_operations_max=60), 0)
     owner = engine.add_owner()
     gathered = RegistrationRows()
@@ -172,7 +172,7 @@ def test_accepted_operations_keep_their_order() -> None:
 @given(st.integers(0, 2**32))
 def test_outcomes_are_rows_for_each_item(seed: int) -> None:
     """What several calls ended of all kinds, gathered or one by one, are the rows it should be."""
-    drawn = Drawn(seed)
+    drawn = DrawnCalls(seed)
     engine = Engine(EngineLimits(), 0)
     owner = engine.add_owner()
     gathered = OutcomeRows()
@@ -195,7 +195,7 @@ def test_outcomes_are_rows_for_each_item(seed: int) -> None:
 @given(st.integers(0, 2**32), st.integers(1, 8))
 def test_events_are_rows_of_their_slices(seed: int, limit: int) -> None:
     """Each slice of a batch of events, gathered or alone, is the rows it should be; `row` counts in the slice."""
-    batch = Drawn(seed).events()
+    batch = DrawnCalls(seed).events()
     engine = Engine(EngineLimits(), 0)
     gathered = EventRows()
     expected: list[dict[str, Any]] = []

@@ -13,7 +13,7 @@ from purgatory.archive.runs import SILENT_S, RunFile, RunState, claim_dead_runs
 from tests.archive.failing_disk import FailingDisk
 
 
-class HandClock:
+class HandWallClock:
     """Wall-clock milliseconds, moved by hand."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ def state_of(run_id: str) -> RunState:
 
 def test_a_run_on_a_local_disk_lives_as_long_as_its_lock(root: str) -> None:
     """However long it is silent; when its process is gone it is dead at once, and can be claimed by one only."""
-    local, clock = fs.LocalFileSystem(), HandClock()
+    local, clock = fs.LocalFileSystem(), HandWallClock()
     run = RunFile(local, root, state_of("run-a"), clock)
     clock.now_ms += int(SILENT_S * 10_000)
     assert claim_dead_runs(local, root, "run-b", clock) == []
@@ -55,7 +55,7 @@ def test_a_run_on_a_local_disk_lives_as_long_as_its_lock(root: str) -> None:
 
 def test_a_run_elsewhere_lives_as_long_as_it_says_so(root: str) -> None:
     """Where there are no locks, silence decides."""
-    disk, clock = FailingDisk().filesystem(), HandClock()
+    disk, clock = FailingDisk().filesystem(), HandWallClock()
     run = RunFile(disk, root, state_of("run-a"), clock)
     clock.now_ms += int(SILENT_S * 900)
     assert claim_dead_runs(disk, root, "run-b", clock) == []
@@ -78,7 +78,7 @@ def test_a_run_that_ended_left_nothing(root: str, local: bool) -> None:
 
 def test_a_run_does_not_claim_itself(root: str) -> None:
     """Also where there are no locks."""
-    disk, clock = FailingDisk().filesystem(), HandClock()
+    disk, clock = FailingDisk().filesystem(), HandWallClock()
     RunFile(disk, root, state_of("run-a"), clock)
     clock.now_ms += int(SILENT_S * 2_000)
     assert claim_dead_runs(disk, root, "run-a", clock) == []

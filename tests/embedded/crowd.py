@@ -28,7 +28,7 @@ SHORT_TIMEOUTS_MS = (0, 1, 2, 3, 5)
 LONG_TIMEOUT_MS = 3_600_000
 
 
-class Marks:
+class CrowdMarks:
     """What operations wait for: a mark for each key, which only rises. Reading takes no lock."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class MarkOperation(GenericOperation):
     """Waits until every one of its keys has reached its threshold. `then` is called by its on_complete."""
 
     def __init__(
-        self, timeout_ms: int, marks: Marks, thresholds: dict[str, int], then: Callable[[MarkOperation], None]
+        self, timeout_ms: int, marks: CrowdMarks, thresholds: dict[str, int], then: Callable[[MarkOperation], None]
     ) -> None:
         super().__init__(timeout_ms)
         self.is_short = timeout_ms <= 5
@@ -187,7 +187,7 @@ class Crowd:
     """Some threads and the purgatory between them."""
 
     def __init__(self, seed: int, threads: int, operations_each: int, clock: Clock | None = None) -> None:
-        self.marks = Marks()
+        self.marks = CrowdMarks()
         self.failures: list[tuple[GenericOperation, Exception]] = []
         self.purgatory = EmbeddedPurgatory("crowd", self._on_error, clock=clock)
         self._effects_lock = threading.Lock()

@@ -138,13 +138,13 @@ def ended_of(completions: Completions) -> list[plain.Ended]:
     return rows
 
 
-def marks_of(view: PartitionView) -> plain.Marks:
+def marks_of(view: PartitionView) -> plain.PartitionMarks:
     """A partition's view as plain data."""
     replicas = tuple(
         (r.replica_id, r.log_end_offset, r.log_start_offset, r.in_sync, r.dead, r.fenced)
         for r in sorted(view.replicas, key=lambda replica: replica.replica_id)
     )
-    return plain.Marks(
+    return plain.PartitionMarks(
         view.leader_epoch,
         view.is_leader,
         view.leader_id,
@@ -231,7 +231,7 @@ class EngineUnderTest:
         """What has ended since the last call."""
         return [row for completions in self.engine.take_completions() for row in ended_of(completions)]
 
-    def marks(self, name: plain.Name, now_ms: int) -> plain.Marks | None:
+    def marks(self, name: plain.Name, now_ms: int) -> plain.PartitionMarks | None:
         """One partition."""
         view = self.engine.partition_view(name, now_ms)
         return None if view is None else marks_of(view)

@@ -154,7 +154,7 @@ class Pending(NamedTuple):
     """For each item: name, error code (7 while waited for), required and reached offset."""
 
 
-class Marks(NamedTuple):
+class PartitionMarks(NamedTuple):
     """One partition as seen from outside."""
 
     epoch: int

@@ -58,7 +58,7 @@ class End(NamedTuple):
     items: tuple[plain.EndedItem, ...]
 
 
-class Life:
+class TimedRun:
     """One engine from its first call to the end of all waits."""
 
     def __init__(self, pace: Pace, tick_ms: int, wheel_size: int) -> None:
@@ -121,7 +121,7 @@ class Life:
 @given(LIFE, PACES, st.sampled_from(GEOMETRIES))
 def test_one_leap_equals_many_steps(happenings: list[Happening], pace: Pace, geometry: tuple[int, int]) -> None:
     """The same operations end in the same order with the same answers, and the engines look the same afterwards."""
-    leaping, stepping = Life(LEAPS, *geometry), Life(pace, *geometry)
+    leaping, stepping = TimedRun(LEAPS, *geometry), TimedRun(pace, *geometry)
     leaping.live(happenings)
     stepping.live(happenings)
     assert stepping.ends == leaping.ends
@@ -134,7 +134,7 @@ def test_expiries_come_in_order_of_deadline_then_registration(
     happenings: list[Happening], pace: Pace, geometry: tuple[int, int]
 ) -> None:
     """The earlier deadline, in ticks, expires first; of equal ones the one that was registered first."""
-    life = Life(pace, *geometry)
+    life = TimedRun(pace, *geometry)
     life.live(happenings)
     tick_ms = geometry[0]
     expired = [end for end in life.ends if end.outcome == plain.EXPIRED]

@@ -254,7 +254,7 @@ class World:
         """Error codes in the order of the request."""
         return [item.error for item in self.result(handle).items]
 
-    def marks(self, name: str) -> plain.Marks:
+    def marks(self, name: str) -> plain.PartitionMarks:
         """What can be seen of a partition."""
         marks = self.under_test.marks(parse(name), self.now_ms)
         assert marks is not None, f"{name} is not known"

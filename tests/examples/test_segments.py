@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from examples.replicated_log.log_records import CorruptRecord, LogRecord, decode_all, encode
 from examples.replicated_log.producer import split_lines
-from examples.replicated_log.records import CorruptRecord, Record, decode_all, encode
 from examples.replicated_log.segments import OffsetOutOfRange, SegmentedLog, records_on_disk
 
 Opener = Callable[[str], SegmentedLog]
@@ -49,7 +49,7 @@ def test_lines_join_to_the_file(data: bytes) -> None:
 
 def test_harmed_record_is_refused() -> None:
     """Any flipped bit of a record is noticed."""
-    encoded = encode(Record(7, b"payload"))
+    encoded = encode(LogRecord(7, b"payload"))
     for place in range(len(encoded)):
         harmed = bytearray(encoded)
         harmed[place] ^= 1
@@ -64,7 +64,7 @@ def test_read_gives_every_record_once(log: SegmentedLog) -> None:
         while records := list(decode_all(log.read(offset, 50, bytes_max))):
             read += records
             offset = records[-1].offset + 1
-        assert read == [Record(offset, payload) for offset, payload in enumerate(PAYLOADS[:50])]
+        assert read == [LogRecord(offset, payload) for offset, payload in enumerate(PAYLOADS[:50])]
 
 
 def test_read_outside_the_log_is_refused(log: SegmentedLog) -> None:
@@ -104,7 +104,7 @@ def test_copy_must_follow_on(log: SegmentedLog, tmp_path: Path, opened: Opener) 
         copy.append_copy(records)
     assert payloads(tmp_path / "copy") == PAYLOADS
     with pytest.raises(OffsetOutOfRange):
-        copy.append_copy(encode(Record(61, b"")))
+        copy.append_copy(encode(LogRecord(61, b"")))
 
 
 def test_reset_goes_on_elsewhere(log: SegmentedLog, tmp_path: Path) -> None:
@@ -112,4 +112,4 @@ def test_reset_goes_on_elsewhere(log: SegmentedLog, tmp_path: Path) -> None:
     log.reset(500)
     assert (log.log_start_offset, log.log_end_offset) == (500, 500)
     assert log.append(b"x") == 500
-    assert records_on_disk(tmp_path / "log") == [Record(500, b"x")]
+    assert records_on_disk(tmp_path / "log") == [LogRecord(500, b"x")]

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
+from examples.replicated_log.log_records import LogRecord
 from examples.replicated_log.proof import Counters, check_counters, check_ledger, check_records, percentile, wait_table
-from examples.replicated_log.records import Record
 from examples.replicated_log.wait_ledger import GIVEN_UP, WaitEndedTwice, WaitLedger
 from examples.replicated_log.wire import LOOPBACK, Connection, Message, WireError, encode_message, read_message
 
@@ -131,7 +131,7 @@ def test_counters_must_agree_with_the_ledger(satisfied: int, cancelled: int, hol
 @pytest.mark.parametrize("got", [[b"a"], [b"a", b"c"], [b"a", b"b", b"b"], [b"b", b"a"]])
 def test_other_records_than_sent_are_noticed(got: list[bytes]) -> None:
     """A missing, changed, additional or misplaced record fails the check."""
-    records = [Record(offset, payload) for offset, payload in enumerate(got)]
+    records = [LogRecord(offset, payload) for offset, payload in enumerate(got)]
     assert not check_records("consumer", records, [b"a", b"b"], 0).holds
 
 

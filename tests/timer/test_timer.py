@@ -16,7 +16,7 @@ from purgatory.testing import ManualClock
 from purgatory.timer import Timer, TimerClosed, TimerTask
 
 
-class World:
+class Timers:
     """Timers on one clock, and a log of what ran."""
 
     def __init__(self, timers: int = 1, **settings: int) -> None:
@@ -54,7 +54,7 @@ class World:
 
 def test_tasks_run_at_their_time_in_order() -> None:
     """By deadline, those of one deadline as they were added; 0 and less with the next advance; none before its time."""
-    world = World()
+    world = Timers()
     for name, delay_ms in (("c", 30), ("a", 10), ("z", 10**30), ("b", 10), ("now", 0), ("past", -(10**30))):
         world.add(name, delay_ms)
     assert (world.timer.size, world.log) == (6, [])
@@ -85,7 +85,7 @@ def test_never_early_by_a_fraction_of_a_millisecond() -> None:
 
 def test_a_task_has_one_place() -> None:
     """Added again, to the same timer or another, it leaves where it was: it runs once, as it was added last."""
-    world = World(timers=2)
+    world = Timers(timers=2)
     first, second = world.timers
     task = world.task("task", 10)
     first.add(task)
@@ -102,7 +102,7 @@ def test_a_task_has_one_place() -> None:
 
 def test_tasks_add_tasks() -> None:
     """A task may add others, those due at once too, and itself again: it becomes periodic."""
-    world = World()
+    world = Timers()
 
     def add_more() -> None:
         world.timer.add(task)
@@ -119,7 +119,7 @@ def test_tasks_add_tasks() -> None:
 
 def test_cancel() -> None:
     """True: it does not run. False: it was never added, has run, runs now, or was cancelled before."""
-    world = World()
+    world = Timers()
     answers: list[bool] = []
     kept = world.add("kept", 10, lambda: answers.append(kept.cancel()))
     task = world.add("task", 10)
@@ -136,7 +136,7 @@ def test_cancel() -> None:
 
 def test_cancelled_or_added_again_while_it_fires() -> None:
     """Taken out of the wheel and not begun, a task can still be cancelled, or moved: the run that was due is void."""
-    world = World()
+    world = Timers()
     answers: list[bool] = []
 
     def cancel_and_move() -> None:
@@ -153,7 +153,7 @@ def test_cancelled_or_added_again_while_it_fires() -> None:
 @pytest.mark.parametrize("interrupt", [None, KeyboardInterrupt, SystemExit])
 def test_a_task_that_raises(interrupt: type[BaseException] | None) -> None:
     """on_error is told of an Exception, an interrupt is raised when all have run; later tasks run too."""
-    world = World()
+    world = Timers()
 
     def fail() -> None:
         raise (interrupt or ArithmeticError)("planted")
@@ -178,7 +178,7 @@ def test_a_task_that_raises(interrupt: type[BaseException] | None) -> None:
 
 def test_close_returns_what_is_left() -> None:
     """Those that will never run are returned, cancelled; a task that is refused stays where it is."""
-    world = World(timers=2)
+    world = Timers(timers=2)
     world.add("done", 5)
     closed: list[list[TimerTask]] = []
     world.add("closing", 10, lambda: closed.append(world.timer.close()))
@@ -201,7 +201,7 @@ def test_close_returns_what_is_left() -> None:
 
 def test_a_slice_is_bounded() -> None:
     """advance_clock runs at most its limit; what is left shows as due."""
-    world = World()
+    world = Timers()
     for number in range(25):
         world.add(str(number), number % 2)
     world.clock.jump(5)
@@ -250,7 +250,7 @@ STEPS = st.one_of(
 @given(st.lists(st.integers(-5, 60), min_size=6, max_size=6), st.lists(STEPS, max_size=60))
 def test_any_history_against_a_model(delays_ms: list[int], steps: list[tuple[str, int, int]]) -> None:
     """Six tasks between two timers, whatever is done with them: as in a dictionary of deadlines."""
-    world = World(timers=2, wheel_size=3)
+    world = Timers(timers=2, wheel_size=3)
     tasks = [world.task(str(number), delay_ms) for number, delay_ms in enumerate(delays_ms)]
     waiting: dict[int, tuple[int, int]] = {}
     for step, number, timer in steps:

@@ -19,7 +19,7 @@ PARTITIONS = 4
 OFFSET_MAX = 1_000
 
 
-class Caller:
+class OutboxChild:
     """One life of the caller."""
 
     def __init__(self, client: AsyncClient, folder: Path, life: int) -> None:
@@ -74,7 +74,7 @@ def name_of(ticket: Ticket) -> str:
 async def main(address: str, folder: Path, life: int, count: int) -> None:
     """One life."""
     async with AsyncClient(address, outbox=folder / "outbox.db") as client:
-        await Caller(client, folder, life).live(count)
+        await OutboxChild(client, folder, life).live(count)
 
 
 if __name__ == "__main__":

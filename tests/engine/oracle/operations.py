@@ -56,7 +56,7 @@ class Waiting:
         return (self.owner_id, self.operation.operation_id)
 
 
-class World(NamedTuple):
+class OracleState(NamedTuple):
     """All that conditions read: partitions by name, and how often each key was signalled."""
 
     partitions: dict[plain.Name, Partition]
@@ -82,7 +82,7 @@ def lookup_error(partition: Partition, epoch: int, *, leader_only: bool) -> int:
     return 6 if leader_only and not partition.is_leader else 0
 
 
-def start(waiting: Waiting, world: World) -> None:
+def start(waiting: Waiting, world: OracleState) -> None:
     """What is settled once, at registration."""
     kind = waiting.operation.kind
     for item in waiting.items:
@@ -122,7 +122,7 @@ def start_delete(item: WaitingItem, partition: Partition) -> None:
     item.reached_then = item.mark_at_start
 
 
-def is_complete(waiting: Waiting, world: World) -> bool:
+def is_complete(waiting: Waiting, world: OracleState) -> bool:
     """Test the condition, deciding items on the way."""
     kind = waiting.operation.kind
     if kind == plain.FETCH:

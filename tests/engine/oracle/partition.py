@@ -105,7 +105,7 @@ class Partition:
         largest = max(known for known, _ in self.epochs if known <= epoch)
         return (largest, min(start for known, start in self.epochs if known > epoch))
 
-    def marks(self) -> plain.Marks:
+    def marks(self) -> plain.PartitionMarks:
         """All that can be seen from outside."""
         in_sync = self.committed or set()
         replicas = tuple(
@@ -119,7 +119,7 @@ class Partition:
             )
             for replica_id, replica in sorted(self.replicas.items())
         )
-        return plain.Marks(
+        return plain.PartitionMarks(
             self.epoch,
             self.is_leader,
             self.leader_id,

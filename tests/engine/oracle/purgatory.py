@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tests.engine import plain
 from tests.engine.oracle import operations, refusals
-from tests.engine.oracle.operations import Waiting, WaitingItem, World
+from tests.engine.oracle.operations import OracleState, Waiting, WaitingItem
 from tests.engine.oracle.partition import Partition
 
 ACCEPTED = plain.RegisterAnswer(True)
@@ -41,7 +41,7 @@ class Oracle:
         self.lag_max_ms = lag_max_ms
         self.timeout_ms_max = timeout_ms_max
         self.items_max = items_max
-        self.world = World({}, {})
+        self.world = OracleState({}, {})
         self.pending: dict[tuple[int, int], Waiting] = {}
         self.owners: dict[int, OwnerState] = {}
         self.ended: list[plain.Ended] = []

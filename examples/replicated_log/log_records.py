@@ -18,18 +18,18 @@ class CorruptRecord(Exception):
     """The bytes at this position are not a whole, unharmed record."""
 
 
-class Record(NamedTuple):
+class LogRecord(NamedTuple):
     """One record: its place in the log and the bytes that were sent."""
 
     offset: int
     payload: bytes
 
 
-def encode(record: Record) -> bytes:
+def encode(record: LogRecord) -> bytes:
     return HEADER.pack(len(record.payload), _checksum(record.offset, record.payload), record.offset) + record.payload
 
 
-def decode(data: bytes, position: int = 0) -> tuple[Record, int]:
+def decode(data: bytes, position: int = 0) -> tuple[LogRecord, int]:
     """The record at `position`, and the position after it. CorruptRecord: cut short or harmed."""
     start = position + HEADER.size
     if start > len(data):
@@ -41,10 +41,10 @@ def decode(data: bytes, position: int = 0) -> tuple[Record, int]:
     payload = bytes(data[start:end])
     if _checksum(offset, payload) != checksum:
         raise CorruptRecord(f"record at position {position} (offset {offset}): the checksum does not match")
-    return Record(offset, payload), end
+    return LogRecord(offset, payload), end
 
 
-def decode_all(data: bytes) -> Iterator[Record]:
+def decode_all(data: bytes) -> Iterator[LogRecord]:
     """Every record of `data`, which must hold whole records only."""
     position = 0
     while position < len(data):
