@@ -13,7 +13,7 @@ from mypy_extensions import i64
 from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, PartitionName, RegisterReceipt
 from purgatory.engine.codes import CANCELLED, EXPIRED, SHUTTING_DOWN
 from purgatory.engine.completions import Completions
-from purgatory.engine.inspection import Look
+from purgatory.engine.inspection import Inspection
 from purgatory.engine.limits import EngineLimits
 from purgatory.engine.marks.events import Events
 from purgatory.engine.marks.registry import Partitions, SignalKeys
@@ -52,7 +52,7 @@ class Engine:
         self._events: Final = Events(
             self._partitions, self._keys, self._wakeups, limits, strict_partitions, replica_lag_time_max_ms
         )
-        self._look: Final = Look(self._partitions, self._keys, self._pending)
+        self._inspection: Final = Inspection(self._partitions, self._keys, self._pending)
         self.snapshots: Final = Snapshots(self._partitions, self._keys, self._pending)
         self._free_owners: Final[list[int]] = []
         self._next_to_shut_down: i64 = 0
@@ -110,7 +110,7 @@ class Engine:
         self._pass_time(now_ms)
         cancelled: list[bool] = []
         for operation_id in operation_ids:
-            slot = self._look.find(owner, operation_id)
+            slot = self._inspection.find(owner, operation_id)
             if slot >= 0:
                 self._pending.end(slot, CANCELLED, now_ms)
             cancelled.append(slot >= 0)
@@ -170,7 +170,7 @@ class Engine:
         Raises InvalidBatch as `register` and `apply` do; nothing is applied then.
         """
         assert not owner.closed, f"owner {owner.owner_id} was removed"
-        player = TapePlayer(self._registration, self._events, self._look, owner, self._now_ms, prompt)
+        player = TapePlayer(self._registration, self._events, self._inspection, owner, self._now_ms, prompt)
         played = player.play(tape)
         self._pass_time(player.now_ms)
         return played
@@ -203,7 +203,7 @@ class Engine:
         assert now_ms >= self._now_ms, f"clock went back: now_ms={now_ms} engine={self._now_ms}"
         self._now_ms = now_ms
 
-    # Results and looks.
+    # Results and views.
 
     def take_completions(self) -> list[Completions]:
         """What has ended since the last call: one `Completions` for each owner that has any."""
@@ -212,7 +212,7 @@ class Engine:
     def describe(self, owner: Owner, operation_id: int, now_ms: int) -> PendingView | None:
         """A pending operation; None when it is not pending."""
         self._pass_time(now_ms)
-        return self._look.describe(owner, operation_id)
+        return self._inspection.describe(owner, operation_id)
 
     def list_pending(
         self,
@@ -229,19 +229,19 @@ class Engine:
         The filters go together. One call looks at a bounded number of slots, so a page may be short or empty.
         """
         self._pass_time(now_ms)
-        return self._look.list_pending(start, limit, owner_id, kind, partition, key)
+        return self._inspection.list_pending(start, limit, owner_id, kind, partition, key)
 
     def count_remaining(self, start: int, limit: int, now_ms: int, times: RemainingTimes) -> int:
         """Adds to `times` the time left of the pending operations in `limit` slots from `start` on; returns where to go
         on (-1: that was all).
         """
         self._pass_time(now_ms)
-        return self._look.count_remaining(start, limit, now_ms, times)
+        return self._inspection.count_remaining(start, limit, now_ms, times)
 
     def partition_view(self, name: PartitionName, now_ms: int) -> PartitionView | None:
         """A known partition; None otherwise."""
         self._pass_time(now_ms)
-        return self._look.partition_view(name)
+        return self._inspection.partition_view(name)
 
     def partition_names(self) -> list[PartitionName]:
         """All known partitions, in order of creation."""
@@ -249,7 +249,7 @@ class Engine:
 
     def counts(self, kind: int) -> KindCounts:
         """Counters of one kind."""
-        return self._look.counts(kind)
+        return self._inspection.counts(kind)
 
     @property
     def pending(self) -> int:

@@ -1,4 +1,4 @@
-"""Looking at the engine without changing it: views of operations and partitions, and counters."""
+"""Inspects the engine without changing it: views of operations and partitions, and counters."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from purgatory.engine.views import ItemView, KindCounts, PartitionView, PendingV
 from purgatory.engine.waiting.pending import OUTCOMES_MAX, PendingOperations
 from purgatory.engine.waiting.tables import FREE, UNRESOLVED, Owner
 
-__all__ = ["Look"]
+__all__ = ["Inspection"]
 
 SLOTS_PER_RESULT: Final = 50
-"""A listing looks at no more slots than this for each result it may return, and a few thousand besides."""
+"""A page visits at most so many slots for each result it may return, and a few thousand besides."""
 
 ITEMS_PER_PAGE: Final = 4_000
-"""A page ends with the operation at which it has walked so many items: looking must not hold up the waiting."""
+"""A page ends with the operation at which it has walked so many items: a listing must not hold up the waits."""
 
 
-class Look:
+class Inspection:
     """Reads the state of the engine."""
 
     def __init__(self, partitions: Partitions, keys: SignalKeys, pending: PendingOperations) -> None:

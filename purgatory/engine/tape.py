@@ -16,7 +16,7 @@ from mypy_extensions import i64
 
 from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, PartitionName
 from purgatory.engine.codes import CANCELLED, EXPIRED, KINDS, SHUTTING_DOWN
-from purgatory.engine.inspection import Look
+from purgatory.engine.inspection import Inspection
 from purgatory.engine.kinds.batch_columns import BatchColumns
 from purgatory.engine.marks.event_checks import check_columns
 from purgatory.engine.marks.events import Events
@@ -98,14 +98,20 @@ class TapePlayer:
     """
 
     def __init__(
-        self, registration: Registration, events: Events, look: Look, owner: Owner, now_ms: i64, prompt: bool
+        self,
+        registration: Registration,
+        events: Events,
+        inspection: Inspection,
+        owner: Owner,
+        now_ms: i64,
+        prompt: bool,
     ) -> None:
         self.now_ms: i64 = now_ms
         self._registration: Final = registration
         self._pending: Final = registration.pending
         self._wakeups: Final = events.wakeups
         self._events: Final = events
-        self._look: Final = look
+        self._inspection: Final = inspection
         self._owner: Final = owner
         self._prompt: Final = prompt
         self._next_event = 0
@@ -197,7 +203,7 @@ class TapePlayer:
     def _end(self, operation_ids: list[int], count: int, outcome: i64, now_ms: i64) -> None:
         stop = self._next_id + count
         while self._next_id < stop:
-            slot = self._look.find(self._owner, operation_ids[self._next_id])
+            slot = self._inspection.find(self._owner, operation_ids[self._next_id])
             if slot >= 0:
                 self._pending.end(slot, outcome, now_ms)
             self._next_id += 1

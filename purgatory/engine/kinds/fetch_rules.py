@@ -190,12 +190,16 @@ def _threshold(fetch: Fetch, item: FetchItem, share: i64) -> i64:
     end = fetch.end_offset(partition)
     reach = partition.positions.reach(end) if end >= 0 else -1
     if reach < 0:
+        # The mark is not known: whatever comes is news.
         return 0
     if fetch.holds_back(item):
+        # Only a change of the in-sync set helps, and that is rechecked.
         return NEVER
     if partition.positions.segment(end) > item.start_segment:
+        # The log rolled at the fetch offset itself: the first byte of the new segment answers.
         return reach + 1
     if item.available >= item.max_bytes:
+        # This partition adds no more; the others have to grow.
         return NEVER
     room = item.max_bytes - item.available
     needed = item.start_reach + item.available + (share if share < room else room)

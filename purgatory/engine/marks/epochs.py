@@ -39,7 +39,7 @@ class EpochCache:
             del self.start_offsets[0]
 
     def truncate(self, log_end_offset: i64) -> None:
-        """Drops the epochs that begin at or above a log end that was cut."""
+        """The log was cut: drops the epochs that begin at or above its new end."""
         while self.start_offsets and self.start_offsets[-1] >= log_end_offset:
             self.epochs.pop()
             self.start_offsets.pop()

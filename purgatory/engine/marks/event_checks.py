@@ -1,4 +1,4 @@
-"""What an event says, and what speaks against it. All checks pass before anything is changed."""
+"""An event as read from its columns, and its validation errors. All checks pass before anything is changed."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class EventChecks:
         return self._shape_fault(event) or self._state_fault(name, partition, partition_count, event)
 
     def _shape_fault(self, event: Event) -> Fault | None:
-        """What is wrong with an event whatever the state of its partition."""
+        """Errors that do not depend on the partition."""
         kind = event.kind
         name = EVENT_NAMES[kind]
         if event.leader_epoch < -1 or event.leader_epoch > INT32_MAX:
@@ -160,7 +160,6 @@ class EventChecks:
         return self._sets_fault(event) if kind in (IN_SYNC_REPLICAS, LEADERSHIP) else None
 
     def _sets_fault(self, event: Event) -> Fault | None:
-        """What is wrong with the replica ids of an event."""
         sets = event.sets
         name = EVENT_NAMES[event.kind]
         for field, ids in (
@@ -188,7 +187,7 @@ class EventChecks:
     def _state_fault(
         self, name: PartitionName, partition: Partition | None, partition_count: int, event: Event
     ) -> Fault | None:
-        """What speaks against an event as its partition is now."""
+        """Errors in the present state of the partition."""
         kind = event.kind
         if partition is None:
             if kind != PARTITION_REMOVED and self.strict_partitions and kind not in (LEADERSHIP, LEADER_APPEND):
@@ -223,7 +222,6 @@ class EventChecks:
         )
 
     def _replica_fault(self, partition: Partition | None, event: Event) -> Fault | None:
-        """What speaks against an event's replica ids as the partition's leader is now."""
         kind = event.kind
         leader_id = -1 if partition is None else int(partition.leader_id)
         if kind == IN_SYNC_REPLICAS and leader_id < 0 and event.sets.leader_id < 0:
@@ -240,7 +238,7 @@ class EventChecks:
 
     @staticmethod
     def _replica_room_fault(partition: Partition, event: Event) -> Fault | None:
-        """Whether the replicas that the event would make have room: what an append costs grows with them."""
+        """Whether there is room for the replicas that the event would make: the cost of an append grows with them."""
         kind = event.kind
         known = partition.replicas
         made = 0
@@ -257,7 +255,6 @@ class EventChecks:
         )
 
     def _offset_fault(self, partition: Partition, event: Event) -> Fault | None:
-        """What speaks against an event's offsets as the log is now."""
         if event.kind == LOG_START_OFFSET and 0 <= partition.high_watermark < event.offset:
             return Fault(
                 INVALID_ARGUMENT,

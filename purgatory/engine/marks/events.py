@@ -1,4 +1,4 @@
-"""Events: each is checked, then moves the marks of its partition, then wakes whom that concerns.
+"""Events: each is checked, moves the marks of its partition, and then has the affected waits re-evaluated.
 
 An event that is refused changes nothing and the rest of its batch is applied. The order within one event is always:
 check everything, change state, wake.
@@ -89,7 +89,7 @@ class Events:
     def apply_row(
         self, batch: EventBatch, row: int, now_ms: i64, receipt: EventsReceipt, known: NamedPartitions
     ) -> None:
-        """Applies one event of a batch whose columns were checked, or says in the receipt why not. `known` are the
+        """Applies one event of a batch whose columns were checked, or adds its refusal to the receipt. `known` are the
         partitions of its dictionary.
         """
         kind = batch.types[row]
@@ -117,8 +117,8 @@ class Events:
     def _apply_plain(
         self, batch: EventBatch, kind: int, row: int, partition: Partition, now_ms: i64, receipt: EventsReceipt
     ) -> bool:
-        """The commonest events, at the least cost: a mark of a known partition that nothing speaks against. False: it
-        takes the long way.
+        """A faster way for the commonest events: a valid mark of a known partition. False: nothing was done, and the
+        event takes the full path, which alone words the errors.
         """
         offset = value_at(batch.offsets, row, -1)
         if partition.storage_failed or not 0 <= offset < OFFSET_MAX:
@@ -199,10 +199,11 @@ class Events:
             receipt.unchanged += 1
         return None
 
-    # Changes. Each answers whether anything moved.
+    # Changes. Each returns whether anything moved.
 
     def _take_newer_epoch(self, partition: Partition, event: Event, now_ms: i64) -> bool:
-        """An event of a newer epoch takes it over: the same role, what is known of the replicas is kept."""
+        """Takes over the newer epoch of an event. The role and what is known of the replicas stay."""
+        # Leadership sets the epoch itself, along with the role; a removal has no further use for it.
         if event.leader_epoch <= partition.leader_epoch or event.kind in (LEADERSHIP, PARTITION_REMOVED):
             return False
         partition.take_epoch(event.leader_epoch)
@@ -234,7 +235,7 @@ class Events:
         return self._storage(partition, kind == STORAGE_FAILED, now_ms)
 
     def _settle(self, partition: Partition, now_ms: i64, fetches_first: bool) -> None:
-        """Lets the high watermark follow the replicas, and wakes whom the marks concern."""
+        """Lets the high watermark follow the replicas, then wakes."""
         partition.recompute_high_watermark(now_ms, self.lag_max_ms)
         self.wakeups.wake(partition, now_ms, fetches_first)
 
@@ -253,6 +254,7 @@ class Events:
         if not partition.append(offset, segment, position):
             return False
         partition.recompute_high_watermark(now_ms, self.lag_max_ms)
+        # Before waking: with the first byte position, thresholds that were counted in records mean something else.
         if not had_positions and len(partition.positions) > 0:
             self.wakeups.fetches.anchor(partition, now_ms)
         self.wakeups.wake(partition, now_ms, fetches_first=False)
@@ -275,13 +277,15 @@ class Events:
     def _log_start(self, partition: Partition, offset: i64, now_ms: i64) -> bool:
         if not partition.raise_log_start(offset):
             return False
+        # Thresholds do not tell who now lies below the log start, so all fetches are looked at, if there may be one.
         if partition.log_start_offset > partition.lowest_fetch_offset:
             self.wakeups.fetches.recheck(partition, now_ms)
         self.wakeups.wake(partition, now_ms, fetches_first=False)
         return True
 
     def _in_sync_replicas(self, partition: Partition, event: Event, now_ms: i64) -> bool:
-        """A mere proposal moves nothing; a commit, a new minimum or leader, or the end of a proposal may."""
+        # A proposal by itself must not raise the high watermark: it only adds replicas that have to be waited for. What
+        # was proposed and no longer is may raise it, as may a new committed set, minimum or leader.
         committed = partition.in_sync
         proposed = partition.proposed
         minimum = partition.min_in_sync_replicas
@@ -295,6 +299,7 @@ class Events:
             or any(member not in partition.proposed for member in proposed)
         ):
             partition.recompute_high_watermark(now_ms, self.lag_max_ms)
+        # Bytes of a throttled follower count as soon as it is in sync, which moves no mark.
         if partition.throttled_fetches > 0:
             self.wakeups.fetches.recheck(partition, now_ms)
         self.wakeups.wake(partition, now_ms, fetches_first=True)
@@ -336,7 +341,7 @@ class Events:
         return True
 
     def _removed(self, partition: Partition, moved: bool, now_ms: i64) -> bool:
-        """All that waits on it ends; the last item that names it lets go of it."""
+        # Held meanwhile: the last wait that ends would otherwise free its place while it is being walked.
         self.partitions.hold(partition)
         self.partitions.forget(partition, NOT_LEADER_OR_FOLLOWER if moved else UNKNOWN_TOPIC_OR_PARTITION)
         self.wakeups.recheck(partition, now_ms)

@@ -1,9 +1,9 @@
 """One partition as its leader (or a follower) sees it: marks, replicas, in-sync set, epochs; and the rules by which
 they move.
 
-Rules are Kafka's (3.7 and later; docs/semantics.md lists where ours close a gap). Marks are guarded here, where they
-are stored: every method that may move one says whether it did. Nothing here knows of operations, but that each
-partition carries the watch lists of those that wait on it. -1 means not known, everywhere.
+Rules are Kafka's (3.7 and later; docs/semantics.md lists where ours close a gap). Marks are guarded where they are
+stored: every method that may move one returns whether it did. Operations are not known here; a partition only carries
+the watch lists of those that wait on it. -1 means not known, everywhere.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Replica:
         self.leader_end_at_last_fetch: i64 = -1
 
     def forget_progress(self) -> None:
-        """A new leader knows nothing of what this replica has."""
+        # A new leader knows nothing of what this replica has until it fetches.
         self.log_end_offset = -1
         self.log_start_offset = -1
         self.last_caught_up_ms = -1
@@ -48,7 +48,7 @@ class Replica:
         self.leader_end_at_last_fetch = -1
 
     def is_caught_up(self, leader_end_offset: i64, now_ms: i64, lag_max_ms: i64) -> bool:
-        """Kafka's rule: at the leader's end, or there at most `lag_max_ms` ago."""
+        """Kafka's rule: at the leader's end, or last seen there at most `lag_max_ms` ago."""
         if self.log_end_offset == leader_end_offset:
             return True
         return self.last_caught_up_ms >= 0 and now_ms - self.last_caught_up_ms <= lag_max_ms
@@ -145,14 +145,15 @@ class Partition:
     # Marks.
 
     def raise_high_watermark(self, offset: i64) -> bool:
-        """A high watermark was told. On a leader it only moves up; on a follower it is what the leader says, within the
-        log.
+        """A high watermark was told. On a leader it only moves up; on a follower it is what the leader says, clamped to
+        its own log, and may go down.
         """
         if offset < self.log_start_offset:
             offset = self.log_start_offset
         if self.is_leader:
             if offset <= self.high_watermark:
                 return False
+            # What is committed is in the log, even if no append has told so yet.
             if self.log_end_offset < offset:
                 self.log_end_offset = offset
         elif self.log_end_offset < 0:
@@ -165,6 +166,7 @@ class Partition:
 
     def append(self, log_end_offset: i64, segment: i64, position: i64) -> bool:
         """The log has grown to `log_end_offset`, or rolled to a new segment there. Positions were checked before."""
+        # A roll at the same end is news: fetches from the older segment are answered.
         rolled = log_end_offset == self.log_end_offset and segment > self.positions.last_segment()
         if log_end_offset <= self.log_end_offset and not rolled:
             return False
@@ -224,6 +226,8 @@ class Partition:
         replica = self.replica(replica_id)
         leader_end = self.log_end_offset
         if leader_end >= 0:
+            # Caught up now, or (so that a follower of a busy leader counts) up to where the leader's log ended when it
+            # fetched before: then it was caught up at that time.
             if log_end_offset >= leader_end:
                 replica.last_caught_up_ms = now_ms
             elif 0 <= replica.leader_end_at_last_fetch <= log_end_offset:
@@ -281,14 +285,16 @@ class Partition:
         return int(self.leader_id), sorted(self.replicas), self.in_sync, self.proposed
 
     def recompute_high_watermark(self, now_ms: i64, lag_max_ms: i64) -> bool:
-        """Raises the high watermark to the lowest end of all replicas that count (KAFKA-15583: frozen under the
-        minimum).
-        """
+        """Raises the high watermark to the lowest log end of all replicas that count. Returns whether it moved."""
         if not self.is_leader or not self.in_sync or self.log_end_offset < 0:
             return False
+        # Frozen under the minimum (KAFKA-15583): what too few replicas have must not be shown to consumers. Only the
+        # committed set counts here; a proposal may still be refused.
         committed: i64 = len(self.in_sync)
         if committed < self.effective_min_in_sync_replicas():
             return False
+        # Who counts: the committed set, a proposal (if it is accepted they are in the set, so the mark must hold for
+        # them already), and whoever has caught up and may join at any moment.
         candidate = self.log_end_offset
         for replica in self.replicas.values():
             if replica.log_end_offset < candidate and (

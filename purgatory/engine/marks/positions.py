@@ -64,6 +64,7 @@ class PositionIndex:
             return
         if segment < 0:
             segment = self.last_segment()
+        # A segment's own beginning is an entry too, so that offsets in it below the first append have a place.
         if not count:
             self._push(segment, segment, 0, segment)
         elif segment > self.segments[count - 1]:
@@ -72,6 +73,7 @@ class PositionIndex:
         ahead: i64 = offset - self.offsets[count - 1]
         if ahead <= 0:
             return
+        # At least one byte for each record: then reaches rise with offsets whatever positions say.
         grown: i64 = position - self.positions[count - 1]
         if grown < ahead:
             grown = ahead
@@ -79,6 +81,7 @@ class PositionIndex:
 
     def _push(self, offset: i64, segment: i64, position: i64, reach: i64) -> None:
         count: i64 = len(self.offsets)
+        # Offsets must rise strictly for the search below; a segment that begins at the log end replaces that entry.
         if count and self.offsets[count - 1] >= offset:
             self.truncate(offset - 1)
         elif count >= ENTRIES_MAX:
@@ -89,7 +92,12 @@ class PositionIndex:
         self.reaches = append(self.reaches, reach)
 
     def _thin(self) -> None:
-        """Drops every second entry of the older half."""
+        """Drops every second entry of the older half.
+
+        Fetches wait near the end of the log, so the newer half stays exact; in the older half what lies between two
+        entries then counts a byte for each offset, which is late but never early. The first entry has an even place,
+        so it stays.
+        """
         kept = PositionIndex()
         half: i64 = len(self.offsets) // 2
         place: i64 = 0
@@ -103,7 +111,7 @@ class PositionIndex:
         self._take(kept)
 
     def truncate(self, log_end_offset: i64) -> None:
-        """Drops the entries above a log end that was cut."""
+        """The log was cut: drops the entries above its new end."""
         count: i64 = len(self.offsets)
         keep: i64 = count
         while keep and self.offsets[keep - 1] > log_end_offset:

@@ -8,7 +8,8 @@ A column is a form, a count, and then, little-endian:
 | 1, 2, 4     | lowest value, then each value less it, so wide    | values that lie close together           |
 | 8           | each value                                        | anything else                            |
 
-A text is its length in bytes and its UTF-8. Nothing says what a column means: whoever reads knows the order of writing.
+A text is its length in bytes and its UTF-8. Nothing in the bytes says what a column means: it is read in the order in
+which it was written. Journals on disk hold these bytes, so the forms must not change.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ ABSENT: Final = -1.0
 
 
 class ColumnWriter:
-    """Gathers columns and texts."""
+    """Writes columns and texts one after the other."""
 
     def __init__(self) -> None:
         self._bytes: Final = BytesWriter()
@@ -80,11 +81,11 @@ class ColumnWriter:
                 write_i32_le(out, i32(value - lowest - 0x8000_0000))
 
     def add_list(self, values: list[int]) -> None:
-        """The same, of a list."""
+        """The same, from a list."""
         self.add(vec[i64](values))
 
     def add_floats(self, values: vec[float]) -> None:
-        """A column of floats."""
+        """A column of floats, of which most are ABSENT."""
         out = self._bytes
         steady = True
         for value in values:
@@ -96,7 +97,6 @@ class ColumnWriter:
                 write_f64_le(out, value)
 
     def add_text(self, text: str) -> None:
-        """A text."""
         octets = text.encode("utf-8")
         write_i32_le(self._bytes, i32(len(octets)))
         self._bytes.write(octets)
@@ -106,7 +106,7 @@ class ColumnWriter:
         write_i32_le(self._bytes, i32(count))
 
     def to_bytes(self) -> bytes:
-        """All that was added."""
+        """Everything that was added."""
         return self._bytes.getvalue()
 
 

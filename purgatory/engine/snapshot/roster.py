@@ -1,4 +1,4 @@
-"""Ids of which some are gone: what of a saved batch still waits."""
+"""The ids of a saved batch of operations, of which some have ended since."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Roster"]
 
 
 class Roster:
-    """Ids, rising, of which some are gone."""
+    """Rising ids, each of which may be crossed off."""
 
     def __init__(self, given: object, gone: bytes) -> None:
         """`given` are the ids, a `vec[i64]`; `gone` has a bit for each, the lowest of the first byte for the first; it
@@ -75,7 +75,7 @@ class Roster:
             self.left -= 1
 
     def remaining(self) -> list[int]:
-        """Who is not gone."""
+        """The ids that are not crossed off."""
         return [
             int(self.ids[place])
             for place in range(len(self.ids))
@@ -83,5 +83,5 @@ class Roster:
         ]
 
     def gone(self) -> bytes:
-        """Who is gone, as the constructor takes it."""
+        """A bit for each id that is crossed off, as the constructor takes it."""
         return bytes(self._gone)

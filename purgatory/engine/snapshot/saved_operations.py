@@ -1,4 +1,4 @@
-"""Pending operations as columns: what `saving` takes out of an engine and puts into one, and their packed form."""
+"""Pending operations as columns: what a snapshot takes out of one engine and puts into another, and their bytes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""What an engine holds, as bytes and back: pending operations, partitions, counts of keys.
+"""Saves what an engine holds (pending operations, partitions, counts of keys) and restores it into another one.
 
-What is saved is what was resolved when an operation came (offsets to wait for, marks to measure its pace from, what
-some of its items have come to already), not what was asked: so it waits on, in another engine that is told the same
-time, as though nothing had happened. Partitions and keys must be restored before the operations that wait on them.
+What is saved of an operation is not the request but what became of it: the offsets it waits for, the marks its pace is
+measured from, the items that have ended. So in another engine that is told the same time it waits on as though nothing
+had happened. Partitions and keys must be restored before the operations that wait on them: an operation on a partition
+that is not known would make a new one, without marks.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ class Snapshots:
         self.keys: Final = keys
         self.pending: Final = pending
 
-    # What has changed besides what the calls themselves tell.
+    # What has changed, besides what the calls themselves say.
 
     def note_changes(self) -> None:
-        """From now on it is noted which operations came a step further without ending, and which keys were
-        forgotten.
+        """From now on, remembers which operations progressed without ending, and which keys were forgotten: no call
+        and no completion says so.
         """
         self.pending.notes_progress = True
         self.keys.notes_forgotten = True
 
     def take_progressed(self) -> list[tuple[int, int]]:
-        """(owner id, operation id) of those pending that came a step further since the last call."""
+        """(owner id, operation id) of pending operations that progressed since the last call."""
         operations = self.pending.operations
         slots = self.pending.progressed
         self.pending.progressed = []
@@ -103,7 +104,7 @@ class Snapshots:
         kind.save_extra(saved, slot)
 
     def save_partition(self, name: PartitionName) -> bytes:
-        """A partition that events have spoken of; empty: there is no such."""
+        """A partition that an event has named; empty if there is none: one that was only waited for has no state."""
         partition = self.partitions.get(name)
         return partition_to(partition) if partition is not None and partition.announced else b""
 
@@ -115,19 +116,18 @@ class Snapshots:
     # Restoring.
 
     def restore_partition(self, name: PartitionName, octets: bytes) -> None:
-        """A partition that is not known yet."""
+        """Makes a partition that is not known yet."""
         partition_from(self.partitions.make(name), octets)
 
     def restore_key(self, key: str, count: int) -> None:
-        """A key that is not known yet; the one signalled last comes last."""
+        """Makes a key. Keys come in the order of their last signals: the first is the first to be forgotten."""
         self.keys.make(key).count = count
 
     def restore(self, owner: Owner, saved: SavedOperations, gone: bytes, now_ms: i64) -> int:
-        """Operations wait again, with the time they have left; what fell due meanwhile ends at once. How many there
-        were.
+        """Lets saved operations wait on for the time they have left; what fell due meanwhile ends now.
 
-        `gone` has a bit for each operation that is to be left out; it may be too short. Where ids do not rise from one
-        call to the next, `Owner.put_in_order` must be called before they are looked for.
+        Returns how many. `gone` has a bit for each operation that is to be left out; it may be too short. If ids do not
+        rise from one call to the next, `Owner.put_in_order` must be called before they are searched for.
         """
         count: i64 = i64(len(saved.operation_ids))
         done = 0

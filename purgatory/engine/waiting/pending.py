@@ -1,7 +1,7 @@
 """All pending operations: how they are admitted, how each ends exactly once, and what is then said of it.
 
-Here slots, items, timer, owners and counters are kept in step. The rules of when an operation ends are elsewhere
-(`countdown`, `fetch`, `events`); whatever they decide comes through `resolve` or `end`.
+Slots, items, timer, owners and counters are kept in step here. When an operation ends is decided by its kind; whatever
+it decides comes through `resolve` or `end`, so that an operation leaves the pending ones once.
 """
 
 from __future__ import annotations
@@ -97,6 +97,7 @@ class PendingOperations:
         """Ends a pending operation: unlinks it everywhere, and writes down how it ended. SATISFIED with errors is
         FAILED.
         """
+        # The order matters: the kind still needs slot and items to answer, so they are released after it.
         kind = i64(self.operations.kind[slot])
         owner = self.owners[i64(self.operations.owner_id[slot])]
         assert owner is not None, f"slot {slot} has no owner"
@@ -142,7 +143,7 @@ class PendingOperations:
         return make_ref(item, i64(self.items.generation[item]))
 
     def unwatch(self, entries: WatchList | None, kind: i64) -> None:
-        """An entry of the list has died (its item was released or renewed); dead ones are swept when they are many."""
+        """An entry went stale as its item was released or renewed. Stale ones are swept out when they are many."""
         assert entries is not None, "an item that waits has no watch list"
         self.popped(entries, kind)
         if entries.wants_compaction():
@@ -156,7 +157,7 @@ class PendingOperations:
     # Completions.
 
     def completions_of(self, owner: Owner) -> Completions:
-        """Where to write what has ended of an owner. What a closed owner would have been told is dropped."""
+        """Where to write what has ended of an owner. For a closed owner that is a place nobody reads."""
         completions = owner.completions
         if completions is None:
             completions = Completions(owner.owner_id, owner.ended_last, owner.items_ended_last)

@@ -149,6 +149,8 @@ class Owner:
         self.pending += 1
 
     def _compact(self, operations: OperationTable) -> None:
+        # In place and in order: ids rise, and `find` searches them by halves. It runs when less than half is pending,
+        # so copying is O(1) for each id that is noted.
         ids = self.ids
         slots = self.slots
         kept: i64 = 0
@@ -164,6 +166,7 @@ class Owner:
         self.slots = slots[:kept]
 
     def _is_pending(self, place: i64, operations: OperationTable) -> bool:
+        # Slots are used again, by other owners too: only all three together say that the slot is still this operation.
         slot = i64(self.slots[place])
         return (
             operations.operation_id[slot] == self.ids[place]
@@ -191,7 +194,7 @@ class Owner:
         return low
 
     def put_in_order(self) -> None:
-        """Ids that were noted out of order, as restored ones are, are put in order: only then can they be found."""
+        """Sorts the ids after restoring, which notes them out of order: `find` relies on the order."""
         pairs = sorted([(int(self.ids[place]), int(self.slots[place])) for place in range(len(self.ids))])
         self.ids = vec[i64]([pair[0] for pair in pairs])
         self.slots = vec[i32]([i32(pair[1]) for pair in pairs])

@@ -94,6 +94,8 @@ class WatchList:
         """Remove and return the next ref whose threshold is at or below `mark`; -1 when there is none."""
         head: i64 = self._head
         overflow = self._overflow
+        # Strictly below: of equals, those in the run are always older (see above). The run is not empty while the
+        # overflow is not, so there is a head to compare with.
         if overflow.size > 0 and overflow.top_key() < self._thresholds[head]:
             if overflow.top_key() > mark:
                 return -1
@@ -102,6 +104,7 @@ class WatchList:
             return -1
         ref: i64 = self._refs[head]
         self._head = head + 1
+        # Copying the rest costs less than what was popped since the last copy, so a pop stays O(1) amortised.
         if head > SLACK and head * 2 > i64(len(self._refs)):
             self._drop_head()
         return ref
@@ -121,6 +124,7 @@ class WatchList:
     def compact(self, generations: vec[i32]) -> i64:
         """Drop the entries whose item is of another generation by now; return how many. Order is kept."""
         before: i64 = i64(len(self._refs)) - self._head + self._overflow.size
+        # Walks run and overflow merged, so all that lives ends up in the run and the overflow is empty afterwards.
         thresholds = vec[i64]()
         refs = vec[i64]()
         while True:
@@ -172,6 +176,7 @@ class WatchList:
 
     def _shift_in(self, threshold: i64, ref: i64) -> None:
         """Insert into the run, behind its equals."""
+        # An insertion sort step: at most SHIFT_MAX entries move, which is cheaper than a heap up to there.
         self._thresholds = append(self._thresholds, threshold)
         self._refs = append(self._refs, ref)
         thresholds = self._thresholds
@@ -185,7 +190,9 @@ class WatchList:
         refs[place] = ref
 
     def _overflow_add(self, threshold: i64, ref: i64) -> None:
-        """Into the heap by (threshold, position); positions rise with insertion, so ties keep their order."""
+        """Into the heap by (threshold, position in `_overflow_refs`). Positions rise with insertion, so ties keep their
+        order; those of popped entries are holes until renumbering.
+        """
         if i64(len(self._overflow_refs)) > 2 * self._overflow.size + SLACK:
             self._renumber_overflow()
         self._overflow.push(threshold, i64(len(self._overflow_refs)))
@@ -200,7 +207,10 @@ class WatchList:
         return ref
 
     def _renumber_overflow(self) -> None:
-        """Give back the positions of popped overflow entries."""
+        """Close the holes that popped entries left, or a list that never runs empty would grow for ever.
+
+        Popping the old heap gives equal thresholds in order of insertion, so the new positions keep it.
+        """
         old = self._overflow
         old_refs = self._overflow_refs
         overflow = PackedHeap()

@@ -1,4 +1,4 @@
-"""A hierarchical timing wheel over slots: the only timer in the house. It never reads a clock; time is an argument.
+"""A hierarchical timing wheel over slots: the only timer there is. It never reads a clock; time is an argument.
 
 A wheel of level 1 has `wheel_size` buckets, each `tick_ms` wide. What lies beyond its interval (`tick_ms * wheel_size`)
 goes to an overflow wheel, whose tick is that interval, and so on. When an overflow bucket comes up its entries cascade
@@ -216,6 +216,7 @@ class TimingWheel:
             else:
                 moves_left -= self._cascade(bucket, moves_left)
             room = limit - (i64(len(fired)) - fired_before)
+            # A bucket that is not empty (the limit was reached inside it) stays queued and is gone on with next time.
             if i64(self._next[bucket]) == bucket:
                 self._bucket_expirations[bucket] = NOT_QUEUED
                 queue.pop()
@@ -306,6 +307,8 @@ class TimingWheel:
 
         The clocks stand at the bucket's time, so all go to a finer level, never back into this bucket: the walk ends.
         """
+        # From tail to head, each to the front: they keep their order among themselves and come before what was added to
+        # the finer bucket meanwhile, which was registered later.
         nexts = self._next
         prevs = self._prev
         node: i64 = i64(prevs[bucket])
@@ -326,6 +329,7 @@ class TimingWheel:
 
     def _set_clocks(self, time_ms: i64) -> None:
         """Move each level's clock to a bucket's time, floored to its tick, up to the first that stands there."""
+        # The bucket for a deadline depends on the clocks.
         self._recent_ms = NONE_RECENT
         ticks = self._level_ticks
         clocks = self._level_clocks
