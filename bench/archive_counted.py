@@ -26,7 +26,7 @@ from purgatory.engine.batches import PartitionName
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.host import Host
-from purgatory.service.listeners.archive_listener import ROWS_AT_ONCE, ArchiveListener
+from purgatory.service.listeners.archive import ROWS_AT_ONCE, ArchiveListener
 from purgatory.service.listeners.metrics import Metrics
 from purgatory.service.rpc import intake
 from purgatory.service.settings import HostSettings
@@ -105,7 +105,7 @@ def work(operations: int, link: SameThreadLink | None) -> None:
     clock = ManualClock(1)
     host = Host(Engine(EngineLimits(), 1), clock, HostSettings(), Metrics())
     if link is not None:
-        host.archive = link.listener
+        host.listeners.append(link.listener)
     session, _ = host.sessions.open("bench", 1)
     for number in range(operations // BATCH):
         clock.jump(2)

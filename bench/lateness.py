@@ -24,7 +24,8 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service import garbage
 from purgatory.service.host import Host
-from purgatory.service.listeners.observer import SilentObserver
+from purgatory.service.listeners.listener import Listener
+from purgatory.service.sessions.session import Session
 from purgatory.service.settings import GcSettings, HostSettings
 from purgatory.service.translate.operations import OperationRun
 
@@ -36,15 +37,16 @@ HOUR_MS: Final = 3_600_000
 PARK_BATCH: Final = 10_000
 
 
-class Watch(SilentObserver):
+class Watch(Listener):
     """Notes how late each wait of the measured ones expires."""
 
     def __init__(self) -> None:
         self.due_s: Final[dict[int, float]] = {}
         self.late_s: Final[list[float]] = []
 
-    def completed(self, completions: Completions) -> None:
+    def completed(self, session: Session | None, completions: Completions) -> None:
         """Some have ended: now, by the finest clock."""
+        del session
         now_s = time.monotonic()
         for operation_id, outcome in zip(completions.operation_ids, completions.outcomes, strict=True):
             assert outcome == EXPIRED, f"operation {operation_id} ended with outcome {outcome}"

@@ -34,10 +34,10 @@ from purgatory.service.draining import drain
 from purgatory.service.flags import config_lines, read_command_line
 from purgatory.service.host import Host
 from purgatory.service.http.site import HttpSite
-from purgatory.service.listeners.archive_listener import ArchiveListener, start_archive, writer_opening
+from purgatory.service.listeners.archive import ArchiveListener, start_archive, writer_opening
 from purgatory.service.listeners.exposition import make_registry
-from purgatory.service.listeners.journal_opening import JournalError, OpenJournal, open_journal
 from purgatory.service.listeners.metrics import Metrics
+from purgatory.service.listeners.recovery import JournalError, OpenJournal, open_journal
 from purgatory.service.log import start_logging
 from purgatory.service.rpc.handlers import SERVICE, add_to_server
 from purgatory.service.rpc.in_flight import UnaryCalls
@@ -192,7 +192,7 @@ class Daemon:
         except CannotArchive:
             await self._site.stop()
             raise
-        self._host.archive = self._archive
+        self._host.listeners.append(self._archive)
 
 
 def continued_clock(journal: OpenJournal | None) -> Clock:

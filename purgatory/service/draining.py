@@ -36,7 +36,8 @@ async def _end_pending(host: Host) -> None:
     ended = 0
     while count := host.engine.shut_down(now_ms := host.time.now_ms(), ENDED_PER_SLICE, owner):
         ended += count
-        host.archive.shut_down(count, now_ms)
+        for listener in host.listeners:
+            listener.shut_down(count, now_ms)
         host.deliver()
         await asyncio.sleep(0)
     assert owner is not None or host.engine.pending == 0, f"{host.engine.pending} operations were forgotten"

@@ -22,9 +22,8 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.errors import InvalidBatch
 from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX
 from purgatory.service.engine_time import EngineTime
-from purgatory.service.listeners.archive import Archive, NoArchive
-from purgatory.service.listeners.journal import Journal, NoJournal
-from purgatory.service.listeners.observer import Observer
+from purgatory.service.listeners.journal import Journal
+from purgatory.service.listeners.listener import Listener
 from purgatory.service.reaper import EXPIRED_PER_SLICE, Reaper
 from purgatory.service.rpc.statuses import BatchRefused, from_refusal, unavailable, unreadable_batch
 from purgatory.service.sessions.outbox import ResultSlice, slices_of
@@ -36,7 +35,8 @@ from purgatory.service.sessions.refused import (
     located,
     refuse_all,
 )
-from purgatory.service.sessions.session import Session, Sessions
+from purgatory.service.sessions.session import Session
+from purgatory.service.sessions.session_table import Sessions
 from purgatory.service.sessions.unary_waits import UnaryWaits
 from purgatory.service.settings import HostSettings
 from purgatory.service.translate.operations import OperationRun
@@ -53,26 +53,30 @@ SHUTTING_DOWN_MESSAGE: Final = "the daemon is shutting down; try another one, or
 class Host:
     """Owns the engine. `start` it on the loop that will call it; at the end `draining.drain` it, then `stop` it."""
 
-    def __init__(self, engine: Engine, clock: Clock, settings: HostSettings, observer: Observer) -> None:
+    def __init__(self, engine: Engine, clock: Clock, settings: HostSettings, *listeners: Listener) -> None:
         self.engine: Final = engine
         self.clock: Final = clock
         """For sessions and streams."""
         self.time: Final = EngineTime(clock)
         """For the engine."""
         self.settings: Final = settings
-        self.archive: Archive = NoArchive()
-        """Where history goes; to be set before anything happens."""
-        self.journal: Journal = NoJournal()
-        """What keeps changes over a restart; to be set before anything happens."""
-        self.sessions: Final = Sessions(engine, settings, observer, self._before_drop)
+        self.listeners: Final = list(listeners)
+        """All that hear of this host's work. To be added to before anything happens."""
+        self.journal = Journal()
+        """One of these, where there is one: set it by `use_journal`."""
+        self.sessions: Final = Sessions(engine, settings, self.listeners, self._before_drop)
         self.unary_waits: Final = UnaryWaits(engine.add_owner())
         self.draining = False
         """Set by `draining.drain`: nothing new is taken any more."""
         self.started_time: Final = time.time()
         """Wall clock, seconds: for display, never for measuring."""
-        self.reaper: Final = Reaper(engine, clock, observer, self._expire_slice)
-        self._observer: Final = observer
+        self.reaper: Final = Reaper(engine, clock, self.listeners, self._expire_slice)
         self._tasks: Final[list[asyncio.Task[None]]] = []
+
+    def use_journal(self, journal: Journal) -> None:
+        """From now on everything is journaled. To be called before anything happens."""
+        self.journal = journal
+        self.listeners.append(journal)
 
     def start(self) -> None:
         """Starts the background tasks, expiry and session maintenance, on the running loop."""
@@ -108,7 +112,7 @@ class Host:
         for run in runs:
             if reason is not None:
                 failures.extend(refuse_all(run, reason))
-                self._archive_refused_run(session, run, reason, known)
+                self._tell_refused_run(session, run, reason, known)
             else:
                 failures.extend(self._register_run(session, run, receipt))
         # An id up to `known` was registered before this batch, so a repeated refusal has had its result already.
@@ -127,9 +131,10 @@ class Host:
         """Why nothing can be registered in this session now; None: it can. The refusal's index means nothing."""
         if self.draining:
             return Refusal(0, codes.UNAVAILABLE, "", SHUTTING_DOWN_MESSAGE)
-        closed = self.archive.why_closed()
-        if closed:
-            return Refusal(0, codes.UNAVAILABLE, "", closed)
+        for listener in self.listeners:
+            reason = listener.reason_to_refuse()
+            if reason is not None:
+                return reason
         limit = self.settings.limits.unacknowledged_results_max
         unacknowledged = session.outbox.unacknowledged
         if unacknowledged >= limit:
@@ -161,9 +166,8 @@ class Host:
             answer = self.engine.register(session.owner, run.kind, run.batch, now_ms)
         except InvalidBatch as error:
             raise unreadable_batch(f"columns.{error.field}", error.message) from None
-        self.journal.changed(session)
-        self.archive.registered(session, run.kind, run.batch, answer, now_ms)
-        self._observer.registered(run.kind, answer.accepted, answer.already_known, len(answer.refusals))
+        for listener in self.listeners:
+            listener.registered(session, run.kind, run.batch, answer, now_ms)
         self.deliver()
         self.reaper.deadline_may_be_earlier()
         receipt.accepted += answer.accepted
@@ -175,31 +179,30 @@ class Host:
         """Refused registrations get results like all others, and from then on their ids count as known."""
         if not refused:
             return
-        self.journal.refused(session, refused)  # first: it works out their sequence numbers from the outbox as it is
+        for listener in self.listeners:
+            # First: the journal works out their sequence numbers from the outbox as it is.
+            listener.refused_in_session(session, refused)
         session.outbox.append(slices_of(RefusedCompletions(refused), [entry.refusal for entry in refused]))
         session.wake()
         known = [entry.operation_id for entry in refused if entry.operation_id <= OPERATION_ID_MAX]
         session.owner.highest_operation_id = max(session.owner.highest_operation_id, *known, 0)
 
-    def _archive_refused_run(self, session: Session, run: OperationRun, reason: Refusal, known: int) -> None:
+    def _tell_refused_run(self, session: Session, run: OperationRun, reason: Refusal, known: int) -> None:
         """The engine never saw this run: history has it as refused, except for ids that were known before."""
-        if not self.archive.keeps or self.archive.why_closed():
-            return
-        receipt = engine_receipt(run, reason, known)
-        self.archive.registered(session, run.kind, run.batch, receipt, self.time.now_ms())
-        self.archive.finish()
+        receipt, now_ms = engine_receipt(run, reason, known), self.time.now_ms()
+        for listener in self.listeners:
+            listener.refused_unseen(session, run.kind, run.batch, receipt, now_ms)
 
     def _count_refused(self, refusals: Sequence[Refusal]) -> None:
-        counts: dict[int, int] = {}
-        for refusal in refusals:
-            counts[refusal.code] = counts.get(refusal.code, 0) + 1
-        for code, count in counts.items():
-            self._observer.refused(code, count)
+        if refusals:
+            for listener in self.listeners:
+                listener.refused(refusals)
 
     def acknowledge(self, session: Session, sequence: int) -> None:
         """Drops a session's results up to `sequence`. Raises `CallRefused` for a number that was never given out."""
         session.acknowledge(sequence)
-        self.journal.acknowledged(session)
+        for listener in self.listeners:
+            listener.acknowledged(session)
 
     # Unary waits.
 
@@ -211,9 +214,10 @@ class Host:
         """
         if self.draining:
             raise unavailable(SHUTTING_DOWN_MESSAGE)
-        closed = self.archive.why_closed()
-        if closed:
-            raise unavailable(closed)
+        for listener in self.listeners:
+            reason = listener.reason_to_refuse()
+            if reason is not None:
+                raise unavailable(reason.message)
         failing = self.journal.why_closed()
         if failing is not None:
             raise from_refusal(failing, "journal")
@@ -228,8 +232,8 @@ class Host:
         """Registers the one operation of a unary wait. Raises `CallRefused` if the operation is refused."""
         now_ms = self._registration_ms()
         receipt = self.engine.register(self.unary_waits.owner, run.kind, run.batch, now_ms)
-        self.archive.registered(None, run.kind, run.batch, receipt, now_ms)
-        self._observer.registered(run.kind, receipt.accepted, receipt.already_known, len(receipt.refusals))
+        for listener in self.listeners:
+            listener.registered(None, run.kind, run.batch, receipt, now_ms)
         self._count_refused(receipt.refusals)
         self.deliver()
         self.reaper.deadline_may_be_earlier()
@@ -239,7 +243,8 @@ class Host:
     def _cancel_unary_wait(self, operation_id: int) -> None:
         now_ms = self.time.now_ms()
         if any(self.engine.cancel(self.unary_waits.owner, [operation_id], now_ms)):
-            self.archive.cancelled(None, [operation_id], 1, now_ms)
+            for listener in self.listeners:
+                listener.cancelled(None, [operation_id], 1, now_ms)
         self.deliver()
 
     # Events.
@@ -252,9 +257,10 @@ class Host:
 
         Raises `BatchRefused` when the columns cannot be read, or no events are taken now.
         """
-        closed = self.archive.why_closed()
-        if closed:
-            raise BatchRefused(Refusal(0, codes.UNAVAILABLE, "", closed))
+        for listener in self.listeners:
+            reason = listener.reason_to_refuse()
+            if reason is not None:
+                raise BatchRefused(reason)
         self._check_journal_writable()
         whole = EventsReceipt()
         while True:
@@ -263,9 +269,8 @@ class Host:
                 part = self.engine.apply(batch, now_ms, start, ENDED_PER_SLICE)
             except InvalidBatch as error:
                 raise unreadable_batch(f"columns.{error.field}", error.message) from None
-            self.journal.applied(batch, start, part)
-            self.archive.applied(batch, start, part, now_ms)
-            self._observer.events(batch, part, start)
+            for listener in self.listeners:
+                listener.applied(batch, start, part, now_ms)
             self._count_refused(part.refusals)
             self.deliver()
             self.reaper.deadline_may_be_earlier()
@@ -280,7 +285,8 @@ class Host:
         """Cancels operations of a session; for each, whether it was pending."""
         now_ms = self.time.now_ms()
         cancelled = self.engine.cancel(session.owner, operation_ids, now_ms)
-        self.archive.cancelled(session, operation_ids, sum(cancelled), now_ms)
+        for listener in self.listeners:
+            listener.cancelled(session, operation_ids, sum(cancelled), now_ms)
         self.deliver()
         return cancelled
 
@@ -288,7 +294,8 @@ class Host:
         """Cancels all that is pending in a session; returns how many."""
         now_ms = self.time.now_ms()
         cancelled = self.engine.cancel_all(session.owner, now_ms)
-        self.archive.cancelled_session(session, cancelled, now_ms)
+        for listener in self.listeners:
+            listener.cancelled_session(session, cancelled, now_ms)
         self.deliver()
         return cancelled
 
@@ -296,7 +303,8 @@ class Host:
         """Cancels all that waits on a partition; returns how many."""
         now_ms = self.time.now_ms()
         cancelled = self.engine.cancel_partition(name, now_ms)
-        self.archive.cancelled_partition(name, cancelled, now_ms)
+        for listener in self.listeners:
+            listener.cancelled_partition(name, cancelled, now_ms)
         self.deliver()
         return cancelled
 
@@ -304,7 +312,8 @@ class Host:
         """Cancels all that waits on a key; returns how many."""
         now_ms = self.time.now_ms()
         cancelled = self.engine.cancel_key(key, now_ms)
-        self.archive.cancelled_key(key, cancelled, now_ms)
+        for listener in self.listeners:
+            listener.cancelled_key(key, cancelled, now_ms)
         self.deliver()
         return cancelled
 
@@ -313,18 +322,19 @@ class Host:
     def deliver(self) -> None:
         """Routes completions to their owners: sessions' outboxes, or the futures of unary waits."""
         for completions in self.engine.take_completions():
-            self._observer.completed(completions)
             if completions.owner_id == self.unary_waits.owner.owner_id:
-                self.archive.ended(None, completions)
+                for listener in self.listeners:
+                    listener.completed(None, completions)
                 self.journal.when_durable(partial(self.unary_waits.deliver, completions))
                 continue
             session = self.sessions.of_owner(completions.owner_id)
             assert session is not None, f"completions of owner {completions.owner_id}, which is no session"
             # The outbox comes last: the journal must see the sequence numbers as they are before these results.
-            self.archive.ended(session, completions)
-            self.journal.ended(session, completions)
+            for listener in self.listeners:
+                listener.completed(session, completions)
             session.deliver(completions)
-        self.archive.finish()
+        for listener in self.listeners:
+            listener.call_finished()
 
     def _registration_ms(self) -> int:
         """The time to register at, which may be ahead of the clock.
@@ -341,21 +351,25 @@ class Host:
             return
         now_ms = self.time.now_ms()
         if self.engine.advance_clock(now_ms, EXPIRED_PER_SLICE):
-            self.archive.expired(now_ms)
+            for listener in self.listeners:
+                listener.expired(now_ms)
         self.deliver()
 
     def _before_drop(self, session: Session, now_ms: int) -> None:
         """Records how a dropped session's operations end: the engine reports no completions of an owner it removes."""
-        self.journal.dropped(session)
-        if not self.archive.keeps:
+        for listener in self.listeners:
+            listener.session_dropped(session)
+        recording = [listener for listener in self.listeners if listener.records_dropped_sessions]
+        cancelled = self.engine.cancel_all(session.owner, now_ms) if recording else 0
+        if not cancelled:
             return
-        cancelled = self.engine.cancel_all(session.owner, now_ms)
-        if cancelled:
-            self.archive.cancelled_session(session, cancelled, now_ms)
-            for completions in self.engine.take_completions():
+        taken = self.engine.take_completions()
+        for listener in recording:
+            listener.cancelled_session(session, cancelled, now_ms)
+            for completions in taken:
                 assert completions.owner_id == session.owner.owner_id, f"completions of owner {completions.owner_id}"
-                self.archive.ended(session, completions)
-            self.archive.finish()
+                listener.discarded(session, completions)
+            listener.call_finished()
 
     async def _maintain_sessions(self) -> None:
         """Sends heartbeats, ends streams whose peer is silent, and drops expired sessions; survives any exception."""
@@ -369,7 +383,8 @@ class Host:
                     stream.check(now_ms, interval_ms)
                 self.sessions.drop_expired(now_ms)
                 self.deliver()
-                self.journal.tick()
+                for listener in self.listeners:
+                    listener.tick()
             except Exception:
                 LOGGER.exception("session maintenance failed; it continues")
 

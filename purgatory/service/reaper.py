@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from purgatory.clock import Clock
 from purgatory.engine.engine import Engine
 from purgatory.service.alarm import Alarm, make_alarm
-from purgatory.service.listeners.observer import Observer
+from purgatory.service.listeners.listener import Listener
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -27,10 +27,12 @@ RETRY_S: Final = 0.1
 class Reaper:
     """Calls `expire_slice` whenever something is due."""
 
-    def __init__(self, engine: Engine, clock: Clock, observer: Observer, expire_slice: Callable[[], None]) -> None:
+    def __init__(
+        self, engine: Engine, clock: Clock, listeners: Sequence[Listener], expire_slice: Callable[[], None]
+    ) -> None:
         self._engine: Final = engine
         self._clock: Final = clock
-        self._observer: Final = observer
+        self._listeners: Final = listeners
         self.turn: Final = expire_slice
         """Expires a bounded slice of what is due."""
         self._woken: Final = asyncio.Event()
@@ -58,7 +60,8 @@ class Reaper:
                     await self._sleep(alarm)
                 except Exception:
                     LOGGER.exception("a turn of the reaper failed; it continues")
-                    self._observer.reaper_failed()
+                    for listener in self._listeners:
+                        listener.reaper_failed()
                     await asyncio.sleep(RETRY_S)
         finally:
             alarm.close()
@@ -80,5 +83,6 @@ class Reaper:
             self._sleeping_until_ms = -1
 
     def _on_alarm(self, late_ms: float) -> None:
-        self._observer.loop_lag_ms(late_ms)
+        for listener in self._listeners:
+            listener.loop_lag_ms(late_ms)
         self._woken.set()

@@ -22,8 +22,8 @@ from purgatory.archive.writer_protocol import WriterOpening, WriterStatistics, r
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.host import Host
-from purgatory.service.listeners.archive_listener import ArchiveListener
-from purgatory.service.listeners.observer import Observer, SilentObserver
+from purgatory.service.listeners.archive import ArchiveListener
+from purgatory.service.listeners.listener import Listener
 from purgatory.service.settings import HostSettings, SessionSettings
 from purgatory.testing import ManualClock
 from tests.archive.archive_replay import rows_of
@@ -88,7 +88,7 @@ class ArchivedHost:
         rows_max: int = 100_000,
         strict: bool = False,
         wall_ms: Callable[[], int] = lambda: AT_MS,
-        observer: Observer | None = None,
+        listener: Listener | None = None,
         run_id: str = RUN,
     ) -> None:
         self.folder: Final = folder
@@ -116,8 +116,10 @@ class ArchivedHost:
             send_rows=1,  # each call is a frame of its own
         )
         host_settings = HostSettings(session=SessionSettings(ttl_ms=100))
-        self.host: Final = Host(Engine(EngineLimits(), 1_000), self.clock, host_settings, observer or SilentObserver())
-        self.host.archive = self.listener
+        self.host: Final = Host(
+            Engine(EngineLimits(), 1_000), self.clock, host_settings, *([listener] if listener else [])
+        )
+        self.host.listeners.append(self.listener)
 
     def _report(self, statistics: WriterStatistics) -> None:
         if self._output is not None:

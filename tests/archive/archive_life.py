@@ -18,8 +18,7 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.draining import drain
 from purgatory.service.host import Host
-from purgatory.service.listeners.archive_listener import ArchiveListener, writer_opening
-from purgatory.service.listeners.observer import SilentObserver
+from purgatory.service.listeners.archive import ArchiveListener, writer_opening
 from purgatory.service.rpc.statuses import BatchRefused, CallRefused
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import ArchiveSettings, EngineSettings, HostSettings, LimitsSettings, SessionSettings
@@ -65,8 +64,8 @@ class Life:
             limits=LimitsSettings(unacknowledged_results_max=200), session=SessionSettings(ttl_ms=SESSION_TTL_MS)
         )
         host_settings = HostSettings() if roomy else host_settings
-        self.host: Final = Host(engine, self.clock, host_settings, SilentObserver())
-        self.host.archive = self._archive
+        self.host: Final = Host(engine, self.clock, host_settings)
+        self.host.listeners.append(self._archive)
         self._last_id = 0
         self._marks: Final = dict.fromkeys(PARTITIONS, 0)
         self._epochs: Final = dict.fromkeys(PARTITIONS, 0)

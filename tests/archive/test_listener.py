@@ -17,9 +17,10 @@ from purgatory.engine.limits import EngineLimits
 from purgatory.service.garbage import PauseWatch
 from purgatory.service.host import Host
 from purgatory.service.listeners.exposition import HostCollector
+from purgatory.service.listeners.listener import Listener
 from purgatory.service.listeners.metrics import Metrics
-from purgatory.service.listeners.observer import SilentObserver
 from purgatory.service.rpc.statuses import BatchRefused, CallRefused
+from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings
 from purgatory.service.translate.operations import OperationRun
 from tests.archive.archive_kit import AT_MS, CLOSE_S, ArchivedHost
@@ -69,16 +70,16 @@ async def test_every_call_has_its_number_and_outcomes_that_of_the_call_that_ende
 
 
 async def test_a_session_that_is_dropped_says_how_its_operations_ended(tmp_path: Path) -> None:
-    """History has a cancel_session and its outcomes; the observer hears nothing of them, as without an archive."""
+    """History has a cancel_session and its outcomes; the listener hears nothing of them, as without an archive."""
 
-    class Listener(SilentObserver):
+    class CountingListener(Listener):
         told = 0
 
-        def completed(self, completions: Completions) -> None:
+        def completed(self, session: Session | None, completions: Completions) -> None:
             self.told += len(completions)
 
-    listener = Listener()
-    kept = ArchivedHost(tmp_path, observer=listener)
+    listener = CountingListener()
+    kept = ArchivedHost(tmp_path, listener=listener)
     for expected_number in (1, 2):  # the same id again is another session
         session, _ = kept.host.sessions.open("s", kept.clock.now_ms())
         assert session.number == expected_number
@@ -146,7 +147,7 @@ async def test_what_does_not_fit_is_one_gap_with_a_marker(tmp_path: Path) -> Non
     assert (dropped["table"], dropped["rows"]) == (schema.REGISTRATIONS, 12)
     assert (dropped["call_number"], dropped["last_call_number"]) == (3, 5)
     assert ended["marker"] == schema.ENDED
-    assert kept.listener.statistics().rows_dropped[schema.REGISTRATIONS] == 12
+    assert kept.listener.rows_dropped(schema.REGISTRATIONS) == 12
 
 
 async def test_a_gap_takes_no_memory(tmp_path: Path) -> None:
@@ -194,7 +195,7 @@ async def test_strict_refuses_rather_than_drops(tmp_path: Path) -> None:
         pass
     assert kept.host.cancel_session(session) == 8
     await kept.start()
-    await eventually(lambda: not kept.host.archive.why_closed(), "there is room again")
+    await eventually(lambda: kept.listener.reason_to_refuse() is None, "there is room again")
     assert kept.host.register(session, [produces(11, 1)], []).accepted == 1
     assert await kept.close()
     assert [row["operation_id"] for row in kept.rows(schema.REGISTRATIONS)] == [*range(1, 9), 11]
@@ -210,7 +211,7 @@ async def test_history_waits_for_a_disk_that_fails(tmp_path: Path, caplog: pytes
     disk.fails = {"write"}
     await kept.start()
     full(kept, calls=1, each=4)
-    await eventually(lambda: kept.listener.statistics().errors > 3, "the disk was tried several times")
+    await eventually(lambda: kept.link.statistics.errors > 3, "the disk was tried several times")
     assert [record.levelname for record in caplog.records if "cannot write" in record.message] == ["ERROR"]
     full(kept, calls=10, each=4)
     disk.fails = set()
@@ -221,9 +222,8 @@ async def test_history_waits_for_a_disk_that_fails(tmp_path: Path, caplog: pytes
     told = sum(row["rows"] for row in kept.rows(schema.MARKERS) if row["marker"] == schema.DROPPED)
     assert told > 0
     assert len(kept.rows(schema.REGISTRATIONS)) + told == 4 + 40 + 1
-    statistics = kept.listener.statistics()
-    assert statistics.rows_kept[schema.REGISTRATIONS] == len(kept.rows(schema.REGISTRATIONS))
-    assert statistics.rows_dropped[schema.REGISTRATIONS] == told
+    assert kept.link.statistics.rows_kept[schema.REGISTRATIONS] == len(kept.rows(schema.REGISTRATIONS))
+    assert kept.listener.rows_dropped(schema.REGISTRATIONS) == told
 
 
 async def test_an_end_that_cannot_be_written_is_a_crash(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ async def test_rows_that_cannot_be_made_are_lost_and_told_of(tmp_path: Path) -> 
     receipt = RegisterReceipt()
     receipt.refusals.append(Refusal(0, codes.INVALID_ARGUMENT, "", ""))
     kept.listener.registered(None, codes.PRODUCE, batch, receipt, kept.clock.now_ms())
-    kept.listener.finish()
+    kept.listener.call_finished()
     kept.keep_by_hand(2)
     await kept.host.apply(marks(10))
     await kept.start_and_close()
@@ -289,7 +289,7 @@ async def test_rows_that_cannot_be_made_are_lost_and_told_of(tmp_path: Path) -> 
     assert len(kept.rows(schema.OUTCOMES)) == 2
     [told] = [row for row in kept.rows(schema.MARKERS) if row["marker"] == schema.DROPPED]
     assert (told["table"], told["rows"], told["call_number"], told["last_call_number"]) == ("registrations", 3, 1, 2)
-    assert kept.listener.statistics().rows_dropped[schema.REGISTRATIONS] == 3
+    assert kept.listener.rows_dropped(schema.REGISTRATIONS) == 3
     assert kept.listener.rows_waiting == 0
 
 
@@ -342,7 +342,7 @@ async def test_metrics_tell_of_the_archive(tmp_path: Path) -> None:
         "purgatory_archive_dropped_rows_total registrations": 4,
         "purgatory_archive_files_total": 2,
     }
-    assert samples(Host(Engine(EngineLimits(), 0), kept.clock, HostSettings(), SilentObserver())) == {}
+    assert samples(Host(Engine(EngineLimits(), 0), kept.clock, HostSettings())) == {}
 
 
 async def test_a_run_whose_end_nobody_told_has_crashed_and_is_kept(tmp_path: Path) -> None:
@@ -364,10 +364,10 @@ async def test_rows_that_cannot_be_packed_are_lost_and_told_of(tmp_path: Path) -
     receipt = EventsReceipt()
     receipt.next_index = 1
     kept.listener.applied(batch, 0, receipt, kept.clock.now_ms())
-    kept.listener.finish()
+    kept.listener.call_finished()
     full(kept, calls=1, each=2)
     await kept.start_and_close()
     assert len(kept.rows(schema.REGISTRATIONS)) == 2
     [told] = [row for row in kept.rows(schema.MARKERS) if row["marker"] == schema.DROPPED]
     assert (told["table"], told["call_number"], told["last_call_number"]) == (schema.EVENTS, 1, 1)
-    assert kept.listener.statistics().rows_dropped[schema.EVENTS] == 1
+    assert kept.listener.rows_dropped(schema.EVENTS) == 1

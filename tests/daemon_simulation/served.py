@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Final, cast
 
 import grpc.aio
 
 from purgatory.clock import SystemClock
+from purgatory.engine.batches import Refusal
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.draining import drain
 from purgatory.service.host import Host
-from purgatory.service.listeners.observer import SilentObserver
+from purgatory.service.listeners.listener import Listener
 from purgatory.service.rpc.handlers import add_to_server
 from purgatory.service.rpc.in_flight import UnaryCalls
 from purgatory.service.rpc.servicer import PurgatoryServicer
@@ -39,7 +41,7 @@ class DayClock:
         return self._clock.ceiling_ms() + self.ahead_ms
 
 
-class CountingObserver(SilentObserver):
+class CountingListener(Listener):
     """Counts what should not happen."""
 
     def __init__(self) -> None:
@@ -49,8 +51,8 @@ class CountingObserver(SilentObserver):
     def reaper_failed(self) -> None:
         self.reaper_failures += 1
 
-    def refused(self, code: int, count: int) -> None:
-        self.refusals[code] += count
+    def refused(self, refusals: Sequence[Refusal]) -> None:
+        self.refusals.update(refusal.code for refusal in refusals)
 
 
 class Served:
@@ -59,7 +61,7 @@ class Served:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self.clock: Final = DayClock()
-        self.observer: Final = CountingObserver()
+        self.listener: Final = CountingListener()
         self.taps: Final[list[EngineTap]] = []
         self.address = NOBODY
         self._server: grpc.aio.Server | None = None
@@ -81,7 +83,7 @@ class Served:
             ),
             session=SessionSettings(heartbeat_interval_ms=plan.heartbeat_interval_ms, ttl_ms=plan.session_ttl_ms),
         )
-        self._host = Host(cast(Engine, tap), self.clock, settings, self.observer)
+        self._host = Host(cast(Engine, tap), self.clock, settings, self.listener)
         tap.session_of = self._host.sessions.of_owner
         self.taps.append(tap)
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])

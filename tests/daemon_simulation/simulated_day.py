@@ -249,8 +249,8 @@ class SimulatedDay:
                 wrong = wrong_counts(run, kind, counts.registered, counts.pending, by_outcome)
                 if wrong is not None:
                     checker.complaints.append(wrong)
-        if self.served.observer.reaper_failures:
-            checker.complaints.append(f"the reaper failed {self.served.observer.reaper_failures} times")
+        if self.served.listener.reaper_failures:
+            checker.complaints.append(f"the reaper failed {self.served.listener.reaper_failures} times")
         lost = sum(not end.told for run in runs for end in run.ends)
         faults = sum(proxy.faults for proxy in self.proxies)
         entries = sum(len(tap.entries) for tap in self.served.taps)

@@ -14,8 +14,7 @@ from purgatory.engine.snapshot.saved_operations import SavedOperations
 from purgatory.journal.continued_time import ClockReading, ReadClocks
 from purgatory.journal.crash_points import AFTER_COMMIT, CrashPoints
 from purgatory.service.host import Host
-from purgatory.service.listeners.journal_opening import OpenJournal
-from purgatory.service.listeners.observer import SilentObserver
+from purgatory.service.listeners.recovery import OpenJournal
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings
 from purgatory.testing import ManualClock
@@ -72,7 +71,7 @@ async def keep(host: Host, folder: Path, clock: ManualClock) -> OpenJournal:
 
 def new_host(clock: ManualClock) -> Host:
     """A host with nothing in it."""
-    return Host(Engine(EngineLimits(), clock.now_ms()), clock, HostSettings(), SilentObserver())
+    return Host(Engine(EngineLimits(), clock.now_ms()), clock, HostSettings())
 
 
 class JournaledHost:

@@ -11,7 +11,7 @@ from purgatory.engine.batches import OperationBatch
 from purgatory.journal.continued_time import ClockReading, journal_now_ms
 from purgatory.journal.group import Moment
 from purgatory.service.host import Host
-from purgatory.service.listeners.journal_opening import OpenJournal
+from purgatory.service.listeners.recovery import OpenJournal
 from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
 from tests.journal.kit import PATIENCE_S, new_host

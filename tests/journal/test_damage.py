@@ -15,7 +15,8 @@ from purgatory.journal.cli import main
 from purgatory.journal.directory import Directory
 from purgatory.journal.errors import JournalDamaged, JournalLocked, JournalTooNew
 from purgatory.journal.sql_schema import migrate
-from purgatory.service.listeners.journal_opening import OpenJournal
+from purgatory.service.listeners.durable_journal import DurableJournal
+from purgatory.service.listeners.recovery import OpenJournal
 from purgatory.service.translate.operations import OperationRun
 from tests.journal.kit import JournaledHost
 
@@ -43,9 +44,8 @@ async def read(folder: Path) -> tuple[int, list[str], int]:
     daemon = await JournaledHost.start(folder)
     host = daemon.host
     found = (host.engine.pending, sorted(host.sessions._by_id), host.sessions.unacknowledged_results)
-    statistics = host.journal.statistics()
-    assert statistics is not None
-    assert statistics.recovered == host.engine.pending
+    assert isinstance(host.journal, DurableJournal)
+    assert host.journal.statistics().recovered == host.engine.pending
     await daemon.stop()
     return found
 

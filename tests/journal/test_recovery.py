@@ -11,8 +11,7 @@ import pytest
 from purgatory.journal import statements
 from purgatory.journal.group import Group
 from purgatory.service.host import Host
-from purgatory.service.listeners.journal_opening import OpenJournal
-from purgatory.service.listeners.observer import SilentObserver
+from purgatory.service.listeners.recovery import OpenJournal
 from purgatory.testing import ManualClock
 from tests.archive.archive_life import Life
 from tests.journal.kit import PowerCut, copy_files, keep, picture
@@ -25,17 +24,17 @@ PATIENCE_S = 30.0
 
 def watch_seals(life: Life, opened: OpenJournal) -> dict[int, Any]:
     """What can be seen whenever a group is sealed, by the group's number."""
-    keeping = opened._keeping
-    assert keeping is not None
+    journal = opened._journal
+    assert journal is not None
     pictures: dict[int, Any] = {}
-    seal = keeping._seal
+    seal = journal._seal
 
     def sealed() -> Group:
         group = seal()
         pictures[group.number] = picture(life.host)
         return group
 
-    keeping._seal = sealed  # type: ignore[method-assign]
+    journal._seal = sealed  # type: ignore[method-assign]
     return pictures
 
 
@@ -52,7 +51,7 @@ async def live(life: Life) -> None:
 async def revive(life: Life, folder: Path) -> tuple[Host, OpenJournal, ManualClock]:
     """A new host with what the journal in a folder knows, at a time when nothing is due."""
     clock = ManualClock(0)
-    host = Host(life.new_engine(0), clock, life.host.settings, SilentObserver())
+    host = Host(life.new_engine(0), clock, life.host.settings)
     return host, await keep(host, folder, clock), clock
 
 

@@ -20,7 +20,6 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service import reaper as reaper_module
 from purgatory.service.host import Host
-from purgatory.service.listeners.observer import SilentObserver
 from purgatory.service.settings import HostSettings, SessionSettings
 from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
@@ -96,7 +95,7 @@ def test_lesson_45_the_wall_clock_is_read_where_it_is_shown_and_nowhere_else() -
 def test_lesson_52_expiry_goes_by_the_deadline_whatever_idles() -> None:
     """Beside 9,000 idle sessions, each with a long wait, and others that come and go, each short wait ends on time."""
     clock = ManualClock(1)
-    host = Host(Engine(EngineLimits(), 1), clock, HostSettings(session=SessionSettings(ttl_ms=50)), SilentObserver())
+    host = Host(Engine(EngineLimits(), 1), clock, HostSettings(session=SessionSettings(ttl_ms=50)))
     idle = [host.sessions.open(f"idle-{number}", 1)[0] for number in range(9_000)]
     for session in idle:
         host.register(session, [produces(1, 3_600_000)], [])

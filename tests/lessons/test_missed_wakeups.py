@@ -17,7 +17,6 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service import host as host_module
 from purgatory.service.host import Host
-from purgatory.service.listeners.observer import SilentObserver
 from purgatory.service.settings import HostSettings
 from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
@@ -63,7 +62,7 @@ async def test_lesson_01_registered_at_every_await_of_an_event_batch(monkeypatch
     monkeypatch.setattr(host_module, "ENDED_PER_SLICE", 1)
     events = EventBatch([codes.HIGH_WATERMARK] * 8, partitions=[("orders", 0)], offsets=list(range(1, 9)))
     for turns in itertools.count():
-        host = Host(Engine(EngineLimits(), 0), ManualClock(), HostSettings(), SilentObserver())
+        host = Host(Engine(EngineLimits(), 0), ManualClock(), HostSettings())
         session, _ = host.sessions.open("s", 0)
         applying = asyncio.create_task(host.apply(events))
         for _ in range(turns):

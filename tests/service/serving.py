@@ -13,7 +13,7 @@ from purgatory.clock import Clock, SystemClock
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.host import Host
-from purgatory.service.listeners.observer import Observer, SilentObserver
+from purgatory.service.listeners.listener import Listener
 from purgatory.service.rpc.handlers import add_to_server
 from purgatory.service.rpc.in_flight import UnaryCalls
 from purgatory.service.rpc.servicer import PurgatoryServicer
@@ -64,13 +64,13 @@ async def serving(
     settings: HostSettings | None = None,
     engine_limits: EngineLimits | None = None,
     clock: Clock | None = None,
-    observer: Observer | None = None,
+    listener: Listener | None = None,
     options: list[tuple[str, Any]] | None = None,
 ) -> AsyncIterator[ServedHost]:
     """Serves a new host until the block ends."""
     clock = clock or SystemClock()
     engine = Engine(engine_limits or EngineLimits(), clock.now_ms())
-    host = Host(engine, clock, settings or HostSettings(), observer or SilentObserver())
+    host = Host(engine, clock, settings or HostSettings(), *([listener] if listener else []))
     server = grpc.aio.server(options=options)
     add_to_server(PurgatoryServicer(host), server, UnaryCalls())
     port = server.add_insecure_port("127.0.0.1:0")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 
 import grpc
 import pytest
 
 from purgatory.clock import SystemClock
 from purgatory.engine import codes
-from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch
+from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, Refusal, RegisterReceipt
 from purgatory.engine.completions import Completions
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
@@ -19,7 +20,8 @@ from purgatory.service import host as host_module
 from purgatory.service import reaper as reaper_module
 from purgatory.service.draining import drain
 from purgatory.service.host import Host
-from purgatory.service.listeners.observer import SilentObserver
+from purgatory.service.listeners.listener import Listener
+from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings
 from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
@@ -28,7 +30,7 @@ from purgatory.v1 import result_pb2
 from tests.service.serving import Peer, eventually, produce, serving, signal
 
 
-class RecordingObserver(SilentObserver):
+class RecordingListener(Listener):
     """Counts what it hears of."""
 
     def __init__(self) -> None:
@@ -39,16 +41,18 @@ class RecordingObserver(SilentObserver):
         self.lags: list[float] = []
         self.reaper_failures = 0
 
-    def registered(self, kind: int, accepted: int, already_known: int, refused: int) -> None:
-        self.accepted += accepted
+    def registered(
+        self, session: Session | None, kind: int, batch: OperationBatch, receipt: RegisterReceipt, now_ms: int
+    ) -> None:
+        self.accepted += receipt.accepted
 
-    def refused(self, code: int, count: int) -> None:
-        self.refusals[code] += count
+    def refused(self, refusals: Sequence[Refusal]) -> None:
+        self.refusals.update(refusal.code for refusal in refusals)
 
-    def completed(self, completions: Completions) -> None:
+    def completed(self, session: Session | None, completions: Completions) -> None:
         self.outcomes.update(completions.outcomes)
 
-    def events(self, batch: EventBatch, receipt: EventsReceipt, start: int) -> None:
+    def applied(self, batch: EventBatch, start: int, receipt: EventsReceipt, now_ms: int) -> None:
         self.event_slices.append((start, receipt.next_index))
 
     def loop_lag_ms(self, ms: float) -> None:
@@ -72,9 +76,9 @@ def produces(count: int, topic: str, timeout_ms: int = 600_000, first_id: int = 
 async def test_a_batch_of_events_goes_in_slices_with_the_loop_free_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tasks run before it is done, and the joined receipt says the same as one call would."""
     monkeypatch.setattr(host_module, "ENDED_PER_SLICE", 10)
-    observer = RecordingObserver()
+    listener = RecordingListener()
     clock = ManualClock(1)
-    host = Host(Engine(EngineLimits(), 1), clock, HostSettings(), observer)
+    host = Host(Engine(EngineLimits(), 1), clock, HostSettings(), listener)
     session, _ = host.sessions.open("s", 1)
     host.register(session, [produces(100, "orders")], [])
     offsets = list(range(1, 101))
@@ -88,9 +92,9 @@ async def test_a_batch_of_events_goes_in_slices_with_the_loop_free_in_between(mo
     assert turns >= 10
     assert receipt.ended == [1] * 100 + [0]
     assert [(refusal.index, refusal.code) for refusal in receipt.refusals] == [(100, codes.INVALID_ARGUMENT)]
-    assert [start for start, _ in observer.event_slices] == [*range(0, 101, 5)]
-    assert observer.outcomes == {codes.SATISFIED: 100}
-    assert observer.refusals == {codes.INVALID_ARGUMENT: 1}
+    assert [start for start, _ in listener.event_slices] == [*range(0, 101, 5)]
+    assert listener.outcomes == {codes.SATISFIED: 100}
+    assert listener.refusals == {codes.INVALID_ARGUMENT: 1}
     assert session.outbox.last_sequence == 100
 
 
@@ -120,7 +124,7 @@ class MicrosecondClock:
 
 def host_of(clock: MicrosecondClock) -> Host:
     """A host that nobody turns but the test."""
-    return Host(Engine(EngineLimits(), clock.now_ms()), clock, HostSettings(), SilentObserver())
+    return Host(Engine(EngineLimits(), clock.now_ms()), clock, HostSettings())
 
 
 @pytest.mark.parametrize("part_us", [0, 1, 500, 999])
@@ -167,17 +171,17 @@ async def test_the_reaper_survives_whatever_is_raised(monkeypatch: pytest.Monkey
     """It is logged and counted, and waits still expire afterwards."""
     monkeypatch.setattr(reaper_module, "RETRY_S", 0.01)
     monkeypatch.setattr(reaper_module, "SLEEP_MS_MAX", 20)
-    observer = RecordingObserver()
+    listener = RecordingListener()
     clock = BrokenClock()
     engine = Engine(EngineLimits(), clock.now_ms())
-    host = Host(engine, clock, HostSettings(), observer)
+    host = Host(engine, clock, HostSettings(), listener)
     session, _ = host.sessions.open("s", clock.now_ms())
     host.register(session, [produces(1, "a", 30)], [])
     clock.failures = 2
     host.start()
-    await eventually(lambda: observer.reaper_failures == 2, "two failures counted")
+    await eventually(lambda: listener.reaper_failures == 2, "two failures counted")
     await eventually(lambda: engine.pending == 0, "the wait has expired")
-    await eventually(lambda: bool(observer.lags), "the lag of the loop is measured")
+    await eventually(lambda: bool(listener.lags), "the lag of the loop is measured")
     await host.stop()
 
 

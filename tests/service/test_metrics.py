@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from purgatory.engine.batches import EventBatch, EventsReceipt, Refusal
+from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, Refusal, RegisterReceipt
 from purgatory.engine.codes import (
     CANCELLED,
     DELETE_RECORDS,
@@ -17,7 +17,6 @@ from purgatory.engine.codes import (
 )
 from purgatory.engine.completions import Completions
 from purgatory.service.listeners.metrics import Metrics
-from purgatory.service.listeners.observer import Observer
 
 
 def completions_of(*ends: tuple[int, int, int, int, list[int]]) -> Completions:
@@ -39,22 +38,17 @@ def events_receipt(next_index: int, unchanged: int = 0, refusals: list[Refusal] 
     return receipt
 
 
-def test_metrics_are_an_observer() -> None:
-    """What the host wants told, the metrics hear."""
-    observer: Observer = Metrics()
-    observer.loop_lag_ms(0.5)
-
-
 def test_waits_are_kept_by_kind_and_outcome() -> None:
     """Each pair has its own histogram, counting every operation of it."""
     metrics = Metrics()
     metrics.completed(
+        None,
         completions_of(
             (PRODUCE, SATISFIED, 3, 0, [0]),
             (PRODUCE, SATISFIED, 3, 0, [0]),
             (FETCH, SATISFIED, 70, 0, [0]),
             (PRODUCE, CANCELLED, 9, 0, [REQUEST_TIMED_OUT]),
-        )
+        ),
     )
     assert {pair: histogram.count for pair, histogram in metrics.waits.items()} == {
         (PRODUCE, SATISFIED): 2,
@@ -69,13 +63,14 @@ def test_expired_ones_give_lateness_and_pending_partitions() -> None:
     """Kafka's meter: one mark for each pending partition of produce and delete-records, and for nothing else."""
     metrics = Metrics()
     metrics.completed(
+        None,
         completions_of(
             (PRODUCE, SATISFIED, 5, 0, [0, 0]),
             (PRODUCE, EXPIRED, 100, 2, [0, REQUEST_TIMED_OUT, REQUEST_TIMED_OUT]),
             (FETCH, EXPIRED, 100, 1, [0]),
             (PRODUCE, CANCELLED, 5, 0, [REQUEST_TIMED_OUT]),
             (DELETE_RECORDS, EXPIRED, 100, 0, [REQUEST_TIMED_OUT]),
-        )
+        ),
     )
     assert dict(metrics.expired_partitions) == {PRODUCE: 2, DELETE_RECORDS: 1}
     assert metrics.lateness.count == 3
@@ -86,8 +81,8 @@ def test_events_are_counted_slice_by_slice() -> None:
     """Only the events of a slice count, each once: applied, stale or refused."""
     metrics = Metrics()
     batch = EventBatch([HIGH_WATERMARK, HIGH_WATERMARK, LEADER_APPEND, 99])
-    metrics.events(batch, events_receipt(2, 1, [Refusal(1, 9, "leader_epoch", "older", FENCED_LEADER_EPOCH)]), 0)
-    metrics.events(batch, events_receipt(4, 0, [Refusal(3, 3, "event", "unknown type 99")]), 2)
+    metrics.applied(batch, 0, events_receipt(2, 1, [Refusal(1, 9, "leader_epoch", "older", FENCED_LEADER_EPOCH)]), 0)
+    metrics.applied(batch, 2, events_receipt(4, 0, [Refusal(3, 3, "event", "unknown type 99")]), 0)
     assert {key: count for key, count in metrics.event_results.items() if count} == {
         ("high_watermark", "applied"): 1,
         ("high_watermark", "stale"): 1,
@@ -100,15 +95,17 @@ def test_events_are_counted_slice_by_slice() -> None:
 def test_unknown_event_types_share_one_name() -> None:
     """A caller that sends a thousand numbers makes one series, not a thousand."""
     metrics = Metrics()
-    metrics.events(EventBatch(list(range(100, 1_100))), events_receipt(1_000), 0)
+    metrics.applied(EventBatch(list(range(100, 1_100))), 0, events_receipt(1_000), 0)
     assert list(metrics.event_results) == [("unknown", "applied")]
 
 
 def test_refusals_and_repeats() -> None:
     """Refusals count by code, repeated registrations by kind."""
     metrics = Metrics()
-    metrics.refused(8, 3)
-    metrics.refused(8, 1)
-    metrics.registered(PRODUCE, 10, 2, 1)
+    metrics.refused([Refusal(index, 8, "", "") for index in range(3)])
+    metrics.refused([Refusal(0, 8, "", "")])
+    receipt = RegisterReceipt()
+    receipt.accepted, receipt.already_known = 10, 2
+    metrics.registered(None, PRODUCE, OperationBatch([1]), receipt, 0)
     assert metrics.rejected[8] == 4
     assert metrics.repeated[PRODUCE] == 2

@@ -20,7 +20,6 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.draining import drain
 from purgatory.service.host import Host
-from purgatory.service.listeners.observer import SilentObserver
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings, SessionSettings
 from purgatory.service.translate.operations import OperationRun
@@ -75,7 +74,7 @@ class Race:
         self.kind = kind
         self.clock = ManualClock(1)
         settings = HostSettings(session=SessionSettings(ttl_ms=TIMEOUT_MS))
-        self.host = Host(Engine(EngineLimits(), 1), self.clock, settings, SilentObserver())
+        self.host = Host(Engine(EngineLimits(), 1), self.clock, settings)
         self.session, _ = self.host.sessions.open("s", 1)
 
     async def begin(self) -> None:

@@ -1,124 +1,382 @@
-"""What the host tells of its engine calls so that they can be kept: the protocol of the archive, and the one that keeps
-nothing. `archive_recorder` is the other.
+"""The archive as the host sees it: numbers the engine calls, makes records of them, and sends these to be kept.
 
-Calls are told in the order in which the engine had them: first the call, then (`ended`) what it ended, then `finish`.
-Nothing here blocks. What is told is copied: it may change afterwards.
+At most `queue_rows_max` rows wait. Beyond that whole calls are dropped until half of the room is free again: one long
+gap is easier to read around than many short ones. Where nothing may be dropped (`strict`), everything is taken, and
+`reason_to_refuse` says that no more should come.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Final
 
-from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, PartitionName, RegisterReceipt
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from purgatory import __version__
+from purgatory.archive import vocabulary
+from purgatory.archive.records import Names, Record, completion_record, event_record, registration_records, row_record
+from purgatory.archive.run_details import LIMIT_NAMES, RunDetails, new_run_id, wall_ms
+from purgatory.archive.vocabulary import NO_SESSION, CallStamp, Registrant, Row, call_values, marker_values
+from purgatory.archive.writer_link import WriterLink
+from purgatory.archive.writer_protocol import WriterOpening
+from purgatory.engine import codes
+from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, PartitionName, Refusal, RegisterReceipt
 from purgatory.engine.completions import Completions
+from purgatory.engine.limits import EngineLimits
+from purgatory.service.listeners.listener import Listener
+from purgatory.service.reaper import EXPIRED_PER_SLICE
 from purgatory.service.sessions.session import Session
+from purgatory.service.settings import ArchiveSettings, EngineSettings
+
+LOGGER: Final = logging.getLogger(__name__)
+
+ANCHOR_MS: Final = 60_000
+"""How long wall-clock time is reckoned from the engine's clock before it is looked at again."""
+SEND_AFTER_S: Final = 0.1
+"""What has come is sent at the latest then: a process that wakes up ten times a second costs all others less than one
+that does so a hundred times,"""
+SEND_ROWS: Final = 16_384
+"""or when it is so much: to pickle and write these takes the event loop about a millisecond."""
+
+ROWS_AT_ONCE: Final = 32_768
+"""Rows of a table that come together in the writer process before Arrow arrays are made of them."""
+SHARE_AT_ONCE: Final = 16
+"""But no more than this part of all that may wait, so that what comes together leaves room for more; nor are more sent
+at once."""
+SHARE_UNREPORTED: Final = 8
+"""The same of rows that the writer process has made and not reported yet."""
+
+FULL_MESSAGE: Final = "the archive cannot keep up, and nothing may be lost from it; try again later"
 
 
-class ArchiveStatistics(NamedTuple):
-    """What became of the rows of this run; those by table have a number for each table."""
+class Gap:
+    """Calls that were dropped, one after the other."""
 
-    rows_kept: dict[str, int]
-    """Rows that lie in files."""
-    rows_dropped: dict[str, int]
-    """Rows that are lost: there was no room for them, or they could not be made."""
-    rows_waiting: int
-    """Handed over, and not made into columns yet."""
-    files: int
-    bytes: int
-    errors: int
-    """Times that files could not be written, or rows not be made."""
+    def __init__(self, first: CallStamp) -> None:
+        self.first: Final = first
+        self.last_call_number = first.call_number
+        self.rows: Final[Counter[str]] = Counter()
+        """By table."""
 
 
-class Archive(Protocol):
-    """What the host tells. A session of None means: unary waits. `now_ms` is what the engine was given."""
+class ArchiveListener(Listener):
+    """Keeps everything it is told. Used on the event loop only; `close` it at the end."""
+
+    records_dropped_sessions = True
+
+    def __init__(
+        self,
+        run_id: str,
+        link: WriterLink,
+        *,
+        rows_max: int,
+        strict: bool,
+        timeout_ms_default: int,
+        wall_ms: Callable[[], int] = wall_ms,
+        send_rows: int = SEND_ROWS,
+    ) -> None:
+        self.run_id: Final = run_id
+        self.last_call_number = 0
+        self._link: Final = link
+        self._rows_max: Final = rows_max
+        self._strict: Final = strict
+        self._timeout_ms_default: Final = timeout_ms_default
+        self._wall_ms: Final = wall_ms
+        self._send_rows: Final = send_rows
+        self._wall_offset_ms = 0
+        self._anchored_until_ms = -1
+        self._call: CallStamp | None = None
+        """The call that is being told of, if one is, and what it has added so far:"""
+        self._call_records: list[Record] = []
+        self._names: Final[Names] = {}
+        """Those that the call's and the unsent records point at."""
+        self._unsent: list[Record] = []
+        self._unsent_rows = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._gap: Gap | None = None
+        self._rows_dropped: Final[Counter[str]] = Counter()
+        """By table; those in a gap that lasts included."""
+        self._was_closed = False
 
     @property
-    def keeps(self) -> bool:
-        """Whether anything is kept at all."""
+    def rows_waiting(self) -> int:
+        """Rows that are on their way."""
+        return self._link.rows_waiting + self._unsent_rows
 
-    def why_closed(self) -> str:
-        """Why nothing may be admitted now, so that nothing is lost; empty: everything may."""
+    def reason_to_refuse(self) -> Refusal | None:
+        """Strict, and the queue was full and is not half empty yet."""
+        if self._strict:
+            limit = self._rows_max // 2 if self._was_closed else self._rows_max - 1
+            self._was_closed = self.rows_waiting > limit
+        return Refusal(0, codes.UNAVAILABLE, "", FULL_MESSAGE) if self._was_closed else None
 
-    def statistics(self) -> ArchiveStatistics | None:
-        """What became of the rows; None where nothing is kept."""
+    def rows_dropped(self, table: str) -> int:
+        """Rows of a table that are lost: there was no room for them, or they could not be made or kept."""
+        link = self._link
+        return self._rows_dropped[table] + link.rows_lost[table] + link.statistics.rows_lost[table]
+
+    def metrics(self) -> Iterable[Metric]:
+        statistics = self._link.statistics
+        kept = CounterMetricFamily("purgatory_archive_rows", "Rows of history that lie in files.", labels=["table"])
+        dropped = CounterMetricFamily(
+            "purgatory_archive_dropped_rows", "Rows of history that are lost.", labels=["table"]
+        )
+        for table in vocabulary.TABLES:
+            kept.add_metric([table], statistics.rows_kept[table])
+            dropped.add_metric([table], self.rows_dropped(table))
+        errors = self._link.errors + statistics.errors
+        return (
+            kept,
+            dropped,
+            GaugeMetricFamily(
+                "purgatory_archive_queue_rows", "Rows of history that wait in memory.", self.rows_waiting
+            ),
+            CounterMetricFamily("purgatory_archive_files", "Files of history written.", statistics.files),
+            CounterMetricFamily("purgatory_archive_bytes", "Bytes of history written.", statistics.bytes),
+            CounterMetricFamily("purgatory_archive_errors", "Times history could not be written.", errors),
+        )
+
+    # Engine calls.
 
     def registered(
         self, session: Session | None, kind: int, batch: OperationBatch, receipt: RegisterReceipt, now_ms: int
     ) -> None:
-        """A batch of registrations."""
+        """A batch of registrations. One of which all was known already changed nothing."""
+        if len(batch.operation_ids) > receipt.already_known:
+            call, whose = self._begin(now_ms), registrant_of(session)
+            self._add(
+                vocabulary.REGISTRATIONS,
+                lambda: registration_records(self._names, call, whose, kind, batch, receipt, self._timeout_ms_default),
+            )
 
-    def applied(self, batch: EventBatch, start: int, receipt: EventsReceipt, now_ms: int) -> None:
-        """A slice of a batch of events."""
-
-    def cancelled(self, session: Session | None, operation_ids: list[int], ended: int, now_ms: int) -> None:
-        """Some operations were cancelled by id."""
-
-    def cancelled_session(self, session: Session, ended: int, now_ms: int) -> None:
-        """All of a session was cancelled."""
-
-    def cancelled_partition(self, name: PartitionName, ended: int, now_ms: int) -> None:
-        """All that waited on a partition was cancelled."""
-
-    def cancelled_key(self, key: str, ended: int, now_ms: int) -> None:
-        """All that waited on a key was cancelled."""
-
-    def shut_down(self, ended: int, now_ms: int) -> None:
-        """A slice of what was pending ended because the daemon ends."""
-
-    def expired(self, now_ms: int) -> None:
-        """The clock was advanced, and something expired."""
-
-    def ended(self, session: Session | None, completions: Completions) -> None:
-        """What the call ended, of one owner."""
-
-    def finish(self) -> None:
-        """All that the call ended was told. Harmless when there was no call."""
-
-
-class NoArchive:
-    """An `Archive` that keeps nothing."""
-
-    @property
-    def keeps(self) -> bool:
-        """No."""
-        return False
-
-    def why_closed(self) -> str:
-        """Everything may be admitted."""
-        return ""
-
-    def statistics(self) -> ArchiveStatistics | None:
-        """There are none."""
-        return None
-
-    def registered(
-        self, session: Session | None, kind: int, batch: OperationBatch, receipt: RegisterReceipt, now_ms: int
+    def refused_unseen(
+        self, session: Session, kind: int, batch: OperationBatch, receipt: RegisterReceipt, now_ms: int
     ) -> None:
-        """Nothing to do."""
+        """Refused for want of room here: then there is none for saying so."""
+        if self.reason_to_refuse() is None:
+            self.registered(session, kind, batch, receipt, now_ms)
+            self.call_finished()
 
     def applied(self, batch: EventBatch, start: int, receipt: EventsReceipt, now_ms: int) -> None:
-        """Nothing to do."""
+        """A slice of a batch of events. An empty batch changed nothing."""
+        if receipt.next_index > start:
+            call = self._begin(now_ms)
+            self._add(vocabulary.EVENTS, lambda: [event_record(self._names, call, batch, start, receipt)])
 
     def cancelled(self, session: Session | None, operation_ids: list[int], ended: int, now_ms: int) -> None:
-        """Nothing to do."""
+        number = registrant_of(session).session_number
+        self._add_call(
+            now_ms, call_values(vocabulary.CANCEL, session_number=number, operation_ids=operation_ids, ended=ended)
+        )
 
     def cancelled_session(self, session: Session, ended: int, now_ms: int) -> None:
-        """Nothing to do."""
+        self._add_call(now_ms, call_values(vocabulary.CANCEL_SESSION, session_number=session.number, ended=ended))
 
     def cancelled_partition(self, name: PartitionName, ended: int, now_ms: int) -> None:
-        """Nothing to do."""
+        topic, partition = name
+        self._add_call(now_ms, call_values(vocabulary.CANCEL_PARTITION, topic=topic, partition=partition, ended=ended))
 
     def cancelled_key(self, key: str, ended: int, now_ms: int) -> None:
-        """Nothing to do."""
+        values = call_values(vocabulary.CANCEL_KEY, topic=key, partition=vocabulary.NO_PARTITION, ended=ended)
+        self._add_call(now_ms, values)
 
     def shut_down(self, ended: int, now_ms: int) -> None:
-        """Nothing to do."""
+        self._add_call(now_ms, call_values(vocabulary.SHUT_DOWN, ended=ended))
 
     def expired(self, now_ms: int) -> None:
-        """Nothing to do."""
+        """The clock was advanced, and something expired: the call has no row of its own, only what it ended."""
+        self._begin(now_ms)
 
-    def ended(self, session: Session | None, completions: Completions) -> None:
-        """Nothing to do."""
+    def completed(self, session: Session | None, completions: Completions) -> None:
+        call, whose = self._call, registrant_of(session)
+        assert call is not None, f"{len(completions)} operations ended by no call"
+        self._add(vocabulary.OUTCOMES, lambda: [completion_record(self._names, call, whose, completions)])
 
-    def finish(self) -> None:
-        """Nothing to do."""
+    def discarded(self, session: Session, completions: Completions) -> None:
+        self.completed(session, completions)
+
+    def call_finished(self) -> None:
+        """Keeps the call, or drops it when there is no room. Sends what there is when it is enough."""
+        call, self._call = self._call, None
+        if call is None:
+            return
+        records, self._call_records = self._call_records, []
+        rows = sum(record.rows for record in records)
+        if not self._has_room(rows):
+            self._drop(call, records)
+            return
+        self._unsent += records
+        self._unsent_rows += rows
+        self._report_gap()
+        if self._unsent_rows >= self._send_rows:
+            self.send()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(SEND_AFTER_S, self.send)
+
+    # The run's end.
+
+    def mark(self, marker: str, now_ms: int, detail: str | None = None) -> None:
+        """A marker at this point of the run. It belongs to no call, so it has the number of the last one. Sends all."""
+        self.call_finished()
+        self._report_gap()
+        self._add_markers(self._stamp(self.last_call_number, now_ms), [marker_values(marker, detail=detail)])
+        self.send()
+
+    async def close(self, now_ms: int, timeout_s: float) -> None:
+        """Says that the run has ended, and keeps what is left while there is time."""
+        self.mark(vocabulary.ENDED, now_ms)
+        if not await self._link.close(timeout_s):
+            LOGGER.error("the end of the history could not be written; the next start will say that this run crashed")
+
+    def send(self) -> None:
+        """Sends what there is."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._unsent:
+            self._link.send(list(self._names), self._unsent)
+            self._unsent, self._unsent_rows = [], 0
+            self._names.clear()
+
+    # Inside.
+
+    def _add_call(self, now_ms: int, values: Row) -> None:
+        self._call_records.append(row_record(vocabulary.CALLS, self._begin(now_ms), values))
+
+    def _begin(self, now_ms: int) -> CallStamp:
+        if self._call is not None:
+            self.call_finished()  # what was interrupted is history too
+        self.last_call_number += 1
+        self._call = self._stamp(self.last_call_number, now_ms)
+        return self._call
+
+    def _add(self, table: str, make: Callable[[], Iterable[Record]]) -> None:
+        """Adds what the call adds to a table.
+
+        What no record can hold is lost; the archive says so, and the call that waits for this one goes on.
+        """
+        try:
+            self._call_records += make()
+        except Exception:
+            call = self._call
+            assert call is not None, "a call has begun"
+            LOGGER.exception("rows of %s of call %d cannot be kept", table, call.call_number)
+            self._rows_dropped[table] += 1  # how many they are, nobody knows
+            lost = marker_values(vocabulary.DROPPED, table=table, rows=1, last_call_number=call.call_number)
+            self._call_records.append(row_record(vocabulary.MARKERS, call, lost))
+
+    def _stamp(self, call_number: int, now_ms: int) -> CallStamp:
+        if now_ms >= self._anchored_until_ms:
+            self._wall_offset_ms = self._wall_ms() - now_ms
+            self._anchored_until_ms = now_ms + ANCHOR_MS
+        return CallStamp(self.run_id, call_number, now_ms, now_ms + self._wall_offset_ms)
+
+    def _add_markers(self, stamp: CallStamp, markers: list[Row]) -> None:
+        """Markers are taken whether there is room or not."""
+        self._unsent += [row_record(vocabulary.MARKERS, stamp, values) for values in markers]
+        self._unsent_rows += len(markers)
+
+    def _has_room(self, rows: int) -> bool:
+        """For a call that is alone there always is: otherwise it would never be kept."""
+        waiting = self.rows_waiting
+        if self._strict or not waiting:
+            return True
+        return waiting + rows <= self._rows_max and (self._gap is None or waiting <= self._rows_max // 2)
+
+    def _drop(self, call: CallStamp, records: list[Record]) -> None:
+        if not self._unsent:
+            self._names.clear()  # it may be long until something is sent, and a gap is to take no memory
+        if self._gap is None:
+            self._gap = Gap(call)
+        self._gap.last_call_number = call.call_number
+        for record in records:
+            self._gap.rows[record.table] += record.rows
+            self._rows_dropped[record.table] += record.rows
+
+    def _report_gap(self) -> None:
+        """Says in the archive what is missing from it, if anything was dropped until now."""
+        gap, self._gap = self._gap, None
+        if gap is None:
+            return
+        last = gap.last_call_number
+        LOGGER.warning(
+            "the archive could not keep up: %d rows of calls %d to %d were dropped",
+            gap.rows.total(), gap.first.call_number, last,
+        )  # fmt: skip
+        rows = [(table, gap.rows[table]) for table in vocabulary.TABLES if gap.rows[table]]
+        self._add_markers(
+            gap.first,
+            [
+                marker_values(vocabulary.DROPPED, table=table, rows=count, last_call_number=last)
+                for table, count in rows
+            ],
+        )
+
+
+def registrant_of(session: Session | None) -> Registrant:
+    """The session as the archive has it."""
+    return NO_SESSION if session is None else _registrant(session.number, session.session_id)
+
+
+@lru_cache(1_024)
+def _registrant(number: int, session_id: str) -> Registrant:
+    return Registrant(number, session_id)
+
+
+def writer_opening(
+    settings: ArchiveSettings,
+    engine: EngineSettings,
+    limits: EngineLimits,
+    engine_started_ms: int,
+    *,
+    has_journal: bool = False,
+    is_continued: bool = False,
+) -> WriterOpening:
+    """What the archive of a new run starts with."""
+    assert settings.uri is not None, "no archive is asked for"
+    details = RunDetails(
+        version=__version__,
+        tick_ms=engine.tick_ms,
+        wheel_size=engine.wheel_size,
+        strict_partitions=engine.strict_partitions,
+        replica_lag_time_max_ms=engine.replica_lag_time_max_ms,
+        expired_per_slice=EXPIRED_PER_SLICE,
+        limits={name: getattr(limits, name) for name in LIMIT_NAMES},
+        journal=has_journal,
+        continued=is_continued,
+    )
+    return WriterOpening(
+        place=settings.uri,
+        run_id=new_run_id(),
+        host=details.host,
+        pid=details.pid,
+        started_ms=engine_started_ms,
+        started_at_ms=wall_ms(),
+        details=details.to_json(),
+        roll_s=settings.roll_ms / 1_000,
+        roll_bytes=settings.roll_bytes,
+        low_priority=not settings.strict,  # where nothing may be dropped, nobody is admitted until it has kept up
+        rows_at_once=min(ROWS_AT_ONCE, settings.queue_rows_max // SHARE_AT_ONCE + 1),
+        unreported_rows_max=settings.queue_rows_max // SHARE_UNREPORTED + 1,
+    )
+
+
+async def start_archive(
+    settings: ArchiveSettings, opening: WriterOpening, timeout_ms_default: int, link: WriterLink | None = None
+) -> ArchiveListener:
+    """Opens the archive of a new run. Raises `CannotArchive` when its place cannot be written to."""
+    link = link or WriterLink(opening)
+    await link.start()
+    LOGGER.info("archive: run %s in %s", opening.run_id, settings.uri)
+    return ArchiveListener(
+        opening.run_id,
+        link,
+        rows_max=settings.queue_rows_max,
+        strict=settings.strict,
+        timeout_ms_default=timeout_ms_default,
+        send_rows=min(SEND_ROWS, settings.queue_rows_max // SHARE_AT_ONCE + 1),
+    )

@@ -61,8 +61,8 @@ class HostCollector(Collector):
         yield from self._times()
         yield from self._events_and_refusals()
         yield from self._sessions()
-        yield from self._archive()
-        yield from self._journal()
+        for listener in self._host.listeners:
+            yield from listener.metrics()
 
     def _operations(self) -> Iterable[Metric]:
         registered = CounterMetricFamily(
@@ -162,38 +162,6 @@ class HostCollector(Collector):
             "purgatory_streams_disconnected", "Result streams ended.", metrics.streams_disconnected
         )
         yield _gauge("purgatory_draining", "1 while the daemon shuts down.", int(host.draining))
-
-    def _archive(self) -> Iterator[Metric]:
-        """Only where there is one."""
-        statistics = self._host.archive.statistics()
-        if statistics is None:
-            return
-        for name, documentation, by_table in (
-            ("purgatory_archive_rows", "Rows of history that lie in files.", statistics.rows_kept),
-            ("purgatory_archive_dropped_rows", "Rows of history that are lost.", statistics.rows_dropped),
-        ):
-            rows = CounterMetricFamily(name, documentation, labels=["table"])
-            for table, count in by_table.items():
-                rows.add_metric([table], count)
-            yield rows
-        yield _gauge("purgatory_archive_queue_rows", "Rows of history that wait in memory.", statistics.rows_waiting)
-        yield CounterMetricFamily("purgatory_archive_files", "Files of history written.", statistics.files)
-        yield CounterMetricFamily("purgatory_archive_bytes", "Bytes of history written.", statistics.bytes)
-        yield CounterMetricFamily("purgatory_archive_errors", "Times history could not be written.", statistics.errors)
-
-    def _journal(self) -> Iterator[Metric]:
-        """Only where there is one."""
-        statistics = self._host.journal.statistics()
-        if statistics is None:
-            return
-        yield CounterMetricFamily("purgatory_journal_groups", "Transactions of the journal.", statistics.groups)
-        yield CounterMetricFamily("purgatory_journal_errors", "Times the disk failed.", statistics.errors)
-        yield _gauge("purgatory_journal_bytes", "Size of the journal's files.", statistics.bytes)
-        yield _gauge("purgatory_journal_registration_rows", "Rows of pending operations.", statistics.registrations)
-        yield _gauge("purgatory_journal_result_rows", "Rows of unacknowledged results.", statistics.results)
-        yield _gauge("purgatory_recovered_operations", "Operations kept that wait again, so far.", statistics.recovered)
-        is_closed = self._host.journal.why_closed() is not None
-        yield _gauge("purgatory_journal_closed", "1: the disk fails, and new work is refused.", int(is_closed))
 
 
 def _build_info() -> Metric:

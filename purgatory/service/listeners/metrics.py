@@ -7,9 +7,10 @@ is ever a key, so that nothing here grows with use.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
-from purgatory.engine.batches import EventBatch, EventsReceipt
+from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, Refusal, RegisterReceipt
 from purgatory.engine.codes import (
     DELETE_RECORDS,
     EVENT_NAMES,
@@ -21,6 +22,8 @@ from purgatory.engine.codes import (
 )
 from purgatory.engine.completions import Completions
 from purgatory.service.listeners.histogram import Histogram
+from purgatory.service.listeners.listener import Listener
+from purgatory.service.sessions.session import Session
 from purgatory.service.translate.packed import is_uniform
 
 WAIT_BOUNDS_MS: Final = (
@@ -30,8 +33,8 @@ LATENESS_BOUNDS_MS: Final = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 5_000
 LAG_BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 5_000)
 
 
-class Metrics:
-    """The host's `Observer`: adds up what it hears of. Makes nothing of its own accord and holds nothing per key."""
+class Metrics(Listener):
+    """Adds up what it hears of. Holds nothing per key."""
 
     def __init__(self) -> None:
         self.waits: Final[dict[tuple[int, int], Histogram]] = {}
@@ -50,17 +53,18 @@ class Metrics:
         self.streams_connected = 0
         self.streams_disconnected = 0
 
-    def registered(self, kind: int, accepted: int, already_known: int, refused: int) -> None:
-        """A batch of one kind went through the engine, which counts those accepted; those refused come by `refused`."""
-        del accepted, refused
-        self.repeated[kind] += already_known
+    def registered(
+        self, session: Session | None, kind: int, batch: OperationBatch, receipt: RegisterReceipt, now_ms: int
+    ) -> None:
+        """Counts repeats. The engine itself counts those accepted, and those refused come by `refused`."""
+        self.repeated[kind] += receipt.already_known
 
-    def refused(self, code: int, count: int) -> None:
-        """Registrations or events were refused with this google.rpc.Code."""
-        self.rejected[code] += count
+    def refused(self, refusals: Sequence[Refusal]) -> None:
+        for refusal in refusals:
+            self.rejected[refusal.code] += 1
 
-    def completed(self, completions: Completions) -> None:
-        """Operations of one owner have ended. Costs one count for each, and sorting in for each distinct wait."""
+    def completed(self, session: Session | None, completions: Completions) -> None:
+        """Costs one count for each operation, and a bisection for each distinct wait."""
         columns = completions.kinds, completions.outcomes, completions.waited_ms
         ends: dict[tuple[int, int, int], int]
         if len(completions) == 1 or all(is_uniform(bytes(column)) for column in columns):
@@ -77,8 +81,7 @@ class Metrics:
         if expired:
             self._expired(completions)
 
-    def events(self, batch: EventBatch, receipt: EventsReceipt, start: int) -> None:
-        """A slice of a batch of events was applied: those from `start` to `receipt.next_index`."""
+    def applied(self, batch: EventBatch, start: int, receipt: EventsReceipt, now_ms: int) -> None:
         types = batch.types[start : receipt.next_index]
         counts = {types[0]: 1} if len(types) == 1 else Counter(types)
         for event_type, times in counts.items():
@@ -91,27 +94,21 @@ class Metrics:
             self.event_results[name, "stale" if stale else "refused"] += 1
 
     def loop_lag_ms(self, ms: float) -> None:
-        """How late the event loop woke the reaper."""
         self.loop_lag.observe(ms)
 
     def reaper_failed(self) -> None:
-        """A turn of the reaper raised."""
         self.reaper_failures += 1
 
     def session_opened(self) -> None:
-        """A session was made."""
         self.sessions_opened += 1
 
-    def session_closed(self) -> None:
-        """A session was dropped."""
+    def session_dropped(self, session: Session) -> None:
         self.sessions_closed += 1
 
     def stream_connected(self) -> None:
-        """A result stream was attached to a session."""
         self.streams_connected += 1
 
     def stream_disconnected(self) -> None:
-        """A result stream ended."""
         self.streams_disconnected += 1
 
     def _expired(self, completions: Completions) -> None:

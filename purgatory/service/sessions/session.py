@@ -1,26 +1,14 @@
-"""Sessions: who registers and receives, across streams and reconnects.
-
-A session has one engine owner, one outbox and at most one result stream. It lives while it has a stream, and for
-its time to live after its last use. Sessions without a stream are kept in the order of last use, so finding the expired
-ones costs nothing for the others.
-"""
+"""One session: who registers and receives, across streams and reconnects."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable
 from typing import Final
 
 from purgatory.engine.completions import Completions
-from purgatory.engine.engine import Engine
 from purgatory.engine.waiting.tables import Owner
-from purgatory.service.listeners.observer import Observer
-from purgatory.service.rpc.statuses import invalid_argument, not_found, quoted, resource_exhausted
+from purgatory.service.rpc.statuses import invalid_argument
 from purgatory.service.sessions.outbox import Outbox, slices_of
-from purgatory.service.sessions.result_stream import ResponseType, ResultStream
-from purgatory.service.settings import HostSettings
-
-SESSION_ID_LENGTH_MAX: Final = 128
+from purgatory.service.sessions.result_stream import ResultStream
 
 
 class Session:
@@ -77,152 +65,3 @@ class Session:
         if sequence > last:
             raise invalid_argument("sequence", f"{sequence} was never sent in this session; the last one is {last}")
         self.outbox.acknowledge(sequence)
-
-
-class Sessions:
-    """The table of sessions. It adds and removes engine owners, and uses nothing else of the engine.
-
-    `before_drop(session, now_ms)` is called for an expired session while its operations are still pending.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        settings: HostSettings,
-        observer: Observer,
-        before_drop: Callable[[Session, int], None] = lambda _session, _now_ms: None,
-    ) -> None:
-        self._engine: Final = engine
-        self._sessions_max: Final = settings.limits.sessions_max
-        self._ttl_ms: Final = settings.session.ttl_ms
-        self._observer: Final = observer
-        self._before_drop: Final = before_drop
-        self._opened = 0
-        self._by_id: Final[dict[str, Session]] = {}
-        self._by_owner_id: Final[dict[int, Session]] = {}
-        self._disconnected: Final[OrderedDict[str, Session]] = OrderedDict()
-        """In the order of last use."""
-        self._streams: Final[set[ResultStream]] = set()
-
-    @property
-    def count(self) -> int:
-        return len(self._by_id)
-
-    @property
-    def connected(self) -> int:
-        """Sessions that have a result stream."""
-        return len(self._by_id) - len(self._disconnected)
-
-    @property
-    def unacknowledged_results(self) -> int:
-        """Unacknowledged results of all sessions."""
-        return sum(session.outbox.unacknowledged for session in self._by_id.values())
-
-    def find(self, session_id: str) -> Session | None:
-        return self._by_id.get(session_id)
-
-    def get(self, session_id: str) -> Session:
-        """The session of that id. Raises `CallRefused` (NOT_FOUND) for an unknown one."""
-        session = self._by_id.get(session_id)
-        if session is None:
-            raise not_found("session", session_id)
-        return session
-
-    def of_owner(self, owner_id: int) -> Session | None:
-        return self._by_owner_id.get(owner_id)
-
-    def streams(self) -> list[ResultStream]:
-        """All streams, including those that were taken over and have not ended yet."""
-        return list(self._streams)
-
-    def open(self, session_id: str, now_ms: int) -> tuple[Session, bool]:
-        """The session of that id, created if need be, and whether it is resumed.
-
-        A blank session counts as new: an earlier opening whose answer was lost may have created it, and the client has
-        yet to learn that the session it knew is gone. Raises `CallRefused` for a bad id, or when there are too many.
-        """
-        session = self._by_id.get(session_id)
-        if session is not None:
-            self.touch(session, now_ms)
-            return session, not session.is_blank
-        if not 0 < len(session_id) <= SESSION_ID_LENGTH_MAX:
-            raise invalid_argument(
-                "session_id",
-                f"must have 1 to {SESSION_ID_LENGTH_MAX} characters, not {len(session_id)}: {quoted(session_id)}",
-            )
-        if len(self._by_id) >= self._sessions_max:
-            raise resource_exhausted("sessions", f"the daemon keeps at most {self._sessions_max} sessions")
-        return self._add(session_id, self._opened + 1, now_ms), False
-
-    def restore(self, session_id: str, number: int, now_ms: int) -> Session:
-        """A session from the journal, to be filled with what it had. Its time to live starts over."""
-        assert session_id not in self._by_id, f"session {session_id!r} exists already"
-        return self._add(session_id, number, now_ms)
-
-    def _add(self, session_id: str, number: int, now_ms: int) -> Session:
-        self._opened = max(self._opened, number)
-        session = Session(session_id, number, self._engine.add_owner(), now_ms)
-        self._by_id[session_id] = session
-        self._by_owner_id[session.owner.owner_id] = session
-        self._disconnected[session_id] = session
-        self._observer.session_opened()
-        return session
-
-    def attach(
-        self,
-        session: Session,
-        response_type: ResponseType,
-        *,
-        last_sequence: int,
-        columns: bool,
-        expects_heartbeats: bool,
-        now_ms: int,
-    ) -> ResultStream:
-        """Makes a new stream the session's; the one it had before ends as taken over."""
-        session.resume(last_sequence)
-        before = session.stream
-        stream = ResultStream(
-            session, response_type, columns=columns, expects_heartbeats=expects_heartbeats, now_ms=now_ms
-        )
-        session.stream = stream
-        self._streams.add(stream)
-        session.outbox.rewind()
-        self._disconnected.pop(session.session_id, None)
-        self._observer.stream_connected()
-        if before is not None:
-            before.taken_over()
-        return stream
-
-    def detach(self, stream: ResultStream, now_ms: int) -> None:
-        """A stream has ended. If it was still its session's, the session's time to live starts."""
-        self._observer.stream_disconnected()
-        self._streams.discard(stream)
-        session = stream.session
-        if session.stream is stream:
-            session.stream = None
-            session.last_used_ms = now_ms
-            if not session.dropped:
-                self._disconnected[session.session_id] = session
-
-    def drop_expired(self, now_ms: int) -> None:
-        """Drops the sessions whose time to live is over, and cancels their pending operations."""
-        while self._disconnected:
-            session = next(iter(self._disconnected.values()))
-            if now_ms - session.last_used_ms < self._ttl_ms:
-                return
-            self._drop(session, now_ms)
-
-    def touch(self, session: Session, now_ms: int) -> None:
-        """The session is being used: its time to live starts over."""
-        session.last_used_ms = now_ms
-        if session.session_id in self._disconnected:
-            self._disconnected.move_to_end(session.session_id)
-
-    def _drop(self, session: Session, now_ms: int) -> None:
-        self._before_drop(session, now_ms)
-        session.dropped = True
-        del self._by_id[session.session_id]
-        del self._by_owner_id[session.owner.owner_id]
-        del self._disconnected[session.session_id]
-        self._engine.remove_owner(session.owner, now_ms)
-        self._observer.session_closed()

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from purgatory.engine import codes
-from purgatory.engine.batches import EventBatch, EventsReceipt, PartitionName, Refusal
+from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, PartitionName, Refusal, RegisterReceipt
 from purgatory.engine.completions import Completions
 from purgatory.engine.engine import Engine
 from purgatory.journal.continued_time import ReadClocks
@@ -24,7 +26,8 @@ from purgatory.journal.group import Group, Moment, RefusedRows, SessionChanges, 
 from purgatory.journal.statements import StatementBuilder
 from purgatory.journal.thread import JournalThread
 from purgatory.service.engine_time import EngineTime
-from purgatory.service.listeners.journal import ASYNC, SYNC, JournalStatistics
+from purgatory.service.listeners.journal import ASYNC, SYNC, Journal
+from purgatory.service.sessions.refused import RefusedOperation
 from purgatory.service.sessions.session import Session
 
 LOGGER: Final = logging.getLogger(__name__)
@@ -34,6 +37,21 @@ ASYNC_CHANGES_MAX: Final = 100_000
 
 TICK_MS: Final = 10_000
 POLL_AT_END_S: Final = 0.005
+
+
+class JournalStatistics(NamedTuple):
+    """What became of the changes so far."""
+
+    groups: int
+    """Transactions of this life of the daemon."""
+    errors: int
+    bytes: int
+    registrations: int
+    """Rows that hold pending operations."""
+    results: int
+    """Rows that hold unacknowledged results."""
+    recovered: int
+    """Operations of the daemon before that wait again."""
 
 
 class _PendingChanges:
@@ -47,8 +65,8 @@ class _PendingChanges:
         self.dropped = False
 
 
-class JournalKeeping:
-    """A `Journal` that keeps everything. To be used on one event loop."""
+class DurableJournal(Journal):
+    """Keeps everything on disk. To be used on one event loop."""
 
     def __init__(
         self,
@@ -95,16 +113,14 @@ class JournalKeeping:
         thread.start()
         self._schedule_commit()
 
-    # Told by the host.
+    # Hooks.
 
     @property
     def durability(self) -> int:
-        """As set."""
         return SYNC if self._is_sync else ASYNC
 
     @property
     def keeps(self) -> bool:
-        """Yes."""
         return True
 
     def why_closed(self) -> Refusal | None:
@@ -114,8 +130,27 @@ class JournalKeeping:
             return None
         return Refusal(0, codes.RESOURCE_EXHAUSTED if failure.is_full else codes.UNAVAILABLE, "", failure.reason)
 
-    def statistics(self) -> JournalStatistics | None:
-        """How it fares."""
+    def metrics(self) -> Iterable[Metric]:
+        statistics = self.statistics()
+        return (
+            CounterMetricFamily("purgatory_journal_groups", "Transactions of the journal.", statistics.groups),
+            CounterMetricFamily("purgatory_journal_errors", "Times the disk failed.", statistics.errors),
+            GaugeMetricFamily("purgatory_journal_bytes", "Size of the journal's files.", statistics.bytes),
+            GaugeMetricFamily(
+                "purgatory_journal_registration_rows", "Rows of pending operations.", statistics.registrations
+            ),
+            GaugeMetricFamily("purgatory_journal_result_rows", "Rows of unacknowledged results.", statistics.results),
+            GaugeMetricFamily(
+                "purgatory_recovered_operations", "Operations kept that wait again, so far.", statistics.recovered
+            ),
+            GaugeMetricFamily(
+                "purgatory_journal_closed",
+                "1: the disk fails, and new work is refused.",
+                int(self._failure is not None),
+            ),
+        )
+
+    def statistics(self) -> JournalStatistics:
         thread, builder = self._thread, self._builder
         if thread is None or builder is None:
             return JournalStatistics(0, 0, 0, 0, 0, self.recovered)
@@ -124,8 +159,14 @@ class JournalKeeping:
             groups, thread.errors, thread.bytes, builder.registrations, builder.results, self.recovered
         )
 
+    def registered(
+        self, session: Session | None, kind: int, batch: OperationBatch, receipt: RegisterReceipt, now_ms: int
+    ) -> None:
+        """Unary waits end with their call, so they are not kept."""
+        if session is not None:
+            self.changed(session)
+
     def changed(self, session: Session) -> None:
-        """Operations were registered in a session, or it was opened."""
         if not session.is_blank:
             self._changes_of(session)
             self._schedule_commit()
@@ -135,26 +176,25 @@ class JournalKeeping:
         if not session.is_blank:
             self._changes_of(session)
 
-    def ended(self, session: Session, completions: Completions) -> None:
-        """Operations of a session have ended. To be told before they get their sequence numbers."""
+    def completed(self, session: Session | None, completions: Completions) -> None:
+        if session is None:
+            return
         changes = self._changes_of(session)
         changes.results.append(completions)
         self._add_results(session, changes, len(completions))
 
-    def refused(self, session: Session, refused: Sequence[tuple[Refusal, int, int]]) -> None:
-        """Registrations were refused. To be told before their results get their sequence numbers."""
+    def refused_in_session(self, session: Session, refused: Sequence[RefusedOperation]) -> None:
         changes = self._changes_of(session)
         plain = [(refusal.code, refusal.field, refusal.message, number, kind) for refusal, number, kind in refused]
         changes.results.append(plain)
         self._add_results(session, changes, len(plain))
 
-    def dropped(self, session: Session) -> None:
-        """A session is gone."""
+    def session_dropped(self, session: Session) -> None:
         if session.is_journaled or session in self._sessions:
             self._changes_of(session).dropped = True
             self._schedule_commit()
 
-    def applied(self, batch: EventBatch, start: int, receipt: EventsReceipt) -> None:
+    def applied(self, batch: EventBatch, start: int, receipt: EventsReceipt, now_ms: int) -> None:
         """Events were applied: what they name may have changed, and operations may have come a step further."""
         stop = receipt.next_index
         places = batch.item_indexes[start:stop] or [0]
@@ -310,7 +350,7 @@ class JournalKeeping:
             self._releases_committing.append((session, state.last_sequence))
         return sealed
 
-    # Told by the thread.
+    # Reports of the thread.
 
     def report(self, report: Group | WriteFailure) -> None:
         """Called in the journal's thread: a group is durable, or the disk fails."""

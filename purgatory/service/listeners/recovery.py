@@ -26,7 +26,7 @@ from purgatory.journal.statements import StatementBuilder
 from purgatory.journal.store import Store, damaged
 from purgatory.journal.thread import JournalThread
 from purgatory.service.host import Host
-from purgatory.service.listeners.journal_keeping import JournalKeeping
+from purgatory.service.listeners.durable_journal import DurableJournal
 from purgatory.service.sessions.outbox import slices_of
 from purgatory.service.sessions.refused import RefusedCompletions, RefusedOperation
 from purgatory.service.sessions.session import Session
@@ -61,7 +61,7 @@ class OpenJournal:
         self.is_recovering = True
         self.to_restore: Final = self._store.count("registrations")
         """Rows of registrations."""
-        self._keeping: JournalKeeping | None = None
+        self._journal: DurableJournal | None = None
         self._sessions: Final[dict[int, Session]] = {}
         self._builder: Final = StatementBuilder()
 
@@ -73,14 +73,14 @@ class OpenJournal:
         """Restores a new host, and records what it does from now on. Raises `JournalError`."""
         began_s = time.monotonic()
         number = self._last[1] if self._last else 0
-        self._keeping = keeping = JournalKeeping(
+        self._journal = journal = DurableJournal(
             host.engine, host.time, host.sessions.of_owner, self._read_clocks, is_sync=self._is_sync, number=number
         )
-        host.journal = keeping
+        host.use_journal(journal)
         try:
             self._restore_marks(host)
             self._restore_sessions(host)
-            await self._restore_operations(host, keeping)
+            await self._restore_operations(host, journal)
         except JournalError:
             self._give_up()
             raise
@@ -98,7 +98,7 @@ class OpenJournal:
                 "shut down cleanly" if self._last[2] else "did not shut down cleanly",
                 time.monotonic() - began_s,
             )
-        keeping.start(JournalThread(self._store, self._builder, keeping.report, self._crash), self._builder)
+        journal.start(JournalThread(self._store, self._builder, journal.report, self._crash), self._builder)
         self.is_recovering = False
 
     def _restore_marks(self, host: Host) -> None:
@@ -156,15 +156,16 @@ class OpenJournal:
                 # Results above that number go out once it is durable that the client has resumed.
                 session.outbox.release(session.uncertain_after)
 
-    async def _restore_operations(self, host: Host, keeping: JournalKeeping) -> None:
+    async def _restore_operations(self, host: Host, journal: DurableJournal) -> None:
         paused_s = reported_s = time.monotonic()
         for rows, (row, number, content, gone) in enumerate(self._store.registrations(), 1):
             session = self._sessions[number]
             saved = SavedOperations.from_bytes(content)
             self._builder.add_existing_registration(number, row, Roster(saved.operation_ids, gone))
             now_ms = host.time.now_ms()
-            keeping.recovered += host.engine.restore(session.owner, saved, gone, now_ms)
-            host.archive.expired(now_ms)
+            journal.recovered += host.engine.restore(session.owner, saved, gone, now_ms)
+            for listener in host.listeners:
+                listener.expired(now_ms)
             host.deliver()
             now_s = time.monotonic()
             if now_s - paused_s >= SLICE_S:
@@ -172,13 +173,13 @@ class OpenJournal:
                 paused_s = time.monotonic()
             if now_s - reported_s >= REPORT_S:
                 reported_s = now_s
-                LOGGER.info("journal: %d operations restored, %d of %d rows", keeping.recovered, rows, self.to_restore)
+                LOGGER.info("journal: %d operations restored, %d of %d rows", journal.recovered, rows, self.to_restore)
 
     async def close(self, timeout_s: float) -> bool:
         """Commits the last changes and ends; False when it could not."""
         is_durable = True
-        if self._keeping is not None and not self.is_recovering:
-            is_durable = await self._keeping.finish(timeout_s)
+        if self._journal is not None and not self.is_recovering:
+            is_durable = await self._journal.finish(timeout_s)
             self._directory.release()
         else:
             self._give_up()

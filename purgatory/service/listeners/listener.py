@@ -1,0 +1,114 @@
+"""What the host tells of its work: one base class whose hooks do nothing. Metrics, archive and journal are subclasses.
+
+The host calls all listeners in turn, a batch at a time and never for a single operation. An engine call is told in this
+order: the call itself, then what it completed for each owner, then `call_finished`. All of them have heard of a
+completion before its results get their sequence numbers, so no listener depends on another one's turn.
+
+A hook must not block or raise, and changes nothing of the host. `now_ms` is the time that the engine was given; a
+session of None stands for the unary waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+from prometheus_client.core import Metric
+
+from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, PartitionName, Refusal, RegisterReceipt
+from purgatory.engine.completions import Completions
+from purgatory.service.sessions.refused import RefusedOperation
+from purgatory.service.sessions.session import Session
+
+
+class Listener:
+    """Hooks that do nothing: override those that matter."""
+
+    records_dropped_sessions: ClassVar[bool] = False
+    """Whether the operations of a dropped session are to be cancelled by a call of their own, which is told here: by
+    itself the engine reports nothing of an owner that it removes."""
+
+    def reason_to_refuse(self) -> Refusal | None:
+        """Why registrations and events should not be taken now; None: they may. The refusal's index means nothing."""
+
+    def metrics(self) -> Iterable[Metric]:
+        """What the metrics page shows of this listener, besides what `exposition` makes of `Metrics`."""
+        return ()
+
+    # Engine calls.
+
+    def registered(
+        self, session: Session | None, kind: int, batch: OperationBatch, receipt: RegisterReceipt, now_ms: int
+    ) -> None:
+        """A batch of one kind was registered."""
+
+    def refused_unseen(
+        self, session: Session, kind: int, batch: OperationBatch, receipt: RegisterReceipt, now_ms: int
+    ) -> None:
+        """A batch was refused before the engine saw it; the receipt says so of each operation that was not known."""
+
+    def applied(self, batch: EventBatch, start: int, receipt: EventsReceipt, now_ms: int) -> None:
+        """A slice of a batch of events was applied: those from `start` to `receipt.next_index`."""
+
+    def cancelled(self, session: Session | None, operation_ids: list[int], ended: int, now_ms: int) -> None:
+        """Operations were cancelled by id."""
+
+    def cancelled_session(self, session: Session, ended: int, now_ms: int) -> None:
+        """Everything pending in a session was cancelled."""
+
+    def cancelled_partition(self, name: PartitionName, ended: int, now_ms: int) -> None:
+        """Everything that waited on a partition was cancelled."""
+
+    def cancelled_key(self, key: str, ended: int, now_ms: int) -> None:
+        """Everything that waited on a key was cancelled."""
+
+    def shut_down(self, ended: int, now_ms: int) -> None:
+        """A slice of what was pending ended because the daemon ends."""
+
+    def expired(self, now_ms: int) -> None:
+        """The clock was advanced, and something expired."""
+
+    def completed(self, session: Session | None, completions: Completions) -> None:
+        """Operations of one owner have ended. Their results have no sequence numbers yet."""
+
+    def discarded(self, session: Session, completions: Completions) -> None:
+        """Operations of a session that is being dropped were cancelled: nobody gets their results."""
+
+    def call_finished(self) -> None:
+        """Everything that the call completed was told. Harmless when there was no call."""
+
+    # Refusals.
+
+    def refused(self, refusals: Sequence[Refusal]) -> None:
+        """Registrations or events were refused, by the engine or before it."""
+
+    def refused_in_session(self, session: Session, refused: Sequence[RefusedOperation]) -> None:
+        """Refused registrations become results of their session. These have no sequence numbers yet."""
+
+    # Sessions.
+
+    def session_opened(self) -> None:
+        """A session was made."""
+
+    def session_dropped(self, session: Session) -> None:
+        """A session is about to be dropped: its time to live is over."""
+
+    def acknowledged(self, session: Session) -> None:
+        """Results of a session were acknowledged."""
+
+    def stream_connected(self) -> None:
+        """A result stream was attached to a session."""
+
+    def stream_disconnected(self) -> None:
+        """A result stream ended."""
+
+    # Time.
+
+    def tick(self) -> None:
+        """Time has passed: called now and then."""
+
+    def loop_lag_ms(self, ms: float) -> None:
+        """How late the event loop woke the reaper this time."""
+
+    def reaper_failed(self) -> None:
+        """A turn of the reaper raised; it was logged, and the reaper goes on."""
