@@ -4,25 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import math
 import threading
 from collections.abc import Callable
 from typing import Final, SupportsIndex
 
 from purgatory.timer.tasks import OnTaskError, Timer, TimerClosed, TimerTask
-
-
-class _LoopClock:
-    """The loop's own time, in milliseconds."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop: Final = loop
-
-    def now_ms(self) -> int:
-        return math.floor(self._loop.time() * 1000)
-
-    def ceiling_ms(self) -> int:
-        return math.ceil(self._loop.time() * 1000)
 
 
 class _Call(TimerTask):
@@ -52,9 +38,8 @@ class AsyncTimer(Timer):
         self._thread_id: Final = threading.get_ident()
         self._handle: asyncio.TimerHandle | None = None
         self._armed_ms = -1
-        super().__init__(
-            _LoopClock(self._loop), tick_ms=tick_ms, wheel_size=wheel_size, on_error=on_error or self._tell_loop
-        )
+        # Not the loop's own time: uvloop's is in whole milliseconds, rounded down, so a delay could end a fraction early.
+        super().__init__(tick_ms=tick_ms, wheel_size=wheel_size, on_error=on_error or self._tell_loop)
 
     def call_later(self, delay_ms: SupportsIndex, callback: Callable[..., object], *arguments: object) -> TimerTask:
         """Call `callback(*arguments)` on the loop after `delay_ms` milliseconds. Cancel the task that this gives.
@@ -96,7 +81,7 @@ class AsyncTimer(Timer):
             self._handle = None
         if next_ms >= 0:
             self._armed_ms = next_ms
-            self._handle = self._loop.call_at(next_ms / 1000, self._come_back)
+            self._handle = self._loop.call_later(max(0, next_ms - self._clock.now_ms()) / 1000, self._come_back)
 
     def _come_back(self) -> None:
         self._handle = None

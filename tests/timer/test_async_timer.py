@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import uvloop
 
 from purgatory.timer import AsyncTimer, TimerClosed, TimerTask
 from tests.engine.generic.recording_operation import DEADLINE_S, fail
@@ -15,22 +18,30 @@ from tests.engine.generic.recording_operation import DEADLINE_S, fail
 WHERE = contextvars.ContextVar("WHERE", default="nowhere")
 
 
-async def test_calls_come_in_order_and_never_early() -> None:
-    """By deadline, with their arguments, in the context of the caller, and not before their time."""
-    loop, log, done = asyncio.get_running_loop(), list[tuple[str, float]](), asyncio.Event()
-    with AsyncTimer() as timer:
-        added = loop.time()
-        WHERE.set("here")
-        for name, delay_ms in (("c", 30), ("a", 1), ("b", 1), ("now", 0)):
-            timer.call_later(delay_ms, lambda name: log.append((name + WHERE.get(), loop.time())), name)
-        WHERE.set("there")
-        timer.call_later(31, done.set)
-        assert (timer.size, log) == (5, [])
-        async with asyncio.timeout(DEADLINE_S):
-            await done.wait()
-        assert [name for name, _ in log] == ["nowhere", "ahere", "bhere", "chere"]
-        assert all(at - added >= delay_ms / 1000 for (_, at), delay_ms in zip(log, (0, 1, 1, 30), strict=True))
-        assert (timer.size, timer._handle) == (0, None)
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_calls_come_in_order_and_never_early(loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    """By deadline, with their arguments, in the context of the caller, and not before their time, on either loop."""
+    log: list[tuple[str, float]] = []
+
+    async def main() -> float:
+        done = asyncio.Event()
+        with AsyncTimer() as timer:
+            added = time.monotonic()
+            WHERE.set("here")
+            for name, delay_ms in (("c", 30), ("a", 5), ("b", 5), ("now", 0)):
+                timer.call_later(delay_ms, lambda name: log.append((name + WHERE.get(), time.monotonic())), name)
+            WHERE.set("there")
+            timer.call_later(31, done.set)
+            assert (timer.size, log) == (5, [])
+            async with asyncio.timeout(DEADLINE_S):
+                await done.wait()
+            assert (timer.size, timer._handle) == (0, None)
+        return added
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        added = runner.run(main())
+    assert [name for name, _ in log] == ["nowhere", "ahere", "bhere", "chere"]
+    assert all(at - added >= delay_ms / 1000 for (_, at), delay_ms in zip(log, (0, 5, 5, 30), strict=True))
 
 
 async def test_one_handle_of_the_loop_for_all() -> None:
