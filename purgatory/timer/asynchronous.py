@@ -38,7 +38,7 @@ class AsyncTimer(Timer):
         self._thread_id: Final = threading.get_ident()
         self._handle: asyncio.TimerHandle | None = None
         self._armed_ms = -1
-        # Not the loop's own time: uvloop's is in whole milliseconds, rounded down, so a delay could end a fraction early.
+        # Not the loop's own time: uvloop's is rounded down to milliseconds, so a delay could end a fraction early.
         super().__init__(tick_ms=tick_ms, wheel_size=wheel_size, on_error=on_error or self._tell_loop)
 
     def call_later(self, delay_ms: SupportsIndex, callback: Callable[..., object], *arguments: object) -> TimerTask:
