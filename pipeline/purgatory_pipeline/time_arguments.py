@@ -1,21 +1,27 @@
-"""`--since` and `--until`: instants in ISO 8601, UTC unless they say otherwise."""
+"""Instants and spans of time on the command line. Instants are ISO 8601, in UTC unless they say otherwise."""
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
+from typing import Final
 
-from purgatory_pipeline.errors import WindowInvalid
+from purgatory_pipeline.errors import PolicyInvalid, WindowInvalid
+
+UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_SPAN: Final = re.compile(r"(\d+)(ms|s|m|h|d)?")
 
 
 def parse_window(since: str, until: str) -> tuple[datetime | None, datetime | None]:
     """Both ends of a window, None where nothing was given. Raises `WindowInvalid`."""
-    start, end = _parse_instant("--since", since), _parse_instant("--until", until)
+    start, end = parse_instant("--since", since), parse_instant("--until", until)
     if start is not None and end is not None and start >= end:
         raise WindowInvalid(f"--since {since} is not before --until {until}")
     return start, end
 
 
-def _parse_instant(option: str, text: str) -> datetime | None:
+def parse_instant(option: str, text: str) -> datetime | None:
+    """None for an empty text. Raises `WindowInvalid`."""
     if not text:
         return None
     try:
@@ -23,3 +29,11 @@ def _parse_instant(option: str, text: str) -> datetime | None:
     except ValueError:
         raise WindowInvalid(f"{option} {text}: an instant is written 2026-11-21 or 2026-11-21T18:00:00Z") from None
     return instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant
+
+
+def parse_span_ms(option: str, text: str) -> int:
+    """A span of time in milliseconds: 500ms, 10s, 5m, 1h, 1d; a bare number is milliseconds. Raises `PolicyInvalid`."""
+    match = _SPAN.fullmatch(text.strip())
+    if match is None:
+        raise PolicyInvalid(f"{option} {text}: a span of time is written 500ms, 10s, 5m, 1h or 1d")
+    return int(match[1]) * UNITS_MS[match[2] or "ms"]

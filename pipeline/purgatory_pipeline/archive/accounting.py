@@ -78,6 +78,7 @@ def chunked(files: Sequence[ArchiveFile], tasks_min: int, tasks_max: int) -> lis
 
 def _files_to_read(archive: ArchiveCatalog, since: datetime | None, until: datetime | None) -> list[ArchiveFile]:
     """Files with rows in the window, or with outcomes of operations registered in it."""
+    # Wider than the window: the wall clock may have jumped, and an operation may end long after the window does.
     early = None if since is None else since - _MARGIN
     late = None if until is None else until + _MARGIN
     registrations = archive.files(schema.REGISTRATIONS, since=early, until=late)

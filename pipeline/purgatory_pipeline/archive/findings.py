@@ -93,6 +93,8 @@ def _reason(one: UnmatchedCount, run: DaemonRun, archive: ArchiveCatalog) -> str
     if one.what == NO_OUTCOME:
         if _is_set_aside(archive, schema.OUTCOMES, run.run_id):
             return names.OUTCOME_SET_ASIDE
+        # A run that ended has written every outcome that it had; what is then missing was dropped, or waits on in the
+        # journal for the next run, whose rows have the outcome under that run's id.
         if run.state == schema.ENDED:
             if run.dropped_rows.get(schema.OUTCOMES):
                 return names.OUTCOME_DROPPED
@@ -101,6 +103,7 @@ def _reason(one: UnmatchedCount, run: DaemonRun, archive: ArchiveCatalog) -> str
     if one.what == NO_REGISTRATION:
         if _is_set_aside(archive, schema.REGISTRATIONS, run.run_id):
             return names.REGISTRATION_SET_ASIDE
+        # Registered before this run began: the registration is among the rows of the run that it continues.
         if one.before_run and run.is_continued:
             return names.EARLIER_RUN
         if one.early:

@@ -106,6 +106,8 @@ def find_unmatched(
     spark: SparkSession, reading: CandidateReader, first_registered_ms: dict[str, int], started_ms: dict[str, int]
 ) -> list[UnmatchedCount]:
     """Counts unmatched operations by run, in a few rows each. Both tables are by run, on the wall clock."""
+    # First only what its own task could not pair. That misses operations with, say, a second outcome in another chunk:
+    # one task has dropped their pair. So the rows of all suspects are read again, this time with their pairs.
     if reading.drop_pairs:
         suspects = _operations(spark, reading).where("what is not null").select("hash").toArrow()
         reading = replace(reading, drop_pairs=False, only=suspects.column("hash").to_numpy())

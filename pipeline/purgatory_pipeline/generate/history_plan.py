@@ -14,6 +14,7 @@ from typing import Final
 
 from purgatory_pipeline.errors import PolicyInvalid
 from purgatory_pipeline.generate.topics import Topic, default_topics, named_topics
+from purgatory_pipeline.time_arguments import UNITS_MS, parse_instant
 
 BROKERS: Final = 4
 """Replica ids 1 to 4; each partition has three replicas on them."""
@@ -35,9 +36,8 @@ SWING: Final = 0.6
 """The load of a day goes from 1 - SWING at two in the morning to 1 + SWING at two in the afternoon (UTC)."""
 
 OPERATIONS_MAX: Final = 10_000_000_000
-START_MS: Final = int(datetime(2026, 11, 2, tzinfo=UTC).timestamp()) * 1_000
+START: Final = datetime(2026, 11, 2, tzinfo=UTC)
 SIZES: Final = {"": 1, "k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
-SPANS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": DAY_MS}
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def make_plan(
         operations=count,
         seed=seed,
         runs=runs,
-        start_ms=_parse_start(start),
+        start_ms=round((parse_instant("--start", start) or START).timestamp() * 1_000),
         duration_ms=duration_ms,
         topics=named_topics(topics, timeout_ms) if topics else default_topics(timeout_ms),
         slow_replica=parse_slow_replica(slow_replica),
@@ -178,7 +178,7 @@ def parse_operations(text: str) -> int:
 def parse_duration(text: str) -> int:
     """Parses `24h`, `90m`, `7d` into milliseconds. Raises `PolicyInvalid`."""
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)", text.strip())
-    length_ms = float(found[1]) * SPANS_MS[found[2]] if found is not None else 0.0
+    length_ms = float(found[1]) * UNITS_MS[found[2]] if found is not None else 0.0
     if not 60_000 <= length_ms <= 3_650 * DAY_MS:
         raise PolicyInvalid(f"--duration {text}: give one minute to ten years, for example 90m, 24h or 7d")
     return int(length_ms)
@@ -197,13 +197,3 @@ def parse_slow_replica(text: str) -> SlowReplica | None:
     if not 1 <= slow.extra_ms <= 60_000 or not 0 < slow.share <= 1:
         raise PolicyInvalid(f"--slow-replica {text}: give 1 to 60000 ms, and a share above 0 and up to 100 %")
     return slow
-
-
-def _parse_start(text: str) -> int:
-    if not text:
-        return START_MS
-    try:
-        start = datetime.fromisoformat(text)
-    except ValueError:
-        raise PolicyInvalid(f"--start {text}: give an instant such as 2026-11-02 or 2026-11-02T06:00:00Z") from None
-    return round((start if start.tzinfo else start.replace(tzinfo=UTC)).timestamp() * 1_000)

@@ -114,8 +114,9 @@ def _replay_large(spark: SparkSession, whole: ReplayPlan, runs: Sequence[RunFile
     packed = _in_tasks(
         spark, units_of(runs, TABLES, rows_max), lambda unit: scatter(uri, unit, shared.value[unit.run]), PACKED
     )
+    # A bin's rows come in few large cells: Spark's limit by rows would let one Arrow batch grow to gigabytes.
     if spark.conf.get(BATCH_BYTES, None) in (None, str(2**31 - 1)):
-        spark.conf.set(BATCH_BYTES, BATCH_BYTES_MAX)  # the other limit counts rows, and ours are large
+        spark.conf.set(BATCH_BYTES, BATCH_BYTES_MAX)
     gathered = packed.repartitionById(bins, "bin").sortWithinPartitions("run", "first_call", "place")
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

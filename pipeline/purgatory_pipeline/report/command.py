@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
-
-from purgatory_pipeline.errors import PolicyInvalid
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,7 +17,6 @@ if TYPE_CHECKING:
     from purgatory_pipeline.report.report_builder import Report, ReportOptions
     from purgatory_pipeline.report.report_tables import ReportInfo
 
-_SPAN: Final = re.compile(r"(\d+)(ms|s|m|h|d)?")
 ADVISED: Final = 5
 """Lines of advice that are printed; the page and the table have all."""
 WINDOWS_MS: Final = (1_000, 10_000, 60_000, 600_000, 3_600_000)
@@ -28,7 +24,6 @@ WINDOWS_MIN: Final = 12
 """The default window length gives a history at least this many windows, if it is long enough."""
 WRITERS: Final = 4
 """Tables made at a time: while Spark plans one, the others use the cores."""
-_UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def report(
@@ -61,7 +56,7 @@ def report(
     from purgatory_pipeline.report.report_tables import INTAKE, TABLES
     from purgatory_pipeline.spark.failures import unwrapped_errors
     from purgatory_pipeline.spark.spark_session import spark_session
-    from purgatory_pipeline.time_arguments import parse_window
+    from purgatory_pipeline.time_arguments import parse_span_ms, parse_window
 
     start, end = parse_window(since, until)
     options = ReportOptions(
@@ -124,14 +119,6 @@ def window_for(first: datetime | None, last: datetime | None) -> int:
         return WINDOWS_MS[-1]
     lasts_ms = (last - first).total_seconds() * 1_000
     return max((length for length in WINDOWS_MS if lasts_ms >= WINDOWS_MIN * length), default=WINDOWS_MS[0])
-
-
-def parse_span_ms(option: str, text: str) -> int:
-    """A span of time in milliseconds: 500ms, 10s, 5m, 1h, 1d; a bare number is milliseconds. Raises `PolicyInvalid`."""
-    match = _SPAN.fullmatch(text.strip())
-    if match is None:
-        raise PolicyInvalid(f"{option} {text}: a span of time is written 500ms, 10s, 5m, 1h or 1d")
-    return int(match[1]) * _UNITS_MS[match[2] or "ms"]
 
 
 def _info(

@@ -105,7 +105,7 @@ class Curve:
 def estimate(waited_ms: Ints, satisfied: Ints, others: Ints) -> Curve:
     """The curve of these counts, at least one; `waited_ms` rises."""
     both = satisfied + others
-    at_risk = both[::-1].cumsum()[::-1]
+    at_risk = both[::-1].cumsum()[::-1]  # all that ended then or later, however
     left = at_risk - satisfied
     is_over = np.maximum.accumulate(left == 0)
     # Once nobody is left the share stays 0, which has no logarithm.
@@ -113,6 +113,7 @@ def estimate(waited_ms: Ints, satisfied: Ints, others: Ints) -> Curve:
     logarithm = np.where(is_over, -np.inf, np.log(some_left / at_risk).cumsum())
     variance = (satisfied / (at_risk.astype(np.float64) * some_left)).cumsum()
     waiting = np.exp(logarithm)
+    # On the log(-log) scale bounds stay between 0 and 1. It has no value before the first fall and after the last.
     has_fallen = (logarithm < 0) & ~is_over
     width = np.zeros(len(both))
     np.divide(Z * np.sqrt(variance), np.abs(logarithm), out=width, where=has_fallen)

@@ -104,6 +104,7 @@ def place(runs: Sequence[Connections], bins: int, cores: int) -> tuple[list[Plac
         for group, (_, operations, events) in enumerate(groups):
             count = divided[group]
             pieces += [_Piece(events + operations / count, run, group, part) for part in range(count)]
+    # The largest first, each to the lightest bin: at most a third worse than the best packing.
     pieces.sort(key=lambda piece: (-piece.weight, piece.run, piece.group, piece.part))
     weights = [0.0] * bins
     found: dict[tuple[int, int, int], int] = {}

@@ -116,7 +116,7 @@ def scatter(uri: str, unit: Unit, placing: Placement) -> Iterator[pa.RecordBatch
     counts: Counter[str] = Counter()
     for number, chunk in enumerate(_gathered(place, unit, counts)):
         spread_out, bins = spread(chunk, placing, counts)
-        order = np.argsort(bins, kind="stable")
+        order = np.argsort(bins, kind="stable")  # stable: within a bin rows stay in the order of their calls
         bins = bins[order]
         whole = spread_out.take(order)
         starts = np.flatnonzero(np.diff(bins, prepend=-1))
@@ -124,12 +124,13 @@ def scatter(uri: str, unit: Unit, placing: Placement) -> Iterator[pa.RecordBatch
         packed: list[tuple[Any, ...]] = []
         for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
             part = whole.slice(start, stop).with_names_used(few=1)
+            # Chunks of a table that begin with the same call keep their order in the bin by this number.
             sequence = (unit.first_place << 32) + number
             packed.append((int(bins[start]), unit.run, part.first_call, sequence, pack(part)))
         yield packed_batch(packed)
     if counts.total():
-        told = RowChunk(CALLS, {"call": np.empty(0, np.int64)}, details=sorted(counts.items()))
-        yield packed_batch([(placing.all_bins[0], COUNTED, 0, 0, pack(told))])
+        counted = RowChunk(CALLS, {"call": np.empty(0, np.int64)}, details=sorted(counts.items()))
+        yield packed_batch([(placing.all_bins[0], COUNTED, 0, 0, pack(counted))])
 
 
 def packed_batch(rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
@@ -184,9 +185,9 @@ def spread(chunk: RowChunk, placing: Placement, counts: Counter[str]) -> tuple[R
     if chunk.table == EVENTS:
         rows, bins = placing.rows_of_events(chunk)
         counts[IDLE_EVENTS] += len(chunk) - len(np.unique(rows))
-        told = chunk.take(rows)
-        told.columns["copy"] = np.diff(rows, prepend=-1) == 0
-        return told, bins
+        repeated = chunk.take(rows)
+        repeated.columns["copy"] = np.diff(rows, prepend=-1) == 0  # so that counts of events count each once
+        return repeated, bins
     bins = placing.bins_of_operations(chunk)
     placed = bins >= 0
     if not bool(np.all(placed)):

@@ -85,6 +85,7 @@ class _Merger:
         self._before = self._before if before_call is None else before_call
         taken: dict[str, RowChunk] = {}
         repeated = 0
+        # A chunk may reach beyond `before_call`: its rest stays for the next window, with the names it still needs.
         for table, held in list(self._held.items()):
             whole = in_order(join(held))
             stop = len(whole) if before_call is None else int(np.searchsorted(whole.columns["call"], before_call))
@@ -110,6 +111,7 @@ class _Merger:
         calls = np.concatenate([chunk.columns["call"] for chunk in chunks])
         order = stable_order(calls)
         in_order_of_calls = times[order]
+        # The engine asserts that its clock never goes back, and calls must keep their order: so times give way.
         highest = np.maximum(np.maximum.accumulate(in_order_of_calls), self._now_ms)
         falls = int(np.count_nonzero(highest != in_order_of_calls))
         self._now_ms = int(highest[-1])

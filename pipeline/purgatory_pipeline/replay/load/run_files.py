@@ -87,7 +87,7 @@ def facts_of(
     doubts += [row["call_number"] for row in markers if row["marker"] == DROPPED and row["table"] in DECISIVE]
     doubts += _unfinished(markers, files)
     if details.continued:
-        doubts.append(0)
+        doubts.append(0)  # marks and operations came with the journal, not with this run's rows
     return RunContext(
         run_id,
         details,

@@ -70,6 +70,8 @@ class PolicyPlayer:
             parts.append(steps(arrivals.call, arrivals.time, arrivals.kind + tape.REGISTER))
         if happenings is not None:
             parts.append(steps(happenings.call, happenings.time, tape.APPLY))
+        # Unchanged, the reaper's recorded turns are steps: its lateness is part of what is compared. Under a policy the
+        # tape itself expires whatever is due before each step.
         if unchanged:
             parts.append(recorded_expirations(recorded_outcomes))
         codes, times, counts = merged(parts, by_time=not unchanged)

@@ -69,6 +69,7 @@ class RunReplay:
         counts[CLOCK_FALLS] += window.clock_falls
         counts[REPEATED_ROWS] += window.repeated
         self._last_ms = max(self._last_ms, window.last_ms)
+        # Registrations first: an outcome or a cancel of the same window may be about them.
         arrivals = self._arrivals(window.get(REGISTRATIONS))
         if arrivals is not None:
             self._open.add(arrivals)
@@ -159,6 +160,7 @@ class RunReplay:
         else:
             same = operations.outcomes[place] == operations.recorded
             verdicts[~(same & (operations.waited[place] == operations.recorded_waited))] = DIFFERENT
+        # Later lines win: what is in doubt is never called different, and without an outcome there is nothing to doubt.
         verdicts[operations.recorded_call >= self._facts.in_doubt_from] = IN_DOUBT
         verdicts[operations.recorded == PENDING] = NO_OUTCOME
         return verdicts

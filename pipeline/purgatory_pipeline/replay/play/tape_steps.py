@@ -44,6 +44,8 @@ def merged(parts: Sequence[TapeSteps], *, by_time: bool) -> tuple[list[int], lis
     call, time, code, count = (
         np.concatenate([getattr(part, name) for part in parts]) for name in ("call", "time", "code", "count")
     )
+    # By call is the recorded order, which an unchanged replay must keep. Under a policy some steps move in time (late
+    # progress, earlier expirations), so time decides, and calls only among steps of the same instant.
     order = np.lexsort((call, time)) if by_time else stable_order(call)
     time, code, count = time[order], code[order], count[order]
     if not len(order):
