@@ -138,7 +138,7 @@ def make_plan(
     start: str = "",
     runs: int | None = None,
 ) -> HistoryPlan:
-    """A plan from the words of a command line. Raises `PolicyInvalid`, which names the option."""
+    """A plan from the words of a command line. Raises `PolicyInvalid` or `WindowInvalid`, which name the option."""
     count = parse_operations(operations)
     if seed < 0:
         raise PolicyInvalid(f"--seed {seed}: give 0 or a positive number")

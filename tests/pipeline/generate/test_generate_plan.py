@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from purgatory_pipeline.errors import PolicyInvalid
+from purgatory_pipeline.errors import PolicyInvalid, WindowInvalid
 from purgatory_pipeline.generate.history_plan import (
     DAY_MS,
     RUN_OPERATIONS_MAX,
@@ -67,7 +67,7 @@ def test_a_slow_replica_is_given_by_id_delay_and_share() -> None:
 )
 def test_bad_options_are_named(make: Callable[[], object], option: str) -> None:
     """Every option that cannot be used is refused in one line that begins with it."""
-    with pytest.raises(PolicyInvalid, match=f"^{option.replace('+', '.')}"):
+    with pytest.raises((PolicyInvalid, WindowInvalid), match=f"^{option.replace('+', '.')}"):
         make()
 
 
