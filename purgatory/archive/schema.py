@@ -24,6 +24,7 @@ import pyarrow as pa
 from purgatory.archive import vocabulary
 from purgatory.archive.vocabulary import *  # noqa: F403 - whoever shares the schemas shares the words
 from purgatory.engine import codes
+from purgatory.engine.kinds.operation_columns import BOOL, COLUMNS_BY_NAME, INT32, INT64
 
 __all__ = ["EVENT_WORDS", "KIND_WORDS", "OUTCOME_WORDS", "SCHEMAS", "VERSION"]
 __all__ += vocabulary.__all__
@@ -33,6 +34,8 @@ VERSION: Final = 1
 
 _WORD: Final = pa.dictionary(pa.int32(), pa.string())
 _INSTANT: Final = pa.timestamp("ms", tz="UTC")
+
+_ARROW: Final = {BOOL: pa.bool_(), INT32: pa.int32(), INT64: pa.int64()}
 
 _COMMON: Final = [
     ("run_id", _WORD),
@@ -62,18 +65,7 @@ SCHEMAS: Final[dict[str, pa.Schema]] = {
             ("timeout_ms", pa.int64()),  # never null: the default is filled in
             ("refusal_code", pa.int32()),  # ACCEPTED, or why it never waited
             *_ITEM,
-            ("offset", pa.int64()),  # required (produce, delete_records), fetched from (fetch), count (signal)
-            ("local_error_code", pa.int32()),
-            ("leader_epoch", pa.int32()),
-            ("min_bytes", pa.int64()),
-            ("replica_id", pa.int32()),
-            ("isolation_level", pa.int32()),
-            ("follower_reads", pa.bool_()),
-            ("partition_max_bytes", pa.int64()),
-            ("last_fetched_epoch", pa.int32()),
-            ("throttled", pa.bool_()),
-            ("any_key", pa.bool_()),
-            ("from_now", pa.bool_()),
+            *((column.name, _ARROW[column.type_name]) for column in COLUMNS_BY_NAME.values()),
         ]
     ),
     vocabulary.OUTCOMES: pa.schema(
