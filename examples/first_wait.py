@@ -16,7 +16,7 @@ async def main(address: str) -> None:
     async with AsyncClient(address) as client:
         wait = asyncio.create_task(client.produce({"orders-3": 42}, timeout=5))
 
-        # Whoever knows how far orders-3 has come says so: a broker, a replica, a job. Here it is this program.
+        # Somebody reports how far orders-3 has got: a broker, a replica, a job. Here it is this program.
         await client.advance("orders-3", high_watermark=42)
 
         result = await wait

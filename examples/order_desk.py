@@ -31,7 +31,7 @@ async def main(address: str, outbox: str) -> None:
             wait = waits.produce({"orders-3": number + 1}, timeout=60)
             tickets.append(await client.submit(wait, tag=f"order-{number}"))
 
-        # Whoever knows how far orders-3 has come says so. Here it is this program.
+        # Somebody reports how far orders-3 has got. Here it is this program.
         await client.advance("orders-3", high_watermark=ORDERS)
 
         await asyncio.gather(*(ship(client, ticket) for ticket in tickets))

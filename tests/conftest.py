@@ -1,4 +1,4 @@
-"""For all tests: the real daemon as a subprocess, and a loud word on what this machine was not fit to run."""
+"""For all tests: the real daemon as a subprocess, and a warning about tests that this machine cannot run."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from hypothesis import settings
 from tests.daemon_process import DaemonProcess
 
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
-"""Or gRPC starts threads in what is forked beside a channel of a test, before that is the program it is to be."""
+"""Otherwise gRPC starts threads in a process forked while a test has a channel, before it executes its program."""
 
 settings.register_profile("house", deadline=None)  # a test never asserts an absolute time
 settings.load_profile("house")
 
 
 UNFIT = ("Spark needs Java", "no Chromium found")
-"""In the reason of a skip: the machine lacks something that belongs to a whole run."""
+"""In the reason of a skip: the machine lacks something that a whole run needs."""
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Tests that were skipped for want of Java or a browser are not lost among other skips."""
+    """Tests that were skipped for lack of Java or a browser are listed apart from other skips."""
     skipped = [str(report.longrepr) for report in terminalreporter.getreports("skipped")]
     counts = {sign: sum(sign in reason for reason in skipped) for sign in UNFIT}
     for sign, count in counts.items():

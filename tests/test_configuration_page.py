@@ -45,7 +45,7 @@ def configuration_page() -> str:
 
 
 def test_configuration_page_is_current() -> None:
-    """The page says exactly what the settings say; `make docs` mends it."""
+    """The page says exactly what the settings say; `make docs` rewrites it."""
     assert PAGE.read_text(encoding="utf-8") == configuration_page()
 
 

@@ -1,6 +1,6 @@
-"""The simulator's share of `make test`, and that its command keeps its word: repeatable traces, planted bugs found.
+"""The simulator's share of `make test`, and tests of its command: repeatable traces, planted bugs found.
 
-The compiled run takes the whole share, in .build/simulator; without that build, or uncompiled, a small one is taken.
+The compiled run takes the whole share, in .build/simulator; without that build, or uncompiled, a small one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def simulate(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def is_compiled() -> bool:
-    """True: the compiled simulator is there, of the sources of now, and this is no uncompiled run."""
+    """Whether the compiled simulator is there and current, and this is not the uncompiled run."""
     return os.environ.get("PURGATORY_BUILD") != "pure" and build.is_current() and any(build.BUILT.glob("*.so"))
 
 

@@ -44,7 +44,7 @@ class Child:
     async def hear(self, event: str, seconds: float) -> dict[str, Any]:
         """Returns what it says next under `event`; what else it says keeps.
 
-        ChildFailed: it ended, or said nothing at all for so many seconds.
+        ChildFailed: it ended, or said nothing for `seconds`.
         """
         for index, unheard in enumerate(self._unheard):
             if unheard["event"] == event:

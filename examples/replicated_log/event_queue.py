@@ -38,7 +38,7 @@ class EventQueue:
         await arrived
 
     async def run(self) -> None:
-        """Sends what is pushed, for ever. RefusedByDaemon, or a client error: the caller cannot go on."""
+        """Sends what is pushed until cancelled. Raises RefusedByDaemon or a client error: the caller cannot go on."""
         while True:
             await self._wake.wait()
             self._wake.clear()

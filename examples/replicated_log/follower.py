@@ -1,4 +1,4 @@
-"""A follower: fetches from the leader for ever, and appends what comes to its own log.
+"""A follower: fetches from the leader without end, and appends the records to its own log.
 
 It may be killed at any moment. Started again it goes on where its files end.
 """

@@ -1,4 +1,4 @@
-"""A record as bytes: the same in the segment files and between the processes, so that nobody re-encodes.
+"""A record as bytes: the same in the segment files and between the processes, so that no process re-encodes it.
 
 length of payload (u32) | CRC-32 of offset and payload (u32) | offset (u64) | payload
 """

@@ -115,7 +115,7 @@ class Membership:
         self._leave(replica_id)
 
     async def watch_lag(self) -> None:
-        """Removes followers that have not caught up for LAG_SECONDS_MAX, for ever."""
+        """Removes followers that have not caught up for LAG_SECONDS_MAX, until cancelled."""
         while True:
             await asyncio.sleep(LAG_SECONDS_MAX / 2)
             for replica_id, follower in self._followers.items():

@@ -1,7 +1,7 @@
 """A log as segment files on disk: `<base offset>.log`, each a run of records (log_records.py). One process owns each.
 
-Whoever opens a directory again finds what was written: segments are scanned, and what a crash left half-written at the
-end is cut. There is no fsync: a killed process loses nothing, a power cut may.
+Opening a directory again finds what was written: segments are scanned, and a record that a crash left half-written is
+cut off. There is no fsync: a killed process loses nothing, a power cut may.
 """
 
 from __future__ import annotations

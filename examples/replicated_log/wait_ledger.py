@@ -17,7 +17,7 @@ from purgatory_client import AsyncClient, Result
 
 MS_PER_SECOND: Final = 1_000
 GIVEN_UP: Final = "given up"
-"""Whoever asked has gone, so it was cancelled. The daemon counts it as cancelled, or as what it was just before."""
+"""Cancelled because its caller has gone. The daemon counts it as cancelled, or as what it became just before."""
 
 
 class WaitEndedTwice(Exception):

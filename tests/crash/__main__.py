@@ -17,7 +17,7 @@ from tests.crash.power_cut import Power, ShimUnavailable
 ASYNC_SHARE: Final = 4
 POWER_SHARE: Final = 10
 ROOM_SHARE: Final = 20
-"""One kill in so many, on top: of daemons in async mode, of those that lose power, on each disk that fills up."""
+"""For each so many kills one more: of a daemon in async mode, by a power cut, and on each disk that fills up."""
 
 
 def run(title: str, kills: int, life: CrashRun) -> None:

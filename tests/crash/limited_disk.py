@@ -25,7 +25,7 @@ class LimitedDisk(Protocol):
     folder: Path
 
     def fill(self, pid: int) -> None:
-        """From now on the daemon with this process id can write nothing more."""
+        """From now on the process `pid` cannot write."""
 
     def free(self) -> None:
         pass

@@ -48,5 +48,5 @@ class OutboxCaller:
                 process.kill()
 
     def check(self) -> set[str]:
-        """Each wait ended once, and nothing was heard of it after it was confirmed; their names."""
+        """Checks that each wait ended once, and was not delivered again after it was confirmed. Returns their names."""
         return self._killed.check()

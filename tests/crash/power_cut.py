@@ -1,5 +1,5 @@
-"""Power that fails, and a wall clock that is set meanwhile: what was not synced is gone. A library in front of the
-daemon's fsync copies what was.
+"""Power cuts, with a wall clock that is set meanwhile: what was not synced is lost. A library loaded into the daemon
+copies every file that it syncs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Power:
         return {"LD_PRELOAD": library, "DURABLE_FOLDER": folder, "WALL_STEP_S": str(wall_step_s)}
 
     def fail(self, data: Path) -> None:
-        """The folder is as a power cut leaves it: each file as it was when it was last synced."""
+        """Leaves the folder as a power cut does: each file as it was last synced."""
         for file in data.glob("journal.db*"):
             file.unlink()
         data.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""A caller at the level of the wire that writes down what it asked and got, over any number of connections and daemons,
-and complains at once when the rule is broken: nothing receipted is lost, nothing ends twice, nothing ends too early.
+"""A caller at the level of the wire that logs what it asked for and got, over any number of connections and daemons,
+and raises as soon as the rule is broken: nothing acknowledged is lost, nothing ends twice, nothing ends too early.
 
-In async mode what the daemon had not written yet may be lost with it. Then the caller does what the client library
-does: it sends again what has not ended, and drops a result of what has; the first one counts.
+In async mode what the daemon had not written yet is lost with it. Then the caller does what the client library does: it
+sends again what has not ended, and drops a second result; the first one counts.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class PushedMarks:
 
 
 class WireCaller:
-    """One session. `run` it against a daemon until it breaks, as often as need be."""
+    """One session, over any number of connections and daemons."""
 
     def __init__(
         self, name: str, marks: PushedMarks, seed: int, *, is_sync: bool = True, may_refuse: bool = False

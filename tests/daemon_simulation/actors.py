@@ -22,7 +22,7 @@ CALL: Final[ContextVar[Call]] = ContextVar("call")
 
 
 class NotingClient(AsyncClient):
-    """The real client; it only notes which wait belongs to which call, so that the checker knows the operation ids."""
+    """The real client, which also records the wait of each call, so that the checker knows the operation ids."""
 
     async def _wait(self, wait: Wait) -> Result:
         CALL.get().note(wait, self.session_id)
@@ -75,7 +75,7 @@ class ClientActor:
                 self._call(step.what)
 
     async def close(self) -> None:
-        """Closes the client of now; its calls end with that."""
+        """Closes the current client, which ends its calls."""
         client = self.client
         for call in self._ledger.calls:
             if call.client == self.number and not call.ended:

@@ -1,7 +1,7 @@
-"""Judges a day: what callers saw against what must have been, from outside engine and client.
+"""Judges a day: compares what callers saw with what must have happened, from outside engine and client.
 
-Each operation has exactly one outcome at its caller, which is one that the daemon must have come to (the model says
-which, when and with what codes), at a time after that; expired never before its deadline; and nobody is forgotten.
+Each operation has exactly one outcome at its caller, the one that the daemon must have reached by the model, with its
+codes, and not earlier than that; none expires before its deadline, and none is forgotten.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Checker:
                 self._complain(f"expired {waited_ms:.3f} ms after it was submitted: {seen!r}")
 
     def _candidates(self, seen: Seen) -> list[ExpectedEnd]:
-        """What the daemon came to. Several, where it forgot the session and the operation was registered anew."""
+        """The ends that the daemon reached: several if it dropped the session and the operation came again."""
         if not seen.operation.once:
             return self._ends[seen.call.session_id, seen.operation_id]
         names = tuple(name for name, _ in seen.operation.items)

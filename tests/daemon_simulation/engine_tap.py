@@ -1,4 +1,4 @@
-"""Writes down what the engine is told, in order: the one place where "before" and "after" have an exact meaning.
+"""Records the calls that the engine gets, in order: the one place where "before" and "after" are exact.
 
 `EngineTap` stands between the host and a real engine. It notes the arguments of each call that may change something,
 and none of the answers: whether those were right is what the checker works out by itself.

@@ -1,4 +1,4 @@
-"""What must have come of what the engine was told: lists and loops, from docs/semantics.md alone.
+"""How every operation must have ended, by the calls that the engine got: lists and loops, from docs/semantics.md alone.
 
 It knows as much of the rules as the simulated days need: partitions without replicas, no positions of bytes, no
 truncation. (All of the rules are the simulator's, tests/simulator.) It shares no code with the engine but the numbers
@@ -66,7 +66,7 @@ class ExpectedEnd:
     ended_ms: int
     codes: tuple[int, ...]
     told: bool = True
-    """False: it ended with its session, and nobody is told."""
+    """False: it ended with its session, so no result is sent."""
 
 
 @dataclass

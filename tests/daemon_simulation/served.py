@@ -27,7 +27,7 @@ DRAIN_S: Final = 10.0
 
 
 class DayClock:
-    """The machine's clock, which can be moved on when the day is over, so that nobody waits for times to live."""
+    """The machine's clock, which can be moved forward when the day is over, past the sessions' time to live."""
 
     def __init__(self) -> None:
         self._clock = SystemClock()
@@ -73,7 +73,7 @@ class Served:
         return self._host
 
     async def start(self) -> None:
-        """A new daemon, which knows nothing of the ones before."""
+        """Starts a new daemon, which knows nothing of earlier ones."""
         plan = self._plan
         tap = EngineTap(Engine(EngineLimits(), self.clock.now_ms()))
         settings = HostSettings(
@@ -98,7 +98,7 @@ class Served:
         await drain(self.host, DRAIN_S)
 
     async def stop(self) -> None:
-        """The daemon is gone, with all that it knew. Without `drain` first it is as if it was killed."""
+        """Stops the daemon, which loses everything it knew. Without `drain` first this is like a kill."""
         self.address = NOBODY
         assert self._server is not None
         await self._server.stop(0)

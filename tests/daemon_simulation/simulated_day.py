@@ -46,7 +46,7 @@ class DayReport:
 
 
 class LogWatch(logging.Handler):
-    """Whatever is logged as an error is a complaint: nothing here may fail inside."""
+    """Every logged error is a complaint: nothing may fail inside."""
 
     def __init__(self, complaints: list[str]) -> None:
         super().__init__(logging.ERROR)
@@ -95,7 +95,7 @@ class SimulatedDay:
             context.get("message")
         ):
             return
-        self.ledger.complaints.append(f"nobody caught: {context.get('message')} {context.get('exception')!r}")
+        self.ledger.complaints.append(f"uncaught: {context.get('message')} {context.get('exception')!r}")
 
     # The day.
 
@@ -134,7 +134,7 @@ class SimulatedDay:
         return [task for actor in self.actors for task in actor.calls if not task.done()]
 
     async def _end_healed(self) -> None:
-        """All connections are good again, all that can be reached is reached: everybody ends, the daemon is empty."""
+        """With all connections repaired and everything reachable reached: every wait ends, and the daemon is empty."""
         served = self.served
         async with AsyncClient(served.address) as waker:
             events = [event_of(event) for event in waking_events()]
@@ -157,7 +157,7 @@ class SimulatedDay:
         return all(session is None or not session.outbox.unacknowledged for session in sessions)
 
     async def _end_with_drain(self) -> None:
-        """The daemon is told to end while waits are pending: who has a living connection is told."""
+        """Drains the daemon while waits are pending: every caller with a working connection gets an answer."""
         await self._eventually(self._all_connected, lambda: "clients do not come back")
         self.ledger.drained = [call for call in self.ledger.calls if self._is_known(call)]
         await self.served.drain()
@@ -168,7 +168,7 @@ class SimulatedDay:
         )
 
     def _all_connected(self) -> bool:
-        """Every client that waits for something has a stream, on which both sides have heard of each other lately."""
+        """Whether every client with pending waits has a stream on which both sides received something lately."""
         for actor in self.actors:
             if actor.client.pending:
                 session = self.served.host.sessions.find(actor.client.session_id)
@@ -193,7 +193,7 @@ class SimulatedDay:
         return any(self.served.host.engine.describe(session.owner, one, now) is not None for one in ids)
 
     async def _close_all(self) -> None:
-        """Everybody leaves; sessions end with their time to live, and nothing of them stays."""
+        """Closes all clients; sessions end with their time to live, and nothing of them stays."""
         for advancer in self.advancers:
             await advancer.client.close()
         for actor in self.actors:

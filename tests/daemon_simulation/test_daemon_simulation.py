@@ -1,4 +1,4 @@
-"""A share of the whole-daemon simulation for every run of the suite, and that the simulation itself can be trusted."""
+"""A few days of the whole-daemon simulation, and tests of its model and its checker."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_the_model_ends_a_wait(entries: list[tap.Entry], outcome: int, ended_ms:
 
 
 def test_the_model_ends_a_wait_silently_with_its_session() -> None:
-    """An owner that is removed is told nothing, and its waits count as cancelled."""
+    """The waits of a removed owner count as cancelled, and no result is sent."""
     run = run_with(tap.OwnerRemoved(1, 1_010))
     assert [end.told for end in run.ends] == [False]
     assert run.outcomes == {(codes.PRODUCE, codes.CANCELLED): 1}

@@ -1,7 +1,7 @@
 """Calls every RPC of some services with fuzzed requests, many at a time, over one channel.
 
 Streams are opened, fed, read or left unread, half-closed, cut off and opened again under the same session; unary calls
-are at times cancelled or sent as bytes that no message decodes from. What comes back is counted and judged.
+are sometimes cancelled, or sent as bytes that do not decode. Every status is counted and checked.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.fuzz.tally import Tally, shown
 
 SERVICE: Final = wire.DESCRIPTOR.services_by_name["PurgatoryService"]
 PATIENCE_S: Final = 60.0
-"""No answer for so long is a finding, but for calls that wait by nature."""
+"""No answer within this time is a finding, except for calls that wait by design."""
 
 NO_ROOM: Final[int] = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
 
@@ -145,7 +145,7 @@ class FuzzingCaller:
             self.tally.count(name, "CANCELLED")
         else:
             self.tally.count(name, "OK")
-            self._heard(answer, "")
+            self._note_answer(answer, "")
 
     async def _server_stream(self, name: str, method: Method) -> None:
         request = self._request(method)
@@ -191,7 +191,7 @@ class FuzzingCaller:
         """Reads until the stream ends, however it does: its status is judged elsewhere."""
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             while (answer := await _read_one(call)) is not grpc.aio.EOF:
-                self._heard(answer, session_id)
+                self._note_answer(answer, session_id)
 
     async def _end(self, name: str, method: Method, call: Any, request: Message | bytes, sent: int) -> None:  # noqa: ANN401
         """Cuts a stream off if it has not ended, and judges its status: that of its last message."""
@@ -211,8 +211,8 @@ class FuzzingCaller:
             self.tally.find(f"{method.name}: no answer in {PATIENCE_S} s for {shown(request)}")
         self.tally.judge(name, code.name, error.details() or "", request)
 
-    def _heard(self, answer: Message, session_id: str) -> None:
-        self.world.heard(answer, session_id)
+    def _note_answer(self, answer: Message, session_id: str) -> None:
+        self.world.learn_from(answer, session_id)
         items = self.tally.items
         receipt = getattr(answer, "receipt", None)
         if isinstance(receipt, wire.Receipt | wire.AdvanceReceipt):

@@ -1,4 +1,4 @@
-"""Hostile values for one field, by its type alone: extremes, zeros, and text that others have stumbled over."""
+"""Hostile values for one field, by its type alone: extremes, zeros, and text that often breaks programs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LONG_LENGTHS: Final = (1_000, 5_000, 9_000, 17_000, 70_000)
 
 
 def hostile_integer(rng: random.Random, field: FieldDescriptor) -> int:
-    """An integer at an edge of its own type or of what the engine computes with; at times any at all."""
+    """An integer at an edge of its type or of the engine's arithmetic; sometimes any."""
     low, high = INTEGER_RANGES[field.cpp_type]
     drawn = rng.random()
     if drawn < 0.2:
@@ -64,7 +64,7 @@ def hostile_text(rng: random.Random) -> str:
 
 
 def hostile_value(rng: random.Random, field: FieldDescriptor) -> object:
-    """A value that the field's type allows and that nobody would send."""
+    """A value that the field's type allows and no client would send."""
     if field.cpp_type in INTEGER_RANGES:
         return hostile_integer(rng, field)
     if field.cpp_type == FieldDescriptor.CPPTYPE_STRING:

@@ -1,6 +1,6 @@
 """Messages made from their descriptors: every field of every message of the contract, absent, plausible or hostile.
 
-Nothing here lists messages or fields but for what plausible values need: a new field is fuzzed as soon as it exists.
+Messages and fields are listed here only where they need plausible values: a new field is fuzzed as soon as it exists.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What the fuzzer's callers know of the daemon: names in use, ids that rise, sequences and page tokens they were given.
+"""Plausible values for requests: names in use, rising ids, sequence numbers and page tokens that the daemon gave.
 
-Values from here are plausible, so that requests get past the first check and into deep states.
+With them requests get past the first check and into deep states.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class PlausibleValues:
 
     # What the answers tell.
 
-    def heard(self, answer: Message, session_id: str = "") -> None:
+    def learn_from(self, answer: Message, session_id: str = "") -> None:
         """Remembers what later requests can use."""
         if isinstance(answer, wire.ListOperationsResponse | wire.ListPartitionsResponse) and answer.next_page_token:
             self.tokens.append(answer.next_page_token)

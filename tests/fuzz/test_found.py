@@ -1,4 +1,4 @@
-"""What fuzzing has found, each as small as it could be made."""
+"""Bugs found by fuzzing, each reduced to a small test."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_ids_wider_than_the_engines_are_not_pending(operation_id: int) -> 
 
 @pytest.mark.parametrize("page_token", [base64.urlsafe_b64encode(b"[" * 100_000).decode(), token(), token([[[[]]]])])
 async def test_page_tokens_of_brackets_are_refused(page_token: str) -> None:
-    """A token that nests deeper than a reader recurses is as wrong as any other."""
+    """A token that nests deeper than the JSON reader recurses is refused like any other bad one."""
     async with serving() as served:
         operations = served.stub.ListOperations(wire.ListOperationsRequest(page_token=page_token))
         assert await code_of(operations) is grpc.StatusCode.INVALID_ARGUMENT
@@ -73,7 +73,7 @@ async def test_page_tokens_of_brackets_are_refused(page_token: str) -> None:
 
 @pytest.mark.parametrize("start", [-1, 2**31, 2**63, 10**300])
 async def test_forged_page_tokens_that_begin_nowhere_are_refused(start: int) -> None:
-    """A token with a right checksum and a place that no page begins at is refused."""
+    """A token with a correct checksum and an impossible start is refused."""
     async with serving() as served:
         digest = binascii.crc32(b"operations '' 0 None ''")
         genuine = served.stub.ListOperations(wire.ListOperationsRequest(page_token=token(digest, 0)))
@@ -113,7 +113,7 @@ MALFORMED_HTTP = (
 
 
 async def test_malformed_http_is_refused_without_a_traceback(daemon: DaemonProcess) -> None:
-    """What is no HTTP request is answered 400, and the log stays clean."""
+    """Malformed HTTP is answered with 400, and the log stays clean."""
     host, _, port = daemon.http_address.rpartition(":")
     for data in MALFORMED_HTTP:
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -153,7 +153,7 @@ async def test_pages_of_huge_operations_end_early() -> None:
 
 
 async def test_replicas_of_a_partition_are_bounded() -> None:
-    """Followers that nobody assigned do not pile up without end."""
+    """Followers that were never assigned do not accumulate without bound."""
     columns = event_pb2.EventColumns(
         partitions=[operation_pb2.TopicPartition(topic="t")],
         type=[event_pb2.EVENT_TYPE_FOLLOWER_PROGRESS] * 10_000,
@@ -252,7 +252,7 @@ async def test_callers_that_send_no_request_are_refused() -> None:
 
 
 async def test_aborted_health_checks_leave_no_request_behind() -> None:
-    """What gRPC's own servicer aborts is gone too, its request with it."""
+    """A call aborted by gRPC's own servicer leaves nothing behind either."""
     server = grpc.aio.server()
     add_to_server(health.aio.HealthServicer(), server, UnaryCalls(), health_pb2.DESCRIPTOR.services_by_name["Health"])
     port = server.add_insecure_port("127.0.0.1:0")
@@ -269,7 +269,7 @@ async def test_aborted_health_checks_leave_no_request_behind() -> None:
 
 
 def test_callers_that_go_while_they_are_answered_are_no_fault() -> None:
-    """What gRPC logs when an answer has nobody to go to any more is dropped; other errors of it are kept."""
+    """An error of gRPC's for an answer whose caller has gone is not logged; its other errors are."""
 
     def record(error: Exception) -> logging.LogRecord:
         return logging.LogRecord("x", logging.ERROR, "", 0, "", None, (type(error), error, None))
@@ -279,7 +279,7 @@ def test_callers_that_go_while_they_are_answered_are_no_fault() -> None:
 
 
 async def test_a_stream_that_waits_keeps_no_message() -> None:
-    """An open stream that has answered a message holds nothing of it, however long the next one takes to come."""
+    """An open stream keeps nothing of a message it has answered, however long it waits for the next."""
     gc.collect()
     before = alive(wire.AdvanceStreamRequest)
     async with serving() as served:

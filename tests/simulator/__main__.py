@@ -44,7 +44,7 @@ class Summary:
 
 
 def live_all(lived: Iterable[SeedResult], first: int, progress_every: int) -> Summary:
-    """Take lives as they come. The first one that failed is told, and ends all with 1."""
+    """Adds results as they come. Prints the first failure and exits with 1."""
     summary = Summary()
     for life in lived:
         if life.report:
@@ -57,12 +57,12 @@ def live_all(lived: Iterable[SeedResult], first: int, progress_every: int) -> Su
 
 
 def stop(number: int, frame: FrameType | None) -> None:
-    """Asked to stop: leave as if all were done, so that the other processes end too."""
+    """Exits normally, so that the other processes end too."""
     sys.exit(f"stopped by {signal.Signals(number).name}")
 
 
 def let_stop() -> None:
-    """One of several processes: when it is told to stop it has nothing to tidy up."""
+    """For worker processes, which have nothing to clean up on SIGTERM."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
@@ -72,7 +72,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds, from the first on (default 1)")
     parser.add_argument("--steps", type=int, default=20_000, help="steps for each seed (default 20000)")
     parser.add_argument("--processes", type=int, default=1, help="how many at a time (default 1)")
-    parser.add_argument("--progress", type=int, default=0, help="print a line after so many seeds (default: never)")
+    parser.add_argument("--progress", type=int, default=0, help="print a line after this many seeds (default: never)")
     parser.add_argument("--engine-only", action="store_true", help="no oracle: how fast the engine goes")
     parser.add_argument("--shrink-seconds", type=float, default=SHRINK_SECONDS, help="time to cut a failure down")
     return parser.parse_args(arguments)

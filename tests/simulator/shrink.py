@@ -1,4 +1,4 @@
-"""Cuts a failing run down: drops chunks of steps, ever smaller ones, as long as what is left still fails."""
+"""Shrinks a failing run: leaves out chunks of steps, ever smaller ones, while the rest still fails."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Simulation:
 
 
 class EngineRun:
-    """The engine alone under one run's steps: what is left is the engine's own time, and the generator's."""
+    """The engine alone under one run's steps, to measure its own time and the generator's."""
 
     def __init__(self, swarm: Swarm) -> None:
         self.now_ms = swarm.start_ms

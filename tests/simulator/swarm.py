@@ -1,4 +1,4 @@
-"""The mix and the sizes of one simulation, all drawn from its seed: each seed is a different kind of bad day."""
+"""The mix and the sizes of one simulation, all drawn from its seed, so that each seed tests something else."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Swarm:
 
     @staticmethod
     def event_weight(rng: random.Random, event_type: int) -> float:
-        """Some events are the daily bread, some are rare, and any may be absent from a run."""
+        """Some events are common, some rare, and any may be absent from a run."""
         weight = COMMON.get(event_type, 1.0)
         if event_type in {plain.PARTITION_REMOVED, plain.STORAGE_FAILED}:
             weight = 0.2
