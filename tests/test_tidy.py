@@ -48,6 +48,7 @@ EXPORTS: dict[str, list[str]] = {
     "purgatory.timer": [
         "AsyncTimer",
         "Clock",
+        "OnTaskError",
         "SystemClock",
         "SystemTimer",
         "Timer",

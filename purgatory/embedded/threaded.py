@@ -192,14 +192,26 @@ class EmbeddedPurgatory:
             return completed
 
     def check_and_complete(self, key: Hashable) -> int:
-        """Re-test the operations watched on a key; return how many this call completed."""
+        """Re-test the operations watched on a key, oldest first. Call it after every change that could end one.
+
+        Args:
+            key: any hashable; one that nobody waits on costs a look-up.
+
+        Returns:
+            How many operations this call completed, not counting those that effects completed in turn.
+
+        Raises:
+            BaseException: what a `try_complete` or an effect raised, if no Exception, when all have had their turn.
+        """
         with self._section as core:
             return core.check_and_complete(key)
 
     def cancel(self, operation: GenericOperation) -> bool:
-        """End an operation as CANCELLED, registered or not. False: it has ended, or is pending in another purgatory.
+        """End an operation as CANCELLED, registered or not; its `on_complete` runs.
 
-        One that was never registered gets its `on_complete` too; to register it later raises OperationEnded.
+        Returns:
+            True: this call ended it; one that was not registered can't be any more. False: it had ended, or it is
+            pending in another purgatory.
         """
         with self._section as core:
             return core.cancel(_checked(operation))
@@ -243,22 +255,35 @@ class EmbeddedPurgatory:
             operation.purgatory_forget(answered.set)
 
     def advance_clock(self, limit: SupportsIndex = SLICE) -> int:
-        """Expire up to `limit` operations that are due; return how many. The reaper does this by itself."""
+        """Expire operations that are due, in order of deadline. The reaper does this by itself.
+
+        Args:
+            limit: as many at most; what is left shows as `next_expiration_ms()` at or before now.
+
+        Returns:
+            How many expired.
+        """
         limit = in_range("limit", limit, 0, TIMEOUT_MS_MAX)
         with self._section as core:
             return core.advance_clock(max(core.now_ms, self._clock.now_ms()), limit)
 
     def next_expiration_ms(self) -> int:
-        """When `advance_clock` has something to do, on this purgatory's clock; -1: never."""
+        """When `advance_clock` has something to do, in milliseconds of this purgatory's clock; -1: never."""
         with self._lock:
             return self._core.next_expiration_ms()
 
     def close(self) -> int:
-        """Refuse registrations, end what is pending as SHUTTING_DOWN, stop the reaper; return how many were ended.
+        """Refuse registrations, end what is pending as SHUTTING_DOWN, and stop the reaper.
 
-        Idempotent, and allowed from within an effect. Waits 5 s at most for an effect that the reaper is running. What
-        effects raise is raised when all have run. Within a `try_complete`, as from a signal handler that came upon one,
-        it returns 0 at once, registrations are refused from then on, and the rest happens when that has returned.
+        Idempotent, and allowed from within an effect. Waits 5 s at most for an effect that the reaper is running.
+        Within a `try_complete`, as from a signal handler that came upon one, registrations are refused at once and the
+        rest happens when that has returned.
+
+        Returns:
+            How many operations were ended; 0 when called within a `try_complete`.
+
+        Raises:
+            BaseException: what an effect raised, if it was no Exception, when all have run.
         """
         with self._section as core:
             core.is_closed = True

@@ -17,11 +17,12 @@ from purgatory.clock import Clock, SystemClock
 from purgatory.threads import UsedAfterFork
 from purgatory.timer.asynchronous import AsyncTimer
 from purgatory.timer.system import SystemTimer
-from purgatory.timer.tasks import Timer, TimerClosed, TimerTask
+from purgatory.timer.tasks import OnTaskError, Timer, TimerClosed, TimerTask
 
 __all__ = [
     "AsyncTimer",
     "Clock",
+    "OnTaskError",
     "SystemClock",
     "SystemTimer",
     "Timer",

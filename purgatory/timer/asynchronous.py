@@ -42,7 +42,15 @@ class AsyncTimer(Timer):
         super().__init__(tick_ms=tick_ms, wheel_size=wheel_size, on_error=on_error or self._tell_loop)
 
     def call_later(self, delay_ms: SupportsIndex, callback: Callable[..., object], *arguments: object) -> TimerTask:
-        """Call `callback(*arguments)` on the loop after `delay_ms` milliseconds. Cancel the task that this gives.
+        """Call `callback(*arguments)` on the loop after a delay, in a copy of the caller's context.
+
+        Args:
+            delay_ms: milliseconds; 0 or less: at the loop's next turn.
+            callback: a plain function, as for the loop's own `call_later`.
+            arguments: what it is called with.
+
+        Returns:
+            The task; its `cancel()` is O(1) and leaves nothing in the loop.
 
         Raises:
             TypeError: `delay_ms` is no whole number.

@@ -180,14 +180,21 @@ class Timer:
             return True
 
     def next_expiration_ms(self) -> int:
-        """When `advance_clock` has something to do, on this timer's clock; -1: never."""
+        """When `advance_clock` has something to do, in milliseconds of this timer's clock; -1: never."""
         with self._lock:
             return self._next_expiration_ms()
 
     def advance_clock(self, limit: SupportsIndex = SLICE) -> int:
-        """Take up to `limit` tasks that are due out of the wheel and run them, in order of deadline; return how many.
+        """Take tasks that are due out of the wheel and run them, in order of deadline. Unlike Kafka's it never waits.
 
-        Unlike Kafka's it never waits. What is no Exception (KeyboardInterrupt, SystemExit) is raised when all have run.
+        Args:
+            limit: as many at most; what is left shows as `next_expiration_ms()` at or before now.
+
+        Returns:
+            How many were taken out.
+
+        Raises:
+            BaseException: what a task raised, if it was no Exception, when all have run.
         """
         limit = in_range("limit", limit, 0, DELAY_MS_MAX)
         with self._lock:
