@@ -18,28 +18,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from bench import suite_engine, suite_journal, suite_service
-from bench.lab import Lab
-from bench.page import pictures_in, write_table
-from bench.processes import ROOT, WorkerFailed
-from bench.rows import Row, table, write_rows
+from bench.measure.lab import Lab
+from bench.measure.processes import ROOT, WorkerFailed
+from bench.measure.result_rows import Row, table, write_rows
+from bench.render.page import pictures_in, write_table
 from bench.scale import FULL, QUICK, Scale
+from bench.suites import engine_suite, journal_suite, service_suite
 
 RESULTS: Final = ROOT / "bench" / "results"
 PAGE: Final = ROOT / "docs" / "performance.md"
 SUITES: Final[dict[str, Callable[[Lab], None]]] = {
-    "engine/": suite_engine.engine,
-    "timer/": suite_engine.timers,
-    "memory/": suite_engine.memory,
-    "service/throughput": suite_service.throughput,
-    "service/latency": suite_service.latency,
-    "service/lateness": suite_service.lateness,
-    "service/herd": suite_service.herd,
-    "journal/columns": suite_journal.columns,
-    "journal/receipt": suite_journal.receipts,
-    "journal/recovery": suite_journal.recovery,
-    "archive/columns": suite_journal.archived,
-    "huge/": suite_service.huge,
+    "engine/": engine_suite.engine,
+    "timer/": engine_suite.timers,
+    "memory/": engine_suite.memory,
+    "service/throughput": service_suite.throughput,
+    "service/latency": service_suite.latency,
+    "service/lateness": service_suite.lateness,
+    "service/herd": service_suite.herd,
+    "journal/columns": journal_suite.columns,
+    "journal/receipt": journal_suite.receipts,
+    "journal/recovery": journal_suite.recovery,
+    "archive/columns": journal_suite.archived,
+    "huge/": service_suite.huge,
 }
 
 
@@ -100,7 +100,7 @@ def measure(scale: Scale, only: str, *, huge: bool) -> tuple[list[Row], list[str
 def plotted(rows: list[Row], folder: Path) -> str:
     """Writes the plots; what to say of it."""
     try:
-        from bench.plots import write_plots  # noqa: PLC0415 - the figures do not need it
+        from bench.render.plots import write_plots  # noqa: PLC0415 - the figures do not need it
     except ImportError as missing:
         return f"plots are skipped: {missing.name} is not installed (pip install altair vl-convert-python)"
     return "\n".join(f"written: {path}" for path in write_plots(rows, folder))

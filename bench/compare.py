@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from bench import suite_engine
-from bench.instructions import UNIT, CountingMissing, counted_rows
-from bench.lab import Lab
-from bench.pairing import Figure
-from bench.processes import ROOT
-from bench.rows import HIGHER_IS_BETTER, Row, read_rows, write_rows
+from bench.measure.instructions import UNIT, CountingMissing, counted_rows
+from bench.measure.lab import Lab
+from bench.measure.pairing import Figure
+from bench.measure.processes import ROOT
+from bench.measure.result_rows import HIGHER_IS_BETTER, Row, read_rows, write_rows
 from bench.scale import QUICK, Scale
+from bench.suites import engine_suite
 from purgatory.engine import COMPILED
 
 __all__ = ["TOLERANCE", "Verdict", "compared"]
@@ -85,28 +85,29 @@ def measured_rows() -> tuple[list[Row], list[str]]:
 
 def guarded(lab: Lab) -> None:
     """Counters and ratios that need no peer from elsewhere and repeat well."""
-    engine, wheel, heap = lab.worker("bench.engine"), lab.worker("bench.wheel"), lab.worker("bench.peers.heap_timers")
+    engine, wheel = lab.worker("bench.subjects.engine_runs"), lab.worker("bench.subjects.wheel_runs")
+    heap = lab.worker("bench.peers.heap_timers")
     many = {"keys": 1_000, "hot": 1_000, "step": 1, "events": 1_000, "seconds": SCALE.seconds}
     lab.measure(
         [Figure("guard/total-pending", "ops/s")],
-        ("engine", suite_engine.run_of(engine, "register-complete", **many, pending=200)),
-        {"self": suite_engine.run_of(engine, "register-complete", **many, pending=1)},
+        ("engine", engine_suite.run_of(engine, "register-complete", **many, pending=200)),
+        {"self": engine_suite.run_of(engine, "register-complete", **many, pending=1)},
     )
     cancel = {"pending": SCALE.timers, "seconds": SCALE.seconds}
     lab.measure(
         [Figure("guard/timer-add-cancel", "ops/s")],
-        ("wheel", suite_engine.run_of(wheel, "timer-add-cancel", **cancel)),
-        {"heapq": suite_engine.run_of(heap, "timer-add-cancel", **cancel)},
+        ("wheel", engine_suite.run_of(wheel, "timer-add-cancel", **cancel)),
+        {"heapq": engine_suite.run_of(heap, "timer-add-cancel", **cancel)},
     )
     lab.measure(
         [Figure("guard/fetch-evaluations", "evaluations/fetch", "evaluations")],
-        ("engine", suite_engine.run_of(engine, "fetch-evaluations", fetches=1_000, appends=1_024)),
+        ("engine", engine_suite.run_of(engine, "fetch-evaluations", fetches=1_000, appends=1_024)),
         {},
         runs=1,
         warm_up=False,
     )
-    with lab.fresh_worker("bench.engine") as fresh:
-        memory = suite_engine.run_of(fresh, "memory", count=SCALE.memory, keys=100)
+    with lab.fresh_worker("bench.subjects.engine_runs") as fresh:
+        memory = engine_suite.run_of(fresh, "memory", count=SCALE.memory, keys=100)
         lab.measure([Figure("guard/memory", "B", "bytes")], ("engine", memory), {}, runs=1, warm_up=False)
 
 

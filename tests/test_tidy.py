@@ -19,7 +19,7 @@ ENTRY_POINTS = {
     "purgatory.timer",  # public: the same program's timer
     "purgatory.testing",  # public: a clock and a daemon for others' tests
     "purgatory_pipeline.notebook",  # public: for notebooks
-    "bench.engine",  # make bench
+    "bench.subjects.engine_runs",  # make bench
     "tests.mutants.simulated_days",  # named in pyproject.toml, for make mutants
 }
 TEXTS = ("*.py", "*.md", "*.toml", "*.yml", "*.yaml", "*.txt", "*.proto", "Makefile", "Dockerfile", ".dockerignore")

@@ -10,7 +10,7 @@ from typing import Final
 import uvloop
 from purgatory_client import AsyncClient, Outcome, events
 
-from bench.worker import Numbers, Parameters, measured, serve
+from bench.measure.worker import Numbers, Parameters, measured, serve
 from purgatory.service import garbage
 from purgatory.service.settings import GcSettings
 

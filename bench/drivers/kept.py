@@ -17,7 +17,7 @@ from purgatory_client.session.session_driver import Call
 
 from bench.drivers.client import TIMEOUT_MS, new_topic
 from bench.drivers.latency import WARM_UP, percentiles
-from bench.worker import Numbers, Parameters, measured, serve
+from bench.measure.worker import Numbers, Parameters, measured, serve
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub

@@ -13,7 +13,7 @@ from purgatory_client.session.channel import open_channel
 
 from bench.drivers.client import TIMEOUT_S, new_topic
 from bench.drivers.unary import mark_request
-from bench.worker import Numbers, Parameters, serve
+from bench.measure.worker import Numbers, Parameters, serve
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 

@@ -14,8 +14,8 @@ from purgatory_client.session.session_driver import Call
 
 from bench.drivers.client import new_topic
 from bench.drivers.unary import mark_request
-from bench.memory import resident_bytes
-from bench.worker import Numbers, Parameters, measured, serve
+from bench.measure.memory import resident_bytes
+from bench.measure.worker import Numbers, Parameters, measured, serve
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub

@@ -11,7 +11,7 @@ import uvloop
 from purgatory_client.session.channel import open_channel
 
 from bench.drivers.client import TIMEOUT_MS, new_topic
-from bench.worker import Numbers, Parameters, measured, serve
+from bench.measure.worker import Numbers, Parameters, measured, serve
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub

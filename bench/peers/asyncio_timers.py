@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from bench.timers import timer_workloads
-from bench.worker import serve
+from bench.measure.worker import serve
+from bench.subjects.timer_loops import timer_workloads
 
 
 class HandLoop(asyncio.SelectorEventLoop):

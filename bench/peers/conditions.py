@@ -7,7 +7,7 @@ import gc
 import time
 from typing import Final
 
-from bench.worker import Numbers, Parameters, measured, serve
+from bench.measure.worker import Numbers, Parameters, measured, serve
 
 TIMEOUT_S: Final = 600.0
 
@@ -52,7 +52,7 @@ class Conditions:
 
 
 def register_complete(parameters: Parameters) -> Numbers:
-    """The workload of bench/engine.py; each event is awaited until it has ended what it ends."""
+    """The workload of bench/subjects/engine_runs.py; each event is awaited until it has ended what it ends."""
     return asyncio.run(_register_complete(parameters))
 
 

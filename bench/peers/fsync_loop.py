@@ -7,7 +7,7 @@ import tempfile
 import time
 
 from bench.drivers.latency import percentiles
-from bench.worker import Numbers, Parameters, serve
+from bench.measure.worker import Numbers, Parameters, serve
 
 
 def append(parameters: Parameters) -> Numbers:

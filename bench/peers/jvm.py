@@ -12,7 +12,7 @@ import subprocess
 from functools import cache
 from typing import Final
 
-from bench.processes import ROOT, Worker
+from bench.measure.processes import ROOT, Worker
 
 __all__ = ["JvmMissing", "jvm_worker"]
 

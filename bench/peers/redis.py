@@ -15,7 +15,7 @@ import subprocess
 from types import TracebackType
 from typing import Final, Self
 
-from bench.processes import ROOT, Process
+from bench.measure.processes import ROOT, Process
 
 __all__ = ["CHANNEL", "RedisConnection", "RedisMissing", "RedisServer", "command"]
 

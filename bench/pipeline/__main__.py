@@ -5,8 +5,8 @@
     python -m bench.pipeline --only replay --operations 1M 10M
 
 Histories lie in `.build/histories` and are made where they are missing: a whole multiple of the first by writing that
-again on further days (`bench.multiplied`), any other by `purgatory-pipeline generate`. Rows of the same name are
-replaced in `bench/results/pipeline.json`, and the table in docs/pipeline.md is written anew.
+again on further days (`multiplied`), any other by `purgatory-pipeline generate`. Rows of the same name are replaced in
+`bench/results/pipeline.json`, and the table in docs/pipeline.md is written anew.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import Final
 
 from purgatory_pipeline.generate.history_plan import parse_operations
 
-from bench.lab import Lab
-from bench.multiplied import multiply
-from bench.page import write_table
+from bench.measure.lab import Lab
+from bench.measure.processes import ROOT, environment
+from bench.measure.result_rows import Row, read_rows, table, write_rows
+from bench.pipeline.multiplied import multiply
 from bench.pipeline.time_replay import replay
 from bench.pipeline.time_report import operations_in, report
-from bench.processes import ROOT, environment
-from bench.rows import Row, read_rows, table, write_rows
+from bench.render.page import write_table
 from bench.scale import FULL
 
 __all__ = ["MEASURED", "main", "merged"]

@@ -16,11 +16,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.lab import Lab
-from bench.pairing import Figure, Measure
+from bench.measure.lab import Lab
+from bench.measure.pairing import Figure, Measure
+from bench.measure.processes import ROOT, environment
+from bench.measure.worker import Numbers
 from bench.pipeline.time_report import TIMEOUT_S, operations_in
-from bench.processes import ROOT, environment
-from bench.worker import Numbers
 
 __all__ = ["main", "replay"]
 

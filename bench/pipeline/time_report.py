@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from bench.lab import Lab
-from bench.pairing import Figure, Measure
-from bench.processes import ROOT, environment
-from bench.worker import Numbers
+from bench.measure.lab import Lab
+from bench.measure.pairing import Figure, Measure
+from bench.measure.processes import ROOT, environment
+from bench.measure.worker import Numbers
 
 __all__ = ["by_hand", "operations_in", "report", "reported"]
 

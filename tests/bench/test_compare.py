@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from bench.compare import BETTER, NOT_COMPARED, SAME, WORSE, compared, shown
-from bench.instructions import UNIT, counted_by_perf, counted_by_valgrind
-from bench.rows import Row
+from bench.measure.instructions import UNIT, counted_by_perf, counted_by_valgrind
+from bench.measure.result_rows import Row
 
 COUNTED = Row("instructions/x", "engine", None, 1_000.0, UNIT, None, 1, 1_000.0, 1_000.0, "valgrind, cc 12")
 RATIO = Row("guard/x", "engine", "self", 5e6, "ops/s", 2.0, 5, 1.8, 2.2, "here")

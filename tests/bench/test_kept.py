@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from bench import suite_journal
 from bench.drivers import kept
-from bench.lab import Lab
+from bench.measure.lab import Lab
+from bench.measure.processes import daemon
+from bench.measure.worker import Parameters
 from bench.peers import fsync_loop
-from bench.processes import daemon
 from bench.scale import QUICK
-from bench.worker import Parameters
+from bench.suites import journal_suite
 
 
 def given(line: str) -> Parameters:
@@ -36,18 +36,18 @@ def test_only_the_journal_is_weighed(tmp_path: Path) -> None:
     """The file and its write-ahead log count, the lock and the shared memory do not."""
     for name, size in (("journal.db", 5), ("journal.db-wal", 7), ("journal.db-shm", 100), ("lock", 100)):
         (tmp_path / name).write_bytes(bytes(size))
-    assert suite_journal.size_bytes(tmp_path) == 12
+    assert journal_suite.size_bytes(tmp_path) == 12
 
 
 def test_files_are_weighed_when_they_have_settled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as they grow or shrink, the time begins anew."""
     seconds = itertools.count()
     sizes = iter([9, 9, 12, 5, 5, 5, 5])
-    monkeypatch.setattr(suite_journal, "SETTLED_S", 3)
+    monkeypatch.setattr(journal_suite, "SETTLED_S", 3)
     monkeypatch.setattr("time.monotonic", lambda: next(seconds))
     monkeypatch.setattr("time.sleep", lambda _: None)
-    monkeypatch.setattr(suite_journal, "size_bytes", lambda _: next(sizes))
-    assert suite_journal.settled_bytes(tmp_path) == 5
+    monkeypatch.setattr(journal_suite, "size_bytes", lambda _: next(sizes))
+    assert journal_suite.settled_bytes(tmp_path) == 5
 
 
 def test_a_session_is_filled_with_scattered_waits() -> None:
@@ -66,7 +66,7 @@ def test_what_is_filled_survives_and_is_emptied() -> None:
     """A daemon is filled and killed; the next one gives each wait its result, or the driver would never end."""
     lab = Lab(QUICK, [])
     try:
-        numbers = suite_journal.life(lab, 2_000)
+        numbers = journal_suite.life(lab, 2_000)
     finally:
         lab.close()
     assert numbers["bytes_each"] > 0

@@ -10,7 +10,7 @@ import pytest
 from purgatory_pipeline.archive.catalog import ArchiveCatalog, find_archive
 from purgatory_pipeline.archive.daemon_runs import read_runs
 
-from bench.multiplied import multiply
+from bench.pipeline.multiplied import multiply
 from bench.pipeline.time_report import operations_in
 from purgatory.archive import schema
 from tests.pipeline.archive.histories import START, small_history

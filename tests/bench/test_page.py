@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.page import BEGIN, END, pictures_in, with_table, write_table
-from bench.rows import Row, read_rows, table, write_rows
+from bench.measure.result_rows import Row, read_rows, table, write_rows
+from bench.render.page import BEGIN, END, pictures_in, with_table, write_table
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = ROOT / "docs" / "performance.md"

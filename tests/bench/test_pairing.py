@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.pairing import Figure, in_turn, metric, ratio
-from bench.worker import Numbers
+from bench.measure.pairing import Figure, in_turn, metric, ratio
+from bench.measure.worker import Numbers
 
 
 class Scripted:

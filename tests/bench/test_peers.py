@@ -8,12 +8,12 @@ import shutil
 import pytest
 from purgatory_client import AsyncClient, Outcome
 
-from bench.drivers import redis as redis_driver
+from bench.drivers import redis_load as redis_driver
 from bench.drivers import unary
+from bench.measure.processes import python_server
+from bench.measure.worker import Parameters
 from bench.peers import jvm
 from bench.peers.redis import RedisConnection, RedisServer, command, is_whole
-from bench.processes import python_server
-from bench.worker import Parameters
 
 needs_redis = pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis-server is not installed")
 needs_jvm = pytest.mark.skipif(not jvm.STAMP.exists(), reason="the peers on the JVM are not built; `make bench` does")

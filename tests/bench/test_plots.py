@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.rows import Row
+from bench.measure.result_rows import Row
 
 alt = pytest.importorskip("altair")
-plots = pytest.importorskip("bench.plots")
+plots = pytest.importorskip("bench.render.plots")
 
 PREFIX = "engine/register-complete/pending="
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.measure.result_rows import Row, figure, read_rows, table, write_rows
 from bench.reach import Reach, reach_of
-from bench.rows import Row, figure, read_rows, table, write_rows
 
 FIELDS = ["name", "subject", "peer", "value", "unit", "ratio", "runs", "min", "max", "machine"]
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from bench import suite_engine, suite_service
 from bench.__main__ import SUITES
-from bench.lab import Lab
-from bench.pairing import Figure, Measure
+from bench.measure.lab import Lab
+from bench.measure.pairing import Figure, Measure
+from bench.measure.worker import Numbers
 from bench.pipeline.__main__ import MEASURED
 from bench.reach import REACH
 from bench.scale import FULL
-from bench.worker import Numbers
+from bench.suites import engine_suite, service_suite
 
 
 class Stub:
@@ -88,7 +88,7 @@ def no_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
         del arguments
         yield Stub()
 
-    monkeypatch.setattr("bench.processes.daemon", daemon)
+    monkeypatch.setattr("bench.measure.processes.daemon", daemon)
 
 
 def asked_of(suites: Sequence[Callable[[Lab], None]], *, jvm: bool, redis: bool) -> set[tuple[str, str | None]]:
@@ -137,5 +137,5 @@ def test_without_a_jvm_and_redis_the_rest_is_measured() -> None:
 
 def test_each_suite_is_documented() -> None:
     """Every suite says in a sentence what it measures."""
-    for suite in (*SUITES.values(), suite_engine.timers, suite_service.herd):
+    for suite in (*SUITES.values(), engine_suite.timers, service_suite.herd):
         assert suite.__doc__

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench import engine, engine_patterns, lateness, wheel
 from bench.counted import WORKLOADS
+from bench.measure.processes import WorkerFailed, python_worker
+from bench.measure.worker import Parameters, Workload, answer
 from bench.peers import asyncio_timers, conditions, heap_timers
-from bench.processes import WorkerFailed, python_worker
-from bench.timers import TimerDriver, timer_workloads
-from bench.worker import Parameters, Workload, answer
+from bench.subjects import engine_patterns, engine_runs, lateness, wheel_runs
+from bench.subjects.timer_loops import TimerDriver, timer_workloads
 
 DRIVERS: list[type[TimerDriver]] = [
-    wheel.WheelDriver, heap_timers.HeapDriver, asyncio_timers.AsyncioDriver,
+    wheel_runs.WheelDriver, heap_timers.HeapDriver, asyncio_timers.AsyncioDriver,
 ]  # fmt: skip
 
 
@@ -36,7 +36,7 @@ def test_lines_are_answered_whatever_they_say() -> None:
 @pytest.mark.slow  # a process is started
 def test_a_worker_goes_on_after_a_failure() -> None:
     """What failed raises in the harness; the next workload is served; the process ends with the block."""
-    with python_worker("bench.wheel") as worker:
+    with python_worker("bench.subjects.wheel_runs") as worker:
         with pytest.raises(WorkerFailed, match="no such workload"):
             worker.run("nothing")
         assert worker.run("timer-add-expire", count=10, delay_ms=5)["operations"] == 10
@@ -48,7 +48,7 @@ def test_a_worker_goes_on_after_a_failure() -> None:
 @pytest.mark.parametrize("shape", ["keys=1 hot=1 pending=20 step=5 events=4", "keys=6 hot=3 pending=2 step=1 events=6"])
 def test_register_complete_ends_what_it_says(shape: str) -> None:
     """As many end as marks have passed, in whole rounds, and as many wait afterwards as before."""
-    numbers = engine.register_complete(given(f"{shape} operations=100"))
+    numbers = engine_runs.register_complete(given(f"{shape} operations=100"))
     step, events = 5 if "step=5" in shape else 1, 4 if "events=4" in shape else 6
     assert numbers["operations"] >= 100
     assert numbers["operations"] % (step * events) == 0
@@ -77,7 +77,7 @@ def test_keys_are_drawn_by_zipfs_law() -> None:
     assert max(chosen) == 999
 
 
-@pytest.mark.parametrize("workload", [engine.expire_all, engine.cancel_all])
+@pytest.mark.parametrize("workload", [engine_runs.expire_all, engine_runs.cancel_all])
 def test_all_end(workload: object) -> None:
     """All that were registered expire, or are cancelled."""
     assert callable(workload)
@@ -86,7 +86,7 @@ def test_all_end(workload: object) -> None:
 
 def test_a_long_poll_is_evaluated_a_few_times() -> None:
     """Fed by 1,024 appends of 1 KiB, a fetch of 1 MiB is looked at far less often than once an append."""
-    numbers = engine.fetch_evaluations(given("fetches=20 appends=1024"))
+    numbers = engine_runs.fetch_evaluations(given("fetches=20 appends=1024"))
     assert numbers["operations"] == 20
     assert 1 <= numbers["evaluations"] <= 20
 

@@ -9,7 +9,7 @@ import org.apache.kafka.server.purgatory.DelayedOperation;
 import org.apache.kafka.server.purgatory.DelayedOperationPurgatory;
 import org.apache.kafka.server.purgatory.TopicPartitionOperationKey;
 
-/** Kafka's purgatory under the workloads of bench/engine_patterns.py: the same operations and marks, in the same order. */
+/** Kafka's purgatory under the workloads of bench/subjects/engine_patterns.py: the same operations and marks, in the same order. */
 final class KafkaPatterns {
     private static final long LONG_MS = 600_000;
     private static final int EACH = 5;
@@ -126,7 +126,7 @@ final class KafkaPatterns {
         return Parameters.measured(seconds, completed);
     }
 
-    /** Batches of keys by Zipf's law, the same as in bench/engine_patterns.py; none has a key more than eachMax times. */
+    /** Batches of keys by Zipf's law, the same as in bench/subjects/engine_patterns.py; none has a key more than eachMax times. */
     private static int[][] draw(int keys, int eachMax) {
         double[] shares = new double[keys];
         double sum = 0;

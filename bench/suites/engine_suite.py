@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from bench.lab import Lab
-from bench.pairing import Figure, Measure
-from bench.processes import Worker
+from bench.measure.lab import Lab
+from bench.measure.pairing import Figure, Measure
+from bench.measure.processes import Worker
 
 __all__ = ["engine", "memory", "timers"]
 
-ENGINE: Final = "bench.engine"
-PATTERNS: Final = "bench.engine_patterns"
+ENGINE: Final = "bench.subjects.engine_runs"
+PATTERNS: Final = "bench.subjects.engine_patterns"
 CONDITIONS: Final = "bench.peers.conditions"
 DAEMON_SLOPE_KEYS: Final = 1_000
 UNEVEN: Final[dict[str, dict[str, float]]] = {
@@ -104,7 +104,7 @@ def engine(lab: Lab) -> None:
 def timers(lab: Lab) -> None:
     """Add and cancel, add and expire, and the drain of one deadline: the wheel beside four other timers."""
     scale = lab.scale
-    wheel = lab.worker("bench.wheel")
+    wheel = lab.worker("bench.subjects.wheel_runs")
     peers = {
         "kafka": lab.jvm("kafka"),
         "netty": lab.jvm("netty"),

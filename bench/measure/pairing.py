@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bench.rows import HIGHER_IS_BETTER, Row
-from bench.worker import Numbers
+from bench.measure.result_rows import HIGHER_IS_BETTER, Row
+from bench.measure.worker import Numbers
 
 __all__ = ["Figure", "Measure", "in_turn"]
 

@@ -1,6 +1,6 @@
 """Makes a longer history of a generated one: the same runs again on the days that follow, under names of their own.
 
-    python -m bench.multiplied .build/histories/10m .build/histories/30m 3
+    python -m bench.pipeline.multiplied .build/histories/10m .build/histories/30m 3
 
 Written by the daemon's own code, and an archive like any other: `purgatory-pipeline check` finds nothing wrong. It
 takes a tenth of the time in which as many operations are generated. Its truth has the plan alone.

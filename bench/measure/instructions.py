@@ -18,8 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from bench.counted import WORKLOADS
-from bench.processes import ROOT, environment
-from bench.rows import Row
+from bench.measure.processes import ROOT, environment
+from bench.measure.result_rows import Row
 from purgatory.engine import COMPILED
 
 __all__ = ["UNIT", "CountingMissing", "counted_rows"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from bench.rows import Row, read_rows, table
+from bench.measure.result_rows import Row, read_rows, table
 
 __all__ = ["BEGIN", "END", "pictures_in", "with_table", "write_table"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from bench.lab import Lab
-from bench.pairing import Figure, Measure
-from bench.processes import WorkerFailed
-from bench.worker import Numbers
+from bench.measure.lab import Lab
+from bench.measure.pairing import Figure, Measure
+from bench.measure.processes import WorkerFailed
+from bench.measure.worker import Numbers
 
 __all__ = ["herd", "huge", "latency", "lateness", "throughput"]
 
@@ -66,7 +66,7 @@ def _redis_columns(lab: Lab, seconds: float, together: int) -> Measure | None:
     server = lab.redis()
     if server is None:
         return None
-    driver, work = lab.worker("bench.drivers.redis"), {"batch": 500, "lanes": LANES, "seconds": seconds}
+    driver, work = lab.worker("bench.drivers.redis_load"), {"batch": 500, "lanes": LANES, "seconds": seconds}
     return lambda: driver.run("columns", address=server.address, together=together, **work)
 
 
@@ -121,7 +121,7 @@ def latency(lab: Lab) -> None:
 def lateness(lab: Lab) -> None:
     """How late waits expire beside a million that do not, and bare timers at the same rate."""
     scale = lab.scale
-    ours, bare = lab.worker("bench.lateness"), lab.worker("bench.lateness", "bare")
+    ours, bare = lab.worker("bench.subjects.lateness"), lab.worker("bench.subjects.lateness", "bare")
     rate = scale.expire_rate
     seconds = 3 * scale.seconds
     lab.measure(
@@ -180,7 +180,7 @@ def herd(lab: Lab) -> None:
             "kafka": None if kafka is None else lambda: kafka.run("timer-add-expire", **expire),
             "redis": None
             if redis is None
-            else lambda: lab.worker("bench.drivers.redis").run("herd", address=redis.address, count=scale.herd),
+            else lambda: lab.worker("bench.drivers.redis_load").run("herd", address=redis.address, count=scale.herd),
             "self": lambda: advances(time.monotonic(), max(1.0, drain_s)),
         },
         runs=min(3, scale.runs),
@@ -189,7 +189,7 @@ def herd(lab: Lab) -> None:
 
 def huge(lab: Lab) -> None:
     """Ten million operations pending in one daemon: its memory, and whether it still completes others."""
-    from bench.processes import daemon  # noqa: PLC0415 - this one needs another limit
+    from bench.measure.processes import daemon  # noqa: PLC0415 - this one needs another limit
 
     driver = lab.worker(PARKED)
     with daemon("--limits-pending-operations-max", str(HUGE + 100_000)) as process:

@@ -1,7 +1,7 @@
 """The engine where its work is less even than one rising offset on each key: several partitions each, a few hot keys
-among many, and offsets that fall. Driven as in bench/engine.py; the same in bench/peers/kafka.
+among many, and offsets that fall. Driven as in bench/subjects/engine_runs.py; the same in bench/peers/kafka.
 
-    python -m bench.engine_patterns        # then lines such as: run zipf keys=1000 pending=20 seconds=1
+    python -m bench.subjects.engine_patterns        # then lines such as: run zipf keys=1000 pending=20 seconds=1
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable
 from itertools import accumulate, count
 from typing import Final
 
-from bench.engine import BATCH, EXPIRED_PER_CALL, TIMEOUT_MS, Filled, now_ms
-from bench.worker import Numbers, Parameters, measured, serve
+from bench.measure.worker import Numbers, Parameters, measured, serve
+from bench.subjects.engine_runs import BATCH, EXPIRED_PER_CALL, TIMEOUT_MS, Filled, now_ms
 from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.engine.codes import HIGH_WATERMARK, PRODUCE
 from purgatory.engine.engine import Engine

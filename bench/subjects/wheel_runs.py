@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from bench.timers import timer_workloads
-from bench.worker import serve
+from bench.measure.worker import serve
+from bench.subjects.timer_loops import timer_workloads
 from purgatory.engine.waiting.wheel import TimingWheel
 
 FIRED_PER_CALL: Final = 100_000

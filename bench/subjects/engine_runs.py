@@ -1,6 +1,6 @@
 """The subject of the engine benchmarks: the engine alone, driven by plain Python from columns to completions.
 
-    python -m bench.engine        # then lines such as: run register-complete keys=100 hot=100 pending=10 ...
+    python -m bench.subjects.engine_runs        # then lines such as: run expire-all count=100000 keys=100
 
 What the caller pays is measured too: batches are built, and completions taken, inside the measured time.
 """
@@ -11,8 +11,8 @@ import gc
 import time
 from typing import Final
 
-from bench.memory import resident_bytes
-from bench.worker import Numbers, Parameters, measured, serve
+from bench.measure.memory import resident_bytes
+from bench.measure.worker import Numbers, Parameters, measured, serve
 from purgatory.engine.batches import EventBatch, OperationBatch, PartitionName
 from purgatory.engine.codes import FETCH, HIGH_WATERMARK, LEADER_APPEND, PRODUCE
 from purgatory.engine.engine import Engine

@@ -9,7 +9,7 @@ import gc
 import time
 from typing import Final, Protocol
 
-from bench.worker import Numbers, Parameters, Workload, measured
+from bench.measure.worker import Numbers, Parameters, Workload, measured
 
 __all__ = ["TimerDriver", "timer_workloads"]
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from bench.drivers.latency import WARM_UP
-from bench.lab import Lab
-from bench.pairing import Figure, Measure
-from bench.processes import daemon
-from bench.worker import Numbers
+from bench.measure.lab import Lab
+from bench.measure.pairing import Figure, Measure
+from bench.measure.processes import daemon
+from bench.measure.worker import Numbers
 
 __all__ = ["archived", "columns", "receipts", "recovery"]
 

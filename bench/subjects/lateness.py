@@ -15,7 +15,7 @@ from typing import Final
 
 import uvloop
 
-from bench.worker import Numbers, Parameters, serve
+from bench.measure.worker import Numbers, Parameters, serve
 from purgatory.clock import SystemClock
 from purgatory.engine.batches import OperationBatch
 from purgatory.engine.codes import EXPIRED, PRODUCE

@@ -16,11 +16,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from bench.worker import Numbers
+from bench.measure.worker import Numbers
 
 __all__ = ["ROOT", "Server", "Worker", "WorkerFailed", "daemon", "python_worker"]
 
-ROOT: Final = Path(__file__).resolve().parent.parent
+ROOT: Final = Path(__file__).resolve().parents[2]
 ANSWER_TIMEOUT_S: Final = 600.0
 START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 30.0
@@ -95,7 +95,7 @@ class Process:
 
 
 class Worker(Process):
-    """A process that answers the lines of bench/worker.py."""
+    """A process that answers the lines of bench/measure/worker.py."""
 
     def __init__(self, command: Sequence[str]) -> None:
         super().__init__(command, wants_input=True)
@@ -133,7 +133,7 @@ class Server(Process):
             raise
 
 
-class Daemon(Process):
+class DaemonProcess(Process):
     """The daemon of this house, which writes its addresses into a ready file."""
 
     def __init__(self, folder: Path, arguments: Sequence[str]) -> None:
@@ -166,9 +166,12 @@ class Daemon(Process):
 
 
 @contextlib.contextmanager
-def daemon(*arguments: str) -> Iterator[Daemon]:
+def daemon(*arguments: str) -> Iterator[DaemonProcess]:
     """A daemon on free ports."""
-    with tempfile.TemporaryDirectory(prefix="purgatory-bench-") as folder, Daemon(Path(folder), arguments) as process:
+    with (
+        tempfile.TemporaryDirectory(prefix="purgatory-bench-") as folder,
+        DaemonProcess(Path(folder), arguments) as process,
+    ):
         yield process
 
 

@@ -9,8 +9,8 @@ from typing import Final
 import uvloop
 
 from bench.drivers.client import TIMEOUT_MS, new_topic
+from bench.measure.worker import Numbers, Parameters, measured, serve
 from bench.peers.redis import RedisConnection, command
-from bench.worker import Numbers, Parameters, measured, serve
 
 EXPIRED_PER_CALL: Final = b"2000"
 

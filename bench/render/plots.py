@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import altair as alt
 
-from bench.rows import Row
+from bench.measure.result_rows import Row
 
 __all__ = ["write_plots"]
 

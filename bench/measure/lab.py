@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from bench.machine import description
-from bench.pairing import Figure, Measure, in_turn
+from bench.measure.machine import description
+from bench.measure.pairing import Figure, Measure, in_turn
+from bench.measure.processes import DaemonProcess, Server, Worker, daemon, python_server, python_worker
+from bench.measure.result_rows import Row, figure
 from bench.peers.jvm import JvmMissing, jvm_worker
 from bench.peers.redis import RedisMissing, RedisServer
-from bench.processes import Daemon, Server, Worker, daemon, python_server, python_worker
-from bench.rows import Row, figure
 from bench.scale import Scale
 
 __all__ = ["Lab"]
@@ -30,7 +30,7 @@ class Lab:
         """Lines that say which peers could not be had; shared by the labs of a run."""
         self._stack: Final = contextlib.ExitStack()
         self._workers: Final[dict[str, Worker | None]] = {}
-        self._servers: Final[dict[str, Server | Daemon | RedisServer | None]] = {}
+        self._servers: Final[dict[str, Server | DaemonProcess | RedisServer | None]] = {}
 
     def close(self) -> None:
         """Ends all processes; new ones may be asked for afterwards."""
@@ -60,13 +60,13 @@ class Lab:
                 self.skip(str(missing))
         return self._workers[peer]
 
-    def daemon(self, *arguments: str) -> Daemon:
+    def daemon(self, *arguments: str) -> DaemonProcess:
         """The daemon of this house, one for each command line."""
         key = " ".join(("daemon", *arguments))
         server = self._servers.get(key)
         if server is None:
             server = self._servers[key] = self._stack.enter_context(daemon(*arguments))
-        assert isinstance(server, Daemon)
+        assert isinstance(server, DaemonProcess)
         return server
 
     def server(self, module: str) -> Server:

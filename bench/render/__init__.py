@@ -1,0 +1,1 @@
+"""Results as plots and as the page's table."""

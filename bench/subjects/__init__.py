@@ -1,0 +1,1 @@
+"""Parts of this house by themselves, driven as fast as they go: each is a worker."""

@@ -1,0 +1,1 @@
+"""What is measured beside whom: a function of a lab for each suite."""
