@@ -114,47 +114,57 @@ class OpenJournal:
             snapshots.restore_key(key, count)
 
     def _restore_sessions(self, host: Host) -> None:
-        states: dict[int, SessionState] = {}
         awaiting_resume = dict(self._store.awaiting_resume())
-        for state in self._store.sessions():
-            session = host.sessions.restore(state.session_id, state.session, host.clock.now_ms())
-            session.owner.highest_operation_id = state.highest_operation_id
-            session.journaled_operation_id = state.highest_operation_id
-            session.sequence_shift = state.sequence_shift
-            session.is_journaled = True
+        states = list(self._store.sessions())
+        for state in states:
+            self._sessions[state.session] = self._restore_session(host, state, awaiting_resume.get(state.session, -1))
+        with_results = self._restore_results()
+        for state in states:
+            session = self._sessions[state.session]
+            if state.session not in with_results:
+                session.outbox.start_at(state.last_sequence + session.sequence_shift)
+            # A row of results goes only when all in it are acknowledged, so its first ones may have been.
+            session.outbox.acknowledge(state.acknowledged_sequence + session.sequence_shift)
             if state.session in awaiting_resume:
-                session.uncertain_after = awaiting_resume[state.session] + state.sequence_shift
-                self._builder.add_existing_awaiting_resume(state.session)
-            elif self._last is not None and not self._last[2]:
-                session.uncertain_after = state.last_sequence + state.sequence_shift
-            self._sessions[state.session] = session
-            states[state.session] = state
+                # The others may get other numbers: they go out once it is durable that the client has resumed.
+                session.outbox.release(session.uncertain_after)
+
+    def _restore_session(self, host: Host, state: SessionState, uncertain_after: int) -> Session:
+        session = host.sessions.restore(state.session_id, state.session, host.clock.now_ms())
+        session.owner.highest_operation_id = state.highest_operation_id
+        session.journaled_operation_id = state.highest_operation_id
+        session.sequence_shift = state.sequence_shift
+        session.is_journaled = True
+        if uncertain_after >= 0:
+            # It awaits its client since an earlier crash. What has ended since then was never delivered, so the
+            # number from then holds, however many daemons came and went.
+            session.uncertain_after = uncertain_after + state.sequence_shift
+            self._builder.add_existing_awaiting_resume(state.session)
+        elif self._last is not None and not self._last[2]:
+            # A crash: results may have been delivered after the last group, and are lost here.
+            session.uncertain_after = state.last_sequence + state.sequence_shift
+        return session
+
+    def _restore_results(self) -> set[int]:
+        """Fills the outboxes; gives the sessions that have results."""
         started: set[int] = set()
         for row, number, first, count, content in self._store.results():
             session = self._sessions[number]
-            outbox = session.outbox
             if number not in started:
                 started.add(number)
-                outbox.start_at(first - 1 + session.sequence_shift)
+                session.outbox.start_at(first - 1 + session.sequence_shift)
             for part in unpack_results(content, session.owner.owner_id):
                 if isinstance(part, list):
-                    refusals = [Refusal(0, code, field, message) for code, field, message, _, _ in part]
                     refused = [
-                        RefusedOperation(refusal, entry[3], entry[4])
-                        for refusal, entry in zip(refusals, part, strict=True)
+                        RefusedOperation(Refusal(0, code, field, message), operation_id, kind)
+                        for code, field, message, operation_id, kind in part
                     ]
-                    outbox.append(slices_of(RefusedCompletions(refused), refusals))
+                    refusals = [entry.refusal for entry in refused]
+                    session.outbox.append(slices_of(RefusedCompletions(refused), refusals))
                 else:
-                    outbox.append(slices_of(part))
+                    session.outbox.append(slices_of(part))
             self._builder.add_existing_results(number, row, first + count - 1)
-        for number, state in states.items():
-            session = self._sessions[number]
-            if number not in started:
-                session.outbox.start_at(state.last_sequence + session.sequence_shift)
-            session.outbox.acknowledge(state.acknowledged_sequence + session.sequence_shift)
-            if number in awaiting_resume:
-                # Results above that number go out once it is durable that the client has resumed.
-                session.outbox.release(session.uncertain_after)
+        return started
 
     async def _restore_operations(self, host: Host, journal: DurableJournal) -> None:
         paused_s = reported_s = time.monotonic()
