@@ -11,5 +11,5 @@ EQUIVALENT: Final[tuple[tuple[str, str, str], ...]] = (
     ("*.partition.*raise_high_watermark", r"^\+.*offset <= self\.log_start_offset", "an equal offset becomes itself"),
     ("*.partition.*recompute_high_watermark", r"^\+.*<= candidate", "an equal candidate becomes itself"),
     ("*.FetchItem*__init__", r"^\+.*self\.(start_segment|start_reach)\b", "anchor() assigns it before it is read"),
-    ("*.marks.events.*", r"^\+.*(fetches_first=|_settle\(.*(True|False)\))", "in which order kinds end is not specified"),
+    ("*.marks.events.*", r"^\+.*(fetches_first=|_settle\(.*(True|False)\))", "the order of kinds is not specified"),
 )
