@@ -14,7 +14,7 @@ from typing import Final
 
 from purgatory.journal.directory import Directory
 from purgatory.journal.errors import JournalError
-from purgatory.journal.repair import Inspection, inspect, repair
+from purgatory.journal.repair import JournalInspection, inspect, repair
 from purgatory.journal.sql_schema import COLUMNS, name_on_disk
 
 EXIT_DAMAGED: Final = 1
@@ -73,7 +73,7 @@ def _run(given: argparse.Namespace, directory: Directory) -> int:
     return EXIT_DAMAGED if inspection.faults and given.command == "check" else 0
 
 
-def _report(inspection: Inspection, *, repaired: bool) -> None:
+def _report(inspection: JournalInspection, *, repaired: bool) -> None:
     for fault in inspection.faults:
         print(f"damaged: {fault}")
     for session_id in inspection.set_aside:
@@ -83,7 +83,7 @@ def _report(inspection: Inspection, *, repaired: bool) -> None:
     print(f"intact: {counts}")
 
 
-def _dump(inspection: Inspection) -> None:
+def _dump(inspection: JournalInspection) -> None:
     for table, rows in inspection.rows.items():
         for row in rows:
             values = [len(value) if isinstance(value, bytes) else value for value in row]

@@ -25,7 +25,7 @@ OF_SESSIONS: Final = ("registrations", "results")
 """Tables with any number of rows for each session, which is the second column."""
 
 
-class Inspection:
+class JournalInspection:
     """What can be read of a journal: intact rows by table, and what is wrong, in words."""
 
     def __init__(self, database: sqlite3.Connection) -> None:
@@ -101,15 +101,15 @@ def _version(database: sqlite3.Connection) -> int:
         return len(MIGRATIONS)
 
 
-def inspect(directory: Directory) -> Inspection:
+def inspect(directory: Directory) -> JournalInspection:
     """Reads all of a journal. Raises `JournalError` when there is none."""
     if not directory.database.exists():
         raise JournalError(f"there is no journal in {directory.path}")
     with closing(sqlite3.connect(directory.database)) as database:
-        return Inspection(database)
+        return JournalInspection(database)
 
 
-def repair(directory: Directory) -> Inspection:
+def repair(directory: Directory) -> JournalInspection:
     """Makes a new journal of what is intact; the old files stay beside it as damaged-N.db."""
     inspection = inspect(directory)
     if not inspection.faults:
