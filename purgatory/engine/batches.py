@@ -1,13 +1,13 @@
 """What goes into the engine: batches as columns, one list a field, and the receipts that answer them.
 
-A batch is checked item by item; what is refused changes nothing and the rest is served. Lists are plain lists of ints
-so that protobuf's packed columns need one copy and no object per operation.
+A batch is checked item by item; what is refused changes nothing and the rest is served. Columns are plain lists of
+ints, so that protobuf's packed columns need one copy and no object per operation.
 
 Operation-level columns have one value for each operation; item-level columns one for each partition (or key) of each
 operation, in order. Optional columns may be empty (the default for all), or hold one value (that value for all).
 
-Arguments are in the order of how often they are given: compiled, a constructor looks for each of them by name until it
-has found all that it was given.
+Arguments stand in order of how often they are given: a compiled constructor looks for each by name until it has found
+all that were given.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ PartitionName = tuple[str, int]
 """(topic, partition): ("orders", 3) is orders-3."""
 
 AsGiven = Any
-"""A `PartitionName` that stays the object it is: compiled, what is typed as a tuple is taken apart and made anew."""
+"""A `PartitionName` that stays the object it is: compiled code unpacks a value typed as a tuple and makes a new one."""
 
 NOTHING: Final[list[Any]] = []
-"""The column that was not given, of all batches: never to be changed. What is to be filled comes from `to_fill`."""
+"""A column that was not given. All batches share it, so it must never change; `to_fill` gives columns to append to."""
 
 
 class OperationBatch:
@@ -70,27 +70,12 @@ class OperationBatch:
 
     @staticmethod
     def to_fill() -> OperationBatch:
-        """A batch of nothing whose columns are its own, to be appended to."""
+        """An empty batch whose columns are its own, to be appended to."""
         return OperationBatch(
-            [],
-            partitions=[],
-            item_indexes=[],
-            offsets=[],
-            timeouts_ms=[],
-            keys=[],
-            item_counts=[],
-            local_error_codes=[],
-            leader_epochs=[],
-            min_bytes=[],
-            replica_ids=[],
-            isolation_levels=[],
-            follower_reads=[],
-            partition_max_bytes=[],
-            last_fetched_epochs=[],
-            throttled=[],
-            any_key=[],
-            from_now=[],
-        )
+            [], partitions=[], item_indexes=[], offsets=[], timeouts_ms=[], keys=[], item_counts=[],
+            local_error_codes=[], leader_epochs=[], min_bytes=[], replica_ids=[], isolation_levels=[],
+            follower_reads=[], partition_max_bytes=[], last_fetched_epochs=[], throttled=[], any_key=[], from_now=[],
+        )  # fmt: skip
 
 
 class Refusal:
@@ -156,21 +141,11 @@ class EventBatch:
 
     @staticmethod
     def to_fill() -> EventBatch:
-        """A batch of nothing whose columns are its own, to be appended to."""
+        """An empty batch whose columns are its own, to be appended to."""
         return EventBatch(
-            [],
-            partitions=[],
-            item_indexes=[],
-            offsets=[],
-            keys=[],
-            leader_epochs=[],
-            replica_ids=[],
-            byte_positions=[],
-            segment_base_offsets=[],
-            log_start_offsets=[],
-            flags=[],
-            replica_sets=[],
-        )
+            [], partitions=[], item_indexes=[], offsets=[], keys=[], leader_epochs=[], replica_ids=[],
+            byte_positions=[], segment_base_offsets=[], log_start_offsets=[], flags=[], replica_sets=[],
+        )  # fmt: skip
 
 
 class ReplicaSets:

@@ -1,4 +1,4 @@
-"""Reading the columns of a batch: their lengths are checked once, then each value is one look-up and no object.
+"""Reads the columns of a batch: lengths are checked once, then each value is one look-up and makes no object.
 
 A column holds one value for each row, or one value for all, or none for the default.
 """
@@ -16,7 +16,7 @@ __all__ = ["OUT_OF_RANGE", "Column", "check_length", "value_at"]
 
 
 OUT_OF_RANGE: Final[i64] = -(2**62)
-"""What a `Column` has in place of a value that no row may have."""
+"""What a `Column` holds in place of a value that is out of range."""
 
 
 class Column:

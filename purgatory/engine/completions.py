@@ -1,4 +1,4 @@
-"""What comes out of the engine: the ends of operations, as packed columns, gathered for each owner."""
+"""What comes out of the engine: ended operations as packed columns, one set for each owner."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from mypy_extensions import i64
 from purgatory.engine.batches import AsGiven, PartitionName
 
 ROOM: Final[i64] = 16
-"""Of each column at first; it is doubled whenever it is full."""
+"""The length of each column at first; it is doubled whenever it is full."""
 
 ROOM_MAX: Final[i64] = 1_024
-"""The most that there is from the beginning, however many ended the last time."""
+"""The greatest first length, however many operations ended the last time."""
 
 
 NOBODY: Final[AsGiven] = ("", -1)
-"""Holds the place of a name."""
+"""Fills the places of names that were not written."""
 
 
 def room_for(expected: i64) -> i64:
@@ -124,7 +124,7 @@ class Completions:
         self.paces_per_second = extend(self.paces_per_second, self.paces_per_second)
 
     def finish(self) -> None:
-        """Nothing is added any more: the columns are as long as what was written."""
+        """Cuts the columns to what was written; nothing may be added after it."""
         operations = self._operations
         if operations < i64(len(self.operation_ids)):
             self.operation_ids = self.operation_ids[:operations]

@@ -13,7 +13,7 @@ from mypy_extensions import i64
 from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, PartitionName, RegisterReceipt
 from purgatory.engine.codes import CANCELLED, EXPIRED, SHUTTING_DOWN
 from purgatory.engine.completions import Completions
-from purgatory.engine.inspection import Inspection
+from purgatory.engine.inspection import EngineInspection
 from purgatory.engine.limits import EngineLimits
 from purgatory.engine.marks.events import Events
 from purgatory.engine.marks.registry import Partitions, SignalKeys
@@ -52,7 +52,7 @@ class Engine:
         self._events: Final = Events(
             self._partitions, self._keys, self._wakeups, limits, strict_partitions, replica_lag_time_max_ms
         )
-        self._inspection: Final = Inspection(self._partitions, self._keys, self._pending)
+        self._inspection: Final = EngineInspection(self._partitions, self._keys, self._pending)
         self.snapshots: Final = Snapshots(self._partitions, self._keys, self._pending)
         self._free_owners: Final[list[int]] = []
         self._next_to_shut_down: i64 = 0
@@ -60,7 +60,7 @@ class Engine:
     # Owners.
 
     def add_owner(self) -> Owner:
-        """Someone who will register operations: ids are unique and rise within one owner."""
+        """A new owner, to register operations for: ids are unique and rise within one owner."""
         owners = self._pending.owners
         if self._free_owners:
             owner = Owner(self._free_owners.pop())
@@ -71,9 +71,7 @@ class Engine:
         return owner
 
     def remove_owner(self, owner: Owner, now_ms: int) -> None:
-        """Cancels all its pending operations; nobody is told, they are only counted. The owner is of no use
-        afterwards.
-        """
+        """Cancels all its pending operations, without completions. The owner must not be used afterwards."""
         owner.closed = True
         owner.completions = None
         owner.ended_last = 0
@@ -125,9 +123,7 @@ class Engine:
         return len(slots)
 
     def cancel_partition(self, name: PartitionName, now_ms: int) -> int:
-        """Cancels, and answers, all that waits on a partition (Kafka's cancelForKey forgets to answer); returns how
-        many.
-        """
+        """Cancels, and completes, all that waits on a partition; returns how many."""
         self._pass_time(now_ms)
         before = self._pending.ended_total
         partition = self._partitions.get(name)
@@ -136,7 +132,7 @@ class Engine:
         return self._pending.ended_total - before
 
     def cancel_key(self, key: str, now_ms: int) -> int:
-        """Cancels, and answers, all that waits on a signal key; returns how many."""
+        """The same for a signal key."""
         self._pass_time(now_ms)
         before = self._pending.ended_total
         signal_key = self._keys.get(key)
@@ -145,7 +141,7 @@ class Engine:
         return self._pending.ended_total - before
 
     def shut_down(self, now_ms: int, limit: int, owner: Owner | None = None) -> int:
-        """Ends up to `limit` pending operations, of one owner or all, as SHUTTING_DOWN; returns how many. 0: none is
+        """Ends up to `limit` pending operations, of one owner or of all, as SHUTTING_DOWN. Returns how many; 0: none is
         left.
         """
         self._pass_time(now_ms)
@@ -165,7 +161,7 @@ class Engine:
         return ended
 
     def play(self, owner: Owner, tape: Tape, prompt: bool) -> Played:
-        """Does all calls of a tape, in order (see `tape`). With `prompt` what is due expires at its own millisecond.
+        """Plays a tape (see `tape`). With `prompt`, what is due expires at its own millisecond, before the next step.
 
         Raises InvalidBatch as `register` and `apply` do; nothing is applied then.
         """

@@ -21,7 +21,7 @@ from purgatory.engine.views import ItemView, KindCounts, PartitionView, PendingV
 from purgatory.engine.waiting.pending import OUTCOMES_MAX, PendingOperations
 from purgatory.engine.waiting.tables import FREE, UNRESOLVED, Owner
 
-__all__ = ["Inspection"]
+__all__ = ["EngineInspection"]
 
 SLOTS_PER_RESULT: Final = 50
 """A page visits at most so many slots for each result it may return, and a few thousand besides."""
@@ -30,7 +30,7 @@ ITEMS_PER_PAGE: Final = 4_000
 """A page ends with the operation at which it has walked so many items: a listing must not hold up the waits."""
 
 
-class Inspection:
+class EngineInspection:
     """Reads the state of the engine."""
 
     def __init__(self, partitions: Partitions, keys: SignalKeys, pending: PendingOperations) -> None:

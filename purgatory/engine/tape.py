@@ -1,8 +1,8 @@
-"""Many calls in one: a tape of steps that an engine plays in order, without the way in and out between them.
+"""Many calls in one: a tape of steps that an engine plays in order, without leaving compiled code between them.
 
-What a tape does is exactly what the same calls would do one by one; it is for those who have a whole history at hand,
-where most calls hold a single operation and the way to each costs more than the operation. Results gather as always,
-for `take_completions` after the tape.
+A tape does exactly what the same calls would do one by one. It is for replaying a recorded history, where most calls
+hold a single operation and calling costs more than the operation. Results are collected as always, for
+`take_completions` after the tape.
 
 A step is a code, an instant and a count: so many of the next operations of a kind, of the next events, expirations, ids
 to end, or names to cancel. Each column is walked once, from its beginning to its end.
@@ -16,7 +16,7 @@ from mypy_extensions import i64
 
 from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, PartitionName
 from purgatory.engine.codes import CANCELLED, EXPIRED, KINDS, SHUTTING_DOWN
-from purgatory.engine.inspection import Inspection
+from purgatory.engine.inspection import EngineInspection
 from purgatory.engine.kinds.batch_columns import BatchColumns
 from purgatory.engine.marks.event_checks import check_columns
 from purgatory.engine.marks.events import Events
@@ -94,14 +94,14 @@ class Played:
 class TapePlayer:
     """Plays tapes for one owner on an engine's parts; `now_ms` is the engine's clock.
 
-    Where `prompt`, everything due expires before each step, each at its own millisecond: a reaper that is never late.
+    With `prompt`, whatever is due expires before each step, at its own millisecond: a reaper that is never late.
     """
 
     def __init__(
         self,
         registration: Registration,
         events: Events,
-        inspection: Inspection,
+        inspection: EngineInspection,
         owner: Owner,
         now_ms: i64,
         prompt: bool,

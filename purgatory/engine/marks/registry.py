@@ -1,4 +1,4 @@
-"""Which partitions and which signal keys are known: by name, and by the index that items carry. Bounded, both."""
+"""The known partitions and signal keys: by name, and by the index that items carry. Both are bounded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["NamedPartitions", "Partitions", "SignalKey", "SignalKeys"]
 
 
 class Partitions:
-    """Known partitions. One that is gone stays in its place until the last operation that names it has ended."""
+    """Known partitions. One that was removed keeps its index until the last operation that names it has ended."""
 
     def __init__(self, strict: bool) -> None:
         self.strict: Final = strict
@@ -37,7 +37,7 @@ class Partitions:
         return partition
 
     def make_missing(self, name: AsGiven, error_code: i64) -> Partition:
-        """A stand-in for a partition that is not known and shall not be made: it only answers `error_code`."""
+        """A stand-in for a partition that is not known and must not be made: items that name it answer `error_code`."""
         partition = self._place(name)
         partition.removed_error_code = error_code
         partition.log_start_offset = -1
@@ -84,7 +84,7 @@ class Partitions:
         return partition
 
     def forget(self, partition: Partition, error_code: i64) -> None:
-        """Takes a held partition out of the names: a later mention makes a new one, this one only answers
+        """Removes the name of a held partition: a later mention makes a new one, and items that name this one answer
         `error_code`.
         """
         assert partition.references > 0, f"partition {partition.name} is not held"
@@ -96,7 +96,7 @@ class Partitions:
         partition.references += 1
 
     def release(self, partition: Partition) -> None:
-        """One item less names the partition; one that was only mentioned, or is gone, goes with its last item."""
+        """One item less names the partition. One that was removed, or that no event has named, goes with the last."""
         partition.references -= 1
         assert partition.references >= 0, f"partition {partition.name} released once too often"
         if partition.references > 0:
@@ -117,9 +117,9 @@ class Partitions:
 
 
 class NamedPartitions:
-    """The partitions that a dictionary names: each is looked up once, as long as its name leads there.
+    """The partitions of a batch's dictionary, each looked up by name once, and again when its name was removed.
 
-    What was found is kept for the next batch, if that has the same dictionary.
+    What was found is kept for the next batch if that has the same dictionary, as batches of one caller often have.
     """
 
     def __init__(self, partitions: Partitions) -> None:
@@ -128,7 +128,7 @@ class NamedPartitions:
         self._found: list[Partition | None] = []
 
     def use(self, names: list[AsGiven]) -> None:
-        """Takes the dictionary whose places are asked for from now on."""
+        """Sets the dictionary that `at` refers to."""
         if names != self._names:
             self._names = list(names)
             self._found = [None] * len(names)
@@ -155,7 +155,9 @@ class SignalKey:
 
 
 class SignalKeys:
-    """Known keys, at most `keys_max`. Idle ones (nobody waits) are kept for their counts; the oldest goes first."""
+    """Known keys, at most `keys_max`. Idle ones (nobody waits) are kept for their counts; the one whose last signal is
+    oldest is forgotten first.
+    """
 
     def __init__(self, keys_max: int) -> None:
         self.keys_max: Final = keys_max
@@ -197,7 +199,7 @@ class SignalKeys:
         return signal_key
 
     def touch(self, signal_key: SignalKey) -> None:
-        """It was signalled: among the idle ones it is now the youngest."""
+        """It was signalled: of the idle ones it is now forgotten last."""
         if signal_key.references == 0:
             self._idle.pop(signal_key.key, None)
             self._idle[signal_key.key] = None

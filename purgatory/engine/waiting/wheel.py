@@ -23,7 +23,7 @@ same arrays, so linking has no special case. Sentinels exist for every level tha
 set when its first entry comes.
 
 Never early: `round_up_to_tick` is the one place where a deadline loses precision, and it rounds up. Kafka's wheel
-rounds down (docs/semantics.md, case 5), so with a tick of 20 ms a wait until 437 ended there at 420; here it ends at 440.
+rounds down (docs/semantics.md, case 5): with a tick of 20 ms a wait until 437 ends there at 420, here at 440.
 
 Worked example: tick 1 ms, size 3, so that level 1 spans 3 ms, level 2 spans 9, level 3 spans 27. At clock 0:
 
