@@ -44,7 +44,6 @@ SUITES: Final[dict[str, Callable[[Lab], None]]] = {
 
 
 def main() -> None:
-    """Measures, prints the table, and writes results and plots."""
     arguments = parsed()
     scale = QUICK if arguments.quick else FULL
     if arguments.runs:
@@ -65,7 +64,6 @@ def main() -> None:
 
 
 def parsed() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(prog="bench", description="Measures this house beside its peers.")
     parser.add_argument("--quick", action="store_true", help="small sizes, one pair each; nothing is written")
     parser.add_argument("--only", default="", help="suites whose name fits, such as 'timer/*'; nothing is written")
@@ -98,7 +96,7 @@ def measure(scale: Scale, only: str, *, huge: bool) -> tuple[list[Row], list[str
 
 
 def plotted(rows: list[Row], folder: Path) -> str:
-    """Writes the plots; what to say of it."""
+    """Writes the plots; returns the line to print."""
     try:
         from bench.render.plots import write_plots  # noqa: PLC0415 - the figures do not need it
     except ImportError as missing:

@@ -35,7 +35,7 @@ SAME, BETTER, WORSE, NOT_COMPARED = "same", "better", "WORSE", "not compared"
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What became of one row of the baseline."""
+    """How one row compares with the baseline."""
 
     name: str
     before: float
@@ -120,7 +120,6 @@ def compared(before: Sequence[Row], now: Sequence[Row]) -> list[Verdict]:
 
 
 def verdict(before: Row, now: Row | None) -> Verdict:
-    """How a row compares."""
     base = figure_of(before)
     if now is None:
         return Verdict(before.name, base, None, NOT_COMPARED, "it was not measured here")
@@ -142,7 +141,6 @@ def figure_of(row: Row) -> float:
 
 
 def shown(verdicts: Sequence[Verdict]) -> str:
-    """The verdicts as a table."""
     lines = [f"{'what':<45} {'baseline':>12} {'now':>12}"]
     for one in verdicts:
         now = "" if one.now is None else f"{one.now:,.4g}"

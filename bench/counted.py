@@ -10,7 +10,14 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-# ruff: noqa: PLC0415 - each workload imports only what it counts: importing takes the longest, under valgrind
+from purgatory.engine import tape as tapes
+from purgatory.engine.batches import EventBatch, OperationBatch
+from purgatory.engine.codes import FOLLOWER_PROGRESS, HIGH_WATERMARK, LEADER_APPEND, PRODUCE, UNKNOWN
+from purgatory.engine.engine import Engine
+from purgatory.engine.limits import EngineLimits
+from purgatory.engine.waiting.wheel import TimingWheel
+
+# ruff: noqa: PLC0415 - protobuf and the client are imported where they are counted: under valgrind that takes longest
 
 BATCH: Final = 500
 NOW_MS: Final = 1_000
@@ -19,11 +26,6 @@ TIMEOUT_MS: Final = 600_000
 
 def register_complete(operations: int) -> None:
     """The engine alone: batches of produce waits in, marks that complete them, completions out."""
-    from purgatory.engine.batches import EventBatch, OperationBatch
-    from purgatory.engine.codes import HIGH_WATERMARK, PRODUCE
-    from purgatory.engine.engine import Engine
-    from purgatory.engine.limits import EngineLimits
-
     engine = Engine(EngineLimits(), NOW_MS)
     owner = engine.add_owner()
     partitions = [("bench", partition) for partition in range(10)]
@@ -45,11 +47,6 @@ def register_complete(operations: int) -> None:
 
 def five_partitions(operations: int) -> None:
     """The same on five partitions each: a row of twenty operations over a hundred partitions, then a row of marks."""
-    from purgatory.engine.batches import EventBatch, OperationBatch
-    from purgatory.engine.codes import HIGH_WATERMARK, PRODUCE
-    from purgatory.engine.engine import Engine
-    from purgatory.engine.limits import EngineLimits
-
     engine = Engine(EngineLimits(), NOW_MS)
     owner = engine.add_owner()
     partitions = [("bench", partition) for partition in range(100)]
@@ -72,11 +69,6 @@ def five_partitions(operations: int) -> None:
 
 def expire(operations: int) -> None:
     """The engine alone: batches of produce waits in, and all of them expire."""
-    from purgatory.engine.batches import OperationBatch
-    from purgatory.engine.codes import PRODUCE
-    from purgatory.engine.engine import Engine
-    from purgatory.engine.limits import EngineLimits
-
     engine = Engine(EngineLimits(), 0)
     owner = engine.add_owner()
     for first in range(0, operations, BATCH):
@@ -90,10 +82,6 @@ def expire(operations: int) -> None:
 
 def translate(operations: int) -> None:
     """The daemon's share of the columns path without a network: bytes in, engine, bytes out."""
-    from purgatory.engine.batches import EventBatch
-    from purgatory.engine.codes import HIGH_WATERMARK
-    from purgatory.engine.engine import Engine
-    from purgatory.engine.limits import EngineLimits
     from purgatory.service.sessions.outbox import slices_of
     from purgatory.service.translate.operations import runs_from_columns
     from purgatory.service.translate.results import fill_batch
@@ -124,12 +112,6 @@ def translate(operations: int) -> None:
 
 def tape(operations: int) -> None:
     """A history played as a replay does: for each wait an append, the wait, two followers' progress and the mark."""
-    from purgatory.engine import tape as tapes
-    from purgatory.engine.batches import EventBatch, OperationBatch
-    from purgatory.engine.codes import FOLLOWER_PROGRESS, HIGH_WATERMARK, LEADER_APPEND, PRODUCE, UNKNOWN
-    from purgatory.engine.engine import Engine
-    from purgatory.engine.limits import EngineLimits
-
     engine = Engine(EngineLimits(), 0)
     owner = engine.add_owner()
     partitions = [("bench", 0)]
@@ -181,8 +163,6 @@ def client(operations: int) -> None:
 
 def wheel(operations: int) -> None:
     """The timing wheel alone: add and cancel, add and fire."""
-    from purgatory.engine.waiting.wheel import TimingWheel
-
     timers = TimingWheel(1, 20, 0)
     timers.ensure(BATCH)
     fired: list[int] = []

@@ -17,7 +17,6 @@ class Reach:
     value_max: float | None = None
 
     def is_met(self, value: float, ratio: float | None) -> bool:
-        """Whether these figures reach it."""
         if self.ratio_min is not None and (ratio is None or ratio < self.ratio_min):
             return False
         if self.value_min is not None and value < self.value_min:

@@ -22,7 +22,6 @@ TOPIC_NUMBERS: Final = itertools.count(time.monotonic_ns())
 
 
 def new_topic() -> str:
-    """A topic that no run before has used."""
     return f"run-{next(TOPIC_NUMBERS)}"
 
 

@@ -33,7 +33,6 @@ OFFSET_MAX: Final = 1_000_000
 
 
 def names_of(topic: str, count: int) -> list[operation_pb2.TopicPartition]:
-    """The partitions of a topic."""
     return [operation_pb2.TopicPartition(topic=topic, partition=number) for number in range(count)]
 
 
@@ -48,7 +47,7 @@ def marks_of(topic: str, count: int, offset: int) -> event_pb2.EventColumns:
 
 
 def acknowledgement(results: wire.ResultBatch) -> wire.SessionRequest:
-    """What is said when these results are there."""
+    """Acknowledges these results."""
     last = results.first_sequence + len(results.columns.operation_id) - 1
     return wire.SessionRequest(acknowledge=wire.AcknowledgeResults(sequence=last))
 
@@ -154,7 +153,6 @@ def fill(parameters: Parameters) -> Numbers:
 
 
 def filling(name: str, count: int, keys: int) -> Iterator[wire.RegisterRequest]:
-    """The messages that fill a session."""
     drawn = random.Random(count)
     for first in range(0, count, FILLING):
         numbers = range(first + 1, min(first + FILLING, count) + 1)

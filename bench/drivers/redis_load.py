@@ -24,7 +24,6 @@ class Results:
         self._reached = asyncio.Event()
 
     async def listen(self, connection: RedisConnection) -> None:
-        """Counts until cancelled."""
         while True:
             self._ended += len(await connection.messages())
             if self._ended >= self._wanted:

@@ -20,7 +20,6 @@ Call = Callable[[], Awaitable[object]]
 
 
 def wait_request(topic: str, partition: int, offset: int) -> wire.WaitRequest:
-    """A produce wait for one partition."""
     name = operation_pb2.TopicPartition(topic=topic, partition=partition)
     item = operation_pb2.ProducePartition(topic_partition=name, required_offset=offset)
     return wire.WaitRequest(
@@ -29,7 +28,6 @@ def wait_request(topic: str, partition: int, offset: int) -> wire.WaitRequest:
 
 
 def mark_request(topic: str, partition: int, offset: int) -> wire.AdvanceRequest:
-    """A high watermark."""
     name = operation_pb2.TopicPartition(topic=topic, partition=partition)
     event = event_pb2.Event(topic_partition=name, high_watermark=event_pb2.HighWatermark(offset=offset))
     return wire.AdvanceRequest(rows=event_pb2.EventRows(events=[event]))
@@ -90,7 +88,6 @@ class UnaryLane:
         self.ended = 0
 
     async def run(self, end_s: float) -> None:
-        """As `Lane.run` of bench/drivers/client.py."""
         offset = 0
         before = self._register(offset)
         while time.perf_counter() < end_s:

@@ -70,7 +70,6 @@ class Lab:
         return server
 
     def server(self, module: str) -> Server:
-        """A server in Python, by module."""
         server = self._servers.get(module)
         if server is None:
             server = self._servers[module] = self._stack.enter_context(python_server(module))
@@ -78,7 +77,6 @@ class Lab:
         return server
 
     def redis(self) -> RedisServer | None:
-        """A Redis; None where it cannot be had."""
         if "redis" not in self._servers:
             try:
                 self._servers["redis"] = self._stack.enter_context(RedisServer())

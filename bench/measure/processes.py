@@ -46,7 +46,6 @@ class Process:
 
     @property
     def process_id(self) -> int:
-        """Its id."""
         return self._process.pid
 
     def __enter__(self) -> Self:
@@ -58,7 +57,7 @@ class Process:
         self.stop()
 
     def stop(self) -> None:
-        """Asks it to end, and sees that it does."""
+        """Ends it: by SIGTERM, and by SIGKILL if that takes too long."""
         if self._process.poll() is None:
             if self._process.stdin is not None:
                 with contextlib.suppress(OSError):
@@ -73,7 +72,7 @@ class Process:
             self._process.stdout.close()
 
     def kill(self) -> None:
-        """Ends it as a crash would."""
+        """Ends it by SIGKILL."""
         self._process.kill()
         self._process.wait()
 
@@ -90,7 +89,6 @@ class Process:
 
     @property
     def name(self) -> str:
-        """What it is, in messages."""
         return " ".join(Path(word).name if "/" in word else word for word in self.command[:3])
 
 
@@ -152,7 +150,7 @@ class DaemonProcess(Process):
             raise
 
     def metric(self, name: str) -> float:
-        """A metric as it is now, all labels added up."""
+        """The value of a metric now, summed over its labels."""
         with urllib.request.urlopen(self._metrics, timeout=START_TIMEOUT_S) as response:  # noqa: S310 - our own
             lines: list[str] = response.read().decode().splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.partition("{")[0] == name)
@@ -167,7 +165,6 @@ class DaemonProcess(Process):
 
 @contextlib.contextmanager
 def daemon(*arguments: str) -> Iterator[DaemonProcess]:
-    """A daemon on free ports."""
     with (
         tempfile.TemporaryDirectory(prefix="purgatory-bench-") as folder,
         DaemonProcess(Path(folder), arguments) as process,
@@ -176,12 +173,10 @@ def daemon(*arguments: str) -> Iterator[DaemonProcess]:
 
 
 def python_worker(module: str) -> Worker:
-    """A worker in Python, by its module."""
     return Worker([sys.executable, "-m", module])
 
 
 def python_server(module: str) -> Server:
-    """A server in Python, by its module."""
     return Server([sys.executable, "-m", module])
 
 

@@ -37,12 +37,11 @@ class Row:
 
     @property
     def key(self) -> tuple[str, str | None]:
-        """What tells a row from all others."""
         return self.name, self.peer
 
     @property
     def peer_value(self) -> float | None:
-        """The peer's value, as far as medians tell it."""
+        """The peer's value, computed back from the median ratio."""
         if self.ratio is None or self.ratio == 0:
             return None
         return self.value / self.ratio if self.unit in HIGHER_IS_BETTER else self.value * self.ratio
@@ -56,7 +55,7 @@ def write_rows(rows: Sequence[Row], path: Path) -> None:
 
 
 def rounded(row: Row) -> dict[str, object]:
-    """A row with as many digits as mean something."""
+    """The row's fields, floats to five significant digits."""
     return {field: float(f"{value:.5g}") if isinstance(value, float) else value for field, value in asdict(row).items()}
 
 
@@ -69,7 +68,6 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows as a table in Markdown."""
     head = "| what | peer | ours | ratio | of the pairs | reach | |\n|---|---|---|---|---|---|---|\n"
     return head + "\n".join(_line(row) for row in rows)
 
@@ -85,7 +83,7 @@ def _line(row: Row) -> str:
 
 
 def figure(value: float, unit: str) -> str:
-    """A value with its unit, as one reads it."""
+    """A value with its unit, to three significant digits."""
     for limit, divisor, prefix in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
         if value >= limit and unit in {"ops/s", "calls/s", "B", "instructions/op"}:
             return f"{value / divisor:.3g} {prefix}{unit}" if unit == "B" else f"{value / divisor:.3g} {prefix} {unit}"

@@ -20,8 +20,6 @@ Numbers = dict[str, float]
 
 
 class Parameters:
-    """The key=value words of a line."""
-
     def __init__(self, words: list[str]) -> None:
         self._values: Final = dict(word.split("=", 1) for word in words)
 
@@ -30,11 +28,10 @@ class Parameters:
         return int(self._values[name] if default is None else self._values.get(name, default))
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A number; as `integer`."""
         return float(self._values[name] if default is None else self._values.get(name, default))
 
     def text(self, name: str) -> str:
-        """A word. Raises KeyError when it is not given."""
+        """Raises KeyError when it is not given."""
         return self._values[name]
 
 
@@ -53,7 +50,6 @@ def serve(workloads: Mapping[str, Workload]) -> None:
 
 
 def answer(workloads: Mapping[str, Workload], words: list[str]) -> Numbers | dict[str, str]:
-    """The answer to one line."""
     if len(words) < 2 or words[0] != "run" or words[1] not in workloads:
         return {"error": f"no such workload; there are {', '.join(sorted(workloads))}"}
     try:

@@ -22,8 +22,6 @@ class HandLoop(asyncio.SelectorEventLoop):
 
 
 class AsyncioDriver:
-    """Timers of one loop."""
-
     def __init__(self, count: int) -> None:
         self._loop: Final = HandLoop()
         self._handles: Final[list[asyncio.TimerHandle | None]] = [None] * count
@@ -33,13 +31,11 @@ class AsyncioDriver:
         self._count += 1
 
     def add_all(self, places: range, delays_ms: list[int]) -> None:
-        """One `call_later` for each."""
         call_later, fire, handles = self._loop.call_later, self._fire, self._handles
         for place, delay_ms in zip(places, delays_ms, strict=True):
             handles[place] = call_later(delay_ms / 1_000, fire)
 
     def replace_all(self, places: range, delays_ms: list[int]) -> None:
-        """One `cancel` and one `call_later` for each."""
         call_later, fire, handles = self._loop.call_later, self._fire, self._handles
         for place, delay_ms in zip(places, delays_ms, strict=True):
             handle = handles[place]
@@ -60,7 +56,6 @@ class AsyncioDriver:
         return self._count
 
     def close(self) -> None:
-        """Closes the loop."""
         self._loop.close()
 
 

@@ -13,8 +13,6 @@ TIMEOUT_S: Final = 600.0
 
 
 class Conditions:
-    """Waits for marks of keys."""
-
     def __init__(self, keys: int) -> None:
         self._conditions: Final = [asyncio.Condition() for _ in range(keys)]
         self._marks: Final = [0] * keys
@@ -28,13 +26,11 @@ class Conditions:
         self.ended += 1
 
     def register(self, key: int, required: int) -> None:
-        """One more wait."""
         task = asyncio.create_task(self._wait(key, required))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def raise_mark(self, key: int, mark: int) -> None:
-        """Moves a mark and wakes whoever waits for that key."""
         self._marks[key] = mark
         async with self._conditions[key]:
             self._conditions[key].notify_all()
@@ -45,7 +41,6 @@ class Conditions:
             await asyncio.sleep(0)
 
     async def cancel_all(self) -> None:
-        """Cancels every task."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -20,8 +20,6 @@ Key = tuple[str, int]
 
 
 class ConditionsServicer(PurgatoryServiceServicer):
-    """Marks and conditions by key."""
-
     def __init__(self) -> None:
         self._marks: Final[defaultdict[Key, int]] = defaultdict(int)
         self._conditions: Final[defaultdict[Key, asyncio.Condition]] = defaultdict(asyncio.Condition)
@@ -41,7 +39,6 @@ class ConditionsServicer(PurgatoryServiceServicer):
         return wire.WaitResponse(result=result_pb2.Result(operation_id=operation.operation_id, outcome=outcome))
 
     async def Advance(self, request: wire.AdvanceRequest, context: Context) -> wire.AdvanceResponse:
-        """Moves high watermarks and wakes whoever waits for their keys."""
         for event in request.rows.events:
             await self._raise(event)
         return wire.AdvanceResponse(receipt=wire.AdvanceReceipt(ended=[0] * len(request.rows.events)))

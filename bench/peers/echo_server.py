@@ -23,8 +23,6 @@ BATCH_MAX = 100_000
 
 
 class EchoServicer(PurgatoryServiceServicer):
-    """Answers everything and remembers nothing."""
-
     async def Session(self, requests: AsyncIterator[wire.SessionRequest], context: Context) -> None:
         """One answer or two for each message."""
         sequence = 1
@@ -55,12 +53,10 @@ class EchoServicer(PurgatoryServiceServicer):
         return wire.AdvanceResponse(receipt=_advanced(request))
 
     async def AdvanceStream(self, requests: AsyncIterator[wire.AdvanceStreamRequest], context: Context) -> None:
-        """The same for each message of a stream."""
         async for request in requests:
             await context.write(wire.AdvanceStreamResponse(receipt=_advanced(request)))
 
     async def Acknowledge(self, request: wire.AcknowledgeRequest, context: Context) -> wire.AcknowledgeResponse:
-        """The empty unary call."""
         return wire.AcknowledgeResponse()
 
 

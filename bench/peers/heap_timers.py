@@ -25,7 +25,6 @@ class HeapDriver:
         self._now_ms = 0
 
     def add_all(self, places: range, delays_ms: list[int]) -> None:
-        """Pushes one entry for each."""
         heap, live, push, now_ms = self._heap, self._live, heapq.heappush, self._now_ms
         number = self._number
         for place, delay_ms in zip(places, delays_ms, strict=True):
@@ -48,7 +47,6 @@ class HeapDriver:
         """Nothing to do."""
 
     def expire(self, after_ms: int) -> int:
-        """Pops what is due."""
         heap, live, pop = self._heap, self._live, heapq.heappop
         now_ms = self._now_ms = self._now_ms + after_ms
         count = 0

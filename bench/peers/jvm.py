@@ -51,7 +51,7 @@ def build() -> None:
 
 
 def sources_digest() -> str:
-    """What tells whether the sources are those that were built."""
+    """Digest of the sources: the stamp of what was built."""
     digest = hashlib.sha256()
     for path in sorted(p for p in SOURCES.rglob("*") if p.is_file()):
         digest.update(str(path.relative_to(SOURCES)).encode())

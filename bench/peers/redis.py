@@ -76,7 +76,6 @@ class RedisServer(Process):
 
     @property
     def address(self) -> str:
-        """Where it listens."""
         return f"127.0.0.1:{self.port}"
 
 
@@ -93,7 +92,6 @@ def program() -> str:
 
 
 def free_port() -> int:
-    """A port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -101,7 +99,6 @@ def free_port() -> int:
 
 
 def command(*words: bytes) -> bytes:
-    """A command as Redis reads it."""
     return b"".join([b"*%d\r\n" % len(words), *[b"$%d\r\n%s\r\n" % (len(word), word) for word in words]])
 
 
@@ -134,7 +131,7 @@ class RedisConnection:
         await self._writer.wait_closed()
 
     async def load_scripts(self) -> None:
-        """Gives the server the scripts; their digests are in `scripts` afterwards."""
+        """Loads the scripts; `scripts` holds their digests afterwards."""
         for name, text in (("register", REGISTER), ("advance", ADVANCE), ("expire", EXPIRE)):
             self.scripts[name] = (await self.ask(command(b"SCRIPT", b"LOAD", text), 2))[1]
 
@@ -151,7 +148,7 @@ class RedisConnection:
         return lines
 
     async def subscribe(self) -> None:
-        """Listens to the results; `messages` gives them from now on."""
+        """Subscribes to the results, which `messages` returns from then on."""
         await self.ask(command(b"SUBSCRIBE", CHANNEL), 6)
 
     async def messages(self) -> list[bytes]:

@@ -31,7 +31,6 @@ def write_table(page: Path, results: Path, pictures: Sequence[str] = (), begins:
 
 
 def pictures_in(results: Path) -> list[str]:
-    """The names of the plots that are there."""
     return [name for name in PICTURES if (results / f"{name}.png").exists()]
 
 

@@ -29,7 +29,7 @@ Point = dict[str, str | float]
 
 
 def write_plots(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Writes what these rows suffice for; the paths."""
+    """Writes the plots that these rows allow; returns their paths."""
     charts = {name: chart for name, chart in all_charts(rows).items() if chart is not None}
     written = []
     for name, chart in charts.items():
@@ -82,7 +82,6 @@ def all_charts(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def curve(rows: Sequence[Row]) -> Any:  # noqa: ANN401 - altair's charts have many types
-    """Throughput against what is pending on each key."""
     prefix = "engine/register-complete/pending="
     found: list[Point] = []
     for row in rows:
@@ -130,13 +129,12 @@ def bars(found: Sequence[Point], title: str, axis: str, *, logarithmic: bool = F
 
 
 def color(found: Sequence[Point]) -> alt.Color:
-    """Everybody has the same colour in every plot."""
+    """The same colour for each peer in every plot."""
     there = [name for name in COLORS if any(point["who"] == name for point in found)]
     return alt.Color("who:N", title=None, scale=alt.Scale(domain=there, range=[COLORS[name] for name in there]))
 
 
 def points(rows: Sequence[Row], names: dict[str, str]) -> list[Point]:
-    """Ours and the peers' values of some rows."""
     found: list[Point] = []
     for row in rows:
         if row.name in names:

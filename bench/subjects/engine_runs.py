@@ -51,7 +51,6 @@ class Filled:
     def register(
         self, partitions: list[PartitionName], indexes: list[int], offsets: list[int], timeout_ms: int, at_ms: int
     ) -> None:
-        """Registers a batch of produce waits."""
         first = self.next_id
         self.next_id = first + len(indexes)
         batch = OperationBatch(
@@ -70,7 +69,7 @@ class Filled:
 
 
 def now_ms() -> int:
-    """The clock of the daemon."""
+    """The daemon's clock."""
     return time.monotonic_ns() // 1_000_000
 
 

@@ -45,7 +45,6 @@ class Watch(Listener):
         self.late_s: Final[list[float]] = []
 
     def completed(self, session: Session | None, completions: Completions) -> None:
-        """Some have ended: now, by the finest clock."""
         del session
         now_s = time.monotonic()
         for operation_id, outcome in zip(completions.operation_ids, completions.outcomes, strict=True):
@@ -125,7 +124,6 @@ def timers(parameters: Parameters) -> Numbers:
 
 
 def uvloop_timers(parameters: Parameters) -> Numbers:
-    """The same on uvloop."""
     return uvloop.run(_timers(parameters.integer("rate"), parameters.number("seconds")))
 
 

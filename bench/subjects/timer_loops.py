@@ -30,10 +30,10 @@ class TimerDriver(Protocol):
         """What the timer needs now and then to keep up, with nothing due."""
 
     def expire(self, after_ms: int) -> int:
-        """Time has passed: runs what is due; returns how many."""
+        """Runs what is due at `after_ms`; returns how many."""
 
     def close(self) -> None:
-        """Gives back what it holds."""
+        """Releases what it holds."""
 
 
 def timer_workloads(make: type[TimerDriver]) -> dict[str, Workload]:

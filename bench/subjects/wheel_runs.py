@@ -22,7 +22,6 @@ class WheelDriver:
         self._wheel.ensure(count)
 
     def add_all(self, places: range, delays_ms: list[int]) -> None:
-        """One call for each."""
         add = self._wheel.add
         for place, delay_ms in zip(places, delays_ms, strict=True):
             add(place, delay_ms)

@@ -23,7 +23,6 @@ UNEVEN: Final[dict[str, dict[str, float]]] = {
 
 
 def run_of(worker: Worker, workload: str, **parameters: float) -> Measure:
-    """A measurement that runs a workload."""
     return lambda: worker.run(workload, **parameters)
 
 

@@ -145,11 +145,11 @@ def settled_bytes(folder: Path) -> int:
 
 
 def size_bytes(folder: Path) -> int:
-    """Of the journal's file and its write-ahead log."""
+    """Size of the journal's file and its write-ahead log."""
     return sum(path.stat().st_size for path in folder.iterdir() if path.name in {"journal.db", "journal.db-wal"})
 
 
 def written_bytes(process_id: int) -> int:
-    """What a process has had written to disks so far."""
+    """Bytes that a process has caused to be written to disk."""
     lines = Path(f"/proc/{process_id}/io").read_text("ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("write_bytes"))
