@@ -6,9 +6,9 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from types import TracebackType
-from typing import Final, Self, SupportsIndex
+from typing import Final, ParamSpec, Self, SupportsIndex, TypeVar
 
 from purgatory.clock import Clock, given_or_system_clock
 from purgatory.engine.errors import ReentrantCall
@@ -26,6 +26,9 @@ from purgatory.threads import ClockThread, RefusedAfterFork, refuse_after_fork
 
 logger = logging.getLogger(__name__)
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 SLICE: Final = 1_000
 """The lock is let go after so many expiries or shutdowns."""
 
@@ -41,19 +44,6 @@ class _ThreadEffects(threading.local):
     def __init__(self) -> None:
         self.waiting: deque[tuple[GenericOperation, Exception | None]] = deque()
         self.is_running = False
-
-
-class _Section:
-    """`with` gives the core under the lock; on leaving, outside it, the effects of what ended inside run."""
-
-    def __init__(self, owner: EmbeddedPurgatory) -> None:
-        self._owner: Final = owner
-
-    def __enter__(self) -> DelayedOperationPurgatory:
-        return self._owner.enter_section()
-
-    def __exit__(self, *_: object) -> None:
-        self._owner.leave_section()
 
 
 class EmbeddedPurgatory:
@@ -106,7 +96,7 @@ class EmbeddedPurgatory:
         self._effects: Final = _ThreadEffects()
         self._is_close_asked = False
         self._made_in: Final = os.getpid()
-        self._section: Final = _Section(self)
+        self._is_forked = False
         self._core: Final = DelayedOperationPurgatory(
             self._clock.now_ms(),
             lambda operation, error: self._failures.append((operation, error)),  # told outside the lock
@@ -184,12 +174,7 @@ class EmbeddedPurgatory:
             BaseException: what `try_complete` raised, if it was no Exception (those go to `on_error`).
 
         """
-        with self._section as core:
-            now_ms = max(core.now_ms, self._clock.ceiling_ms())  # rounded up, or it could expire early by a fraction
-            completed = core.try_complete_else_watch(_checked(operation), keys, now_ms)
-            if self._reaper is not None and not completed:
-                self._reaper.wake_before(core.next_expiration_ms())
-            return completed
+        return self._call(self._register, _checked(operation), keys)
 
     def check_and_complete(self, key: Hashable) -> int:
         """Re-test the operations watched on a key, oldest first. Call it after every change that could end one.
@@ -203,8 +188,7 @@ class EmbeddedPurgatory:
         Raises:
             BaseException: what a `try_complete` or an effect raised, if no Exception, when all have had their turn.
         """
-        with self._section as core:
-            return core.check_and_complete(key)
+        return self._call(self._core.check_and_complete, key)
 
     def cancel(self, operation: GenericOperation) -> bool:
         """End an operation as CANCELLED, registered or not; its `on_complete` runs.
@@ -213,18 +197,15 @@ class EmbeddedPurgatory:
             True: this call ended it; one that was not registered can't be any more. False: it had ended, or it is
             pending in another purgatory.
         """
-        with self._section as core:
-            return core.cancel(_checked(operation))
+        return self._call(self._core.cancel, _checked(operation))
 
     def cancel_for_key(self, key: Hashable) -> list[GenericOperation]:
         """End every operation watched on a key as CANCELLED and return them, oldest first."""
-        with self._section as core:
-            return core.cancel_for_key(key)
+        return self._call(self._core.cancel_for_key, key)
 
     def force_complete_for_key(self, key: Hashable) -> list[GenericOperation]:
         """End every operation watched on a key as SATISFIED, whatever its condition says; return them, oldest first."""
-        with self._section as core:
-            return core.force_complete_for_key(key)
+        return self._call(self._core.force_complete_for_key, key)
 
     def wait(self, operation: GenericOperation, timeout_ms: SupportsIndex | None = None) -> bool:
         """Block until an operation has ended and its effects have run; `operation.outcome` then says how.
@@ -264,8 +245,7 @@ class EmbeddedPurgatory:
             How many expired.
         """
         limit = in_range("limit", limit, 0, TIMEOUT_MS_MAX)
-        with self._section as core:
-            return core.advance_clock(max(core.now_ms, self._clock.now_ms()), limit)
+        return self._call(self._advance, limit)
 
     def next_expiration_ms(self) -> int:
         """When `advance_clock` has something to do, in milliseconds of this purgatory's clock; -1: never."""
@@ -285,10 +265,10 @@ class EmbeddedPurgatory:
         Raises:
             BaseException: what an effect raised, if it was no Exception, when all have run.
         """
-        with self._section as core:
-            core.is_closed = True
-            self._is_close_asked = core.is_busy
-            if core.is_busy:
+        with self._lock:
+            self._core.is_closed = True
+            self._is_close_asked = self._core.is_busy
+            if self._core.is_busy:
                 return 0
         ended = more = 0
         interrupt: BaseException | None = None
@@ -309,30 +289,10 @@ class EmbeddedPurgatory:
             raise interrupt
         return ended
 
-    def enter_section(self) -> DelayedOperationPurgatory:
-        """For `_Section`."""
-        self._lock.acquire()
-        return self._core
-
-    def leave_section(self) -> None:
-        """For `_Section`."""
-        try:
-            # Within a hook this is the same thread's inner section: the outer one takes what ended.
-            is_outermost = not self._core.is_busy
-            if is_outermost:
-                self._collect_effects()
-        finally:
-            self._lock.release()
-        if is_outermost:
-            try:
-                self._run_effects()
-            finally:
-                if self._is_close_asked:
-                    self.close()
-
     def after_fork_in_child(self) -> None:
         """Refuse every call from now on; the operations are the parent's to answer, also those that ended."""
         self._lock = RefusedAfterFork(f"purgatory {self.name!r}", self._made_in)
+        self._is_forked = True
         self._effects.waiting.clear()
 
     def _wait_ms(self) -> int:
@@ -343,13 +303,46 @@ class EmbeddedPurgatory:
                 self._reaper.armed_ms = next_ms
             return -1 if next_ms < 0 else max(0, next_ms - self._clock.now_ms())
 
+    def _call(self, function: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
+        """Call something of the core's under the lock; afterwards, outside it, the effects of what ended inside."""
+        is_outermost = False
+        try:
+            # `with`, not acquire and release: it leaves a signal no moment between these and the body.
+            with self._lock:
+                try:
+                    return function(*arguments, **keywords)
+                finally:
+                    # Within a hook this is the same thread's inner call: the outer one takes what ended.
+                    is_outermost = not self._core.is_busy
+                    if is_outermost:
+                        self._collect_effects()
+        finally:
+            if is_outermost:
+                try:
+                    self._run_effects()
+                finally:
+                    if self._is_close_asked:
+                        self.close()
+
+    def _register(self, operation: GenericOperation, keys: Iterable[Hashable]) -> bool:
+        # Rounded up, or it could expire early by a fraction of a millisecond.
+        now_ms = max(self._core.now_ms, self._clock.ceiling_ms())
+        completed = self._core.try_complete_else_watch(operation, keys, now_ms)
+        if self._reaper is not None and not completed:
+            self._reaper.wake_before(self._core.next_expiration_ms())
+        return completed
+
+    def _advance(self, limit: int) -> int:
+        return self._core.advance_clock(max(self._core.now_ms, self._clock.now_ms()), limit)
+
     def _force_complete(self, operation: GenericOperation) -> bool:
         """What `GenericOperation.force_complete` does for operations registered here."""
-        with self._section as core:
-            return core.force_complete(operation)
+        return self._call(self._core.force_complete, operation)
 
     def _collect_effects(self) -> None:
         """Make the effects of what ended, and the failures, this thread's. The caller holds the lock."""
+        if self._is_forked:  # in the middle of a hook: what ended is the parent's to answer
+            return
         waiting = self._effects.waiting
         while self._failures:
             waiting.append(self._failures.popleft())
