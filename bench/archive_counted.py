@@ -73,7 +73,7 @@ class SameThreadLink(WriterLink):
         """Makes rows of what is left, and writes the files."""
         self._make_rows(1)
         if self._files is not None:
-            self._files.close()
+            self._files.roll()
 
 
 def registrations(first_id: int, mark: int) -> bytes:

@@ -59,8 +59,9 @@ def copy_run(history: Path, out: Path, run: str, time: int) -> None:
     for table in schema.TABLES:
         for rows in rows_of(history, table, run):
             writer.write(table, moved(rows, writer.run_id, later_ms))
-            writer.roll_if_due()
-    writer.close()
+            if writer.is_due:
+                writer.roll()
+    writer.roll()
 
 
 def rows_of(history: Path, table: str, run: str) -> Iterator[pa.RecordBatch]:

@@ -1,16 +1,13 @@
 """Writing an archive: record batches in, Parquet files out, each whole before it lies where readers look.
 
 A file is encoded in memory and written in one go when it is rolled: under `_writing/` first, then moved to its place.
-So what a broken disk refuses is still there to be tried again, and what is under a table is never half a file. Files
-roll by time, by size, and where the hour changes: no file spans two.
+So what a failing disk refuses can be tried again, and what is under a table is never half a file. Files roll by time,
+by size, and where the hour changes: none spans two.
 
     writer = ArchiveWriter(*open_archive("s3://bucket/archive"), new_run_id())
-    writer.write(OUTCOMES, outcome_rows(...))
-    writer.roll_if_due()          # after each write, and now and then
-    writer.close()
-
-Rolling raises OSError (or pyarrow's ArrowException) when a file cannot be written; what was not placed is kept, and the
-next roll tries again.
+    writer.write(OUTCOMES, rows)
+    if writer.is_due:             # after each write, and now and then
+        writer.roll()
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -42,8 +39,6 @@ from purgatory.archive.layout import (
 from purgatory.archive.rows import plain
 from purgatory.archive.schema import EVENTS, SCHEMAS, VERSION
 from purgatory.archive.vocabulary import CannotArchive
-
-__all__ = ["ArchiveWriter", "Placed", "open_archive"]
 
 ROLL_S: Final = 60.0
 ROLL_BYTES: Final = 64 * 1024 * 1024
@@ -76,15 +71,6 @@ ALWAYS_GIVEN: Final = frozenset(
 """Columns that are never null in a table that has them, unless `SOMETIMES_GIVEN` says so: half the work of writing."""
 
 SOMETIMES_GIVEN: Final = frozenset({(EVENTS, "log_start_offset")})
-
-
-class Placed(NamedTuple):
-    """A file that now lies at its place, below the archive."""
-
-    table: str
-    path: str
-    rows: int
-    size: int
 
 
 def open_archive(place: str) -> tuple[fs.FileSystem, str]:
@@ -131,7 +117,7 @@ class ArchiveWriter:
         self._roll_bytes: Final = roll_bytes
         self._clock: Final = clock
         self._open: Final[dict[str, _TableFile]] = {}
-        self._finished: Final[list[_FinishedFile]] = []
+        self._finished: Final[list[_TableFile]] = []
         self.last_numbers: Final = dict.fromkeys(SCHEMAS, 0)
         """The last file number that was given, by table."""
         self._opened_s = 0.0
@@ -143,11 +129,6 @@ class ArchiveWriter:
         self.files, self.bytes = files, size
 
     @property
-    def unplaced_rows(self) -> int:
-        """Rows that were written here and lie in no file yet."""
-        return sum(file.rows for file in self._open.values()) + sum(file.rows for file in self._finished)
-
-    @property
     def is_due(self) -> bool:
         """True: it is time to roll."""
         if self._finished or not self._open:
@@ -157,38 +138,34 @@ class ArchiveWriter:
         )
 
     def write(self, table: str, rows: pa.RecordBatch) -> None:
-        """Appends rows, in memory: `roll_if_due` after it writes what has come together."""
+        """Appends rows, in memory: `roll` when it `is_due`."""
         for hour, part in by_hour(rows):
             file = self._open.get(table)
             if file is not None and file.hour != hour:
-                self._finished.append(self._open.pop(table).finish())
+                self._finish(table)
                 file = None
             if file is None:
                 file = self._start(table, hour)
             file.write(part)
 
-    def roll_if_due(self) -> list[Placed]:
-        """Rolls when the oldest open file is `roll_s` old, or one has grown to `roll_bytes`, or ends with its hour."""
-        return self.roll() if self.is_due else []
+    def roll(self) -> None:
+        """Finishes all open files, and puts them and those kept from before at their places, in order.
 
-    def roll(self) -> list[Placed]:
-        """Finishes all open files and puts them, and those kept from before, at their places: all or, on error, none
-        to some; the others are kept.
+        Raises OSError (or ArrowException) for the first that cannot be written: this and all others are kept.
         """
         for table in list(self._open):
-            self._finished.append(self._open.pop(table).finish())
+            self._finish(table)
         for file in self._finished:
             if not file.is_written:
                 self._write_aside(file)
-        placed: list[Placed] = []
         while self._finished:
-            placed.append(self._place(self._finished[0]))
+            self._place(self._finished[0])
             del self._finished[0]
-        return placed
 
-    def close(self) -> list[Placed]:
-        """Rolls what is left."""
-        return self.roll()
+    def _finish(self, table: str) -> None:
+        file = self._open.pop(table)
+        file.finish()
+        self._finished.append(file)
 
     def _start(self, table: str, hour: int) -> _TableFile:
         if not self._open:
@@ -197,7 +174,7 @@ class ArchiveWriter:
         file = self._open[table] = _TableFile(table, self.run_id, self.last_numbers[table], hour)
         return file
 
-    def _write_aside(self, file: _FinishedFile) -> None:
+    def _write_aside(self, file: _TableFile) -> None:
         path = f"{self.root}/{file.unfinished_path}"
         try:
             self.filesystem.create_dir(f"{self.root}/{WRITING}", recursive=True)
@@ -225,7 +202,7 @@ class ArchiveWriter:
         except (OSError, pa.ArrowException):
             return
 
-    def _place(self, file: _FinishedFile) -> Placed:
+    def _place(self, file: _TableFile) -> None:
         self.filesystem.create_dir(f"{self.root}/{file.folder}", recursive=True)
         try:
             self.filesystem.move(f"{self.root}/{file.unfinished_path}", f"{self.root}/{file.path}")
@@ -235,7 +212,6 @@ class ArchiveWriter:
         self.files += 1
         self.rows[file.table] += file.rows
         self.bytes += len(file.content)
-        return Placed(file.table, file.path, file.rows, len(file.content))
 
 
 class _TableFile:
@@ -243,10 +219,14 @@ class _TableFile:
 
     def __init__(self, table: str, run_id: str, number: int, hour: int) -> None:
         self.table: Final = table
-        self.run_id: Final = run_id
-        self.number: Final = number
         self.hour: Final = hour
+        self.folder: Final = folder(table, datetime.fromtimestamp(hour * HOUR_MS / 1_000, UTC))
+        self.path: Final = f"{self.folder}/{file_name(run_id, number)}"
+        self.unfinished_path: Final = unfinished_path(table, run_id, number)
         self.rows = 0
+        self.content: pa.Buffer
+        self.is_written = False
+        """Whether all of it lies aside."""
         self._waiting: Final[list[pa.RecordBatch]] = []
         self._waiting_rows = 0
         self._sink: Final = pa.BufferOutputStream()
@@ -281,11 +261,11 @@ class _TableFile:
         if self._waiting_rows >= ROWS_PER_GROUP:
             self._encode()
 
-    def finish(self) -> _FinishedFile:
-        """The whole file."""
+    def finish(self) -> None:
+        """Makes it whole: `content` is the file from now on."""
         self._encode()
         self._writer.close()
-        return _FinishedFile(self, self._sink.getvalue())
+        self.content = self._sink.getvalue()
 
     def _encode(self) -> None:
         if self._waiting:
@@ -294,20 +274,6 @@ class _TableFile:
             self._writer.write_table(pa.Table.from_arrays(table.columns, schema=self._schema), ROWS_PER_GROUP)
             self._waiting.clear()
             self._waiting_rows = 0
-
-
-class _FinishedFile:
-    """A whole file and where it belongs."""
-
-    def __init__(self, file: _TableFile, content: pa.Buffer) -> None:
-        self.table: Final = file.table
-        self.rows: Final = file.rows
-        self.content: Final = content
-        self.folder: Final = folder(file.table, datetime.fromtimestamp(file.hour * HOUR_MS / 1_000, UTC))
-        self.path: Final = f"{self.folder}/{file_name(file.run_id, file.number)}"
-        self.unfinished_path: Final = unfinished_path(file.table, file.run_id, file.number)
-        self.is_written = False
-        """Whether all of it lies aside."""
 
 
 def as_written(table: str, field: pa.Field) -> pa.Field:

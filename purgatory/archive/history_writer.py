@@ -24,8 +24,6 @@ from purgatory.archive.vocabulary import CallStamp, CannotArchive, marker_values
 from purgatory.archive.writer_protocol import WriterOpening, WriterStatistics
 from purgatory.engine.batches import PartitionName
 
-__all__ = ["HistoryWriter", "open_history"]
-
 LOGGER: Final = logging.getLogger(__name__)
 
 RETRY_S: Final = 1.0
@@ -47,7 +45,7 @@ def open_history(opening: WriterOpening, report: Callable[[WriterStatistics], No
             state.call_number, state.time_ms, state.at_ms = continued.call_number, continued.time_ms, continued.at_ms
             files.go_on(continued.file_numbers, continued.rows_kept, continued.files, continued.bytes)
             remove_unfinished(filesystem, root, opening.run_id)
-        run = RunFile(filesystem, root, state)
+        run = RunFile.create(filesystem, root, state)
         try:
             if continued is None:
                 started = CallStamp(opening.run_id, 0, opening.started_ms, opening.started_at_ms)
@@ -262,11 +260,12 @@ class HistoryWriter:
         dead_runs = claim_dead_runs(self._files.filesystem, self._files.root, self._files.run_id)
         try:
             for dead in dead_runs:
-                self._write_crashed(dead.state, dead.remove_leftovers())
+                leftovers = remove_unfinished(self._files.filesystem, self._files.root, dead.state.run_id)
+                self._write_crashed(dead.state, leftovers)
             if dead_runs:
                 self.roll()  # the marker must be at its place before the run's file, which asks for it, goes
                 for dead in dead_runs:
-                    dead.forget()
+                    dead.remove()
         finally:
             for dead in dead_runs:
                 dead.release()

@@ -1,12 +1,7 @@
-"""From engine calls to rows of the archive's tables, as Arrow record batches with the schema of their table.
+"""Rows of the archive's tables from records of calls, as Arrow record batches with the schema of their table.
 
-    registration_rows   a batch and its receipt
-    outcome_rows        completions
-    event_rows          a slice of a batch of events and its receipt
-    single_row          one of the other calls, or a marker
-
-To make an Arrow array costs microseconds whatever its length, so where there are many calls, add them to
-`RegistrationRows`, `OutcomeRows`, `EventRows` or `SingleRows` and `take` the rows of all at once.
+To make an Arrow array costs microseconds whatever its length, so records of many calls are added to `RegistrationRows`,
+`OutcomeRows`, `EventRows` or `SingleRows`, and `take` makes rows of all of them at once.
 """
 
 from __future__ import annotations
@@ -50,20 +45,6 @@ from purgatory.engine.codes import FETCH
 from purgatory.engine.completions import Completions
 from purgatory.engine.kinds.operation_columns import COLUMNS_BY_NAME, ITEM, OPERATION
 
-__all__ = [
-    "EventRows",
-    "OutcomeRows",
-    "RegistrationRows",
-    "SingleRows",
-    "TableRows",
-    "event_rows",
-    "new_table_rows",
-    "outcome_rows",
-    "plain",
-    "registration_rows",
-    "single_row",
-]
-
 INT64: Final = np.dtype(np.int64)
 INT32: Final = np.dtype(np.int32)
 CONSTANT_ROWS: Final = 16_384
@@ -72,34 +53,6 @@ NO_PACE: Final = packed_buffer(np.array([-1.0]))
 """The number whose bits are those of -1.0."""
 
 Numbers = npt.NDArray[np.int64]
-
-
-def registration_rows(
-    stamp: CallStamp,
-    registrant: Registrant,
-    kind: int,
-    batch: OperationBatch,
-    receipt: RegisterReceipt,
-    timeout_ms_default: int,
-) -> pa.RecordBatch:
-    """What was registered and what was refused, one row for each item; nothing of what was known already."""
-    rows = RegistrationRows()
-    rows.add_batch(stamp, registrant, kind, batch, receipt, timeout_ms_default)
-    return rows.take()
-
-
-def outcome_rows(stamp: CallStamp, registrant: Registrant, completions: Completions) -> pa.RecordBatch:
-    """What has ended, one row for each item."""
-    rows = OutcomeRows()
-    rows.add_completions(stamp, registrant, completions)
-    return rows.take()
-
-
-def event_rows(stamp: CallStamp, batch: EventBatch, start: int, receipt: EventsReceipt) -> pa.RecordBatch:
-    """The events from `start` to `receipt.next_index`, one row each."""
-    rows = EventRows()
-    rows.add_slice(stamp, batch, start, receipt)
-    return rows.take()
 
 
 def single_row(table: str, stamp: CallStamp, values: Row) -> pa.RecordBatch:

@@ -1,8 +1,8 @@
-"""Which runs are alive, and which ended without saying so.
+"""Which runs are alive, and which have crashed.
 
-A run keeps a small file under `_writing/` while it lives, with what it has kept so far, and takes it away when it
-ends. On a local disk it also holds a lock on it, which dies with its process: a file that can be locked is a dead
-run's. Where there are no such locks (object stores), a file that was not renewed for `SILENT_S` is.
+A live run keeps a small file under `_writing/` that says how far its history has got, and removes it when it ends. On a
+local disk it holds a lock on this file, which dies with its process: a file that can be locked belongs to a dead run.
+Where there are no locks (object stores), a run is dead whose file was not renewed for `SILENT_S`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from pyarrow import fs
 
 from purgatory.archive.layout import RUNNING, WRITING, is_unfinished_of, running_path
 from purgatory.archive.run_details import wall_ms
-
-__all__ = ["RENEW_S", "SILENT_S", "DeadRun", "RunFile", "RunState", "claim_dead_runs", "remove_unfinished"]
 
 RENEW_S: Final = 30.0
 """How often the file should be renewed."""
@@ -54,26 +52,44 @@ class RunState:
 
 
 class RunFile:
-    """The file of a run that lives. Methods raise OSError (or pyarrow's ArrowException) as files do."""
+    """The file of a live run, or of a dead one that this process has claimed. Methods raise OSError (or ArrowException)
+    as files do.
+    """
 
     def __init__(
-        self, filesystem: fs.FileSystem, root: str, state: RunState, now_ms: Callable[[], int] = wall_ms
+        self,
+        filesystem: fs.FileSystem,
+        root: str,
+        state: RunState,
+        descriptor: int = -1,
+        now_ms: Callable[[], int] = wall_ms,
     ) -> None:
+        """`descriptor` is that of the open, locked file; -1 where there are no locks."""
         self.state: Final = state
         self._filesystem: Final = filesystem
         self._path: Final = f"{root}/{running_path(state.run_id)}"
+        self._descriptor = descriptor
         self._now_ms: Final = now_ms
-        self._descriptor = -1
-        if filesystem.type_name == "local":
-            # Locked before it has the name that others look for.
-            unnamed = f"{self._path}.new"
-            Path(unnamed).unlink(missing_ok=True)
-            self._descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-            self.renew()
-            Path(unnamed).rename(self._path)
-        else:
-            self.renew()
+
+    @classmethod
+    def create(
+        cls, filesystem: fs.FileSystem, root: str, state: RunState, now_ms: Callable[[], int] = wall_ms
+    ) -> RunFile:
+        """Makes the file of a run that starts."""
+        if filesystem.type_name != "local":
+            run = cls(filesystem, root, state, -1, now_ms)
+            run.renew()
+            return run
+        # Locked before it gets the name that others look for: nobody finds it unlocked.
+        path = Path(root, running_path(state.run_id))
+        unnamed = path.with_name(path.name + ".new")
+        unnamed.unlink(missing_ok=True)
+        descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        run = cls(filesystem, root, state, descriptor, now_ms)
+        run.renew()
+        unnamed.rename(path)
+        return run
 
     def renew(self) -> None:
         """Writes the state down."""
@@ -85,37 +101,12 @@ class RunFile:
             stream.write(self.state.encoded())
 
     def remove(self) -> None:
-        """The run has ended, and has said so."""
+        """Removes the file, once the archive says how the run ended."""
         self._filesystem.delete_file(self._path)
         self.release()
 
     def release(self) -> None:
-        """Lets go of the file as the end of the process would."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-
-class DeadRun:
-    """A run that is no more, claimed by this process: nobody else will look after what it left."""
-
-    def __init__(self, filesystem: fs.FileSystem, root: str, state: RunState, descriptor: int) -> None:
-        self.state: Final = state
-        self._filesystem: Final = filesystem
-        self._root: Final = root
-        self._descriptor = descriptor
-
-    def remove_leftovers(self) -> int:
-        """Deletes its files that are not whole, and says how many they were."""
-        return remove_unfinished(self._filesystem, self._root, self.state.run_id)
-
-    def forget(self) -> None:
-        """Removes its file, once the archive says that it crashed."""
-        self._filesystem.delete_file(f"{self._root}/{running_path(self.state.run_id)}")
-        self.release()
-
-    def release(self) -> None:
-        """Leaves it to others, if there is anything left of it."""
+        """Gives up the lock, as the end of the process would."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -133,9 +124,9 @@ def remove_unfinished(filesystem: fs.FileSystem, root: str, run_id: str) -> int:
 
 def claim_dead_runs(
     filesystem: fs.FileSystem, root: str, own_run_id: str, now_ms: Callable[[], int] = wall_ms
-) -> list[DeadRun]:
-    """The runs that left a file and live no more. Looks at one folder, whatever the archive holds."""
-    found: list[DeadRun] = []
+) -> list[RunFile]:
+    """The dead runs, claimed: no other process gets them. Lists one folder, whatever the archive holds."""
+    found: list[RunFile] = []
     for info in filesystem.get_file_info(fs.FileSelector(f"{root}/{WRITING}", allow_not_found=True)):
         run_id = info.base_name.removesuffix(RUNNING)
         if run_id in (info.base_name, own_run_id):
@@ -143,25 +134,25 @@ def claim_dead_runs(
         try:
             dead = _claim(filesystem, root, run_id, now_ms)
         except (OSError, pa.ArrowException, ValueError, TypeError):
-            continue  # it lives, is gone meanwhile, or is no file of ours
+            continue  # it is alive, gone meanwhile, or no file of ours
         if dead is not None:
             found.append(dead)
     return found
 
 
-def _claim(filesystem: fs.FileSystem, root: str, run_id: str, now_ms: Callable[[], int]) -> DeadRun | None:
+def _claim(filesystem: fs.FileSystem, root: str, run_id: str, now_ms: Callable[[], int]) -> RunFile | None:
     path = f"{root}/{running_path(run_id)}"
     if filesystem.type_name != "local":
         with filesystem.open_input_stream(path) as stream:
             state = RunState.decoded(stream.read())
         silent_ms = now_ms() - state.renewed_ms
-        return DeadRun(filesystem, root, state, -1) if silent_ms >= SILENT_S * 1_000 else None
+        return RunFile(filesystem, root, state) if silent_ms >= SILENT_S * 1_000 else None
     descriptor = os.open(path, os.O_RDWR)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         state = RunState.decoded(os.pread(descriptor, 4_096, 0))
-        Path(path).stat()  # fails when another process has seen to it since we opened it
+        Path(path).stat()  # fails if another process has claimed and removed it since we opened it
     except BaseException:
         os.close(descriptor)
         raise
-    return DeadRun(filesystem, root, state, descriptor)
+    return RunFile(filesystem, root, state, descriptor)

@@ -171,7 +171,7 @@ class ArchiveSettings(SettingsGroup):
     )
     roll_bytes: Count = Field(default=64 * 1024 * 1024, description="Finish a file that has grown to this many bytes.")
     queue_rows_max: Count = Field(
-        default=4_000_000, description="Rows that may wait in memory for the disk (some 20 to 60 bytes each)."
+        default=4_000_000, description="Rows that may wait in memory for the disk (some 50 to 150 bytes each)."
     )
 
 

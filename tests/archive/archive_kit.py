@@ -95,7 +95,7 @@ class ArchivedHost:
         (folder / layout.WRITING).mkdir(exist_ok=True)
         filesystem = filesystem or fs.LocalFileSystem()
         self.clock: Final = ManualClock(1_000)
-        self.run: Final = RunFile(filesystem, str(folder), RunState(run_id, "here", 1, 0, 1_000, AT_MS))
+        self.run: Final = RunFile.create(filesystem, str(folder), RunState(run_id, "here", 1, 0, 1_000, AT_MS))
         self._output: LineOutput | None = None
         self.history: Final = HistoryWriter(
             ArchiveWriter(filesystem, str(folder), run_id),

@@ -10,7 +10,7 @@ import pytest
 from pyarrow import fs
 
 from purgatory.archive import layout, schema
-from purgatory.archive.files import ArchiveWriter, Placed, open_archive
+from purgatory.archive.files import ArchiveWriter, open_archive
 from purgatory.archive.rows import single_row
 from purgatory.archive.run_details import new_run_id
 from purgatory.archive.vocabulary import CallStamp, CannotArchive, call_values
@@ -40,6 +40,10 @@ def writer_to(folder: Path, clock: HandClockSeconds | None = None, roll_bytes: i
     return ArchiveWriter(filesystem, root, RUN, roll_s=60, roll_bytes=roll_bytes, clock=clock or HandClockSeconds())
 
 
+def is_due(writer: ArchiveWriter) -> bool:
+    return writer.is_due
+
+
 def files_in(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
@@ -55,10 +59,8 @@ def test_a_file_lies_by_date_and_hour_and_says_what_it_is(tmp_path: Path) -> Non
     writer.write(schema.CALLS, row(1))
     writer.write(schema.CALLS, row(2))
     path = f"calls/date=2023-11-15/hour=01/{RUN}-000001.parquet"
-    [placed] = writer.roll()
-    assert (placed.table, placed.path, placed.rows) == (schema.CALLS, path, 2)
+    writer.roll()
     assert files_in(tmp_path) == [path]
-    assert placed.size == (tmp_path / path).stat().st_size
     file = pq.ParquetFile(tmp_path / path)
     wanted = schema.SCHEMAS[schema.CALLS]
     assert [(field.name, field.type) for field in file.schema_arrow] == [(field.name, field.type) for field in wanted]
@@ -67,7 +69,7 @@ def test_a_file_lies_by_date_and_hour_and_says_what_it_is(tmp_path: Path) -> Non
     assert metadata[layout.TABLE_KEY] == b"calls"
     assert metadata[layout.RUN_KEY] == RUN.encode()
     assert metadata[layout.FILE_NUMBER_KEY] == b"1"
-    assert (writer.files, writer.bytes, writer.rows[schema.CALLS]) == (1, placed.size, 2)
+    assert (writer.files, writer.bytes, writer.rows[schema.CALLS]) == (1, (tmp_path / path).stat().st_size, 2)
 
 
 def test_numbers_rise_within_a_table(tmp_path: Path) -> None:
@@ -87,18 +89,21 @@ def test_it_rolls_when_the_oldest_file_is_old_enough(tmp_path: Path) -> None:
     writer.write(schema.CALLS, row(1))
     clock.now_s = 159.9
     writer.write(schema.CALLS, row(2))
-    assert writer.roll_if_due() == []
+    assert not is_due(writer)
     clock.now_s = 160.0
-    assert [placed.rows for placed in writer.roll_if_due()] == [2]
-    assert writer.roll_if_due() == []
+    assert is_due(writer)
+    writer.roll()
+    assert writer.rows[schema.CALLS] == 2
+    assert not is_due(writer)
 
 
 def test_it_rolls_when_a_file_is_large_enough(tmp_path: Path) -> None:
     """Once encoded rows come to `roll_bytes`, whatever the time."""
     writer = writer_to(tmp_path, roll_bytes=1_000)
     writer.write(schema.CALLS, row(1).take(pa.array([0] * 140_000)))
-    assert writer.is_due
-    assert writer.roll_if_due()[0].rows == 140_000
+    assert is_due(writer)
+    writer.roll()
+    assert writer.rows[schema.CALLS] == 140_000
 
 
 def test_no_file_spans_two_hours(tmp_path: Path) -> None:
@@ -107,8 +112,8 @@ def test_no_file_spans_two_hours(tmp_path: Path) -> None:
     hours = [0, 0, 1, 1, 0]
     rows = [row(number, HALF_PAST_ONE_MS + hour * 3_600_000) for number, hour in enumerate(hours)]
     writer.write(schema.CALLS, pa.Table.from_batches(rows).combine_chunks().to_batches()[0])
-    assert writer.is_due
-    writer.close()
+    assert is_due(writer)
+    writer.roll()
     assert [name.split("/")[2:] for name in files_in(tmp_path)] == [
         ["hour=01", f"{RUN}-000001.parquet"],
         ["hour=01", f"{RUN}-000003.parquet"],
@@ -128,12 +133,12 @@ def test_what_a_broken_disk_refuses_is_kept_and_tried_again(tmp_path: Path, faul
             writer.roll()
         assert call_numbers(tmp_path) == []
         writer.write(schema.CALLS, row(number))
-    assert writer.unplaced_rows == 3
-    assert writer.is_due
+    assert writer.rows[schema.CALLS] == 0
+    assert is_due(writer)
     disk.fails = set()
     writer.roll()
     assert call_numbers(tmp_path) == [1, 2, 3]
-    assert writer.unplaced_rows == 0
+    assert not is_due(writer)
     assert [path for path in files_in(tmp_path) if not path.startswith("calls/")] == []
 
 
@@ -146,7 +151,8 @@ def test_a_file_that_is_half_written_is_taken_away(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No space left"):
         writer.roll()
     disk.fails = set()
-    assert [placed.rows for placed in writer.close()] == [1]
+    writer.roll()
+    assert writer.rows[schema.CALLS] == 1
 
 
 @pytest.mark.parametrize("place", ["", "file://", "absolute"])
@@ -182,5 +188,5 @@ def test_runs_have_names_of_their_own() -> None:
 def test_nothing_to_write_makes_no_file(tmp_path: Path) -> None:
     """An empty roll is no error and leaves nothing."""
     writer = writer_to(tmp_path)
-    assert writer.close() == list[Placed]()
+    writer.roll()
     assert files_in(tmp_path) == []

@@ -11,7 +11,7 @@ import pytest
 
 from purgatory.archive import schema
 from purgatory.archive.files import ArchiveWriter, open_archive
-from purgatory.archive.rows import outcome_rows
+from purgatory.archive.rows import OutcomeRows
 from purgatory.archive.vocabulary import NO_SESSION, CallStamp
 from purgatory.engine import codes
 from purgatory.engine.completions import Completions
@@ -35,7 +35,9 @@ def history(tmp_path: Path) -> Path:
         completions.add_operation(call_number, codes.PRODUCE, outcome, 10 * call_number, 0, 1)
         completions.finish()
         stamp = CallStamp("run-a", call_number, 5, 1_700_000_000_000 + call_number)
-        writer.write(schema.OUTCOMES, outcome_rows(stamp, NO_SESSION, completions))
+        rows = OutcomeRows()
+        rows.add_completions(stamp, NO_SESSION, completions)
+        writer.write(schema.OUTCOMES, rows.take())
         writer.roll()
     return tmp_path
 

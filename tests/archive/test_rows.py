@@ -17,9 +17,7 @@ from purgatory.archive.rows import (
     EventRows,
     OutcomeRows,
     RegistrationRows,
-    event_rows,
-    outcome_rows,
-    registration_rows,
+    TableRows,
     single_row,
 )
 from purgatory.archive.vocabulary import CallStamp, Registrant, call_values, marker_values
@@ -44,6 +42,12 @@ def plain(rows: pa.RecordBatch) -> list[dict[str, Any]]:
     """Rows as dictionaries, their instants as milliseconds."""
     assert rows.validate(full=True) is None
     return [row | {"at": (row["at"] - EPOCH) // timedelta(milliseconds=1)} for row in rows.to_pylist()]
+
+
+def alone(rows: TableRows, add: str, *given: Any) -> list[dict[str, Any]]:  # noqa: ANN401
+    """The rows of one call."""
+    getattr(rows, add)(*given)
+    return plain(rows.take())
 
 
 class DrawnCalls:
@@ -141,8 +145,8 @@ def test_registrations_are_rows_for_each_item(seed: int, kind: int) -> None:
         receipt = engine.register(owner, kind, batch, number)
         rows = plain_registrations(stamp(number), WHOSE, kind, batch, receipt, known)
         if rows:
-            alone = plain(registration_rows(stamp(number), WHOSE, kind, batch, receipt, DEFAULT_MS))
-            assert in_order(alone) == in_order(rows)
+            given = (stamp(number), WHOSE, kind, batch, receipt, DEFAULT_MS)
+            assert in_order(alone(RegistrationRows(), "add_batch", *given)) == in_order(rows)
             gathered.add_batch(stamp(number), WHOSE, kind, batch, receipt, DEFAULT_MS)
             expected += rows
     assert gathered.rows == len(expected)
@@ -163,7 +167,7 @@ def test_accepted_operations_keep_their_order() -> None:
     batch = OperationBatch([5, 9], partitions=PARTITIONS, item_counts=[2, 1], item_indexes=[2, 0, 1], offsets=[7, 8, 9])
     engine = Engine(EngineLimits(), 0)
     receipt = engine.register(engine.add_owner(), codes.PRODUCE, batch, 0)
-    rows = plain(registration_rows(stamp(), WHOSE, codes.PRODUCE, batch, receipt, DEFAULT_MS))
+    rows = alone(RegistrationRows(), "add_batch", stamp(), WHOSE, codes.PRODUCE, batch, receipt, DEFAULT_MS)
     assert [(row["operation_id"], row["item"], row["topic"], row["offset"]) for row in rows] == [
         (5, 0, "clicks", 7), (5, 1, "orders", 8), (9, 0, "orders", 9),
     ]  # fmt: skip
@@ -186,7 +190,7 @@ def test_outcomes_are_rows_for_each_item(seed: int) -> None:
             engine.cancel_all(owner, now_ms)
         for completions in engine.take_completions():
             rows = plain_outcomes(stamp(number), WHOSE, completions)
-            assert plain(outcome_rows(stamp(number), WHOSE, completions)) == rows
+            assert alone(OutcomeRows(), "add_completions", stamp(number), WHOSE, completions) == rows
             gathered.add_completions(stamp(number), WHOSE, completions)
             expected += rows
     assert plain(gathered.take()) == expected
@@ -203,7 +207,7 @@ def test_events_are_rows_of_their_slices(seed: int, limit: int) -> None:
     while start < len(batch.types):
         receipt = engine.apply(batch, 1, start, limit)
         rows = plain_events(stamp(start + 1), batch, start, receipt)
-        assert plain(event_rows(stamp(start + 1), batch, start, receipt)) == rows
+        assert alone(EventRows(), "add_slice", stamp(start + 1), batch, start, receipt) == rows
         gathered.add_slice(stamp(start + 1), batch, start, receipt)
         expected += rows
         start = receipt.next_index
@@ -215,7 +219,7 @@ def test_a_batch_that_no_engine_could_read_has_bare_rows() -> None:
     receipt = RegisterReceipt()
     receipt.refusals.extend(Refusal(place, codes.UNAVAILABLE, "", "") for place in range(3))
     batch = OperationBatch([1, 2, 3], partitions=PARTITIONS, offsets=[1, 2], timeouts_ms=[5, 6])
-    rows = plain(registration_rows(stamp(), WHOSE, codes.PRODUCE, batch, receipt, DEFAULT_MS))
+    rows = alone(RegistrationRows(), "add_batch", stamp(), WHOSE, codes.PRODUCE, batch, receipt, DEFAULT_MS)
     assert [(row["operation_id"], row["refusal_code"], row["topic"], row["timeout_ms"]) for row in rows] == [
         (number, codes.UNAVAILABLE, None, DEFAULT_MS) for number in (1, 2, 3)
     ]
@@ -226,7 +230,7 @@ def test_an_operation_of_a_billion_items_has_one_row() -> None:
     engine = Engine(EngineLimits(), 0)
     batch = OperationBatch([1, 2], partitions=PARTITIONS, item_counts=[2**31])
     receipt = engine.register(engine.add_owner(), codes.PRODUCE, batch, 0)
-    rows = plain(registration_rows(stamp(), WHOSE, codes.PRODUCE, batch, receipt, DEFAULT_MS))
+    rows = alone(RegistrationRows(), "add_batch", stamp(), WHOSE, codes.PRODUCE, batch, receipt, DEFAULT_MS)
     assert [(row["operation_id"], row["item_count"], row["topic"]) for row in rows] == [
         (1, 2**31 - 1, None),
         (2, 2**31 - 1, None),

@@ -9,7 +9,7 @@ from pyarrow import fs
 
 from purgatory.archive import layout
 from purgatory.archive.run_details import LIMIT_NAMES, RunDetails
-from purgatory.archive.runs import SILENT_S, RunFile, RunState, claim_dead_runs
+from purgatory.archive.runs import SILENT_S, RunFile, RunState, claim_dead_runs, remove_unfinished
 from tests.archive.failing_disk import FailingDisk
 
 
@@ -36,7 +36,7 @@ def state_of(run_id: str) -> RunState:
 def test_a_run_on_a_local_disk_lives_as_long_as_its_lock(root: str) -> None:
     """However long it is silent; when its process is gone it is dead at once, and can be claimed by one only."""
     local, clock = fs.LocalFileSystem(), HandWallClock()
-    run = RunFile(local, root, state_of("run-a"), clock)
+    run = RunFile.create(local, root, state_of("run-a"), clock)
     clock.now_ms += int(SILENT_S * 10_000)
     assert claim_dead_runs(local, root, "run-b", clock) == []
     run.state.call_number = 9
@@ -48,7 +48,7 @@ def test_a_run_on_a_local_disk_lives_as_long_as_its_lock(root: str) -> None:
     assert claim_dead_runs(local, root, "run-c", clock) == []
     dead.release()
     [dead] = claim_dead_runs(local, root, "run-c", clock)
-    dead.forget()
+    dead.remove()
     assert claim_dead_runs(local, root, "run-c", clock) == []
     assert list(Path(root, layout.WRITING).iterdir()) == []
 
@@ -56,7 +56,7 @@ def test_a_run_on_a_local_disk_lives_as_long_as_its_lock(root: str) -> None:
 def test_a_run_elsewhere_lives_as_long_as_it_says_so(root: str) -> None:
     """Where there are no locks, silence decides."""
     disk, clock = FailingDisk().filesystem(), HandWallClock()
-    run = RunFile(disk, root, state_of("run-a"), clock)
+    run = RunFile.create(disk, root, state_of("run-a"), clock)
     clock.now_ms += int(SILENT_S * 900)
     assert claim_dead_runs(disk, root, "run-b", clock) == []
     run.renew()
@@ -71,7 +71,7 @@ def test_a_run_elsewhere_lives_as_long_as_it_says_so(root: str) -> None:
 def test_a_run_that_ended_left_nothing(root: str, local: bool) -> None:
     """Its file goes with it, and nobody takes it for dead."""
     filesystem = fs.LocalFileSystem() if local else FailingDisk().filesystem()
-    RunFile(filesystem, root, state_of("run-a")).remove()
+    RunFile.create(filesystem, root, state_of("run-a")).remove()
     assert list(Path(root, layout.WRITING).iterdir()) == []
     assert claim_dead_runs(filesystem, root, "run-b") == []
 
@@ -79,7 +79,7 @@ def test_a_run_that_ended_left_nothing(root: str, local: bool) -> None:
 def test_a_run_does_not_claim_itself(root: str) -> None:
     """Also where there are no locks."""
     disk, clock = FailingDisk().filesystem(), HandWallClock()
-    RunFile(disk, root, state_of("run-a"), clock)
+    RunFile.create(disk, root, state_of("run-a"), clock)
     clock.now_ms += int(SILENT_S * 2_000)
     assert claim_dead_runs(disk, root, "run-a", clock) == []
 
@@ -87,12 +87,12 @@ def test_a_run_does_not_claim_itself(root: str) -> None:
 def test_only_leftovers_of_the_dead_run_are_removed(root: str) -> None:
     """Files aside of other runs stay, whatever their names have in common."""
     aside = Path(root, layout.WRITING)
-    RunFile(fs.LocalFileSystem(), root, state_of("run-a")).release()
+    RunFile.create(fs.LocalFileSystem(), root, state_of("run-a")).release()
     names = [Path(layout.unfinished_path("outcomes", run, 3)).name for run in ("run-a", "run-a2", "a", "run-b")]
     for name in names:
         (aside / name).write_bytes(b"PAR1 half")
     [dead] = claim_dead_runs(fs.LocalFileSystem(), root, "run-b")
-    assert dead.remove_leftovers() == 1
+    assert remove_unfinished(fs.LocalFileSystem(), root, dead.state.run_id) == 1
     assert sorted(path.name for path in aside.glob("*.parquet")) == sorted(names[1:])
 
 

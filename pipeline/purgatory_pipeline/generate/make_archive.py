@@ -62,7 +62,7 @@ def make_run(plan: RunPlan, out: str) -> RunTruth:
     end_ms = run.timeline.end_ms
     end = CallStamp(plan.run_id, player.call_number, end_ms, plan.start_ms + end_ms)
     writer.write(MARKERS, single_row(MARKERS, end, marker_values(ENDED)))
-    writer.close()
+    writer.roll()
     player.rows[MARKERS] = 2
     seconds = time.perf_counter() - started_s
     truth = run_truth(run, player.tally, player.rows, writer.files, writer.bytes, seconds)
