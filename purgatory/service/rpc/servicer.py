@@ -6,8 +6,6 @@ Methods raise `CallRefused`, from which `handlers.add_to_server` makes a status;
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -16,8 +14,10 @@ from purgatory import __version__
 from purgatory.engine import COMPILED
 from purgatory.service.host import Host
 from purgatory.service.rpc import listings
+from purgatory.service.rpc.event_calls import advance_durably, serve_events
 from purgatory.service.rpc.handlers import Requests, uncancelled
-from purgatory.service.rpc.intake import advance, cancel, register, register_or_refuse
+from purgatory.service.rpc.intake import cancel, register
+from purgatory.service.rpc.session_requests import serve_requests
 from purgatory.service.rpc.statuses import BatchRefused, from_refusal, invalid_argument, unavailable
 from purgatory.service.sessions import session as sessions
 from purgatory.service.sessions.result_stream import ResultStream
@@ -28,9 +28,6 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import purgatory_service_pb2_grpc
 
 # ruff: noqa: N802 - methods have the names of the calls
-
-ANSWERS_PENDING_MAX: Final = 64
-"""Answers of one stream of events that may wait until they are durable."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -71,7 +68,7 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         # Not held back until it is durable: it must come before all results, and the next opening corrects it after a
         # crash.
         stream.send(wire.SessionResponse(opened=opened))
-        stream.reader = asyncio.create_task(self._read(requests, stream), name="session reader")
+        stream.reader = asyncio.create_task(serve_requests(self._host, requests, stream), name="session reader")
         try:
             await self._write(stream, context)
         finally:
@@ -108,9 +105,7 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         session = self._host.sessions.get(request.session_id)
         self._host.sessions.touch(session, self._host.clock.now_ms())
         self._host.acknowledge(session, request.sequence)
-        self._host.journal.changed(
-            session
-        )  # unlike on a stream there is an answer to hold back, so it gets a commit now
+        self._host.journal.changed(session)  # this call has an answer that waits, so it gets a commit of its own
         await self._host.journal.durable()
         return wire.AcknowledgeResponse()
 
@@ -119,51 +114,11 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
     async def Advance(self, request: wire.AdvanceRequest, context: Context) -> wire.AdvanceResponse:
         """Applies a batch of events; the receipt says how many operations each event ended."""
         del context
-        return wire.AdvanceResponse(receipt=await self._advance(request))
+        return wire.AdvanceResponse(receipt=await advance_durably(self._host, request))
 
     async def AdvanceStream(self, requests: Requests, context: Context) -> None:
         """`Advance` for each message of a stream, answered in order."""
-        await uncancelled(self._serve_events(requests, context))
-
-    async def _serve_events(self, requests: Requests, context: Context) -> None:
-        if self._host.journal.keeps:
-            await self._advance_pipelined(requests, context)
-            return
-        while (request := await requests.read()) is not None:
-            answer = wire.AdvanceStreamResponse(receipt=await self._advance(request))
-            del request  # a batch may be megabytes: it is not kept while the next one is awaited
-            await context.write(answer)
-
-    async def _advance_pipelined(self, requests: Requests, context: Context) -> None:
-        """With a journal: applies what comes next while answers wait to be durable, so one commit serves many."""
-        writing: deque[asyncio.Task[None]] = deque()
-        try:
-            while (request := await requests.read()) is not None:
-                answer = wire.AdvanceStreamResponse(receipt=await advance(self._host, request))
-                del request  # as above
-                previous = writing[-1] if writing else None
-                writing.append(asyncio.create_task(self._write_after(previous, answer, context)))
-                if len(writing) > ANSWERS_PENDING_MAX:
-                    await writing.popleft()
-            while writing:
-                await writing.popleft()
-        finally:
-            await asyncio.gather(*writing, return_exceptions=True)  # if one failed, the rest fail the same way
-
-    async def _write_after(
-        self, previous: asyncio.Task[None] | None, answer: wire.AdvanceStreamResponse, context: Context
-    ) -> None:
-        """Writes an answer once it is durable and the previous answer is written."""
-        await self._host.journal.durable()
-        if previous is not None:
-            await previous
-        await context.write(answer)
-
-    async def _advance(self, request: wire.AdvanceRequest | wire.AdvanceStreamRequest) -> wire.AdvanceReceipt:
-        receipt = await advance(self._host, request)
-        await self._host.journal.durable()
-        await asyncio.sleep(0)  # lets results be written first: those who wait for one have waited longer
-        return receipt
+        await uncancelled(serve_events(self._host, requests, context))
 
     # Operations and inspection.
 
@@ -272,45 +227,3 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
 
     async def _write(self, stream: ResultStream, context: Context) -> None:
         await stream.run_writer(context.write, self._host.clock.now_ms)
-
-    async def _read(self, requests: Requests, stream: ResultStream) -> None:
-        """Serves a session stream's messages until the stream ends; any exception here ends it."""
-        try:
-            stream.waiting_for_peer()
-            while (request := await requests.read()) is not None:
-                stream.message_received(self._host.clock.now_ms())
-                await stream.wait_for_space()
-                if stream.closing:
-                    return
-                self._serve(request, stream)
-                del request  # as above
-                stream.waiting_for_peer()
-            stream.half_closed()
-        except Exception as error:  # noqa: BLE001 - the writer raises it in the call, where it becomes a status
-            stream.fail(error)
-
-    def _answer(self, stream: ResultStream, answer: wire.SessionResponse) -> None:
-        """Sends an answer to a change once the change is durable."""
-        stream.reserve()
-        self._host.journal.when_durable(partial(stream.send_reserved, answer))
-
-    def _serve(self, request: wire.SessionRequest, stream: ResultStream) -> None:
-        session = stream.session
-        message = request.WhichOneof("message")
-        if message == "register":
-            receipt = register_or_refuse(self._host, session, request.register)
-            answer = wire.SessionResponse(receipt=receipt)
-            if receipt.HasField("batch_refusal"):
-                stream.send(answer)  # nothing has changed, so there is nothing to wait for
-            else:
-                self._answer(stream, answer)
-        elif message == "acknowledge":
-            self._host.acknowledge(session, request.acknowledge.sequence)
-        elif message == "cancel":
-            cancelled, not_pending = cancel(self._host, session, request.cancel.operation_ids)
-            done = wire.CancelReceipt(cancelled_operation_ids=cancelled, not_pending_operation_ids=not_pending)
-            self._answer(stream, wire.SessionResponse(cancelled=done))
-        elif message == "open":
-            raise invalid_argument("open", "must come once, as the first message of a session stream")
-        elif message is None:
-            raise invalid_argument("message", "is not set: set one of register, cancel, acknowledge, heartbeat")

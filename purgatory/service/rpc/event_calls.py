@@ -1,0 +1,65 @@
+"""Events in, receipts out: `Advance`, and the stream of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any, Final
+
+import grpc
+
+from purgatory.service.host import Host
+from purgatory.service.rpc.handlers import Requests
+from purgatory.service.rpc.intake import advance
+from purgatory.v1 import purgatory_service_pb2 as wire
+
+ANSWERS_PENDING_MAX: Final = 64
+"""Answers of one stream that may wait until they are durable."""
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+async def advance_durably(host: Host, request: wire.AdvanceRequest | wire.AdvanceStreamRequest) -> wire.AdvanceReceipt:
+    """Applies a batch of events; gives its receipt once that is durable."""
+    receipt = await advance(host, request)
+    await host.journal.durable()
+    await asyncio.sleep(0)  # lets results be written first: those who wait for one have waited longer
+    return receipt
+
+
+async def serve_events(host: Host, requests: Requests, context: Context) -> None:
+    """Applies the batches of a stream, and answers each in order."""
+    if host.journal.keeps:
+        await _serve_pipelined(host, requests, context)
+        return
+    while (request := await requests.read()) is not None:
+        answer = wire.AdvanceStreamResponse(receipt=await advance_durably(host, request))
+        del request  # a batch may be megabytes: it is not kept while the next one is awaited
+        await context.write(answer)
+
+
+async def _serve_pipelined(host: Host, requests: Requests, context: Context) -> None:
+    """With a journal: applies what comes next while answers wait to be durable, so one commit serves many."""
+    writing: deque[asyncio.Task[None]] = deque()
+    try:
+        while (request := await requests.read()) is not None:
+            answer = wire.AdvanceStreamResponse(receipt=await advance(host, request))
+            del request  # as above
+            previous = writing[-1] if writing else None
+            writing.append(asyncio.create_task(_write_after(host, previous, answer, context)))
+            if len(writing) > ANSWERS_PENDING_MAX:
+                await writing.popleft()
+        while writing:
+            await writing.popleft()
+    finally:
+        await asyncio.gather(*writing, return_exceptions=True)  # if one failed, the rest fail the same way
+
+
+async def _write_after(
+    host: Host, previous: asyncio.Task[None] | None, answer: wire.AdvanceStreamResponse, context: Context
+) -> None:
+    """Writes an answer once it is durable and the previous answer is written."""
+    await host.journal.durable()
+    if previous is not None:
+        await previous
+    await context.write(answer)
