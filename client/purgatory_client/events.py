@@ -9,6 +9,7 @@ An `Event` has the values of the column form; the few types that have only a row
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from purgatory.v1 import event_pb2 as wire
@@ -53,17 +54,16 @@ class Event:
         self.type = event_type
         self.name = None if name is None else partition_name(name)
         self.key = checked_key(key)
-        self.offset = -1 if offset is None else int64(offset, "offset")
+        self.offset = _given(offset, "offset")
         self.leader_epoch = -1 if leader_epoch is None else int32(leader_epoch, "leader_epoch")
         self.replica_id = int32(replica_id, "replica_id")
-        self.byte_position = -1 if byte_position is None else int64(byte_position, "byte_position")
-        self.segment_base_offset = (
-            -1 if segment_base_offset is None else int64(segment_base_offset, "segment_base_offset")
-        )
-        self.log_start_offset = -1 if log_start_offset is None else int64(log_start_offset, "log_start_offset")
+        self.byte_position = _given(byte_position, "byte_position")
+        self.segment_base_offset = _given(segment_base_offset, "segment_base_offset")
+        self.log_start_offset = _given(log_start_offset, "log_start_offset")
         self.row = row
 
 
+@dataclass(slots=True, eq=False)
 class EventRefusal:
     """Why an event was refused.
 
@@ -75,19 +75,17 @@ class EventRefusal:
         message: What is wrong with it.
     """
 
-    __slots__ = ("code", "error_code", "field", "index", "message")
-
-    def __init__(self, index: int, code: int, error_code: int, field: str, message: str) -> None:
-        self.index = index
-        self.code = code
-        self.error_code = error_code
-        self.field = field
-        self.message = message
+    index: int
+    code: int
+    error_code: int
+    field: str
+    message: str
 
     def __repr__(self) -> str:
         return f"EventRefusal({self.index}, error_code={self.error_code}, {self.field!r}, {self.message!r})"
 
 
+@dataclass(slots=True, eq=False)
 class AdvanceReceipt:
     """What the events of a call did. Refused ones changed nothing; the others were applied.
 
@@ -98,12 +96,9 @@ class AdvanceReceipt:
         refusals: The events that were refused.
     """
 
-    __slots__ = ("ended", "refusals", "unchanged")
-
-    def __init__(self, ended: list[int], unchanged: int | None, refusals: list[EventRefusal]) -> None:
-        self.ended = ended
-        self.unchanged = unchanged
-        self.refusals = refusals
+    ended: list[int]
+    unchanged: int | None
+    refusals: list[EventRefusal]
 
     @property
     def ended_total(self) -> int:
@@ -117,9 +112,6 @@ class AdvanceReceipt:
             where = f"{refusal.field}: " if refusal.field else ""
             raise kind(f"event {refusal.index} refused: {where}{refusal.message}", self)
         return self
-
-    def __repr__(self) -> str:
-        return f"AdvanceReceipt(ended={self.ended}, unchanged={self.unchanged}, refusals={self.refusals})"
 
 
 def log_end_offset(
@@ -250,6 +242,10 @@ def replica_state(
     change = wire.ReplicaState(replica_id=int32(replica_id, "replica_id"), dead=dead, fenced=fenced)
     row = wire.Event(replica_state=change)
     return Event(wire.EVENT_TYPE_REPLICA_STATE, name, leader_epoch=leader_epoch, row=row)
+
+
+def _given(value: int | None, field: str) -> int:
+    return -1 if value is None else int64(value, field)
 
 
 def _ids(values: Iterable[int], field: str) -> Sequence[int]:

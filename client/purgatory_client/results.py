@@ -8,6 +8,7 @@ long keeps its batch's columns in memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final
 
@@ -74,6 +75,7 @@ COLUMNS: Final = {**OPERATION_COLUMNS, **FETCH_COLUMNS, "item_indexes": ("item_i
 """All of them."""
 
 
+@dataclass(slots=True, eq=False)
 class FetchedPartition:
     """What a read of a partition gives when its fetch ends.
 
@@ -85,29 +87,14 @@ class FetchedPartition:
         diverging_end_offset: The offset to truncate to.
     """
 
-    __slots__ = (
-        "available_bytes",
-        "diverging_end_offset",
-        "diverging_epoch",
-        "high_watermark",
-        "last_stable_offset",
-    )
-
-    def __init__(
-        self,
-        available_bytes: int,
-        high_watermark: int,
-        last_stable_offset: int,
-        diverging_epoch: int | None,
-        diverging_end_offset: int | None,
-    ) -> None:
-        self.available_bytes = available_bytes
-        self.high_watermark = high_watermark
-        self.last_stable_offset = last_stable_offset
-        self.diverging_epoch = diverging_epoch
-        self.diverging_end_offset = diverging_end_offset
+    available_bytes: int
+    high_watermark: int
+    last_stable_offset: int
+    diverging_epoch: int | None
+    diverging_end_offset: int | None
 
 
+@dataclass(slots=True, eq=False)
 class PartitionResult:
     """The result of one partition (or key of a signal) of an operation. Offsets are -1 where not known.
 
@@ -123,36 +110,14 @@ class PartitionResult:
         fetched: Of fetches: what a read gives.
     """
 
-    __slots__ = (
-        "error_code",
-        "estimated_remaining",
-        "fetched",
-        "log_start_offset",
-        "name",
-        "pace_per_second",
-        "reached_offset",
-        "required_offset",
-    )
-
-    def __init__(
-        self,
-        name: str,
-        error_code: int,
-        required_offset: int,
-        reached_offset: int,
-        log_start_offset: int,
-        estimated_remaining: float | None,
-        pace_per_second: float | None,
-        fetched: FetchedPartition | None,
-    ) -> None:
-        self.name = name
-        self.error_code = error_code
-        self.required_offset = required_offset
-        self.reached_offset = reached_offset
-        self.log_start_offset = log_start_offset
-        self.estimated_remaining = estimated_remaining
-        self.pace_per_second = pace_per_second
-        self.fetched = fetched
+    name: str
+    error_code: int
+    required_offset: int
+    reached_offset: int
+    log_start_offset: int
+    estimated_remaining: float | None
+    pace_per_second: float | None
+    fetched: FetchedPartition | None
 
     def __repr__(self) -> str:
         return (

@@ -5,9 +5,11 @@ Offsets are -1 where not known, durations are seconds, times are aware datetimes
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
+from typing import Any
 
+from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -148,55 +150,25 @@ def partition(message: wire.Partition) -> Partition:
         name=format_partition(name.topic, name.partition),
         topic=name.topic,
         partition=name.partition,
-        leader_epoch=message.leader_epoch,
-        is_leader=message.is_leader,
-        leader_id=message.leader_id,
-        storage_failed=message.storage_failed,
-        log_start_offset=message.log_start_offset,
-        last_stable_offset=message.last_stable_offset,
-        high_watermark=message.high_watermark,
-        log_end_offset=message.log_end_offset,
-        low_watermark=message.low_watermark,
-        min_in_sync_replicas=message.min_in_sync_replicas,
         in_sync_replica_ids=list(message.in_sync_replica_ids),
-        replicas=[
-            Replica(one.replica_id, one.log_end_offset, one.log_start_offset, one.in_sync, one.dead, one.fenced)
-            for one in message.replicas
-        ],
-        watched=message.watched,
-        unchanged_events=message.unchanged_events,
-        stale_events=message.stale_events,
+        replicas=[Replica(**_same(Replica, one)) for one in message.replicas],
+        **_same(Partition, message, "name", "topic", "partition", "in_sync_replica_ids", "replicas"),
     )
 
 
 def status(message: wire.GetStatusResponse) -> Status:
     """Decode the message."""
     return Status(
-        version=message.version,
-        compiled=message.compiled,
         started_time=_datetime(message.started_time),
-        draining=message.draining,
-        kinds=[
-            KindStatus(
-                OperationKind(kind.kind),
-                kind.registered,
-                kind.pending,
-                kind.watched,
-                kind.satisfied,
-                kind.failed,
-                kind.expired,
-                kind.cancelled,
-                kind.shutting_down,
-            )
-            for kind in message.kinds
-        ],
-        partitions=message.partitions,
-        signal_keys=message.signal_keys,
-        sessions=message.sessions,
-        sessions_connected=message.sessions_connected,
-        unacknowledged_results=message.unacknowledged_results,
+        kinds=[KindStatus(kind=OperationKind(one.kind), **_same(KindStatus, one, "kind")) for one in message.kinds],
         remaining_time=_remaining_time(message.remaining_time) if message.HasField("remaining_time") else None,
+        **_same(Status, message, "started_time", "kinds", "remaining_time"),
     )
+
+
+def _same(view: type[Any], message: Message, *without: str) -> dict[str, Any]:
+    """The fields that the view has from the message under the same names: all but those in `without`."""
+    return {one.name: getattr(message, one.name) for one in fields(view) if one.name not in without}
 
 
 def _remaining_time(message: wire.RemainingTime) -> RemainingTime:

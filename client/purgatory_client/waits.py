@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from purgatory_client.errors import InvalidRequest
@@ -28,38 +29,20 @@ PARTITION_MAX_BYTES_DEFAULT: Final = 1_048_576
 ISOLATION_LEVELS: Final[dict[str, int]] = {"read_uncommitted": 1, "read_committed": 2}
 
 
+@dataclass(slots=True, eq=False)
 class FetchOptions:
     """The arguments of a fetch that other kinds do not have. Lists have one value for each partition."""
 
-    __slots__ = (
-        "follower_reads",
-        "isolation_level",
-        "last_fetched_epochs",
-        "min_bytes",
-        "partition_max_bytes",
-        "replica_id",
-        "throttled",
-    )
-
-    def __init__(
-        self,
-        min_bytes: int,
-        replica_id: int,
-        isolation_level: int,
-        follower_reads: bool,
-        partition_max_bytes: list[int],
-        last_fetched_epochs: list[int],
-        throttled: list[bool],
-    ) -> None:
-        self.min_bytes = min_bytes
-        self.replica_id = replica_id
-        self.isolation_level = isolation_level
-        self.follower_reads = follower_reads
-        self.partition_max_bytes = partition_max_bytes
-        self.last_fetched_epochs = last_fetched_epochs
-        self.throttled = throttled
+    min_bytes: int
+    replica_id: int
+    isolation_level: int
+    follower_reads: bool
+    partition_max_bytes: list[int]
+    last_fetched_epochs: list[int]
+    throttled: list[bool]
 
 
+@dataclass(slots=True, eq=False)
 class Wait:
     """One operation, made by the functions of this module. `names` are its partitions (signals: keys); all lists have
     one value for each of them.
@@ -68,49 +51,23 @@ class Wait:
     what its caller awaits.
     """
 
-    __slots__ = (
-        "any_key",
-        "fetch",
-        "from_now",
-        "future",
-        "kind",
-        "leader_epochs",
-        "local_error_codes",
-        "names",
-        "offsets",
-        "operation_id",
-        "submitted_at",
-        "timeout_ms",
-        "weight",
-    )
+    kind: OperationKind
+    names: list[PartitionName] | list[str]
+    offsets: list[int]
+    timeout_ms: int | None
+    local_error_codes: list[int] | None = None
+    leader_epochs: list[int] | None = None
+    fetch: FetchOptions | None = None
+    any_key: bool = False
+    from_now: bool = False
+    operation_id: int = 0
+    submitted_at: float = 0.0
+    future: asyncio.Future[Result] | None = None
 
-    def __init__(
-        self,
-        kind: OperationKind,
-        names: list[PartitionName] | list[str],
-        offsets: list[int],
-        timeout: float | None,
-        *,
-        local_error_codes: list[int] | None = None,
-        leader_epochs: list[int] | None = None,
-        fetch: FetchOptions | None = None,
-        any_key: bool = False,
-        from_now: bool = False,
-    ) -> None:
-        self.kind = kind
-        self.names = names
-        self.offsets = offsets
-        self.timeout_ms = milliseconds(timeout)
-        self.local_error_codes = local_error_codes
-        self.leader_epochs = leader_epochs
-        self.fetch = fetch
-        self.any_key = any_key
-        self.from_now = from_now
-        self.operation_id = 0
-        self.submitted_at = 0.0
-        self.future: asyncio.Future[Result] | None = None
-        self.weight = 32 + 80 * len(names)
+    @property
+    def weight(self) -> int:
         """An upper estimate of its bytes on the wire."""
+        return 32 + 80 * len(self.names)
 
 
 def produce(
@@ -141,7 +98,7 @@ def produce(
         OperationKind.PRODUCE,
         names,
         required,
-        timeout,
+        milliseconds(timeout),
         local_error_codes=_per_item(local_error_codes, names, 0, "local_error_codes"),
         leader_epochs=_per_item(leader_epochs, names, -1, "leader_epochs"),
     )
@@ -199,7 +156,7 @@ def fetch(
         [name in held_back for name in names],
     )
     epochs = _per_item(current_leader_epochs, names, -1, "current_leader_epochs")
-    return Wait(OperationKind.FETCH, names, fetch_offsets, timeout, leader_epochs=epochs, fetch=options)
+    return Wait(OperationKind.FETCH, names, fetch_offsets, milliseconds(timeout), leader_epochs=epochs, fetch=options)
 
 
 def delete_records(
@@ -224,7 +181,7 @@ def delete_records(
     """
     names, required = _items(offsets, "delete_records.partitions", "offset")
     codes = _per_item(local_error_codes, names, 0, "local_error_codes")
-    return Wait(OperationKind.DELETE_RECORDS, names, required, timeout, local_error_codes=codes)
+    return Wait(OperationKind.DELETE_RECORDS, names, required, milliseconds(timeout), local_error_codes=codes)
 
 
 def signal(
@@ -257,7 +214,8 @@ def signal(
     required = [int64(count, "signal.keys.required_count") for count in counts.values()]
     if not names:
         raise InvalidRequest("signal.keys", "none; an operation needs at least one")
-    return Wait(OperationKind.SIGNAL, names, required, timeout, any_key=bool(any), from_now=bool(from_now))
+    timeout_ms = milliseconds(timeout)
+    return Wait(OperationKind.SIGNAL, names, required, timeout_ms, any_key=bool(any), from_now=bool(from_now))
 
 
 def _items(offsets: ByPartition, field: str, offset_field: str) -> tuple[list[PartitionName], list[int]]:

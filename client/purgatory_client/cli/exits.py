@@ -35,7 +35,7 @@ MEANINGS: Final[dict[Exit, str]] = {
     Exit.CANCELLED: "the wait was cancelled at the daemon",
     Exit.UNAVAILABLE: "the daemon cannot be reached, or takes no new work",
     Exit.SHUTTING_DOWN: "the wait ended because the daemon shut down",
-    Exit.REFUSED: "the daemon refused the request: invalid, over a limit, not allowed, or a stale epoch",
+    Exit.REFUSED: "the daemon refused the request: invalid, over a limit, or a stale epoch",
     Exit.NOT_FOUND: "nothing there by that name, or nothing to cancel",
     Exit.INTERRUPTED: "interrupted (Ctrl-C); a wait was cancelled at the daemon",
 }

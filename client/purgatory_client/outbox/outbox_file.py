@@ -17,13 +17,14 @@ import sqlite3
 import uuid
 import zlib
 from bisect import bisect_right, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeAlias
 
 from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory_client.errors import OutboxDamaged, OutboxError, OutboxInUse, OutboxTooNew, OutboxUnwritable
+from purgatory_client.errors import OutboxDamaged, OutboxInUse, OutboxTooNew, OutboxUnwritable
 
 VERSION: Final = 1
 APPLICATION_ID: Final = 0x50757267
@@ -92,7 +93,7 @@ class OutboxFile:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path: Final = Path(path)
-        self._lock: Final = _locked(self.path)
+        self._lock: Final = LockFile(self.path.with_name(self.path.name + "-lock"), self.path)
         self._rows: Final[dict[int, _RegistrationRow]] = {}
         self._batch_ids: Final[list[int]] = []
         self._holders: Final[dict[int, set[int]]] = {}
@@ -270,39 +271,27 @@ class OutboxFile:
 
     # Errors
 
-    def _typed_errors(self) -> _TypedErrors:
-        return _TypedErrors(self)
-
     def _drop_database(self) -> None:
         database, self._database = self._database, None
         if database is not None:
             database.close()
 
-    def failed(self, error: BaseException) -> OutboxError | None:
-        """Drop the connection to the file, so that the next call starts from its content. Returns what to raise."""
-        self._drop_database()
-        if not isinstance(error, sqlite3.Error):
-            return None
-        name = getattr(error, "sqlite_errorname", "") or ""
-        if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
-            return OutboxDamaged(f"{self.path} is damaged: {error}; set it aside, its waits are still at the daemon")
-        return OutboxUnwritable(f"{self.path} cannot be written: {error} ({name}); nothing was registered")
-
-
-class _TypedErrors:
-    """Raises errors of SQLite within the block as errors of this package."""
-
-    def __init__(self, file: OutboxFile) -> None:
-        self._file = file
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            typed = self._file.failed(error)
-            if typed is not None:
-                raise typed from error
+    @contextmanager
+    def _typed_errors(self) -> Iterator[None]:
+        """Raise errors of SQLite as this package's. After any error the next call starts from what is in the file."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            self._drop_database()
+            name = getattr(error, "sqlite_errorname", "") or ""
+            if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+                message = f"{self.path} is damaged: {error}; set it aside, its waits are still at the daemon"
+                raise OutboxDamaged(message) from error
+            message = f"{self.path} cannot be written: {error} ({name}); nothing was registered"
+            raise OutboxUnwritable(message) from error
+        except BaseException:
+            self._drop_database()
+            raise
 
 
 def _operation_ids(batch: bytes) -> list[int]:
@@ -310,10 +299,6 @@ def _operation_ids(batch: bytes) -> list[int]:
     if message.WhichOneof("shape") == "rows":
         return [row.operation_id for row in message.rows.results]
     return list(message.columns.operation_id)
-
-
-def _locked(path: Path) -> LockFile:
-    return LockFile(path.with_name(path.name + "-lock"), path)
 
 
 class LockFile:

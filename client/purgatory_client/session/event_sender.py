@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from dataclasses import replace
+from typing import Final, NamedTuple
 
 from purgatory.v1 import purgatory_service_pb2 as service
 from purgatory_client.errors import ClientClosed, LimitExceeded, ProtocolError, PurgatoryClientError
@@ -21,14 +22,11 @@ EVENTS_PER_MESSAGE_MAX: Final = 10_000
 Exchange = Callable[[service.AdvanceStreamRequest], Awaitable[service.AdvanceReceipt]]
 
 
-class _Batch:
+class _Batch(NamedTuple):
     """Events of one call (at most as many as fit a message) and the future of their receipt."""
 
-    __slots__ = ("events", "future")
-
-    def __init__(self, events: Sequence[Event], future: asyncio.Future[AdvanceReceipt]) -> None:
-        self.events = events
-        self.future = future
+    events: Sequence[Event]
+    future: asyncio.Future[AdvanceReceipt]
 
 
 class EventSender:
@@ -139,4 +137,4 @@ def _joined(lengths: Sequence[int], receipts: Sequence[AdvanceReceipt]) -> Advan
 
 
 def _moved(refusal: EventRefusal, by: int) -> EventRefusal:
-    return EventRefusal(refusal.index + by, refusal.code, refusal.error_code, refusal.field, refusal.message)
+    return replace(refusal, index=refusal.index + by)

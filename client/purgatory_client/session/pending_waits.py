@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby, islice
 
 from purgatory_client.errors import PurgatoryClientError, Unavailable
@@ -26,15 +27,13 @@ ITEMS_PER_CHUNK_MAX = 50_000
 BYTES_PER_CHUNK_MAX = 2_000_000
 
 
+@dataclass(slots=True, eq=False)
 class WaitChunk:
     """What is sent as one batch: single waits of one kind, or some operations of one `WaitColumns`."""
 
-    __slots__ = ("batch", "positions", "waits")
-
-    def __init__(self, waits: list[Wait], batch: WaitColumns | None = None, positions: Sequence[int] = ()) -> None:
-        self.waits = waits
-        self.batch = batch
-        self.positions = positions
+    waits: list[Wait]
+    batch: WaitColumns | None = None
+    positions: Sequence[int] = ()
 
     @property
     def last_id(self) -> int:

@@ -20,20 +20,18 @@ def wait_of(columns: wire.OperationColumns) -> Wait:
     count = columns.item_count[0] if columns.item_count else 1
     indexes = list(columns.item_index) or [0] * count
     used: Any = [names[index] for index in indexes]
-    wait = Wait(
+    return Wait(
         kind,
         used,
         _filled(columns.offset, count, 0),
-        None,
+        columns.timeout_ms[0] if columns.timeout_ms else None,
         local_error_codes=_filled(columns.local_error_code, count, 0) if columns.local_error_code else None,
         leader_epochs=_filled(columns.leader_epoch, count, -1) if columns.leader_epoch else None,
         fetch=_fetch(columns, count) if kind == OperationKind.FETCH else None,
         any_key=any(columns.any),
         from_now=any(columns.from_now),
+        operation_id=columns.operation_id[0],
     )
-    wait.timeout_ms = columns.timeout_ms[0] if columns.timeout_ms else None
-    wait.operation_id = columns.operation_id[0]
-    return wait
 
 
 def batch_of(columns: wire.OperationColumns) -> WaitColumns:

@@ -56,6 +56,8 @@ def _fill_columns(columns: wire.EventColumns, events: Sequence[Event]) -> None:
 def _fill_row(row: wire.Event, event: Event) -> None:
     if event.row is not None:
         row.CopyFrom(event.row)
+    elif event.type in _OFFSET_ONLY:
+        getattr(row, _OFFSET_ONLY[event.type]).offset = event.offset
     else:
         _FILL[event.type](row, event)
     if event.name is not None:
@@ -85,30 +87,20 @@ def _fill_last_stable_offset(row: wire.Event, event: Event) -> None:
         row.last_stable_offset.offset = event.offset
 
 
-def _fill_high_watermark(row: wire.Event, event: Event) -> None:
-    row.high_watermark.offset = event.offset
-
-
-def _fill_log_start_offset(row: wire.Event, event: Event) -> None:
-    row.log_start_offset.offset = event.offset
-
-
-def _fill_truncation(row: wire.Event, event: Event) -> None:
-    row.truncation.offset = event.offset
-
-
 def _fill_signal(row: wire.Event, event: Event) -> None:
     row.key_signalled.key = event.key
     row.key_signalled.count = event.offset
 
 
+_OFFSET_ONLY: Final[dict[int, str]] = {
+    wire.EVENT_TYPE_HIGH_WATERMARK: "high_watermark",
+    wire.EVENT_TYPE_LOG_START_OFFSET: "log_start_offset",
+    wire.EVENT_TYPE_TRUNCATION: "truncation",
+}
 _FILL: Final[dict[int, Callable[[wire.Event, Event], None]]] = {
     wire.EVENT_TYPE_LEADER_APPEND: _fill_leader_append,
     wire.EVENT_TYPE_FOLLOWER_PROGRESS: _fill_follower_progress,
-    wire.EVENT_TYPE_HIGH_WATERMARK: _fill_high_watermark,
     wire.EVENT_TYPE_LAST_STABLE_OFFSET: _fill_last_stable_offset,
-    wire.EVENT_TYPE_LOG_START_OFFSET: _fill_log_start_offset,
-    wire.EVENT_TYPE_TRUNCATION: _fill_truncation,
     wire.EVENT_TYPE_PARTITION_REMOVED: lambda row, _: row.partition_removed.SetInParent(),
     wire.EVENT_TYPE_STORAGE_FAILED: lambda row, _: row.storage_failed.SetInParent(),
     wire.EVENT_TYPE_STORAGE_ONLINE: lambda row, _: row.storage_online.SetInParent(),

@@ -39,6 +39,18 @@ def submit(core: SessionCore, count: int, now: float = 0.0) -> list[Wait]:
     return fresh
 
 
+def core_with_sent(count: int) -> tuple[SessionCore, list[Wait]]:
+    """An open session that has sent so many waits, and these."""
+    core = open_core()
+    fresh = submit(core, count)
+    sent(core, 0.0)
+    return core, fresh
+
+
+def timeouts_sent(core: SessionCore, now: float) -> list[list[int]]:
+    return [list(message.register.columns.timeout_ms) for message in sent(core, now)]
+
+
 def test_nothing_is_sent_before_the_session_is_open() -> None:
     """Waits gather until the daemon has opened the session, and then go out at once in one batch."""
     core = SessionCore("s", 100)
@@ -73,9 +85,7 @@ def test_waits_of_one_kind_share_a_batch_and_kinds_do_not() -> None:
 
 def test_results_end_waits_and_are_acknowledged_later() -> None:
     """A result ends its wait; the acknowledgement waits for more results, or half a second."""
-    core = open_core()
-    first, second = submit(core, 2)
-    sent(core, 0.0)
+    core, (first, second) = core_with_sent(2)
     core.receive(receipt(1), 0.0)
     ended = core.receive(results(1, [2, 1]), 1.0)
     assert [wait for wait, _ in ended] == [second, first]
@@ -92,9 +102,7 @@ def test_results_end_waits_and_are_acknowledged_later() -> None:
 
 def test_thousands_of_results_are_acknowledged_at_once() -> None:
     """The daemon's memory is not held for long when results come fast."""
-    core = open_core()
-    submit(core, 5_000)
-    sent(core, 0.0)
+    core, _ = core_with_sent(5_000)
     core.receive(results(1, list(range(1, 5_000))), 0.1)
     assert sent(core, 0.1) == []
     core.receive(results(5_000, [5_000]), 0.2)
@@ -117,22 +125,16 @@ def test_a_daemon_that_keeps_few_results_hears_of_them_sooner() -> None:
 
 def test_repeated_results_are_dropped() -> None:
     """Results that come again, in part or all of them, end nothing a second time."""
-    core = open_core()
-    submit(core, 4)
-    sent(core, 0.0)
+    core, _ = core_with_sent(4)
     assert len(core.receive(results(1, [1, 2]), 0.0)) == 2
     assert core.receive(results(1, [1, 2]), 0.0) == []
-    assert [wait.operation_id for wait, _ in core.receive(results(2, [2, 3, 4]), 0.0) if isinstance(wait, Wait)] == [
-        3,
-        4,
-    ]
+    ended = core.receive(results(2, [2, 3, 4]), 0.0)
+    assert [wait.operation_id for wait, _ in ended if isinstance(wait, Wait)] == [3, 4]
 
 
 def test_missing_results_are_an_error() -> None:
     """A gap in the sequence numbers cannot be mended, so it is not passed over."""
-    core = open_core()
-    submit(core, 2)
-    sent(core, 0.0)
+    core, _ = core_with_sent(2)
     with pytest.raises(ProtocolError, match="results 1 to 4 never came"):
         core.receive(results(5, [1]), 0.0)
 
@@ -161,12 +163,10 @@ def test_a_resent_wait_has_the_time_that_remains() -> None:
     core.submit(produce(1), 0.0)
     core.submit(many(2, 3_000), 0.0)
     core.submit(waits.signal(["k"], timeout=0), 0.0)
-    batches = [message.register.columns for message in sent(core, 0.0)]
-    assert sorted(list(columns.timeout_ms) for columns in batches) == [[0], [3_000], [5_000]]
+    assert sorted(timeouts_sent(core, 0.0)) == [[0], [3_000], [5_000]]
     core.connection_lost(1.0)
     core.receive(opened(), 4.0)
-    batches = [message.register.columns for message in sent(core, 4.0)]
-    assert sorted(list(columns.timeout_ms) for columns in batches) == [[0], [1], [1_000]]
+    assert sorted(timeouts_sent(core, 4.0)) == [[0], [1], [1_000]]
 
 
 def test_the_first_connection_costs_a_wait_no_time() -> None:
@@ -176,15 +176,12 @@ def test_the_first_connection_costs_a_wait_no_time() -> None:
     core.connection_lost(1.0)
     core.submit(waits.signal(["k"], timeout=5), 2.0)
     core.receive(opened(), 3.0)
-    batches = [message.register.columns for message in sent(core, 3.0)]
-    assert [list(columns.timeout_ms) for columns in batches] == [[2_000], [5_000]]
+    assert timeouts_sent(core, 3.0) == [[2_000], [5_000]]
 
 
 def test_a_daemon_that_forgot_the_session_gets_everything_anew() -> None:
     """A session the daemon does not know any more: all that is pending is registered anew, and results count from 1."""
-    core = open_core()
-    submit(core, 3)
-    sent(core, 0.0)
+    core, _ = core_with_sent(3)
     core.receive(receipt(1), 0.0)
     core.receive(results(1, [2]), 0.0)
     core.connection_lost(0.5)
@@ -198,9 +195,7 @@ def test_a_daemon_that_forgot_the_session_gets_everything_anew() -> None:
 
 def test_a_known_session_with_nothing_lost_sends_nothing_again() -> None:
     """When the daemon knows every id, a reconnect sends nothing."""
-    core = open_core()
-    submit(core, 3)
-    sent(core, 0.0)
+    core, _ = core_with_sent(3)
     core.connection_lost(0.5)
     core.receive(opened(resumed=True, highest=3), 1.0)
     assert sent(core, 1.0) == []
@@ -217,9 +212,7 @@ def test_ids_go_on_above_what_the_daemon_knows() -> None:
 
 def test_refusals_end_their_waits_with_an_error() -> None:
     """A refused registration ends with its error; the result that follows it ends nothing more."""
-    core = open_core()
-    refused, accepted = submit(core, 2)
-    sent(core, 0.0)
+    core, (refused, accepted) = core_with_sent(2)
     refusal = operation_pb2.OperationRefusal(operation_id=1, code=3, field="timeout_ms", message="-1 is too short")
     ((wait, error),) = core.receive(receipt(1, [refusal]), 0.0)
     assert wait is refused
@@ -231,9 +224,7 @@ def test_refusals_end_their_waits_with_an_error() -> None:
 
 def test_a_refusal_whose_receipt_was_lost_comes_as_a_result() -> None:
     """The refused result of a lost receipt carries the error."""
-    core = open_core()
-    (refused,) = submit(core, 1)
-    sent(core, 0.0)
+    core, (refused,) = core_with_sent(1)
     row = {"operation_id": 1, "kind": 1, "outcome": 6, "refusal": {"code": 8, "message": "too many"}}
     message = purgatory_service_pb2.SessionResponse(results={"first_sequence": 1, "rows": {"results": [row]}})
     ((wait, error),) = core.receive(message, 0.0)
@@ -243,9 +234,7 @@ def test_a_refusal_whose_receipt_was_lost_comes_as_a_result() -> None:
 
 def test_a_refusal_whose_receipt_was_lost_comes_in_columns_too() -> None:
     """In a batch of columns each refused wait gets its own reason, also when results that are known come before it."""
-    core = open_core()
-    first, second, third = submit(core, 3)
-    sent(core, 0.0)
+    core, (first, second, third) = core_with_sent(3)
     assert core.receive(results(1, [1]), 0.0)[0][0] is first
     core.connection_lost(1.0)
     core.receive(opened(resumed=True, highest=3), 2.0)
@@ -262,9 +251,7 @@ def test_a_refusal_whose_receipt_was_lost_comes_in_columns_too() -> None:
 
 def test_a_refused_batch_ends_all_of_it() -> None:
     """A batch that could not be read has no results; the receipt ends every wait of it."""
-    core = open_core()
-    submit(core, 3)
-    sent(core, 0.0)
+    core, _ = core_with_sent(3)
     message = purgatory_service_pb2.SessionResponse(
         receipt={"batch_id": 1, "batch_refusal": {"code": 3, "message": "unreadable"}}
     )
@@ -349,9 +336,7 @@ def test_an_unsent_wait_is_cancelled_silently() -> None:
 
 def test_a_sent_wait_is_cancelled_at_the_daemon() -> None:
     """The daemon is told to cancel; its result ends nothing, and the cancel counts until it is answered."""
-    core = open_core()
-    first, _ = submit(core, 2)
-    sent(core, 0.0)
+    core, (first, _) = core_with_sent(2)
     core.receive(receipt(1), 0.0)
     core.cancel(first)
     (message,) = sent(core, 0.0)
@@ -364,9 +349,7 @@ def test_a_sent_wait_is_cancelled_at_the_daemon() -> None:
 
 def test_a_cancel_that_may_be_lost_is_sent_again() -> None:
     """After a reconnect the unanswered cancels go out again, for those operations that the daemon knows."""
-    core = open_core()
-    waiting = submit(core, 3)
-    sent(core, 0.0)
+    core, waiting = core_with_sent(3)
     core.cancel(waiting[0])
     core.cancel(waiting[2])
     sent(core, 0.0)
