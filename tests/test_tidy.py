@@ -93,6 +93,7 @@ def complaints(found: list[str]) -> str:
     "rule",
     [
         rules.check_lengths,
+        rules.check_folders,
         rules.check_names,
         rules.check_unique_names,
         rules.check_test_docstrings,
