@@ -24,7 +24,7 @@ from purgatory.engine.completions import Completions
 from purgatory.service.listeners.histogram import Histogram
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.sessions.session import Session
-from purgatory.service.translate.packed import is_uniform
+from purgatory.service.translate.uniform_columns import is_uniform
 
 WAIT_BOUNDS_MS: Final = (
     1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000, 1_800_000,

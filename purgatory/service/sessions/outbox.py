@@ -17,7 +17,7 @@ from purgatory.engine import codes
 from purgatory.engine.batches import Refusal
 from purgatory.engine.completions import Completions
 from purgatory.service.sessions.refused import RefusedCompletions
-from purgatory.service.translate.packed import is_uniform
+from purgatory.service.translate.uniform_columns import is_uniform
 
 UNLIMITED: Final = 2**63
 """Above any sequence number."""

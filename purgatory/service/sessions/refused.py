@@ -14,7 +14,7 @@ from purgatory.engine import codes
 from purgatory.engine.batches import PartitionName, Refusal, RegisterReceipt
 from purgatory.engine.completions import FetchedPartition
 from purgatory.service.translate.operations import OperationRun
-from purgatory.service.translate.packed import FLOAT, SIGNED, UNSIGNED
+from purgatory.service.translate.uniform_columns import FLOAT, SIGNED, UNSIGNED
 
 
 class RefusedOperation(NamedTuple):

@@ -1,4 +1,4 @@
-"""Events from the wire to the engine: columns are copied, rows are gathered. Pure functions.
+"""Events from the wire to the engine: columns are copied, rows are turned into columns. Pure functions.
 
 The engine checks events one by one. Only what columns cannot say (events with sets of replicas) is refused here: the
 type of such an event is set to 0, which the engine refuses, and the refusal found here takes that one's place.
@@ -20,7 +20,7 @@ FENCED_FLAG: Final = 2
 
 
 class IncomingEvents:
-    """A batch of events for the engine, and what was found wrong before the engine saw it, by place in the batch."""
+    """A batch of events for the engine, and the errors found before the engine saw it, by place in the batch."""
 
     def __init__(self, batch: EventBatch, refusals: dict[int, Refusal]) -> None:
         self.batch: Final = batch
@@ -30,7 +30,7 @@ class IncomingEvents:
         return len(self.batch.types)
 
     def explain(self, refusal: Refusal) -> Refusal:
-        """The refusal found here for the same event, if there is one: it knows why. Else the engine's own."""
+        """The refusal found here for the same event, as that knows the reason; if there is none, the engine's own."""
         return self.refusals.get(refusal.index, refusal)
 
 
@@ -64,15 +64,15 @@ def _refuse_row_only(types: list[int], refusals: dict[int, Refusal]) -> None:
 
 
 def events_from_rows(events: Iterable[event_pb2.Event]) -> IncomingEvents:
-    """Rows gathered into full columns."""
-    gathering = _Gathering()
+    """Rows as full columns: every row gives each value or has its default."""
+    filling = _EventColumns()
     for event in events:
-        gathering.add(event)
-    return gathering.finish()
+        filling.add(event)
+    return filling.finish()
 
 
-class _Gathering:
-    """The columns being gathered, all full: `add` appends exactly one value to each."""
+class _EventColumns:
+    """Columns that are being filled: `add` appends exactly one value to each."""
 
     def __init__(self) -> None:
         self._partitions: Final[dict[PartitionName, int]] = {}
@@ -80,7 +80,7 @@ class _Gathering:
         self._batch: Final = EventBatch.to_fill()
 
     def add(self, event: event_pb2.Event) -> None:
-        """Appends one event; one that says nothing as an unknown type, which the engine refuses."""
+        """Appends one event; an empty one gets an unknown type, which the engine refuses."""
         name = event.WhichOneof("event")
         if name is None:
             self._append(REFUSED_TYPE, 0)
@@ -114,13 +114,12 @@ class _Gathering:
             self._add_mark(item_index, epoch, event)
 
     def finish(self) -> IncomingEvents:
-        """The batch that was gathered."""
         self._batch.partitions.extend(self._partitions)
         self._batch.keys.extend(self._keys)
         return IncomingEvents(self._batch, {})
 
     def _add_mark(self, item_index: int, epoch: int, event: event_pb2.Event) -> None:
-        """The events that are one offset or none."""
+        """Events that have one offset at most."""
         if event.HasField("high_watermark"):
             self._append(codes.HIGH_WATERMARK, item_index, epoch=epoch, offset=event.high_watermark.offset)
         elif event.HasField("last_stable_offset"):

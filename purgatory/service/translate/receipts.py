@@ -52,7 +52,7 @@ def _check_size(field: str, count: int, most: int) -> None:
 
 
 def receipt(batch_id: int, registered: BatchReceipt, durability: int) -> wire.Receipt:
-    """What became of a batch of registrations, and what the receipt is worth."""
+    """The receipt of a batch of registrations. `durability`: what an acceptance guarantees."""
     return wire.Receipt(
         batch_id=batch_id,
         highest_operation_id=registered.highest_operation_id,

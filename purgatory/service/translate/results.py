@@ -12,11 +12,11 @@ from purgatory.engine import codes
 from purgatory.engine.batches import Refusal
 from purgatory.engine.completions import FetchedPartition
 from purgatory.service.sessions.outbox import Results, ResultSlice
-from purgatory.service.translate.packed import FLOAT, SIGNED, UNSIGNED, Form, shortened, values_of
+from purgatory.service.translate.uniform_columns import FLOAT, SIGNED, UNSIGNED, Form, shortened, values_of
 from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2, result_pb2
 
 MESSAGES_MAX: Final = 1_000
-"""Refusals of one receipt that say their field and message; further ones say index, id and code only, so that the
+"""How many refusals of one receipt have a field and a message; further ones have index, id and code only, so that the
 receipt of a batch that is refused from end to end stays a small message."""
 
 OF_OPERATIONS: Final[tuple[tuple[str, str, Form, float], ...]] = (
@@ -40,7 +40,7 @@ OF_FETCHED: Final = (
     ("diverging_epoch", -1),
     ("diverging_end_offset", -1),
 )
-"""Columns: their names on the wire and in the engine's completions, and what each value is where there is none."""
+"""Columns: their names on the wire and in the engine's completions, and the default of each."""
 
 
 def operation_refusal(refusal: Refusal, operation_id: int, *, brief: bool = False) -> operation_pb2.OperationRefusal:
@@ -79,7 +79,7 @@ def event_refusals(refusals: Sequence[Refusal]) -> list[event_pb2.EventRefusal]:
 def fill_batch(
     batch: purgatory_service_pb2.ResultBatch, first_sequence: int, slices: Sequence[ResultSlice], *, columns: bool
 ) -> None:
-    """Consecutive results of one kind, written into an empty message: one made here would be copied into its own."""
+    """Writes consecutive results of one kind into an empty message: assigning a new message would copy it."""
     batch.first_sequence = first_sequence
     if columns:
         fill_columns(batch.columns, slices)
@@ -89,7 +89,7 @@ def fill_batch(
 
 
 def fill_columns(columns: result_pb2.ResultColumns, slices: Sequence[ResultSlice]) -> None:
-    """Results of one kind as columns with one dictionary. A column that says the same of all is short."""
+    """Writes results of one kind as columns with one dictionary. A column of equal values is shortened."""
     kind = slices[0].kind
     assert all(part.kind == kind for part in slices), f"one message has one kind: {[part.kind for part in slices]}"
     columns.kind = cast("operation_pb2.OperationKind", kind)
@@ -111,7 +111,7 @@ def fill_columns(columns: result_pb2.ResultColumns, slices: Sequence[ResultSlice
 def _column(
     field: str, spans: Sequence[tuple[Results, int, int]], form: Form, default: float
 ) -> list[int] | list[float]:
-    """A column as the wire has it. A single value, as when the daemon is idle, is looked at; many are compared."""
+    """A column as the wire has it. A single value, as when the daemon is idle, is read; many are compared as bytes."""
     completions, start, stop = spans[0]
     if len(spans) == 1 and stop - start == 1:
         value = getattr(completions, field)[start]
@@ -120,7 +120,7 @@ def _column(
 
 
 def _joined(field: str, spans: Sequence[tuple[Results, int, int]]) -> bytes:
-    """A column of some completions, each from a place to before another, as bytes."""
+    """The bytes of a column over several slices of completions."""
     return b"".join([getattr(completions, field)[start:stop] for completions, start, stop in spans])
 
 
@@ -158,7 +158,7 @@ def _fill_fetched(columns: result_pb2.ResultColumns, slices: Sequence[ResultSlic
 
 
 def fill_rows(rows: RepeatedCompositeFieldContainer[result_pb2.Result], part: ResultSlice) -> None:
-    """Results of one kind, added as rows."""
+    """Adds results of one kind as rows."""
     item, fetched = part.item_start, part.fetched_start
     for place in range(part.start, part.stop):
         fill_row(rows.add(), part, place, item, fetched)
@@ -168,7 +168,7 @@ def fill_rows(rows: RepeatedCompositeFieldContainer[result_pb2.Result], part: Re
 
 
 def fill_row(row: result_pb2.Result, part: ResultSlice, place: int, item: int, fetched: int) -> None:
-    """One result, written into an empty message; its items begin at `item`, those of a fetch at `fetched`."""
+    """Writes one result into an empty message; its items begin at `item`, those of a fetch at `fetched`."""
     completions, kind = part.completions, part.kind
     row.operation_id = completions.operation_ids[place]
     row.kind = cast("operation_pb2.OperationKind", kind)

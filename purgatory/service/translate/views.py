@@ -1,4 +1,4 @@
-"""What the engine shows to someone who looks, as messages. Pure functions: wall time is an argument."""
+"""The engine's views as messages of the wire. Pure functions: wall time is an argument."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from purgatory.service.translate.results import topic_partition
 from purgatory.v1 import operation_pb2, purgatory_service_pb2, result_pb2
 
 REMAINING_BOUNDS_MS: Final = (1_000, 10_000, 60_000, 600_000, 3_600_000, 86_400_000)
-"""The bounds by which the time left of pending operations is counted."""
+"""Bounds of the histogram of the time that pending operations have left."""
 
 
 class WallTime:
@@ -54,12 +54,12 @@ def pending_operation(
 
 
 def no_remaining_times() -> RemainingTimes:
-    """To be counted in."""
+    """An empty histogram."""
     return RemainingTimes(list(REMAINING_BOUNDS_MS))
 
 
 def remaining(times: RemainingTimes) -> purgatory_service_pb2.RemainingTime:
-    """How much time is left of what is pending."""
+    """The histogram as a message."""
     return purgatory_service_pb2.RemainingTime(
         soonest_ms=times.soonest_ms if times.soonest_ms >= 0 else None,
         latest_ms=times.latest_ms if times.latest_ms >= 0 else None,

@@ -1,6 +1,6 @@
-"""The engine's packed columns as a whole: arrays of 64-bit numbers, compared and joined as the bytes they are.
+"""Columns of 64-bit numbers, shortened to one value where all are the same. They are compared and joined as bytes.
 
-To look at each value of a column makes a Python object of it, which costs more than all else that happens to it here.
+Reading a value makes a Python object of it, which costs more than everything else that happens to it here.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final, Literal
 
 Form = Literal["q", "Q", "d"]
-"""What the numbers are: signed, unsigned, or floats; as `struct` says it."""
+"""Signed, unsigned or float, by the letters of `struct`."""
 
 SIGNED: Final = "q"
 UNSIGNED: Final = "Q"
@@ -17,17 +17,16 @@ VALUE_BYTES: Final = 8
 
 
 def is_uniform(octets: bytes) -> bool:
-    """True: all values are the same; or there are none, or one."""
+    """Whether all values are the same (also when there are none, or one)."""
     return octets[VALUE_BYTES:] == octets[:-VALUE_BYTES]
 
 
 def values_of(octets: bytes, form: Form) -> list[int] | list[float]:
-    """The numbers themselves."""
     return memoryview(octets).cast(form).tolist()
 
 
 def shortened(octets: bytes, form: Form, default: float) -> list[int] | list[float]:
-    """The values, as a column of the wire has them: one when all are the same, none when they are the default."""
+    """The values as the wire has them: one when all are the same, none when that is the default."""
     if not is_uniform(octets):
         return values_of(octets, form)
     first = values_of(octets[:VALUE_BYTES], form)
