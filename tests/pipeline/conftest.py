@@ -1,4 +1,4 @@
-"""Spark for the tests of the pipeline: one local session for the whole run, in one worker, where there is a Java."""
+"""Spark for the tests of the pipeline: one local session for the whole run, in one worker, if there is a Java."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
 }
-"""Small and quick to start: tests have few rows, and the processors belong to others too."""
+"""Small and quick to start: tests have few rows, and others need the processors too."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def java() -> int:
-    """The version of the Java that is there. Without one the test is skipped, or fails where Java is required."""
+    """The version of the installed Java. Without one the test is skipped, or fails where Java is required."""
     try:
         return java_version()
     except JavaMissing as missing:
@@ -57,7 +57,7 @@ def java() -> int:
 
 @pytest.fixture(scope="session")
 def spark(java: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session on local[2], shared by all tests: change no setting of it that you do not put back."""
+    """A session on local[2], shared by all tests: put back any setting that you change."""
     folder = tmp_path_factory.mktemp("spark")
     builder = SparkSession.builder.master("local[2]").appName("tests")
     for key, value in {**SETTINGS, "spark.local.dir": str(folder), "spark.sql.warehouse.dir": str(folder)}.items():

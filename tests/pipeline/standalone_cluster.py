@@ -28,15 +28,15 @@ PR_SET_PDEATHSIG = 1
 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 os.execv(sys.argv[1], sys.argv[1:])
 """
-"""A process that nobody is left to end ends by itself: Linux tells it when the one that started it is gone. Said by the
-process itself, for between fork and exec nothing is safe in one that has threads of gRPC.
+"""Makes a process end when the one that started it is gone, by a Linux signal. Set in the process itself: in a program
+with gRPC's threads nothing is safe between fork and exec.
 """
 START_S = 300
-"""A machine that has much else to do may take its time."""
+"""A busy machine may take its time."""
 
 
 class StandaloneCluster:
-    """Started on entry, ended on exit, each process by its pid. Its workers know nothing of this tree."""
+    """Started on entry, ended on exit, each process by its pid. Its workers do not see this tree."""
 
     def __init__(self, folder: Path, workers: int = 2, cores: int = 1, memory: str = "1g") -> None:
         self.folder = folder
@@ -77,7 +77,7 @@ class StandaloneCluster:
         self._processes.clear()
 
     def logs(self) -> str:
-        """What all of them wrote, and the executors' stderr."""
+        """All output, and the executors' stderr."""
         paths = [*sorted(self.folder.glob("*.log")), *sorted(self.folder.glob("work/*/*/*/stderr"))]
         return "\n".join(f"== {path}\n{path.read_text(errors='replace')}" for path in paths)
 
@@ -94,7 +94,7 @@ class StandaloneCluster:
             )
 
     def _wait(self, name: str, ready: str) -> str:
-        """Waits for the line of a log that says that a process is ready; gives what stands in it."""
+        """Waits for the line of a log that says that a process is ready, and returns its match."""
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline and self._processes[name].poll() is None:
             found = re.search(ready, self._log(name).read_text(errors="replace"))
@@ -108,7 +108,7 @@ class StandaloneCluster:
 
 
 def _environment() -> dict[str, str]:
-    """As on a machine that has Spark and nothing else of ours."""
+    """As on a machine that has Spark and nothing of ours."""
     own = {"SPARK_HOME": str(HOME), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_MEMORY": "256m"}
     kept = {name: os.environ[name] for name in ("PATH", "JAVA_HOME", "HOME", "TMPDIR") if name in os.environ}
     return {**kept, **own, "SPARK_DAEMON_JAVA_OPTS": DAEMON_OPTIONS}

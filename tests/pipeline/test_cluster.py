@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow  # six Java processes
 
 SCRIPT = Path(purgatory_pipeline.__file__).parent / "cli.py"
 INSTALLED_THERE = ("numpy", "pandas", "pyarrow", "altair", "vl-convert-python", "grpcio", "grpcio-status", "rich")
-"""Left out of the packed environment, because they are large: the cluster has them."""
+"""Left out of the packed environment because they are large: the cluster has them."""
 ALL_USED = re.compile(r"in ([\d,]+) rows = used \1 \+ set aside 0")
 QUICK_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 TIMEOUT_S = 600
@@ -49,7 +49,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs of a made-up cluster, a thousand operations in all."""
+    """Two small generated runs, a thousand operations in all."""
     out = tmp_path_factory.mktemp("history")
     plan = make_plan("1000", runs=2)
     for index in range(plan.runs):
@@ -78,7 +78,7 @@ def settings(cluster: StandaloneCluster, environment: Path) -> list[str]:
 
 
 def run(cluster: StandaloneCluster, command: list[str]) -> str:
-    """What a command that must succeed prints."""
+    """Runs a command that must succeed, and returns what it prints."""
     environment = {**os.environ, **worker_environment()}
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env=environment, timeout=TIMEOUT_S, cwd=cluster.folder
@@ -88,7 +88,7 @@ def run(cluster: StandaloneCluster, command: list[str]) -> str:
 
 
 def test_packed_environment_holds_what_executors_need(environment: Path) -> None:
-    """It is a virtual environment with our packages and what they need, without Spark and without what was left out."""
+    """It is a virtual environment with our packages and their requirements, without Spark and what was left out."""
     with tarfile.open(environment) as archive:
         names = archive.getnames()
         assert archive.getmember("bin/python").linkname == os.path.realpath(sys.executable)
@@ -104,7 +104,7 @@ def test_packed_environment_holds_what_executors_need(environment: Path) -> None
 def test_replay_runs_unchanged_on_the_cluster(
     cluster: StandaloneCluster, settings: list[str], history: Path, tmp_path: Path
 ) -> None:
-    """Through spark-submit, which runs the console script's file: executors play the history on their packed engine."""
+    """By spark-submit, which runs the console script's file: executors replay the history on their packed engine."""
     submit = str(HOME / "bin" / "spark-submit")
     words = ["replay", str(history), "--set", "timeout_ms=*2", "--out", str(tmp_path / "out")]
     printed = run(cluster, [submit, *settings, str(SCRIPT), *words])
@@ -117,7 +117,7 @@ def test_replay_runs_unchanged_on_the_cluster(
 def test_report_runs_unchanged_on_the_cluster(
     cluster: StandaloneCluster, settings: list[str], history: Path, tmp_path: Path
 ) -> None:
-    """Through the console script, with the same settings: both workers compute, all tables and the page are there."""
+    """By the console script, with the same settings: both workers compute, all tables and the page are there."""
     script = Path(sys.executable).with_name("purgatory-pipeline")
     out = tmp_path / "out"
     printed = run(cluster, [str(script), "report", str(history), "--out", str(out), *settings])

@@ -1,4 +1,4 @@
-"""The functions for notebooks: DataFrames in and out, what is refused, and the example that runs."""
+"""The functions for notebooks: DataFrames in and out, errors, and the example notebook."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXAMPLE = ROOT / "examples" / "notebooks" / "report.ipynb"
 
 @pytest.mark.slow  # asks Spark
 def test_dataframes_in_and_out(spark: SparkSession, tmp_path: Path) -> None:
-    """A history that was narrowed by hand gives the tables of a report, each with the columns that it promises."""
+    """A history filtered by hand gives the tables of a report, each with the columns of its description."""
     history = small_history(operations=10)
     history.register(11, 120, topic="payments")
     history.end(11, 130, waited_ms=10, topic="payments")
@@ -41,7 +41,7 @@ def test_dataframes_in_and_out(spark: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.slow  # asks Spark
 def test_tables_that_are_no_history_are_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """A table or a column that is missing is named, before Spark looks for it in the middle."""
+    """A missing table or column is named at once, not by Spark in the middle of the work."""
     small_history(operations=2).write(tmp_path)
     tables = read(spark, str(tmp_path))
     with pytest.raises(ArchiveUnusable, match=r"lacks events, outcomes\.waited_ms: give what read\(\) gives"):
@@ -54,7 +54,7 @@ def test_tables_that_are_no_history_are_refused(spark: SparkSession, tmp_path: P
 
 @pytest.mark.slow  # asks Spark
 def test_the_example_runs(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every cell of the example runs on what those before it left, and shows what the text around it says."""
+    """Every cell of the example runs after those before it, and shows what the text around it says."""
     monkeypatch.setattr(progress, "show", lambda context, name: None)
     monkeypatch.setattr(type(spark), "stop", lambda self: None)  # other tests use it too
     notebook = json.loads(EXAMPLE.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The packed environment: what goes into it, and that a Python started from it finds that and nothing else of ours."""
+"""The packed environment: what goes into it, and that its Python finds that and nothing else of ours."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LARGE = ("numpy", "pandas", "pyarrow", "vl-convert-python", "altair", "grpcio")
 
 
 def test_what_is_needed_follows_requirements() -> None:
-    """All that the extra needs and what that needs in turn, but not Spark's own, nor what tests or the daemon need."""
+    """All that the extra requires, directly or not, but not Spark's own, nor what tests or the daemon need."""
     names = pack.required_packages({"pyspark", "py4j"})
     assert {"pyarrow", "pandas", "numpy", "python-dateutil", "typer", "altair"} <= set(names)
     assert not {"pyspark", "py4j", "pytest", "ruff", "uvloop", "aiohttp", "purgatory"} & set(names)
@@ -51,7 +51,7 @@ def test_unpacked_anywhere_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_place_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A folder that is not there is told as such, with exit 2."""
+    """A missing folder is named in one line, with exit code 2."""
     out = tmp_path / "nowhere" / "environment.tar.gz"
     assert cli.main(["pack", str(out)]) == cli.EXIT_UNUSABLE
     assert capsys.readouterr().err == f"purgatory-pipeline: cannot write {out}: No such file or directory\n"

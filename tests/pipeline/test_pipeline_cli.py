@@ -1,4 +1,4 @@
-"""The command line of the pipeline: settings, exit codes, and what is wrong in one line."""
+"""The command line of the pipeline: settings, exit codes, and errors in one line."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_what_is_wrong_is_one_line_and_exit_2(
 def test_results_that_cannot_be_written_are_told_first(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where the folder for the results is a file, that is one line before the work begins."""
+    """If the folder for the results is a file, one line says so before the work begins."""
     small_history().write(tmp_path / "archive")
     (tmp_path / "out").write_text("x")
     assert cli.main([command, str(tmp_path / "archive"), "--out", str(tmp_path / "out")]) == cli.EXIT_UNUSABLE
@@ -79,7 +79,7 @@ def test_results_that_cannot_be_written_are_told_first(
 
 @pytest.mark.parametrize("arguments", [["nonsense"], ["check"], ["check", "x", "--colour"]])
 def test_wrong_usage_is_exit_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """An unknown command or option, or a missing argument, is told with the usage."""
+    """An unknown command or option, or a missing argument, is answered with the usage."""
     assert cli.main(arguments) == cli.EXIT_UNUSABLE
     assert "Usage: purgatory-pipeline" in capsys.readouterr().err
 
@@ -110,7 +110,7 @@ def java_that_says(folder: Path, words: str) -> Path:
     ],
 )
 def test_java_that_will_not_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, said: str) -> None:
-    """An old Java, or none that works, is named with what to install."""
+    """A Java that is too old, or does not work, is named with what to install."""
     monkeypatch.setenv("JAVA_HOME", str(java_that_says(tmp_path, words)))
     with pytest.raises(JavaMissing, match=said):
         spark_session.java_version()
@@ -124,7 +124,7 @@ def test_java_that_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word
 
 
 def test_no_java_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither JAVA_HOME nor a java on the path: one line that says which to install."""
+    """Neither JAVA_HOME nor a java on the path: one line says which to install."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(JavaMissing, match=r"^no Java found \(java\)\. Spark needs Java 17 or newer: install it .*$"):
@@ -132,7 +132,7 @@ def test_no_java_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_settings_reach_spark_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the command line says stands behind what the environment says, so that it wins."""
+    """Settings from the command line come after those from the environment, so that they win."""
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--conf spark.a=1 pyspark-shell")
     monkeypatch.setenv("PYSPARK_PYTHON", "python")
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
@@ -145,7 +145,9 @@ def test_settings_reach_spark_in_their_order(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_spark_submit_takes_its_own_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under spark-submit the JVM runs already: a setting that would come too late is refused with where it belongs."""
+    """Under spark-submit the JVM is already running: a setting that would come too late is refused, with where it
+    belongs.
+    """
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     with pytest.raises(SettingInvalid, match="put them before the script"):
         spark_session.pass_settings("local[1]", [])
@@ -168,7 +170,7 @@ def test_settings_of_the_user_win_over_ours(java: int) -> None:
 
 
 def test_only_what_java_begins_with_is_left_out(capfd: pytest.CaptureFixture[str]) -> None:
-    """What a process says on stderr that is started meanwhile comes through, also afterwards, but for the two lines."""
+    """A process started meanwhile writes to stderr unhindered, also afterwards, but for the two lines."""
     left_out = b"".join(spark_session.DROPPED_LINES).decode()
     said = f"echo first; printf '{left_out}'; read line; echo $line; printf 'no end'"
     with spark_session.without_startup_lines() as passing:
@@ -190,7 +192,7 @@ def test_shuffle_partitions_follow_the_cores(master: str, cores: int, partitions
 def test_command_uses_the_session_that_runs(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Called from a program with a session of its own, a command works on it and leaves it running."""
+    """Called from a program with its own session, a command uses it and leaves it running."""
     small_history().write(tmp_path)
     (tmp_path / "notes.txt").write_text("x")
     until = f"{START:%Y-%m-%dT%H:%M:%S}.100Z"
@@ -205,7 +207,7 @@ def test_command_uses_the_session_that_runs(
 def test_failure_of_spark_is_one_line_and_exit_1(
     spark: SparkSession, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What Python or Java raise in the middle is cut to its cause; with PURGATORY_TRACEBACK=1 it is raised."""
+    """An error of Python or Java in the middle is cut to its cause; with PURGATORY_TRACEBACK=1 it is raised."""
 
     def fail(*, java: bool) -> None:
         if java:
@@ -225,7 +227,7 @@ def test_failure_of_spark_is_one_line_and_exit_1(
 
 
 def test_other_failures_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mistake of ours is raised with its traceback."""
+    """A bug of ours is raised with its traceback."""
 
     def fail(**_: object) -> None:
         raise ZeroDivisionError
@@ -239,7 +241,7 @@ def test_other_failures_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_missing_extra_is_one_line(
     missing: str, ours: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Installed without the extra, the command says how to install it; another missing module is a mistake of ours."""
+    """Without the extra, the command says how to install it; another missing module is a bug."""
 
     def fail(**_: object) -> None:
         raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
@@ -255,7 +257,7 @@ def test_missing_extra_is_one_line(
 
 
 def test_interrupt_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Ctrl-C ends with 130 and a word."""
+    """Ctrl-C ends with 130 and one word."""
 
     def interrupted(**_: object) -> None:
         raise KeyboardInterrupt
@@ -271,7 +273,7 @@ def python_exception(last_line: str) -> PythonException:
 
 
 def test_own_error_from_an_executor_is_itself_again() -> None:
-    """An error of ours that an executor raised arrives as its own kind; others stay Spark's."""
+    """A `PipelineError` raised on an executor arrives as itself; other errors stay Spark's."""
     with pytest.raises(ArchiveUnusable, match=r"^a\.parquet: gone$"), failures.unwrapped_errors():
         raise python_exception("purgatory_pipeline.errors.ArchiveUnusable: a.parquet: gone")
     for line in ("ValueError: a", "purgatory_pipeline.errors.Unheard: a", "purgatory_pipeline.errors.annotations: a"):

@@ -1,4 +1,4 @@
-"""Progress on stderr: what Spark's tracker tells, and lines that stay out of the way."""
+"""Progress on stderr: what Spark's tracker reports, and lines that stay out of the way."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyspark import SparkContext
 
 
 class Tracked:
-    """A Spark context that is at a certain point of its work: jobs of stages, each (tasks, done)."""
+    """A Spark context at some point of its work: jobs of stages, each (tasks, done)."""
 
     def __init__(self, jobs: Sequence[Sequence[tuple[int, int]]], active: Sequence[int] = ()) -> None:
         self.stages = dict(enumerate(stage for job in jobs for stage in job))
@@ -53,7 +53,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def test_reached_adds_up_stages_and_tasks() -> None:
-    """Stages count as done with their last task; of those to come only their number is known."""
+    """Stages count as done with their last task; of later ones only the number is known."""
     at = progress.job_progress(context([[(4, 4), (8, 3), (0, 0)], [(2, 0)]], active=[1, 3]))
     assert at == progress.JobProgress(stages=4, stages_done=1, tasks=14, tasks_done=7)
     assert at.line("report", 12.4) == "report: stage 2 of 4, 7 of 14 tasks, 12 s"
@@ -61,15 +61,13 @@ def test_reached_adds_up_stages_and_tasks() -> None:
 
 
 class Terminal(io.StringIO):
-    """Somebody looks at it."""
-
     def isatty(self) -> bool:
         return True
 
 
 @pytest.fixture
 def lines() -> Iterator[list[progress.ProgressLine]]:
-    """Those that a test has begun; they end with it."""
+    """Lines started by a test, closed at its end."""
     begun: list[progress.ProgressLine] = []
     yield begun
     for line in begun:
@@ -78,7 +76,7 @@ def lines() -> Iterator[list[progress.ProgressLine]]:
 
 @pytest.mark.slow  # lines come twice a second
 def test_terminal_has_one_line_that_goes_away(lines: list[progress.ProgressLine]) -> None:
-    """On a terminal one line is renewed in place, and wiped at the end."""
+    """On a terminal one line is redrawn in place, and wiped at the end."""
     stream = Terminal()
     lines.append(progress.ProgressLine(context([[(4, 1)]], [0]), "replay", stream, quiet_s=0))
     wait_until(lambda: stream.getvalue().count("\r") >= 2)
@@ -91,7 +89,7 @@ def test_terminal_has_one_line_that_goes_away(lines: list[progress.ProgressLine]
 
 @pytest.mark.slow  # see above
 def test_log_gets_a_line_now_and_then(lines: list[progress.ProgressLine]) -> None:
-    """Where lines stay there is one at once, and none for a while."""
+    """In a log there is one line at once, and none for a while."""
     stream = io.StringIO()
     lines.append(progress.ProgressLine(context([[(4, 1)]], [0]), "replay", stream, quiet_s=0))
     wait_until(lambda: "\n" in stream.getvalue())
@@ -114,14 +112,14 @@ def test_log_gets_a_line_now_and_then(lines: list[progress.ProgressLine]) -> Non
 def test_short_work_says_nothing(
     lines: list[progress.ProgressLine], stream: io.StringIO, elapsed_s: float, said_s: float, due: bool
 ) -> None:
-    """Nothing in the first four seconds; then always on a terminal, and every 15 s where lines stay."""
+    """Nothing in the first four seconds; then always on a terminal, and every 15 s in a log."""
     lines.append(progress.ProgressLine(context([]), "replay", stream))
     assert lines[0].is_due(elapsed_s, said_s) == due
 
 
 @pytest.mark.slow  # see above
 def test_context_that_is_gone_ends_it(lines: list[progress.ProgressLine]) -> None:
-    """A context that was stopped under it raises no error anywhere."""
+    """A context that was stopped meanwhile raises no error anywhere."""
     broken = cast("SparkContext", SimpleNamespace())
     stream = Terminal()
     lines.append(progress.ProgressLine(broken, "replay", stream, quiet_s=0))

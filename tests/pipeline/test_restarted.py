@@ -22,7 +22,7 @@ PER_RUN = 10
 
 
 def record_run(folder: Path, first_id: int, mark: int) -> None:
-    """One run: as many waits as in every other, of which the marks reach those up to `mark` of all runs so far."""
+    """One run with as many waits as every other; its marks reach those up to `mark` of all runs so far."""
     arguments = ["--data-dir", str(folder / "data"), "--archive", str(folder / "archive")]
     daemon = DaemonProcess(folder, arguments)
     try:
@@ -40,7 +40,7 @@ def record_run(folder: Path, first_id: int, mark: int) -> None:
 def test_a_restarted_history_is_accounted_for(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What was registered in one run and ended in the next is counted and named; no command minds."""
+    """What was registered in one run and ended in the next is counted and named; every command copes."""
     record_run(tmp_path, 1, PER_RUN)
     record_run(tmp_path, WAITS + 1, 2 * WAITS)
     archive = str(tmp_path / "archive")

@@ -1,4 +1,4 @@
-"""Where there is no Java, tests on Spark are skipped and the run says so loudly, or they fail where it is required."""
+"""Without Java, tests on Spark are skipped, which the run says loudly; where Java is required they fail."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow  # each is a pytest of its own
 
 
 def run_without_java(folder: Path, **settings: str) -> subprocess.CompletedProcess[str]:
-    """Two tests on Spark, by a pytest that finds no Java."""
+    """Runs two tests on Spark, by a pytest that finds no Java."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PURGATORY_", "PYTEST_"))}
     environment = {**kept, **worker_environment(), "JAVA_HOME": str(folder / "nowhere"), **settings}
     command = [
@@ -38,7 +38,7 @@ def run_without_java(folder: Path, **settings: str) -> subprocess.CompletedProce
 
 
 def test_tests_on_spark_are_skipped_loudly(tmp_path: Path) -> None:
-    """The run succeeds, and ends with how many tests it left out, why, and what to install."""
+    """The run succeeds, and ends with how many tests it skipped, why, and what to install."""
     done = run_without_java(tmp_path)
     assert done.returncode == 0, done.stdout
     assert "NOT THE WHOLE SUITE" in done.stdout
@@ -55,7 +55,7 @@ def test_required_java_fails(tmp_path: Path) -> None:
 
 
 def test_tests_on_spark_run_on_one_build(tmp_path: Path) -> None:
-    """On the uncompiled engine they are skipped with that as the reason, and nothing is loud about it."""
+    """On the uncompiled engine they are skipped for that reason, quietly."""
     done = run_without_java(tmp_path, PURGATORY_BUILD="pure", PURGATORY_REQUIRE_JAVA="1")
     assert done.returncode == 0, done.stdout
     assert ONE_BUILD in done.stdout

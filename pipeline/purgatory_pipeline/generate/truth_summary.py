@@ -20,48 +20,25 @@ from purgatory_pipeline.generate.truth import BOTH
 QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
 HOTTEST: Final = 20
 
-WAITS_SCHEMA: Final = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("wait_ms", pa.int64()),
-        ("last_replica_id", pa.int32()),  # null: both followers at once, or it did not have to wait
-        ("operations", pa.int64()),
-        ("held_back_ms", pa.int64()),
-    ]
+_TEXT, _FLOAT, _INSTANT = pa.string(), pa.float64(), pa.timestamp("ms", tz="UTC")
+_INT, _ID = pa.int64(), pa.int32()
+
+
+def _schema(**columns: pa.DataType) -> pa.Schema:
+    return pa.schema(list(columns.items()))
+
+
+# Null: `last_replica_id` where both followers were last or nobody waited, `joined_at` if that was after the run.
+WAITS_SCHEMA: Final = _schema(topic=_TEXT, wait_ms=_INT, last_replica_id=_ID, operations=_INT, held_back_ms=_INT)
+RUNS_SCHEMA: Final = _schema(
+    run_id=_TEXT, started_at=_INSTANT, life_ms=_INT, load=_FLOAT, delay_factor=_FLOAT, operations=_INT, seconds=_FLOAT
 )
-RUNS_SCHEMA: Final = pa.schema(
-    [
-        ("run_id", pa.string()),
-        ("started_at", pa.timestamp("ms", tz="UTC")),
-        ("life_ms", pa.int64()),
-        ("load", pa.float64()),
-        ("delay_factor", pa.float64()),
-        ("operations", pa.int64()),
-        ("seconds", pa.float64()),
-    ]
+_PARTITION: Final = {"run_id": _TEXT, "topic": _TEXT, "partition": _ID}
+CHANGES_SCHEMA: Final = _schema(
+    **_PARTITION, from_replica_id=_ID, to_replica_id=_ID, resigned_at=_INSTANT, elected_at=_INSTANT
 )
-CHANGES_SCHEMA: Final = pa.schema(
-    [
-        ("run_id", pa.string()),
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("from_replica_id", pa.int32()),
-        ("to_replica_id", pa.int32()),
-        ("resigned_at", pa.timestamp("ms", tz="UTC")),
-        ("elected_at", pa.timestamp("ms", tz="UTC")),
-    ]
-)
-ABSENCES_SCHEMA: Final = pa.schema(
-    [
-        ("run_id", pa.string()),
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("replica_id", pa.int32()),
-        ("away_at", pa.timestamp("ms", tz="UTC")),
-        ("left_at", pa.timestamp("ms", tz="UTC")),
-        ("returned_at", pa.timestamp("ms", tz="UTC")),
-        ("joined_at", pa.timestamp("ms", tz="UTC")),  # null: not in this run
-    ]
+ABSENCES_SCHEMA: Final = _schema(
+    **_PARTITION, replica_id=_ID, away_at=_INSTANT, left_at=_INSTANT, returned_at=_INSTANT, joined_at=_INSTANT
 )
 
 
@@ -92,15 +69,8 @@ class TruthSummary:
         for totals, part in ((self._outcomes, run["outcomes"]), (self._produces, run["produce_outcomes"])):
             for name, counts in part.items():
                 totals[name].update(counts)
-        waits = run["waits"]
-        for topic, wait_ms, last, operations, held_ms in zip(
-            waits["topic"],
-            waits["wait_ms"],
-            waits["last_replica_id"],
-            waits["operations"],
-            waits["held_back_ms"],
-            strict=True,
-        ):
+        columns = [run["waits"][name] for name in WAITS_SCHEMA.names]
+        for topic, wait_ms, last, operations, held_ms in zip(*columns, strict=True):
             row = self._waits.setdefault((topic, wait_ms, last), [0, 0])
             row[0] += operations
             row[1] += held_ms
@@ -113,14 +83,8 @@ class TruthSummary:
     def tables(self) -> dict[str, pa.Table]:
         """What is too long for the JSON, by file name."""
         waits = [
-            {
-                "topic": topic,
-                "wait_ms": wait_ms,
-                "last_replica_id": None if last == BOTH else last,
-                "operations": operations,
-                "held_back_ms": held_ms,
-            }
-            for (topic, wait_ms, last), (operations, held_ms) in sorted(self._waits.items())
+            dict(zip(WAITS_SCHEMA.names, (topic, wait_ms, None if last == BOTH else last, *sums), strict=True))
+            for (topic, wait_ms, last), sums in sorted(self._waits.items())
         ]
         return {
             "produce_waits": pa.Table.from_pylist(waits, WAITS_SCHEMA),

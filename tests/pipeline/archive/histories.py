@@ -1,4 +1,4 @@
-"""Small archives written by hand, row by row, through pyarrow alone: right ones, and wrong ones of every kind."""
+"""Small archives written by hand, row by row, through pyarrow alone: intact ones, and broken ones of every kind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ZEROS = {
     "session_number": 1, "session_id": "session-1", "principal": "", "refusal_code": schema.ACCEPTED, "item": 0,
     "item_count": 1, "partition": 0, "lateness_ms": 0, "row": 0, "ended": 0, "error_code": 0,
 }  # fmt: skip
-"""What a row has where a test does not care; other columns are null."""
+"""The values of a row where a test does not care; other columns are null."""
 
 
 @dataclass
@@ -68,7 +68,7 @@ class History:
         self.add(schema.MARKERS, at_ms, marker=marker, **values)
 
     def write(self, root: Path, *, rows_per_file: int = 1_000_000) -> list[Path]:
-        """All tables, rolled by size. Gives the files."""
+        """Writes all tables, rolled by size, and returns the files."""
         return [
             write_file(root, table, rows[first : first + rows_per_file], self.run_id, number)
             for table, rows in self.rows.items()
@@ -77,7 +77,7 @@ class History:
 
 
 def write_file(root: Path, table: str, rows: Iterable[Row], run_id: str = "run-a", number: int = 1) -> Path:
-    """One whole file at its place: folder and name are those of its first row."""
+    """Writes one complete file at its place: folder and name follow from its first row."""
     rows = list(rows)
     at = rows[0]["at"] if rows else START
     assert isinstance(at, datetime)
@@ -86,7 +86,7 @@ def write_file(root: Path, table: str, rows: Iterable[Row], run_id: str = "run-a
 
 
 def write_table(path: Path, table: pa.Table, metadata: Mapping[bytes, bytes] | None) -> Path:
-    """Any Arrow table with any metadata, anywhere."""
+    """Writes any Arrow table with any metadata anywhere."""
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(table.replace_schema_metadata(metadata), path)
     return path
@@ -98,7 +98,7 @@ def table_of(table: str, rows: Iterable[Row]) -> pa.Table:
 
 
 def metadata_of(table: str, run_id: str, number: int, version: int = schema.VERSION) -> dict[bytes, bytes]:
-    """What the footer of a file says of itself."""
+    """The metadata in the footer of a file."""
     return {
         layout.VERSION_KEY: str(version).encode(),
         layout.TABLE_KEY: table.encode(),
@@ -108,7 +108,7 @@ def metadata_of(table: str, run_id: str, number: int, version: int = schema.VERS
 
 
 def small_history(run_id: str = "run-a", operations: int = 20, *, ended: bool = True) -> History:
-    """One run: each operation is registered at 10 ms steps and ends 5 ms later, every fifth one by expiry."""
+    """One run: operations registered every 10 ms end 5 ms later, every fifth one by expiry."""
     history = History(run_id)
     history.mark(schema.STARTED)
     for number in range(1, operations + 1):

@@ -1,4 +1,4 @@
-"""The account of an intake: what is in is used or set aside, and what does not fit together is named with a reason."""
+"""The account of an intake: rows are used or set aside, and what is inconsistent is named with a reason."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def found(taken: IntakeAccount) -> dict[str, int]:
 
 
 def test_whole_history_has_nothing_to_say(taken_in: Callable[..., IntakeAccount], tmp_path: Path) -> None:
-    """Every row of a history without fault is used, and there is nothing that a reader must know."""
+    """Every row of an intact history is used, and there are no findings."""
     history = small_history(operations=50)
     history.write(tmp_path, rows_per_file=7)
     taken = taken_in()
@@ -53,7 +53,7 @@ def test_whole_history_has_nothing_to_say(taken_in: Callable[..., IntakeAccount]
 
 
 def test_sums_are_printed(taken_in: Callable[..., IntakeAccount], tmp_path: Path) -> None:
-    """In = used + set aside, in the table and in one line below it, and what was found below that."""
+    """In = used + set aside, in the table and in one line below it, followed by the findings."""
     paths = small_history(ended=False).write(tmp_path)
     copied = tmp_path / schema.EVENTS / "copy.parquet"
     copied.write_bytes(next(path for path in paths if schema.EVENTS in path.parts).read_bytes())
@@ -73,7 +73,7 @@ def test_sums_are_printed(taken_in: Callable[..., IntakeAccount], tmp_path: Path
 def test_missing_outcomes_of_a_run_that_is_alive_are_pending(
     taken_in: Callable[..., IntakeAccount], tmp_path: Path
 ) -> None:
-    """Registrations without outcome in a run that has not ended wait still; that is nothing to worry about."""
+    """Registrations without outcome in a run that has not ended are still waiting: an ordinary finding."""
     history = small_history(ended=False)
     history.register(98, 400)
     history.register(99, 400)
@@ -86,7 +86,7 @@ def test_missing_outcomes_of_a_run_that_is_alive_are_pending(
 def test_missing_outcomes_of_a_run_that_crashed_are_told_apart(
     taken_in: Callable[..., IntakeAccount], tmp_path: Path
 ) -> None:
-    """A later run's marker says that an earlier one crashed: its operations without outcome are named so."""
+    """A later run's marker says that an earlier one crashed: its operations without outcome are named as such."""
     crashed = small_history("run-a", ended=False)
     crashed.register(99, 400)
     crashed.write(tmp_path)
@@ -100,7 +100,7 @@ def test_missing_outcomes_of_a_run_that_crashed_are_told_apart(
 
 
 def test_rows_that_the_disk_dropped_are_counted(taken_in: Callable[..., IntakeAccount], tmp_path: Path) -> None:
-    """A marker's number of dropped rows is reported, and explains ends that are missing in a run that ended."""
+    """A marker's number of dropped rows is reported, and explains missing ends in a run that ended."""
     history = small_history(operations=10)
     del history.rows[schema.OUTCOMES][3:6]
     del history.rows[schema.REGISTRATIONS][8:9]
@@ -117,7 +117,7 @@ def test_rows_that_the_disk_dropped_are_counted(taken_in: Callable[..., IntakeAc
 def test_ends_that_are_missing_for_no_reason_are_said_to_be(
     taken_in: Callable[..., IntakeAccount], tmp_path: Path
 ) -> None:
-    """In a run that ended and dropped nothing, an operation with one end only has no excuse."""
+    """In a run that ended and dropped nothing, an operation with only one end has no known reason."""
     history = small_history(operations=10)
     del history.rows[schema.OUTCOMES][3:6]
     del history.rows[schema.REGISTRATIONS][8:9]
@@ -130,7 +130,7 @@ def test_ends_that_are_missing_for_no_reason_are_said_to_be(
 def test_outcomes_older_than_what_is_kept_are_rolled_away(
     taken_in: Callable[..., IntakeAccount], tmp_path: Path
 ) -> None:
-    """Old files were deleted: outcomes of what they registered count, and are told apart from what is lost."""
+    """Old files were deleted: outcomes of operations they registered count, and are told apart from losses."""
     history = small_history()
     for number in (91, 92):
         history.end(number, 230 + number, waited_ms=230 + number - 15)
@@ -143,7 +143,7 @@ def test_outcomes_older_than_what_is_kept_are_rolled_away(
 def test_what_a_journal_kept_over_a_restart_is_told_apart(
     taken_in: Callable[..., IntakeAccount], tmp_path: Path
 ) -> None:
-    """Waits that were registered in one run and ended in the daemon's next are named on both sides."""
+    """Waits registered in one run that ended in the daemon's next run are named on both sides."""
     first, second = History("run-a"), History("run-b", start=START + timedelta(hours=1))
     first.mark(schema.STARTED, detail=json.dumps({"version": "1", "journal": True}))
     for number in (1, 2, 3):
@@ -202,7 +202,7 @@ def test_repeated_operations_and_rows_are_told_apart(taken_in: Callable[..., Int
 def test_operation_that_comes_again_far_away_is_repeated(
     taken_in: Callable[..., IntakeAccount], tmp_path: Path, table: str
 ) -> None:
-    """One end too many in another file than both ends is a repeated operation, not one that lacks its other end."""
+    """A second outcome in another file than the operation's two ends is a repeated operation, not a missing end."""
     history = small_history(operations=40)
     if table == schema.OUTCOMES:
         history.end(3, 500, waited_ms=470)
@@ -216,7 +216,7 @@ def test_operation_that_comes_again_far_away_is_repeated(
 def test_window_and_topics_are_accounted_for(
     spark: SparkSession, taken_in: Callable[..., IntakeAccount], tmp_path: Path
 ) -> None:
-    """Rows outside the window or of other topics are set aside; what is used is what `read` gives."""
+    """Rows outside the window or of other topics are set aside; what is used is what `read` returns."""
     history = small_history(operations=40)
     history.register(90, 195, topic="payments")
     history.end(90, 215, waited_ms=20, topic="payments")
@@ -234,7 +234,8 @@ def test_window_and_topics_are_accounted_for(
 def test_operation_that_ends_behind_the_window_has_its_outcome(
     taken_in: Callable[..., IntakeAccount], tmp_path: Path
 ) -> None:
-    """One registered in the window may end behind it, one that ended in it may be older: neither lacks an end.
+    """An operation registered in the window may end after it, and one that ended in it may be older: neither lacks an
+    end.
 
     Nor does one whose wall clock jumped over the window's border in between.
     """
@@ -252,7 +253,7 @@ def test_operation_that_ends_behind_the_window_has_its_outcome(
 
 
 def test_leftovers_are_counted(taken_in: Callable[..., IntakeAccount], tmp_path: Path) -> None:
-    """Files that are not whole yet are not read, and counted."""
+    """Unfinished files are counted and not read."""
     history = small_history()
     history.write(tmp_path)
     unfinished = tmp_path / layout.unfinished_path(schema.EVENTS, "run-a", 2)
@@ -263,7 +264,7 @@ def test_leftovers_are_counted(taken_in: Callable[..., IntakeAccount], tmp_path:
 
 
 def test_many_runs_are_matched_each_for_itself(taken_in: Callable[..., IntakeAccount], tmp_path: Path) -> None:
-    """Numbers of sessions and operations are a run's own: an outcome of another run is no answer."""
+    """Sessions and operations are numbered by run: an outcome of another run does not match."""
     for run_id in ("run-a", "run-b", "run-c"):
         history = small_history(run_id)
         if run_id == "run-b":
@@ -275,7 +276,7 @@ def test_many_runs_are_matched_each_for_itself(taken_in: Callable[..., IntakeAcc
 
 
 def test_refused_registrations_need_no_outcome(taken_in: Callable[..., IntakeAccount], tmp_path: Path) -> None:
-    """What never waited has no end, and lacks none; of several items the first stands for the operation."""
+    """Refused registrations never end and lack nothing; of several items the first stands for the operation."""
     history = small_history()
     history.register(98, 300, refusal_code=3)
     call = history.calls + 1
@@ -290,7 +291,7 @@ def test_refused_registrations_need_no_outcome(taken_in: Callable[..., IntakeAcc
 def test_damage_behind_a_right_footer_is_one_clear_error(
     spark: SparkSession, taken_in: Callable[..., IntakeAccount], tmp_path: Path
 ) -> None:
-    """A file whose pages are overwritten cannot be set aside by its footer: the error names it and what to do."""
+    """A file with overwritten pages cannot be set aside by its footer: the error names it and what to do."""
     history = small_history(operations=500)
     history.write(tmp_path)
     path = write_file(tmp_path, schema.OUTCOMES, history.rows[schema.OUTCOMES])

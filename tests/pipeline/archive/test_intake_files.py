@@ -1,4 +1,6 @@
-"""Files of an archive by their footers: which are used, which are set aside and why, and when nothing can be used."""
+"""Files of an archive judged by their footers: which are used, which are set aside and why, and when nothing can be
+used.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,6 @@ from tests.pipeline.archive.histories import (
 
 
 def reasons(archive: ArchiveCatalog) -> dict[str, str]:
-    """Names of the files that were set aside, and why."""
     return {Path(file.path).name: file.reason for file in archive.set_aside}
 
 
@@ -68,20 +69,20 @@ def test_window_leaves_out_files_without_rows_in_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("uri", ["nowhere", "file:///nowhere/at/all"])
 def test_missing_archive_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uri: str) -> None:
-    """What is not there is named as it was given."""
+    """A missing archive is named as it was given."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ArchiveUnusable, match=f"there is no archive at {uri}"):
         find_archive(uri)
 
 
 def test_file_is_no_archive(written: list[Path]) -> None:
-    """A single file is refused with a word on what to give."""
+    """A single file is refused, with a hint what to give."""
     with pytest.raises(ArchiveUnusable, match="is a file: name the folder"):
         find_archive(str(written[0]))
 
 
 def test_unknown_file_system_is_one_clear_error() -> None:
-    """A URI that no file system is known for says so in one line."""
+    """A URI of an unknown file system is refused in one line."""
     with pytest.raises(ArchiveUnusable, match=r"^cannot open ftp://somewhere/archive: [^\n]+$"):
         find_archive("ftp://somewhere/archive")
 
@@ -96,7 +97,7 @@ def test_unknown_file_system_is_one_clear_error() -> None:
     ],
 )
 def test_spark_has_its_own_names_for_places(scheme: str, host: str, path: str, said: str) -> None:
-    """A file that pyarrow finds is the same file to Spark, whatever its letters mean there."""
+    """A path that pyarrow finds is the same file to Spark, whatever its letters mean there."""
     found = location.Location(f"{scheme}://{host}", None, "", location.spark_prefix(scheme, host))
     assert found.spark_path(path) == said
 
@@ -110,7 +111,7 @@ def test_object_stores_open_under_both_names(scheme: str) -> None:
 
 
 def test_empty_archive_says_whether_something_is_under_way(tmp_path: Path) -> None:
-    """An empty folder is an error; one with only unfinished files tells how many."""
+    """An empty folder is an error; one with only unfinished files says how many."""
     with pytest.raises(ArchiveUnusable, match=r"is empty: no file is complete yet$"):
         find_archive(str(tmp_path))
     unfinished = tmp_path / layout.unfinished_path(schema.EVENTS, "run-a", 1)
@@ -121,14 +122,14 @@ def test_empty_archive_says_whether_something_is_under_way(tmp_path: Path) -> No
 
 
 def test_other_parquet_is_no_archive(tmp_path: Path) -> None:
-    """A folder of somebody else's Parquet is refused, with an example of why."""
+    """A folder of someone else's Parquet is refused, with an example of why."""
     write_table(tmp_path / "part-0.parquet", pa.table({"a": [1]}), None)
     with pytest.raises(ArchiveUnusable, match=r"no usable file: 1 in no table's folder; for example .*part-0"):
         find_archive(str(tmp_path))
 
 
 def test_foreign_parquet_among_ours_is_set_aside(written: list[Path], tmp_path: Path) -> None:
-    """Without our metadata a file is not ours, whatever its columns; what is ours is used."""
+    """A file without our metadata is not ours, whatever its columns; our own files are used."""
     rows = table_of(schema.OUTCOMES, [])
     write_table(tmp_path / schema.OUTCOMES / "no-metadata.parquet", rows, None)
     halves = metadata_of(schema.OUTCOMES, "run-a", 9)
@@ -148,7 +149,7 @@ def test_foreign_parquet_among_ours_is_set_aside(written: list[Path], tmp_path: 
     ],
 )
 def test_other_columns_are_set_aside_and_named(tmp_path: Path, change: object, said: str) -> None:
-    """A file that says it is ours and has other columns is set aside with what is wrong, and its rows are counted."""
+    """A file with our metadata and other columns is set aside with the difference, and its rows are counted."""
     assert callable(change)
     history = small_history(operations=1)
     history.write(tmp_path)
@@ -181,7 +182,7 @@ def test_newer_version_is_refused_with_both_versions(written: list[Path], tmp_pa
 
 
 def test_older_version_is_read_without_its_missing_columns(tmp_path: Path) -> None:
-    """An older schema may lack columns, which read as null; columns that nobody knows are still foreign."""
+    """An older schema may lack columns, which read as null; unknown columns are still foreign."""
     history = small_history(operations=2)
     table = table_of(schema.OUTCOMES, history.rows[schema.OUTCOMES])
     older = metadata_of(schema.OUTCOMES, "run-a", 1, version=schema.VERSION - 1)
@@ -194,7 +195,7 @@ def test_older_version_is_read_without_its_missing_columns(tmp_path: Path) -> No
 
 
 def test_older_version_must_say_which_rows_are_which(tmp_path: Path) -> None:
-    """No version ever lacked what tells rows apart and orders them."""
+    """No version ever lacked the columns that identify and order rows."""
     table = table_of(schema.EVENTS, small_history(operations=2).rows[schema.EVENTS])
     older = metadata_of(schema.EVENTS, "run-a", 1, version=schema.VERSION - 1)
     write_table(tmp_path / schema.EVENTS / "older.parquet", table.drop_columns("call_number"), older)
@@ -222,7 +223,7 @@ def test_nothing_but_broken_files_is_an_error(written: list[Path], tmp_path: Pat
 
 
 def test_file_of_another_table_is_set_aside(written: list[Path], tmp_path: Path) -> None:
-    """A file in the wrong folder would be read as what it is not."""
+    """A file in the wrong folder would be read as another table."""
     shutil.copy(one_of(written, schema.OUTCOMES), tmp_path / schema.EVENTS / "moved.parquet")
     archive = find_archive(str(tmp_path))
     assert reasons(archive) == {"moved.parquet": footer.MISPLACED}
@@ -230,7 +231,7 @@ def test_file_of_another_table_is_set_aside(written: list[Path], tmp_path: Path)
 
 
 def test_strays_and_hidden_files(written: list[Path], tmp_path: Path) -> None:
-    """What lies in no table is set aside; what is hidden, as Spark's own leftovers are, is passed over."""
+    """Files in no table are set aside; hidden ones, such as Spark's own leftovers, are skipped."""
     (tmp_path / "README.txt").write_text("our archive")
     (tmp_path / schema.EVENTS / "notes.txt").write_text("to do")
     (tmp_path / schema.EVENTS / "_SUCCESS").touch()
@@ -242,7 +243,7 @@ def test_strays_and_hidden_files(written: list[Path], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["run-a-000001 (copy).parquet", "a/b/run-a-000001.parquet", "zzz.parquet"])
 def test_copies_are_used_once(written: list[Path], tmp_path: Path, name: str) -> None:
-    """The same run, table and number under any name is one file: the one with the right name stays."""
+    """The same run, table and number under any name is one file: the one with the right name is kept."""
     original = one_of(written, schema.OUTCOMES)
     copy = tmp_path / schema.OUTCOMES / name
     copy.parent.mkdir(parents=True, exist_ok=True)
@@ -253,7 +254,7 @@ def test_copies_are_used_once(written: list[Path], tmp_path: Path, name: str) ->
 
 
 def test_of_two_copies_the_fuller_one_is_used(tmp_path: Path) -> None:
-    """Where copies differ, the one with more rows is the file."""
+    """Where copies differ, the one with more rows is used."""
     history = small_history()
     paths = history.write(tmp_path)
     part = tmp_path / schema.OUTCOMES / "part.parquet"
@@ -265,7 +266,7 @@ def test_of_two_copies_the_fuller_one_is_used(tmp_path: Path) -> None:
 
 
 def test_same_content_with_another_number_is_a_copy(tmp_path: Path) -> None:
-    """A file that was written again, under the next number, has its rows counted once."""
+    """A file that was written again under the next number has its rows counted once."""
     history = small_history()
     history.write(tmp_path)
     write_file(tmp_path, schema.EVENTS, history.rows[schema.EVENTS], number=2)
@@ -275,7 +276,7 @@ def test_same_content_with_another_number_is_a_copy(tmp_path: Path) -> None:
 
 
 def test_call_that_goes_on_in_the_next_file_is_no_overlap(tmp_path: Path) -> None:
-    """Files roll in the middle of a call; only files that share more than that may have rows twice."""
+    """Files may roll in the middle of a call; only files that overlap more than that may have duplicate rows."""
     history = History()
     history.register(1)
     for item in range(1, 9):
@@ -288,7 +289,7 @@ def test_call_that_goes_on_in_the_next_file_is_no_overlap(tmp_path: Path) -> Non
 
 
 def test_many_files_are_looked_at_side_by_side(tmp_path: Path) -> None:
-    """Every one of 200 files is found, by run and number, whatever the order in which their footers were read."""
+    """All of 200 files are found, sorted by run and number, in whatever order their footers were read."""
     for run in range(10):
         for number in range(1, 21):
             row = History(f"run-{run:02d}").add(schema.EVENTS, run * 1000 + number, row=0, type="high_watermark")

@@ -27,7 +27,7 @@ def test_every_table_reads_with_its_own_columns(spark: SparkSession, tmp_path: P
 
 
 def test_window_takes_its_start_and_not_its_end(spark: SparkSession, tmp_path: Path) -> None:
-    """Rows with since <= at < until come, of however many files; naive instants are UTC."""
+    """Rows with since <= at < until are read from any number of files; naive instants are UTC."""
     small_history().write(tmp_path, rows_per_file=3)
     since, until = START + timedelta(milliseconds=50), START + timedelta(milliseconds=120)
     archive = find_archive(str(tmp_path))
@@ -37,7 +37,7 @@ def test_window_takes_its_start_and_not_its_end(spark: SparkSession, tmp_path: P
 
 
 def test_topics_keep_rows_that_are_no_partitions(spark: SparkSession, tmp_path: Path) -> None:
-    """Only rows of the topics asked for come, and those that have none: a session's end counts for every topic."""
+    """Only rows of the given topics are read, and rows without a topic: a session's end counts for every topic."""
     history = History()
     for place, topic in enumerate(("orders", "payments", "orders", "key-7")):
         history.register(place + 1, topic=topic)
@@ -53,7 +53,7 @@ def test_topics_keep_rows_that_are_no_partitions(spark: SparkSession, tmp_path: 
 
 
 def test_folder_may_have_any_name(spark: SparkSession, tmp_path: Path) -> None:
-    """Letters that Spark takes for patterns, spaces and percent signs in a path mean themselves."""
+    """Letters that Spark takes for patterns, spaces and percent signs in a path stand for themselves."""
     root = tmp_path / "a [b]{c}* d%20é"
     small_history().write(root)
     assert find_archive(str(root)).read(spark, schema.OUTCOMES).count() == 20

@@ -1,4 +1,4 @@
-"""The model behind a generated history: what is drawn follows what was planted; steps answer as a plain loop does."""
+"""The model behind a generated history: drawn values follow the plan; step functions answer like a plain loop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ CLUSTER = place_partitions(PLAN.topics)
 
 @pytest.fixture(scope="module")
 def arrivals() -> Arrivals:
-    """The operations of one run."""
     rng = np.random.default_rng(11)
     logs, changes = draw_logs(CLUSTER, RUN, rng)
     return draw_arrivals(CLUSTER, logs, changes, RUN, rng)
@@ -31,7 +30,7 @@ def arrivals() -> Arrivals:
 
 @pytest.mark.parametrize("topic", PLAN.topics, ids=lambda topic: topic.name)
 def test_intervals_between_fetches_are_log_normal(topic: object) -> None:
-    """Median, 90 % and 99 % are those of the planted law, within 2 % and the rounding to milliseconds."""
+    """Median, 90 % and 99 % are those of the planned distribution, within 2 % and the rounding to milliseconds."""
     chosen = next(one for one in PLAN.topics if one is topic)
     drawn = draw_intervals(chosen, RUN, 1, 200_000, np.random.default_rng(5))
     for quantile, normal in ((0.5, 0.0), (0.9, 1.2816), (0.99, 2.3263)):
@@ -53,7 +52,7 @@ def test_the_slow_replica_is_later_by_what_was_planted() -> None:
 
 
 def test_followers_fetch_until_after_the_end() -> None:
-    """Each follower of each log has fetches that rise, from the beginning until after the last append."""
+    """Each follower of each log has rising fetches, from the beginning until after the last append."""
     rng = np.random.default_rng(3)
     logs, _ = draw_logs(CLUSTER, RUN, rng)
     fetches = draw_fetches(CLUSTER, logs, RUN, 10_000, rng)
@@ -74,7 +73,7 @@ def test_replicas_are_three_brokers() -> None:
 
 
 def test_arrivals_are_a_poisson_stream(arrivals: Arrivals) -> None:
-    """Counts in equal spans of time vary as much as their mean: between two flushes is chance, nothing else."""
+    """Counts in equal spans of time vary as much as their mean: only chance decides between two flushes."""
     broker = arrivals.time_ms[arrivals.session == 0]
     counts = np.bincount(broker // FLUSH_MS)[1:-1]
     assert np.var(counts) / np.mean(counts) == pytest.approx(1, abs=0.15)
@@ -90,7 +89,7 @@ def test_kinds_and_partitions_have_their_shares(arrivals: Arrivals) -> None:
 
 
 def test_operation_ids_rise_by_one_in_each_session(arrivals: Arrivals) -> None:
-    """In the order of registration, from 1 on, as the daemon asks of its clients."""
+    """In the order of registration, from 1 on, as the daemon demands of its clients."""
     assert (np.diff(arrivals.time_ms) >= 0).all()
     for session in range(len(REGISTRANTS)):
         ids = arrivals.operation_id[arrivals.session == session]
@@ -98,7 +97,9 @@ def test_operation_ids_rise_by_one_in_each_session(arrivals: Arrivals) -> None:
 
 
 def test_an_operation_names_no_partition_twice(arrivals: Arrivals) -> None:
-    """And only partitions that its session's broker leads; unary ones may name any."""
+    """An operation names each partition once, and only ones that its session's broker leads; unary ones may name
+    any.
+    """
     counts = np.diff(arrivals.first_item)
     assert counts.max() > 1
     pairs = np.stack([arrivals.item_operation, arrivals.item_place])
@@ -114,7 +115,7 @@ _GROUP = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 5)), min_size=1, 
 
 @given(st.lists(_GROUP, min_size=1, max_size=4), st.integers(0, 40), st.integers(0, 45))
 def test_steps_answer_as_a_plain_loop_does(groups: list[list[tuple[int, int]]], at_ms: int, wanted: int) -> None:
-    """The value at an instant is the last step's so far; a value is reached with the first step that has it."""
+    """The value at an instant is that of the last step so far; a value is reached with the first step that has it."""
     columns = []
     for group in groups:
         times = np.sort(np.array([time for time, _ in group]))

@@ -1,4 +1,4 @@
-"""The plan of a generated history: what the words of the command line mean, and how a history is split into runs."""
+"""The plan of a generated history: how the command line is read, and how a history is split into runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_operations_take_the_usual_suffixes(text: str, operations: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "-5", "many", "1.5", "10kk", "1e6", "20G"])
 def test_operations_that_are_no_number_are_refused(text: str) -> None:
-    """One line that names the option, and the value as it was given."""
+    """One line names the option, and the value as it was given."""
     with pytest.raises(PolicyInvalid, match=f"--operations {text}"):
         parse_operations(text)
 
@@ -73,7 +73,7 @@ def test_bad_options_are_named(make: Callable[[], object], option: str) -> None:
 
 @pytest.mark.parametrize("operations", ["1", "17", "20k", "1M", "99999999"])
 def test_runs_add_up_to_the_operations(operations: str) -> None:
-    """No operation is lost or made up in the split, and no run is larger than one task should hold."""
+    """No operation is lost or invented in the split, and no run is larger than one task should hold."""
     plan = make_plan(operations)
     runs = [plan.run(index) for index in range(plan.runs)]
     assert sum(run.operations for run in runs) == plan.operations
@@ -85,7 +85,7 @@ def test_runs_add_up_to_the_operations(operations: str) -> None:
 
 
 def test_runs_lie_closer_where_load_is_higher() -> None:
-    """From eight to twenty o'clock there are 69.1 % of a day's load (1/2 + 0.6/pi), and so of its runs."""
+    """From eight to twenty o'clock there is 69.1 % of a day's load (1/2 + 0.6/pi), and so of its runs."""
     plan = make_plan("100M", runs=1_000)
     hours = [plan.run(index).start_ms % DAY_MS / 3_600_000 for index in range(plan.runs)]
     assert sum(8 <= hour < 20 for hour in hours) == pytest.approx(691, abs=2)
@@ -108,7 +108,7 @@ def test_a_timeout_is_planted_with_shorter_and_longer_ones() -> None:
 
 
 def test_the_slower_hours_are_those_planted() -> None:
-    """Runs that begin within the incident have slower followers, all others have not."""
+    """Runs that begin within the incident have slower followers, the others do not."""
     plan = make_plan("100M", runs=200)
     assert plan.incident is not None
     runs = [plan.run(index) for index in range(plan.runs)]

@@ -1,4 +1,6 @@
-"""One generated run, through the real engine into a real archive: it is whole, repeatable, and its truth is true."""
+"""One generated run, through the real engine into a real archive: it is complete and repeatable, and its truth is
+right.
+"""
 
 from __future__ import annotations
 
@@ -30,21 +32,21 @@ pytestmark = pytest.mark.slow  # a run of six thousand operations is made, read 
 PLAN = make_plan("6k", runs=1, seed=26)
 Row = dict[str, Any]
 Rows = dict[str, list[Row]]
-"""Of each table, in the order of its calls."""
+"""By table, in the order of calls."""
 Name = tuple[int, int]
 """Session number and operation id."""
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunTruth]:
-    """A small run, and what it says of itself."""
+    """A small run and its truth."""
     folder = tmp_path_factory.mktemp("generated")
     return folder, make_run(PLAN.run(0), str(folder))
 
 
 @pytest.fixture(scope="module")
 def rows(made: tuple[Path, RunTruth]) -> Rows:
-    """What lies in the archive. Wall-clock times are left out: they are looked at in a test of their own."""
+    """The rows of the archive, without wall-clock times, which have a test of their own."""
     return {table: read_table(made[0], table).drop_columns(["at"]).to_pylist() for table in schema.TABLES}
 
 
@@ -69,10 +71,10 @@ def ends(rows: Rows) -> dict[Name, Row]:
 
 @pytest.fixture(scope="module")
 def needs(rows: Rows, produces: dict[Name, list[Row]]) -> dict[Name, int | None]:
-    """How long each produce needed, from the rows of the archive alone: loops over what followers told.
+    """How long each produce needed, from the rows of the archive alone: loops over what followers reported.
 
-    The high watermark is the lowest end of the in-sync followers; with a new leader they start anew. None: it never
-    came.
+    The high watermark is the lowest end of the in-sync followers; with a new leader they start again. None: never
+    reached.
     """
     told: dict[tuple[str, int], list[Row]] = defaultdict(list)
     for row in rows[schema.EVENTS]:
@@ -128,7 +130,7 @@ def _need(
 def test_every_operation_ends_once_and_totals_agree(
     made: tuple[Path, RunTruth], rows: Rows, ends: dict[Name, Row]
 ) -> None:
-    """As many operations as were asked for are registered, and each ends; the truth counts the same."""
+    """All operations asked for are registered, and each ends; the truth counts the same."""
     truth = made[1]
     heads = [row for row in rows[schema.REGISTRATIONS] if row["item"] == 0]
     assert len(heads) == truth.operations == PLAN.operations
@@ -140,7 +142,7 @@ def test_every_operation_ends_once_and_totals_agree(
 
 
 def test_calls_are_numbered_without_a_gap_and_time_never_goes_back(rows: Rows) -> None:
-    """Call numbers run from 1, at one instant each, in order of time; so a reader can replay them."""
+    """Call numbers run from 1 without a gap, at one instant each, in order of time; so a reader can replay them."""
     times: dict[int, set[int]] = defaultdict(set)
     for table in (schema.REGISTRATIONS, schema.OUTCOMES, schema.EVENTS, schema.CALLS):
         for row in rows[table]:
@@ -152,7 +154,7 @@ def test_calls_are_numbered_without_a_gap_and_time_never_goes_back(rows: Rows) -
 
 
 def test_wall_clock_time_is_the_planned_one(made: tuple[Path, RunTruth]) -> None:
-    """Every row is at the run's start and its own milliseconds: nothing depends on when the archive was made."""
+    """Every row is at the run's start plus its own milliseconds, whenever the archive was made."""
     for table in schema.TABLES:
         found = read_table(made[0], table)
         at_ms = found["at"].cast(pa.int64()).to_numpy()
@@ -160,7 +162,7 @@ def test_wall_clock_time_is_the_planned_one(made: tuple[Path, RunTruth]) -> None
 
 
 def test_an_unchanged_replay_gives_the_same_outcomes(rows: Rows) -> None:
-    """A plain loop over the archive's rows, through a fresh engine, ends every operation as the archive says."""
+    """A plain loop over the archive's rows, through a fresh engine, ends every operation as recorded."""
     details = RunDetails.from_json(rows[schema.MARKERS][0]["detail"])
     engine = details.make_engine(0)
     owners = {number: engine.add_owner() for number in range(6)}
@@ -187,7 +189,7 @@ def test_an_unchanged_replay_gives_the_same_outcomes(rows: Rows) -> None:
 
 
 def _replay(engine: Engine, owners: dict[int, Owner], table: str, rows: list[Row], expired_per_slice: int) -> None:
-    """One call, as its rows say; one that only ended operations advanced the clock."""
+    """Plays one call from its rows; a call with outcomes only advanced the clock."""
     first = rows[0]
     now_ms = first["time_ms"]
     if table == schema.REGISTRATIONS:
@@ -210,7 +212,7 @@ def _replay(engine: Engine, owners: dict[int, Owner], table: str, rows: list[Row
 def test_satisfied_produces_waited_as_long_as_they_needed(
     produces: dict[Name, list[Row]], ends: dict[Name, Row], needs: dict[Name, int | None]
 ) -> None:
-    """Satisfied: exactly the need; expired: the need is no less than the timeout; failed: it never came."""
+    """Satisfied: exactly the need; expired: the need is no less than the timeout; failed: never reached."""
     seen: Counter[str] = Counter()
     for name, need in needs.items():
         end = ends[name]
@@ -228,7 +230,7 @@ def test_satisfied_produces_waited_as_long_as_they_needed(
 def test_the_truth_is_what_the_archive_shows(
     made: tuple[Path, RunTruth], produces: dict[Name, list[Row]], needs: dict[Name, int | None]
 ) -> None:
-    """Planted waits by topic are those that can be worked out from the archive's rows, one by one."""
+    """Planted waits by topic are those computed from the archive's rows, one by one."""
     waits = made[1].waits
     said: Counter[tuple[str, int]] = Counter()
     for topic, wait_ms, operations in zip(waits.topic, waits.wait_ms, waits.operations, strict=True):
@@ -239,7 +241,7 @@ def test_the_truth_is_what_the_archive_shows(
 
 
 def test_leaders_change_as_planted(made: tuple[Path, RunTruth], rows: Rows, ends: dict[Name, Row]) -> None:
-    """What waits on a leader that resigns fails: with an epoch with 74, without one with 6; and clients go on."""
+    """What waits on a resigning leader fails: with an epoch with 74, without one with 6; and clients go on."""
     truth = made[1]
     events = rows[schema.EVENTS]
     refused = [row for row in events if row["refusal_code"] != schema.ACCEPTED]
@@ -268,7 +270,7 @@ def test_kinds_and_callers_are_mixed(rows: Rows) -> None:
 
 
 def test_the_same_seed_gives_the_same_rows(made: tuple[Path, RunTruth], tmp_path: Path) -> None:
-    """Made again, every row of every table is there again, in the same order; another seed gives others."""
+    """Made again, every row of every table is there again, in the same order; another seed gives other rows."""
     small = make_plan("600", runs=1, seed=7)
     again = [tmp_path / "first", tmp_path / "second"]
     for folder in again:

@@ -1,4 +1,4 @@
-"""`generate` on Spark: all of the archive is there once, whoever made which run, and readers find nothing wrong."""
+"""`generate` on Spark: the archive is complete and has no duplicates, whichever task made which run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ PLAN = make_plan("6k", runs=3, seed=5)
 
 @pytest.fixture(scope="module")
 def archive(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small archive with its truth."""
     folder = tmp_path_factory.mktemp("archive")
     made = make_archive(spark, PLAN, str(folder))
     assert (made.runs, made.operations) == (PLAN.runs, PLAN.operations)
@@ -34,7 +33,7 @@ def archive(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.mark.slow  # asks Spark
 def test_readers_find_the_whole_history_and_nothing_wrong(spark: SparkSession, archive: Path) -> None:
-    """Every row is used, every operation has its end, every run is whole; the truth beside it is passed over."""
+    """Every row is used, every operation has its end, every run is complete; the truth beside it is skipped."""
     taken = account(spark, find_archive(str(archive)))
     truth = json.loads((archive / "_truth" / "truth.json").read_text())
     assert taken.rows_in() == taken.rows_used() == sum(truth["totals"]["rows"].values())

@@ -1,4 +1,4 @@
-"""The report and its tables hand-written in DuckDB (`bench.pipeline.report_sql`) say the same, figure by figure."""
+"""The report and its tables hand-written in DuckDB (`bench.pipeline.report_sql`) agree, figure by figure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from bench.pipeline import report_sql
 
 BY_HAND = [name for name in TABLES if name != "intake"]
-"""`intake` tells of files; `account` by hand counts the rows."""
+"""`intake` is about files; the hand-written `account` counts rows."""
 NOT_BY_HAND = {"advice": {"sentence"}}
 """Columns that are words."""
 INSTANTS = ("window_start", "at", "compared_with")
@@ -48,7 +48,7 @@ def test_the_tables_say_what_duckdb_says(folders: tuple[Path, Path]) -> None:
 
 
 def comparable(rows: pd.DataFrame, key: tuple[str, ...]) -> pd.DataFrame:
-    """Sorted by key; numbers as such, whatever their type, and instants in one time zone."""
+    """Sorted by key; numbers as floats, whatever their type, and instants in one time zone."""
     plain = rows.assign(
         **{name: pd.to_datetime(rows[name], utc=True).dt.as_unit("us") for name in rows if name in INSTANTS}
     )

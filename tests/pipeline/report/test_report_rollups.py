@@ -1,4 +1,6 @@
-"""Counts, quantiles and rates that executors work out from laid-out facts, and those the driver does from counts."""
+"""Counts, quantiles and rates: those that executors compute from repeated facts, and those the driver does from
+counts.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ SHARES = {"p50": 500_000, "p90": 900_000, "p999": 999_000, "most": 1_000_000}
 
 @given(COUNTED)
 def test_a_quantile_of_counts_is_that_of_the_rows(counted: list[tuple[int, int, int]]) -> None:
-    """Written out one by one and sorted, it is the first value with enough rows up to it, in each group."""
+    """It is the first value with enough rows up to it, as if they were written out one by one and sorted."""
     group, value, weight = (np.array(column, np.int64) for column in zip(*counted, strict=True)) if counted else EMPTY
     found = quantiles(group, value, weight, 3, SHARES)
     for number in range(3):
@@ -30,7 +32,7 @@ def test_a_quantile_of_counts_is_that_of_the_rows(counted: list[tuple[int, int, 
 
 
 def test_a_row_for_each_group_and_each_topic() -> None:
-    """Facts of two partitions make two groups and one topic with two partitions; what is not told apart is null."""
+    """Facts of two partitions make two groups and one topic with two partitions; columns not of a level are null."""
     facts = [
         ("expired", 10, 2, 0, 3),
         ("satisfied", 4, 0, 0, 5),
@@ -67,7 +69,7 @@ def test_nothing_ended() -> None:
 
 
 def test_stragglers_of_all_topics_and_of_each() -> None:
-    """Held back, by how much and which share: added up over topics and in each, and by cause."""
+    """Operations held back, by how much and their share: over all topics, for each topic, and by cause."""
     counts = pd.DataFrame(
         [("a", "follower", 1, 10, 3, 90), ("a", "follower", 2, 40, 1, 60), ("b", "leader", 1, 20, 4, 100),
          ("b", "unknown", None, None, 2, 30)],

@@ -1,4 +1,4 @@
-"""The Kaplan-Meier curves of the report against the textbook, and what is read off them."""
+"""The Kaplan-Meier curves of the report against the textbook, and the answers read from them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ ENDED = st.lists(st.tuples(st.integers(0, 30), st.booleans()), min_size=1, max_s
 
 
 def curve_of(ended: Ended) -> Curve:
-    """The curve of operations that are told one by one."""
+    """The curve of single operations."""
     waited = sorted({waited for waited, _ in ended})
     counts = [[sum(1 for end in ended if end == (at, done)) for at in waited] for done in (True, False)]
     return estimate(np.array(waited), *(np.array(count) for count in counts))
 
 
 def textbook(ended: Ended, at_ms: int) -> tuple[Fraction, Fraction]:
-    """The share that needs longer than `at_ms`, and Greenwood's sum: by the definition, one time after the other."""
+    """The share that needs longer than `at_ms`, and Greenwood's sum: by definition, one time after the other."""
     share, greenwood = Fraction(1), Fraction(0)
     for time in sorted({waited for waited, done in ended if done and waited <= at_ms}):
         at_risk = sum(1 for waited, _ in ended if waited >= time)
@@ -58,7 +58,7 @@ def test_curve_is_the_textbooks(ended: Ended) -> None:
 
 @given(ENDED, st.integers(0, 40))
 def test_share_that_expires(ended: Ended, timeout_ms: int) -> None:
-    """What is said of a timeout is the curve's value there, or nothing where too few were seen; within its bounds."""
+    """The answer for a timeout is the curve's value there, or none where too few were seen; within its bounds."""
     curve = curve_of(ended)
     said = curve.expires(timeout_ms)
     share, _ = textbook(ended, timeout_ms)
@@ -94,7 +94,7 @@ def test_what_a_share_needs(ended: Ended, share: float) -> None:
 
 
 def test_known_example() -> None:
-    """The remission times of 6-MP patients (Freireich 1963): shares and standard errors as every textbook has them."""
+    """The remission times of 6-MP patients (Freireich 1963): shares and standard errors as in every textbook."""
     done = [6, 6, 6, 7, 10, 13, 16, 22, 23]
     lost = [6, 9, 10, 11, 17, 19, 20, 25, 32, 32, 34, 35]
     curve = curve_of([*((time, True) for time in done), *((time, False) for time in lost)])
@@ -107,7 +107,7 @@ def test_known_example() -> None:
 
 
 def test_expired_ones_are_not_taken_for_done() -> None:
-    """Waits that need 1 to 100 ms, cut at 50: the median is still seen, and beyond 50 ms nothing is claimed."""
+    """Waits that need 1 to 100 ms, cut at 50: the median is known, and nothing is claimed beyond 50 ms."""
     curve = curve_of([(min(need, 50), need <= 50) for need in range(1, 101)])
     assert curve.need_ms(0.4)[0] == 40
     assert curve.need_ms(0.9)[0] is None

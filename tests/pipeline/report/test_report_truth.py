@@ -1,4 +1,4 @@
-"""The report against what is true: of a generated history, whose truth lies beside it."""
+"""The report against the ground truth of a generated history."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ PLAN = make_plan("30k", runs=2, seed=5, slow_replica="3=+200ms@20%")
 
 @pytest.fixture(scope="module")
 def archive(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small archive with its truth."""
     folder = tmp_path_factory.mktemp("archive")
     make_archive(spark, PLAN, str(folder))
     summarize(PLAN, str(folder))
@@ -32,7 +31,7 @@ def archive(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture(scope="module")
 def tables(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
-    """What the command leaves, read back from its Parquet tables."""
+    """The tables that the command leaves, read back from Parquet."""
     out = tmp_path_factory.mktemp("report")
     report(str(archive), out=str(out))
     assert (out / "report.html").stat().st_size > 100_000
@@ -42,14 +41,13 @@ def tables(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 @pytest.fixture(scope="module")
 def truth(archive: Path) -> dict[str, Any]:
-    """What was planted."""
     told: dict[str, Any] = json.loads((archive / "_truth" / "truth.json").read_text())
     return told
 
 
 @pytest.mark.slow  # asks Spark
 def test_tables_have_the_columns_they_promise(tables: dict[str, pd.DataFrame]) -> None:
-    """All tables are there, with the columns of their description, and no key comes twice."""
+    """All tables are there, with the columns of their description, and no key occurs twice."""
     for name, table in TABLES.items():
         assert list(tables[name].columns) == list(table.column_names)
         assert not tables[name].duplicated(list(table.key)).any()
@@ -86,7 +84,7 @@ def test_percentiles_are_those_of_the_rows(archive: Path, tables: dict[str, pd.D
 
 @pytest.mark.slow  # asks Spark
 def test_the_planted_slow_replica_is_named_first(tables: dict[str, pd.DataFrame], truth: dict[str, Any]) -> None:
-    """Over all topics, the replica that held back for the longest is the one that was made slow."""
+    """Over all topics, the replica that held back longest is the one that was made slow."""
     overall = tables["stragglers"][tables["stragglers"]["topic"].isna()]
     worst = overall.sort_values("total_ms", ascending=False).iloc[0]
     assert worst["replica_id"] == truth["stragglers"][0]["replica_id"] == 3
@@ -94,7 +92,7 @@ def test_the_planted_slow_replica_is_named_first(tables: dict[str, pd.DataFrame]
 
 @pytest.mark.slow  # asks Spark
 def test_advice_is_near_the_planted_waits(tables: dict[str, pd.DataFrame], truth: dict[str, Any]) -> None:
-    """Half, 90 % and 99 % of all produces need what they would have waited with no timeout, within 5 %."""
+    """Half, 90 % and 99 % of all produces need what they would have waited without a timeout, within 5 %."""
     advice = tables["advice"]
     produces = advice[(advice["kind"] == "produce") & advice["topic"].isna()].iloc[0]
     planted = truth["produce_waits_without_timeout"][""]

@@ -11,19 +11,14 @@ import numpy as np
 from purgatory.archive.schema import EVENTS, NO_PARTITION
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, ReplicaSets
-from purgatory_pipeline.replay.load.row_chunk import Column, Name, RowChunk, join
+from purgatory_pipeline.replay.load.row_chunk import DEFAULTS, Column, Name, RowChunk, join
 from purgatory_pipeline.replay.play.registered_operations import listed
 from purgatory_pipeline.replay.policy import MIN_IN_SYNC_REPLICAS, Policy
 
 COLUMNS: Final = {
-    "offset": "offsets",
-    "leader_epoch": "leader_epochs",
-    "replica_id": "replica_ids",
-    "byte_position": "byte_positions",
-    "segment_base_offset": "segment_base_offsets",
-    "log_start_offset": "log_start_offsets",
-    "flags": "flags",
+    name: name if name == "flags" else f"{name}s" for name in DEFAULTS[EVENTS] if name not in ("row", "copy")
 }
+"""Columns of a chunk, and their names in an `EventBatch`."""
 MARKS_LEFT_OUT: Final = "pushed high watermarks left out"
 MARKS_KEPT: Final = "pushed high watermarks kept"
 """Counters of each player; its place is appended."""

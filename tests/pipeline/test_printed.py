@@ -1,4 +1,4 @@
-"""What report and replay tell in the terminal: advice in sentences, and how much changes under which policy."""
+"""What report and replay print: advice in sentences, and how much changes under which policy."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ UNSEEN = "not enough seen beyond 500 ms to say which would expire less."
 
 
 def lines_of(waited_ms: list[int], fates: list[str], in_use: pd.DataFrame = IN_USE, topic: str = "orders") -> list[str]:
-    """What is printed of single operations."""
+    """What is printed for single operations."""
     counts = pd.DataFrame({"topic": topic, "kind": "produce", "fate": fates, "waited_ms": waited_ms, "operations": 1})
     return advised(advise(counts, in_use).advice.to_pandas())
 
 
 def cut_at(timeout_ms: int, needs: list[int]) -> list[str]:
-    """The same of operations by what they need, under a timeout."""
+    """The same for operations by what they need, under a timeout."""
     fates = ["satisfied" if need <= timeout_ms else "expired" for need in needs]
     return lines_of(np.minimum(needs, timeout_ms).tolist(), fates)
 
@@ -49,9 +49,9 @@ def cut_at(timeout_ms: int, needs: list[int]) -> list[str]:
     ],
 )
 def test_advice_says_no_more_than_was_seen(needs: list[int], said: str) -> None:
-    """What operations need and what timeouts do, as far as it was seen; of a few operations, that they are few.
+    """What operations need and what timeouts do, as far as was seen; with few operations, that they are too few.
 
-    A single topic is named once, not again as all topics.
+    A single topic is not repeated as "all topics".
     """
     assert cut_at(500, needs) == [f"produce, orders: {said}"]
 
@@ -61,7 +61,7 @@ def test_advice_says_no_more_than_was_seen(needs: list[int], said: str) -> None:
     [(0, 1_000), (11, 1_000), (119, 1_000), (120, 10_000), (7_200, 600_000), (43_200, 3_600_000), (10**8, 3_600_000)],
 )
 def test_a_short_history_has_short_windows(lasts_s: int, window_ms: int) -> None:
-    """Twelve windows at least where there is time for them, none longer than an hour or shorter than a second."""
+    """At least twelve windows where there is time for them, none longer than an hour or shorter than a second."""
     assert window_for(START, START + timedelta(seconds=lasts_s)) == window_ms
     assert window_for(None, None) == 3_600_000
 
@@ -76,13 +76,13 @@ def test_advice_names_the_longest_timeout_where_none_is_long_enough() -> None:
 
 
 def test_topics_cannot_write_to_the_terminal() -> None:
-    """A topic is somebody's text: what would move the cursor is spelled out."""
+    """A topic is other people's text: control characters are spelled out."""
     (line,) = lines_of([1], ["satisfied"], IN_USE.iloc[:1], topic="a\x1b[2J\n")
     assert line == "produce, a\\u001b[2J\\u000a: Too few to advise: 1 seen, 1 of them satisfied."
 
 
 def test_kinds_that_no_policy_changes_take_one_line() -> None:
-    """A kind that ends alike under every policy is told once, others under each."""
+    """A kind that ends alike under every policy takes one line, others one for each policy."""
     rows = [
         (policy, None, kind, outcome, share)
         for policy, expired in (("", 0.25), ("produce:timeout_ms=5", 1.0), ("produce:timeout_ms=500", 0.25))
