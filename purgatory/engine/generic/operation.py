@@ -15,7 +15,6 @@ completing one operation from within another's effects never recurses.
 
 from __future__ import annotations
 
-import operator
 from collections import deque
 from collections.abc import Callable, Hashable
 from contextlib import suppress
@@ -24,22 +23,7 @@ from typing import Any, Final, SupportsIndex
 from mypy_extensions import mypyc_attr
 
 from purgatory.engine.codes import EXPIRED, PENDING, SATISFIED
-
-
-def whole_number(name: str, value: SupportsIndex) -> int:
-    """The argument called `name` as an int. Raises TypeError for what is no whole number, such as 1.5 or "3"."""
-    try:
-        return operator.index(value)
-    except TypeError as error:
-        raise TypeError(f"{name}: a whole number is expected, not {value!r}") from error
-
-
-def in_range(name: str, value: SupportsIndex, least: int, most: int) -> int:
-    """The argument called `name` as an int between `least` and `most`. Raises TypeError, or ValueError out of range."""
-    number = whole_number(name, value)
-    if not least <= number <= most:
-        raise ValueError(f"{name}: {number} is not in {least}..{most}")
-    return number
+from purgatory.engine.generic.arguments import whole_number
 
 
 def chained(error: BaseException, before: BaseException | None) -> BaseException:

@@ -20,18 +20,18 @@ from within an effect leaves its own to the outermost one. With an `ActionQueue`
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from itertools import islice
 from typing import Any, Final, SupportsIndex
 
 from purgatory.engine.codes import CANCELLED, EXPIRED, OUTCOME_NAMES, PENDING, SATISFIED, SHUTTING_DOWN
 from purgatory.engine.errors import OperationEnded, PurgatoryClosed, PurgatoryFull, ReentrantCall
+from purgatory.engine.generic.arguments import distinct_keys, in_range, truth
 from purgatory.engine.generic.operation import (
     ActionQueue,
     GenericOperation,
     OnError,
     chained,
-    in_range,
     take,
 )
 from purgatory.engine.waiting.wheel import DEADLINE_MAX, TICK_MS_MAX, WHEEL_SIZE_MAX, TimingWheel
@@ -113,7 +113,7 @@ class DelayedOperationPurgatory:
         that are one string or can't be hashed, OperationEnded, PurgatoryClosed after `shut_down`, and PurgatoryFull;
         the operation is then not watched. So it is when `try_complete` raises what is no Exception.
         """
-        distinct = _distinct(keys)
+        distinct = distinct_keys(keys)
         if self.is_closed:
             raise PurgatoryClosed("the purgatory is shutting down")
         outermost = self._enter()
@@ -278,7 +278,7 @@ class DelayedOperationPurgatory:
         try:
             # By way of Any: called as declared, compiled code would refuse every answer that is not a bool.
             asked: Any = operation
-            is_met = _truth(asked.try_complete())
+            is_met = truth(asked.try_complete())
         except Exception as error:  # noqa: BLE001 - contained and handed on below
             failure = error
         finally:
@@ -380,19 +380,6 @@ class DelayedOperationPurgatory:
         self._free_slots.append(slot)
 
 
-def _distinct(keys: Iterable[Hashable]) -> dict[Hashable, None]:
-    """Each key once, in order; all of them have been hashed."""
-    if isinstance(keys, (str, bytes)):
-        raise TypeError(f"keys: one string, {keys!r}; give a list of keys")
-    try:
-        distinct: dict[Hashable, None] = dict.fromkeys(keys)
-    except TypeError as error:
-        raise TypeError(f"keys: {error}") from error
-    if not distinct:
-        raise ValueError("keys is empty: nothing could ever complete the operation but its timeout")
-    return distinct
-
-
 def _take_right_to_register(operation: GenericOperation) -> None:
     may_register = take(operation.purgatory_right_to_register)
     if operation.outcome != PENDING:
@@ -400,13 +387,3 @@ def _take_right_to_register(operation: GenericOperation) -> None:
         raise OperationEnded(f"the operation has ended ({ended}): make a new one for each registration")
     if not may_register:
         raise ValueError("the operation is pending in a purgatory already")
-
-
-def _truth(answer: object) -> bool:
-    """What a `try_complete` answered, read as `if` would read it."""
-    if isinstance(answer, bool):
-        return answer
-    if isinstance(answer, Coroutine):
-        answer.close()
-        raise TypeError("try_complete is a coroutine function, which is true before it has looked; make it a plain one")
-    return bool(answer)
