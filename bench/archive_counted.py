@@ -21,7 +21,7 @@ from purgatory.archive.records import Record
 from purgatory.archive.rows import SingleRows, TableRows, new_table_rows
 from purgatory.archive.vocabulary import TABLES
 from purgatory.archive.writer_link import WriterLink
-from purgatory.archive.writer_protocol import WriterOpening, decode_frame, encode_frame
+from purgatory.archive.writer_protocol import WriterConfig, decode_frame, encode_frame
 from purgatory.engine.batches import PartitionName
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
@@ -46,7 +46,7 @@ class SameThreadLink(WriterLink):
     """A writer process's work, done by the caller."""
 
     def __init__(self, folder: str, mode: str) -> None:
-        super().__init__(WriterOpening(folder, "run", "here", 1, 0, 0, "{}", 60.0, 1, 1, 1, low_priority=False))
+        super().__init__(WriterConfig(folder, "run", "here", 1, 0, 0, "{}", 60.0, 1, 1, 1, low_priority=False))
         self._tables: Final[dict[str, TableRows | SingleRows]] = {table: new_table_rows(table) for table in TABLES}
         self._makes_rows: Final = mode != "records"
         self._files: Final = ArchiveWriter(*open_archive(folder), "run") if mode == "files" else None

@@ -34,7 +34,7 @@ from purgatory.service.draining import drain
 from purgatory.service.flags import config_lines, read_command_line
 from purgatory.service.host import Host
 from purgatory.service.http.site import HttpSite
-from purgatory.service.listeners.archive import ArchiveListener, start_archive, writer_opening
+from purgatory.service.listeners.archive import ArchiveListener, start_archive, writer_config
 from purgatory.service.listeners.exposition import make_registry
 from purgatory.service.listeners.metrics import Metrics
 from purgatory.service.listeners.recovery import JournalError, OpenJournal, open_journal
@@ -179,7 +179,7 @@ class Daemon:
         if self.settings.archive.uri is None:
             return
         limits = self._host.engine.limits
-        opening = writer_opening(
+        config = writer_config(
             self.settings.archive,
             self.settings.engine,
             limits,
@@ -188,7 +188,7 @@ class Daemon:
             is_continued=self._journal is not None and self._journal.is_continued,
         )
         try:
-            self._archive = await start_archive(self.settings.archive, opening, limits.timeout_ms_default)
+            self._archive = await start_archive(self.settings.archive, config, limits.timeout_ms_default)
         except CannotArchive:
             await self._site.stop()
             raise

@@ -48,9 +48,9 @@ COMPRESSION: Final = "snappy"
 """A third to a half more bytes than zstd makes of a realistic history, for a quarter less work."""
 
 FEW_VALUES: Final = frozenset({"session_number", "timeout_ms"})
-"""Numbers that are dictionary-encoded as words are; if they turn out to have many values, the writer gives it up."""
+"""Numbers that are dictionary-encoded, too: pyarrow falls back to plain values if there turn out to be many."""
 
-NEAR_EACH_OTHER: Final = frozenset(
+DELTA_ENCODED: Final = frozenset(
     {
         "call_number", "time_ms", "at", "operation_id", "row", "offset", "required_offset", "reached_offset",
         "waited_ms",
@@ -58,19 +58,19 @@ NEAR_EACH_OTHER: Final = frozenset(
 )  # fmt: skip
 """Numbers that are written as differences: fewer bytes, and less work than to look for what they have in common."""
 
-PICKED_BY: Final = frozenset({"call_number", "time_ms", "at", "operation_id"})
+STATISTICS_COLUMNS: Final = frozenset({"call_number", "time_ms", "at", "operation_id"})
 """Columns with statistics, by which a reader passes over files and row groups."""
 
-ALWAYS_GIVEN: Final = frozenset(
+NEVER_NULL: Final = frozenset(
     {
         "run_id", "call_number", "time_ms", "at", "session_id", "principal", "operation_id", "kind", "timeout_ms",
         "refusal_code", "item", "item_count", "outcome", "waited_ms", "lateness_ms", "error_code", "required_offset",
         "reached_offset", "log_start_offset", "row", "type", "call", "marker", "ended",
     }
 )  # fmt: skip
-"""Columns that are never null in a table that has them, unless `SOMETIMES_GIVEN` says so: half the work of writing."""
+"""Columns that are never null, but where `NULLABLE_IN` says so: half the work of writing."""
 
-SOMETIMES_GIVEN: Final = frozenset({(EVENTS, "log_start_offset")})
+NULLABLE_IN: Final = frozenset({(EVENTS, "log_start_offset")})
 
 
 def open_archive(place: str) -> tuple[fs.FileSystem, str]:
@@ -196,7 +196,7 @@ class ArchiveWriter:
                 os.close(descriptor)
 
     def _forget(self, path: str) -> None:
-        """Removes a half-written file, as far as that is possible: it takes room that may be what is missing."""
+        """Removes a half-written file if possible: the space it takes may be what the disk lacks."""
         try:
             self.filesystem.delete_file(path)
         except (OSError, pa.ArrowException):
@@ -237,15 +237,15 @@ class _TableFile:
             RUN_KEY: run_id.encode(),
             FILE_NUMBER_KEY: str(number).encode(),
         }
-        words = [field.name for field in schema if pa.types.is_dictionary(field.type) or field.name in FEW_VALUES]
+        encoded = [field.name for field in schema if pa.types.is_dictionary(field.type) or field.name in FEW_VALUES]
         self._schema: Final = pa.schema([as_written(table, field) for field in schema], metadata)
         self._writer: Final = pq.ParquetWriter(
             self._sink,
             self._schema,
             compression=COMPRESSION,
-            use_dictionary=words,
-            write_statistics=[name for name in schema.names if name in PICKED_BY],
-            column_encoding={field.name: "DELTA_BINARY_PACKED" for field in schema if field.name in NEAR_EACH_OTHER},
+            use_dictionary=encoded,
+            write_statistics=[name for name in schema.names if name in STATISTICS_COLUMNS],
+            column_encoding={field.name: "DELTA_BINARY_PACKED" for field in schema if field.name in DELTA_ENCODED},
         )
 
     @property
@@ -269,7 +269,7 @@ class _TableFile:
 
     def _encode(self) -> None:
         if self._waiting:
-            # Where two batches have different dictionaries, the file would hold words instead of places in one.
+            # Unified: pyarrow would write batches with different dictionaries as plain strings.
             table = pa.Table.from_batches(self._waiting).unify_dictionaries()
             self._writer.write_table(pa.Table.from_arrays(table.columns, schema=self._schema), ROWS_PER_GROUP)
             self._waiting.clear()
@@ -278,7 +278,7 @@ class _TableFile:
 
 def as_written(table: str, field: pa.Field) -> pa.Field:
     """A column as files have it: never null where there is always a value."""
-    is_given = field.name in ALWAYS_GIVEN and (table, field.name) not in SOMETIMES_GIVEN
+    is_given = field.name in NEVER_NULL and (table, field.name) not in NULLABLE_IN
     return field.with_nullable(not is_given)
 
 

@@ -21,7 +21,7 @@ from purgatory.archive.records import Record
 from purgatory.archive.rows import SingleRows, TableRows, new_table_rows, single_row
 from purgatory.archive.runs import RENEW_S, RunFile, RunState, claim_dead_runs, remove_unfinished
 from purgatory.archive.vocabulary import CallStamp, CannotArchive, marker_values
-from purgatory.archive.writer_protocol import WriterOpening, WriterStatistics
+from purgatory.archive.writer_protocol import WriterConfig, WriterStatistics
 from purgatory.engine.batches import PartitionName
 
 LOGGER: Final = logging.getLogger(__name__)
@@ -34,36 +34,36 @@ REPORT_S: Final = 1.0
 CANNOT_WRITE: Final = (OSError, pa.ArrowException)
 
 
-def open_history(opening: WriterOpening, report: Callable[[WriterStatistics], None]) -> HistoryWriter:
+def open_history(config: WriterConfig, report: Callable[[WriterStatistics], None]) -> HistoryWriter:
     """Begins a run in its archive, or goes on with one. Raises `CannotArchive` where it cannot be written to."""
-    filesystem, root = open_archive(opening.place)
-    continued = opening.continued
-    state = RunState(opening.run_id, opening.host, opening.pid, 0, opening.started_ms, opening.started_at_ms)
-    files = ArchiveWriter(filesystem, root, opening.run_id, roll_s=opening.roll_s, roll_bytes=opening.roll_bytes)
+    filesystem, root = open_archive(config.place)
+    continued = config.continued
+    state = RunState(config.run_id, config.host, config.pid, 0, config.started_ms, config.started_at_ms)
+    files = ArchiveWriter(filesystem, root, config.run_id, roll_s=config.roll_s, roll_bytes=config.roll_bytes)
     try:
         if continued is not None:
             state.call_number, state.time_ms, state.at_ms = continued.call_number, continued.time_ms, continued.at_ms
             files.go_on(continued.file_numbers, continued.rows_kept, continued.files, continued.bytes)
-            remove_unfinished(filesystem, root, opening.run_id)
+            remove_unfinished(filesystem, root, config.run_id)
         run = RunFile.create(filesystem, root, state)
         try:
             if continued is None:
-                started = CallStamp(opening.run_id, 0, opening.started_ms, opening.started_at_ms)
-                values = marker_values(schema.STARTED, detail=opening.details)
+                started = CallStamp(config.run_id, 0, config.started_ms, config.started_at_ms)
+                values = marker_values(schema.STARTED, detail=config.details)
                 files.write(schema.MARKERS, single_row(schema.MARKERS, started, values))
                 files.roll()
         except CANNOT_WRITE:
             run.remove()
             raise
     except CANNOT_WRITE as error:
-        raise CannotArchive(f"cannot write an archive to {opening.place}: {error}") from None
+        raise CannotArchive(f"cannot write an archive to {config.place}: {error}") from None
     return HistoryWriter(
         files,
         run,
         report,
-        roll_s=opening.roll_s,
-        rows_at_once=opening.rows_at_once,
-        unreported_rows_max=opening.unreported_rows_max,
+        roll_s=config.roll_s,
+        rows_at_once=config.rows_at_once,
+        unreported_rows_max=config.unreported_rows_max,
     )
 
 
@@ -196,10 +196,10 @@ class HistoryWriter:
 
     def _make_rows(self, table: str) -> None:
         """Makes rows of a table's records, into the file that is being encoded."""
-        gathered = self._tables[table]
-        rows = gathered.rows
+        collected = self._tables[table]
+        rows = collected.rows
         try:
-            self._files.write(table, gathered.take())
+            self._files.write(table, collected.take())
         except Exception:
             LOGGER.exception("%d rows of %s cannot be kept", rows, table)
             self._lose(table, rows, self._last_call)

@@ -31,10 +31,10 @@ from purgatory.archive.records import (
     registration_records,
 )
 from purgatory.archive.schema import (
-    EVENT_WORDS,
+    EVENT_LABELS,
     EVENTS,
-    KIND_WORDS,
-    OUTCOME_WORDS,
+    KIND_LABELS,
+    OUTCOME_LABELS,
     OUTCOMES,
     REGISTRATIONS,
     SCHEMAS,
@@ -102,9 +102,9 @@ def repeated(values: Numbers, counts: Numbers, arrow_type: pa.DataType) -> pa.Ar
     return arrow(np.repeat(values, counts), None, pa.int64()).cast(arrow_type)
 
 
-def worded(places: pa.Array, words: Sequence[str]) -> pa.Array:
-    """A dictionary-encoded column. The places must be those of words: nobody looks."""
-    return pa.DictionaryArray.from_arrays(places, pa.array(words, pa.string()), safe=False)
+def dictionary_encoded(places: pa.Array, labels: Sequence[str]) -> pa.Array:
+    """A dictionary-encoded column. The places are not checked: each must be one of a label."""
+    return pa.DictionaryArray.from_arrays(places, pa.array(labels, pa.string()), safe=False)
 
 
 def null_below_zero(column: pa.Array) -> pa.Array:
@@ -162,8 +162,8 @@ class TableRows:
     """Columns with a number for each operation."""
     columns: tuple[str, ...] = ()
     """Columns with a number for each row."""
-    words: Final[dict[str, Sequence[str]]] = {"kind": KIND_WORDS, "outcome": OUTCOME_WORDS, "type": EVENT_WORDS}
-    """Columns that are codes, and the word of each code."""
+    labels: Final[dict[str, Sequence[str]]] = {"kind": KIND_LABELS, "outcome": OUTCOME_LABELS, "type": EVENT_LABELS}
+    """Columns that are codes, and the label of each code."""
 
     def __init__(self) -> None:
         self._types: Final = {field.name: field.type for field in SCHEMAS[self.table]}
@@ -189,7 +189,7 @@ class TableRows:
         self._take_operations(columns)
         for name in self.columns:
             parts = [record.columns.get(name) for record in self._records]
-            columns[name] = self._worded(name, column_of(parts, counts, self._numeric_type(name)))
+            columns[name] = self._labelled(name, column_of(parts, counts, self._numeric_type(name)))
         columns["topic"], columns["partition"] = self._take_names(counts)
         self._take_extras(columns, counts)
         self._records.clear()
@@ -204,10 +204,10 @@ class TableRows:
         """The columns that only this table has."""
 
     def _numeric_type(self, name: str) -> pa.DataType:
-        return pa.int32() if name in self.words else self._types[name]
+        return pa.int32() if name in self.labels else self._types[name]
 
-    def _worded(self, name: str, column: pa.Array) -> pa.Array:
-        return worded(column, self.words[name]) if name in self.words else column
+    def _labelled(self, name: str, column: pa.Array) -> pa.Array:
+        return dictionary_encoded(column, self.labels[name]) if name in self.labels else column
 
     def _call_columns(self, counts: Numbers) -> dict[str, pa.Array]:
         """The columns that all rows of a call share: those of every table, and the session's, where there is one."""
@@ -215,7 +215,7 @@ class TableRows:
         runs = np.array([run_ids.of(record.stamp.run_id) for record in self._records], INT64)
         stamps = np.array([record.stamp[1:] for record in self._records], INT64)
         columns = {
-            "run_id": worded(repeated(runs, counts, pa.int32()), list(run_ids.values)),
+            "run_id": dictionary_encoded(repeated(runs, counts, pa.int32()), list(run_ids.values)),
             "call_number": repeated(stamps[:, 0], counts, pa.int64()),
             "time_ms": repeated(stamps[:, 1], counts, pa.int64()),
             "at": repeated(stamps[:, 2], counts, pa.timestamp("ms", tz="UTC")),
@@ -225,9 +225,9 @@ class TableRows:
             numbers, session_ids, principals = zip(*registrants.values, strict=True)
             columns["session_number"] = repeated(np.array(numbers, INT64)[owners], counts, pa.int64())
             for name, values in (("session_id", session_ids), ("principal", principals)):
-                words = Places()
-                own = np.array([words.of(value) for value in values], INT64)
-                columns[name] = worded(repeated(own[owners], counts, pa.int32()), list(words.values))
+                labels = Places()
+                own = np.array([labels.of(value) for value in values], INT64)
+                columns[name] = dictionary_encoded(repeated(own[owners], counts, pa.int32()), list(labels.values))
         return columns
 
     def _take_operations(self, columns: dict[str, pa.Array]) -> None:
@@ -249,7 +249,7 @@ class TableRows:
         for name in self.operation_columns:
             parts = [record.operations.get(name) for record in self._records]
             column = column_of(parts, counts, self._numeric_type(name))
-            columns[name] = self._worded(name, column if operation_of is None else column.take(operation_of))
+            columns[name] = self._labelled(name, column if operation_of is None else column.take(operation_of))
 
     # Names.
 
@@ -286,11 +286,11 @@ class TableRows:
         nameless = places == NAMELESS
         mask = nameless if nameless.any() else None
         topics = Places()
-        # Rows without a name find the last of either.
+        # Rows without a name are at place -1, and the mask hides what they find there.
         topic_of = np.array([*(topics.of(topic) for topic, _ in self._names.values), 0], np.int32)
         partition_of = np.array([*(partition for _, partition in self._names.values), 0], INT64)
         partition_of = partition_of.clip(-INT32_MAX, INT32_MAX).astype(np.int32)
-        topic = worded(arrow(topic_of.take(places), mask, pa.int32()), list(topics.values))
+        topic = dictionary_encoded(arrow(topic_of.take(places), mask, pa.int32()), list(topics.values))
         return topic, arrow(partition_of.take(places), mask, pa.int32())
 
 
@@ -417,5 +417,5 @@ NEW_ROWS: Final[dict[str, Callable[[], TableRows | SingleRows]]] = {
 
 
 def new_table_rows(table: str) -> TableRows | SingleRows:
-    """What gathers the records of a table."""
+    """An empty collector of a table's records."""
     return NEW_ROWS[table]()

@@ -22,11 +22,11 @@ from typing import Final
 import pyarrow as pa
 
 from purgatory.archive import vocabulary
-from purgatory.archive.vocabulary import *  # noqa: F403 - whoever shares the schemas shares the words
+from purgatory.archive.vocabulary import *  # noqa: F403 - whoever shares the schemas shares the vocabulary
 from purgatory.engine import codes
 from purgatory.engine.kinds.operation_columns import BOOL, COLUMNS_BY_NAME, INT32, INT64
 
-__all__ = ["EVENT_WORDS", "KIND_WORDS", "OUTCOME_WORDS", "SCHEMAS", "VERSION"]
+__all__ = ["EVENT_LABELS", "KIND_LABELS", "OUTCOME_LABELS", "SCHEMAS", "VERSION"]
 __all__ += vocabulary.__all__
 
 VERSION: Final = 1
@@ -135,7 +135,7 @@ SCHEMAS: Final[dict[str, pa.Schema]] = {
     ),
 }
 
-KIND_WORDS: Final = ["", *(codes.KIND_NAMES[kind] for kind in sorted(codes.KIND_NAMES))]
+KIND_LABELS: Final = ["", *(codes.KIND_NAMES[kind] for kind in sorted(codes.KIND_NAMES))]
 """Dictionary of `kind`: index = code."""
-OUTCOME_WORDS: Final = ["", *(codes.OUTCOME_NAMES[outcome] for outcome in sorted(codes.OUTCOME_NAMES))]
-EVENT_WORDS: Final = ["", *(codes.EVENT_NAMES[event] for event in sorted(codes.EVENT_NAMES))]
+OUTCOME_LABELS: Final = ["", *(codes.OUTCOME_NAMES[outcome] for outcome in sorted(codes.OUTCOME_NAMES))]
+EVENT_LABELS: Final = ["", *(codes.EVENT_NAMES[event] for event in sorted(codes.EVENT_NAMES))]

@@ -1,4 +1,4 @@
-"""The words of an archive: its tables, kinds of call and of marker, and what identifies a call. Needs no Arrow."""
+"""The vocabulary of an archive: tables, kinds of call and marker, what identifies a call. Needs no Arrow."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 import purgatory
 from purgatory.archive.records import Record, row_record
 from purgatory.archive.vocabulary import DROPPED, MARKERS, TABLES, CallStamp, CannotArchive, marker_values
-from purgatory.archive.writer_protocol import WriterOpening, WriterStatistics, decode_line, encode_frame
+from purgatory.archive.writer_protocol import WriterConfig, WriterStatistics, decode_line, encode_frame
 from purgatory.engine.batches import PartitionName
 
 LOGGER: Final = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Sent(NamedTuple):
 class WriterLink:
     """A writer process that is started again when it dies. `start` it; `close` it at the end."""
 
-    def __init__(self, opening: WriterOpening, *, retry_s: float = RETRY_S) -> None:
+    def __init__(self, config: WriterConfig, *, retry_s: float = RETRY_S) -> None:
         self.statistics = WriterStatistics(0, NO_ROWS, NO_ROWS, 0, 0, 0, 0, 0, 0, {})
         """The last that the process said."""
         self.rows_waiting = 0
@@ -54,7 +54,7 @@ class WriterLink:
         """Of processes that died, and their deaths."""
         self.rows_lost: Final = dict.fromkeys(TABLES, 0)
         """Rows that such processes could not make, or had not put into their place, by table."""
-        self._opening: Final = opening
+        self._config: Final = config
         self._retry_s: Final = retry_s
         self._process: asyncio.subprocess.Process
         self._frames: asyncio.WriteTransport | None = None
@@ -69,7 +69,7 @@ class WriterLink:
 
     async def start(self) -> None:
         """Starts the process, which opens the archive. Raises `CannotArchive` where that cannot be written to."""
-        await self._start_process(self._opening)
+        await self._start_process(self._config)
         self._send_held([])
         self._task = asyncio.create_task(self._listen(), name="archive writer")
 
@@ -115,7 +115,7 @@ class WriterLink:
             start_new_session=True,  # Ctrl-C in a terminal is for the daemon
         )  # fmt: skip
 
-    async def _start_process(self, opening: WriterOpening) -> None:
+    async def _start_process(self, config: WriterConfig) -> None:
         stdin, frames = os.pipe()
         with contextlib.suppress(OSError, AttributeError):  # more than is allowed, or not on Linux
             fcntl.fcntl(frames, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
@@ -128,7 +128,7 @@ class WriterLink:
             os.close(stdin)
         loop = asyncio.get_running_loop()
         transport, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(frames, "wb", 0))
-        transport.write(encode_frame(opening))
+        transport.write(encode_frame(config))
         line = await self._read_line()
         if line is None or "statistics" not in line:
             transport.close()
@@ -187,7 +187,7 @@ class WriterLink:
 
     async def _start_again(self) -> bool:
         try:
-            await self._start_process(self._opening._replace(continued=self.statistics))
+            await self._start_process(self._config._replace(continued=self.statistics))
         except (CannotArchive, OSError) as reason:
             LOGGER.warning("cannot go on with the archive: %s", reason)
             return False

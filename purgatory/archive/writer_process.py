@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from purgatory.archive.history_writer import HistoryWriter, open_history
 from purgatory.archive.vocabulary import CannotArchive
-from purgatory.archive.writer_protocol import WriterOpening, WriterStatistics, decode_frame, encode_line, read_frame
+from purgatory.archive.writer_protocol import WriterConfig, WriterStatistics, decode_frame, encode_line, read_frame
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -60,16 +60,16 @@ def serve(frames: BinaryIO, output: LineOutput) -> bool:
     first = read_frame(frames)
     if first is None:
         return False
-    opening: WriterOpening = decode_frame(first)
+    config: WriterConfig = decode_frame(first)
     try:
-        history = open_history(opening, output.report)
+        history = open_history(config, output.report)
     except CannotArchive as error:
         output.write({"unusable": str(error)})
         return False
     output.report(history.statistics())
     waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     threading.Thread(target=read_all, args=(frames, waiting, history), name="archive-frames", daemon=True).start()
-    if opening.low_priority:
+    if config.low_priority:
         os.nice(NICENESS)  # of this thread, on Linux
     return keep_all(waiting, history)
 

@@ -1,6 +1,6 @@
 """What passes between a daemon and its archive's writer process. Needs no Arrow.
 
-    frame    to the process: the length of a pickle, and the pickle: a `WriterOpening`, then (names, records)
+    frame    to the process: the length of a pickle, and the pickle: a `WriterConfig`, then (names, records)
     line     from the process: JSON, either its statistics or a line for the daemon's log
 
 Both ends are of one program, so neither looks at versions.
@@ -37,7 +37,7 @@ class WriterStatistics(NamedTuple):
     """The last that was given, by table."""
 
 
-class WriterOpening(NamedTuple):
+class WriterConfig(NamedTuple):
     """What a writer process starts with: the place, the run, and how its files are rolled."""
 
     place: str

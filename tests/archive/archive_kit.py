@@ -18,7 +18,7 @@ from purgatory.archive.history_writer import HistoryWriter
 from purgatory.archive.runs import RunFile, RunState
 from purgatory.archive.writer_link import WriterLink
 from purgatory.archive.writer_process import LineOutput, keep_all, read_all, serve
-from purgatory.archive.writer_protocol import WriterOpening, WriterStatistics, read_frame
+from purgatory.archive.writer_protocol import WriterConfig, WriterStatistics, read_frame
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.host import Host
@@ -31,7 +31,7 @@ from tests.archive.archive_replay import rows_of
 CLOSE_S: Final = 30.0
 RUN: Final = "run-a"
 AT_MS: Final = 1_700_011_800_000  # 2023-11-15 01:30 UTC
-NOWHERE: Final = WriterOpening("nowhere", RUN, "here", 1, 0, 0, "{}", 60.0, 1 << 20, 1_000, 1, low_priority=False)
+NOWHERE: Final = WriterConfig("nowhere", RUN, "here", 1, 0, 0, "{}", 60.0, 1 << 20, 1_000, 1, low_priority=False)
 
 Serve = Callable[[BinaryIO, LineOutput], bool]
 
@@ -67,8 +67,8 @@ class ThreadProcess:
 class ThreadLink(WriterLink):
     """A link to such threads: those that are given, one after the other, or as many as it takes."""
 
-    def __init__(self, opening: WriterOpening, *serves: Serve) -> None:
-        super().__init__(opening, retry_s=0.01)
+    def __init__(self, config: WriterConfig, *serves: Serve) -> None:
+        super().__init__(config, retry_s=0.01)
         self._serves: Final = list(serves)
 
     async def _spawn(self, stdin: int) -> Any:  # noqa: ANN401 - in place of a process
@@ -128,7 +128,7 @@ class ArchivedHost:
     def _serve(self, frames: BinaryIO, output: LineOutput) -> bool:
         """What the process does, with this history writer."""
         self._output = output
-        assert read_frame(frames) is not None, "the opening comes first"
+        assert read_frame(frames) is not None, "the configuration comes first"
         output.report(self.history.statistics())
         waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         reader = threading.Thread(target=read_all, args=(frames, waiting, self.history))

@@ -18,7 +18,7 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.draining import drain
 from purgatory.service.host import Host
-from purgatory.service.listeners.archive import ArchiveListener, writer_opening
+from purgatory.service.listeners.archive import ArchiveListener, writer_config
 from purgatory.service.rpc.statuses import BatchRefused, CallRefused
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import ArchiveSettings, EngineSettings, HostSettings, LimitsSettings, SessionSettings
@@ -55,10 +55,10 @@ class Life:
         self._settings: Final = settings
         self._limits: Final = limits
         engine = self.new_engine(started_ms)
-        opening = writer_opening(ArchiveSettings(uri=str(folder)), settings, limits, started_ms)
-        self._link: Final = ThreadLink(opening)
+        config = writer_config(ArchiveSettings(uri=str(folder)), settings, limits, started_ms)
+        self._link: Final = ThreadLink(config)
         self._archive: Final = ArchiveListener(
-            opening.run_id, self._link, rows_max=10**6, strict=False, timeout_ms_default=limits.timeout_ms_default
+            config.run_id, self._link, rows_max=10**6, strict=False, timeout_ms_default=limits.timeout_ms_default
         )
         host_settings = HostSettings(
             limits=LimitsSettings(unacknowledged_results_max=200), session=SessionSettings(ttl_ms=SESSION_TTL_MS)

@@ -274,7 +274,7 @@ async def test_files_part_at_the_hour_between_two_calls(tmp_path: Path) -> None:
 
 
 async def test_rows_that_cannot_be_made_are_lost_and_told_of(tmp_path: Path) -> None:
-    """A name that is no text spoils what was gathered with it, and nothing else."""
+    """A name that is no text spoils the rows made together with it, and nothing else."""
     kept = ArchivedHost(tmp_path)
     full(kept, calls=1, each=2)
     batch = OperationBatch([7], partitions=[("\udc00", 0)])

@@ -133,11 +133,11 @@ class DrawnCalls:
 
 @given(st.integers(0, 2**32), st.sampled_from(codes.KINDS))
 def test_registrations_are_rows_for_each_item(seed: int, kind: int) -> None:
-    """Accepted, refused and known operations, gathered or one batch at a time, are the rows they should be."""
+    """Accepted, refused and known operations, added together or one batch at a time, are the rows they should be."""
     drawn = DrawnCalls(seed)
     engine = Engine(EngineLimits(pending_operations_max=60), 0)
     owner = engine.add_owner()
-    gathered = RegistrationRows()
+    together = RegistrationRows()
     expected: list[dict[str, Any]] = []
     for number in (1, 2, 3):
         batch = drawn.operations(kind)
@@ -147,12 +147,12 @@ def test_registrations_are_rows_for_each_item(seed: int, kind: int) -> None:
         if rows:
             given = (stamp(number), WHOSE, kind, batch, receipt, DEFAULT_MS)
             assert in_order(alone(RegistrationRows(), "add_batch", *given)) == in_order(rows)
-            gathered.add_batch(stamp(number), WHOSE, kind, batch, receipt, DEFAULT_MS)
+            together.add_batch(stamp(number), WHOSE, kind, batch, receipt, DEFAULT_MS)
             expected += rows
-    assert gathered.rows == len(expected)
+    assert together.rows == len(expected)
     if expected:
-        assert in_order(plain(gathered.take())) == in_order(expected)
-        assert gathered.rows == 0
+        assert in_order(plain(together.take())) == in_order(expected)
+        assert together.rows == 0
 
 
 def in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -175,11 +175,11 @@ def test_accepted_operations_keep_their_order() -> None:
 
 @given(st.integers(0, 2**32))
 def test_outcomes_are_rows_for_each_item(seed: int) -> None:
-    """What several calls ended of all kinds, gathered or one by one, are the rows it should be."""
+    """What several calls ended of all kinds, added together or one by one, are the rows it should be."""
     drawn = DrawnCalls(seed)
     engine = Engine(EngineLimits(), 0)
     owner = engine.add_owner()
-    gathered = OutcomeRows()
+    together = OutcomeRows()
     expected: list[dict[str, Any]] = []
     for number, kind in enumerate((*codes.KINDS, codes.PRODUCE), 1):
         now_ms = number * 50
@@ -191,27 +191,27 @@ def test_outcomes_are_rows_for_each_item(seed: int) -> None:
         for completions in engine.take_completions():
             rows = plain_outcomes(stamp(number), WHOSE, completions)
             assert alone(OutcomeRows(), "add_completions", stamp(number), WHOSE, completions) == rows
-            gathered.add_completions(stamp(number), WHOSE, completions)
+            together.add_completions(stamp(number), WHOSE, completions)
             expected += rows
-    assert plain(gathered.take()) == expected
+    assert plain(together.take()) == expected
 
 
 @given(st.integers(0, 2**32), st.integers(1, 8))
 def test_events_are_rows_of_their_slices(seed: int, limit: int) -> None:
-    """Each slice of a batch of events, gathered or alone, is the rows it should be; `row` counts in the slice."""
+    """Each slice of a batch of events, added together or alone, is the rows it should be; `row` counts in the slice."""
     batch = DrawnCalls(seed).events()
     engine = Engine(EngineLimits(), 0)
-    gathered = EventRows()
+    together = EventRows()
     expected: list[dict[str, Any]] = []
     start = 0
     while start < len(batch.types):
         receipt = engine.apply(batch, 1, start, limit)
         rows = plain_events(stamp(start + 1), batch, start, receipt)
         assert alone(EventRows(), "add_slice", stamp(start + 1), batch, start, receipt) == rows
-        gathered.add_slice(stamp(start + 1), batch, start, receipt)
+        together.add_slice(stamp(start + 1), batch, start, receipt)
         expected += rows
         start = receipt.next_index
-    assert plain(gathered.take()) == expected
+    assert plain(together.take()) == expected
 
 
 def test_a_batch_that_no_engine_could_read_has_bare_rows() -> None:

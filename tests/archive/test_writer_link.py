@@ -10,7 +10,7 @@ from purgatory.archive.records import row_record
 from purgatory.archive.vocabulary import CallStamp, call_values
 from purgatory.archive.writer_link import NO_ROWS
 from purgatory.archive.writer_process import LineOutput
-from purgatory.archive.writer_protocol import WriterOpening, WriterStatistics, decode_frame, read_frame
+from purgatory.archive.writer_protocol import WriterConfig, WriterStatistics, decode_frame, read_frame
 from tests.archive.archive_kit import CLOSE_S, NOWHERE, RUN, ThreadLink
 from tests.service.serving import eventually
 
@@ -20,17 +20,17 @@ class NotingProcess:
 
     def __init__(self, dies_after: int | None = None) -> None:
         self.may_read = threading.Event()
-        self.opening: WriterOpening | None = None
+        self.config: WriterConfig | None = None
         self.rows: list[tuple[int, dict[str, Any]]] = []
         """Calls that came: their numbers, and what they said."""
         self._dies_after = dies_after
 
     def serve(self, frames: BinaryIO, output: LineOutput) -> bool:
         first = read_frame(frames)
-        assert first is not None, "the opening comes first"
-        self.opening = decode_frame(first)
-        assert self.opening is not None, "an opening"
-        output.report(self.opening.continued or WriterStatistics(0, NO_ROWS, NO_ROWS, 0, 0, 0, 0, 0, 0, {}))
+        assert first is not None, "the configuration comes first"
+        self.config = decode_frame(first)
+        assert self.config is not None, "a configuration"
+        output.report(self.config.continued or WriterStatistics(0, NO_ROWS, NO_ROWS, 0, 0, 0, 0, 0, 0, {}))
         self.may_read.wait(CLOSE_S)
         while len(self.rows) != self._dies_after and (frame := read_frame(frames)) is not None:
             for record in decode_frame(frame)[1]:
@@ -81,9 +81,9 @@ async def test_another_process_goes_on_and_tells_what_was_lost() -> None:
     send(link, 2)
     await eventually(lambda: link.errors == 2, "the first has died, and another one could not open the archive")
     send(link, 3)  # while there is none
-    await eventually(lambda: second.opening is not None, "another one goes on")
-    assert second.opening is not None
-    assert second.opening.continued is not None
+    await eventually(lambda: second.config is not None, "another one goes on")
+    assert second.config is not None
+    assert second.config.continued is not None
     send(link, 4)
     assert await link.close(CLOSE_S)
     (marked, marker), *others = second.rows

@@ -19,11 +19,11 @@ from tests.archive.archive_replay import rows_of
 @pytest.mark.parametrize("low_priority", [True, False])
 def test_rows_and_files_are_made_at_the_priority_asked_for(tmp_path: Path, low_priority: bool) -> None:
     """On Linux a thread has a niceness of its own; where nothing may be dropped it is that of the daemon."""
-    opening = NOWHERE._replace(place=str(tmp_path), low_priority=low_priority)
+    config = NOWHERE._replace(place=str(tmp_path), low_priority=low_priority)
     niceness: list[int] = []
 
     def run() -> None:
-        assert serve(io.BytesIO(encode_frame(opening)), LineOutput(io.BytesIO()))
+        assert serve(io.BytesIO(encode_frame(config)), LineOutput(io.BytesIO()))
         niceness.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
 
     thread = threading.Thread(target=run)

@@ -22,7 +22,7 @@ from purgatory.archive.records import Names, Record, completion_record, event_re
 from purgatory.archive.run_details import LIMIT_NAMES, RunDetails, new_run_id, wall_ms
 from purgatory.archive.vocabulary import NO_SESSION, CallStamp, Registrant, Row, call_values, marker_values
 from purgatory.archive.writer_link import WriterLink
-from purgatory.archive.writer_protocol import WriterOpening
+from purgatory.archive.writer_protocol import WriterConfig
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, PartitionName, Refusal, RegisterReceipt
 from purgatory.engine.completions import Completions
@@ -327,7 +327,7 @@ def _registrant(number: int, session_id: str) -> Registrant:
     return Registrant(number, session_id)
 
 
-def writer_opening(
+def writer_config(
     settings: ArchiveSettings,
     engine: EngineSettings,
     limits: EngineLimits,
@@ -335,7 +335,7 @@ def writer_opening(
     *,
     has_journal: bool = False,
     is_continued: bool = False,
-) -> WriterOpening:
+) -> WriterConfig:
     """What the archive of a new run starts with."""
     assert settings.uri is not None, "no archive is asked for"
     details = RunDetails(
@@ -349,7 +349,7 @@ def writer_opening(
         journal=has_journal,
         continued=is_continued,
     )
-    return WriterOpening(
+    return WriterConfig(
         place=settings.uri,
         run_id=new_run_id(),
         host=details.host,
@@ -366,14 +366,14 @@ def writer_opening(
 
 
 async def start_archive(
-    settings: ArchiveSettings, opening: WriterOpening, timeout_ms_default: int, link: WriterLink | None = None
+    settings: ArchiveSettings, config: WriterConfig, timeout_ms_default: int, link: WriterLink | None = None
 ) -> ArchiveListener:
     """Opens the archive of a new run. Raises `CannotArchive` when its place cannot be written to."""
-    link = link or WriterLink(opening)
+    link = link or WriterLink(config)
     await link.start()
-    LOGGER.info("archive: run %s in %s", opening.run_id, settings.uri)
+    LOGGER.info("archive: run %s in %s", config.run_id, settings.uri)
     return ArchiveListener(
-        opening.run_id,
+        config.run_id,
         link,
         rows_max=settings.queue_rows_max,
         strict=settings.strict,
