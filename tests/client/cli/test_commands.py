@@ -27,7 +27,7 @@ Run = Callable[..., Answer]
 
 
 class Background:
-    """A command that is under way."""
+    """A command that is running."""
 
     def __init__(self, address: str, *arguments: str) -> None:
         self.process = subprocess.Popen(
@@ -39,7 +39,7 @@ class Background:
         )
 
     def end(self) -> tuple[int, str, str]:
-        """Its exit code, stdout and stderr, when it has ended."""
+        """Wait for its end; its exit code, stdout and stderr."""
         out, err = self.process.communicate(timeout=DEADLINE_S)
         return self.process.returncode, out, err
 
@@ -54,11 +54,12 @@ def run(shared_daemon: DaemonProcess) -> Run:
     return call
 
 
-def purgatory(*arguments: str, address: str) -> Answer:
-    """Runs `purgatory` with these arguments."""
+def purgatory(*arguments: str, address: str = "", packages: str = "") -> Answer:
+    """Runs `purgatory` with these arguments; `packages`: a folder of Python packages that come before all others."""
+    found = environment()
     return subprocess.run(
         [*PROGRAM, *arguments],
-        env={**environment(), "PURGATORY_ADDRESS": address},
+        env={**found, "PURGATORY_ADDRESS": address, "PYTHONPATH": f"{packages}:{found['PYTHONPATH']}".strip(":")},
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
@@ -73,10 +74,10 @@ def looking(shared_daemon: DaemonProcess) -> Iterator[Client]:
         yield client
 
 
-def until_waiting(client: Client, partition: str) -> None:
+def until_waiting(client: Client, partition: str, *, pending: bool = True) -> None:
     deadline = time.monotonic() + DEADLINE_S
-    while not list(client.operations(partition=partition)):
-        assert time.monotonic() < deadline, f"nothing waits on {partition}"
+    while bool(list(client.operations(partition=partition))) != pending:
+        assert time.monotonic() < deadline, f"still not so: a wait on {partition} is pending is {pending}"
         time.sleep(0.01)
 
 
@@ -137,10 +138,7 @@ def test_an_interrupted_wait_is_cancelled_at_the_daemon(shared_daemon: DaemonPro
     code, out, err = waiting.end()
     assert (code, out) == (130, "")
     assert "interrupted" in err
-    deadline = time.monotonic() + DEADLINE_S
-    while list(looking.operations(partition="ctrl-1")):
-        assert time.monotonic() < deadline, "the wait is still pending"
-        time.sleep(0.01)
+    until_waiting(looking, "ctrl-1", pending=False)
 
 
 def test_a_daemon_that_shuts_down_or_is_not_there(start_daemon: StartDaemon, run: Run) -> None:
@@ -258,24 +256,14 @@ def test_listings_are_plain_off_a_terminal(run: Run, looking: Client) -> None:
 
 def test_serve_runs_the_daemon_and_passes_its_flags_on(run: Run) -> None:
     """`serve --help` is the daemon's own help, and a bad setting is its own error."""
-    helped = run("serve", "--help")
-    assert helped.returncode == 0
-    assert "--grpc-address" in helped.stdout
+    assert "--grpc-address" in run("serve", "--help").stdout
     assert run("serve", "--no-such-flag").returncode == 2
 
 
 def test_serve_without_the_server_packages_says_what_to_install(tmp_path: Path) -> None:
     """Where the server extra is not installed, one line says so."""
     (tmp_path / "uvloop.py").write_text("raise ModuleNotFoundError('No module named uvloop', name='uvloop')\n")
-    found = environment()
-    answer = subprocess.run(
-        [*PROGRAM, "serve"],
-        env={**found, "PYTHONPATH": f"{tmp_path}:{found['PYTHONPATH']}"},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
+    answer = purgatory("serve", packages=str(tmp_path))
     assert answer.returncode == 1
     remedy = "pip install 'purgatory-waits[server]'"
     assert answer.stderr == f"purgatory: the daemon needs uvloop; install it with: {remedy}\n"
@@ -299,8 +287,7 @@ def test_parsing() -> None:
     assert partition_offsets(["a-1@5", "b-c-2@7"]) == {"a-1": 5, "b-c-2": 7}
     assert partition_offsets(["a-1", "b-2@3"], -1) == {"a-1": -1, "b-2": 3}
     assert key_counts(["job", "mail@example", "k@3"]) == {"job": 1, "mail@example": 1, "k": 3}
-    assert follower("2:41") == (2, 41, None)
-    assert follower("2:41:7") == (2, 41, 7)
+    assert (follower("2:41"), follower("2:41:7")) == ((2, 41, None), (2, 41, 7))
     for text in ("", "-5s", "9" * 400, "5 weeks"):
         with pytest.raises(UsageError):
             seconds(text)

@@ -6,8 +6,8 @@ from purgatory_client.errors import LimitExceeded
 from purgatory_client.session.session_core import SessionCore
 
 from purgatory.v1 import operation_pb2, purgatory_service_pb2
-from tests.client.session.test_session import many, submit
-from tests.client.session.wire_script import opened, registered, sent
+from tests.client.session.test_session import submit
+from tests.client.session.wire_script import many, opened, registered, sent
 
 
 def test_with_an_outbox_only_what_is_written_is_sent() -> None:

@@ -1,4 +1,4 @@
-"""Results as they arrive: in runs, in pieces, mixed, repeated; each goes to its place."""
+"""Results as they arrive: in runs, in parts, mixed, repeated; each gets to its wait."""
 
 from __future__ import annotations
 
@@ -16,11 +16,7 @@ from purgatory_client.wire.decode_results import ResultsArrived
 from purgatory_client.wire.gathered_results import SEGMENTS_MAX
 
 from purgatory.v1 import result_pb2
-from tests.client.session.wire_script import opened, receipt, results, sent
-
-
-def many(count: int) -> WaitColumns:
-    return partition_columns(OperationKind.PRODUCE, ["orders-3"], None, range(1, count + 1), [5_000], None)
+from tests.client.session.wire_script import many, opened, receipt, results, sent
 
 
 def core_with(*submitted: Wait | WaitColumns) -> SessionCore:
@@ -34,7 +30,6 @@ def core_with(*submitted: Wait | WaitColumns) -> SessionCore:
 
 
 def columns_of(answer: Answer) -> ResultColumns:
-    """The answer of a batch."""
     assert isinstance(answer, ResultColumns)
     return answer
 
@@ -69,8 +64,8 @@ def test_one_message_for_a_batch_between_single_waits() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_batch_in_pieces_is_the_same_as_at_once(seed: int) -> None:
-    """Whatever pieces the results come in, few or more than are kept as they came, the answer is the same."""
+def test_a_batch_in_parts_is_the_same_as_at_once(seed: int) -> None:
+    """In whatever parts the results arrive, few or more than `SEGMENTS_MAX`, the answer is the same."""
     generator = random.Random(seed)
     count = 4 * SEGMENTS_MAX
     batch = many(count)
@@ -83,9 +78,9 @@ def test_a_batch_in_pieces_is_the_same_as_at_once(seed: int) -> None:
     while left:
         assert not ended
         size = generator.choice((1, 1, 2, 7)) if seed else count
-        piece, left = left[:size], left[size:]
-        ended = core.receive(results(sequence, piece), 0.0)
-        sequence += len(piece)
+        part, left = left[:size], left[size:]
+        ended = core.receive(results(sequence, part), 0.0)
+        sequence += len(part)
     ((wait, answer),) = ended
     assert wait is batch
     answer = columns_of(answer)
@@ -142,7 +137,7 @@ def test_fetches_with_several_items_keep_their_columns_together() -> None:
     ],
 )
 def test_columns_that_do_not_fit_together_are_an_error(field: str, values: list[int], says: str) -> None:
-    """A message whose columns disagree cannot be followed."""
+    """A message whose columns disagree makes no sense."""
     message = results(1, [1, 2]).results.columns
     getattr(message, field).extend(values)
     with pytest.raises(ProtocolError, match=says):
@@ -150,19 +145,19 @@ def test_columns_that_do_not_fit_together_are_an_error(field: str, values: list[
 
 
 def test_a_result_without_an_outcome_is_an_error() -> None:
-    """An operation that has ended has ended somehow."""
+    """A result always says how the operation ended."""
     with pytest.raises(ProtocolError, match="operation 2 ended without an outcome"):
         ResultsArrived(results(1, [2, 3], 0).results.columns)
 
 
 def test_columns_know_no_other_names() -> None:
-    """What is no column is an AttributeError as always, also for those who only try."""
+    """What is not a column is an AttributeError as always, so `hasattr` works."""
     answer = ResultsArrived(result_pb2.ResultColumns(kind=1)).columns
     assert not hasattr(answer, "offsets")
     assert answer.names == []
 
 
-def test_what_was_forgotten_already_is_not_cancelled_again() -> None:
+def test_a_drained_wait_is_not_cancelled_again() -> None:
     """A caller may be cancelled just as its session ends: nothing of a new session is disturbed by it."""
     single, batch = waits.produce({"orders-3": 1}, timeout=5), many(3)
     old = core_with(single, batch)

@@ -23,10 +23,7 @@ def test_ceilings_double_up_to_the_cap() -> None:
 def test_pauses_are_spread_over_the_whole_range() -> None:
     """Clients that lost the same daemon do not come back together: full jitter."""
     generator = random.Random(8131)
-    delays = []
-    for _ in range(1_000):
-        backoff = Backoff(1.0, 1.0, generator)
-        delays.append(backoff.next_delay())
+    delays = [Backoff(1.0, 1.0, generator).next_delay() for _ in range(1_000)]
     assert min(delays) < 0.05
     assert max(delays) > 0.95
     assert 0.45 < sum(delays) / len(delays) < 0.55

@@ -8,22 +8,17 @@ from collections import Counter
 import pytest
 from purgatory_client import waits
 from purgatory_client.errors import InvalidRequest, LimitExceeded, ProtocolError
-from purgatory_client.many import WaitColumns, partition_columns
-from purgatory_client.results import OperationKind, Outcome, Result, ResultColumns
+from purgatory_client.many import WaitColumns
+from purgatory_client.results import Outcome, Result, ResultColumns
 from purgatory_client.session.session_core import WINDOW, SessionCore
 from purgatory_client.waits import Wait
 
 from purgatory.v1 import operation_pb2, purgatory_service_pb2
-from tests.client.session.wire_script import opened, receipt, registered, results, sent
+from tests.client.session.wire_script import many, opened, receipt, registered, results, sent
 
 
 def produce(offset: int = 1, timeout: float | None = 5) -> Wait:
     return waits.produce({"orders-3": offset}, timeout=timeout)
-
-
-def many(count: int, timeout_ms: int = 5_000) -> WaitColumns:
-    offsets = list(range(1, count + 1))
-    return partition_columns(OperationKind.PRODUCE, ["orders-3"], None, offsets, [timeout_ms], None)
 
 
 def open_core(pending_max: int = 1_000_000, now: float = 0.0) -> SessionCore:
@@ -52,7 +47,7 @@ def timeouts_sent(core: SessionCore, now: float) -> list[list[int]]:
 
 
 def test_nothing_is_sent_before_the_session_is_open() -> None:
-    """Waits gather until the daemon has opened the session, and then go out at once in one batch."""
+    """Waits are held back until the daemon has opened the session, and then go out in one batch."""
     core = SessionCore("s", 100)
     submit(core, 3)
     assert core.next_message(0.0) is None
@@ -64,7 +59,7 @@ def test_nothing_is_sent_before_the_session_is_open() -> None:
 
 
 def test_waits_of_one_kind_share_a_batch_and_kinds_do_not() -> None:
-    """What has gathered goes out as one batch for each kind, whatever the order; with and without timeout apart."""
+    """Unsent waits go out as one batch for each kind, whatever their order, and apart with and without a timeout."""
     core = open_core()
     for wait in (
         produce(1),
@@ -109,8 +104,8 @@ def test_thousands_of_results_are_acknowledged_at_once() -> None:
     assert sent(core, 0.2)[0].acknowledge.sequence == 5_000
 
 
-def test_a_daemon_that_keeps_few_results_hears_of_them_sooner() -> None:
-    """Half of what the daemon keeps unacknowledged is acknowledged at once: it would refuse registrations else."""
+def test_a_daemon_that_keeps_few_results_gets_acknowledgements_sooner() -> None:
+    """Half of what the daemon keeps unacknowledged is acknowledged at once; it refuses registrations at the limit."""
     core = SessionCore("s", 100)
     opening = opened()
     opening.opened.unacknowledged_results_max = 4
@@ -133,7 +128,7 @@ def test_repeated_results_are_dropped() -> None:
 
 
 def test_missing_results_are_an_error() -> None:
-    """A gap in the sequence numbers cannot be mended, so it is not passed over."""
+    """A gap in the sequence numbers cannot be repaired, so it is not ignored."""
     core, _ = core_with_sent(2)
     with pytest.raises(ProtocolError, match="results 1 to 4 never came"):
         core.receive(results(5, [1]), 0.0)
@@ -179,8 +174,8 @@ def test_the_first_connection_costs_a_wait_no_time() -> None:
     assert timeouts_sent(core, 3.0) == [[2_000], [5_000]]
 
 
-def test_a_daemon_that_forgot_the_session_gets_everything_anew() -> None:
-    """A session the daemon does not know any more: all that is pending is registered anew, and results count from 1."""
+def test_a_daemon_that_forgot_the_session_gets_everything_again() -> None:
+    """A session the daemon no longer knows: everything pending is registered again, and results count from 1."""
     core, _ = core_with_sent(3)
     core.receive(receipt(1), 0.0)
     core.receive(results(1, [2]), 0.0)
@@ -310,7 +305,7 @@ def test_large_batches_are_cut_and_wait_for_receipts() -> None:
 
 
 def test_under_load_batches_grow() -> None:
-    """What gathers while the window is full goes out as one batch when a receipt comes."""
+    """Waits submitted while the window is full go out as one batch when a receipt comes."""
     core = open_core()
     for _ in range(WINDOW):
         submit(core, 1)
@@ -384,7 +379,7 @@ def test_the_limit_on_pending_operations_is_clear() -> None:
 
 
 def test_heartbeats_are_sent_when_there_is_nothing_else() -> None:
-    """An idle session says so once in each interval."""
+    """An idle session sends one in each interval."""
     core = open_core(now=10.0)
     assert core.wake_at() == 11.0
     assert sent(core, 10.9) == []

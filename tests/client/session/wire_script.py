@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from purgatory_client.many import WaitColumns, partition_columns
+from purgatory_client.results import OperationKind
 from purgatory_client.session.session_core import SessionCore
 
 from purgatory.v1 import operation_pb2, purgatory_service_pb2, result_pb2
 
 Request = purgatory_service_pb2.SessionRequest
 Response = purgatory_service_pb2.SessionResponse
+
+
+def many(count: int, timeout_ms: int = 5_000) -> WaitColumns:
+    """A batch of produce waits for offsets from 1 on."""
+    return partition_columns(OperationKind.PRODUCE, ["orders-3"], None, range(1, count + 1), [timeout_ms], None)
 
 
 def opened(*, resumed: bool = False, highest: int = 0, batch_max: int = 0) -> Response:
