@@ -8,8 +8,8 @@ import typer
 
 from purgatory_client.aio import AsyncClient
 from purgatory_client.cli import render
-from purgatory_client.cli.arguments import UsageError, checked_partition, follower, ids
 from purgatory_client.cli.exits import Exit
+from purgatory_client.cli.parsing import UsageError, checked_partition, follower, ids
 from purgatory_client.cli.running import run
 from purgatory_client.cli.shared_options import DEFAULT_ADDRESS, Address, AsJson
 from purgatory_client.errors import EventRefused

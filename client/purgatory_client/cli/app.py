@@ -12,7 +12,10 @@ from purgatory_client import waits
 from purgatory_client.aio import AsyncClient
 from purgatory_client.cli import render
 from purgatory_client.cli.advance import advance
-from purgatory_client.cli.arguments import (
+from purgatory_client.cli.collect import results
+from purgatory_client.cli.exits import OF_OUTCOME, Exit, epilog
+from purgatory_client.cli.load import load
+from purgatory_client.cli.parsing import (
     UsageError,
     checked_partition,
     key_counts,
@@ -20,9 +23,6 @@ from purgatory_client.cli.arguments import (
     partition_offsets,
     seconds,
 )
-from purgatory_client.cli.collect import results
-from purgatory_client.cli.exits import OF_OUTCOME, Exit, epilog
-from purgatory_client.cli.load import load
 from purgatory_client.cli.running import run
 from purgatory_client.cli.shared_options import DEFAULT_ADDRESS, Address, AsJson
 from purgatory_client.results import OperationKind

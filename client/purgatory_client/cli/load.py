@@ -14,8 +14,8 @@ import typer
 from purgatory_client import events
 from purgatory_client.aio import AsyncClient
 from purgatory_client.cli import render_load
-from purgatory_client.cli.arguments import UsageError, checked_partition, seconds
 from purgatory_client.cli.exits import Exit, exit_of_outcomes
+from purgatory_client.cli.parsing import UsageError, checked_partition, seconds
 from purgatory_client.cli.running import run
 from purgatory_client.cli.shared_options import DEFAULT_ADDRESS, Address, AsJson
 from purgatory_client.many import partition_columns

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 from purgatory_client.aio import AsyncClient
 from purgatory_client.cli import render
-from purgatory_client.cli.arguments import UsageError
 from purgatory_client.cli.exits import Exit, exit_of_error
+from purgatory_client.cli.parsing import UsageError
 from purgatory_client.errors import EventRefused, InvalidRequest, PurgatoryClientError, Unavailable
 
 Command = Callable[[AsyncClient], Awaitable[Exit]]

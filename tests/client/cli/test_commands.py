@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 from purgatory_client import Client
-from purgatory_client.cli.arguments import UsageError, follower, key_counts, partition_offsets, seconds
 from purgatory_client.cli.exits import MEANINGS, Exit
+from purgatory_client.cli.parsing import UsageError, follower, key_counts, partition_offsets, seconds
 
 from tests.client.test_blocking import environment
 from tests.conftest import StartDaemon
