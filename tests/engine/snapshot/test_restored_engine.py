@@ -1,0 +1,100 @@
+"""Snapshots: an engine into which another one's state was restored goes on exactly as that one does."""
+
+from __future__ import annotations
+
+import pytest
+
+from purgatory.engine.completions import Completions
+from purgatory.engine.snapshot.saved_completions import completions_from, completions_to
+from purgatory.engine.snapshot.saved_operations import SavedOperations
+from tests.engine import plain
+from tests.engine.adapter import ended_of, pending_of
+from tests.simulator import steps
+from tests.simulator.generator import Generator
+from tests.simulator.simulation import EngineRun
+from tests.simulator.swarm import Swarm
+
+SEEDS = 25
+STEPS = 80
+COLUMNS = (
+    "operation_ids", "kinds", "outcomes", "waited_ms", "lateness_ms", "item_counts", "item_partitions", "error_codes",
+    "required_offsets", "reached_offsets", "log_start_offsets", "estimated_remaining_ms", "paces_per_second",
+)  # fmt: skip
+
+
+class RecordedRun(EngineRun):
+    """An engine whose answers and ends can be compared with another's: owners are told by their place."""
+
+    def __init__(self, swarm: Swarm) -> None:
+        super().__init__(swarm)
+        self.answers: list[object] = []
+
+    def note(self, number: int) -> None:
+        rows = []
+        for completions in self.engine.engine.take_completions():
+            packed_and_back(completions)
+            rows += [row._replace(owner_id=self.owners.index(row.owner_id)) for row in ended_of(completions)]
+        self.answers.append((number, sorted(rows)))
+
+    def pending(self) -> dict[tuple[int, int], plain.Pending]:
+        views = self.engine.all_pending(self.now_ms)
+        return {(self.owners.index(view.owner_id), view.operation_id): pending_of(view) for view in views}
+
+
+def packed_and_back(completions: Completions) -> None:
+    """Completions come back from their bytes as they were."""
+    again = completions_from(completions_to(completions), completions.owner_id)
+    assert again.owner_id == completions.owner_id
+    for column in COLUMNS:
+        assert list(getattr(again, column)) == list(getattr(completions, column)), column
+    assert list(ended_of(again)) == list(ended_of(completions))
+
+
+def restored(run: RecordedRun, generator: Generator) -> RecordedRun:
+    """Another engine with all that this one holds, by way of bytes."""
+    twin = RecordedRun(generator.swarm)
+    twin.now_ms = run.now_ms
+    twin.engine.engine.advance_clock(run.now_ms, 1)
+    source, target = run.engine.engine, twin.engine.engine
+    for sketch in generator.sketches:
+        octets = source.snapshots.save_partition(sketch.name)
+        if octets:
+            target.snapshots.restore_partition(sketch.name, octets)
+    for key, _ in generator.keys:
+        if count := source.snapshots.save_key(key):
+            target.snapshots.restore_key(key, count)
+    for owner_id, twin_id in zip(run.owners, twin.owners, strict=True):
+        owner, other = run.engine.owners[owner_id], twin.engine.owners[twin_id]
+        octets = source.snapshots.save_above(owner, 0).to_bytes()
+        saved = SavedOperations.from_bytes(octets)
+        assert saved.to_bytes() == octets
+        assert target.restore(other, saved, b"", run.now_ms) == len(saved)
+        other.highest_operation_id = owner.highest_operation_id
+    return twin
+
+
+@pytest.mark.parametrize("seed", range(1, SEEDS + 1))
+def test_it_goes_on_as_the_first_does(seed: int) -> None:
+    """From the restoring on, both engines give the same answers, ends, pending operations and marks at each step."""
+    generator = Generator(seed)
+    first = RecordedRun(generator.swarm)
+    for _ in range(STEPS):
+        first.take(generator.next_step())
+    first.engine.engine.advance_clock(first.now_ms, 100_000)  # what is due would end on being restored
+    first.note(0)
+    twin = restored(first, generator)
+    first.answers.clear()
+    twin.answers.clear()
+    for number in range(STEPS):
+        step = generator.next_step()
+        if isinstance(step, steps.ShutDown):
+            continue  # which of several end is not specified
+        if isinstance(step, steps.Advance):
+            step = step._replace(limit=100_000)  # nor which of several that are due end first
+        first.take(step)
+        twin.take(step)
+        assert twin.answers == first.answers, f"step {number}: {plain.brief(step)}"
+        assert twin.pending() == first.pending(), f"step {number}: {plain.brief(step)}"
+        for sketch in generator.sketches:
+            name = sketch.name
+            assert twin.engine.marks(name, twin.now_ms) == first.engine.marks(name, first.now_ms), f"step {number}"
