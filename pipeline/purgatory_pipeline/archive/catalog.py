@@ -186,9 +186,9 @@ def _nothing_usable(uri: str, set_aside: list[SetAside], leftovers: int) -> str:
     counts: defaultdict[str, int] = defaultdict(int)
     for file in set_aside:
         counts[file.reason] += 1
-    said = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items()))
+    by_reason = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items()))
     example = set_aside[0]
-    return f"{uri} has no usable file: {said}; for example {example.path}: {example.detail}"
+    return f"{uri} has no usable file: {by_reason}; for example {example.path}: {example.detail}"
 
 
 def _read_files(spark: SparkSession, table: str, files: list[ArchiveFile]) -> DataFrame:

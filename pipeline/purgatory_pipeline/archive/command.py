@@ -21,7 +21,7 @@ def check(
 
     start, end = parse_window(since, until)
     found = find_archive(archive)
-    taken = account(spark_session("check"), found, since=start, until=end, topics=topic or None)
-    taken.print()
+    intake = account(spark_session("check"), found, since=start, until=end, topics=topic or None)
+    intake.print()
     for file in found.set_aside:
         typer.echo(f"set aside {file.path}: {file.reason}: {file.detail}")

@@ -130,8 +130,8 @@ def _compare_columns(found: pa.Schema, wanted: pa.Schema, *, older: bool) -> str
     other = [
         f"{name} is {kind}, not {want[name]}" for name, kind in have.items() if name in want and kind != want[name]
     ]
-    said = [("it lacks", missing), ("it has unknown", unknown), ("", other)]
-    return "; ".join(f"{words} {', '.join(names)}".strip() for words, names in said if names)
+    complaints = [("it lacks", missing), ("it has unknown", unknown), ("", other)]
+    return "; ".join(f"{words} {', '.join(names)}".strip() for words, names in complaints if names)
 
 
 def _bounds(metadata: pq.FileMetaData) -> dict[str, tuple[Any, Any]]:

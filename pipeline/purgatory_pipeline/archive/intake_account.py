@@ -130,9 +130,9 @@ class IntakeAccount:
         """Prints a small table with its totals, and the findings below it."""
         console = console or Console(soft_wrap=True)
         states = Counter(run.state for run in self.runs)
-        told = ", ".join(f"{states[state]} {state}" for state in (schema.ENDED, schema.CRASHED, OPEN) if states[state])
+        ended = ", ".join(f"{states[state]} {state}" for state in (schema.ENDED, schema.CRASHED, OPEN) if states[state])
         runs = f"{len(self.runs)} run" + ("" if len(self.runs) == 1 else "s")
-        table = Table(title=f"{self.uri}: {runs} ({told})", title_justify="left", box=None)
+        table = Table(title=f"{self.uri}: {runs} ({ended})", title_justify="left", box=None)
         table.add_column("table")
         table.add_column("", overflow="fold")
         table.add_column("files", justify="right")

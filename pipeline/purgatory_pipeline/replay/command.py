@@ -66,16 +66,16 @@ def replay(
             rows = spark_jobs.replay_rows(spark, found, policies)
             rows.write.mode("overwrite").parquet(place.spark_path(f"{place.root}/results"))
     frames = frames_of(sums, policies)
-    told = ReplayAccount.of(sums, [run.facts for run in find_runs(found)], policies)
-    _print(told, frames["outcomes"])
+    summary = ReplayAccount.of(sums, [run.facts for run in find_runs(found)], policies)
+    _print(summary, frames["outcomes"])
     outputs.write_frames(place, frames)
-    page = outputs.write_page(place, frames, _info(found, told, out))
+    page = outputs.write_page(place, frames, _info(found, summary, out))
     typer.echo(f"tables and page in {out}; the page: {page}")
 
 
-def _print(told: ReplayAccount, outcomes: pd.DataFrame) -> None:
-    typer.echo(told.check.sentence)
-    for line in [*told.totals(), *told.notes()]:
+def _print(summary: ReplayAccount, outcomes: pd.DataFrame) -> None:
+    typer.echo(summary.check.sentence)
+    for line in [*summary.totals(), *summary.notes()]:
         typer.echo(f"  {line}")
     for line in outcome_lines(outcomes):
         typer.echo(line)
@@ -89,13 +89,13 @@ def outcome_lines(outcomes: pd.DataFrame) -> list[str]:
     overall = outcomes[outcomes["topic"].isna()]
     wide = overall.pivot_table(index=["kind", "policy"], columns="outcome", values="share", fill_value=0.0, sort=False)
     for kind, of_kind in wide.groupby(level="kind", sort=False):
-        told = {policy: _shares(row) for (_, policy), row in of_kind.iterrows()}
-        recorded = told.pop(AS_RECORDED)
-        if told and set(told.values()) == {recorded}:
+        by_policy = {policy: _shares(row) for (_, policy), row in of_kind.iterrows()}
+        recorded = by_policy.pop(AS_RECORDED)
+        if by_policy and set(by_policy.values()) == {recorded}:
             lines.append(f"{kind}, as recorded and under every policy: {recorded}")
         else:
-            told = {"as recorded": recorded, **told}
-            lines += [f"{kind}, {policy}: {shares}" for policy, shares in told.items()]
+            by_policy = {"as recorded": recorded, **by_policy}
+            lines += [f"{kind}, {policy}: {shares}" for policy, shares in by_policy.items()]
     return lines
 
 
@@ -103,7 +103,7 @@ def _shares(outcomes: pd.Series[float]) -> str:
     return ", ".join(f"{100 * share:.2f} % {outcome}" for outcome, share in outcomes.items() if share)
 
 
-def _info(found: ArchiveCatalog, told: ReplayAccount, out: str) -> ReplayInfo:
+def _info(found: ArchiveCatalog, summary: ReplayAccount, out: str) -> ReplayInfo:
     import pyspark
 
     from purgatory import __version__
@@ -115,11 +115,11 @@ def _info(found: ArchiveCatalog, told: ReplayAccount, out: str) -> ReplayInfo:
         archive=found.uri,
         first_at=min(first, default=None),
         last_at=max(last, default=None),
-        policies=tuple(policy.label for policy in told.policies if not policy.is_unchanged),
-        compared=told.check.compared,
-        equal=told.check.equal,
-        account=tuple(told.totals()),
-        notes=tuple(told.notes()),
+        policies=tuple(policy.label for policy in summary.policies if not policy.is_unchanged),
+        compared=summary.check.compared,
+        equal=summary.check.equal,
+        account=tuple(summary.totals()),
+        notes=tuple(summary.notes()),
         options={"out": out},
         versions={"purgatory": __version__, "pyspark": pyspark.__version__},
     )

@@ -56,8 +56,8 @@ class UnchangedCheck:
         if not self.compared:
             return "unchanged policy: nothing could be compared"
         share = 100 * self.equal / self.compared
-        told = "100 %" if not self.different else f"{min(share, 99.9999):.4f} %"
-        return f"unchanged policy: {told} of {self.compared:,} outcomes equal"
+        percentage = "100 %" if not self.different else f"{min(share, 99.9999):.4f} %"
+        return f"unchanged policy: {percentage} of {self.compared:,} outcomes equal"
 
 
 def check_of(sums: pd.DataFrame) -> UnchangedCheck:

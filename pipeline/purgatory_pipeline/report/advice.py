@@ -126,18 +126,18 @@ def sentence(row: Row, judged: Mapping[int, Share]) -> str:
         return f"{needs}."
     expires = row["timeout_expires"]
     now = percent(expires) if expires is not None else f"at most {percent(row['timeout_expires_high'])}"
-    said = f"{needs}; the {in_use:,} ms in use expire {now}"
+    advice = f"{needs}; the {in_use:,} ms in use expire {now}"
     known = [(ms, share.value) for ms, share in judged.items() if share.value is not None]
     enough = [(ms, rest) for ms, rest in known if rest <= ACCEPTABLE]
     if enough and enough[0][0] != in_use:
         first_ms, rest = enough[0]
-        return f"{said}, {first_ms:,} ms would expire {'as few' if rest == expires else percent(rest)}."
+        return f"{advice}, {first_ms:,} ms would expire {'as few' if rest == expires else percent(rest)}."
     if enough or (expires is not None and expires <= ACCEPTABLE):
-        return f"{said}."
+        return f"{advice}."
     longest_ms, rest = known[-1] if known else (in_use, 1.0)
     if longest_ms > in_use:
-        return f"{said}, {longest_ms:,} ms would still expire {percent(rest)}."
-    return f"{said}; not enough seen beyond {seen} to say which would expire less."
+        return f"{advice}, {longest_ms:,} ms would still expire {percent(rest)}."
+    return f"{advice}; not enough seen beyond {seen} to say which would expire less."
 
 
 def percent(share: float) -> str:

@@ -72,15 +72,15 @@ def report(
         options = replace(options, window_ms=window_for(*_bounds(found, start, end)))
     place = open_output(out)
     spark = spark_session("report")
-    taken = account(spark, found, since=start, until=end, topics=topic)
-    taken.print()
+    intake = account(spark, found, since=start, until=end, topics=topic)
+    intake.print()
     tables = ("registrations", "outcomes", "events")
     registrations, outcomes, events = (
         found.read(spark, table, since=start, until=end, topics=topic) for table in tables
     )
     with unwrapped_errors():
-        made = make_report(registrations, outcomes, events, options, is_matched=taken.is_matched)
-        known = {INTAKE.name: outputs.intake_table(taken.rows()), **made.known}
+        made = make_report(registrations, outcomes, events, options, is_matched=intake.is_matched)
+        known = {INTAKE.name: outputs.intake_table(intake.rows()), **made.known}
         with ThreadPoolExecutor(WRITERS) as pool:
             writing = {
                 name: pool.submit(outputs.write_computed, made.computed[name], table, place)
@@ -93,7 +93,7 @@ def report(
         made.release()
     for line in advised(frames["advice"]):
         typer.echo(line)
-    page = outputs.write_report_page(frames, _info(found, taken, made, options, (start, end), rows), place)
+    page = outputs.write_report_page(frames, _info(found, intake, made, options, (start, end), rows), place)
     typer.echo(f"tables in {out}/tables and {out}/csv; the page: {page}")
 
 
@@ -123,7 +123,7 @@ def window_for(first: datetime | None, last: datetime | None) -> int:
 
 def _info(
     found: ArchiveCatalog,
-    taken: IntakeAccount,
+    intake: IntakeAccount,
     made: Report,
     options: ReportOptions,
     window: tuple[datetime | None, datetime | None],
@@ -148,7 +148,7 @@ def _info(
         slow_share=options.slow_share,
         totals=made.totals,
         rows=rows,
-        notes=tuple(taken.notes()),
+        notes=tuple(intake.notes()),
         versions={"purgatory": __version__, "schema": str(schema.VERSION), "spark": pyspark.__version__},
     )
 

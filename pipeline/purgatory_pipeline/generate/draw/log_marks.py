@@ -94,17 +94,17 @@ def follow(cluster: Topology, logs: list[Log], fetches: Fetches, appends: Append
     high: list[tuple[Ints, Ints]] = []
     joined_ms: dict[int, int] = {}
     for log in logs:
-        told = [_told(cluster, logs, fetches, appends, log, follower) for follower in log.followers]
-        progress.extend(told)
+        reported = [_reported(cluster, logs, fetches, appends, log, follower) for follower in log.followers]
+        progress.extend(reported)
         base = int(appends.offsets.values[appends.offsets.first[log.index]])
         carried = _value_at(*high[log.before], log.start_ms) if log.before >= 0 else base
         if log.absence is not None:
-            joined_ms[log.index] = _joins_ms(log.absence, told, log.followers.index(log.absence.follower))
-        high.append(_lowest(log, told, joined_ms.get(log.index, FOR_EVER_MS), carried))
+            joined_ms[log.index] = _joins_ms(log.absence, reported, log.followers.index(log.absence.follower))
+        high.append(_lowest(log, reported, joined_ms.get(log.index, FOR_EVER_MS), carried))
     return LogMarks(StepFunctions(progress), StepFunctions(high), joined_ms)
 
 
-def _told(
+def _reported(
     cluster: Topology, logs: list[Log], fetches: Fetches, appends: Appends, log: Log, follower: int
 ) -> tuple[Ints, Ints]:
     """When a follower fetched, and the log end it then reported: what it got by the previous fetch."""
@@ -121,35 +121,35 @@ def _told(
     times = times[(times > begins_ms) & (times < log.end_ms)]
     if log.absence is not None and log.absence.follower == follower:
         times = times[(times < log.absence.away_ms) | (times >= log.absence.returns_ms)]
-    told = appends.offsets.at(np.full(len(times), log.index), times)
+    reported = appends.offsets.at(np.full(len(times), log.index), times)
     if log.before < 0:
-        return _after(log.start_ms, times), np.concatenate([np.full(min(2, len(times) + 1), base), told[:-1]])
+        return _after(log.start_ms, times), np.concatenate([np.full(min(2, len(times) + 1), base), reported[:-1]])
     assert len(times), f"replica {follower} never fetched from its new leader"
-    return times, _after(has, told[:-1])
+    return times, _after(has, reported[:-1])
 
 
-def _joins_ms(absence: Absence, told: list[tuple[Ints, Ints]], place: int) -> int:
+def _joins_ms(absence: Absence, reported: list[tuple[Ints, Ints]], place: int) -> int:
     """Just after the follower's first fetch since its return that reports no less than the other follower has."""
-    times, ends = told[place]
+    times, ends = reported[place]
     for time_ms, end in zip(times.tolist(), ends.tolist(), strict=True):
-        if time_ms >= absence.returns_ms and end >= _value_at(*told[1 - place], time_ms):
+        if time_ms >= absence.returns_ms and end >= _value_at(*reported[1 - place], time_ms):
             return int(time_ms) + 1
     return FOR_EVER_MS
 
 
-def _lowest(log: Log, told: list[tuple[Ints, Ints]], joined_ms: int, carried: int) -> tuple[Ints, Ints]:
+def _lowest(log: Log, reported: list[tuple[Ints, Ints]], joined_ms: int, carried: int) -> tuple[Ints, Ints]:
     """The high watermark: the lower of two followers' ends, once both are known, and never going back.
 
     While one of them is out of sync, the other one's end alone.
     """
     absence = log.absence
     turns = [] if absence is None else [at_ms for at_ms in (absence.left_ms, joined_ms) if at_ms < FOR_EVER_MS]
-    times = np.concatenate([*(times for times, _ in told), np.array(turns, dtype=np.int64)])
+    times = np.concatenate([*(times for times, _ in reported), np.array(turns, dtype=np.int64)])
     order = np.argsort(times, kind="stable")
     times = times[order]
-    whose = np.repeat(np.arange(len(told) + 1), [*(len(values) for _, values in told), len(turns)])
-    ends = np.concatenate([*(values for _, values in told), np.full(len(turns), -1)])
-    known = [np.maximum.accumulate(np.where(whose == place, ends, -1)[order]) for place in range(len(told))]
+    whose = np.repeat(np.arange(len(reported) + 1), [*(len(values) for _, values in reported), len(turns)])
+    ends = np.concatenate([*(values for _, values in reported), np.full(len(turns), -1)])
+    known = [np.maximum.accumulate(np.where(whose == place, ends, -1)[order]) for place in range(len(reported))]
     if absence is not None:
         out = (times >= absence.left_ms) & (times < joined_ms)
         known[log.followers.index(absence.follower)][out] = FOR_EVER_MS

@@ -72,7 +72,7 @@ def outcomes_plot(outcomes: pd.DataFrame, kind: str, policies: Policies) -> Plot
     recorded = [{"word": word, "value": shares.get((UNCHANGED, word), 0.0)} for word in words]
     expired = {name: wording.share(shares.get((name, "expired"), 0.0)) for name in (UNCHANGED, *policies.names)}
     recorded_share = expired.pop(UNCHANGED)
-    told = ", ".join(f"{share} with {wording.text(name)}" for name, share in expired.items())
+    expired_shares = ", ".join(f"{share} with {wording.text(name)}" for name, share in expired.items())
     return charts.plot(
         _against(
             tried,
@@ -84,7 +84,7 @@ def outcomes_plot(outcomes: pd.DataFrame, kind: str, policies: Policies) -> Plot
         ),
         title=f"{kind.replace('_', ' ')} operations that were not satisfied".capitalize(),
         description=f"Lines over {policies.title}: the share of {kind} operations by outcome. {recorded_share} expired "
-        f"as recorded; {told}.",
+        f"as recorded; {expired_shares}.",
         height=210,
     )
 

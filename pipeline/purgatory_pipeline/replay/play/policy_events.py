@@ -164,11 +164,11 @@ class Rewritten:
             topic, partition = chunk.names[chunk.columns["name"][row]]
             assert chunk.table == EVENTS, chunk.table
             assert partition != NO_PARTITION, topic
-            *lists, told = detail
+            *lists, minimum = detail
             if chunk.columns["type"][row] == codes.IN_SYNC_REPLICAS:
                 for change in self._minimum:
                     if not change.topic or change.topic == topic:
-                        before = 1 if told is None or told < 1 else told
-                        told = int(change.applied(np.array([before]))[0])
-            details.append((*lists, told))
+                        before = 1 if minimum is None or minimum < 1 else minimum
+                        minimum = int(change.applied(np.array([before]))[0])
+            details.append((*lists, minimum))
         return RowChunk(chunk.table, chunk.columns, chunk.names, chunk.detail_rows, details)

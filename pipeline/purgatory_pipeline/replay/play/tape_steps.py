@@ -135,14 +135,14 @@ class OtherCalls:
         chunk = self._chunk
         assert chunk is not None, "no calls"
         details = zip(chunk.detail_rows.tolist(), chunk.details, strict=True)
-        asked = [(row, detail) for row, detail in details if detail]
-        counts = [len(detail) for _, detail in asked]
-        sessions = np.repeat(chunk.column("session")[[row for row, _ in asked]], counts) if asked else NOTHING
-        wanted = np.array([operation for _, detail in asked for operation in detail], np.int64)
+        cancels = [(row, detail) for row, detail in details if detail]
+        counts = [len(detail) for _, detail in cancels]
+        sessions = np.repeat(chunk.column("session")[[row for row, _ in cancels]], counts) if cancels else NOTHING
+        wanted = np.array([operation for _, detail in cancels for operation in detail], np.int64)
         rows = self._operations.rows_of_operations(sessions, wanted, recorded=True)
         found: dict[int, Column] = dict.fromkeys(range(len(chunk)), NOTHING)
         stop = 0
-        for (row, _), count in zip(asked, counts, strict=True):
+        for (row, _), count in zip(cancels, counts, strict=True):
             own = rows[stop : stop + count]
             found[row] = self._operations["ids"][own[own >= 0]]
             stop += count
