@@ -164,10 +164,13 @@ class TapePlayer:
             operation_id = columns.operation_ids.given(row)
             assert operation_id > owner.highest_operation_id, f"id {operation_id} after {owner.highest_operation_id}"
             kind.next_row = row + 1
-            if not registration.take_plain(kind.kind, owner, columns, row, kind.next_item, now_ms):
-                if registration.take(kind.kind, owner, columns, row, kind.next_item, now_ms) is not None:
-                    played.refused_ids.append(operation_id)
-            kind.next_item += columns.item_counts.at(row)
+            item = kind.next_item
+            item_count = columns.item_counts.at(row)
+            kind.next_item = item + item_count
+            if columns.is_plain and registration.take_plain(kind.kind, owner, columns, row, item, item_count, now_ms):
+                continue
+            if registration.take(kind.kind, owner, columns, row, item, now_ms) is not None:
+                played.refused_ids.append(operation_id)
 
     def _apply(self, batch: EventBatch, known: NamedPartitions, count: int, now_ms: i64, played: Played) -> None:
         stop = self._next_event + count

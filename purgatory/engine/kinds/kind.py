@@ -39,7 +39,16 @@ class Kind:
         """Tries a valid operation once: it ends now, or is admitted and watched."""
         raise NotImplementedError
 
-    def register_plain(self, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64) -> bool:
+    def register_plain(
+        self,
+        owner: Owner,
+        columns: BatchColumns,
+        operation_id: i64,
+        timeout_ms: i64,
+        first_item: i64,
+        item_count: i64,
+        now_ms: i64,
+    ) -> bool:
         """A faster way in for operations of a plain batch that have to wait. False: nothing was done, `register` it."""
         return False
 

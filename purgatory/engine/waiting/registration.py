@@ -47,7 +47,8 @@ class Registration:
         known_before = owner.highest_operation_id
         first_item: i64 = 0
         for row in range(i64(columns.rows)):
-            if self.take_plain(of_kind, owner, columns, row, first_item, now_ms):
+            item_count = columns.item_counts.at(row)
+            if columns.is_plain and self.take_plain(of_kind, owner, columns, row, first_item, item_count, now_ms):
                 receipt.accepted += 1
             elif 1 <= columns.operation_ids.at(row) <= known_before:
                 receipt.already_known += 1
@@ -57,22 +58,30 @@ class Registration:
                     receipt.accepted += 1
                 else:
                     receipt.refusals.append(Refusal(int(row), fault.code, fault.field, fault.message))
-            first_item += columns.item_counts.at(row)
+            first_item += item_count
         receipt.highest_operation_id = owner.highest_operation_id
         return receipt
 
     def take_plain(
-        self, kind: Kind, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64
+        self,
+        kind: Kind,
+        owner: Owner,
+        columns: BatchColumns,
+        row: i64,
+        first_item: i64,
+        item_count: i64,
+        now_ms: i64,
     ) -> bool:
-        """Lets an operation wait that needs no check but these. False: nothing was done, and it is to be checked."""
-        if not columns.is_plain or self.pending.count >= self._pending_max:
-            return False
+        """Lets an operation of a plain batch wait if it needs no check but these. False: nothing was done, and it is to
+        be checked.
+        """
         operation_id = columns.operation_ids.at(row)
-        if operation_id <= owner.highest_operation_id or columns.timeouts_ms.at(row) == 0:
+        timeout_ms = columns.timeouts_ms.at(row)
+        if operation_id <= owner.highest_operation_id or timeout_ms == 0:
             return False
-        if columns.item_counts.at(row) > self._items_max:
+        if item_count > self._items_max or self.pending.count >= self._pending_max:
             return False
-        if not kind.register_plain(owner, columns, row, first_item, now_ms):
+        if not kind.register_plain(owner, columns, operation_id, timeout_ms, first_item, item_count, now_ms):
             return False
         owner.highest_operation_id = operation_id
         return True
