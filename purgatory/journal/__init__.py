@@ -1,1 +1,1 @@
-"""Durability: what the daemon keeps on disk so that nothing it has answered is forgotten (docs/durability.md)."""
+"""The journal on disk: everything that the daemon has receipted survives a crash (docs/durability.md)."""

@@ -1,1 +1,1 @@
-"""The gRPC face: calls in, answers and refusals out."""
+"""The gRPC side: calls in, answers and refusals out."""

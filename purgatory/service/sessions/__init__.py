@@ -1,1 +1,1 @@
-"""Sessions, their connections and what they have yet to deliver."""
+"""Sessions, their result streams, and the results that they have yet to deliver."""
