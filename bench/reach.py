@@ -74,7 +74,7 @@ REACH: Final[dict[tuple[str, str | None], Reach]] = {
     ("service/herd/drain", "kafka"): Reach(1),
     ("service/herd/advance-p99", "self"): Reach(1 / 10),
     ("journal/columns-sync/batch=500", "none"): Reach(0.6),
-    ("archive/columns/batch=500", "none"): Reach(0.9),
+    ("archive/columns/batch=500", "none"): Reach(0.75),
     ("journal/receipt-p99/rate=10000", "fsync"): Reach(1 / 3),
     ("journal/recovery/pending=1000000", "registering"): Reach(0.5),
     ("journal/bytes/pending=1000000", None): Reach(value_max=150),
