@@ -54,7 +54,7 @@ def bars(
     base = alt.Chart(charts.data(rows)).encode(
         y=charts.rows_axis(),
         x=along,
-        tooltip=[alt.Tooltip("label:N", title="which"), alt.Tooltip("written:N", title="value")],
+        tooltip=charts.tooltips(("label:N", "which"), ("written:N", "value")),
     )
     return charts.layered(
         base.mark_bar(cornerRadiusEnd=2).encode(color=alt.Color("colour:N", scale=None, legend=None)),

@@ -213,6 +213,13 @@ def colour_scale(colours: Mapping[str, str]) -> alt.Scale:
     return alt.Scale(domain=list(colours), range=list(colours.values()))
 
 
+def tooltips(*entries: tuple[str, str] | tuple[str, str, str]) -> list[alt.Tooltip]:
+    """What is shown on hovering: (field, title), and for numbers a format."""
+    return [
+        alt.Tooltip(field, title=title, format=rest[0] if rest else alt.Undefined) for field, title, *rest in entries
+    ]
+
+
 def share_axis(channel: type[Channel], key: str, title: str, high: float = math.nan) -> Channel:
     """Shares from 0 to `high`, written as everywhere on the page: 2 %."""
     scale = alt.Scale(zero=True) if math.isnan(high) else alt.Scale(domain=[0, high], nice=False)

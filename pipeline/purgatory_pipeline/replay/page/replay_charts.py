@@ -160,11 +160,7 @@ def _against(
         axis=alt.Axis(labelAngle=0, labelLimit=90),
     )
     base = alt.Chart(charts.data(tried)).encode(x=across, y=height, color=colour)
-    tooltip = [
-        alt.Tooltip("label:N", title=policies.title),
-        alt.Tooltip("word:N", title="which"),
-        alt.Tooltip("value:Q", title="value", format=written),
-    ]
+    tooltip = charts.tooltips(("label:N", policies.title), ("word:N", "which"), ("value:Q", "value", written))
     return charts.layered(
         alt.Chart(charts.data(recorded))
         .mark_rule(strokeDash=[5, 4], strokeWidth=1.25, opacity=0.8)

@@ -94,13 +94,13 @@ def _plot(anomalies: pd.DataFrame, window_ms: int, span: charts.Span) -> Plot:
             y=alt.Y("measure:N", title=None, axis=alt.Axis(grid=True, labelColor="var(--ink)"), sort="ascending"),
             size=alt.Size("score:Q", scale=alt.Scale(type="sqrt", range=[40, 420], zero=False), legend=None),
             color=alt.Color("word:N", scale=charts.colour_scale(_COLOURS), legend=None),
-            tooltip=[
-                alt.Tooltip("when:N", title="window from (UTC)"),
-                alt.Tooltip("measure:N", title="what"),
-                alt.Tooltip("of:N", title="of"),
-                alt.Tooltip("value:N", title="was"),
-                alt.Tooltip("usual:N", title="usually"),
-            ],
+            tooltip=charts.tooltips(
+                ("when:N", "window from (UTC)"),
+                ("measure:N", "what"),
+                ("of:N", "of"),
+                ("value:N", "was"),
+                ("usual:N", "usually"),
+            ),
         )
     )
     measures = sorted({dot["measure"] for dot in dots})

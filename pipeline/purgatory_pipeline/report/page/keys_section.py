@@ -108,11 +108,7 @@ def _backlog_plot(backlog: pd.DataFrame, span: charts.Span) -> Plot:
             x=charts.time_axis(span),
             y=alt.Y("value:Q", title="waits pending at once", axis=alt.Axis(tickCount=5, format=",~r")),
             color=alt.Color("word:N", scale=charts.colour_scale(colours), legend=None),
-            tooltip=[
-                alt.Tooltip("label:N", title="which"),
-                alt.Tooltip("value:Q", title="waits at once", format=","),
-                alt.Tooltip("when:N", title="at (UTC)"),
-            ],
+            tooltip=charts.tooltips(("label:N", "which"), ("value:Q", "waits at once", ","), ("when:N", "at (UTC)")),
         )
     )
     note = f"The deepest {DOTS_MAX} of {len(backlog):,}." if len(backlog) > DOTS_MAX else ""

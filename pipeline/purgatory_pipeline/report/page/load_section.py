@@ -97,11 +97,11 @@ def _bars(bars: charts.Values, height: alt.Y, span: charts.Span, *, share: bool 
             y=height,
             y2="low:Q",
             color=alt.Color("word:N", scale=charts.colour_scale(charts.OUTCOME_COLOURS), legend=None),
-            tooltip=[
-                alt.Tooltip("when:N", title="from (UTC)"),
-                alt.Tooltip("word:N", title="outcome"),
-                alt.Tooltip("value:Q", title="share" if share else "per second", format=".2%" if share else ",.4~r"),
-            ],
+            tooltip=charts.tooltips(
+                ("when:N", "from (UTC)"),
+                ("word:N", "outcome"),
+                ("value:Q", "share" if share else "per second", ".2%" if share else ",.4~r"),
+            ),
         )
     )
     return chart

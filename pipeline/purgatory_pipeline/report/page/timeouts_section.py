@@ -292,8 +292,6 @@ _LEGEND: Final = (
     LegendEntry("share that needs longer, with its bounds", "var(--band)", shape="line"),
     LegendEntry("timeout most in use", "var(--expired)", shape="line"),
 )
-_TOOLTIP: Final = [
-    alt.Tooltip("value:Q", title="waited (ms)", format=",.4~r"),
-    alt.Tooltip("written:N", title="need longer"),
-    alt.Tooltip("bounds:N", title="bounds"),
-]
+_TOOLTIP: Final = charts.tooltips(
+    ("value:Q", "waited (ms)", ",.4~r"), ("written:N", "need longer"), ("bounds:N", "bounds")
+)

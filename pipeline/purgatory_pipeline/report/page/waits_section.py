@@ -132,11 +132,7 @@ def _lines(rows: charts.Values, height: alt.Y, span: charts.Span, colours: dict[
             color=alt.Color("word:N", scale=charts.colour_scale(colours), legend=None),
         )
     )
-    tooltip = [
-        alt.Tooltip("when:N", title="around (UTC)"),
-        alt.Tooltip("word:N", title="which"),
-        alt.Tooltip("value:Q", title=f"{what} (ms)", format=",.4~r"),
-    ]
+    tooltip = charts.tooltips(("when:N", "around (UTC)"), ("word:N", "which"), ("value:Q", f"{what} (ms)", ",.4~r"))
     return charts.layered(
         base.mark_line(strokeWidth=1.75, strokeCap="round", strokeJoin="round"),
         base.mark_circle(size=9),
@@ -205,11 +201,7 @@ def _dots(
             x=across,
             color=alt.Color("word:N", scale=charts.colour_scale(colours), legend=None),
             size=alt.Size("size:Q", scale=None, legend=None),
-            tooltip=[
-                alt.Tooltip("label:N", title="topic · kind"),
-                alt.Tooltip("word:N", title="which"),
-                alt.Tooltip("value:Q", title="ms", format=",.4~r"),
-            ],
+            tooltip=charts.tooltips(("label:N", "topic · kind"), ("word:N", "which"), ("value:Q", "ms", ",.4~r")),
         ),
     )
 
