@@ -22,7 +22,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-class RecordedRun(EngineRun):
+class ComparableRun(EngineRun):
     """An engine whose answers and ends can be compared with another's: owners are told by their place."""
 
     def __init__(self, swarm: Swarm) -> None:
@@ -50,9 +50,9 @@ def packed_and_back(completions: Completions) -> None:
     assert list(ended_of(again)) == list(ended_of(completions))
 
 
-def restored(run: RecordedRun, generator: Generator) -> RecordedRun:
+def restored(run: ComparableRun, generator: Generator) -> ComparableRun:
     """Another engine with all that this one holds, by way of bytes."""
-    twin = RecordedRun(generator.swarm)
+    twin = ComparableRun(generator.swarm)
     twin.now_ms = run.now_ms
     twin.engine.engine.advance_clock(run.now_ms, 1)
     source, target = run.engine.engine, twin.engine.engine
@@ -77,7 +77,7 @@ def restored(run: RecordedRun, generator: Generator) -> RecordedRun:
 def test_it_goes_on_as_the_first_does(seed: int) -> None:
     """From the restoring on, both engines give the same answers, ends, pending operations and marks at each step."""
     generator = Generator(seed)
-    first = RecordedRun(generator.swarm)
+    first = ComparableRun(generator.swarm)
     for _ in range(STEPS):
         first.take(generator.next_step())
     first.engine.engine.advance_clock(first.now_ms, 100_000)  # what is due would end on being restored
