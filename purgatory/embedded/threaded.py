@@ -12,7 +12,7 @@ from typing import Final, ParamSpec, Self, SupportsIndex, TypeVar
 
 from purgatory.clock import Clock, given_or_system_clock
 from purgatory.engine.errors import ReentrantCall
-from purgatory.engine.generic.arguments import in_range, whole_number
+from purgatory.engine.generic.argument_checks import in_range, whole_number
 from purgatory.engine.generic.operation import ActionQueue, GenericOperation, OnError, chained, run_effects
 from purgatory.engine.generic.purgatory import TIMEOUT_MS_MAX, DelayedOperationPurgatory
 from purgatory.threads import ClockThread, RefusedAfterFork, refuse_after_fork

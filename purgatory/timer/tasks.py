@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Final, Self, SupportsIndex
 
 from purgatory.clock import Clock, given_or_system_clock
-from purgatory.engine.generic.arguments import in_range, whole_number
+from purgatory.engine.generic.argument_checks import in_range, whole_number
 from purgatory.engine.generic.operation import chained
 from purgatory.engine.waiting.wheel import DEADLINE_BITS, TICK_MS_MAX, WHEEL_SIZE_MAX, TimingWheel
 from purgatory.threads import RefusedAfterFork, refuse_after_fork

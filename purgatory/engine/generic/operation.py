@@ -23,7 +23,7 @@ from typing import Any, Final, SupportsIndex
 from mypy_extensions import mypyc_attr
 
 from purgatory.engine.codes import EXPIRED, PENDING, SATISFIED
-from purgatory.engine.generic.arguments import whole_number
+from purgatory.engine.generic.argument_checks import whole_number
 
 
 def chained(error: BaseException, before: BaseException | None) -> BaseException:

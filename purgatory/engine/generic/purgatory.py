@@ -26,7 +26,7 @@ from typing import Any, Final, SupportsIndex
 
 from purgatory.engine.codes import CANCELLED, EXPIRED, OUTCOME_NAMES, PENDING, SATISFIED, SHUTTING_DOWN
 from purgatory.engine.errors import OperationEnded, PurgatoryClosed, PurgatoryFull, ReentrantCall
-from purgatory.engine.generic.arguments import distinct_keys, in_range, truth
+from purgatory.engine.generic.argument_checks import distinct_keys, in_range, truth
 from purgatory.engine.generic.operation import (
     ActionQueue,
     GenericOperation,
