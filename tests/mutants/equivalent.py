@@ -10,13 +10,13 @@ from typing import Final
 EQUIVALENT: Final[tuple[tuple[str, str, str], ...]] = (
     ("*.partition.*raise_high_watermark", r"^\+.*offset <= self\.log_start_offset", "an equal offset becomes itself"),
     ("*.partition.*recompute_high_watermark", r"^\+.*<= candidate", "an equal candidate becomes itself"),
-    ("*.FetchItem*__init__", r"^\+.*self\.(start_segment|start_reach)\b", "anchor() assigns it before it is read"),
-    ("*.PositionIndex*_floor", r"^\+.*offsets\[high - 1\] < offset", "a short cut: the search finds the same"),
+    ("*FetchItem*__init__", r"^\+.*self\.(start_segment|start_reach)\b", "anchor() assigns it before it is read"),
+    ("*PositionIndex*_floor", r"^\+.*offsets\[high - 1\] < offset", "a short cut: the search finds the same"),
     (
-        "*.Replica*forget_progress",
+        "*Replica*forget_progress",
         r"^\+.*leader_end_at_last_fetch = \+1",
         "without a time of that fetch it counts for nothing",
     ),
-    ("*.WatchList*_overflow_add", r"^\+.*>= 2 \* .*SLACK", "when to compact changes no answer"),
+    ("*WatchList*_overflow_add", r"^\+.*>= 2 \* .*SLACK", "when to compact changes no answer"),
     ("*.marks.events.*", r"^\+.*(fetches_first=|_settle\(.*(True|False)\))", "the order of kinds is not specified"),
 )
