@@ -90,6 +90,7 @@ class ArchivedHost:
         wall_ms: Callable[[], int] = lambda: AT_MS,
         listener: Listener | None = None,
         run_id: str = RUN,
+        send_rows: int = 1,  # each call is a frame of its own
     ) -> None:
         self.folder: Final = folder
         (folder / layout.WRITING).mkdir(exist_ok=True)
@@ -113,7 +114,7 @@ class ArchivedHost:
             strict=strict,
             timeout_ms_default=30_000,
             wall_ms=wall_ms,
-            send_rows=1,  # each call is a frame of its own
+            send_rows=send_rows,
         )
         host_settings = HostSettings(session=SessionSettings(ttl_ms=100))
         self.host: Final = Host(

@@ -215,7 +215,7 @@ class ArchiveListener(Listener):
         if self._unsent_rows >= self._send_rows:
             self.send()
         elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(SEND_AFTER_S, self.send)
+            self._timer = asyncio.get_running_loop().call_later(SEND_AFTER_S, self._send_late)
 
     # The run's end.
 
@@ -241,6 +241,11 @@ class ArchiveListener(Listener):
             self._link.send(list(self._names), self._unsent)
             self._unsent, self._unsent_rows = [], 0
             self._names.clear()
+
+    def _send_late(self) -> None:
+        self._timer = None
+        if self._call is None:  # otherwise its records point at names that would go; its end sends, or sets the timer
+            self.send()
 
     # Inside.
 
