@@ -113,6 +113,11 @@ class Fault:
         self.error_code: Final = error_code
 
 
+def out_of_range(field: str, value: int, lowest: int, highest: int) -> Fault:
+    """The refusal of a value that must lie in `lowest..highest`."""
+    return Fault(INVALID_ARGUMENT, field, f"{value} is not in {lowest}..{highest}")
+
+
 class EventChecks:
     """The checks of one event: its own shape, then the state of its partition."""
 
@@ -131,24 +136,20 @@ class EventChecks:
         kind = event.kind
         name = EVENT_NAMES[kind]
         if event.leader_epoch < -1 or event.leader_epoch > INT32_MAX:
-            return Fault(INVALID_ARGUMENT, "leader_epoch", f"{event.leader_epoch} is not in 0..{INT32_MAX}")
+            return out_of_range("leader_epoch", event.leader_epoch, 0, INT32_MAX)
         if kind in (LEADER_APPEND, FOLLOWER_PROGRESS, HIGH_WATERMARK, LOG_START_OFFSET, TRUNCATION):
             field = f"{name}.offset" if kind not in (LEADER_APPEND, FOLLOWER_PROGRESS) else f"{name}.log_end_offset"
             if not 0 <= event.offset < OFFSET_MAX:
-                return Fault(INVALID_ARGUMENT, field, f"{event.offset} is not in 0..{OFFSET_MAX - 1}")
+                return out_of_range(field, event.offset, 0, OFFSET_MAX - 1)
         if kind in (LAST_STABLE_OFFSET, LEADERSHIP) and not -1 <= event.offset < OFFSET_MAX:
-            return Fault(INVALID_ARGUMENT, f"{name}.offset", f"{event.offset} is not in 0..{OFFSET_MAX - 1}")
+            return out_of_range(f"{name}.offset", event.offset, 0, OFFSET_MAX - 1)
         if kind in (FOLLOWER_PROGRESS, REPLICA_STATE) and not 0 <= event.replica_id <= INT32_MAX:
-            return Fault(INVALID_ARGUMENT, f"{name}.replica_id", f"{event.replica_id} is not in 0..{INT32_MAX}")
+            return out_of_range(f"{name}.replica_id", event.replica_id, 0, INT32_MAX)
         if kind == FOLLOWER_PROGRESS and not -1 <= event.log_start_offset < OFFSET_MAX:
-            return Fault(
-                INVALID_ARGUMENT, f"{name}.log_start_offset", f"{event.log_start_offset} is not in 0..{OFFSET_MAX - 1}"
-            )
+            return out_of_range(f"{name}.log_start_offset", event.log_start_offset, 0, OFFSET_MAX - 1)
         if kind == LEADER_APPEND:
             if not -1 <= event.byte_position < POSITION_MAX:
-                return Fault(
-                    INVALID_ARGUMENT, f"{name}.byte_position", f"{event.byte_position} is not in 0..{POSITION_MAX - 1}"
-                )
+                return out_of_range(f"{name}.byte_position", event.byte_position, 0, POSITION_MAX - 1)
             if not -1 <= event.segment_base_offset <= event.offset:
                 return Fault(
                     INVALID_ARGUMENT,
@@ -173,15 +174,11 @@ class EventChecks:
                 )
             for replica_id in ids:
                 if not 0 <= replica_id <= INT32_MAX:
-                    return Fault(INVALID_ARGUMENT, f"{name}.{field}", f"{replica_id} is not in 0..{INT32_MAX}")
+                    return out_of_range(f"{name}.{field}", replica_id, 0, INT32_MAX)
         if not -1 <= sets.leader_id <= INT32_MAX:
-            return Fault(INVALID_ARGUMENT, f"{name}.leader_id", f"{sets.leader_id} is not in 0..{INT32_MAX}")
+            return out_of_range(f"{name}.leader_id", sets.leader_id, 0, INT32_MAX)
         if sets.min_in_sync_replicas != -1 and not 1 <= sets.min_in_sync_replicas <= INT32_MAX:
-            return Fault(
-                INVALID_ARGUMENT,
-                f"{name}.min_in_sync_replicas",
-                f"{sets.min_in_sync_replicas} is not in 1..{INT32_MAX}",
-            )
+            return out_of_range(f"{name}.min_in_sync_replicas", sets.min_in_sync_replicas, 1, INT32_MAX)
         return None
 
     def _state_fault(

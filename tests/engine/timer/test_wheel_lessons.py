@@ -7,6 +7,8 @@ import pytest
 from purgatory.engine.waiting import wheel as wheel_module
 from purgatory.engine.waiting.wheel import (
     DEADLINE_MAX,
+    TICK_MS_MAX,
+    WHEEL_SIZE_MAX,
     TimingWheel,
     round_up_to_tick,
 )
@@ -176,3 +178,16 @@ def test_ensure_keeps_what_is_linked() -> None:
         wheel.add(slot, 50)
     wheel.ensure(10)
     assert advance(wheel, 50) == list(range(500))
+
+
+def test_a_far_deadline_does_not_hide_a_near_one() -> None:
+    """Two deadlines whose buckets would be the same one on a lower level fire each in its time."""
+    tick = TICK_MS_MAX
+    near, far = 5 * tick, (8 * WHEEL_SIZE_MAX + 5) * tick
+    wheel = make(tick, WHEEL_SIZE_MAX)
+    wheel.add(0, far)
+    wheel.add(1, near)
+    assert wheel.next_expiration_ms() == near
+    assert advance(wheel, near) == [1]
+    assert advance(wheel, far - 1) == []
+    assert advance(wheel, far) == [0]
