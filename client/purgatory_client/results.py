@@ -237,7 +237,7 @@ class Result:
 
     @property
     def partitions(self) -> dict[str, PartitionResult]:
-        """The result of each partition (for a signal: each key) by name, in the order of the request; made anew."""
+        """The result of each partition (for a signal: each key) by name, in the order of the request."""
         counts = self._columns.item_counts
         count = counts[self._position] if counts else 1
         items = (self._item(item) for item in range(self._item_start, self._item_start + count))

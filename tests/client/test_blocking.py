@@ -15,7 +15,7 @@ from tests.daemon_process import DaemonProcess, daemon_environment
 
 
 def test_the_same_calls_without_await(shared_daemon: DaemonProcess) -> None:
-    """Waits, events, columns and looking work as in the asyncio client."""
+    """Waits, events, columns and inspection work as in the asyncio client."""
     with Client(shared_daemon.address) as client:
         assert client.advance("blocking-1", high_watermark=10).ended_total == 0
         assert client.produce({"blocking-1": 10}, timeout=5).satisfied

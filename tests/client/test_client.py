@@ -131,7 +131,7 @@ async def test_signals_are_counted(client: AsyncClient) -> None:
 
 
 async def test_cancelling_the_task_cancels_at_the_daemon(client: AsyncClient) -> None:
-    """Nobody waits any more: the daemon is told at once, for one wait and for a batch of columns."""
+    """The operations are cancelled at the daemon at once, for one wait and for a batch of columns."""
     before = (await client.status()).kinds[0]
     one = asyncio.create_task(client.produce({"orders-3": 42}, timeout=LONG))
     many = asyncio.create_task(client.produce_many(["orders-3"], offsets=range(1, 101), timeouts_ms=[60_000]))
@@ -291,7 +291,7 @@ async def test_refused_events(client: AsyncClient) -> None:
 
 
 async def test_events_of_many_callers_share_messages_in_order(client: AsyncClient) -> None:
-    """What gathers while a message is under way goes out together; each caller hears of its own events only."""
+    """Events given while a message is in flight share the next; each caller gets the receipt of its own events."""
     waiting = [asyncio.create_task(client.produce({f"p-{i}": 1}, timeout=LONG)) for i in range(200)]
     await until_pending(client, 200)
     receipts = await asyncio.gather(*(client.advance(f"p-{i}", high_watermark=1) for i in range(200)))

@@ -105,6 +105,6 @@ def test_marks_become_events_in_a_safe_order() -> None:
     ],
 )
 def test_marks_that_mean_nothing_are_refused(marks: Marks, says: str) -> None:
-    """What cannot be told is refused before it is sent."""
+    """What cannot be encoded is refused before it is sent."""
     with pytest.raises(InvalidRequest, match=says):
         events_of("p-1", marks)

@@ -159,7 +159,7 @@ class OutboxFile:
     def _open(self) -> None:
         """Open the file, make it if need be, and index what is in it.
 
-        After a failed write too: nobody knows how much of it reached the disk, so the index is made anew from the file.
+        After a failed write too: nobody knows how much of it reached the disk, so the index is rebuilt from the file.
         """
         self._database = database = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
         database.execute("PRAGMA auto_vacuum = INCREMENTAL")

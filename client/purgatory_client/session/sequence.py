@@ -25,15 +25,15 @@ class ResultSequence:
         self.last = 0
         self._acknowledged = 0
         self._due_at: float | None = None
-        self._starts_anew = False
+        self._restarted = False
 
-    def start_anew(self) -> None:
+    def restart(self) -> None:
         """Count again from wherever the next batch begins: the daemon has forgotten the session, or the number of the
         last result is not known.
         """
         self.last = self._acknowledged = 0
         self._due_at = None
-        self._starts_anew = True
+        self._restarted = True
 
     def limit(self, unacknowledged_max: int) -> None:
         """Set how many unacknowledged results the daemon keeps before it refuses registrations."""
@@ -49,8 +49,8 @@ class ResultSequence:
 
         Raises ProtocolError when results before them are missing: no later message will bring these.
         """
-        if self._starts_anew:
-            self.last, self._starts_anew = first - 1, False
+        if self._restarted:
+            self.last, self._restarted = first - 1, False
         if first > self.last + 1:
             raise ProtocolError(f"results {self.last + 1} to {first - 1} never came; next was {first}")
         repeats = min(count, self.last + 1 - first)

@@ -154,7 +154,7 @@ class SessionCore:
             self._table.restore(entry)
         self._table.start_after(next_id - 1)
         self.written_id = self._sent_id = next_id - 1
-        self._sequence.start_anew()
+        self._sequence.restart()
         self._lost_at = now
 
     def replay(self, batch: wire.ResultBatch) -> list[Ended]:
@@ -258,7 +258,7 @@ class SessionCore:
             )
         if self._known and not opened.resumed:
             # The daemon has forgotten the session, and with it all that was to be cancelled.
-            self._sequence.start_anew()
+            self._sequence.restart()
             self._cancelling.clear()
         else:
             self._sequence.opened()

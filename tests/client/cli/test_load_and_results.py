@@ -94,7 +94,7 @@ def test_results_of_a_session_that_is_not_known(run: Run) -> None:
 
 
 def test_a_refused_operation_is_in_the_receipt_and_among_the_results(looking: Client) -> None:
-    """`register` says what was refused and why, what it sent twice is known, and `results` has every end once."""
+    """`register` reports refusals with reasons and ids sent twice as known; `results` gives every result once."""
     batch = partition_columns(OperationKind.PRODUCE, ["refused-1"], None, [1, -7, 3], [60_000], None)
     first = looking.register("refused", 1, batch)
     assert (first.accepted, first.already_known, list(first.refusals)) == (2, 0, [2])
@@ -109,7 +109,7 @@ def test_a_refused_operation_is_in_the_receipt_and_among_the_results(looking: Cl
 
 
 def test_results_that_were_not_used_come_again(shared_daemon: DaemonProcess, looking: Client) -> None:
-    """Who stops among the results has acknowledged only those before the last batch; the rest comes again."""
+    """A caller that stops early has acknowledged all but the last batch; that one comes again."""
     batch = partition_columns(OperationKind.PRODUCE, ["again-1"], None, [1, 2], [60_000], None)
     looking.register("again", 1, batch)
     looking.advance("again-1", high_watermark=1)
@@ -141,7 +141,7 @@ def test_the_gravest_end_decides() -> None:
 
 
 def test_time_left_in_words() -> None:
-    """Only the bounds that something falls under are named, in units that a user would write."""
+    """Only buckets that are not empty are shown, in units that a user would write."""
     left = RemainingTime(soonest=0.25, latest=5_400, bounds=[1, 60, 3_600], operations=[3, 0, 2, 1])
     assert remaining_line(left) == (
         "time left: 3 up to 1s, 2 up to 1h, 1 more than 1h; first expires in 0.25s, last in 1.5h"

@@ -20,8 +20,6 @@ OFFSET_MAX = 1_000
 
 
 class OutboxChild:
-    """One life of the caller."""
-
     def __init__(self, client: AsyncClient, folder: Path, life: int) -> None:
         self.client = client
         self.life = life
@@ -67,12 +65,10 @@ class OutboxChild:
 
 
 def name_of(ticket: Ticket) -> str:
-    """Its tag; those of plain calls have none."""
     return ticket.tag or f"plain-{ticket.operation_id}"
 
 
 async def main(address: str, folder: Path, life: int, count: int) -> None:
-    """One life."""
     async with AsyncClient(address, outbox=folder / "outbox.db") as client:
         await OutboxChild(client, folder, life).live(count)
 

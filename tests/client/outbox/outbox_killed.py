@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 
 
 class Killed:
-    """The caller of tests/client/outbox/outbox_child.py, one life after the other, and somebody who moves the marks."""
+    """The caller of tests/client/outbox/outbox_child.py, killed and restarted, while somebody advances the marks."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder = folder

@@ -190,7 +190,7 @@ async def test_results_wait_for_room(shared_daemon: DaemonProcess, client: Async
 
 
 async def test_an_older_copy_of_the_file_is_refused(shared_daemon: DaemonProcess, tmp_path: Path) -> None:
-    """A copy that was put back knows fewer operations than the daemon: OutboxError, and nothing is mixed up."""
+    """An older copy of the file knows fewer operations than the daemon: OutboxError, and nothing is mixed up."""
     async with AsyncClient(shared_daemon.address, outbox=tmp_path / "o.db") as first:
         assert (await first.produce({"never-1": 1}, timeout=0.001)).outcome is Outcome.EXPIRED
     shutil.copy(tmp_path / "o.db", tmp_path / "copy.db")

@@ -40,7 +40,7 @@ def test_a_caller_that_is_killed_gets_each_result(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_both_are_killed_and_the_daemon_forgets(tmp_path: Path) -> None:
-    """Caller and daemon die, and the daemon keeps nothing: what the caller has no result of is registered anew."""
+    """Caller and daemon die, and the daemon keeps nothing: what has no result yet is registered again."""
     killed = Killed(tmp_path, seed=8132)
     for life in range(1, 4):
         daemon = DaemonProcess(tmp_path / f"daemon-{life}")

@@ -53,7 +53,7 @@ def test_what_was_committed_is_there_again(tmp_path: Path) -> None:
 
 
 def test_results_go_with_the_last_that_needs_them(tmp_path: Path) -> None:
-    """A message of results goes when all it answers is confirmed; one that answers nobody, or again, is not kept."""
+    """A message of results is deleted once all its waits are confirmed; one without new results is not stored."""
     file = OutboxFile(tmp_path / "o.db")
     file.commit([registration(1), registration(2), registration(3, 2)])
     file.commit([arrived(1, 2, 3), arrived(77), arrived(1)])
@@ -159,7 +159,7 @@ def test_a_full_disk_writes_nothing_and_goes_on_when_there_is_room(tmp_path: Pat
 
 
 def limit_pages(file: OutboxFile, pages: int = 20) -> None:
-    """The file must not grow past so many pages, until it is opened anew: what a full disk is to SQLite."""
+    """Let the file not grow past so many pages until it is reopened: to SQLite, a full disk."""
     file._opened().execute(f"PRAGMA max_page_count = {pages}")
 
 
@@ -174,7 +174,7 @@ NEVER_GIVEN = 10**9
 
 
 class OutboxFileMachine(RuleBasedStateMachine):
-    """The file beside two dictionaries, through commits, full disks, crashes (copies of the files) and reopening."""
+    """The file against two dictionaries, through commits, full disks, crashes (copies of the files) and reopening."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -47,7 +47,7 @@ def test_with_an_outbox_what_was_not_written_is_withdrawn() -> None:
 
 
 def test_a_refused_batch_has_results_for_the_outbox() -> None:
-    """The daemon keeps no results of a batch it could not take at all: they are made here, and end its waits alike."""
+    """The daemon keeps no results of a batch that it refused as a whole: they are made here, and end its waits."""
     core = SessionCore("s", 100)
     core.restore([], 1, 0.0)
     core.receive(opened(), 0.0)

@@ -76,7 +76,7 @@ async def test_one_call_serves_message_after_message() -> None:
 
 
 async def test_a_stream_that_ended_between_messages_is_opened_again() -> None:
-    """What nobody was waiting for harms nobody: the next message goes out on a new stream."""
+    """No caller is affected: the next message goes out on a new stream."""
     first, second = ScriptedCall([RECEIPT]), ScriptedCall([RECEIPT])
     stream = stream_over(first, second)
     await stream.exchange(MESSAGE)
@@ -105,7 +105,7 @@ async def test_a_message_without_a_receipt_is_not_sent_again(failing: ScriptedCa
 
 
 async def test_a_cancelled_caller_is_not_told_of_a_late_daemon() -> None:
-    """Cancelling the task that waits for a receipt stays that, and leaves the stream to be opened again."""
+    """A cancelled task that waited for a receipt raises CancelledError, and the stream is opened again."""
     hanging, healthy = ScriptedCall([None]), ScriptedCall([RECEIPT])
     stream = stream_over(hanging, healthy)
     waiting = asyncio.create_task(stream.exchange(MESSAGE))
@@ -133,7 +133,7 @@ async def test_each_message_has_its_own_time() -> None:
 
 
 async def test_a_refused_message_fails_alone(start_daemon: StartDaemon) -> None:
-    """A message that the daemon does not take raises for its own callers; those before and after it are served."""
+    """A message that the daemon refuses raises for its own callers; those before and after it are served."""
     daemon = start_daemon("--limits-events-per-batch-max", "2")
     async with AsyncClient(daemon.address) as client:
         before = await client.advance("orders-3", high_watermark=1)
@@ -145,7 +145,7 @@ async def test_a_refused_message_fails_alone(start_daemon: StartDaemon) -> None:
 
 
 async def test_events_go_on_after_a_connection_was_lost(daemon: DaemonProcess) -> None:
-    """A lost connection costs at most the events that were under way; later ones are told over a new stream."""
+    """A lost connection costs at most the events in flight; later ones go over a new stream."""
     async with FlakyProxy(daemon.address) as proxy, AsyncClient(proxy.address) as client:
 
         async def told(offset: int) -> bool:
@@ -163,7 +163,7 @@ async def test_events_go_on_after_a_connection_was_lost(daemon: DaemonProcess) -
 
 
 async def test_a_fault_of_this_client_is_not_taken_for_its_closing() -> None:
-    """Whatever goes wrong here is told, with its cause, to those whose events it hit; those after them are served."""
+    """An unexpected error is raised, with its cause, in the calls whose events it hit; later ones are served."""
     answers: list[wire.AdvanceReceipt | None] = [None, wire.AdvanceReceipt(ended=[3])]
 
     async def send(request: wire.AdvanceStreamRequest) -> wire.AdvanceReceipt:

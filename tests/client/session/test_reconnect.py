@@ -1,4 +1,4 @@
-"""What happens to waits when the connection or the daemon does not stay: each ends exactly once, and none is lost."""
+"""Waits through lost connections and restarted daemons: each ends exactly once, and none is lost."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_ten_thousand_waits_through_a_connection_that_breaks(daemon: Daemo
 
 
 async def test_waits_outlive_a_daemon_that_forgets(tmp_path: Path) -> None:
-    """An in-memory daemon that crashes and comes back gets every pending wait anew, with the time that remains."""
+    """An in-memory daemon that crashes and comes back gets every pending wait again, with its remaining time."""
     first = DaemonProcess(tmp_path / "first")
     async with FlakyProxy(first.address) as proxy, AsyncClient(proxy.address) as client:
         waiting = [asyncio.create_task(client.produce({f"p-{i}": 1}, timeout=LONG)) for i in range(100)]
@@ -89,8 +89,8 @@ async def test_waits_outlive_a_daemon_that_forgets(tmp_path: Path) -> None:
             second.kill()
 
 
-async def test_a_silent_connection_is_given_up(start_daemon: StartDaemon) -> None:
-    """A connection on which nothing comes for three heartbeats is left for a new one, though it never broke."""
+async def test_a_silent_connection_is_replaced(start_daemon: StartDaemon) -> None:
+    """A connection without a message for three heartbeat intervals is replaced, though it never broke."""
     daemon = start_daemon("--session-heartbeat-interval-ms", "100")
     async with (
         FlakyProxy(daemon.address) as proxy,
@@ -136,7 +136,7 @@ async def test_a_session_that_is_taken_over_says_so(daemon: DaemonProcess) -> No
 
 
 async def test_no_daemon_is_given_up_after_a_while() -> None:
-    """With nobody there everything pending ends with Unavailable after `give_up_after`; a later try starts anew."""
+    """Without a daemon everything pending raises Unavailable after `give_up_after`, and a new session begins."""
     async with FlakyProxy("127.0.0.1:1") as proxy, AsyncClient(proxy.address, give_up_after=0.3) as client:
         first_session = client.session_id
         one, many = await asyncio.gather(

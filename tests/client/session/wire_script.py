@@ -32,7 +32,7 @@ def opened(*, resumed: bool = False, highest: int = 0, batch_max: int = 0) -> Re
 
 
 def receipt(batch_id: int, refusals: Sequence[operation_pb2.OperationRefusal] = ()) -> Response:
-    """The daemon has taken a batch in."""
+    """The daemon has accepted a batch."""
     return Response(receipt=purgatory_service_pb2.Receipt(batch_id=batch_id, refusals=refusals))
 
 
