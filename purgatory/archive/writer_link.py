@@ -165,11 +165,13 @@ class WriterLink:
             self._frames.abort()
         self._frames = None
         self._is_up.clear()
+        # All before the next await: from here on `send` holds, and counts what it holds.
+        self.rows_waiting = 0
+        self.errors += self.statistics.errors + 1
+        markers = self._mark_unplaced()
+        self.statistics = self.statistics._replace(rows_done=0, errors=0, rows_lost=NO_ROWS)  # they are counted here
         code = await self._process.wait()
         LOGGER.error("the archive's writer process died (exit code %d); another one goes on", code)
-        self.errors += self.statistics.errors + 1
-        self.rows_waiting = 0
-        markers = self._mark_unplaced()
         while not await self._start_again():
             self.errors += 1
             await asyncio.sleep(self._retry_s)
