@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 import threading
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tests.archive.archive_kit import NOWHERE
 from tests.archive.archive_replay import rows_of
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere niceness belongs to a process")
 @pytest.mark.parametrize("low_priority", [True, False])
 def test_rows_and_files_are_made_at_the_priority_asked_for(tmp_path: Path, low_priority: bool) -> None:
     """On Linux a thread has a niceness of its own; where nothing may be dropped it is that of the daemon."""
@@ -30,7 +32,7 @@ def test_rows_and_files_are_made_at_the_priority_asked_for(tmp_path: Path, low_p
     thread.start()
     thread.join()
     before = os.getpriority(os.PRIO_PROCESS, 0)
-    assert niceness == [before + NICENESS if low_priority else before]
+    assert niceness == [min(19, before + NICENESS) if low_priority else before]
 
 
 def test_a_daemon_that_says_nothing_more_has_crashed(tmp_path: Path) -> None:
