@@ -29,6 +29,7 @@ RESULTS: Final = ROOT / "bench" / "results"
 PAGE: Final = ROOT / "docs" / "performance.md"
 SUITES: Final[dict[str, Callable[[Lab], None]]] = {
     "engine/": engine_suite.engine,
+    "engine/uneven": engine_suite.uneven,
     "timer/": engine_suite.timers,
     "memory/": engine_suite.memory,
     "service/throughput": service_suite.throughput,

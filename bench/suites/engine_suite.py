@@ -8,7 +8,7 @@ from bench.measure.lab import Lab
 from bench.measure.pairing import Figure, Measure
 from bench.measure.processes import Worker
 
-__all__ = ["engine", "memory", "timers"]
+__all__ = ["engine", "memory", "timers", "uneven"]
 
 ENGINE: Final = "bench.subjects.engine_runs"
 PATTERNS: Final = "bench.subjects.engine_patterns"
@@ -73,14 +73,6 @@ def engine(lab: Lab) -> None:
         ("engine", run_of(ours, "register-complete", **single, step=1, events=500)),
         {"self": run_of(ours, "register-complete", **single, step=100, events=5)},
     )
-    patterns = lab.worker(PATTERNS)
-    for workload, parameters in UNEVEN.items():
-        work = {**parameters, "seconds": scale.seconds}
-        lab.measure(
-            [Figure(f"engine/{workload}", "ops/s")],
-            ("engine", run_of(patterns, workload, **work)),
-            {"kafka": running(kafka, workload, **work)},
-        )
     for workload in ("expire-all", "cancel-all"):
         work = {"count": scale.herd // 5, "keys": 100, "delay_ms": scale.delay_ms // 2}
         lab.measure(
@@ -98,6 +90,18 @@ def engine(lab: Lab) -> None:
         {"kafka": running(kafka, "fetch-evaluations", **work)},
         runs=1,
     )
+
+
+def uneven(lab: Lab) -> None:
+    """Throughput where the work is not one rising offset on each key."""
+    patterns, kafka = lab.worker(PATTERNS), lab.jvm("kafka")
+    for workload, parameters in UNEVEN.items():
+        work = {**parameters, "seconds": lab.scale.seconds}
+        lab.measure(
+            [Figure(f"engine/{workload}", "ops/s")],
+            ("engine", run_of(patterns, workload, **work)),
+            {"kafka": running(kafka, workload, **work)},
+        )
 
 
 def timers(lab: Lab) -> None:
