@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from purgatory.engine import codes
-from purgatory.engine.batches import EventBatch, Refusal, ReplicaSets
+from purgatory.engine.batches import EventBatch, OperationBatch, Refusal, ReplicaSets
 from purgatory.engine.engine import Engine
 from purgatory.engine.errors import InvalidBatch
 from purgatory.engine.limits import EngineLimits
@@ -364,3 +364,52 @@ def test_replica_sets_of_the_wrong_length() -> None:
         )
     assert refused.value.field == "replica_sets"
     assert str(refused.value).endswith("has 1 values; it takes 2 or none")
+
+
+@pytest.mark.parametrize(("field", "kind", "rest", "allowed", "refused", "among"), SHAPES)
+def test_columns_on_a_known_partition(
+    field: str, kind: int, rest: dict[str, Any], allowed: tuple[int, ...], refused: tuple[int, ...], among: str
+) -> None:
+    """Marks of partitions and replicas that are known take a short way, and are refused all the same."""
+    del allowed
+    column = field.rpartition(".")[2]
+    for value in refused:
+        engine = Engine(EngineLimits(), 0)
+        assert told(leadership(), engine) is None
+        refusal_of = told(event(kind, **(rest | {column: value})), engine)
+        assert refusal_of == (INVALID, field, f"{value} is not in {among}", 0)
+
+
+@pytest.mark.parametrize("kind", [codes.LEADER_APPEND, codes.FOLLOWER_PROGRESS, codes.HIGH_WATERMARK])
+def test_offsets_on_a_known_partition(kind: int) -> None:
+    """Likewise the offsets."""
+    engine = Engine(EngineLimits(), 0)
+    assert told(leadership(), engine) is None
+    for offset in (-1, OFFSET_MAX + 1):
+        message = f"{offset} is not in 0..{OFFSET_MAX}"
+        assert told(event(kind, offset, replica_id=2), engine) == (INVALID, OFFSETS[kind], message, 0)
+
+
+def test_columns_that_are_not_given() -> None:
+    """Without a position an append counts an offset as a byte; without flags a removed partition has not moved."""
+    engine = Engine(EngineLimits(), 0)
+    assert told(event(codes.LEADER_APPEND, 5, segment_base_offset=0), engine) is None
+    back = refusal(event(codes.LEADER_APPEND, 6, segment_base_offset=0, byte_position=0), engine)
+    assert back is not None
+    assert back.message == "byte_position 0 is below 5, that of the append before"
+    owner = engine.add_owner()
+    engine.register(owner, codes.PRODUCE, OperationBatch([1], partitions=[NAME], offsets=[9]), 0)
+    assert told(event(codes.PARTITION_REMOVED), engine) is None
+    (completions,) = engine.take_completions()
+    assert list(completions.error_codes) == [codes.UNKNOWN_TOPIC_OR_PARTITION]
+
+
+@pytest.mark.parametrize("batch", [EventBatch, OperationBatch])
+def test_a_batch_to_fill_has_columns_of_its_own(batch: type[EventBatch | OperationBatch]) -> None:
+    """What is appended to one shows in no other."""
+    first, second = batch.to_fill(), batch.to_fill()
+    columns = [name for name in dir(first) if isinstance(getattr(first, name), list)]
+    assert len(columns) > 10
+    for name in columns:
+        assert getattr(first, name) == []
+        assert getattr(first, name) is not getattr(second, name), name
