@@ -93,11 +93,11 @@ class WatchList:
     def pop_reached(self, mark: i64) -> i64:
         """Remove and return the next ref whose threshold is at or below `mark`; -1 when there is none."""
         head: i64 = self._head
-        overflow = self._overflow
-        # Strictly below: of equals, those in the run are always older (see above). The run is not empty while the
-        # overflow is not, so there is a head to compare with.
-        if overflow.size > 0 and overflow.top_key() < self._thresholds[head]:
-            if overflow.top_key() > mark:
+        # The overflow has refs while it has entries. Asking for them here does not touch the heap, another object that
+        # is rarely in the cache. Strictly below: of equals, those in the run are always older (see above). The run is
+        # not empty while the overflow is not, so there is a head to compare with.
+        if len(self._overflow_refs) > 0 and self._overflow.top_key() < self._thresholds[head]:
+            if self._overflow.top_key() > mark:
                 return -1
             return self._overflow_pop()
         if head == i64(len(self._refs)) or self._thresholds[head] > mark:
