@@ -17,6 +17,7 @@ EQUIVALENT: Final[tuple[tuple[str, str, str], ...]] = (
         r"^\+.*leader_end_at_last_fetch = \+1",
         "without a time of that fetch it counts for nothing",
     ),
+    ("*OperationTable*take", r"^\+.*self\.first_item\[slot\]", "linking its items sets it before it is read"),
     ("*WatchList*", r"^\+.*>= .*SLACK", "when to compact changes no answer"),
     (
         "*.partition.*recompute_high_watermark",
