@@ -1,7 +1,5 @@
 """Starts the daemon: `python server.py --help`. All of it is in `purgatory.daemon`."""
 
-from __future__ import annotations
-
 import sys
 
 from purgatory.daemon import main

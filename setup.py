@@ -8,8 +8,6 @@ not set                    compile; where there is no C compiler, go on uncompil
 `python setup.py profile` (gcc only) records a profile of the engine at work; later builds are optimised by it.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -7,8 +7,6 @@
 Subject and peers take turns in one run. Nothing is asserted; peers that cannot be had are named and left out.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import fnmatch

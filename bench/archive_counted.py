@@ -9,8 +9,6 @@ A daemon pays for the records; rows and files are the writer process's. All of i
 runs count the same.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from collections.abc import Sequence

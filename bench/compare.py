@@ -7,8 +7,6 @@ Never an absolute time. A ratio counts as worse only when the best of its pairs 
 of them. What cannot be measured here, or not on the terms of the baseline, is named and not compared.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import sys

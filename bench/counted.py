@@ -4,8 +4,6 @@ Each does exactly so many operations and nothing that depends on time, so that t
 and importing cost falls out in the difference of two runs with different numbers of operations.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Final

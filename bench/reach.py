@@ -1,7 +1,5 @@
 """What is to be reached, by name and peer: shown beside the results and asserted nowhere."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

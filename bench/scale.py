@@ -1,7 +1,5 @@
 """How large and how often: everything, or what fits into a minute."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

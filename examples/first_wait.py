@@ -3,8 +3,6 @@
 python examples/first_wait.py [ADDRESS]
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 

@@ -10,8 +10,6 @@ No daemon, no polling of a database, no Event for each request: each poll is an 
 watched on its room, and a message re-tests those that wait in its room.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import threading

@@ -3,8 +3,6 @@
 python examples/order_desk.py [ADDRESS] [OUTBOX]
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 

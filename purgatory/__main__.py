@@ -1,7 +1,5 @@
 """`python -m purgatory` is the command line `purgatory`, for where its script is not on the path."""
 
-from __future__ import annotations
-
 from purgatory_client.cli import main
 
 if __name__ == "__main__":

@@ -4,8 +4,6 @@ Time is monotonic milliseconds with an arbitrary origin. Wall-clock time is for 
 here.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from typing import Final, Protocol

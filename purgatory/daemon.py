@@ -5,8 +5,6 @@ as SHUTTING_DOWN (with a journal, sessions' operations stay for the next daemon)
 grace period, streams and listeners close, archive and journal are completed, exit 0. A second signal exits at once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

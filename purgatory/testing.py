@@ -1,7 +1,5 @@
 """For tests of programs that embed the purgatory: time that moves only when told."""
 
-from __future__ import annotations
-
 from typing import Final
 
 __all__ = ["ManualClock"]

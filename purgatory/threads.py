@@ -1,7 +1,5 @@
 """What the embedded purgatory and the timer share: a thread that advances time, and no use after a fork."""
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

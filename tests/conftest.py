@@ -1,7 +1,5 @@
 """For all tests: the real daemon as a subprocess, and a warning about tests that this machine cannot run."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Iterator

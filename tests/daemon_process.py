@@ -4,8 +4,6 @@ It runs the very package that the tests import, with the environment passed on, 
 and the uncompiled engine.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Which engine runs: the suite runs on both builds, and proves here which one it is on."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import pkgutil

@@ -1,7 +1,5 @@
 """docs/configuration.md is written from the settings themselves: `make docs` writes it, this test keeps it true."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

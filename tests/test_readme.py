@@ -1,7 +1,5 @@
 """What the README shows is true: its Python runs as it stands, against a real daemon."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

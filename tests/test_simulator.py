@@ -3,8 +3,6 @@
 The compiled run takes the whole share, in .build/simulator; without that build, or uncompiled, a small one.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Style is a test: the house rules hold on this tree, and each rule is shown to catch what it is for."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Loads a daemon through our own client: batches as columns, and waits awaited one by one. The echo server too."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import time

@@ -2,8 +2,6 @@
 filled, and emptied again, maybe by another daemon on the same folder.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

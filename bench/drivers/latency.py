@@ -1,7 +1,5 @@
 """How long one takes: from an event to the result at its caller, beside a ping on a two-way stream; one at a time."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Fills a daemon: waits parked in a session by unary calls, with no stream that would have to be kept open."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Iterable

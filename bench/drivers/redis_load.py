@@ -1,7 +1,5 @@
 """Loads a Redis that is used as a purgatory (bench/peers/redis.py): the same lanes, and one same deadline for many."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from typing import Final

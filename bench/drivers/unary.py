@@ -1,7 +1,5 @@
 """Unary calls through the bare stub: a wait that already holds, the empty call, and the conditions of most people."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable

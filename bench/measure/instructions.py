@@ -5,8 +5,6 @@ difference of the counts, divided by that of the operations, is free of what sta
 valgrind, `perf stat` counts if the processor lets it.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import re

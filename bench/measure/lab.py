@@ -1,7 +1,5 @@
 """Where a suite measures: its scale, its processes, and the rows that come of it, printed as they come."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """What the figures were measured on, in one line that goes into every row."""
 
-from __future__ import annotations
-
 import os
 import platform
 import sys

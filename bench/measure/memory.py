@@ -1,7 +1,5 @@
 """How much memory a process holds, as Linux tells it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 __all__ = ["resident_bytes"]

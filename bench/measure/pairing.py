@@ -4,8 +4,6 @@ A machine drifts and is shared; two measurements that follow each other share wh
 ever taken of figures from different rounds.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

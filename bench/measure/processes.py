@@ -1,7 +1,5 @@
 """The processes of a run: workers that answer lines, and servers that say where they listen. Each ends with the run."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

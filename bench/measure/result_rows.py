@@ -4,8 +4,6 @@
 ours in its unit. `min` and `max` are those of the ratio over the pairs, or of the value where there is no peer.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

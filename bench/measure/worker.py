@@ -5,8 +5,6 @@ subject and peers can take turns in one run, warmed up and without sharing a hea
 with its input.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import sys

@@ -1,7 +1,5 @@
 """asyncio's own timers: `call_later` on its event loop, whose clock is moved by hand so that nothing is waited for."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Final
 

@@ -1,7 +1,5 @@
 """The purgatory most people write: an `asyncio.Condition` for each key, a task for each wait, `wait_for` in between."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import time

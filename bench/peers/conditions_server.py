@@ -1,7 +1,5 @@
 """The service most people write: a unary call for each wait, an `asyncio.Condition` for each key, `notify_all`."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import defaultdict
 from typing import Any, Final

@@ -4,8 +4,6 @@ Each registration is answered at once with a receipt and with results as large a
 receipt, a heartbeat with a heartbeat, and unary calls with empty messages.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from typing import Any
 

@@ -3,8 +3,6 @@
 It knows the wire alone, and is quick to import.
 """
 
-from __future__ import annotations
-
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import result_pb2
 

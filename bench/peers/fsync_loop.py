@@ -1,7 +1,5 @@
 """The least that a durable answer can take: a loop that appends some bytes to a file and waits for the disk."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 import time

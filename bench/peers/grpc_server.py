@@ -1,7 +1,5 @@
 """Serves a peer's servicer exactly as the daemon serves its own: grpc.aio on uvloop, the same options and collector."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal

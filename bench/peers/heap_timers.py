@@ -3,8 +3,6 @@
 Where more than half are cancelled the heap is built anew, as asyncio does, or it would only grow.
 """
 
-from __future__ import annotations
-
 import heapq
 from typing import Final
 

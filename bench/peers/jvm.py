@@ -4,8 +4,6 @@ Maven fetches Kafka's and Netty's published jars by name, the first time over th
 Without Maven or a JDK there is a line that says so, and the other peers go on.
 """
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import subprocess

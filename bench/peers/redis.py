@@ -5,8 +5,6 @@ Three scripts. `register` puts one waiter into the set of its key and the set of
 runs on a free port of 127.0.0.1, with nothing written to disk, and is ended by its id.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

@@ -9,8 +9,6 @@ again on further days (`multiplied`), any other by `purgatory-pipeline generate`
 `bench/results/pipeline.json`, and the table in docs/pipeline.md is written anew.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import subprocess

@@ -6,8 +6,6 @@ Written by the daemon's own code, and an archive like any other: `purgatory-pipe
 takes a tenth of the time in which as many operations are generated. Its truth has the plan alone.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -6,8 +6,6 @@ Views lie over the archive's files. Each table has the columns of `purgatory_pip
 lacks the sentence. `account` is what `check` reports of rows, clocks and repeated operations.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Final

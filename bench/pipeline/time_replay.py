@@ -5,8 +5,6 @@
 All else counts: the intake, reading, the engine, comparing with what was recorded, tables and page.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess

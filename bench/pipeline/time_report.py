@@ -4,8 +4,6 @@ Both are whole processes: Python (and Java) starts, the archive is read, the tab
 what `check` does and draws its page; it has the memory that it has by default, DuckDB 4 GB.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

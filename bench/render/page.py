@@ -1,7 +1,5 @@
 """Writes table and plots of a run into docs/performance.md, between two markers, and leaves all other words alone."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final

@@ -1,7 +1,5 @@
 """The plots of a run: one PNG each, and all on one page that opens without a network."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final

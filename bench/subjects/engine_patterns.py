@@ -4,8 +4,6 @@ among many, and offsets that fall. Driven as in bench/subjects/engine_runs.py; t
     python -m bench.subjects.engine_patterns        # then lines such as: run zipf keys=1000 pending=20 seconds=1
 """
 
-from __future__ import annotations
-
 import gc
 import time
 from bisect import bisect_right

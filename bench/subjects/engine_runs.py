@@ -5,8 +5,6 @@
 What the caller pays is measured too: batches are built, and completions taken, inside the measured time.
 """
 
-from __future__ import annotations
-
 import gc
 import time
 from typing import Final

@@ -5,8 +5,6 @@ is measured with a finer clock than the daemon's, from the very moment of regist
 may be, nor is any timer of asyncio's own loop. Those of uvloop, on which the daemon runs, are by up to a millisecond.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

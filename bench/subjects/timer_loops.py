@@ -3,8 +3,6 @@
 A timer is driven by a `TimerDriver`; the loops around it cost the same for all.
 """
 
-from __future__ import annotations
-
 import gc
 import time
 from typing import Final, Protocol

@@ -3,8 +3,6 @@
 The engine calls it from compiled code, without the cost of such calls; so these figures are the wheel's upper bound.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from bench.measure.worker import serve

@@ -1,7 +1,5 @@
 """What the engine and its timer do in one process, beside Kafka's, Netty's and those that Python has."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from bench.measure.lab import Lab

@@ -1,7 +1,5 @@
 """What it costs to keep a journal, or an archive: beside the same daemon without one, a bare disk, and over a crash."""
 
-from __future__ import annotations
-
 import itertools
 import tempfile
 import time

@@ -1,7 +1,5 @@
 """What callers see of the daemon over loopback, beside an echo server, Redis, and the service most people write."""
 
-from __future__ import annotations
-
 import time
 from typing import Final
 

@@ -4,8 +4,6 @@ gRPC's asyncio layer wakes every loop of a process for every event, so a loop fo
 It is a daemon thread, so it never keeps a program from ending; clients that are still open then are closed first.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import threading

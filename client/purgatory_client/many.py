@@ -8,8 +8,6 @@ A column has a value for each operation or, where the name of the argument says 
 None for the default.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from itertools import accumulate

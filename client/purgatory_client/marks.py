@@ -5,8 +5,6 @@ The order: first what lets the partition accept the rest (storage online, leader
 that follow from it, and last what ends the partition.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Literal, TypedDict
 

@@ -2,8 +2,6 @@
 argument is described twice. What it returns and raises is added here.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any, Final, TypeVar

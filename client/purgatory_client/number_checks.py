@@ -4,8 +4,6 @@ A number that does not fit must be refused before it joins a batch: a batch that
 the other waits in it. On the wire a column has a value for each entry, one value for all, or none for the default.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from operator import index

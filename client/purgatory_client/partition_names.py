@@ -4,8 +4,6 @@ The partition number is what follows the last "-", so topics may contain dashes 
 "read-model"). Limits on length are the daemon's; only what is ambiguous or cannot be sent is refused here.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Final
 

@@ -3,8 +3,6 @@
 Offsets are -1 where not known, durations are seconds, times are aware datetimes in UTC.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Any

@@ -5,8 +5,6 @@ The methods of the clients with the same names take the same arguments and wait 
 daemon's.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The demonstration's command line: `python -m examples.replicated_log --help`."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import signal

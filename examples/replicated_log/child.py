@@ -2,8 +2,6 @@
 with SIGTERM or when its stdin closes, so that none outlives the one that started it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal

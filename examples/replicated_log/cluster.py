@@ -1,7 +1,5 @@
 """The processes of the demonstration: started, listened to, killed, and at the end all gone, whatever happened."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

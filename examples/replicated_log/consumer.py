@@ -3,8 +3,6 @@
 What it got goes to a file as records, for the proof. It ends when it has as many as it was told there will be.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Final

@@ -1,7 +1,5 @@
 """Sends events to the daemon in order. Those that are pushed while a batch is under way form the next batch."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 

@@ -3,8 +3,6 @@
 It may be killed at any moment. Started again it goes on where its files end.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 from pathlib import Path

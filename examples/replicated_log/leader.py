@@ -11,8 +11,6 @@ The daemon computes the high watermark; the leader only knows the highest that i
 below it everything is on all in-sync replicas, and nothing above it is ever shown to a consumer.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

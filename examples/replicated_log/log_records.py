@@ -3,8 +3,6 @@
 length of payload (u32) | CRC-32 of offset and payload (u32) | offset (u64) | payload
 """
 
-from __future__ import annotations
-
 import struct
 import zlib
 from collections.abc import Iterator

@@ -6,8 +6,6 @@ race with the high watermark, so the grown set is first *proposed*: from then on
 back, and what the daemon then says of it can be compared with the joiner's log end.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Collection

@@ -4,8 +4,6 @@ Lines are bytes between newlines, sent exactly as they are. At the places given 
 word from its starter, so that what happens to the cluster happens at a known place.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What must hold at the end, by the bytes on disk and the daemon's own counters; and the table that is printed."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import urllib.request

@@ -4,8 +4,6 @@ Opening a directory again finds what was written: segments are scanned, and a re
 cut off. There is no fsync: a killed process loses nothing, a power cut may.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Final, NamedTuple

@@ -1,7 +1,5 @@
 """The demonstration from start to end: who is started when, what is killed, what is checked."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 import uuid

@@ -3,8 +3,6 @@
 The ledger is compared with the daemon's own counters at the end of the run. A broker needs only the calls in `Waits`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

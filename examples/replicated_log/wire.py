@@ -6,8 +6,6 @@ A request's header has "id" and "call"; its answer has the same "id". Answers ma
 connection carries many requests at once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -3,8 +3,6 @@
 Exit codes: 0 done; 1 Spark failed in the middle; 2 the command line or the input cannot be used; 130 interrupted.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What can be wrong with the input or the command line. Every message is one line that says what to do."""
 
-from __future__ import annotations
-
 
 class PipelineError(Exception):
     """The input or the command cannot be used. The command line prints it without a traceback and exits with 2."""

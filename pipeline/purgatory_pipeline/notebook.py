@@ -7,8 +7,6 @@
 Input that cannot be used raises a `PipelineError`, which says what to do.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 

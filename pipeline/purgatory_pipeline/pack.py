@@ -12,8 +12,6 @@ install only a pointer to its folder; pex takes packages from an index, where th
 conda.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import io
 import os

@@ -1,7 +1,5 @@
 """Instants and spans of time on the command line. Instants are ISO 8601, in UTC unless they say otherwise."""
 
-from __future__ import annotations
-
 import re
 from datetime import UTC, datetime
 from typing import Final

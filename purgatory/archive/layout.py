@@ -4,8 +4,6 @@ A file is written under `_writing/` (which Spark and DuckDB pass over) and moved
 lies under a table is never half a file. Date and hour are those of the file's first row, in UTC.
 """
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import Final
 

@@ -5,8 +5,6 @@ event loop about 10 ns a value and the writer process nothing: numpy reads them 
 a time, as a frame: with all names of theirs, each once.
 """
 
-from __future__ import annotations
-
 import sys
 from array import array
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ To make an Arrow array costs microseconds whatever its length, so records of man
 `OutcomeRows`, `EventRows` or `SingleRows`, and `take` makes rows of all of them at once.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Callable, Sequence

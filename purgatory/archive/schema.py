@@ -15,8 +15,6 @@ Columns that all tables have:
 A value that was not given, and so takes the wire's default, is null; so is one that the kind does not have.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 import pyarrow as pa

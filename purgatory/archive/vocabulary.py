@@ -1,7 +1,5 @@
 """The vocabulary of an archive: tables, kinds of call and marker, what identifies a call. Needs no Arrow."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 

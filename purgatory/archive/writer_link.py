@@ -4,8 +4,6 @@ Everything is on the event loop and nothing blocks it: what the pipe has no room
 How much that may be is the caller's to limit, by `rows_waiting`. Needs no Arrow.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import fcntl

@@ -4,8 +4,6 @@ Frames come in on stdin, lines go out on stdout (`writer_protocol`). It ends whe
 however that ended. So it outlives a daemon that was killed for as long as it takes to keep what it was given.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import logging

@@ -6,8 +6,6 @@
 Both ends are of one program, so neither looks at versions.
 """
 
-from __future__ import annotations
-
 import json
 import pickle
 import struct

@@ -10,8 +10,6 @@ Do not hold a lock that a `try_complete` takes while calling `check_and_complete
 check. docs/embedded.md has a worked example.
 """
 
-from __future__ import annotations
-
 from purgatory.clock import Clock, SystemClock
 from purgatory.embedded.awaitable import DelayedOperation
 from purgatory.embedded.threaded import EmbeddedPurgatory

@@ -1,7 +1,5 @@
 """`EmbeddedPurgatory`: the engine's generic purgatory under one lock, with a reaper, and effects outside the lock."""
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

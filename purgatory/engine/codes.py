@@ -4,8 +4,6 @@ Error codes are Kafka's (each explained in docs/semantics.md). The values of kin
 those of the enums in proto/purgatory/v1; a test holds them together.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 # Kinds of operation.

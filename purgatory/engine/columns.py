@@ -3,8 +3,6 @@
 A column holds one value for each row, or one value for all, or none for the default.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from librt.vecs import vec

@@ -1,7 +1,5 @@
 """What comes out of the engine: ended operations as packed columns, one set for each owner."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from librt.vecs import extend, vec

@@ -4,8 +4,6 @@ Calls in, results out; time is an argument. Every call is bounded by the batch i
 call that may end operations, `take_completions` says what has ended. The same calls always give the same answers.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from mypy_extensions import i64

@@ -11,8 +11,6 @@ What is wrong with one item of a batch is no exception but a `Refusal` in the re
 Anything else that leaves the engine is a bug.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 __all__ = ["InvalidBatch", "OperationEnded", "PurgatoryClosed", "PurgatoryError", "PurgatoryFull", "ReentrantCall"]

@@ -1,7 +1,5 @@
 """Inspects the engine without changing it: views of operations and partitions, and counters."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from mypy_extensions import i64

@@ -1,7 +1,5 @@
 """The engine's limits: nothing in it grows without bound."""
 
-from __future__ import annotations
-
 from typing import Final
 
 __all__ = ["EngineLimits"]

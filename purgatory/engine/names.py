@@ -1,7 +1,5 @@
 """What may name a partition or a signal key, and the places of names in a dictionary."""
 
-from __future__ import annotations
-
 from librt.vecs import vec
 from mypy_extensions import i64
 

@@ -1,7 +1,5 @@
 """What the engine shows to someone who looks: snapshots, never the live state."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from purgatory.engine.batches import PartitionName

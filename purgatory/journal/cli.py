@@ -1,7 +1,5 @@
 """`purgatory journal`: check, repair, dump, export and import a journal while its daemon is stopped."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

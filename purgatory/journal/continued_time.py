@@ -8,8 +8,6 @@ clock changes nothing while a daemon runs. The time between two daemons is:
   shorter than asked; one that was set forward cannot be told from a long pause, and is believed.
 """
 
-from __future__ import annotations
-
 import functools
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The folder of a journal: its files, and the lock that keeps a second daemon out."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 from pathlib import Path

@@ -6,8 +6,6 @@
     - `JournalDamaged`: a row or the file is not as written; see `purgatory journal check` and `repair`
 """
 
-from __future__ import annotations
-
 
 class JournalError(Exception):
     """The journal cannot be used. The message is one line that names the folder and says what to do."""

@@ -4,8 +4,6 @@ A group is sealed on the event loop, between two engine calls, so all of it belo
 ended, what waits. From then on only the journal's thread touches it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final, NamedTuple
 

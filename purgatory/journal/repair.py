@@ -4,8 +4,6 @@ Damage in anything of a session sets the whole session aside: its client is then
 sends again what it waits for. That is better than a session that looks whole and has forgotten some of its waits.
 """
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Iterable
 from contextlib import closing

@@ -4,8 +4,6 @@ A checksum is the CRC-32 of a row's values in the order of the table. Types and 
 cannot move from one column to the next unnoticed.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 import zlib

@@ -5,8 +5,6 @@ has a roster of its operations. Ids only rise within a session, so an operation'
 operations that have progressed (some of their partitions have come to an end) were moved to a later row.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections import deque
 from typing import Final

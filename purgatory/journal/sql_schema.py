@@ -1,7 +1,5 @@
 """The tables of the journal, and the migrations of older versions. docs/durability.md describes each table."""
 
-from __future__ import annotations
-
 import sqlite3
 from typing import Final
 

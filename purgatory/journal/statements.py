@@ -3,8 +3,6 @@
 Every statement may run twice with the same outcome: a commit that reported an error may turn out to have been done.
 """
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 from purgatory.engine.batches import PartitionName

@@ -1,7 +1,5 @@
 """The journal's file: opened, read at start, written a group at a time, kept small. Used by one thread at a time."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sqlite3

@@ -4,8 +4,6 @@ While the disk fails it holds the group and tries again, so nothing that was han
 is reported like any other. After a failed fsync the file is rewritten before anything else (`Store.rewrite`).
 """
 
-from __future__ import annotations
-
 import logging
 import queue
 import sqlite3

@@ -4,8 +4,6 @@ uvloop's own timers count whole milliseconds from a moment that may lie up to on
 Where the kernel has timerfd (Linux) that is used: it fires on time. Elsewhere the loop's timers have to do.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """The end of a host: refuse what is new, end what is pending, and let clients fetch their last results."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable

@@ -5,8 +5,6 @@ timeout has passed on a clock of any resolution. From a registration to the end 
 of the clock, and nothing expires.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from purgatory.clock import Clock

@@ -3,8 +3,6 @@
 All of it is derived from the fields of `settings`: a new setting needs no change here.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ daemon stores is free of reference cycles, so rare collections leak nothing but 
 behind for each call. That, and the memory that a burst has freed, is dealt with while nobody waits.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import gc

@@ -5,8 +5,6 @@ All methods that change the engine are plain calls: nothing else runs between tw
 them. After every engine call its completions are taken and routed to their owners.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -1,7 +1,5 @@
 """The daemon's log: one line of text or one JSON object for each entry, on stderr."""
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 import logging

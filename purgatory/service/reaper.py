@@ -5,8 +5,6 @@ for longer than a slice. It wakes at least every `SLEEP_MS_MAX`, so that the lag
 idle.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Sequence

@@ -3,8 +3,6 @@
 Nothing outside this file and `settings` reads the environment.
 """
 
-from __future__ import annotations
-
 import os
 import tomllib
 from pathlib import Path

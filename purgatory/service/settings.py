@@ -8,8 +8,6 @@ Flags, `--help` and docs/configuration.md are derived from the fields, so a sett
 No group may be called `service` or `port`: Kubernetes sets PURGATORY_SERVICE_HOST and PURGATORY_PORT by itself.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Final, Literal, NamedTuple, Self
 

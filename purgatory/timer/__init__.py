@@ -11,8 +11,6 @@ A task never runs early: a deadline is rounded up to a tick. docs/embedded.md sa
 TimingWheel, TimerTaskList and TimerTaskEntry.
 """
 
-from __future__ import annotations
-
 from purgatory.clock import Clock, SystemClock
 from purgatory.threads import UsedAfterFork
 from purgatory.timer.asynchronous import AsyncTimer

@@ -1,7 +1,5 @@
 """`AsyncTimer`: a timer on an asyncio event loop, with one timer handle of the loop's for all its tasks."""
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import threading

@@ -1,7 +1,5 @@
 """`SystemTimer`: a timer with a thread that sleeps until the next bucket, and an executor that runs the tasks."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Final, SupportsIndex

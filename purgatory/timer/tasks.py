@@ -1,7 +1,5 @@
 """`TimerTask` and `Timer`: tasks in the engine's timing wheel, under a lock. Its owner advances the clock."""
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

@@ -1,7 +1,5 @@
 """An archive without a daemon: listener, link and history writer put together, with any disk and any wall clock."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import queue

@@ -3,8 +3,6 @@
 Written from the archive's own description (purgatory.archive.schema), with lists and loops, one row at a time.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A filesystem over a local folder that can be told to fail."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pyarrow import fs

@@ -1,7 +1,5 @@
 """The rows that purgatory.archive.schema describes, made with lists and loops: what `rows` must give."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from purgatory.archive import schema

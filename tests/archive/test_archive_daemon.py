@@ -1,7 +1,5 @@
 """The real daemon with an archive: a life from start to end, a kill in the middle of work, a place of no use."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """What a host was told and said is all in its archive: a fresh engine fed with it ends everything the same way."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory

@@ -1,7 +1,5 @@
 """Files of the archive: where they lie, what they say of themselves, when they roll, and what a broken disk does."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pyarrow as pa

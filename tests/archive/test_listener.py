@@ -1,7 +1,5 @@
 """A host's calls in its archive: their numbers, gaps, refusals, broken disks, crashes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What docs/archive.md shows for reading an archive works on an archive."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Rows from engine calls: what a real engine was given and gave, against the same made with lists and loops."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta

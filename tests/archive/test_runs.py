@@ -1,7 +1,5 @@
 """Runs that live, runs that are dead, and who says so."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

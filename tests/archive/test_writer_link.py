@@ -1,7 +1,5 @@
 """The link to the writer process: nothing waits for it, nothing changes its order, and what is lost is told."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any, BinaryIO
 

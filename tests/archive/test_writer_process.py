@@ -1,7 +1,5 @@
 """The writer process: its priority, what it reads of a daemon that died, and that only the daemon ends it."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys

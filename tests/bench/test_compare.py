@@ -1,7 +1,5 @@
 """The guard: what counts as worse, and what is never compared."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """The journal's benchmarks: the bare loop writes what it says, and what is said of files is right."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A history that is written again on the days that follow is an archive like any other."""
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
 from pathlib import Path

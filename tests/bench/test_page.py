@@ -1,7 +1,5 @@
 """The page on performance: its table is that of the committed results, its plots and its commands are there."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

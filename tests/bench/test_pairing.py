@@ -1,7 +1,5 @@
 """Taking turns and taking ratios: what the harness says of what it measured."""
 
-from __future__ import annotations
-
 import pytest
 
 from bench.measure.pairing import Figure, in_turn, metric, ratio

@@ -1,7 +1,5 @@
 """The peers that are other programs: they do the same work, where they can be had."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 

@@ -1,7 +1,5 @@
 """The plots: files that can be opened, of whatever rows there are."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Rows of results: what is written is what was measured, and the table says what was reached."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The suites measure all that is to be reached, and leave out only peers that cannot be had."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence

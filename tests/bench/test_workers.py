@@ -1,7 +1,5 @@
 """The workers: each does the work it says, to the end, and all of one kind do the same."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Fixtures of the client's tests: one daemon for the tests of a module, and a client that leaves it clean."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator
 
 import pytest

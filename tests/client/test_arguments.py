@@ -1,7 +1,5 @@
 """What callers pass: names of partitions, keys, numbers and columns of them; what is refused, and how."""
 
-from __future__ import annotations
-
 import inspect
 import re
 

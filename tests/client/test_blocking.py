@@ -1,7 +1,5 @@
 """The blocking client against the real daemon: the same calls without an event loop, from threads, and at the end."""
 
-from __future__ import annotations
-
 import inspect
 import subprocess
 import sys

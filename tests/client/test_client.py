@@ -1,7 +1,5 @@
 """The asyncio client against the real daemon: every outcome, every form, every way to look."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """The error tree: one file, and every status and refusal becomes one of it."""
 
-from __future__ import annotations
-
 import inspect
 
 import grpc

@@ -1,7 +1,5 @@
 """Events on the wire: columns where they can, rows where they must, in the order that is safe."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

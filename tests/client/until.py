@@ -1,7 +1,5 @@
 """Waiting for a condition with a deadline, for what only a look from outside can tell."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """`make crash ARGS="--kills 200 --seed 7"`."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import random

@@ -4,8 +4,6 @@ Callers are of two kinds: at the level of the wire, in this process (`caller`), 
 library and an outbox, which is killed too.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import signal

@@ -1,7 +1,5 @@
 """Disks that fill up: a file system of a few megabytes, and a limit on the size of files where none may be mounted."""
 
-from __future__ import annotations
-
 import resource
 import shutil
 import sqlite3

@@ -1,7 +1,5 @@
 """The caller with an outbox as a process of its own, killed now and then while daemons come and go."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 from pathlib import Path

@@ -2,8 +2,6 @@
 copies every file that it syncs.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A small share of `make crash`."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from contextlib import AbstractContextManager

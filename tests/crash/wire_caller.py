@@ -5,8 +5,6 @@ In async mode what the daemon had not written yet is lost with it. Then the call
 sends again what has not ended, and drops a second result; the first one counts.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

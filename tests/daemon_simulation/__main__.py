@@ -1,7 +1,5 @@
 """Command line: `python -m tests.daemon_simulation --seed 7 [--seeds 200 --jobs 2]`."""
 
-from __future__ import annotations
-
 import argparse
 import multiprocessing
 import secrets

@@ -1,7 +1,5 @@
 """Who does what on a simulated day: clients that wait, advancers that push, an operator that cancels."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable

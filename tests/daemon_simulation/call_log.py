@@ -1,7 +1,5 @@
 """What callers saw: one `Call` for each operation that a client was asked to wait for."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field
 

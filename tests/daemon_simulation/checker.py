@@ -4,8 +4,6 @@ Each operation has exactly one outcome at its caller, the one that the daemon mu
 codes, and not earlier than that; none expires before its deadline, and none is forgotten.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterator

@@ -4,8 +4,6 @@
 and none of the answers: whether those were right is what the checker works out by itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """A TCP proxy that does to connections what networks do: drop, cut inside a message, hold back, swallow, half-close."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable

@@ -5,8 +5,6 @@ truncation. (All of the rules are the simulator's, tests/simulator.) It shares n
 of kinds, outcomes and events.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ So the same seed always tries the same things at the same times. How they interl
 machine's: sockets are real. Sizes and the mix differ from seed to seed (swarm), so that rare things are common in some.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The daemon of a simulated day: a real host and gRPC server on a free port; it can end and be replaced by another."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Final, cast

@@ -1,7 +1,5 @@
 """Carries out one day: everything real in one process and one event loop, over loopback and broken connections."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import traceback

@@ -1,7 +1,5 @@
 """A few days of the whole-daemon simulation, and tests of its model and its checker."""
 
-from __future__ import annotations
-
 import pytest
 from purgatory_client import Result, ResultColumns, waits
 

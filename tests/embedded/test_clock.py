@@ -1,7 +1,5 @@
 """The clocks of an embedded purgatory."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

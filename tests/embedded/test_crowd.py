@@ -3,8 +3,6 @@
 `CROWD_OPERATIONS=20000 make test ARGS=tests/embedded/test_crowd.py` does as much in each of the 16 threads.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import sys

@@ -1,7 +1,5 @@
 """The embedded purgatory against hostile use: interrupts, signals, forks, two owners, wrong arguments."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import signal

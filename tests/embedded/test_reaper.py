@@ -1,7 +1,5 @@
 """The embedded purgatory's reaper, its close, and what it does when hooks misbehave."""
 
-from __future__ import annotations
-
 import logging
 import threading
 

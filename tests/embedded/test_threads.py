@@ -1,7 +1,5 @@
 """The purgatory among threads: the cases 20 to 23, 30 to 34, 41, 44, 45, 95 and 96 of docs/semantics.md."""
 
-from __future__ import annotations
-
 import random
 import threading
 from concurrent.futures import Future

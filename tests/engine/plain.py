@@ -3,8 +3,6 @@
 Nothing of the engine is imported here. Numbers are those of the wire (proto/purgatory/v1); -1: not given or not known.
 """
 
-from __future__ import annotations
-
 from typing import Final, NamedTuple
 
 PRODUCE: Final = 1

@@ -3,8 +3,6 @@
 The simulator does the same with long lives; here they are short and every failure is cut down to its shortest form.
 """
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -4,8 +4,6 @@ Two engines live the same life, drawn by hypothesis over all kinds of operation 
 when something is about to happen; in the other it comes at every few milliseconds and may only expire a few at a time.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from hypothesis import HealthCheck, given, settings

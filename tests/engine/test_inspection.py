@@ -1,7 +1,5 @@
 """What a look at the pending operations shows, and what its filters leave out."""
 
-from __future__ import annotations
-
 from purgatory.engine.views import RemainingTimes
 from tests.engine import plain
 from tests.engine.world import World, parse

@@ -1,7 +1,5 @@
 """The oracle against examples worked out by hand: whoever judges must be right first."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

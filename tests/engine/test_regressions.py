@@ -1,7 +1,5 @@
 """Bugs that the oracle and the simulator found while the engine was young, each as the few steps that showed it."""
 
-from __future__ import annotations
-
 from purgatory.engine.generic.operation import GenericOperation
 from purgatory.engine.generic.purgatory import DelayedOperationPurgatory
 from tests.engine.world import World

@@ -1,7 +1,5 @@
 """A tape does what its calls would do one by one: lives of the simulator, played both ways."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

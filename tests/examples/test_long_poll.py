@@ -1,7 +1,5 @@
 """The long-poll example: what it prints, and how its endpoint answers in every case."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The replicated log runs for real: its processes, a daemon of its own, files on disk, and a follower killed midway."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

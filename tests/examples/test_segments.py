@@ -1,7 +1,5 @@
 """The example's log files: what is written is found again, also by the next process, whatever a crash left behind."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

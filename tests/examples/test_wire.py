@@ -1,7 +1,5 @@
 """The example's frames and accounts: each request gets its own answer once, each wait ends once, sums are checked."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 

@@ -1,7 +1,5 @@
 """What the examples do with a daemon that runs already."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Command line: `python -m tests.fuzz --requests 1000000 --seed 7 [--target daemon]`."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import secrets

@@ -6,8 +6,6 @@ file of libFuzzer's. Where atheris is not installed (the `fuzz` extra), it says 
 The engine is taken from its source here, whether it was compiled or not: compiled code tells no coverage.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import sys

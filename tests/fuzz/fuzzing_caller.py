@@ -4,8 +4,6 @@ Streams are opened, fed, read or left unread, half-closed, cut off and opened ag
 are sometimes cancelled, or sent as bytes that do not decode. Every status is counted and checked.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

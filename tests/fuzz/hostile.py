@@ -1,7 +1,5 @@
 """Hostile values for one field, by its type alone: extremes, zeros, and text that often breaks programs."""
 
-from __future__ import annotations
-
 import random
 from typing import Final
 

@@ -3,8 +3,6 @@
 Messages and fields are listed here only where they need plausible values: a new field is fuzzed as soon as it exists.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any, Final, TypeVar

@@ -3,8 +3,6 @@
 With them requests get past the first check and into deep states.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import random

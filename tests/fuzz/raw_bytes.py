@@ -1,7 +1,5 @@
 """Bytes of no shape at the two ports: what a scanner, a broken proxy or a cut connection sends."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

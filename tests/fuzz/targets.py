@@ -1,7 +1,5 @@
 """What is fuzzed: the real servicer on a loopback channel in this process, and the real daemon as a process."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import tempfile

@@ -1,7 +1,5 @@
 """Bugs found by fuzzing, each reduced to a small test."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import binascii

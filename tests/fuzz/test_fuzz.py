@@ -1,7 +1,5 @@
 """A small seeded share of `make fuzz`, and that the fuzzer finds what is planted."""
 
-from __future__ import annotations
-
 import pytest
 from google.protobuf.message_factory import GetMessageClass
 

@@ -1,7 +1,5 @@
 """What must hold of a daemon after it was fuzzed: it lives, its counts agree, its log has no fault, it still serves."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import urllib.request

@@ -4,8 +4,6 @@ A program is a few steps, each a type of message and its bytes. So everything a 
 as over gRPC at a hundred times the rate, and a coverage-guided fuzzer has one flat input to change.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A client that has results which nobody remembers, over daemons that die one after the other."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

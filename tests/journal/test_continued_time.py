@@ -1,7 +1,5 @@
 """What has passed between two daemons, however the clocks were set meanwhile."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

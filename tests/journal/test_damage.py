@@ -1,7 +1,5 @@
 """A journal that is not as written is noticed, reported and mended; one that is whole travels as one file."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 from pathlib import Path

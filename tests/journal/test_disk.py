@@ -1,7 +1,5 @@
 """A disk that is full, fails, or fails to sync: new work is refused with the reason, nothing is lost, and it ends."""
 
-from __future__ import annotations
-
 import asyncio
 import sqlite3
 from pathlib import Path

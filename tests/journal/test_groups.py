@@ -1,7 +1,5 @@
 """What makes a group, and what goes with one that something else has made."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

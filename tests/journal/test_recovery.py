@@ -1,7 +1,5 @@
 """Random lives of a host with a journal: cut off after any commit, all is as it was then, and goes on the same way."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A real daemon with a journal is killed and started again; a client in the middle of its waits notices nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable

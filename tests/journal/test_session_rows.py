@@ -1,7 +1,5 @@
 """The rows of a session: whatever ends or progresses, in whatever order, exactly the others are left."""
 
-from __future__ import annotations
-
 import random
 import sys
 

@@ -1,7 +1,5 @@
 """The journal's files: the write-ahead log is begun anew in place while groups come, and emptied when none does."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

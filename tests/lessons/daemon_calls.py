@@ -1,7 +1,5 @@
 """Raw calls on a daemon process, for lessons that the client library would hide."""
 
-from __future__ import annotations
-
 from types import TracebackType
 from typing import Self
 

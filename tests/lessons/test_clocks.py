@@ -1,7 +1,5 @@
 """Lessons 45 to 56, where not told of the timer alone: clocks that move, herds, and time that starts anew."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import itertools

@@ -1,7 +1,5 @@
 """Lessons 19 to 27, where not told of the engine alone: ends that come twice, torn, or after a cancel."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import signal

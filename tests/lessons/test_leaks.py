@@ -1,7 +1,5 @@
 """Lessons 28 to 38, where not told of the engine alone: what grows, and what callers that vanish leave behind."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import inspect

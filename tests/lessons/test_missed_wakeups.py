@@ -1,7 +1,5 @@
 """Lessons 1 to 18, where not told of the engine alone: waits that nobody wakes, or that wait behind others."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import threading

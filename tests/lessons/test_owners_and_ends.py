@@ -1,7 +1,5 @@
 """Lessons 57 to 68, where not told of the engine alone: locks, sharing by key, and how it all ends."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import itertools

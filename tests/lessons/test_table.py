@@ -1,7 +1,5 @@
 """docs/lessons.md and the tests agree: each lesson once, each test it names exists, each test of a lesson is named."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

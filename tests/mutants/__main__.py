@@ -4,8 +4,6 @@ mutmut generates the mutants, finds which test reaches which function, and runs 
 what it lacks: a copy of the tree to work in, the sample, and which survivors mypy rejects or nobody can kill.
 """
 
-from __future__ import annotations
-
 import argparse
 import fnmatch
 import hashlib

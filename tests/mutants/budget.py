@@ -4,8 +4,6 @@ Time is CPU time of the process, so that a busy machine kills nothing. mutmut ha
 the wall; pyproject.toml sets those out of the way.
 """
 
-from __future__ import annotations
-
 import resource
 import signal
 from collections.abc import Generator

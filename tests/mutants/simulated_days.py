@@ -3,8 +3,6 @@
 Not named `test_…`: `make test` has its own share of the simulator, and only the mutants' judge asks for this one.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

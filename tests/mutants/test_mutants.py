@@ -1,7 +1,5 @@
 """What is ours of `make mutants`: which survivors count, and the end of an endless loop."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 

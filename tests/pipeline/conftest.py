@@ -1,7 +1,5 @@
 """Spark for the tests of the pipeline: one local session for the whole run, in one worker, if there is a Java."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 python -m tests.pipeline.notebooks examples/notebooks/report.ipynb
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import json

@@ -1,7 +1,5 @@
 """The commands on a real Spark cluster of this machine, whose workers have nothing of ours but what is sent to them."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

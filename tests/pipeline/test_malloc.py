@@ -1,7 +1,5 @@
 """Memory that tasks keep: what is asked of Arrow and of the C library, in a process of its own."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """The functions for notebooks: DataFrames in and out, errors, and the example notebook."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

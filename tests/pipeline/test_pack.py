@@ -1,7 +1,5 @@
 """The packed environment: what goes into it, and that its Python finds that and nothing else of ours."""
 
-from __future__ import annotations
-
 import subprocess
 import tarfile
 from pathlib import Path

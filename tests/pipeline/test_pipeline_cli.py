@@ -1,7 +1,5 @@
 """The command line of the pipeline: settings, exit codes, and errors in one line."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

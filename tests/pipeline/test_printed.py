@@ -1,7 +1,5 @@
 """What report and replay print: advice in sentences, and how much changes under which policy."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import numpy as np

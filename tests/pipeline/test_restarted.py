@@ -1,7 +1,5 @@
 """The archive of a daemon with a journal that was restarted: one history in several runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

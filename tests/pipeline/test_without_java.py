@@ -1,7 +1,5 @@
 """Without Java, tests on Spark are skipped, which the run says loudly; where Java is required they fail."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The alarm by which the reaper sleeps, the kernel's and the loop's: it rings once, when it was last set to."""
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import time

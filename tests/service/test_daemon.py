@@ -1,7 +1,5 @@
 """The real daemon as a process: start, probes, reflection, metrics, shutdown, and how it fails."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import queue

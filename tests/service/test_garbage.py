@@ -1,7 +1,5 @@
 """Memory while nobody waits: young garbage is collected, free memory goes back to the system."""
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import gc

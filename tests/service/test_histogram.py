@@ -1,7 +1,5 @@
 """Histogram: bounds are inclusive, columns count as their values would one by one."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

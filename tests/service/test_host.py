@@ -1,7 +1,5 @@
 """The host by itself and at its end: slices, the reaper, what observers hear, and the drain."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The HTTP site by itself: what each path answers."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import aiohttp

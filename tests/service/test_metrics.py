@@ -1,7 +1,5 @@
 """Metrics: what batches of completions, events and refusals add up to. Nothing here starts a daemon."""
 
-from __future__ import annotations
-
 from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, Refusal, RegisterReceipt
 from purgatory.engine.codes import (
     CANCELLED,

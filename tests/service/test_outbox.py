@@ -1,7 +1,5 @@
 """The outbox: no gaps, nothing lost and nothing twice, whatever is taken, put back or acknowledged."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -5,8 +5,6 @@ still, so that "the same instant" is one; then over a real server, where nobody 
 is told of it must agree.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from itertools import combinations, permutations

@@ -1,7 +1,5 @@
 """The calls, over a real server: waits, events, cancels, listings, and what is refused."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 

@@ -1,7 +1,5 @@
 """Sessions over real streams: exactly once seen from the caller, across reconnects, take-overs and slow readers."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 

@@ -1,7 +1,5 @@
 """Settings: names, precedence, sources, and errors that say which one is wrong. Nothing here starts a daemon."""
 
-from __future__ import annotations
-
 import os
 import tomllib
 from pathlib import Path

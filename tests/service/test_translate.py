@@ -1,7 +1,5 @@
 """Between wire and engine: every field arrives where it belongs, with its default, in both shapes."""
 
-from __future__ import annotations
-
 import pytest
 
 from purgatory.engine import codes

@@ -1,7 +1,5 @@
 """Command line of the simulator: which seeds, how many steps for each, and over how many processes."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 import gc

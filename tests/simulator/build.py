@@ -4,8 +4,6 @@
 as many of them. Where there is no C compiler the copy stays uncompiled, which is only slower. `make sim` does both.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

@@ -4,8 +4,6 @@ It keeps a rough picture of each partition, so that most of what it draws is nea
 or oracle: a run's steps depend on its seed alone.
 """
 
-from __future__ import annotations
-
 import random
 
 from tests.engine import plain

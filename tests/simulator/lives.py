@@ -1,7 +1,5 @@
 """One seed's whole life, and what is said of it when it fails. Each gives a `SeedResult`, which can cross processes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 

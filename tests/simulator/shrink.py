@@ -1,7 +1,5 @@
 """Shrinks a failing run: leaves out chunks of steps, ever smaller ones, while the rest still fails."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """Runs steps: on engine and oracle side by side, or on the engine alone for speed. Both give a trace hash."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from tests.engine import plain

@@ -4,8 +4,6 @@ Counted is what is drawn, applied and compared one by one: a registration, an ev
 clock, or one of the rare calls. A batch counts for each of its members (`weight`).
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from tests.engine import plain

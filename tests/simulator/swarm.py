@@ -1,7 +1,5 @@
 """The mix and the sizes of one simulation, all drawn from its seed, so that each seed tests something else."""
 
-from __future__ import annotations
-
 import random
 
 from tests.engine import plain

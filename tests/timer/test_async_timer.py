@@ -1,7 +1,5 @@
 """The timer on an event loop: call_later that is never early, cancels in O(1), and leaves the loop its turn."""
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import threading

@@ -1,7 +1,5 @@
 """The timer with a thread and an executor: it runs tasks by itself, under threads, shutdowns, forks and failures."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import random

@@ -1,7 +1,5 @@
 """The timer on a clock that moves when told: when tasks run, where they may be, and what cancel and close promise."""
 
-from __future__ import annotations
-
 import gc
 import random
 import sys

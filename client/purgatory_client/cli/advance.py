@@ -1,7 +1,5 @@
 """`purgatory advance`: every kind of event as an option."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, NoReturn, cast
 
 import typer

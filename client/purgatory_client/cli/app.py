@@ -1,7 +1,5 @@
 """The commands of `purgatory`: what each takes, and which call it makes. `render` prints."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import AsyncIterator
 from typing import Annotated, Final, NoReturn, TypeVar

@@ -1,7 +1,5 @@
 """`purgatory results`: collects the results of a session that nobody is connected to."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Annotated, NoReturn
 

@@ -1,7 +1,5 @@
 """The exit codes of `purgatory`: one table, which the help text shows and docs/cli.md is checked against."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from enum import IntEnum
 from typing import Final

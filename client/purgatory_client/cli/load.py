@@ -1,7 +1,5 @@
 """`purgatory load`: registers many waits in one session, satisfies them if asked to, and reports how fast it went."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 import uuid

@@ -1,7 +1,5 @@
 """Parses what users write: "orders-3@42", "job-17", "30s". Raises UsageError, which says what to write instead."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

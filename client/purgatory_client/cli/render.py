@@ -4,8 +4,6 @@ With `--json` each command prints one JSON document (listings: one object per li
 Durations are seconds, unknown offsets are -1, and what is absent is null.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """What `purgatory load` and `purgatory results` print."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """Runs a command against the daemon and turns its end into an exit code and, if need be, a message."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 

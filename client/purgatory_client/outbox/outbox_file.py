@@ -9,8 +9,6 @@ SQLite in WAL mode; each commit is synced before it returns. Calls block, so `ou
 Each row has a checksum. `FILE-lock` beside it is locked by the process that uses it.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import sqlite3

@@ -10,8 +10,6 @@ What cannot be written is refused: registrations end with the error, and results
 them again over the next connection.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import deque

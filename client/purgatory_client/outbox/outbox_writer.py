@@ -6,8 +6,6 @@ failed. Only confirmations that failed are tried again, with the next commit: th
 that was used should not come back. A registration or a result that failed was refused, and must not appear later.
 """
 
-from __future__ import annotations
-
 import asyncio
 import queue
 import threading

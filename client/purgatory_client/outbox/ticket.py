@@ -1,7 +1,5 @@
 """`Ticket`: what a caller holds of a wait in the outbox, to ask for its result now or after a crash."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import UTC, datetime
 

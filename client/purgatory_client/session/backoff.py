@@ -3,8 +3,6 @@
 Full jitter (anything from 0 to the ceiling) spreads the clients of a daemon that has just restarted.
 """
 
-from __future__ import annotations
-
 import random
 from typing import Final
 

@@ -4,8 +4,6 @@ A session uses a new channel for each connection. A TCP connection whose peer fe
 channels do not share a pool of connections either.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 import grpc

@@ -4,8 +4,6 @@ The session's stream is opened and half-closed at once; the daemon then ends it 
 ended and been sent. So acknowledgements have to be calls of their own.
 """
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass
 from typing import Final, cast

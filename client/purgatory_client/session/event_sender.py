@@ -4,8 +4,6 @@ One message at a time, so that the daemon applies them in that order, whoever aw
 signal would count twice. A message that fails raises in exactly those calls whose events were in it.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence

@@ -4,8 +4,6 @@ A call for each message would cost several times as much. The stream is opened w
 it has ended: at worst one message finds that out, by an error. A refused message ends the stream, and fails alone.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Final, cast

@@ -4,8 +4,6 @@ Single waits are in one dictionary; a `WaitColumns` is one entry however many op
 of their ids, so what is above the daemon's highest id is a tail of each.
 """
 
-from __future__ import annotations
-
 import asyncio
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence

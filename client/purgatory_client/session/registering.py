@@ -1,7 +1,5 @@
 """Registers a batch in any session by a unary call, repeated until the daemon has answered."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

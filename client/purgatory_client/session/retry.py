@@ -1,7 +1,5 @@
 """Repeats a call while there is no connection, for calls that are harmless to repeat."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Final
 

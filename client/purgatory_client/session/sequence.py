@@ -5,8 +5,6 @@ arrived is one number, so a repeat is recognised by comparison. An acknowledgeme
 of the daemon, so it is sent after `results_max` results or `DELAY` seconds, whichever comes first.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from purgatory_client.errors import ProtocolError

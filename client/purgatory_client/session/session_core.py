@@ -17,8 +17,6 @@ Time is an argument (monotonic seconds). These are the rules of a session:
   written is sent.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import islice

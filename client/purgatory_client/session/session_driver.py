@@ -6,8 +6,6 @@ everything pending ends with Unavailable and the next wait begins a new session.
 first submit.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import uuid

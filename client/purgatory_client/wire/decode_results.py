@@ -1,7 +1,5 @@
 """Decodes results: columns and rows both become `ResultColumns`, so that nothing else has to know two shapes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import accumulate
 from operator import sub

@@ -1,7 +1,5 @@
 """Decodes waits: from columns of an outbox file to the wait or batch that `encode_waits` made them of."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from purgatory.v1 import operation_pb2 as wire

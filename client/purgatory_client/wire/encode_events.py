@@ -1,7 +1,5 @@
 """Encodes events: as columns when every event of the message has a column form, as rows otherwise."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Final
 

@@ -3,8 +3,6 @@
 Values were checked when the waits were made (`number_checks`, `partition_names`), so nothing is refused here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from purgatory.v1 import operation_pb2 as wire

@@ -4,8 +4,6 @@ Most columns of most answers are never read, so values stay in their messages un
 whose results come a few at a time would hold on to many messages: after `SEGMENTS_MAX` of them values are copied.
 """
 
-from __future__ import annotations
-
 from typing import Any, Final, NamedTuple
 
 from purgatory_client.results import OPERATION_COLUMNS, item_columns

@@ -1,7 +1,5 @@
 """Accounts for an archive: combines its files, its runs and the survey of its rows."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta

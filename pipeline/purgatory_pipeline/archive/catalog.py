@@ -1,7 +1,5 @@
 """An archive as the commands see it: its usable files by table, what was set aside, and its tables as DataFrames."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor

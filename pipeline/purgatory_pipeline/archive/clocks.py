@@ -1,7 +1,5 @@
 """Columns of one file as plain arrays, and where its clocks went back from one call to the next."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

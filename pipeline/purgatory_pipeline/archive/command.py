@@ -1,7 +1,5 @@
 """The command `check`: what an archive holds, what of it cannot be used, and what is inconsistent."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """The runs of an archive from its markers: how each began and ended, and what the disk was too slow for."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor

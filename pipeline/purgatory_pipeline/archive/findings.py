@@ -1,7 +1,5 @@
 """What is inconsistent in an archive, in words: clocks that went back, missing ends, and why."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Judges a file of an archive by its footer: its table, run and rows, or why it is set aside."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final

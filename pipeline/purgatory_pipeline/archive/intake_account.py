@@ -1,7 +1,5 @@
 """The account of an intake: files and rows of an archive, used or set aside and why, and what is inconsistent."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

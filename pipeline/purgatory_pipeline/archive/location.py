@@ -1,7 +1,5 @@
 """Where an archive or a result is: a local folder or a URI that pyarrow knows, and the same place as Spark names it."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass

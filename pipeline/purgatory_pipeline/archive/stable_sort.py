@@ -1,7 +1,5 @@
 """A stable sort of integers, faster than numpy's."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

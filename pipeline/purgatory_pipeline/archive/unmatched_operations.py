@@ -5,8 +5,6 @@ files, and only unpaired ends are shuffled. Such an end may still belong to an o
 dropped (a second outcome, say): so all rows of these few operations are then read again and counted in full.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final

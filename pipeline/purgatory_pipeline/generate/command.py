@@ -1,7 +1,5 @@
 """The command `generate`: its options, and what it prints."""
 
-from __future__ import annotations
-
 import sys
 from typing import Annotated
 

@@ -4,8 +4,6 @@ All rows go through the code of the daemon's archive. Before each call the clock
 but for a small lateness of some of its turns.
 """
 
-from __future__ import annotations
-
 import gc
 from collections import Counter
 from typing import Final, Protocol

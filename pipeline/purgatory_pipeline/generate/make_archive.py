@@ -5,8 +5,6 @@ their places, under names that depend only on the plan. So a task that Spark rep
 left, and nothing is there twice.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import time

@@ -1,7 +1,5 @@
 """What callers send in a run: batches of registrations and events, made from a chunk of calls at a time."""
 
-from __future__ import annotations
-
 from typing import Final
 
 import numpy as np

@@ -5,8 +5,6 @@ wait is about one and a half intervals between fetches. Intervals are log-normal
 `fetch_sigma`.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, replace
 from typing import Final

@@ -2,8 +2,6 @@
 replica was last (both known without the engine), and what was counted while the run was played.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """The truth of a whole history, summed up from its runs: what was planted, what came out, and exact quantiles."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter, defaultdict
 from dataclasses import asdict

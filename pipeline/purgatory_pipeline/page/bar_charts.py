@@ -1,7 +1,5 @@
 """Plots with one row for each topic, key or replica: bars, with their figures at the end."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import altair as alt

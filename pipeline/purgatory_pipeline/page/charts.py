@@ -4,8 +4,6 @@ Colours are CSS variables (page.css) that Vega's SVG renderer passes through, so
 without being redrawn. Legends are part of the page, not of the drawing, so that they wrap and can be read aloud.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime

@@ -5,8 +5,6 @@ plot stands in a script element, where `<`, `>` and `&` are written as JSON esca
 page's two scripts by their hashes and lets nothing be loaded, so text that slipped through would still do nothing.
 """
 
-from __future__ import annotations
-
 import base64
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """What a page is made of: sections of plots and tables. Plain data; `document` turns it into HTML."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal

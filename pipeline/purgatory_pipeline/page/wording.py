@@ -3,8 +3,6 @@
 Missing numbers are a dash; a share is only "0 %" or "100 %" if it is exactly that.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import unicodedata

@@ -1,7 +1,5 @@
 """What a replay leaves in its folder: tables as CSV and Parquet, and the page."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping
 

@@ -9,8 +9,6 @@
 - `3=+20ms`: a slow replica; the progress of replica 3 arrives 20 ms later
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The work of an executor: runs in; sums, or a row for each operation, out, as record batches."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """From the sums of a replay to the tables that people see."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final

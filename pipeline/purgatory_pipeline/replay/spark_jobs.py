@@ -1,7 +1,5 @@
 """The Spark jobs of a replay: which task replays what, and how results come back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush

@@ -4,8 +4,6 @@ Curves come from counts by topic, kind and millisecond waited. These, and nothin
 topics (and keys) with the most operations, and for all topics together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final

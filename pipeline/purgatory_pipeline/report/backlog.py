@@ -8,8 +8,6 @@ the deepest moment only if what was pending before it plus all that began in it 
 every slot. The waits of such slots, which are few, are read again and summed up millisecond by millisecond.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, Window

@@ -4,8 +4,6 @@ A *fact* is a number of waits that share window, topic, partition, kind, princip
 milliseconds, so many share all of that, and a quantile over facts is exactly the quantile over rows.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from pyspark.sql import Column, DataFrame

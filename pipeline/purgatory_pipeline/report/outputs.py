@@ -3,8 +3,6 @@
 Spark writes what it computed, however large. The CSV files and the page get the first rows of each table in its order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Final
 

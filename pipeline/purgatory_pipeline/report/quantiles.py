@@ -3,8 +3,6 @@
 Plain numpy over counts by value, which are few whatever the number of operations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Final
 

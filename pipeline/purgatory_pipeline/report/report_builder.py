@@ -5,8 +5,6 @@ Registrations and outcomes are counted (`facts`) and, unless the intake has done
 columns each. Everything else is made of facts, which Spark caches in memory or on disk.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass

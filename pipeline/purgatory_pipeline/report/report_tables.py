@@ -8,8 +8,6 @@ Rows belong to the window of their own time: a registration to the window in whi
 window in which it ended. So `registered` and `ended` of a window differ by what was pending at its borders.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime

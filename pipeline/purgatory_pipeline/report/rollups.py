@@ -4,8 +4,6 @@ Facts are repeated once for each level, and Spark shuffles together those of one
 numpy: a task holds one shuffle partition in memory, so more partitions are smaller ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 

@@ -6,8 +6,6 @@ very call that the outcome came from. The second-last is looked for during the w
 registration held nothing back.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 import numpy as np

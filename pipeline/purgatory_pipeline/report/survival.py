@@ -8,8 +8,6 @@ satisfied in the same millisecond. Bounds are Greenwood's, on the log(-log) scal
 Plain numpy over counts by millisecond, which are few whatever the number of operations.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

@@ -4,8 +4,6 @@ Both sides are summed up by run in slots of about a minute, by the instant of re
 are rows compared one by one: usually the last minutes of a run, or those around a loss.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

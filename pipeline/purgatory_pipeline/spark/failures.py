@@ -1,7 +1,5 @@
 """Spark's failures in one line: what happened, without the stack traces of two languages around it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

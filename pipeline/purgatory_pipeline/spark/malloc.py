@@ -1,7 +1,5 @@
 """Memory settings for tasks that allocate and free the same large arrays over and over."""
 
-from __future__ import annotations
-
 import ctypes
 from functools import cache
 from typing import Final

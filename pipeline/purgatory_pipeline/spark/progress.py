@@ -1,7 +1,5 @@
 """Spark's progress on stderr: nothing for short work, then one line, redrawn on a terminal, repeated in a log."""
 
-from __future__ import annotations
-
 import atexit
 import sys
 import threading

@@ -1,7 +1,5 @@
 """The Spark session of the commands: local on all cores unless Spark's own settings say otherwise."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

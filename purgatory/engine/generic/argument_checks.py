@@ -3,8 +3,6 @@
 The parameters are typed so that compiled code does not check them by itself: its errors name no argument.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Coroutine, Hashable, Iterable
 from typing import SupportsIndex

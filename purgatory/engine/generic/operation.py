@@ -13,8 +13,6 @@ completing one operation from within another's effects never recurses.
 | `on_expiration` | once, if the timer won, after `on_complete`     | extra effects: metrics, clean-up        |
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Hashable
 from contextlib import suppress

@@ -17,8 +17,6 @@ Every public call ends by running the effects of what it ended, and of what thos
 from within an effect leaves its own to the outermost one. With an `ActionQueue` given, its owner drains it instead.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from itertools import islice

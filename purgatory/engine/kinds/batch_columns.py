@@ -1,7 +1,5 @@
 """A batch of operations of one kind, with every value looked at once and ready to be read."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from mypy_extensions import i64

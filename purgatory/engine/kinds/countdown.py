@@ -4,8 +4,6 @@ An item waits for one mark of its partition and is watched at a threshold of tha
 error code; the operation ends with its last item. A kind says which mark, which threshold, and what the state is.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from mypy_extensions import i64

@@ -3,8 +3,6 @@
 When that is and what is answered stands in `fetch_rules`; here fetches are entered, watched and ended.
 """
 
-from __future__ import annotations
-
 from typing import Final, final
 
 from mypy_extensions import i64

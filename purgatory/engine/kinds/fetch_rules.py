@@ -10,8 +10,6 @@ Fetches are few beside produce waits (a long poll for each reader, not for each 
 Rules: Kafka's DelayedFetch, cases A to H (docs/semantics.md).
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from mypy_extensions import i64

@@ -4,8 +4,6 @@ A kind decides when its operations end and what they answer. It enters them into
 ends them there; slots, timers and counters are kept by these alone. An engine has one object of each kind.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from mypy_extensions import i64

@@ -1,7 +1,5 @@
 """The validation errors of one operation of a batch. All checks pass before anything of it is done."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from mypy_extensions import i64

@@ -7,8 +7,6 @@ Not in the table, because every batch has them: `operation_id`, `timeout_ms` (it
 `item_count`, `item_index` and the dictionaries of names.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from purgatory.engine.codes import (

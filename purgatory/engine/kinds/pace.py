@@ -1,7 +1,5 @@
 """How fast a mark moved while an operation waited, and when it would have arrived: what an expired wait is told."""
 
-from __future__ import annotations
-
 from mypy_extensions import i64
 
 from purgatory.engine.codes import OFFSET_MAX

@@ -3,8 +3,6 @@
 Rules: Kafka's DelayedProduce, cases A to C (docs/semantics.md).
 """
 
-from __future__ import annotations
-
 from typing import final
 
 from mypy_extensions import i64

@@ -1,7 +1,5 @@
 """Signal: waits until all (or any) of its keys have been signalled often enough."""
 
-from __future__ import annotations
-
 from typing import Final, final
 
 from mypy_extensions import i64

@@ -4,8 +4,6 @@ Kafka's leader epoch cache (docs/semantics.md): sorted (epoch, start offset), th
 kept.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from mypy_extensions import i64

@@ -1,7 +1,5 @@
 """An event as read from its columns, and its validation errors. All checks pass before anything is changed."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from purgatory.engine.batches import EventBatch, PartitionName, ReplicaSets

@@ -4,8 +4,6 @@ An event that is refused changes nothing and the rest of its batch is applied. T
 check everything, change state, wake.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from mypy_extensions import i64

@@ -6,8 +6,6 @@ stored: every method that may move one returns whether it did. Operations are no
 the watch lists of those that wait on it. -1 means not known, everywhere.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from mypy_extensions import i64

@@ -1,7 +1,5 @@
 """The known partitions and signal keys: by name, and by the index that items carry. Both are bounded."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from mypy_extensions import i64

@@ -12,8 +12,6 @@ A text is its length in bytes and its UTF-8. Nothing in the bytes says what a co
 which it was written. Journals on disk hold these bytes, so the forms must not change.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from librt.strings import (

@@ -1,7 +1,5 @@
 """The ids of a saved batch of operations, of which some have ended since."""
 
-from __future__ import annotations
-
 from typing import Final, cast
 
 from librt.vecs import vec

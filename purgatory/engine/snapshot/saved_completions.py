@@ -1,7 +1,5 @@
 """Ended operations as bytes and back."""
 
-from __future__ import annotations
-
 from librt.vecs import append, vec
 from mypy_extensions import i64
 

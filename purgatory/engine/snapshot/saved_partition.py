@@ -1,7 +1,5 @@
 """One partition as bytes and back: all that events have told of it. Who waits on it is saved with the operations."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from librt.vecs import vec

@@ -6,8 +6,6 @@ had happened. Partitions and keys must be restored before the operations that wa
 that is not known would make a new one, without marks.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from mypy_extensions import i64

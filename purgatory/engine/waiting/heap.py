@@ -11,8 +11,6 @@ bytes, and a push or pop is a native call that makes no object.
 Pairs with equal keys come out smaller value first, so the order never depends on the history of the heap.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from librt.vecs import append, vec

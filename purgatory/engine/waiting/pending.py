@@ -4,8 +4,6 @@ Slots, items, timer, owners and counters are kept in step here. When an operatio
 it decides comes through `resolve` or `end`, so that an operation leaves the pending ones once.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from librt.vecs import vec

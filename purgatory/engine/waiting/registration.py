@@ -4,8 +4,6 @@ Already satisfied means no registration (Kafka's try_complete_else_watch with on
 nothing else can happen here). What is refused changes nothing; the rest of the batch is served.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from mypy_extensions import i64

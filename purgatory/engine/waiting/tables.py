@@ -8,8 +8,6 @@ touch its successor. No rules live here.
 Bytes a pending operation with one item takes, timer and watch included: about 130 (see `make bench`).
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from librt.vecs import append, vec

@@ -5,8 +5,6 @@ so its cost follows completions. `recheck` evaluates all that wait on a partitio
 end a wait without moving a mark up: leadership, epochs, storage, removal, truncation, the in-sync set.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from mypy_extensions import i64

@@ -20,8 +20,6 @@ SHIFT_MAX entries of the run have greater thresholds, and none of those can leav
 threshold goes to the overflow too, behind it, and equal ones in the run are always older.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from librt.vecs import append, vec

@@ -39,8 +39,6 @@ Worked example: tick 1 ms, size 3, so that level 1 spans 3 ms, level 2 spans 9, 
     advance to 26 : 26 cascades at 24 to level 1, bucket 2, and fires
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from librt.vecs import append, vec

@@ -4,8 +4,6 @@ Liveness (`/healthz`) means that the event loop answers, readiness (`/readyz`) t
 while the daemon shuts down: it must not be restarted then, and not be sent more work.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Final

@@ -5,8 +5,6 @@ gap is easier to read around than many short ones. Where nothing may be dropped 
 `reason_to_refuse` says that no more should come.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import Counter

@@ -8,8 +8,6 @@ Sync: results and answers are held until their group is durable. Async: they go 
 has been answered is not durable yet.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence

@@ -9,8 +9,6 @@ delete-records mark each pending partition) or, for fetch, of `purgatory_outcome
 request).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Final
 

@@ -1,7 +1,5 @@
 """A histogram that takes whole columns: the library's own would take one call for each of millions of operations."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -4,8 +4,6 @@ This one keeps nothing, for a daemon without a journal; `durable_journal` has th
 of a change is given to `when_durable`, or waits for `durable`, after the change was told.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final
 

@@ -8,8 +8,6 @@ A hook must not block or raise, and changes nothing of the host. `now_ms` is the
 session of None stands for the unary waits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 

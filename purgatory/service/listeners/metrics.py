@@ -4,8 +4,6 @@ Only what the engine does not count itself is counted here, a batch at a time. N
 is ever a key, so that nothing here grows with use.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Final

@@ -4,8 +4,6 @@ Restoring goes in slices with the event loop free in between, so that the daemon
 The order matters: partitions and keys, then sessions with their results, then the operations, which refer to both.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import sqlite3

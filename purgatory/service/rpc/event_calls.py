@@ -1,7 +1,5 @@
 """Events in, receipts out: `Advance`, and the stream of it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from typing import Any, Final

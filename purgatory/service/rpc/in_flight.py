@@ -4,8 +4,6 @@ A gRPC server that stops gives its grace period to all calls alike: unary ones w
 that would never end by themselves (a health watch, an idle stream of events). Only the first deserve it.
 """
 
-from __future__ import annotations
-
 import asyncio
 from types import TracebackType
 from typing import Final

@@ -1,7 +1,5 @@
 """Registrations, cancels and events from the wire to the host, and their receipts back."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from purgatory.service.host import Host

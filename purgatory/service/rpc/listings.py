@@ -1,7 +1,5 @@
 """Inspection calls: listings with bounded work for each page, whatever is pending. Read-only."""
 
-from __future__ import annotations
-
 import asyncio
 import heapq
 import time

@@ -1,7 +1,5 @@
 """Page tokens: opaque to callers, and refused when forged or made for another request. Pure functions."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import json

@@ -3,8 +3,6 @@
 Methods raise `CallRefused`, from which `handlers.add_to_server` makes a status; it handles undecodable requests too.
 """
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any, Final
 

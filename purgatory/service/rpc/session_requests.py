@@ -1,7 +1,5 @@
 """What arrives on a session stream: registrations, cancels and acknowledgements."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from purgatory.service.host import Host

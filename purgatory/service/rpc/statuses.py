@@ -10,8 +10,6 @@ A refused item of a batch is none of these but an engine `Refusal`, answered bes
 be served at all is a `BatchRefused`: a status where the call is unary, a receipt where it is a stream.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 import grpc

@@ -4,8 +4,6 @@ A refused registration ends as a result like any other, so that a caller who rea
 has one result: a refusal that is sent again, or that repeats an id of its own batch, gets none.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple

@@ -1,7 +1,5 @@
 """One session: who registers and receives, across streams and reconnects."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from purgatory.engine.completions import Completions

@@ -5,8 +5,6 @@ its time to live after its last use. Sessions without a stream are kept in the o
 ones costs nothing for the others.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final

@@ -1,7 +1,5 @@
 """Unary waits: one internal engine owner for all of them, one future for each call."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Final
 

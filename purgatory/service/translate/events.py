@@ -4,8 +4,6 @@ The engine checks events one by one. Only what columns cannot say (events with s
 type of such an event is set to 0, which the engine refuses, and the refusal found here takes that one's place.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Final
 

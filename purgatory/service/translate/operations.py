@@ -5,8 +5,6 @@ names, values and ids. Only what rows can get wrong before there is a column of 
 condition, and ids that do not rise from one run to the next.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Final
 

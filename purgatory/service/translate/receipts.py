@@ -1,7 +1,5 @@
 """Batches of either shape from the wire, and the receipts that answer them. Pure functions."""
 
-from __future__ import annotations
-
 from purgatory.engine.batches import EventsReceipt, Refusal
 from purgatory.service.rpc.statuses import unreadable_batch
 from purgatory.service.translate.events import IncomingEvents, events_from_columns, events_from_rows

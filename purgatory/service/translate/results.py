@@ -1,7 +1,5 @@
 """Results and receipts from the engine to the wire, as columns and as rows. Pure functions."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Sequence
 from typing import Final, cast

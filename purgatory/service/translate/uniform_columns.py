@@ -3,8 +3,6 @@
 Reading a value makes a Python object of it, which costs more than everything else that happens to it here.
 """
 
-from __future__ import annotations
-
 from typing import Final, Literal
 
 Form = Literal["q", "Q", "d"]

@@ -1,7 +1,5 @@
 """The engine's views as messages of the wire. Pure functions: wall time is an argument."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final
 

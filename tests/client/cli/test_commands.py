@@ -1,7 +1,5 @@
 """The command line as a user runs it: real processes, a real daemon, exit codes, stdout and stderr apart."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """`purgatory load` and `purgatory results` as a user runs them, and what `purgatory status` says of the time left."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

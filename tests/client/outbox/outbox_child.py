@@ -4,8 +4,6 @@
 ends when nothing is left).
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import sys

@@ -1,7 +1,5 @@
 """The caller of outbox_child.py, killed and started again, and what it wrote down held against the rule."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A client with an outbox: what it keeps, gives back after a restart, and refuses."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A caller with an outbox that is killed at random moments, again and again: each wait it wrote down ends once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The outbox file: what was committed is there, whatever happens; what cannot be used says why."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sqlite3

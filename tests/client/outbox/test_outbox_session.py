@@ -1,7 +1,5 @@
 """The session beside an outbox, without daemon and file: what is sent, what is withdrawn, what is refused whole."""
 
-from __future__ import annotations
-
 from purgatory_client.errors import LimitExceeded
 from purgatory_client.session.session_core import SessionCore
 

@@ -1,7 +1,5 @@
 """A TCP proxy in front of a daemon that a test can make lose connections, swallow bytes, or refuse to connect."""
 
-from __future__ import annotations
-
 import asyncio
 from types import TracebackType
 from typing import Self

@@ -1,7 +1,5 @@
 """Results as they arrive: in runs, in parts, mixed, repeated; each gets to its wait."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Pauses between attempts to connect."""
 
-from __future__ import annotations
-
 import random
 
 from purgatory_client.session.backoff import Backoff

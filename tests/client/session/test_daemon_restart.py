@@ -1,7 +1,5 @@
 """A daemon with a journal that is killed and started again: clients go on by themselves, each wait ends once."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The stream that events travel on: opened when it is needed, again when it has ended, and never sending twice."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Sequence

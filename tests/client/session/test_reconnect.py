@@ -1,7 +1,5 @@
 """Waits through lost connections and restarted daemons: each ends exactly once, and none is lost."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from pathlib import Path

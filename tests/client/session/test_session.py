@@ -1,7 +1,5 @@
 """The session without a daemon: scripted wire messages in, wire messages and ended waits out."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 

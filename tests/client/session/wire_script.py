@@ -1,7 +1,5 @@
 """Wire messages as a daemon would send them, for tests that drive a session without one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from purgatory_client.many import WaitColumns, partition_columns

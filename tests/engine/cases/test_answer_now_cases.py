@@ -1,7 +1,5 @@
 """A timeout of 0: an answer at once, with nothing left pending, for operations of each kind."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

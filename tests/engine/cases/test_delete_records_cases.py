@@ -1,7 +1,5 @@
 """Cases 86 to 92: waits for the low watermark."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.engine import plain

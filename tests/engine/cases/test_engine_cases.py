@@ -1,7 +1,5 @@
 """The engine as a whole: owners, batches, refusals, unknown partitions, expiry, cancelling, shutting down, looking."""
 
-from __future__ import annotations
-
 import pytest
 
 from purgatory.engine.batches import EventBatch, OperationBatch

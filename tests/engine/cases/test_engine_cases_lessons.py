@@ -1,7 +1,5 @@
 """Bugs that others had (LESSONS 1 to 38: missed wake-ups, double ends, leaks), as tests of the engine."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.engine import plain

@@ -1,7 +1,5 @@
 """Bugs that others had (LESSONS 39 to 68: marks that go back, clocks, hot keys), as tests of the engine."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.engine import plain

@@ -1,7 +1,5 @@
 """Cases 69 to 85: long polls of followers and consumers."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.engine import plain

@@ -1,7 +1,5 @@
 """Cases 47 to 58: what the marks of a partition do, seen through the engine."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.engine.world import World

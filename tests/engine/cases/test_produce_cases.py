@@ -1,7 +1,5 @@
 """Cases 59 to 68: waits for the high watermark."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.engine import plain

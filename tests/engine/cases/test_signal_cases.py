@@ -1,7 +1,5 @@
 """Waits for keys that anybody may signal."""
 
-from __future__ import annotations
-
 from purgatory.engine.limits import EngineLimits
 from tests.engine import plain
 from tests.engine.world import World

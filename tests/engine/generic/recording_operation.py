@@ -1,7 +1,5 @@
 """What tests of the generic purgatory register: an operation with a settable condition that records its hooks."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

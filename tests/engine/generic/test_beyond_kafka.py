@@ -1,7 +1,5 @@
 """The generic purgatory: what it does beyond Kafka's cases: cancel, shutdown, error handlers, re-entry, limits."""
 
-from __future__ import annotations
-
 import pytest
 
 from purgatory.engine.codes import CANCELLED, EXPIRED, PENDING, SATISFIED, SHUTTING_DOWN

@@ -1,8 +1,6 @@
 """The generic purgatory against hostile use: arguments, keys, answers and interrupts that nobody should send."""
 
 # ruff: noqa: ANN401 - what is wrong on purpose has no type
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """The generic purgatory: the cases 24 to 46 and 93 to 98 of docs/semantics.md that need one thread only."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """The generic purgatory against bugs that others had (docs/lessons.md): missed wake-ups, leaks, re-entry, hot keys."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import weakref

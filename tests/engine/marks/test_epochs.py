@@ -1,7 +1,5 @@
 """The leader epoch cache on its own: what a new epoch drops, and its bound."""
 
-from __future__ import annotations
-
 from purgatory.engine.marks.epochs import ENTRIES_MAX, EpochCache
 
 

@@ -1,7 +1,5 @@
 """Rules of the in-sync set and of lagging followers at their edges."""
 
-from __future__ import annotations
-
 from tests.engine.world import World
 
 P = "orders-0"

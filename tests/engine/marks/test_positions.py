@@ -1,7 +1,5 @@
 """The index of byte positions on its own: its bound, what it keeps, and what it refuses."""
 
-from __future__ import annotations
-
 import pytest
 
 from purgatory.engine.marks.positions import ENTRIES_MAX, PositionIndex

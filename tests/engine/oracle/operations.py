@@ -1,7 +1,5 @@
 """A waiting operation, the conditions under which it ends, and what it then answers (SEMANTICS sections 4 to 6)."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from tests.engine import plain

@@ -3,8 +3,6 @@
 Everything is computed afresh from lists whenever it is asked for; nothing is fast.
 """
 
-from __future__ import annotations
-
 from tests.engine import plain
 from tests.engine.oracle.positions import Index
 

@@ -1,7 +1,5 @@
 """Where offsets lie in bytes, looked up by walking a list."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 INDEX_ENTRIES_MAX = 512

@@ -4,8 +4,6 @@ It is told who expires and who is shut down (`finish`), as the order among those
 says who is due and checks that nobody is early.
 """
 
-from __future__ import annotations
-
 from tests.engine import plain
 from tests.engine.oracle import operations, refusals
 from tests.engine.oracle.operations import OracleState, Waiting, WaitingItem

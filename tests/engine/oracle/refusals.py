@@ -1,7 +1,5 @@
 """What the oracle refuses, and with which codes. Nothing that is refused changes anything."""
 
-from __future__ import annotations
-
 from tests.engine import plain
 from tests.engine.oracle.partition import Partition
 

@@ -1,7 +1,5 @@
 """Limits that make no sense are refused by their name."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Events that are refused: each rule with the values on both sides of its edge, and what the caller is told."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

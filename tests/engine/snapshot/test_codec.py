@@ -1,7 +1,5 @@
 """The codec of columns: what is written comes back, in the form that its table promises. Journals hold these bytes."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

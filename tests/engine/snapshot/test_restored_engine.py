@@ -1,7 +1,5 @@
 """Snapshots: an engine into which another one's state was restored goes on exactly as that one does."""
 
-from __future__ import annotations
-
 import pytest
 
 from purgatory.engine.completions import Completions

@@ -1,7 +1,5 @@
 """Roster: which of some rising ids are left, against a plain set."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

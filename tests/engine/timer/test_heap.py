@@ -1,7 +1,5 @@
 """The packed heap against the standard library's."""
 
-from __future__ import annotations
-
 import heapq
 
 import pytest

@@ -1,7 +1,5 @@
 """Long uptimes and the edges of the wheel's levels, through the engine's own calls: nothing early, nothing late."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 

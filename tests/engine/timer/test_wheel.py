@@ -1,7 +1,5 @@
 """The timing wheel: arithmetic at every edge, the worked example, and the cases 1 to 18 of docs/semantics.md."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

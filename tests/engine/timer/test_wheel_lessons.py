@@ -1,7 +1,5 @@
 """The timing wheel beyond Kafka's cases: limits, emptied buckets, and bugs that others had (docs/lessons.md)."""
 
-from __future__ import annotations
-
 import pytest
 
 from purgatory.engine.waiting import wheel as wheel_module

@@ -1,7 +1,5 @@
 """The timing wheel against a plain dictionary of deadlines: whatever is done to it, it fires the same, never early."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """What tests of the timing wheel do with one: make it, advance it, and follow an entry on its way."""
 
-from __future__ import annotations
-
 from purgatory.engine.waiting.wheel import TimingWheel
 
 Place = tuple[int, int, int]

@@ -1,7 +1,5 @@
 """When a fetch is looked at: only when a partition has grown by its share, and never on behalf of one that ended."""
 
-from __future__ import annotations
-
 from tests.engine import plain
 from tests.engine.world import World
 

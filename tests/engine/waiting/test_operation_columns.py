@@ -1,7 +1,5 @@
 """The table of operation columns agrees with what it describes: the batch and the wire."""
 
-from __future__ import annotations
-
 import pytest
 
 from purgatory.engine.batches import OperationBatch

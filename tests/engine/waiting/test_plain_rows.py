@@ -1,7 +1,5 @@
 """Rows that need no second look, and each way in which one that looks like them needs it after all."""
 
-from __future__ import annotations
-
 from typing import TypedDict
 
 import pytest

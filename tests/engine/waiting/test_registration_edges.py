@@ -1,7 +1,5 @@
 """Registrations at the edge of what is allowed."""
 
-from __future__ import annotations
-
 from purgatory.engine.limits import EngineLimits
 from tests.engine import plain
 from tests.engine.world import World, parse

@@ -1,7 +1,5 @@
 """What has ended leaves its room to the next: rows, places and memory do not grow with all that ever was."""
 
-from __future__ import annotations
-
 from tests.engine.world import World
 
 ROUNDS = 150

@@ -1,7 +1,5 @@
 """The watch list of one key against a naive sorted list, and its memory and compaction."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Small archives written by hand, row by row, through pyarrow alone: intact ones, and broken ones of every kind."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

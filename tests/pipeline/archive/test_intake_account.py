@@ -1,7 +1,5 @@
 """The account of an intake: rows are used or set aside, and what is inconsistent is named with a reason."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from datetime import datetime, timedelta

@@ -2,8 +2,6 @@
 used.
 """
 
-from __future__ import annotations
-
 import shutil
 from datetime import timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tables of an archive as DataFrames: columns, windows, topics, and odd names of folders."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from pathlib import Path
 

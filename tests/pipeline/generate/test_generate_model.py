@@ -1,7 +1,5 @@
 """The model behind a generated history: drawn values follow the plan; step functions answer like a plain loop."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

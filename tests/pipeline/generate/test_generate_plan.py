@@ -1,7 +1,5 @@
 """The plan of a generated history: how the command line is read, and how a history is split into runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

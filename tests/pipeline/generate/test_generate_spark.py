@@ -1,7 +1,5 @@
 """`generate` on Spark: the archive is complete and has no duplicates, whichever task made which run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

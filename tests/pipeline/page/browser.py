@@ -4,8 +4,6 @@ It is Debian's Chromium, or what PURGATORY_CHROMIUM names. Where there is none t
 PURGATORY_REQUIRE_BROWSER=1 they fail instead.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

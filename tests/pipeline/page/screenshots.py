@@ -3,8 +3,6 @@
 `python -m tests.pipeline.page.screenshots REPORT.html REPLAY.html docs/images`
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from pathlib import Path

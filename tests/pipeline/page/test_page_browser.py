@@ -1,7 +1,5 @@
 """The report's page in a real browser: everything is drawn, nothing is loaded, and hostile text is only text."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """From parts to HTML: what is escaped, what is bounded, and that a page needs nothing but itself."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

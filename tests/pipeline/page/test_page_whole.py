@@ -1,7 +1,5 @@
 """From a history to the pages in a browser: what the commands write is drawn, whatever topics are called."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

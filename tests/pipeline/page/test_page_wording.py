@@ -1,7 +1,5 @@
 """Numbers and other people's texts as a page writes them."""
 
-from __future__ import annotations
-
 import unicodedata
 from datetime import UTC, datetime, timedelta, timezone
 

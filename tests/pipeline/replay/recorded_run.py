@@ -1,7 +1,5 @@
 """Lives of the simulator with an archive: the same rows that a daemon would have kept, without the daemon."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """A replay's frames made by hand, for tests of its page: a sweep of the timeout over produces and fetches."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """What the replay's page says: first whether the unchanged replay matches, then what the policies change."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 from markupsafe import Markup

@@ -1,7 +1,5 @@
 """A replay under another policy does what the engine does, call by call, when it is told a history as changed."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter, defaultdict
 from typing import Any

@@ -1,7 +1,5 @@
 """Histories with something wrong: nothing is silently left out, and what cannot be compared is not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

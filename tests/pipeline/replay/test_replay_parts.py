@@ -1,7 +1,5 @@
 """The parts of a replay that stand on their own, each against something simpler."""
 
-from __future__ import annotations
-
 from itertools import chain
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A replay on Spark: whole runs and divided ones, many policies, and the command with all it writes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """An unchanged replay reproduces life, whatever happened in it, and however its rows are cut and divided."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 

@@ -4,8 +4,6 @@ Figures follow from a few formulas, so they are the same each time and look like
 given by the test, since they are other people's text.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta

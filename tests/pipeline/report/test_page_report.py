@@ -1,7 +1,5 @@
 """What the report's page says: the account, the findings, the sections; with much data, with little, with none."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pandas as pd

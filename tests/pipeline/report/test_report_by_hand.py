@@ -1,7 +1,5 @@
 """The report and its tables hand-written in DuckDB (`bench.pipeline.report_sql`) agree, figure by figure."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

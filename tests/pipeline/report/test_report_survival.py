@@ -1,7 +1,5 @@
 """The Kaplan-Meier curves of the report against the textbook, and the answers read from them."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """The report against the ground truth of a generated history."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Each broker is a session that sends what arrived every `FLUSH_MS`, one message f
 session of jobs; delete-records are unary waits, each a call of its own.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

@@ -1,7 +1,5 @@
 """One run, drawn as a whole: brokers, fetches, arrivals, high watermarks, requests, and their order."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

@@ -3,8 +3,6 @@
 Intervals between fetches are log-normal; on a share of them the slow replica takes its planted delay longer.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 import numpy as np

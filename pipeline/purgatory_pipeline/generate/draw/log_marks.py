@@ -4,8 +4,6 @@ None of this depends on who waits or for how long. So the instant at which a hig
 without the engine: the truth about how long a produce would have waited without a timeout.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -4,8 +4,6 @@ Consumers read at the current high watermark (and so wait for it to move) or a l
 log end.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

@@ -4,8 +4,6 @@ Within a millisecond: first rare events (leaders that resign or are elected), th
 registrations by session and kind, and cancels. Of events at the same time, followers' come before leaders'.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

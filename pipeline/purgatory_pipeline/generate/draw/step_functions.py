@@ -3,8 +3,6 @@
 They answer two questions for many groups at once: what was the value at an instant, and when did it reach a number?
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

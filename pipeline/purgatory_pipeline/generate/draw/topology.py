@@ -4,8 +4,6 @@ A *log* is a partition under one leader. A partition whose leader changes has a 
 leader's copy ended: what only the old leader had is truncated.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

@@ -4,8 +4,6 @@ What is not connected can be replayed separately. A task reduces its rows to a f
 comes to the driver has the size of the names, not of the operations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final

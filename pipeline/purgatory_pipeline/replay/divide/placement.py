@@ -5,8 +5,6 @@ all their events. That repeats the work for these events; so only groups that ar
 divided, and into no more parts than there are cores.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ First the run's connections are found. Then each file is read once and its rows 
 them and sorts each bin by call, which the replay depends on.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

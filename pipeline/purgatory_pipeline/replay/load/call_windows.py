@@ -4,8 +4,6 @@ Chunks come in the order of their first calls. So once a chunk begins with call 
 there, and what is held stays close to the size of the chunks that overlap.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final

@@ -4,8 +4,6 @@ Most columns hold one value, or rise by little, or lie close together. So each b
 distances from its lowest value, in the smallest integers that hold them.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any, Final
 

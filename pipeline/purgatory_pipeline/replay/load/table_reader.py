@@ -1,7 +1,5 @@
 """Reads the archive's files into chunks: only the columns that a replay needs, and no Python object for any row."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final

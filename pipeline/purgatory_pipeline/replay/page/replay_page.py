@@ -11,8 +11,6 @@ Other columns are ignored. The outcome "open" means still waiting when the histo
 asked for, "timeout_ms=500"; the empty name stands for what was recorded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Compares a replay with what was recorded: outcome, wait, lateness, and the answer for each partition."""
 
-from __future__ import annotations
-
 from typing import Final
 
 import numpy as np

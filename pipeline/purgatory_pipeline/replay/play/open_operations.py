@@ -1,7 +1,5 @@
 """The operations of a run that are still open somewhere: as recorded, or in one of the replays beside it."""
 
-from __future__ import annotations
-
 from typing import Final
 
 import numpy as np

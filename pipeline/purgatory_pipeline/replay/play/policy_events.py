@@ -1,7 +1,5 @@
 """The events of a window, as the engine takes them and as a policy would have them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final

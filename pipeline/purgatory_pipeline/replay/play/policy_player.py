@@ -1,7 +1,5 @@
 """One policy on one engine: plays the windows of a run and returns which operations ended how."""
 
-from __future__ import annotations
-
 from typing import Final
 
 import numpy as np

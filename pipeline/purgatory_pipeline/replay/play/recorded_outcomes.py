@@ -1,7 +1,5 @@
 """The recorded outcomes of a window."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from typing import Final

@@ -1,7 +1,5 @@
 """The operations registered in a window, as the engine takes them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Final
 

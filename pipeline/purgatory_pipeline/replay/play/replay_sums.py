@@ -4,8 +4,6 @@ Waits are counted in buckets: exact below EXACT_MS, then PER_OCTAVE for each dou
 order, and a quantile is right to less than one percent.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

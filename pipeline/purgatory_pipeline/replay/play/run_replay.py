@@ -1,7 +1,5 @@
 """Replays one run, or some of its partitions: windows in, sums out, and on request a row for each operation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Final
 

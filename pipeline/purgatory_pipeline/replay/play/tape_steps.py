@@ -1,7 +1,5 @@
 """From a window to an engine's tape: which step comes when, and what it takes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """What came in: every row and every operation of the archive, used or set aside and why."""
 
-from __future__ import annotations
-
 import pandas as pd
 from markupsafe import Markup
 

@@ -1,7 +1,5 @@
 """The section on anomalies: windows unlike the same window before."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Sections on where the waiting is: the deepest backlog, and the busiest partitions and keys."""
 
-from __future__ import annotations
-
 from typing import Final
 
 import altair as alt

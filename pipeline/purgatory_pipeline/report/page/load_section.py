@@ -1,7 +1,5 @@
 """The section on load: what was registered and how it ended, over time."""
 
-from __future__ import annotations
-
 from typing import Final
 
 import altair as alt

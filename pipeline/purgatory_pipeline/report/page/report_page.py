@@ -1,7 +1,5 @@
 """The report as one HTML page."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The section on stragglers: which replica the slow produces had to wait for."""
 
-from __future__ import annotations
-
 import math
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Sections on waits: how long they were, over time and by topic, and how late expiries were."""
 
-from __future__ import annotations
-
 from typing import Final
 
 import altair as alt
