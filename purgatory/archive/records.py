@@ -2,7 +2,7 @@
 
 A `Record` is what one call adds to one table. Its columns of numbers are copied as blocks of bytes, which costs the
 event loop about 10 ns a value and the writer process nothing: numpy reads them where they are. Records are sent many at
-a time, as a frame: with all names of theirs, each once.
+a time, as a frame, together with the names they refer to, each once.
 """
 
 import sys

@@ -139,7 +139,7 @@ class DurableJournal(Journal):
             ),
             GaugeMetricFamily("purgatory_journal_result_rows", "Rows of unacknowledged results.", statistics.results),
             GaugeMetricFamily(
-                "purgatory_recovered_operations", "Operations kept that wait again, so far.", statistics.recovered
+                "purgatory_recovered_operations", "Waits restored from the journal so far.", statistics.recovered
             ),
             GaugeMetricFamily(
                 "purgatory_journal_closed",
