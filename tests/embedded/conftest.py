@@ -1,11 +1,10 @@
-"""Purgatories for the tests of this folder."""
+"""A purgatory with its reaper, for the tests of this folder."""
 
 from collections.abc import Iterator
 
 import pytest
 
 from purgatory.embedded import EmbeddedPurgatory
-from purgatory.testing import ManualClock
 from tests.engine.generic.recording_operation import never_told
 
 
@@ -13,11 +12,3 @@ from tests.engine.generic.recording_operation import never_told
 def purgatory() -> Iterator[EmbeddedPurgatory]:
     with EmbeddedPurgatory("test", never_told) as embedded:
         yield embedded
-
-
-@pytest.fixture
-def manual() -> Iterator[tuple[EmbeddedPurgatory, ManualClock]]:
-    """No reaper, and time that moves only when told."""
-    clock = ManualClock(1000)
-    with EmbeddedPurgatory("manual", never_told, clock=clock, reaper_enabled=False) as embedded:
-        yield embedded, clock

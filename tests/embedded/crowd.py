@@ -8,18 +8,18 @@ from __future__ import annotations
 import faulthandler
 import itertools
 import random
-import sys
 import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from purgatory.clock import Clock, SystemClock
+from purgatory.clock import SystemClock
 from purgatory.embedded import EmbeddedPurgatory
 from purgatory.engine.codes import CANCELLED, EXPIRED, PENDING, SATISFIED
 from purgatory.engine.errors import OperationEnded, PurgatoryClosed
 from purgatory.engine.generic.operation import GenericOperation
+from tests.engine.generic.recording_operation import Errors
 
 STUCK_AFTER_S = 60.0
 """So long without a single operation done by anyone means that they wait for each other."""
@@ -44,7 +44,11 @@ class MarkOperation(GenericOperation):
     """Waits until every one of its keys has reached its threshold. `then` is called by its on_complete."""
 
     def __init__(
-        self, timeout_ms: int, marks: CrowdMarks, thresholds: dict[str, int], then: Callable[[MarkOperation], None]
+        self,
+        timeout_ms: int,
+        marks: CrowdMarks,
+        thresholds: dict[str, int],
+        then: Callable[[MarkOperation], None] | None,
     ) -> None:
         super().__init__(timeout_ms)
         self.is_short = timeout_ms <= 5
@@ -77,7 +81,8 @@ class MarkOperation(GenericOperation):
         # next() on a count is one step under the interpreter's lock, which += is not.
         self.completed = next(self.completions) + 1
         self.ended_ms = SystemClock().now_ms()
-        self._then(self)
+        if self._then is not None:
+            self._then(self)
 
     def on_expiration(self) -> None:
         assert self.completed == 1, "on_expiration came before on_complete"
@@ -125,7 +130,7 @@ class Member(threading.Thread):
         thresholds = {key: marks.values[key] + self.rng.randint(-1, 6) for key in keys}
         timeout_ms = self.rng.choice(SHORT_TIMEOUTS_MS) if self.rng.random() < 0.3 else LONG_TIMEOUT_MS
         calls_back = self.rng.random() < 0.2
-        operation = MarkOperation(timeout_ms, marks, thresholds, self.check_another if calls_back else _nothing)
+        operation = MarkOperation(timeout_ms, marks, thresholds, self.check_another if calls_back else None)
         if self.rng.random() < 0.05:
             operation.raises_at = self.rng.randint(1, 3)
         operation.due_ms = SystemClock().now_ms() + timeout_ms
@@ -179,23 +184,16 @@ class Member(threading.Thread):
         self.crowd.purgatory.advance_clock(self.rng.choice([1, 3, 1_000]))
 
 
-def _nothing(operation: MarkOperation) -> None:
-    del operation
-
-
 class Crowd:
     """Some threads and the purgatory between them."""
 
-    def __init__(self, seed: int, threads: int, operations_each: int, clock: Clock | None = None) -> None:
+    def __init__(self, seed: int, threads: int, operations_each: int) -> None:
         self.marks = CrowdMarks()
-        self.failures: list[tuple[GenericOperation, Exception]] = []
-        self.purgatory = EmbeddedPurgatory("crowd", self._on_error, clock=clock)
+        self.errors = Errors()
+        self.purgatory = EmbeddedPurgatory("crowd", self.errors)
         self._effects_lock = threading.Lock()
         self._satisfied_in_effects = 0
         self.members = [Member(self, seed * 1_000 + number, operations_each) for number in range(threads)]
-
-    def _on_error(self, operation: GenericOperation, error: Exception) -> None:
-        self.failures.append((operation, error))
 
     def count_satisfied_in_effects(self, count: int) -> None:
         with self._effects_lock:
@@ -222,9 +220,17 @@ class Crowd:
             assert member.error is None, f"{member.name} failed: {member.error!r}"
         planted = {id(operation) for operation in self.operations if 0 < operation.raises_at <= operation.evaluations}
         # One that is told of and not accepted was ended by the closing purgatory; it is nobody's.
-        for operation, error in self.failures:
+        for operation, error in self.errors.told:
             assert isinstance(error, ArithmeticError), f"on_error was told of {error!r} by {operation}"
-        assert {id(operation) for operation, _ in self.failures} >= planted
+        assert {id(operation) for operation in self.errors.operations} >= planted
+
+    def is_answered(self) -> bool:
+        """Whether all effects of what has ended have run, the reaper's too."""
+        return all(
+            operation.completed and (operation.expired or operation.outcome != EXPIRED)
+            for operation in self.operations
+            if operation.outcome != PENDING
+        )
 
     def outcomes(self) -> Counter[int]:
         """How all have ended so far."""
@@ -269,14 +275,3 @@ def all_stacks() -> str:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
         return file.read()
-
-
-class EagerSwitching:
-    """While it is entered the interpreter changes threads a hundred times as often as usual."""
-
-    def __enter__(self) -> None:
-        self._interval_s = sys.getswitchinterval()
-        sys.setswitchinterval(self._interval_s / 100)
-
-    def __exit__(self, *_: object) -> None:
-        sys.setswitchinterval(self._interval_s)

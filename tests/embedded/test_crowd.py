@@ -19,11 +19,10 @@ from purgatory.engine import COMPILED
 from purgatory.engine.codes import CANCELLED, EXPIRED, PENDING, SATISFIED, SHUTTING_DOWN
 from purgatory.engine.errors import OperationEnded
 from tests.embedded import crowd as crowd_module
-from tests.embedded.crowd import KEYS, Crowd, EagerSwitching, all_stacks, watch
+from tests.embedded.crowd import KEYS, Crowd, watch
 from tests.engine.generic.recording_operation import (
-    DEADLINE_S,
     RecordingOperation,
-    SignallingOperation,
+    assert_empty,
     never_told,
     run_all,
     wait_until,
@@ -35,34 +34,22 @@ OPERATIONS_EACH = int(os.environ.get("CROWD_OPERATIONS", "700"))
 
 @pytest.fixture(autouse=True)
 def eager() -> Iterator[None]:
-    with EagerSwitching():
-        yield
-
-
-def demand_empty(crowd: Crowd) -> None:
-    purgatory = crowd.purgatory
-    left = (purgatory.pending, purgatory.watched, purgatory.num_delayed, purgatory.key_count)
-    assert left == (0, 0, 0, 0)
-
-
-def is_answered(crowd: Crowd) -> bool:
-    """Whether all effects of what has ended have run, the reaper's too."""
-    return all(
-        operation.completed and (operation.expired or operation.outcome != EXPIRED)
-        for operation in crowd.operations
-        if operation.outcome != PENDING
-    )
+    """The interpreter changes threads a hundred times as often as usual."""
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(interval_s / 100)
+    yield
+    sys.setswitchinterval(interval_s)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_a_crowd_that_finishes(seed: int) -> None:
+def test_case_23_a_crowd_that_finishes(seed: int) -> None:
     """16 threads register, check, cancel, force and expire: no wait whose condition holds is left, and all add up."""
     crowd = Crowd(seed, THREADS, OPERATIONS_EACH)
     crowd.start()
     crowd.join()
     wait_until(lambda: not any(o.outcome == PENDING and o.is_short for o in crowd.operations))
-    wait_until(lambda: is_answered(crowd))
+    wait_until(crowd.is_answered)
     # One that raised when it was asked is asked again at the next check only: that is its contract, not a lost wake-up.
     waiting = [operation for operation in crowd.operations if operation.outcome == PENDING]
     missed = [operation for operation in waiting if operation.is_met() and operation.raises_at != operation.evaluations]
@@ -71,12 +58,9 @@ def test_a_crowd_that_finishes(seed: int) -> None:
     crowd.demand_answers()
     for key in KEYS:
         crowd.marks.raise_by(key, 1_000)
-        crowd.members[0].check_only()
-    for key in KEYS:
+    for key in (*KEYS, *KEYS):  # once more for those that raise when they are asked
         crowd.members[0].answered["satisfied"] += crowd.purgatory.check_and_complete(key)
-    for key in KEYS:  # once more for those that raise when they are asked
-        crowd.members[0].answered["satisfied"] += crowd.purgatory.check_and_complete(key)
-    demand_empty(crowd)
+    assert_empty(crowd.purgatory)
     crowd.demand_counts()
     crowd.demand_answers()
     assert crowd.purgatory.close() == 0
@@ -96,29 +80,14 @@ def test_a_crowd_that_is_closed_on(seed: int) -> None:
         closer.start()
     watch(closers, lambda: crowd.done)
     crowd.join()
-    demand_empty(crowd)
-    wait_until(lambda: is_answered(crowd))
+    assert_empty(crowd.purgatory)
+    wait_until(crowd.is_answered)
     crowd.demand_counts()
     crowd.demand_answers()
     outcomes = crowd.outcomes()
     assert outcomes[PENDING] == 0
     assert outcomes[SHUTTING_DOWN] == sum(shut_down)
     assert sum(member.answered["closed"] for member in crowd.members) > 0
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_the_reaper_misses_no_registration(threads: int) -> None:
-    """Threads that register only when their last wait has expired: with nobody else about, the reaper hears of each."""
-    with EmbeddedPurgatory("quiet", never_told) as purgatory:
-
-        def register_one_after_the_other() -> None:
-            for _ in range(OPERATIONS_EACH):
-                operation = SignallingOperation(0)
-                purgatory.try_complete_else_watch(operation, ["k"])
-                assert operation.answered.wait(DEADLINE_S), f"the reaper sleeps:\n{all_stacks()}"
-
-        run_all(*[register_one_after_the_other] * threads)
-        assert purgatory.pending == purgatory.num_delayed == 0
 
 
 @pytest.mark.skipif(COMPILED, reason="compiled, force_complete runs in one step that no other thread gets into")
@@ -138,7 +107,7 @@ def test_forced_while_another_thread_registers(others_force_too: bool) -> None:
             was_reached = run_with_intruder(operation.force_complete, step, intrude)
             assert operation.outcome == SATISFIED
             assert operation.effects == ["complete"], f"step {step}"
-            assert purgatory.pending == purgatory.watched == purgatory.num_delayed == 0, f"step {step}"
+            assert_empty(purgatory)
         if not was_reached:
             assert step > 3, "force_complete was not stepped through"
             return
@@ -154,9 +123,7 @@ def run_with_intruder(call: Callable[[], object], step: int, intrude: Callable[[
             return None
         if event == "line" and next(lines) == step:
             reached.append(step)
-            thread = threading.Thread(target=intrude)
-            thread.start()
-            thread.join(DEADLINE_S)
+            run_all(intrude)
         return trace
 
     before = sys.gettrace()
@@ -166,27 +133,6 @@ def run_with_intruder(call: Callable[[], object], step: int, intrude: Callable[[
     finally:
         sys.settrace(before)
     return bool(reached)
-
-
-def test_a_registration_just_before_the_reaper_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is registered after the reaper has looked, and before it sleeps, wakes it: the window is hit on purpose."""
-    with EmbeddedPurgatory("window", never_told) as purgatory:
-        reaper = purgatory._reaper
-        assert reaper is not None
-        look = reaper._wait_ms
-        late = [SignallingOperation(1) for _ in range(3)]
-        unregistered = list(late)
-
-        def look_and_let_someone_in() -> int:
-            wait_ms = look()
-            if wait_ms < 0 and unregistered:
-                purgatory.try_complete_else_watch(unregistered.pop(), ["k"])
-            return wait_ms
-
-        monkeypatch.setattr(reaper, "_wait_ms", look_and_let_someone_in)
-        purgatory.try_complete_else_watch(SignallingOperation(0), ["k"])
-        for operation in reversed(late):
-            assert operation.answered.wait(DEADLINE_S), f"the reaper sleeps:\n{all_stacks()}"
 
 
 def test_the_watchdog_says_who_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:

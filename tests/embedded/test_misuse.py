@@ -1,42 +1,37 @@
-"""The embedded purgatory against hostile use: interrupts, signals, forks, two owners, wrong arguments."""
+"""The embedded purgatory against hostile use: interrupts, signals, forks, two owners; and waiting for an operation."""
 
 import asyncio
 import logging
 import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Callable
 from types import new_class
-from typing import Any
 
 import pytest
 
-from purgatory.clock import SystemClock
-from purgatory.embedded import DelayedOperation, EmbeddedPurgatory, PurgatoryClosed, PurgatoryFull, ReentrantCall
+from purgatory.embedded import DelayedOperation, EmbeddedPurgatory, PurgatoryClosed, ReentrantCall
 from purgatory.engine.codes import EXPIRED, PENDING, SATISFIED, SHUTTING_DOWN
-from purgatory.testing import ManualClock
 from tests.engine.generic.recording_operation import (
     DEADLINE_S,
+    FineClock,
+    Gate,
     RecordingOperation,
-    SignallingOperation,
     fail,
     never_told,
-    wait_until,
+    register,
+    threads_of,
 )
+from tests.timer.clock_threads import run_forking
 
 
 @pytest.mark.parametrize("reaper_enabled", [True, False])
 def test_effects_that_raise_at_close_cost_the_others_nothing(reaper_enabled: bool) -> None:
     """Of 2,500 operations some tear their thread at close: all are answered, over all slices, and then it is raised."""
-    operations = [RecordingOperation() for _ in range(2_500)]
 
     def tear() -> None:
         raise SystemExit("torn")
 
     purgatory = EmbeddedPurgatory("torn", never_told, reaper_enabled=reaper_enabled)
-    for operation in operations:
-        purgatory.try_complete_else_watch(operation, ["k"])
+    operations = register(purgatory, "k", count=2_500)
     for number in (0, 700, 2_400):
         operations[number].when_completed = tear
     with pytest.raises(SystemExit, match="torn") as raised:
@@ -54,9 +49,7 @@ def test_an_error_handler_that_raises_at_close_costs_the_others_nothing() -> Non
         raise LookupError("handler") from error
 
     purgatory = EmbeddedPurgatory("handler", on_error, reaper_enabled=False)
-    operations = [RecordingOperation() for _ in range(5)]
-    for operation in operations:
-        purgatory.try_complete_else_watch(operation, ["k"])
+    operations = register(purgatory, "k", count=5)
     operations[1].when_completed = fail
     with pytest.raises(LookupError, match="handler"):
         purgatory.close()
@@ -66,23 +59,16 @@ def test_an_error_handler_that_raises_at_close_costs_the_others_nothing() -> Non
 @pytest.mark.parametrize("looks_before", [0, 1])
 def test_one_operation_in_two_purgatories(looks_before: int) -> None:
     """While one thread is in the midst of registering it, another purgatory refuses it; it ends once, in the first."""
-    looking, release = threading.Event(), threading.Event()
-    operation = SignallingOperation(0)
-
-    def block() -> None:
-        if operation.evaluations == looks_before + 1:
-            looking.set()
-            assert release.wait(DEADLINE_S)
-
-    operation.when_evaluated = block
+    operation, gate = RecordingOperation(0), Gate()
+    operation.when_evaluated = lambda: gate() if operation.evaluations == looks_before + 1 else None
     with EmbeddedPurgatory("first", never_told) as first, EmbeddedPurgatory("second", never_told) as second:
         registering = threading.Thread(target=first.try_complete_else_watch, args=(operation, ["k"]))
         registering.start()
-        assert looking.wait(DEADLINE_S)
+        gate.wait_until_reached()
         with pytest.raises(ValueError, match="pending in a purgatory already"):
             second.try_complete_else_watch(operation, ["k"])
         assert not second.cancel(operation)
-        release.set()
+        gate.is_open.set()
         registering.join(DEADLINE_S)
         assert operation.answered.wait(DEADLINE_S)
         assert (operation.outcome, operation.effects) == (EXPIRED, ["complete", "expire"])
@@ -93,7 +79,7 @@ def test_one_operation_in_two_purgatories(looks_before: int) -> None:
 def test_a_signal_handler_may_close(during: str) -> None:
     """A handler closes the purgatory in the midst of an evaluation: it is closed when that is over, nobody is lost."""
     purgatory = EmbeddedPurgatory("signalled", never_told)
-    first, second, other = RecordingOperation(), RecordingOperation(), RecordingOperation()
+    first, second = RecordingOperation(), RecordingOperation()
     closed: list[int] = []
 
     def raise_signal() -> None:
@@ -102,7 +88,7 @@ def test_a_signal_handler_may_close(during: str) -> None:
 
     before = signal.signal(signal.SIGUSR1, lambda *_: closed.append(purgatory.close()))
     try:
-        purgatory.try_complete_else_watch(other, ["other"])
+        (other,) = register(purgatory, "other")
         if during == "registration":
             first.when_evaluated = raise_signal
         purgatory.try_complete_else_watch(first, ["k"])
@@ -117,7 +103,7 @@ def test_a_signal_handler_may_close(during: str) -> None:
     assert (first.effects, other.effects) == (["complete"], ["complete"])
     with pytest.raises(PurgatoryClosed):
         purgatory.try_complete_else_watch(RecordingOperation(), ["k"])
-    assert not [thread for thread in threading.enumerate() if thread.name.endswith("-signalled")]
+    assert threads_of("signalled") == []
 
 
 FORKING = """
@@ -202,16 +188,7 @@ sys.exit(os.waitstatus_to_exitcode(status))
 @pytest.mark.parametrize("where", ["idle", "lock held", "evaluation", "effect"])
 def test_a_forked_child_is_told(where: str) -> None:
     """Every call in the child raises UsedAfterFork, also with the lock held; it answers nothing of its parent's."""
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKING, where]
-    child = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (child.returncode, child.stderr) == (0, "")
-
-
-def test_a_manual_clock_says_what_to_do() -> None:
-    """With the reaper, which sleeps by real time, it would never expire anything: refused, with the way out."""
-    with pytest.raises(ValueError, match=r"reaper_enabled=False and call advance_clock\(\)"):
-        EmbeddedPurgatory("manual", never_told, clock=ManualClock())
-    EmbeddedPurgatory("manual", never_told, clock=ManualClock(), timer_enabled=False).close()
+    run_forking(FORKING, where)
 
 
 @pytest.mark.parametrize("bases", [(DelayedOperation, asyncio.Future), (asyncio.Future, DelayedOperation)])
@@ -221,101 +198,41 @@ def test_an_operation_is_no_future(bases: tuple[type, ...]) -> None:
         new_class("Both", bases)
 
 
-@pytest.mark.parametrize(
-    ("settings", "error", "says"),
-    [
-        ({"on_error": "log it"}, TypeError, "on_error"),
-        ({"clock": 5}, TypeError, "clock"),
-        ({"tick_ms": 0}, ValueError, "tick_ms"),
-        ({"wheel_size": 1}, ValueError, "wheel_size"),
-        ({"pending_max": 0}, ValueError, "pending_max"),
-    ],
-)
-def test_bad_settings_leave_no_thread(settings: dict[str, Any], error: type[Exception], says: str) -> None:
-    """A purgatory with a bad setting is refused by name, before it starts its reaper."""
-    with pytest.raises(error, match=says):
-        EmbeddedPurgatory("bad", **settings)
-    assert not [thread for thread in threading.enumerate() if thread.name.endswith("-bad")]
-
-
-def test_what_is_no_operation_is_refused() -> None:
-    """Anything else than an operation is a TypeError that names the argument, and pending_max bounds registrations."""
-    nothing: Any = "nothing"
-    with EmbeddedPurgatory("typed", never_told, pending_max=1) as purgatory:
-        calls: list[Callable[[], object]] = [
-            lambda: purgatory.try_complete_else_watch(nothing, ["k"]),
-            lambda: purgatory.cancel(nothing),
-            lambda: purgatory.is_registered(nothing),
-            lambda: purgatory.wait(nothing, 1),
-        ]
-        with pytest.raises(TypeError, match="limit: a whole number is expected"):
-            purgatory.advance_clock(nothing)
-        for call in calls:
-            with pytest.raises(TypeError, match="operation: a DelayedOperation is expected, not 'nothing'"):
-                call()
-        operation = RecordingOperation()
-        purgatory.try_complete_else_watch(operation, ["k"])
-        with pytest.raises(PurgatoryFull):
-            purgatory.try_complete_else_watch(RecordingOperation(), ["k"])
-        assert purgatory.is_registered(operation)
-        assert purgatory.force_complete_for_key("k") == [operation]
-        assert not purgatory.is_registered(operation)
-
-
 def test_errors_are_logged_by_default(caplog: pytest.LogCaptureFixture) -> None:
     """Without an on_error, what a hook raises is logged with its traceback, and nothing else happens."""
     with caplog.at_level(logging.ERROR, "purgatory.embedded"), EmbeddedPurgatory("logged") as purgatory:
-        operation = RecordingOperation()
+        (operation,) = register(purgatory, "k")
         operation.when_completed = fail
-        purgatory.try_complete_else_watch(operation, ["k"])
         assert operation.force_complete()
     assert [(record.levelname, bool(record.exc_info)) for record in caplog.records] == [("ERROR", True)]
 
 
 def test_never_early_by_a_fraction_of_a_millisecond() -> None:
     """Registered 0.9 ms into a millisecond, an operation of 5 ms is not over when five milliseconds have begun."""
-
-    class FineClock(SystemClock):
-        now_us = 10_900
-
-        def now_ms(self) -> int:
-            return self.now_us // 1_000
-
-        def ceiling_ms(self) -> int:
-            return -(-self.now_us // 1_000)
-
-    clock, operation = FineClock(), RecordingOperation(5)
+    clock = FineClock(10)
     with EmbeddedPurgatory("fine", never_told, clock=clock, reaper_enabled=False) as purgatory:
-        purgatory.try_complete_else_watch(operation, ["k"])
-        clock.now_us = 15_899
+        register(purgatory, "k", timeout_ms=5)
+        clock.jump(5)
         assert purgatory.advance_clock() == 0
-        clock.now_us = 16_000
+        clock.jump(1)
         assert purgatory.advance_clock() == 1
 
 
 def test_wait_blocks_until_the_effects_have_run() -> None:
     """wait: True when on_complete has run, whoever ran it; False when the time is up, which changes nothing."""
     with EmbeddedPurgatory("waited", never_told) as purgatory:
-        operation, short = RecordingOperation(None), RecordingOperation(20)
-        for one in (operation, short):
-            purgatory.try_complete_else_watch(one, ["k"])
+        (operation,), (short,) = register(purgatory, "k", timeout_ms=None), register(purgatory, "k", timeout_ms=20)
         assert not purgatory.wait(operation, 1)
         assert (operation.outcome, operation.purgatory_listeners) == (PENDING, [])
         assert purgatory.wait(short)
         assert short.effects == ["complete", "expire"]
-        entered, release = threading.Event(), threading.Event()
-
-        def block() -> None:
-            entered.set()
-            assert release.wait(DEADLINE_S)
-
-        operation.when_completed = block
+        operation.when_completed = gate = Gate()
         forcing = threading.Thread(target=operation.force_complete)
         forcing.start()
-        assert entered.wait(DEADLINE_S)
+        gate.wait_until_reached()
         assert operation.is_completed
         assert not purgatory.wait(operation, 1), "on_complete is still running"
-        release.set()
+        gate.is_open.set()
         assert purgatory.wait(operation, 10**30)
         assert purgatory.wait(operation, 0)
         forcing.join(DEADLINE_S)
@@ -377,6 +294,6 @@ def test_an_operation_outlives_the_loop_that_awaits_it() -> None:
         operation.is_met = True
         assert purgatory.check_and_complete("k") == 1
         assert operation.outcome == SATISFIED
-        wait_until(lambda: operation.purgatory_is_answered)
+        assert operation.purgatory_is_answered
         task._log_destroy_pending = False  # type: ignore[attr-defined]
         waiting.close()

@@ -1,14 +1,22 @@
-"""What tests of the generic purgatory register: an operation with a settable condition that records its hooks."""
+"""What tests of the generic purgatory share: an operation that records its hooks, and a purgatory at two levels.
+
+The engine's own purgatory and the embedded one promise the same. Tests marked `both_levels` hold them to it.
+"""
 
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import NoReturn
+from typing import Any, NoReturn
+
+import pytest
 
 from purgatory.clock import SystemClock
+from purgatory.embedded import EmbeddedPurgatory
 from purgatory.engine.codes import EXPIRED
-from purgatory.engine.generic.operation import GenericOperation
+from purgatory.engine.generic.operation import GenericOperation, OnError
+from purgatory.engine.generic.purgatory import DelayedOperationPurgatory
+from purgatory.testing import ManualClock
 
 DEADLINE_S = 20.0
 """Beyond any hiccup of a busy machine; no test waits for it unless it fails."""
@@ -27,6 +35,10 @@ class RecordingOperation(GenericOperation):
         self.when_evaluated: Callable[[], object] | None = None
         self.when_completed: Callable[[], object] | None = None
         self.when_expired: Callable[[], object] | None = None
+        self.answered = threading.Event()
+        """Set when all effects have run, and none of them raised."""
+        self.answered_on = ""
+        self.answered_at_ms = 0
 
     def try_complete(self) -> bool:
         self.evaluations += 1
@@ -36,15 +48,35 @@ class RecordingOperation(GenericOperation):
 
     def on_complete(self) -> None:
         assert self.is_completed
+        self.answered_on = threading.current_thread().name
+        self.answered_at_ms = SystemClock().now_ms()
         self.effects.append("complete")
         self.log.append(self.name)
         if self.when_completed is not None:
             self.when_completed()
+        if self.outcome != EXPIRED:
+            self.answered.set()
 
     def on_expiration(self) -> None:
         self.effects.append("expire")
         if self.when_expired is not None:
             self.when_expired()
+        self.answered.set()
+
+
+class Gate:
+    """A hook that holds up whoever comes to it until it is opened."""
+
+    def __init__(self) -> None:
+        self.is_reached = threading.Event()
+        self.is_open = threading.Event()
+
+    def __call__(self) -> None:
+        self.is_reached.set()
+        assert self.is_open.wait(DEADLINE_S)
+
+    def wait_until_reached(self) -> None:
+        assert self.is_reached.wait(DEADLINE_S)
 
 
 class Errors:
@@ -56,6 +88,10 @@ class Errors:
     def __call__(self, operation: GenericOperation, error: Exception) -> None:
         self.told.append((operation, error))
 
+    @property
+    def operations(self) -> list[GenericOperation]:
+        return [operation for operation, _ in self.told]
+
 
 def fail(message: str = "planted") -> NoReturn:
     raise ArithmeticError(message)
@@ -65,25 +101,65 @@ def never_told(operation: GenericOperation, error: Exception) -> None:
     raise AssertionError(f"on_error was told of {error!r}") from error
 
 
-class SignallingOperation(RecordingOperation):
-    """Sets an event when its effects have all run."""
+class FineClock(ManualClock):
+    """Stands a fraction beyond its millisecond."""
 
-    def __init__(self, timeout_ms: int | None = 60_000, name: str = "", log: list[str] | None = None) -> None:
-        super().__init__(timeout_ms, name, log)
-        self.answered = threading.Event()
-        self.answered_on = ""
-        self.answered_at_ms = 0
+    def ceiling_ms(self) -> int:
+        return self.now_ms() + 1
 
-    def on_complete(self) -> None:
-        self.answered_on = threading.current_thread().name
-        self.answered_at_ms = SystemClock().now_ms()
-        super().on_complete()
-        if self.outcome != EXPIRED:
-            self.answered.set()
 
-    def on_expiration(self) -> None:
-        super().on_expiration()
-        self.answered.set()
+class BarePurgatory:
+    """The engine's purgatory on a manual clock, with the calls of the embedded one."""
+
+    def __init__(self, on_error: OnError = never_told, **settings: Any) -> None:  # noqa: ANN401 - some are wrong
+        self.clock = ManualClock(1_000)
+        self.core = DelayedOperationPurgatory(self.clock.now_ms(), on_error, **settings)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the calls that need no time
+        return getattr(self.core, name)
+
+    def try_complete_else_watch(self, operation: GenericOperation, keys: Any) -> bool:  # noqa: ANN401 - some are wrong
+        return self.core.try_complete_else_watch(operation, keys, self.clock.now_ms())
+
+    def advance_clock(self, limit: int = 1_000) -> int:
+        return self.core.advance_clock(self.clock.now_ms(), limit)
+
+    def close(self) -> int:
+        ended = 0
+        while more := self.core.shut_down(10):
+            ended += more
+        return ended
+
+
+class ManualPurgatory(EmbeddedPurgatory):
+    """An embedded purgatory with no reaper, on a clock that moves only when told."""
+
+    def __init__(self, on_error: OnError = never_told, **settings: Any) -> None:  # noqa: ANN401 - some are wrong
+        self.clock = ManualClock(1_000)
+        super().__init__("manual", on_error, clock=self.clock, reaper_enabled=False, **settings)
+
+    @property
+    def core(self) -> DelayedOperationPurgatory:
+        return self._core
+
+
+Level = type[BarePurgatory] | type[ManualPurgatory]
+both_levels = pytest.mark.parametrize("make", [BarePurgatory, ManualPurgatory], ids=["engine", "embedded"])
+
+
+def register(
+    purgatory: BarePurgatory | EmbeddedPurgatory, *keys: str, count: int = 1, timeout_ms: int | None = 60_000
+) -> list[RecordingOperation]:
+    """So many operations that are watched on the keys."""
+    operations = [RecordingOperation(timeout_ms) for _ in range(count)]
+    for operation in operations:
+        assert not purgatory.try_complete_else_watch(operation, keys)
+    return operations
+
+
+def assert_empty(purgatory: BarePurgatory | EmbeddedPurgatory) -> None:
+    assert purgatory.watched == purgatory.num_delayed == purgatory.pending == purgatory.key_count == 0
+    assert purgatory.next_expiration_ms() == -1
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -104,3 +180,8 @@ def run_all(*bodies: Callable[[], object]) -> None:
     with ThreadPoolExecutor(len(bodies)) as pool:
         for future in [pool.submit(body_after_barrier, body) for body in bodies]:
             future.result(DEADLINE_S)
+
+
+def threads_of(name: str) -> list[threading.Thread]:
+    """The running threads of a purgatory or timer of that name."""
+    return [thread for thread in threading.enumerate() if f"-{name}" in thread.name]

@@ -2,20 +2,29 @@
 
 # ruff: noqa: ANN401 - what is wrong on purpose has no type
 import asyncio
-import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from purgatory.engine.codes import EXPIRED, PENDING, SATISFIED, SHUTTING_DOWN
-from purgatory.engine.errors import PurgatoryFull
+from purgatory.embedded import EmbeddedPurgatory
+from purgatory.engine.codes import PENDING, SATISFIED, SHUTTING_DOWN
 from purgatory.engine.generic.operation import GenericOperation
-from purgatory.engine.generic.purgatory import DelayedOperationPurgatory
-from tests.engine.generic.recording_operation import Errors, RecordingOperation, fail, never_told
+from tests.engine.generic.recording_operation import (
+    BarePurgatory,
+    Errors,
+    Level,
+    ManualPurgatory,
+    RecordingOperation,
+    assert_empty,
+    both_levels,
+    fail,
+    register,
+    threads_of,
+)
 
-INTERRUPTS = [KeyboardInterrupt, SystemExit, asyncio.CancelledError]
+interrupts = pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit, asyncio.CancelledError])
 
 
 class Key:
@@ -39,63 +48,30 @@ def failing_at(time: int, error: BaseException) -> Key:
     return Key(hashed)
 
 
-def make(on_error: Any = never_told, **settings: Any) -> DelayedOperationPurgatory:
-    return DelayedOperationPurgatory(1_000, on_error, **settings)
-
-
-def assert_empty(purgatory: DelayedOperationPurgatory) -> None:
-    assert purgatory.watched == purgatory.num_delayed == purgatory.pending == 0
-    assert purgatory.next_expiration_ms() == -1
-    assert not any(purgatory._operations)
-
-
-@pytest.mark.parametrize("timeout_ms", [2**62, sys.maxsize, 2**63, 10**30, np.int64(2**62)])
-def test_timeouts_of_any_size_are_clamped(timeout_ms: int) -> None:
-    """A timeout beyond all clocks is taken as 2**62 ms: registered with a timer like any other, and not yet due."""
-    purgatory, operation = make(), RecordingOperation(timeout_ms)
-    assert not purgatory.try_complete_else_watch(operation, ["k"], 1_000)
-    assert (purgatory.pending, purgatory.num_delayed) == (1, 1)
-    assert 0 <= purgatory.next_expiration_ms() <= 2**62
-    assert purgatory.advance_clock(2**61, 10) == 0
-    assert purgatory.cancel(operation)
-    assert_empty(purgatory)
-
-
-def test_the_longest_past_and_no_end_at_all() -> None:
-    """A hugely negative timeout is due at once; None never is, and can still be completed."""
-    purgatory, late, endless = make(), RecordingOperation(-(10**30)), RecordingOperation(None)
-    for operation in (late, endless):
-        assert not purgatory.try_complete_else_watch(operation, ["k"], 1_000)
-    assert (purgatory.pending, purgatory.num_delayed) == (2, 1)
-    assert purgatory.advance_clock(1_000, 10) == 1
-    assert (late.outcome, purgatory.next_expiration_ms()) == (EXPIRED, -1)
-    assert purgatory.advance_clock(2**62, 10) == 0
-    endless.is_met = True
-    assert purgatory.check_and_complete("k") == 1
-    assert_empty(purgatory)
-
-
+@both_levels
 @pytest.mark.parametrize(
-    ("keys", "error", "says"),
+    ("make_keys", "error", "says"),
     [
-        (["a", ["b"]], TypeError, "keys: unhashable type: 'list'"),
-        (["a", failing_at(0, ArithmeticError("hash"))], ArithmeticError, "hash"),
-        (["a", failing_at(1, ArithmeticError("hash"))], ArithmeticError, "hash"),
-        ("orders-3", TypeError, "keys: one string, 'orders-3'"),
-        (b"orders-3", TypeError, "keys: one string"),
-        (7, TypeError, "keys: 'int' object is not iterable"),
-        (iter(()), ValueError, "keys is empty"),
+        (lambda: ["a", ["b"]], TypeError, "keys: unhashable type: 'list'"),
+        (lambda: ["a", failing_at(0, ArithmeticError("hash"))], ArithmeticError, "hash"),
+        (lambda: ["a", failing_at(1, ArithmeticError("hash"))], ArithmeticError, "hash"),
+        (lambda: "orders-3", TypeError, "keys: one string, 'orders-3'"),
+        (lambda: b"orders-3", TypeError, "keys: one string"),
+        (lambda: 7, TypeError, "keys: 'int' object is not iterable"),
+        (lambda: iter(()), ValueError, "keys is empty"),
     ],
 )
-def test_keys_are_looked_at_before_anything_changes(keys: Any, error: type[Exception], says: str) -> None:
-    """A registration with a bad key raises, and leaves nothing: the operation can be registered, all can be ended."""
-    purgatory, operation, other = make(), RecordingOperation(), RecordingOperation()
-    purgatory.try_complete_else_watch(other, ["a"], 1_000)
+def test_case_25_a_bad_key_takes_no_slot(
+    make: Level, make_keys: Callable[[], Any], error: type[Exception], says: str
+) -> None:
+    """A registration with a bad key, or none, raises and leaves nothing: the operation may be registered."""
+    purgatory, operation = make(), RecordingOperation()
+    (other,) = register(purgatory, "a")
     with pytest.raises(error, match=says):
-        purgatory.try_complete_else_watch(operation, keys, 1_000)
+        purgatory.try_complete_else_watch(operation, make_keys())
     assert (purgatory.pending, purgatory.watched, purgatory.num_delayed) == (1, 1, 1)
-    assert not purgatory.try_complete_else_watch(operation, ["a"], 1_000)
-    assert [purgatory.shut_down(10), purgatory.shut_down(10)] == [2, 0]
+    assert not purgatory.try_complete_else_watch(operation, ["a"])
+    assert (purgatory.close(), purgatory.close()) == (2, 0)
     assert {operation.outcome, other.outcome} == {SHUTTING_DOWN}
     assert_empty(purgatory)
 
@@ -107,27 +83,30 @@ def test_keys_are_looked_at_before_anything_changes(keys: Any, error: type[Excep
 )
 def test_a_key_that_can_not_be_found_again(key: Key) -> None:
     """Its operation ends all the same, on_error is told why, and no other is hurt, whoever gets the slot next."""
-    errors = Errors()
-    purgatory, log = make(errors), list[str]()
-    operations = [RecordingOperation(name=name, log=log) for name in "abc"]
+    errors, log = Errors(), list[str]()
+    purgatory = BarePurgatory(errors)
+    operations = [RecordingOperation(name=name, log=log) for name in "abcd"]
     keys: list[Iterable[Any]] = [["k"], ["k", key, "l"], ["l"]]
-    for operation, on in zip(operations, keys, strict=True):
-        assert not purgatory.try_complete_else_watch(operation, on, 1_000)
+    for operation, on in zip(operations, keys, strict=False):
+        assert not purgatory.try_complete_else_watch(operation, on)
     assert operations[1].force_complete()
-    assert [operation for operation, _ in errors.told] == [operations[1]]
-    successor = RecordingOperation(name="d", log=log)
-    purgatory.try_complete_else_watch(successor, ["l"], 1_000)
-    for operation in (*operations, successor):
+    assert errors.operations == [operations[1]]
+    purgatory.try_complete_else_watch(operations[3], ["l"])
+    for operation in operations:
         operation.is_met = True
     assert [purgatory.check_and_complete("k"), purgatory.check_and_complete("l")] == [1, 2]
     assert log == ["b", "a", "c", "d"]
-    assert_empty(purgatory)
+    assert purgatory.watched == purgatory.num_delayed == purgatory.pending == 0
+    assert not any(purgatory.core._operations)
 
 
-@pytest.mark.parametrize("interrupt", INTERRUPTS)
+@both_levels
+@interrupts
 @pytest.mark.parametrize("evaluation", [1, 2])
-def test_an_interrupt_at_registration_leaves_nothing(interrupt: type[BaseException], evaluation: int) -> None:
-    """Ctrl-C in the first or second look: the caller hears of it, nothing is watched, and it may be registered anew."""
+def test_an_interrupt_at_registration_leaves_nothing(
+    make: Level, interrupt: type[BaseException], evaluation: int
+) -> None:
+    """Ctrl-C in the first or second look: it reaches the caller, nothing is watched, and it may be registered again."""
     purgatory, operation = make(), RecordingOperation(5)
 
     def interrupt_once() -> None:
@@ -136,34 +115,36 @@ def test_an_interrupt_at_registration_leaves_nothing(interrupt: type[BaseExcepti
 
     operation.when_evaluated = interrupt_once
     with pytest.raises(interrupt):
-        purgatory.try_complete_else_watch(operation, ["k"], 1_000)
+        purgatory.try_complete_else_watch(operation, ["k"])
     assert_empty(purgatory)
     assert not purgatory.is_registered(operation)
     operation.when_evaluated = None
-    assert not purgatory.try_complete_else_watch(operation, ["k"], 1_000)
+    assert not purgatory.try_complete_else_watch(operation, ["k"])
     assert purgatory.is_registered(operation)
-    assert purgatory.advance_clock(1_005, 10) == 1
+    purgatory.clock.jump(5)
+    assert purgatory.advance_clock() == 1
     assert operation.effects == ["complete", "expire"]
 
 
-@pytest.mark.parametrize("interrupt", INTERRUPTS)
-def test_an_interrupt_in_a_check_skips_nobody(interrupt: type[BaseException]) -> None:
+@both_levels
+@interrupts
+def test_an_interrupt_in_a_check_skips_nobody(make: Level, interrupt: type[BaseException]) -> None:
     """The others on the key are looked at and answered before it is raised; the interrupted one stays, and expires."""
     purgatory = make()
-    operations = [RecordingOperation(5) for _ in range(5)]
-    for operation in operations:
-        purgatory.try_complete_else_watch(operation, ["k"], 1_000)
-        operation.is_met = True
+    operations = register(purgatory, "k", count=5, timeout_ms=5)
 
     def raise_it() -> None:
         raise interrupt
 
+    for operation in operations:
+        operation.is_met = True
     operations[1].when_evaluated = operations[3].when_evaluated = raise_it
     with pytest.raises(interrupt) as raised:
         purgatory.check_and_complete("k")
     assert isinstance(raised.value.__context__, interrupt)
     assert [operation.effects for operation in operations] == [["complete"], [], ["complete"], [], ["complete"]]
-    assert purgatory.advance_clock(1_005, 10) == 2
+    purgatory.clock.jump(5)
+    assert purgatory.advance_clock() == 2
     assert operations[1].effects == operations[3].effects == ["complete", "expire"]
     assert_empty(purgatory)
 
@@ -174,31 +155,44 @@ def test_an_error_handler_that_raises_at_registration_leaves_nothing() -> None:
     def on_error(operation: GenericOperation, error: Exception) -> None:
         raise LookupError("handler")
 
-    purgatory, operation, other = make(on_error), RecordingOperation(5), RecordingOperation(5)
+    purgatory, operation, other = BarePurgatory(on_error), RecordingOperation(5), RecordingOperation(5)
     operation.when_evaluated = lambda: fail() if operation.evaluations == 2 else None
     with pytest.raises(LookupError):
-        purgatory.try_complete_else_watch(operation, ["k"], 1_000)
+        purgatory.try_complete_else_watch(operation, ["k"])
     assert_empty(purgatory)
     for one in (operation, other):
-        purgatory.try_complete_else_watch(one, ["k"], 1_000)
+        purgatory.try_complete_else_watch(one, ["k"])
     operation.when_evaluated, other.is_met = fail, True
     with pytest.raises(LookupError):
         purgatory.check_and_complete("k")
     assert (operation.outcome, other.effects) == (PENDING, ["complete"])
 
 
-def test_an_interrupt_at_expiry_costs_the_others_nothing() -> None:
+@both_levels
+def test_an_interrupt_at_expiry_costs_the_others_nothing(make: Level) -> None:
     """A key that is interrupted while its operation expires: that one is answered, and those behind it stay due."""
     purgatory = make()
     operations = [RecordingOperation(5) for _ in range(3)]
     for operation, key in zip(operations, ["k", failing_at(3, KeyboardInterrupt()), "k"], strict=True):
-        purgatory.try_complete_else_watch(operation, [key], 1_000)
+        purgatory.try_complete_else_watch(operation, [key])
+    purgatory.clock.jump(5)
     with pytest.raises(KeyboardInterrupt):
-        purgatory.advance_clock(1_005, 10)
-    assert purgatory.next_expiration_ms() <= 1_005
-    assert purgatory.advance_clock(1_005, 10) == 1
+        purgatory.advance_clock()
+    assert purgatory.next_expiration_ms() <= purgatory.clock.now_ms()
+    assert purgatory.advance_clock() == 1
     assert [operation.effects for operation in operations] == [["complete", "expire"]] * 3
     assert (purgatory.pending, purgatory.num_delayed) == (0, 0)
+
+
+class Answering(RecordingOperation):
+    """Its `try_complete` gives the answer of a function."""
+
+    def __init__(self, answer: Callable[[], object]) -> None:
+        super().__init__()
+        self._answer = answer
+
+    def try_complete(self) -> Any:
+        return self._answer()
 
 
 @pytest.mark.parametrize(
@@ -207,88 +201,53 @@ def test_an_interrupt_at_expiry_costs_the_others_nothing() -> None:
 )
 def test_answers_are_read_by_their_truth(answer: object, is_met: bool) -> None:
     """try_complete may answer with anything: it counts as `if` would read it, in both builds, and is no error."""
-
-    class Answering(RecordingOperation):
-        def try_complete(self) -> Any:
-            return answer
-
-    purgatory, operation = make(), Answering()
-    assert purgatory.try_complete_else_watch(operation, ["k"], 1_000) is is_met
+    operation = Answering(lambda: answer)
+    assert BarePurgatory().try_complete_else_watch(operation, ["k"]) is is_met
     assert operation.outcome == (SATISFIED if is_met else PENDING)
 
 
-def test_answers_without_a_truth_are_errors() -> None:
-    """A coroutine would be true before it has looked, an array has no truth: on_error is told, the operation waits."""
-
-    class Looking(RecordingOperation):
-        async def try_complete(self) -> bool:  # type: ignore[override]
-            return True
-
-    class Array(RecordingOperation):
-        def try_complete(self) -> Any:
-            return np.zeros(2)
-
-    errors = Errors()
-    purgatory = make(errors)
-    for operation in (Looking(), Array()):
-        assert not purgatory.try_complete_else_watch(operation, ["k"], 1_000)
-    assert [type(error) for _, error in errors.told] == [TypeError, TypeError, ValueError, ValueError]
-    assert "try_complete is a coroutine function" in str(errors.told[0][1])
+async def look() -> bool:
+    return True
 
 
 @pytest.mark.parametrize(
-    ("settings", "error", "says"),
+    ("answer", "error", "says"),
+    [(look, TypeError, "try_complete is a coroutine function"), (lambda: np.zeros(2), ValueError, "ambiguous")],
+)
+def test_answers_without_a_truth_are_errors(answer: Callable[[], object], error: type[Exception], says: str) -> None:
+    """A coroutine would be true before it has looked, an array has no truth: on_error is told, the operation waits."""
+    errors = Errors()
+    assert not BarePurgatory(errors).try_complete_else_watch(Answering(answer), ["k"])
+    assert [type(told) for _, told in errors.told] == [error, error]
+    assert says in str(errors.told[0][1])
+
+
+WRONG: Any = "wrong"
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
     [
-        ({"tick_ms": 0}, ValueError, r"tick_ms: 0 is not in 1\.\."),
-        ({"tick_ms": 10**30}, ValueError, "tick_ms"),
-        ({"tick_ms": "1"}, TypeError, "tick_ms: a whole number is expected, not '1'"),
-        ({"tick_ms": 1.5}, TypeError, "tick_ms"),
-        ({"wheel_size": 1}, ValueError, r"wheel_size: 1 is not in 2\.\."),
-        ({"wheel_size": None}, TypeError, "wheel_size"),
-        ({"pending_max": 0}, ValueError, "pending_max: 0"),
-        ({"pending_max": "many"}, TypeError, "pending_max"),
+        (lambda: EmbeddedPurgatory("bad", tick_ms=0), ValueError, r"tick_ms: 0 is not in 1\.\."),
+        (lambda: EmbeddedPurgatory("bad", tick_ms=10**30), ValueError, "tick_ms"),
+        (lambda: EmbeddedPurgatory("bad", tick_ms=WRONG), TypeError, "tick_ms: a whole number is expected"),
+        (lambda: EmbeddedPurgatory("bad", wheel_size=1), ValueError, r"wheel_size: 1 is not in 2\.\."),
+        (lambda: EmbeddedPurgatory("bad", wheel_size=WRONG), TypeError, "wheel_size"),
+        (lambda: EmbeddedPurgatory("bad", pending_max=0), ValueError, "pending_max: 0"),
+        (lambda: EmbeddedPurgatory("bad", pending_max=WRONG), TypeError, "pending_max"),
+        (lambda: EmbeddedPurgatory("bad", on_error=WRONG), TypeError, "on_error: a function of an operation"),
+        (lambda: EmbeddedPurgatory("bad", clock=WRONG), TypeError, r"clock: something with now_ms\(\)"),
+        (lambda: RecordingOperation(WRONG), TypeError, "timeout_ms: a whole number is expected"),
+        (lambda: RecordingOperation(1.5), TypeError, "timeout_ms: a whole number is expected"),  # type: ignore[arg-type]
+        (lambda: ManualPurgatory().advance_clock(WRONG), TypeError, "limit: a whole number is expected"),
+        (lambda: ManualPurgatory().try_complete_else_watch(WRONG, ["k"]), TypeError, "operation: a DelayedOperation"),
+        (lambda: ManualPurgatory().cancel(WRONG), TypeError, "operation: a DelayedOperation is expected, not 'wrong'"),
+        (lambda: ManualPurgatory().is_registered(WRONG), TypeError, "operation: a DelayedOperation is expected"),
+        (lambda: ManualPurgatory().wait(WRONG, 1), TypeError, "operation: a DelayedOperation is expected"),
     ],
 )
-def test_settings_are_checked_by_name(settings: dict[str, Any], error: type[Exception], says: str) -> None:
-    """A setting of the wrong type or out of range is refused by an error that names it."""
+def test_arguments_are_checked_by_name(call: Callable[[], object], error: type[Exception], says: str) -> None:
+    """What is of the wrong type or out of range is refused by an error that names it, before a thread is started."""
     with pytest.raises(error, match=says):
-        make(**settings)
-
-
-@pytest.mark.parametrize("timeout_ms", ["5", 1.5, [5]])
-def test_timeouts_are_whole_numbers(timeout_ms: Any) -> None:
-    """An operation with a timeout that is no whole number is refused when it is made."""
-    with pytest.raises(TypeError, match="timeout_ms: a whole number is expected"):
-        RecordingOperation(timeout_ms)
-
-
-def test_no_more_than_pending_max() -> None:
-    """The one too many is refused, unless it completes at once, and may come again when there is room."""
-    purgatory, late, met = make(pending_max=2), RecordingOperation(), RecordingOperation()
-    first, second = RecordingOperation(), RecordingOperation()
-    for operation in (first, second):
-        purgatory.try_complete_else_watch(operation, ["k"], 1_000)
-    with pytest.raises(PurgatoryFull, match="2 operations are pending"):
-        purgatory.try_complete_else_watch(late, ["k"], 1_000)
-    met.is_met = True
-    assert purgatory.try_complete_else_watch(met, ["k"], 1_000)
-    assert (late.outcome, late.effects, purgatory.pending, purgatory.watched) == (PENDING, [], 2, 2)
-    assert purgatory.cancel(first)
-    assert not purgatory.try_complete_else_watch(late, ["k"], 1_000)
-    assert purgatory.check_and_complete("k") == 0
-    late.is_met = True
-    assert purgatory.check_and_complete("k") == 1
-
-
-def test_force_complete_for_key() -> None:
-    """Ends all on the key as SATISFIED, met or not, and returns them in order; other keys keep theirs."""
-    purgatory = make()
-    operations = [RecordingOperation() for _ in range(3)]
-    for operation, keys in zip(operations, (["a", "b"], ["b"], ["a"]), strict=True):
-        purgatory.try_complete_else_watch(operation, keys, 1_000)
-    assert [purgatory.is_registered(operation) for operation in operations] == [True] * 3
-    assert purgatory.force_complete_for_key("a") == [operations[0], operations[2]]
-    assert [operation.outcome for operation in operations] == [SATISFIED, PENDING, SATISFIED]
-    assert [purgatory.is_registered(operation) for operation in operations] == [False, True, False]
-    assert (purgatory.watched, purgatory.key_count) == (1, 1)
-    assert purgatory.force_complete_for_key("a") == []
+        call()
+    assert threads_of("bad") == []

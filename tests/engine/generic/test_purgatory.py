@@ -1,340 +1,324 @@
-"""The generic purgatory: the cases 24 to 46 and 93 to 98 of docs/semantics.md that need one thread only."""
+"""The generic purgatory: effects, error handlers, re-entry, slices and leaks. Histories are in test_histories.py."""
 
+import itertools
+import weakref
 from collections.abc import Callable
 
 import pytest
 
-from purgatory.engine.codes import CANCELLED, EXPIRED, PENDING, SATISFIED
-from purgatory.engine.generic.operation import ActionQueue
+from purgatory.engine.codes import CANCELLED, EXPIRED, PENDING, SATISFIED, SHUTTING_DOWN
+from purgatory.engine.errors import PurgatoryClosed, PurgatoryFull, ReentrantCall
+from purgatory.engine.generic.operation import ActionQueue, GenericOperation
 from purgatory.engine.generic.purgatory import DelayedOperationPurgatory
-from tests.engine.generic.recording_operation import Errors, RecordingOperation, fail, never_told
+from tests.engine.generic.recording_operation import (
+    BarePurgatory,
+    Errors,
+    Level,
+    RecordingOperation,
+    assert_empty,
+    both_levels,
+    fail,
+    never_told,
+    register,
+)
 
 
-def make() -> DelayedOperationPurgatory:
-    return DelayedOperationPurgatory(0, never_told)
-
-
-def register(
-    purgatory: DelayedOperationPurgatory, keys: list[str], count: int = 1, timeout_ms: int = 60_000
-) -> list[RecordingOperation]:
-    operations = [RecordingOperation(timeout_ms) for _ in range(count)]
-    for operation in operations:
-        assert not purgatory.try_complete_else_watch(operation, keys, purgatory.now_ms)
-    return operations
-
-
-def assert_empty(purgatory: DelayedOperationPurgatory) -> None:
-    assert purgatory.watched == purgatory.num_delayed == purgatory.pending == purgatory.key_count == 0
-    assert purgatory.next_expiration_ms() == -1
-    assert not any(purgatory._operations)
-
-
-def test_case_24_completed_at_registration() -> None:
-    """A condition that holds already completes the operation at once: never watched, never timed, answered once."""
-    purgatory, operation = make(), RecordingOperation()
-    operation.is_met = True
-    assert purgatory.try_complete_else_watch(operation, ["k"], 0)
-    assert (operation.outcome, operation.effects, operation.evaluations) == (SATISFIED, ["complete"], 1)
-    assert_empty(purgatory)
-
-
-def test_case_25_no_keys() -> None:
-    """No keys: an error before anything else; try_complete is not called and nothing registered."""
-    purgatory, operation = make(), RecordingOperation()
-    with pytest.raises(ValueError, match="keys is empty"):
-        purgatory.try_complete_else_watch(operation, [], 0)
-    assert operation.evaluations == 0
-    assert_empty(purgatory)
-
-
-def test_case_26_condition_turns_true_while_registering() -> None:
-    """Found by the second evaluation: True, and no leftovers stay behind in the lists."""
-    purgatory, operation = make(), RecordingOperation()
-
-    def meet_at_second() -> None:
-        operation.is_met = operation.evaluations == 2
-
-    operation.when_evaluated = meet_at_second
-    assert purgatory.try_complete_else_watch(operation, ["a", "b", "c"], 0)
-    assert operation.effects == ["complete"]
-    assert_empty(purgatory)
-
-
-def test_case_27_unknown_key() -> None:
-    """Checking a key that nobody watches completes nothing."""
-    purgatory = make()
-    assert purgatory.check_and_complete("unknown") == 0
-    assert_empty(purgatory)
-
-
-def test_case_28_two_keys() -> None:
-    """Completed through one key, an operation is gone from the other at once: watched 2, then 0."""
-    purgatory = make()
-    (operation,) = register(purgatory, ["k1", "k2"])
-    assert (purgatory.watched, purgatory.key_count) == (2, 2)
-    operation.is_met = True
-    assert purgatory.check_and_complete("k1") == 1
-    assert_empty(purgatory)
-    assert purgatory.check_and_complete("k2") == 0
-    assert operation.effects == ["complete"]
-
-
-def test_case_29_completed_directly() -> None:
-    """Operations forced from outside leave every list and the timer: watched falls with them, no leftovers."""
-    purgatory = make()
-    (r1,) = register(purgatory, ["a"])
-    (r2,) = register(purgatory, ["a", "b"])
-    (r3,) = register(purgatory, ["a", "b", "c"])
-    assert (purgatory.num_delayed, purgatory.watched) == (3, 6)
-    assert r2.force_complete()
-    assert (purgatory.num_delayed, purgatory.watched) == (2, 4)
-    assert r3.force_complete()
-    assert (purgatory.num_delayed, purgatory.watched) == (1, 1)
-    assert not r3.force_complete()
-    assert [purgatory.check_and_complete(key) for key in "abc"] == [0, 0, 0]
-    assert purgatory.watched == 1
-    assert [operation.effects for operation in (r1, r2, r3)] == [[], ["complete"], ["complete"]]
-
-
-def test_case_31_completed_by_the_timer() -> None:
-    """At its deadline, not before, an operation expires: on_complete and then on_expiration; others are untouched."""
-    purgatory = make()
-    (other,) = register(purgatory, ["k"])
-    (operation,) = register(purgatory, ["k"], timeout_ms=20)
-    assert purgatory.advance_clock(19, 100) == 0
-    assert operation.effects == []
-    assert purgatory.advance_clock(20, 100) == 1
-    assert (operation.outcome, operation.effects) == (EXPIRED, ["complete", "expire"])
-    assert (other.outcome, other.effects, other.evaluations) == (PENDING, [], 2)
-
-
-@pytest.mark.parametrize("event_first", [True, False])
-def test_case_32_event_and_expiry_in_the_same_tick(event_first: bool) -> None:
-    """Whichever comes first wins; on_complete runs once, on_expiration only if the timer won."""
-    purgatory = make()
-    (operation,) = register(purgatory, ["k"], timeout_ms=20)
-    operation.is_met = True
-    steps: list[Callable[[], int]] = [
-        lambda: purgatory.check_and_complete("k"),
-        lambda: purgatory.advance_clock(20, 10),
-    ]
-    assert [step() for step in (steps if event_first else reversed(steps))] == [1, 0]
-    assert operation.effects == (["complete"] if event_first else ["complete", "expire"])
-    assert_empty(purgatory)
-
-
-def test_case_35_no_expiry_after_completion() -> None:
-    """Completed by a check: its deadline passes without on_expiration."""
-    purgatory = make()
-    (operation,) = register(purgatory, ["k"], timeout_ms=20)
-    operation.is_met = True
-    assert purgatory.check_and_complete("k") == 1
-    assert purgatory.advance_clock(1000, 10) == 0
-    assert operation.effects == ["complete"]
-
-
-def test_case_36_cancel_for_key_answers() -> None:
-    """Cancel by key ends the operation as CANCELLED, tells it, and unlinks it from its other keys too."""
-    purgatory = make()
-    (operation,) = register(purgatory, ["k1", "k2"], timeout_ms=20)
-    (other,) = register(purgatory, ["k2"])
-    assert purgatory.cancel_for_key("k1") == [operation]
-    assert (operation.outcome, operation.effects) == (CANCELLED, ["complete"])
-    operation.is_met = True
-    assert purgatory.check_and_complete("k2") == 0
-    assert purgatory.advance_clock(1000, 10) == 0
-    assert (operation.effects, other.outcome, purgatory.watched) == (["complete"], PENDING, 1)
-
-
-def test_case_37_cancel_for_unknown_key() -> None:
-    """Nothing to cancel: an empty list."""
-    assert make().cancel_for_key("unknown") == []
-
-
-def test_case_38_nothing_to_purge() -> None:
-    """A quiet key keeps nothing of operations completed through another key, however many."""
-    purgatory = make()
-    operations = register(purgatory, ["busy", "quiet"], count=4)
-    for left, operation in zip((3, 2, 1, 0), operations, strict=True):
-        operation.is_met = True
-        assert purgatory.check_and_complete("busy") == 1
-        assert purgatory.watched == 2 * left
-    assert_empty(purgatory)
-
-
-def test_case_39_timers_disabled() -> None:
+@both_levels
+def test_case_39_timers_disabled(make: Level) -> None:
     """Without timers nothing expires and nothing is delayed; checks still work."""
-    purgatory = DelayedOperationPurgatory(0, never_told, timer_enabled=False)
-    (operation,) = register(purgatory, ["k"], timeout_ms=1)
-    assert purgatory.num_delayed == 0
-    assert purgatory.advance_clock(10_000, 10) == 0
-    assert purgatory.next_expiration_ms() == -1
+    purgatory = make(timer_enabled=False)
+    (operation,) = register(purgatory, "k", timeout_ms=1)
+    assert (purgatory.num_delayed, purgatory.next_expiration_ms()) == (0, -1)
+    purgatory.clock.jump(10_000)
+    assert purgatory.advance_clock() == 0
     operation.is_met = True
     assert purgatory.check_and_complete("k") == 1
     assert_empty(purgatory)
 
 
-def test_case_40_duplicate_keys_count_once() -> None:
-    """The same key twice is one watch."""
-    purgatory = make()
-    (operation,) = register(purgatory, ["k", "k"])
-    assert purgatory.watched == 1
-    operation.is_met = True
-    assert purgatory.check_and_complete("k") == 1
-    assert_empty(purgatory)
-
-
-def test_case_42_try_complete_raises() -> None:
-    """What one operation's check raises is handed over; the next is visited; the failed one stays watched and timed."""
-    errors = Errors()
-    purgatory = DelayedOperationPurgatory(0, errors)
-    first, second = register(purgatory, ["k"], count=2)
-    first.when_evaluated = fail
-    second.is_met = True
-    assert purgatory.check_and_complete("k") == 1
-    assert [(operation, str(error)) for operation, error in errors.told] == [(first, "planted")]
-    assert (first.outcome, second.outcome) == (PENDING, SATISFIED)
-    assert (purgatory.watched, purgatory.num_delayed) == (1, 1)
-    assert purgatory.advance_clock(60_000, 10) == 1
-    assert first.effects == ["complete", "expire"]
-
-
-def test_case_42_try_complete_raises_at_registration() -> None:
-    """A check that fails at registration counts as not yet: the operation is watched, and expires."""
-    errors = Errors()
-    purgatory, operation = DelayedOperationPurgatory(0, errors), RecordingOperation(5)
-    operation.when_evaluated = fail
-    assert not purgatory.try_complete_else_watch(operation, ["k"], 0)
-    assert len(errors.told) == 2
-    assert purgatory.advance_clock(5, 10) == 1
-    assert operation.effects == ["complete", "expire"]
-    assert_empty(purgatory)
-
-
-def test_case_43_on_complete_raises() -> None:
-    """Completed all the same: counted, never called again, no timer left; on_error is told."""
-    errors = Errors()
-    purgatory = DelayedOperationPurgatory(0, errors)
-    first, second = register(purgatory, ["k"], count=2, timeout_ms=20)
-    first.is_met = second.is_met = True
-    first.when_completed = fail
-    assert purgatory.check_and_complete("k") == 2
-    assert first.is_completed
-    assert [operation for operation, _ in errors.told] == [first]
-    assert purgatory.advance_clock(100, 10) == 0
-    assert (first.effects, second.effects) == (["complete"], ["complete"])
-    assert_empty(purgatory)
-
-
-def test_case_43_on_complete_raises_at_expiry() -> None:
-    """When on_complete raises, on_expiration is skipped; the next expired one is served."""
-    errors = Errors()
-    purgatory = DelayedOperationPurgatory(0, errors)
-    first, second = register(purgatory, ["k"], count=2, timeout_ms=20)
-    first.when_completed = fail
-    assert purgatory.advance_clock(20, 10) == 2
-    assert (first.effects, second.effects) == (["complete"], ["complete", "expire"])
-    assert len(errors.told) == 1
-
-
-def test_case_45_on_complete_checks_its_own_key() -> None:
-    """An effect may check its own key: itself is gone, the others are visited, every count is right."""
-    purgatory = make()
-    first, second = register(purgatory, ["k"], count=2)
-    first.is_met = True
-    counts: list[int] = []
+@both_levels
+def test_case_45_effects_may_call_back_in(make: Level) -> None:
+    """An effect that checks its own key gets the right count and no deadlock; what it ends is answered after it."""
+    purgatory, log, counts = make(), list[str](), list[int]()
+    first, second = register(purgatory, "k", count=2)
+    first.log = second.log = log
+    first.name, second.name = "first", "second"
 
     def meet_second() -> None:
         second.is_met = True
         counts.append(purgatory.check_and_complete("k"))
+        log.append("first is done")
 
+    first.is_met = True
     first.when_completed = meet_second
     assert purgatory.check_and_complete("k") == 1
     assert counts == [1]
-    assert second.effects == ["complete"]
+    assert log == ["first", "first is done", "second"]
     assert_empty(purgatory)
 
 
-@pytest.mark.parametrize("timeout_ms", [0, -5])
-def test_case_46_no_time_to_wait(timeout_ms: int) -> None:
-    """A timeout of 0 or less: registered, False, shown as due at once, expired by the next advance at the same time."""
-    purgatory = DelayedOperationPurgatory(1000, never_told)
-    (operation,) = register(purgatory, ["k"], timeout_ms=timeout_ms)
-    assert operation.outcome == PENDING
-    assert (purgatory.watched, purgatory.num_delayed) == (1, 1)
-    assert purgatory.next_expiration_ms() <= 1000
-    assert purgatory.advance_clock(1000, 10) == 1
-    assert operation.effects == ["complete", "expire"]
-    assert_empty(purgatory)
-
-
-def test_case_46_due_at_once_can_still_be_completed() -> None:
-    """An operation with no time left that is completed before the clock turns does not expire as well."""
-    purgatory = make()
-    (operation,) = register(purgatory, ["k"], timeout_ms=0)
-    assert operation.force_complete()
-    assert_empty(purgatory)
-    assert purgatory.advance_clock(10, 10) == 0
-    assert operation.effects == ["complete"]
-
-
-def test_case_93_effects_run_in_order_and_one_failing_does_not_stop_the_next() -> None:
-    """Purgatories that share an action queue answer in the order they were checked, whatever one of them raises."""
+def test_cases_93_94_purgatories_share_an_action_queue() -> None:
+    """A drain runs what was queued when it began, in order; one that fails is reported, one added meanwhile waits."""
     errors, log, actions = Errors(), list[str](), ActionQueue()
-    purgatories = {name: DelayedOperationPurgatory(0, errors, actions=actions) for name in "PFDS"}
-    for name, purgatory in purgatories.items():
-        operation = RecordingOperation(name=name, log=log)
-        purgatory.try_complete_else_watch(operation, ["k"], 0)
-        operation.is_met = True
-        if name == "F":
-            operation.when_completed = fail
-    assert [purgatory.check_and_complete("k") for purgatory in purgatories.values()] == [1, 1, 1, 1]
-    assert log == []
-    assert actions.drain(errors) == 4
-    assert log == ["P", "F", "D", "S"]
-    assert [str(error) for _, error in errors.told] == ["planted"]
-
-
-def test_case_94_action_queue() -> None:
-    """A drain runs what was queued when it began: the failing one is reported, the one added meanwhile waits."""
-    errors, log, actions = Errors(), list[str](), ActionQueue()
-    purgatory = DelayedOperationPurgatory(0, errors, actions=actions)
-    operations = [RecordingOperation(name=name, log=log) for name in "1234"]
+    operations = [RecordingOperation(name=name, log=log) for name in "PFDSX"]
     for operation in operations:
+        purgatory = DelayedOperationPurgatory(0, errors, actions=actions)
         purgatory.try_complete_else_watch(operation, ["k"], 0)
-    operations[0].when_completed = operations[3].force_complete
+        operation.is_met = operation.name != "X"
+        assert purgatory.check_and_complete("k") == operation.is_met
+    operations[0].when_completed = operations[-1].force_complete
     operations[1].when_completed = fail
-    for operation in operations[:3]:
-        assert operation.force_complete()
-    assert actions.drain(errors) == 3
-    assert log == ["1", "2", "3"]
-    assert [operation for operation, _ in errors.told] == [operations[1]]
-    assert len(actions) == 1
-    assert actions.drain(errors) == 1
-    assert log == ["1", "2", "3", "4"]
+    assert log == []
+    assert (actions.drain(errors), len(actions), "".join(log)) == (4, 1, "PFDS")
+    assert errors.operations == [operations[1]]
+    assert (actions.drain(errors), "".join(log)) == (1, "PFDSX")
 
 
-def test_case_97_successor_registered_by_an_expiring_operation() -> None:
+@both_levels
+def test_case_97_successor_registered_by_an_expiring_operation(make: Level) -> None:
     """An expiring operation registers a successor on its key: watched and timed; the first counted once."""
-    purgatory = make()
-    (first,) = register(purgatory, ["k"], timeout_ms=20)
-    successor = RecordingOperation(30)
-    first.when_completed = lambda: purgatory.try_complete_else_watch(successor, ["k"], purgatory.now_ms)
-    assert purgatory.advance_clock(20, 10) == 1
+    purgatory, successor = make(), RecordingOperation(30)
+    (first,) = register(purgatory, "k", timeout_ms=20)
+    first.when_completed = lambda: purgatory.try_complete_else_watch(successor, ["k"])
+    purgatory.clock.jump(20)
+    assert purgatory.advance_clock() == 1
     assert (purgatory.watched, purgatory.num_delayed) == (1, 1)
-    assert purgatory.advance_clock(49, 10) == 0
-    assert purgatory.advance_clock(50, 10) == 1
+    purgatory.clock.jump(29)
+    assert purgatory.advance_clock() == 0
+    purgatory.clock.jump(1)
+    assert purgatory.advance_clock() == 1
     assert successor.effects == ["complete", "expire"]
 
 
-def test_case_98_heartbeats() -> None:
-    """Complete the old, register the new, 10,000 times on one key: one watch, one timer, all along."""
-    purgatory = make()
-    operation = register(purgatory, ["member"], timeout_ms=30)[0]
-    for now in range(1, 10_001):
+@both_levels
+def test_a_slice_of_expiries(make: Level) -> None:
+    """`advance_clock` expires at most its limit, what was due at once first; what is left shows as due."""
+    purgatory, log = make(), list[str]()
+    for name, timeout_ms in (("a", 5), ("b", 0), ("c", 7), ("d", -1)):
+        assert not purgatory.try_complete_else_watch(RecordingOperation(timeout_ms, name, log), ["k"])
+    purgatory.clock.jump(10)
+    assert (purgatory.advance_clock(3), log) == (3, ["b", "d", "a"])
+    assert purgatory.next_expiration_ms() <= purgatory.clock.now_ms()
+    assert (purgatory.advance_clock(3), log) == (1, ["b", "d", "a", "c"])
+    assert_empty(purgatory)
+
+
+@both_levels
+def test_a_coarse_tick_is_never_early(make: Level) -> None:
+    """With a tick of 20 ms an operation expires at the first tick at or after its deadline."""
+    purgatory = make(tick_ms=20)
+    purgatory.clock.jump(7)
+    (operation,) = register(purgatory, "k", timeout_ms=430)  # 1,437: in the middle of a tick
+    purgatory.clock.jump(432)
+    assert purgatory.advance_clock() == 0
+    purgatory.clock.jump(1)
+    assert purgatory.advance_clock() == 1
+    assert operation.outcome == EXPIRED
+
+
+def test_shut_down_in_slices() -> None:
+    """Shutdown ends all that is pending as SHUTTING_DOWN, a bounded number at a time, and refuses registrations."""
+    purgatory = BarePurgatory()
+    operations = register(purgatory, "a", "b", count=10) + register(purgatory, "c", timeout_ms=0)
+    assert [purgatory.shut_down(4) for _ in range(4)] == [4, 4, 3, 0]
+    assert {operation.outcome for operation in operations} == {SHUTTING_DOWN}
+    late = RecordingOperation()
+    with pytest.raises(PurgatoryClosed):
+        purgatory.try_complete_else_watch(late, ["k"])
+    assert (late.outcome, late.evaluations) == (PENDING, 0)
+
+
+@both_levels
+def test_an_operation_of_another_purgatory_is_not_cancelled(make: Level) -> None:
+    """It is the other's, and stays pending there."""
+    purgatory, other = make(), make()
+    (operation,) = register(purgatory, "k")
+    assert not other.cancel(operation)
+    assert operation.outcome == PENDING
+    with pytest.raises(ValueError, match="pending in a purgatory already"):
+        other.try_complete_else_watch(operation, ["k"])
+
+
+@both_levels
+def test_no_more_than_pending_max(make: Level) -> None:
+    """The one too many is refused, unless it completes at once, and may come again when there is room."""
+    purgatory, late, met = make(pending_max=2), RecordingOperation(), RecordingOperation()
+    first, _ = register(purgatory, "k", count=2)
+    with pytest.raises(PurgatoryFull, match="2 operations are pending"):
+        purgatory.try_complete_else_watch(late, ["k"])
+    met.is_met = True
+    assert purgatory.try_complete_else_watch(met, ["k"])
+    assert (late.outcome, late.effects, purgatory.pending, purgatory.watched) == (PENDING, [], 2, 2)
+    assert purgatory.cancel(first)
+    assert not purgatory.try_complete_else_watch(late, ["k"])
+    late.is_met = True
+    assert purgatory.check_and_complete("k") == 1
+
+
+def test_shut_down_by_on_error_while_registering() -> None:
+    """Even when the error handler shuts the purgatory down under a registration, that operation is answered."""
+    operation = RecordingOperation()
+
+    def shut_down(_operation: GenericOperation, _error: Exception) -> None:
+        operation.when_evaluated = None
+        purgatory.close()
+
+    purgatory = BarePurgatory(shut_down)
+    operation.when_evaluated = fail
+    assert not purgatory.try_complete_else_watch(operation, ["k"])
+    assert (operation.outcome, operation.effects) == (SHUTTING_DOWN, ["complete"])
+    assert_empty(purgatory)
+
+
+@both_levels
+def test_the_error_handler_may_end_the_failed_operation(make: Level) -> None:
+    """on_error may cancel the operation it is told about; the check does not count that as completed."""
+    purgatory = make(lambda operation, error: cancelled.append(purgatory.cancel(operation)))
+    cancelled: list[bool] = []
+    (operation,) = register(purgatory, "k")
+    operation.when_evaluated = fail
+    assert purgatory.check_and_complete("k") == 0
+    assert cancelled == [True]
+    assert (operation.outcome, operation.effects) == (CANCELLED, ["complete"])
+    assert_empty(purgatory)
+
+
+def test_an_error_handler_that_raises_reaches_the_caller() -> None:
+    """What on_error itself raises is not swallowed; nothing is lost and the next call goes on with the effects."""
+    handlers: list[Callable[[str], object]] = [fail]
+
+    def on_error(_operation: GenericOperation, _error: Exception) -> None:
+        handlers.pop()("handler")
+
+    purgatory = BarePurgatory(on_error)
+    first, second = register(purgatory, "k", count=2)
+    first.is_met = second.is_met = True
+    first.when_completed = fail
+    with pytest.raises(ArithmeticError, match="handler"):
+        purgatory.check_and_complete("k")
+    assert (first.outcome, second.outcome, second.effects) == (SATISFIED, SATISFIED, [])
+    assert purgatory.check_and_complete("other") == 0
+    assert second.effects == ["complete"]
+
+
+@both_levels
+def test_try_complete_must_not_call_back(make: Level) -> None:
+    """A try_complete that calls its purgatory is told so; the purgatory stays whole."""
+    errors = Errors()
+    purgatory = make(errors)
+    (operation,) = register(purgatory, "k")
+    operation.when_evaluated = lambda: purgatory.check_and_complete("k")
+    assert purgatory.check_and_complete("k") == 0
+    assert [type(error) for _, error in errors.told] == [ReentrantCall]
+    operation.when_evaluated = None
+    operation.is_met = True
+    assert purgatory.check_and_complete("k") == 1
+
+
+@both_levels
+def test_try_complete_may_force_another(make: Level) -> None:
+    """One operation's check may force another one; both are answered after the visit, neither is counted twice."""
+    purgatory, log = make(), list[str]()
+    first, second = register(purgatory, "k", count=2)
+    first.name, second.name, first.log, second.log = "first", "second", log, log
+    first.is_met = True
+    first.when_evaluated = second.force_complete
+    assert purgatory.check_and_complete("k") == 1
+    assert log == ["second", "first"]
+    assert second.evaluations == 2
+    assert_empty(purgatory)
+
+
+@both_levels
+def test_operations_without_try_complete_are_refused(make: Level) -> None:
+    """The base class says what is missing, through on_error."""
+    errors = Errors()
+    purgatory = make(errors)
+    purgatory.try_complete_else_watch(GenericOperation(10), ["k"])
+    assert {type(error) for _, error in errors.told} == {NotImplementedError}
+    assert purgatory.cancel_for_key("k") == errors.operations[:1]
+
+
+def test_the_clock_must_not_go_back() -> None:
+    """An earlier now is a broken invariant, reported with both times; what was pending still is."""
+    purgatory, operation = DelayedOperationPurgatory(100, never_told), RecordingOperation()
+    assert not purgatory.try_complete_else_watch(operation, ["k"], 100)
+    with pytest.raises(AssertionError, match="now_ms=99 purgatory=100"):
+        purgatory.advance_clock(99, 10)
+    with pytest.raises(AssertionError, match="now_ms=99 purgatory=100"):
+        purgatory.try_complete_else_watch(RecordingOperation(), ["k"], 99)
+    assert purgatory.cancel(operation)
+
+
+@both_levels
+def test_lesson_27_a_poisoned_operation_among_a_thousand(make: Level) -> None:
+    """One failing check in the middle of a key: 999 complete, one is reported."""
+    errors = Errors()
+    purgatory = make(errors)
+    operations = register(purgatory, "k", count=1_000)
+    for operation in operations:
         operation.is_met = True
-        assert purgatory.check_and_complete("member") == 1
-        operation = RecordingOperation(30)
-        assert not purgatory.try_complete_else_watch(operation, ["member"], now)
-        assert purgatory.watched == purgatory.num_delayed == 1
-    assert len(purgatory._operations) == 1
+    operations[500].when_evaluated = fail
+    assert purgatory.check_and_complete("k") == 999
+    assert errors.operations == [operations[500]]
+    assert purgatory.watched == 1
+
+
+@pytest.mark.slow
+def test_lesson_29_keys_vanish_with_their_last_watcher() -> None:
+    """Many distinct keys used once each leave no key behind, however their operations end."""
+    purgatory = BarePurgatory()
+    for number in range(10_000):
+        register(purgatory, str(number), timeout_ms=number % 100)
+        if number % 3 == 0:
+            purgatory.cancel_for_key(str(number))
+    purgatory.clock.jump(100)
+    purgatory.advance_clock(100_000)
+    assert purgatory.key_count == len(purgatory.core._watchers) == purgatory.watched == 0
+
+
+class Payload:
+    """Something large that an operation holds."""
+
+
+ENDS: dict[str, Callable[[BarePurgatory], object]] = {
+    "check": lambda purgatory: purgatory.check_and_complete("k"),
+    "force": lambda purgatory: purgatory.force_complete_for_key("k"),
+    "cancel": lambda purgatory: purgatory.cancel_for_key("k"),
+    "expire": lambda purgatory: purgatory.clock.jump(10) and purgatory.advance_clock(),
+    "shut down": lambda purgatory: purgatory.close(),
+}
+
+
+@both_levels
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+@pytest.mark.parametrize("keys", [["k"], ["k", "a", "b", "c", "d"]], ids=["one key", "five keys"])
+def test_lesson_30_31_payloads_die_with_their_operation(
+    make: Level, end: Callable[[object], object], keys: list[str]
+) -> None:
+    """The purgatory lets go of an operation and its payload in the very call that ends it, on however many keys."""
+    purgatory = make()
+    operations = register(purgatory, *keys, timeout_ms=10)
+    operations[0].is_met = True
+    operations[0].payload = payload = Payload()  # type: ignore[attr-defined]
+    dead = weakref.ref(payload)
+    del payload
+    operations.clear()
+    assert dead() is not None
+    end(purgatory)
+    assert dead() is None
+
+
+@both_levels
+@pytest.mark.slow
+def test_lesson_57_completions_do_not_recurse(make: Level) -> None:
+    """A chain of 10,000 operations, each completing the next in its effect, runs flat and in order."""
+    purgatory, log = make(), list[str]()
+    chain = register(purgatory, "k", count=10_000)
+    for number, operation in enumerate(chain):
+        operation.name, operation.log = str(number), log
+    for operation, successor in itertools.pairwise(chain):
+        operation.when_completed = successor.force_complete
+    assert chain[0].force_complete()
+    assert log == [str(number) for number in range(10_000)]
+    assert purgatory.pending == 0

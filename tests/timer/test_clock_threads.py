@@ -1,0 +1,174 @@
+"""The thread of the embedded purgatory and that of the timer: on time, asleep when it may be, and hard to break."""
+
+import itertools
+import logging
+import threading
+
+import pytest
+
+from purgatory.clock import SystemClock
+from purgatory.embedded import EmbeddedPurgatory
+from purgatory.testing import ManualClock
+from purgatory.timer import SystemTimer
+from tests.embedded.crowd import all_stacks
+from tests.engine.generic.recording_operation import DEADLINE_S, RecordingOperation, run_all, threads_of, wait_until
+from tests.timer.clock_threads import Owner, Signal, add, both_owners, cancel, thread_of
+
+
+@both_owners
+def test_case_31_it_fires_by_itself_and_never_early(kind: type[Owner]) -> None:
+    """With nothing else happening each ends at its time or later; a shorter one wakes the thread; others are left."""
+    with kind("test") as owner:
+        added_at_ms = SystemClock().now_ms()
+        far = add(owner, 60_000)
+        waiting = {delay_ms: add(owner, delay_ms) for delay_ms in (30, 5, 0)}
+        for delay_ms, one in waiting.items():
+            assert one.answered.wait(DEADLINE_S)
+            assert one.answered_at_ms - added_at_ms >= delay_ms
+            assert one.answered_on.startswith(("executor-test", "ExpirationReaper-test"))
+        assert not far.answered.is_set()
+        wait_until(lambda: thread_of(owner).armed_ms == owner.next_expiration_ms())
+
+
+@both_owners
+def test_lesson_13_a_quiet_system_still_fires(kind: type[Owner]) -> None:
+    """After any cancel and addition the thread is armed for the next expiration, and fires it unprompted."""
+    with kind("quiet") as owner:
+        for delay_ms in (60_000, 30_000, 90_000):
+            cancelled = add(owner, delay_ms)
+            wait_until(lambda: 0 <= thread_of(owner).armed_ms <= owner.next_expiration_ms())
+            assert cancel(owner, cancelled)
+        for _ in range(2):
+            assert add(owner, 10).answered.wait(DEADLINE_S)
+            wait_until(lambda: thread_of(owner).armed_ms == -1)
+
+
+@both_owners
+def test_lesson_14_wake_ups_are_not_lost(kind: type[Owner]) -> None:
+    """Short additions and cancels in quick succession: every one left alone still comes to its end."""
+    with kind("hasty") as owner:
+        left_alone = []
+        for number in range(300):
+            one = add(owner, number % 4)
+            if number % 3:
+                cancel(owner, one)
+            else:
+                left_alone.append(one)
+        assert all(one.answered.wait(DEADLINE_S) for one in left_alone)
+
+
+@both_owners
+@pytest.mark.parametrize("threads", [1, 2])
+def test_no_addition_is_missed(kind: type[Owner], threads: int) -> None:
+    """Threads that add only when their last one has ended: with nobody else about, the thread hears of each."""
+    with kind("quiet") as owner:
+
+        def add_one_after_the_other() -> None:
+            for _ in range(500):
+                assert add(owner, 0).answered.wait(DEADLINE_S), f"it sleeps:\n{all_stacks()}"
+
+        run_all(*[add_one_after_the_other] * threads)
+
+
+@both_owners
+def test_an_addition_just_before_it_sleeps(kind: type[Owner], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is added after the thread has looked, and before it sleeps, wakes it: the window is hit on purpose."""
+    with kind("window") as owner:
+        look = thread_of(owner)._wait_ms
+        late: list[RecordingOperation | Signal] = []
+
+        def look_and_let_someone_in() -> int:
+            wait_ms = look()
+            if wait_ms < 0 and len(late) < 3:
+                late.append(add(owner, 1))
+            return wait_ms
+
+        monkeypatch.setattr(thread_of(owner), "_wait_ms", look_and_let_someone_in)
+        add(owner, 0)
+        wait_until(lambda: len(late) == 3)
+        assert all(one.answered.wait(DEADLINE_S) for one in late), f"it sleeps:\n{all_stacks()}"
+
+
+@both_owners
+def test_it_sleeps_while_nothing_is_due(kind: type[Owner]) -> None:
+    """With everything far away the thread sleeps: its clock is not read again."""
+    reads = itertools.count()
+
+    class CountingClock(SystemClock):
+        def now_ms(self) -> int:
+            next(reads)
+            return super().now_ms()
+
+    with kind("asleep", clock=CountingClock()) as asleep, kind("awake") as awake:
+        add(asleep, 10**9)
+        wait_until(lambda: thread_of(asleep).armed_ms > 0)
+        before = next(reads)
+        # Elsewhere one comes and goes meanwhile.
+        assert add(awake, 30).answered.wait(DEADLINE_S)
+        assert next(reads) <= before + 2
+
+
+@both_owners
+@pytest.mark.parametrize("failure", [ArithmeticError, SystemExit, KeyboardInterrupt])
+def test_lesson_56_the_thread_survives_anything(
+    kind: type[Owner], caplog: pytest.LogCaptureFixture, failure: type[BaseException]
+) -> None:
+    """Whatever an effect or a task raises is logged; those beside it and behind it run, and later ones too."""
+
+    def tear() -> None:
+        raise failure("planted")
+
+    with caplog.at_level(logging.ERROR, "purgatory"), kind("torn") as owner:
+        add(owner, 5, tear)
+        beside = add(owner, 5)
+        assert beside.answered.wait(DEADLINE_S)
+        assert add(owner, 10).answered.wait(DEADLINE_S)
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "planted" in caplog.text
+
+
+@both_owners
+def test_it_survives_a_failing_clock(kind: type[Owner], caplog: pytest.LogCaptureFixture) -> None:
+    """A clock that fails for a while delays what is due, no more."""
+    failures = 3
+
+    class FailingClock(SystemClock):
+        def now_ms(self) -> int:
+            nonlocal failures
+            if failures and threading.current_thread().name.endswith("-failing"):
+                failures -= 1
+                raise OSError("no time")
+            return super().now_ms()
+
+    with caplog.at_level(logging.CRITICAL, "purgatory"), kind("failing", clock=FailingClock()) as owner:
+        assert add(owner, 10).answered.wait(DEADLINE_S)
+        assert (failures, thread_of(owner).failures) == (0, 3)
+
+
+@both_owners
+def test_lesson_67_close_from_within(kind: type[Owner]) -> None:
+    """Close from within an effect or a task returns what is left, instead of waiting for the very thread it is on."""
+    owner = kind("closing")
+    leftovers = [add(owner, 60_000) for _ in range(10)]
+    closed: list[object] = []
+    closing = add(owner, 5, lambda: closed.append(owner.close()))
+    assert closing.answered.wait(DEADLINE_S)
+    assert closed == [10 if kind is EmbeddedPurgatory else leftovers]
+    wait_until(lambda: threads_of("closing") == [])
+    assert not owner.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        (EmbeddedPurgatory, r"reaper_enabled=False and call advance_clock\(\)"),
+        (SystemTimer, r"use Timer and call advance_clock\(\)"),
+    ],
+    ids=["purgatory", "timer"],
+)
+def test_a_manual_clock_is_refused(kind: type[Owner], says: str) -> None:
+    """The thread sleeps by real time and would never end anything: refused, with the way out, before it is started."""
+    with pytest.raises(ValueError, match=says):
+        kind("manual", clock=ManualClock())
+    assert threads_of("manual") == []
+    EmbeddedPurgatory("manual", clock=ManualClock(), timer_enabled=False).close()
