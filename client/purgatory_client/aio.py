@@ -262,7 +262,7 @@ class AsyncClient:
             Unavailable: No answer within `give_up_after` seconds.
             PurgatoryClientError: What the batch as a whole was refused with.
         """
-        batch.first_id = first_operation_id
+        batch.operation_id = first_operation_id
         return await self._answer(register(self._stub(), session_id, batch, self._give_up_after))
 
     async def results(self, session_id: str) -> AsyncIterator[Collected]:

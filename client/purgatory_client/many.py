@@ -11,18 +11,19 @@ None for the default.
 import asyncio
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import TypeAlias
 
 from purgatory_client.errors import InvalidRequest, PurgatoryClientError
 from purgatory_client.number_checks import INT32_MAX, INT64_MAX, check_length, int_column
 from purgatory_client.partition_names import PartitionName, checked_key, partition_name
 from purgatory_client.results import OperationKind, Outcome, ResultColumns
-from purgatory_client.waits import Name
+from purgatory_client.waits import Name, Wait
 from purgatory_client.wire.decode_results import ResultsArrived
 from purgatory_client.wire.gathered_results import GatheredResults, ResultSegment
 
 
 class WaitColumns:
-    """A batch of operations of one kind. Operation i has the id `first_id + i`, which the session gives it.
+    """A batch of operations of one kind. Operation i has the id `operation_id + i`; the session gives it.
 
     Raises InvalidRequest when the lengths of its columns disagree, or a value does not fit the wire.
     """
@@ -51,7 +52,7 @@ class WaitColumns:
         """Columns that not every batch has, by their names on the wire; these have a value for each operation."""
         self.item_columns: dict[str, Sequence[int]] = {}
         """And these have one for each item."""
-        self.first_id = 0
+        self.operation_id = 0
         self.submitted_at = 0.0
         self.future: asyncio.Future[ResultColumns] | None = None
         self.remaining = self.count
@@ -82,8 +83,8 @@ class WaitColumns:
     def ids_of(self, positions: Sequence[int]) -> Sequence[int]:
         """Operation ids, rising; a range where the positions are one."""
         if isinstance(positions, range):
-            return range(self.first_id + positions.start, self.first_id + positions.stop)
-        return [self.first_id + position for position in positions]
+            return range(self.operation_id + positions.start, self.operation_id + positions.stop)
+        return [self.operation_id + position for position in positions]
 
     def items_of(self, positions: Sequence[int]) -> Sequence[int]:
         """Where the items of these operations are in the item columns."""
@@ -124,7 +125,7 @@ class WaitColumns:
 
     def answer(self) -> ResultColumns:
         """All results; only once no operation is pending."""
-        assert not self.remaining, f"{self.remaining} operations of the batch with first id {self.first_id} are pending"
+        assert not self.remaining, f"{self.remaining} operations of the batch from {self.operation_id} on are pending"
         answer, items = ResultColumns(self.kind, self._gathered.column), self.item_total
         answer.names = self.names
         answer.outcomes = self.outcomes
@@ -132,6 +133,10 @@ class WaitColumns:
         answer.item_indexes = self.indexes * items if len(self.indexes) == 1 else self.indexes or [0] * items
         answer.refusals = self._refusals
         return answer
+
+
+Entry: TypeAlias = Wait | WaitColumns
+"""What a session or an outbox keeps. Of a batch `operation_id` is that of its first operation."""
 
 
 def produce(

@@ -8,11 +8,11 @@ daemon's.
 import asyncio
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 from purgatory_client.errors import InvalidRequest
-from purgatory_client.number_checks import INT32_MAX, int32, int64, milliseconds
-from purgatory_client.partition_names import PartitionName, checked_key, partition_name
+from purgatory_client.number_checks import int32, int64, milliseconds
+from purgatory_client.partition_names import PartitionName, checked_key, format_partition, partition_name
 from purgatory_client.results import OperationKind, Result
 
 Name = str | PartitionName
@@ -23,27 +23,21 @@ ByPartition = Mapping[str, int] | Mapping[PartitionName, int] | Mapping[Name, in
 
 Isolation = Literal["read_uncommitted", "read_committed"]
 
-PARTITION_MAX_BYTES_DEFAULT: Final = 1_048_576
+ITEM_DEFAULTS: Final = {
+    "leader_epoch": -1,
+    "local_error_code": 0,
+    "partition_max_bytes": 1_048_576,
+    "last_fetched_epoch": -1,
+    "throttled": False,
+}
+"""The columns with a value for each partition, by their names on the wire, and what absence means there."""
 ISOLATION_LEVELS: Final[dict[str, int]] = {"read_uncommitted": 1, "read_committed": 2}
 
 
 @dataclass(slots=True, eq=False)
-class FetchOptions:
-    """The arguments of a fetch that other kinds do not have. Lists have one value for each partition."""
-
-    min_bytes: int
-    replica_id: int
-    isolation_level: int
-    follower_reads: bool
-    partition_max_bytes: list[int]
-    last_fetched_epochs: list[int]
-    throttled: list[bool]
-
-
-@dataclass(slots=True, eq=False)
 class Wait:
-    """One operation, made by the functions of this module. `names` are its partitions (signals: keys); all lists have
-    one value for each of them.
+    """One operation, made by the functions of this module. `names` are its partitions (signals: keys), each with its
+    place in `offsets`.
 
     `operation_id` and `submitted_at` (monotonic seconds) are set by the session it is submitted to, and `future` is
     what its caller awaits.
@@ -53,14 +47,16 @@ class Wait:
     names: list[PartitionName] | list[str]
     offsets: list[int]
     timeout_ms: int | None
-    local_error_codes: list[int] | None = None
-    leader_epochs: list[int] | None = None
-    fetch: FetchOptions | None = None
-    any_key: bool = False
-    from_now: bool = False
+    operation_columns: dict[str, int]
+    """What only some operations have, by its name on the wire. All waits of one kind have the same here."""
+    item_columns: dict[str, list[int]]
+    """The same with a value for each name. An absent column has its default."""
     operation_id: int = 0
     submitted_at: float = 0.0
     future: asyncio.Future[Result] | None = None
+    count: ClassVar = 1
+    """How many operations it is: one, as against a batch."""
+    remaining: ClassVar = 1
 
     @property
     def weight(self) -> int:
@@ -92,14 +88,10 @@ def produce(
         InvalidRequest: An argument cannot be sent: no partition, a malformed name, a number that is too large.
     """
     names, required = _items(offsets, "produce.partitions", "required_offset")
-    return Wait(
-        OperationKind.PRODUCE,
-        names,
-        required,
-        milliseconds(timeout),
-        local_error_codes=_per_item(local_error_codes, names, 0, "local_error_codes"),
-        leader_epochs=_per_item(leader_epochs, names, -1, "leader_epochs"),
+    columns = _item_columns(
+        names, local_error_code=("local_error_codes", local_error_codes), leader_epoch=("leader_epochs", leader_epochs)
     )
+    return Wait(OperationKind.PRODUCE, names, required, milliseconds(timeout), {}, columns)
 
 
 def fetch(
@@ -141,20 +133,21 @@ def fetch(
     if isolation not in ISOLATION_LEVELS:
         raise InvalidRequest("fetch.isolation_level", f"{isolation!r}; must be one of {', '.join(ISOLATION_LEVELS)}")
     held_back = {partition_name(name) for name in throttled}
-    largest = _per_item(
-        partition_max_bytes, names, PARTITION_MAX_BYTES_DEFAULT, "partition_max_bytes", highest=2**63 - 1
+    options: dict[str, int] = {
+        "min_bytes": int64(min_bytes, "fetch.min_bytes"),
+        "replica_id": -1 if replica_id is None else int32(replica_id, "fetch.replica_id"),
+        "isolation_level": ISOLATION_LEVELS[isolation],
+        "follower_reads": bool(follower_reads),
+    }
+    columns = _item_columns(
+        names,
+        partition_max_bytes=("partition_max_bytes", partition_max_bytes),
+        last_fetched_epoch=("last_fetched_epochs", last_fetched_epochs),
+        leader_epoch=("current_leader_epochs", current_leader_epochs),
     )
-    options = FetchOptions(
-        int64(min_bytes, "fetch.min_bytes"),
-        -1 if replica_id is None else int32(replica_id, "fetch.replica_id"),
-        ISOLATION_LEVELS[isolation],
-        bool(follower_reads),
-        largest or [PARTITION_MAX_BYTES_DEFAULT] * len(names),
-        _per_item(last_fetched_epochs, names, -1, "last_fetched_epochs") or [-1] * len(names),
-        [name in held_back for name in names],
-    )
-    epochs = _per_item(current_leader_epochs, names, -1, "current_leader_epochs")
-    return Wait(OperationKind.FETCH, names, fetch_offsets, milliseconds(timeout), leader_epochs=epochs, fetch=options)
+    if held_back:
+        columns["throttled"] = [name in held_back for name in names]
+    return Wait(OperationKind.FETCH, names, fetch_offsets, milliseconds(timeout), options, columns)
 
 
 def delete_records(
@@ -178,8 +171,8 @@ def delete_records(
         InvalidRequest: An argument cannot be sent.
     """
     names, required = _items(offsets, "delete_records.partitions", "offset")
-    codes = _per_item(local_error_codes, names, 0, "local_error_codes")
-    return Wait(OperationKind.DELETE_RECORDS, names, required, milliseconds(timeout), local_error_codes=codes)
+    columns = _item_columns(names, local_error_code=("local_error_codes", local_error_codes))
+    return Wait(OperationKind.DELETE_RECORDS, names, required, milliseconds(timeout), {}, columns)
 
 
 def signal(
@@ -212,8 +205,8 @@ def signal(
     required = [int64(count, "signal.keys.required_count") for count in counts.values()]
     if not names:
         raise InvalidRequest("signal.keys", "none; an operation needs at least one")
-    timeout_ms = milliseconds(timeout)
-    return Wait(OperationKind.SIGNAL, names, required, timeout_ms, any_key=bool(any), from_now=bool(from_now))
+    options: dict[str, int] = {"any": bool(any), "from_now": bool(from_now)}
+    return Wait(OperationKind.SIGNAL, names, required, milliseconds(timeout), options, {})
 
 
 def _items(offsets: ByPartition, field: str, offset_field: str) -> tuple[list[PartitionName], list[int]]:
@@ -223,24 +216,19 @@ def _items(offsets: ByPartition, field: str, offset_field: str) -> tuple[list[Pa
     return names, [int64(offset, f"{field}.{offset_field}") for offset in offsets.values()]
 
 
-def _per_item(
-    values: ByPartition | int | None,
-    names: list[PartitionName],
-    default: int,
-    field: str,
-    highest: int = INT32_MAX,
-) -> list[int] | None:
-    """One value for each partition from a mapping (`default` elsewhere) or one number for all; None stays None."""
-    if values is None or (isinstance(values, Mapping) and not values):
-        return None
-    if isinstance(values, Mapping):
+def _item_columns(names: list[PartitionName], **given: tuple[str, ByPartition | int | None]) -> dict[str, list[int]]:
+    """The columns that are given, each as (what an error calls it, a mapping or one number for all partitions)."""
+    columns: dict[str, list[int]] = {}
+    for column, (field, values) in given.items():
+        if values is None or values == {}:
+            continue
+        check = int64 if column == "partition_max_bytes" else int32
+        if not isinstance(values, Mapping):
+            columns[column] = [check(values, field)] * len(names)
+            continue
         by_name = {partition_name(name): value for name, value in values.items()}
         unknown = by_name.keys() - set(names)
         if unknown:
-            topic, partition = min(unknown)
-            raise InvalidRequest(field, f"{topic}-{partition} is not one of the operation's partitions")
-        column = [by_name.get(name, default) for name in names]
-    else:
-        column = [values] * len(names)
-    check = int64 if highest > INT32_MAX else int32
-    return [check(value, field) for value in column]
+            raise InvalidRequest(field, f"{format_partition(*min(unknown))} is not one of the operation's partitions")
+        columns[column] = [check(by_name.get(name, ITEM_DEFAULTS[column]), field) for name in names]
+    return columns

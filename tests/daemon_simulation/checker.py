@@ -51,7 +51,7 @@ class Seen:
 
 def seen_of(call: Call) -> Iterator[Seen]:
     if isinstance(call.what, Batch):
-        first_id = call.wait.first_id if isinstance(call.wait, WaitColumns) else 0
+        first_id = call.wait.operation_id if isinstance(call.wait, WaitColumns) else 0
         results = list(call.result) if isinstance(call.result, ResultColumns) else None
         for place, operation in enumerate(call.what.operations):
             seen = Seen(call, operation, first_id + place if first_id else 0)

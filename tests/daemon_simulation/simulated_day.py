@@ -185,8 +185,8 @@ class SimulatedDay:
         ids: list[int] = []
         if isinstance(call.wait, Wait):
             ids = [call.wait.operation_id]
-        elif isinstance(call.wait, WaitColumns) and call.wait.first_id:
-            ids = [call.wait.first_id + place for place in call.wait.pending_positions()]
+        elif isinstance(call.wait, WaitColumns) and call.wait.operation_id:
+            ids = [call.wait.operation_id + place for place in call.wait.pending_positions()]
         now = self.served.host.time.now_ms()
         return any(self.served.host.engine.describe(session.owner, one, now) is not None for one in ids)
 

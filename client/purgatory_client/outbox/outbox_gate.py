@@ -19,7 +19,7 @@ from typing import Final
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory_client.errors import InvalidRequest, OutboxUnwritable, PurgatoryClientError
-from purgatory_client.many import WaitColumns
+from purgatory_client.many import Entry, WaitColumns
 from purgatory_client.outbox.outbox_file import (
     ConfirmationRecord,
     OutboxFile,
@@ -28,15 +28,13 @@ from purgatory_client.outbox.outbox_file import (
     ResultsRecord,
 )
 from purgatory_client.outbox.outbox_writer import OutboxWriter
-from purgatory_client.outbox.ticket import Ticket, first_id, ticket_of
+from purgatory_client.outbox.ticket import Ticket, ticket_of
 from purgatory_client.results import Result, ResultColumns
 from purgatory_client.session.pending_waits import Ended, settle
 from purgatory_client.session.session_core import SessionCore
-from purgatory_client.waits import Wait
 from purgatory_client.wire.decode_waits import batch_of, wait_of
 from purgatory_client.wire.encode_waits import fill_with_many, fill_with_waits
 
-Entry = Wait | WaitColumns
 NEVER_LOST: Final = float("-inf")
 
 
@@ -115,7 +113,7 @@ class OutboxGate:
         if entry.future is None or not entry.future.done():
             raise InvalidRequest("ticket", f"operation {ticket.operation_id} has not ended; ask for its result first")
         del self._tags[entry]
-        self._confirming[first_id(entry)] = confirmed = asyncio.get_running_loop().create_future()
+        self._confirming[entry.operation_id] = confirmed = asyncio.get_running_loop().create_future()
         self._forget(entry)
         await confirmed
 
@@ -189,7 +187,7 @@ class OutboxGate:
 
     def _on_registration(self, item: RegistrationRecord, error: PurgatoryClientError | None) -> None:
         entry = self._staged.popleft()
-        assert first_id(entry) == item.first_operation_id, f"{item.first_operation_id} was written out of order"
+        assert entry.operation_id == item.first_operation_id, f"{item.first_operation_id} was written out of order"
         self._core.written_id = item.first_operation_id + item.operations - 1
         written = self._submitting.pop(entry, None)
         if error is None:
@@ -250,20 +248,18 @@ class OutboxGate:
         return await asyncio.shield(ticket.entry.future)
 
     def _forget(self, entry: Entry) -> None:
-        if first_id(entry):
-            self._writer.write(ConfirmationRecord(first_id(entry)))
+        if entry.operation_id:
+            self._writer.write(ConfirmationRecord(entry.operation_id))
 
 
 def _registration(entry: Entry, tag: str) -> RegistrationRecord:
     columns = operation_pb2.OperationColumns()
-    count = 1
     if isinstance(entry, WaitColumns):
-        count = entry.count
-        fill_with_many(columns, entry, range(count), NEVER_LOST, 0.0)
+        fill_with_many(columns, entry, range(entry.count), NEVER_LOST, 0.0)
     else:
         fill_with_waits(columns, [entry], NEVER_LOST, 0.0)
-    is_batch = isinstance(entry, WaitColumns)
-    return RegistrationRecord(first_id(entry), count, is_batch, tag, _wall_time(entry), columns.SerializeToString())
+    is_batch, encoded = isinstance(entry, WaitColumns), columns.SerializeToString()
+    return RegistrationRecord(entry.operation_id, entry.count, is_batch, tag, _wall_time(entry), encoded)
 
 
 def _wall_time(entry: Entry) -> float:

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from purgatory_client.many import WaitColumns
+from purgatory_client.many import Entry, WaitColumns
 from purgatory_client.results import OperationKind
-from purgatory_client.waits import Wait
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,7 +25,7 @@ class Ticket:
     operation_id: int
     operations: int
     submitted_time: datetime
-    entry: Wait | WaitColumns
+    entry: Entry
 
     @property
     def is_batch(self) -> bool:
@@ -34,14 +33,7 @@ class Ticket:
         return isinstance(self.entry, WaitColumns)
 
 
-def ticket_of(entry: Wait | WaitColumns, tag: str, submitted_time: float) -> Ticket:
+def ticket_of(entry: Entry, tag: str, submitted_time: float) -> Ticket:
     """The ticket of a wait that has its ids; `submitted_time` in seconds since the epoch."""
     when = datetime.fromtimestamp(submitted_time, UTC)
-    if isinstance(entry, WaitColumns):
-        return Ticket(tag, entry.kind, entry.first_id, entry.count, when, entry)
-    return Ticket(tag, entry.kind, entry.operation_id, 1, when, entry)
-
-
-def first_id(entry: Wait | WaitColumns) -> int:
-    """The id of a wait, or of the first operation of a batch; 0: none was given yet."""
-    return entry.first_id if isinstance(entry, WaitColumns) else entry.operation_id
+    return Ticket(tag, entry.kind, entry.operation_id, entry.count, when, entry)

@@ -36,7 +36,7 @@ class Registered:
 async def register(
     stub: PurgatoryServiceStub, session_id: str, batch: WaitColumns, give_up_after: float | None
 ) -> Registered:
-    """Register the batch, whose ids begin with `batch.first_id`."""
+    """Register the batch, whose ids begin with `batch.operation_id`."""
     request = wire.RegisterRequest(session_id=session_id)
     request.batch.batch_id = 1
     fill_with_many(request.batch.columns, batch, batch.pending_positions(), NEVER_LOST, 0.0)

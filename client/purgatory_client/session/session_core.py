@@ -18,25 +18,23 @@ Time is an argument (monotonic seconds). These are the rules of a session:
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
-from itertools import islice
+from collections.abc import Sequence
+from itertools import chain, islice
 from typing import Final
 
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory_client.errors import LimitExceeded, OutboxError
-from purgatory_client.many import WaitColumns
+from purgatory_client.many import Entry, WaitColumns
 from purgatory_client.results import Outcome
 from purgatory_client.session.pending_waits import (
     OPERATIONS_PER_CHUNK_MAX,
     Ended,
     PendingWaits,
     WaitChunk,
-    batch_chunks,
-    run_key,
-    take_waits,
+    batch_key,
+    cut_into_chunks,
 )
 from purgatory_client.session.sequence import ResultSequence
-from purgatory_client.waits import Wait
 from purgatory_client.wire.decode_results import ResultsArrived, arrived_row, refusal_error
 from purgatory_client.wire.encode_waits import fill_with_many, fill_with_waits
 
@@ -58,8 +56,8 @@ class SessionCore:
         self.going_away: int | None = None
         self.heartbeat_interval = 1.0
         self._table = PendingWaits()
-        self._unsent: dict[tuple[int, bool], dict[Wait, None]] = {}
-        self._unsent_batches: dict[WaitColumns, None] = {}
+        self._unsent: dict[object, dict[Entry, None]] = {}
+        """By `batch_key`: what can share a batch."""
         self._unsent_count = 0
         self._plan: deque[WaitChunk] = deque()
         self._unreceipted: dict[int, WaitChunk] = {}
@@ -84,34 +82,31 @@ class SessionCore:
 
     # For callers
 
-    def submit(self, wait: Wait | WaitColumns, now: float) -> None:
+    def submit(self, wait: Entry, now: float) -> None:
         """Accept a wait, to be sent with the next batch. Raises LimitExceeded at the limit of pending operations."""
-        count = 1 if isinstance(wait, Wait) else wait.count
-        if self.pending + count > self.pending_max:
+        if self.pending + wait.count > self.pending_max:
             raise LimitExceeded(
-                f"{self.pending} operations are pending in this client and {count} more would pass its limit of "
+                f"{self.pending} operations are pending in this client and {wait.count} more would pass its limit of "
                 f"{self.pending_max} (pending_max)"
             )
         wait.submitted_at = now
-        self._unsent_count += count
-        if isinstance(wait, Wait):
-            self._unsent.setdefault((wait.kind, wait.timeout_ms is None), {})[wait] = None
-        else:
-            self._unsent_batches[wait] = None
+        self._unsent_count += wait.count
+        self._unsent.setdefault(batch_key(wait), {})[wait] = None
 
-    def cancel(self, wait: Wait | WaitColumns) -> None:
+    def cancel(self, wait: Entry) -> None:
         """Forget a wait whose caller has gone, and cancel it at the daemon if it was sent.
 
         One that is not pending here is ignored: it may have ended, or been drained, while its caller was cancelled.
         """
-        if isinstance(wait, WaitColumns):
-            self._cancel_batch(wait)
-        elif wait in self._table:
-            self._table.take_single(wait.operation_id)
-            self._cancel_ids([wait.operation_id])
-        elif wait in (queue := self._unsent.get((wait.kind, wait.timeout_ms is None), {})):
+        if self._table.take(wait):
+            operation_ids: Sequence[int] = [wait.operation_id]
+            if isinstance(wait, WaitColumns):
+                operation_ids = wait.ids_of(wait.pending_positions())
+            self._cancelling |= dict.fromkeys(operation_ids)
+            self._cancels.extend(operation_ids)
+        elif wait in (queue := self._unsent.get(batch_key(wait), {})):
             del queue[wait]
-            self._unsent_count -= 1
+            self._unsent_count -= wait.count
 
     def end(self) -> None:
         """Send outstanding cancels and the acknowledgement without delay: the session is about to be left."""
@@ -122,17 +117,15 @@ class SessionCore:
         """True: the session is being left, and there is nothing more to send or to receive."""
         return self._ending and not self.pending and self._sequence.due_at is None
 
-    def waiting(self) -> list[Wait | WaitColumns]:
+    def waiting(self) -> list[Entry]:
         """Everything that somebody waits for."""
-        unsent = [wait for queue in self._unsent.values() for wait in queue]
-        return [*self._table.entries(), *unsent, *self._unsent_batches]
+        return [*self._table.entries(), *chain.from_iterable(self._unsent.values())]
 
-    def drain(self) -> list[Wait | WaitColumns]:
+    def drain(self) -> list[Entry]:
         """Forget everything that somebody waits for, and return it; the daemon is not told."""
         drained = self.waiting()
         self._table.clear()
         self._unsent.clear()
-        self._unsent_batches.clear()
         self._unsent_count = 0
         self._cancelling.clear()
         self._cancels.clear()
@@ -141,7 +134,7 @@ class SessionCore:
 
     # For the outbox
 
-    def restore(self, entries: Sequence[Wait | WaitColumns], next_id: int, now: float) -> None:
+    def restore(self, entries: Sequence[Entry], next_id: int, now: float) -> None:
         """Go on with what an outbox holds of the session, in the order of ids.
 
         Results count from wherever the daemon's next batch says: the file does not keep the number of the last one.
@@ -149,7 +142,8 @@ class SessionCore:
         """
         self._has_outbox = True
         for entry in entries:
-            self._table.restore(entry)
+            self._table.start_after(entry.operation_id - 1)
+            self._table.add(entry)
         self._table.start_after(next_id - 1)
         self.written_id = self._sent_id = next_id - 1
         self._sequence.restart()
@@ -162,22 +156,16 @@ class SessionCore:
             self._table.end(arrived, 0, ended)
         return ended
 
-    def stage(self) -> list[Wait | WaitColumns]:
+    def stage(self) -> list[Entry]:
         """Give ids to everything unsent and return it in the order of ids, to be written to the outbox."""
-        planned = len(self._plan)
-        while self._plan_unsent():
-            pass
-        staged: dict[Wait | WaitColumns, None] = {}
-        for chunk in islice(self._plan, planned, None):
-            staged |= dict.fromkeys(chunk.waits) if chunk.batch is None else {chunk.batch: None}
-        return list(staged)
+        staged: list[Entry] = []
+        while planned := self._plan_unsent():
+            staged.extend(planned)
+        return staged
 
-    def withdraw(self, wait: Wait | WaitColumns) -> None:
+    def withdraw(self, wait: Entry) -> None:
         """Forget a staged wait that could not be written, and so must not be sent."""
-        if isinstance(wait, Wait):
-            self._table.take_single(wait.operation_id)
-        elif self._table.take_batch(wait):
-            self._plan = deque(chunk for chunk in self._plan if chunk.batch is not wait)
+        self._table.take(wait)
 
     def refused_results(self, receipt: wire.Receipt) -> wire.ResultBatch:
         """The refusal of a whole batch as results, for the outbox: the daemon keeps none of these."""
@@ -341,60 +329,35 @@ class SessionCore:
         self._next_batch_id += 1
         return message
 
-    def _plan_unsent(self) -> bool:
-        """Give ids to unsent waits of one kind and plan their batch. False: nothing is unsent."""
-        if self._unsent_batches:
-            batch = next(iter(self._unsent_batches))
-            del self._unsent_batches[batch]
-            self._unsent_count -= batch.count
-            self._table.add_batch(batch)
-            self._plan.extend(batch_chunks(batch, self._chunk_max))
-            return True
+    def _plan_unsent(self) -> list[Entry]:
+        """Give ids to unsent waits that can share a batch, and plan it. Returns them; empty: nothing is unsent."""
         while self._unsent:
             key = next(iter(self._unsent))
             queue = self._unsent.pop(key)
-            waits = take_waits(iter(queue), self._chunk_max)
-            if len(waits) < len(queue):
-                for wait in waits:
-                    del queue[wait]
+            planned: list[Entry] = list(islice(queue, self._chunk_max))
+            for entry in planned:
+                del queue[entry]
+                self._table.add(entry)
+                self._unsent_count -= entry.count
+            if queue:
                 self._unsent[key] = queue
-            if waits:
-                self._give_ids(waits)
-                return True
-        return False
-
-    def _give_ids(self, waits: list[Wait]) -> None:
-        assert len({run_key(wait) for wait in waits}) == 1, "a batch is of one kind"
-        self._unsent_count -= len(waits)
-        for wait in waits:
-            self._table.add(wait)
-        self._plan.append(WaitChunk(waits))
+            if planned:
+                self._plan.extend(cut_into_chunks(planned, self._chunk_max))
+                return planned
+        return []
 
     def _still_pending(self, chunk: WaitChunk) -> WaitChunk | None:
         """The chunk without what has ended since it was planned; None: all of it has."""
         if chunk.batch is None:
             waits = [wait for wait in chunk.waits if wait in self._table]
             return WaitChunk(waits) if waits else None
+        if chunk.batch not in self._table:
+            return None
         if chunk.batch.remaining == chunk.batch.count:
             return chunk
         outcomes = chunk.batch.outcomes
         positions = [position for position in chunk.positions if outcomes[position] == Outcome.PENDING]
         return WaitChunk([], chunk.batch, positions) if positions else None
-
-    # Cancels
-
-    def _cancel_batch(self, batch: WaitColumns) -> None:
-        if batch in self._unsent_batches:
-            del self._unsent_batches[batch]
-            self._unsent_count -= batch.count
-        elif self._table.take_batch(batch):
-            self._plan = deque(chunk for chunk in self._plan if chunk.batch is not batch)
-            self._cancel_ids(batch.ids_of(batch.pending_positions()))
-
-    def _cancel_ids(self, operation_ids: Iterable[int]) -> None:
-        for operation_id in operation_ids:
-            self._cancelling[operation_id] = None
-            self._cancels.append(operation_id)
 
 
 def _arrived(batch: wire.ResultBatch) -> list[ResultsArrived]:

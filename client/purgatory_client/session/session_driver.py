@@ -26,7 +26,7 @@ from purgatory_client.errors import (
     Unavailable,
     from_rpc_error,
 )
-from purgatory_client.many import WaitColumns
+from purgatory_client.many import Entry, WaitColumns
 from purgatory_client.outbox.outbox_file import OutboxFile
 from purgatory_client.outbox.outbox_gate import OutboxGate
 from purgatory_client.outbox.ticket import Ticket
@@ -111,7 +111,7 @@ class SessionDriver:
         batch.future = asyncio.get_running_loop().create_future()
         return batch.future
 
-    async def submit_kept(self, wait: Wait | WaitColumns, tag: str) -> Ticket:
+    async def submit_kept(self, wait: Entry, tag: str) -> Ticket:
         """As `submit`, for what stays in the outbox until it is confirmed. Returns when it is in the file."""
         outbox = self.outbox()
         self._submit(wait)
@@ -121,7 +121,7 @@ class SessionDriver:
             self.cancel(wait)
             raise
 
-    def cancel(self, wait: Wait | WaitColumns) -> None:
+    def cancel(self, wait: Entry) -> None:
         """Cancel a wait at the daemon, as its caller has gone. Its future is left alone."""
         self._core.cancel(wait)
         if self._outbox is not None:
@@ -169,7 +169,7 @@ class SessionDriver:
         unique = uuid.uuid4().hex
         return SessionCore(f"{self._name}-{unique}" if self._name else unique, self._pending_max)
 
-    def _submit(self, wait: Wait | WaitColumns) -> None:
+    def _submit(self, wait: Entry) -> None:
         if self._closed is not None:
             raise self._closed
         if self._outbox is not None:

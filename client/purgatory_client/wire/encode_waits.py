@@ -4,13 +4,27 @@ Values were checked when the waits were made (`number_checks`, `partition_names`
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any, Final
+
+from google.protobuf.message import Message
 
 from purgatory.v1 import operation_pb2 as wire
 from purgatory_client.many import WaitColumns
 from purgatory_client.number_checks import squeeze, take
 from purgatory_client.partition_names import PartitionName
 from purgatory_client.results import OperationKind
-from purgatory_client.waits import FetchOptions, Wait
+from purgatory_client.waits import ITEM_DEFAULTS, Wait
+
+_OFFSET_FIELDS: Final = {
+    OperationKind.PRODUCE: "required_offset",
+    OperationKind.FETCH: "fetch_offset",
+    OperationKind.DELETE_RECORDS: "offset",
+}
+"""What a row calls the offset of an item."""
+_FETCH_FIELDS: Final = {"leader_epoch": "current_leader_epoch"}
+"""What a row of a fetch calls otherwise than its column."""
+_ABSENT_BELOW_0: Final = frozenset(("replica_id", "leader_epoch", "current_leader_epoch", "last_fetched_epoch"))
 
 
 def fill_with_waits(columns: wire.OperationColumns, waits: Sequence[Wait], lost_at: float, now: float) -> None:
@@ -29,16 +43,12 @@ def fill_with_waits(columns: wire.OperationColumns, waits: Sequence[Wait], lost_
         columns.item_count.extend(counts)
     _add_names(columns, waits)
     columns.offset.extend(squeeze([offset for wait in waits for offset in wait.offsets]))
-    codes, epochs = [wait.local_error_codes for wait in waits], [wait.leader_epochs for wait in waits]
-    if any(codes):
-        columns.local_error_code.extend(_filled(codes, waits, 0))
-    if any(epochs):
-        columns.leader_epoch.extend(_filled(epochs, waits, -1))
-    if first.kind == OperationKind.FETCH:
-        _add_fetch(columns, [wait.fetch for wait in waits if wait.fetch is not None])
-    if first.kind == OperationKind.SIGNAL:
-        columns.any.extend(squeeze([wait.any_key for wait in waits]))
-        columns.from_now.extend(squeeze([wait.from_now for wait in waits]))
+    for field in first.operation_columns:
+        getattr(columns, field).extend(squeeze([wait.operation_columns[field] for wait in waits]))
+    for field in set().union(*(wait.item_columns for wait in waits)):
+        default = [ITEM_DEFAULTS[field]]
+        values = [wait.item_columns.get(field) or default * len(wait.names) for wait in waits]
+        getattr(columns, field).extend(squeeze(list(chain.from_iterable(values))))
 
 
 def fill_with_many(
@@ -67,29 +77,25 @@ def fill_with_many(
 def row_of_wait(wait: Wait) -> wire.Operation:
     """A wait as a row, for the unary call."""
     row = wire.Operation(timeout_ms=wait.timeout_ms)
-    epochs = wait.leader_epochs or [-1] * len(wait.names)
-    codes = wait.local_error_codes or [0] * len(wait.names)
+    condition: Any = getattr(row, wait.kind.name.lower())
+    for field, option in wait.operation_columns.items():
+        _set(condition, field, option)
     names: Sequence[PartitionName | str] = wait.names
     for place, (name, offset) in enumerate(zip(names, wait.offsets, strict=True)):
         if isinstance(name, str):
-            row.signal.keys.add(key=name, required_count=offset)
+            condition.keys.add(key=name, required_count=offset)
             continue
-        partition = wire.TopicPartition(topic=name[0], partition=name[1])
-        epoch = None if epochs[place] < 0 else epochs[place]
-        if wait.kind == OperationKind.PRODUCE:
-            row.produce.partitions.add(
-                topic_partition=partition, required_offset=offset, local_error_code=codes[place], leader_epoch=epoch
-            )
-        elif wait.kind == OperationKind.DELETE_RECORDS:
-            row.delete_records.partitions.add(topic_partition=partition, offset=offset, local_error_code=codes[place])
-        else:
-            assert wait.fetch is not None, "a fetch without its options"
-            row.fetch.partitions.append(_fetch_partition_row(partition, offset, epoch, wait.fetch, place))
-    if wait.kind == OperationKind.SIGNAL:
-        row.signal.any, row.signal.from_now = wait.any_key, wait.from_now
-    elif wait.fetch is not None:
-        _add_fetch_row(row.fetch, wait.fetch)
+        item = condition.partitions.add(topic_partition=wire.TopicPartition(topic=name[0], partition=name[1]))
+        setattr(item, _OFFSET_FIELDS[wait.kind], offset)
+        for field, column in wait.item_columns.items():
+            _set(item, _FETCH_FIELDS.get(field, field) if wait.kind == OperationKind.FETCH else field, column[place])
     return row
+
+
+def _set(message: Message, field: str, value: int) -> None:
+    """Set a field of a row, unless the value says that it is absent."""
+    if value >= 0 or field not in _ABSENT_BELOW_0:
+        setattr(message, field, value)
 
 
 def _remaining_ms(wait: Wait, lost_at: float, now: float) -> int:
@@ -137,42 +143,3 @@ def _narrowed(
     narrowed = [places.setdefault(index, len(places)) for index in indexes or [0]]
     used: list[PartitionName] | list[str] = [names[index] for index in places]  # type: ignore[assignment]
     return narrowed, used
-
-
-def _filled(columns: list[list[int] | None], waits: Sequence[Wait], default: int) -> list[int]:
-    """An item column from waits, of which each may have none."""
-    pairs = zip(columns, waits, strict=True)
-    return squeeze([value for column, wait in pairs for value in column or [default] * len(wait.names)])
-
-
-def _add_fetch(columns: wire.OperationColumns, fetches: Sequence[FetchOptions]) -> None:
-    columns.min_bytes.extend(squeeze([fetch.min_bytes for fetch in fetches]))
-    columns.replica_id.extend(squeeze([fetch.replica_id for fetch in fetches]))
-    columns.follower_reads.extend(squeeze([fetch.follower_reads for fetch in fetches]))
-    levels = squeeze([fetch.isolation_level for fetch in fetches])
-    columns.isolation_level.extend(levels)
-    columns.partition_max_bytes.extend(squeeze([value for fetch in fetches for value in fetch.partition_max_bytes]))
-    columns.last_fetched_epoch.extend(squeeze([value for fetch in fetches for value in fetch.last_fetched_epochs]))
-    columns.throttled.extend(squeeze([value for fetch in fetches for value in fetch.throttled]))
-
-
-def _add_fetch_row(row: wire.Fetch, fetch: FetchOptions) -> None:
-    row.min_bytes = fetch.min_bytes
-    row.isolation_level = fetch.isolation_level  # type: ignore[assignment]
-    row.follower_reads = fetch.follower_reads
-    if fetch.replica_id >= 0:
-        row.replica_id = fetch.replica_id
-
-
-def _fetch_partition_row(
-    partition: wire.TopicPartition, offset: int, epoch: int | None, fetch: FetchOptions, place: int
-) -> wire.FetchPartition:
-    last_epoch = fetch.last_fetched_epochs[place]
-    return wire.FetchPartition(
-        topic_partition=partition,
-        fetch_offset=offset,
-        partition_max_bytes=fetch.partition_max_bytes[place],
-        current_leader_epoch=epoch,
-        last_fetched_epoch=None if last_epoch < 0 else last_epoch,
-        throttled=fetch.throttled[place],
-    )
