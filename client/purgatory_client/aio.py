@@ -17,19 +17,18 @@ from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from purgatory_client import many, views, waits
 from purgatory_client.errors import ClientClosed, InvalidRequest, from_rpc_error
 from purgatory_client.events import AdvanceReceipt, Event, signalled
-from purgatory_client.many import WaitColumns
+from purgatory_client.many import Entry, WaitColumns
 from purgatory_client.marks import Marks, events_of
-from purgatory_client.method_docs import MANY, ONE, described
+from purgatory_client.method_docs import described
 from purgatory_client.outbox.outbox_file import OutboxFile
 from purgatory_client.outbox.ticket import Ticket
 from purgatory_client.partition_names import partition_name
 from purgatory_client.results import OperationKind, Result, ResultColumns
 from purgatory_client.session.channel import open_channel
-from purgatory_client.session.collecting import Collected, Collector
 from purgatory_client.session.event_sender import EventSender
 from purgatory_client.session.event_stream import EventStream
-from purgatory_client.session.registering import Registered, register
 from purgatory_client.session.session_driver import SessionDriver
+from purgatory_client.session.sessions_of_others import Collected, Collector, Registered, register
 from purgatory_client.waits import Name, Wait
 from purgatory_client.wire.decode_results import arrived_row
 from purgatory_client.wire.encode_waits import row_of_wait
@@ -44,27 +43,21 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _waiting(build: Callable[P, Wait]) -> Callable[Concatenate[AsyncClient, P], Coroutine[object, None, Result]]:
-    """The method that makes a wait by a function of `waits` and waits for it, with the same arguments.
+def _waiting(
+    build: Callable[P, Entry], answer: type[T]
+) -> Callable[Concatenate[AsyncClient, P], Coroutine[object, None, T]]:
+    """The method that makes a wait or a batch by a function of `waits` or `many` and waits for it, with the same
+    arguments.
 
     Not typed `Coroutine[Any, Any, ...]`: mypy then fails to infer `a, b = await gather(..., return_exceptions=True)`.
     """
 
-    async def wait(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> Result:
-        return await self._wait(build(*args, **kwargs))
+    async def wait(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        result = await self._wait(build(*args, **kwargs))
+        assert isinstance(result, answer), f"{answer.__name__} was due, not {result!r}"
+        return result
 
-    return described(wait, build, build.__name__, ONE)
-
-
-def _waiting_for_many(
-    build: Callable[P, WaitColumns],
-) -> Callable[Concatenate[AsyncClient, P], Coroutine[object, None, ResultColumns]]:
-    """The same for a batch, by a function of `many`."""
-
-    async def wait(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> ResultColumns:
-        return await self._wait_many(build(*args, **kwargs))
-
-    return described(wait, build, f"{build.__name__}_many", MANY)
+    return described(wait, build, answer)
 
 
 class AsyncClient:
@@ -145,14 +138,14 @@ class AsyncClient:
 
     # Waits. Arguments are described where they are: at the functions of `waits` and `many`.
 
-    produce = _waiting(waits.produce)
-    fetch = _waiting(waits.fetch)
-    delete_records = _waiting(waits.delete_records)
-    signal = _waiting(waits.signal)
-    produce_many = _waiting_for_many(many.produce)
-    fetch_many = _waiting_for_many(many.fetch)
-    delete_records_many = _waiting_for_many(many.delete_records)
-    signal_many = _waiting_for_many(many.signal)
+    produce = _waiting(waits.produce, Result)
+    fetch = _waiting(waits.fetch, Result)
+    delete_records = _waiting(waits.delete_records, Result)
+    signal = _waiting(waits.signal, Result)
+    produce_many = _waiting(many.produce, ResultColumns)
+    fetch_many = _waiting(many.fetch, ResultColumns)
+    delete_records_many = _waiting(many.delete_records, ResultColumns)
+    signal_many = _waiting(many.signal, ResultColumns)
 
     async def wait_once(self, wait: Wait) -> Result:
         """Wait by a single call with no session, for a program that waits once.
@@ -421,20 +414,12 @@ class AsyncClient:
 
     # Inside
 
-    async def _wait(self, wait: Wait) -> Result:
-        future = self._session.submit(wait)
+    async def _wait(self, entry: Entry) -> Result | ResultColumns:
+        future = self._session.submit(entry)
         try:
             return await future
         except asyncio.CancelledError:
-            self._session.cancel(wait)
-            raise
-
-    async def _wait_many(self, batch: WaitColumns) -> ResultColumns:
-        future = self._session.submit_many(batch)
-        try:
-            return await future
-        except asyncio.CancelledError:
-            self._session.cancel(batch)
+            self._session.cancel(entry)
             raise
 
     async def _send_events(

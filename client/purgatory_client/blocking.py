@@ -1,24 +1,63 @@
 """`Client`, the blocking client, for programs without an event loop. Safe to share between threads.
 
 Each method runs that of `AsyncClient` on a background event loop and waits for it: same arguments, results and errors.
+
+All blocking clients of a process share that loop: gRPC's asyncio layer wakes every loop of a process for every event,
+so a loop for each client would slow all of them. It runs in a daemon thread, so it never keeps a program from ending;
+clients that are still open then are closed first.
 """
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import functools
 import os
+import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from purgatory_client.aio import DEFAULT_ADDRESS, AsyncClient
-from purgatory_client.background import BackgroundLoop, shared_loop
 from purgatory_client.errors import ClientClosed
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class BackgroundLoop:
+    """An event loop in a thread of its own. Made by `shared_loop`."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="purgatory client", daemon=True)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop and wait for its result. An interrupt (Ctrl-C) cancels it there."""
+        if threading.current_thread() is self._thread:
+            coroutine.close()
+            raise RuntimeError("a blocking client cannot be used from its own event loop; use AsyncClient there")
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+
+_lock = threading.Lock()
+_shared: list[BackgroundLoop] = []
+
+
+def shared_loop() -> BackgroundLoop:
+    """The loop of this process, started on first use. A forked child starts its own: threads do not survive a fork."""
+    with _lock:
+        if not _shared or _shared[-1].pid != os.getpid():
+            _shared.append(BackgroundLoop())
+        return _shared[-1]
 
 
 def _blocking(

@@ -11,15 +11,14 @@ None for the default.
 import asyncio
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from purgatory_client.errors import InvalidRequest, PurgatoryClientError
 from purgatory_client.number_checks import INT32_MAX, INT64_MAX, check_length, int_column
 from purgatory_client.partition_names import PartitionName, checked_key, partition_name
 from purgatory_client.results import OperationKind, Outcome, ResultColumns
 from purgatory_client.waits import Name, Wait
-from purgatory_client.wire.decode_results import ResultsArrived
-from purgatory_client.wire.gathered_results import GatheredResults, ResultSegment
+from purgatory_client.wire.decode_results import GatheredResults, ResultsArrived, ResultSegment
 
 
 class WaitColumns:
@@ -54,7 +53,7 @@ class WaitColumns:
         """And these have one for each item."""
         self.operation_id = 0
         self.submitted_at = 0.0
-        self.future: asyncio.Future[ResultColumns] | None = None
+        self.future: asyncio.Future[Any] | None = None
         self.remaining = self.count
         self.outcomes = [Outcome.PENDING.value] * self.count
         """How each operation has ended so far."""

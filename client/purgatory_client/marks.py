@@ -5,7 +5,7 @@ The order: first what lets the partition accept the rest (storage online, leader
 that follow from it, and last what ends the partition.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Literal, TypedDict
 
 from purgatory_client import events
@@ -66,7 +66,7 @@ class Marks(TypedDict, total=False):
 
 def events_of(name: Name, marks: Marks) -> list[Event]:
     """The events that these marks mean. Raises InvalidRequest when they mean none or do not go together."""
-    found = [*_standing(name, marks), *_progress(name, marks), *_end(name, marks)]
+    found = list(_in_safe_order(name, marks))
     if not found:
         raise InvalidRequest("events", "nothing to advance; give at least one mark, such as high_watermark=42")
     if "log_end_offset" not in marks and ("byte_position" in marks or "segment_base_offset" in marks):
@@ -76,18 +76,18 @@ def events_of(name: Name, marks: Marks) -> list[Event]:
     return found
 
 
-def _standing(name: Name, marks: Marks) -> list[Event]:
+def _in_safe_order(name: Name, marks: Marks) -> Iterator[Event]:
     epoch = marks.get("leader_epoch")
-    found: list[Event] = []
-    if marks.get("storage") == "online":
-        found.append(events.storage_online(name, leader_epoch=epoch))
+    storage, removed, unstable = marks.get("storage"), marks.get("removed"), marks.get("last_stable_offset")
+    if storage == "online":
+        yield events.storage_online(name, leader_epoch=epoch)
     if "is_leader" in marks:
-        found.append(_leadership(name, marks))
+        yield _leadership(name, marks)
     if "truncate_to" in marks:
-        found.append(events.truncation(name, marks["truncate_to"], leader_epoch=epoch))
+        yield events.truncation(name, marks["truncate_to"], leader_epoch=epoch)
     leader_alone = marks.get("leader_id") is not None and "is_leader" not in marks
     if leader_alone or marks.keys() & {"in_sync_replicas", "proposed_in_sync_replicas", "min_in_sync_replicas"}:
-        change = events.in_sync_replicas(
+        yield events.in_sync_replicas(
             name,
             marks.get("in_sync_replicas", ()),
             proposed=marks.get("proposed_in_sync_replicas", ()),
@@ -95,14 +95,36 @@ def _standing(name: Name, marks: Marks) -> list[Event]:
             min_in_sync_replicas=marks.get("min_in_sync_replicas"),
             leader_epoch=epoch,
         )
-        found.append(change)
-    for keyword, dead, fenced in (("dead_replica", True, False), ("live_replica", False, False)):
-        if keyword in marks:
-            replica_id: int = marks[keyword]  # type: ignore[literal-required]
-            found.append(events.replica_state(name, replica_id, dead=dead, fenced=fenced, leader_epoch=epoch))
+    if "dead_replica" in marks:
+        yield events.replica_state(name, marks["dead_replica"], dead=True, leader_epoch=epoch)
+    if "live_replica" in marks:
+        yield events.replica_state(name, marks["live_replica"], leader_epoch=epoch)
     if "fenced_replica" in marks:
-        found.append(events.replica_state(name, marks["fenced_replica"], fenced=True, leader_epoch=epoch))
-    return found
+        yield events.replica_state(name, marks["fenced_replica"], fenced=True, leader_epoch=epoch)
+    if unstable is not None:
+        yield events.last_stable_offset(name, unstable, leader_epoch=epoch)
+    if "log_end_offset" in marks:
+        yield events.log_end_offset(
+            name,
+            marks["log_end_offset"],
+            byte_position=marks.get("byte_position"),
+            segment_base_offset=marks.get("segment_base_offset"),
+            leader_epoch=epoch,
+        )
+    if "replica" in marks:
+        replica_id, log_end, *rest = marks["replica"]
+        log_start = rest[0] if rest else None
+        yield events.follower_progress(name, replica_id, log_end, log_start_offset=log_start, leader_epoch=epoch)
+    if "high_watermark" in marks:
+        yield events.high_watermark(name, marks["high_watermark"], leader_epoch=epoch)
+    if "last_stable_offset" in marks and unstable is None:
+        yield events.last_stable_offset(name, None, leader_epoch=epoch)
+    if "log_start_offset" in marks:
+        yield events.log_start_offset(name, marks["log_start_offset"], leader_epoch=epoch)
+    if storage == "failed":
+        yield events.storage_failed(name, leader_epoch=epoch)
+    if removed:
+        yield events.removed(name, moved=removed == "moved", leader_epoch=epoch)
 
 
 def _leadership(name: Name, marks: Marks) -> Event:
@@ -117,46 +139,3 @@ def _leadership(name: Name, marks: Marks) -> Event:
         replica_ids=marks.get("replica_ids", ()),
         epoch_start_offset=marks.get("epoch_start_offset"),
     )
-
-
-def _progress(name: Name, marks: Marks) -> list[Event]:
-    epoch = marks.get("leader_epoch")
-    found: list[Event] = []
-    unstable = marks.get("last_stable_offset")
-    if unstable is not None:
-        found.append(events.last_stable_offset(name, unstable, leader_epoch=epoch))
-    if "log_end_offset" in marks:
-        append = events.log_end_offset(
-            name,
-            marks["log_end_offset"],
-            byte_position=marks.get("byte_position"),
-            segment_base_offset=marks.get("segment_base_offset"),
-            leader_epoch=epoch,
-        )
-        found.append(append)
-    if "replica" in marks:
-        replica_id, log_end_offset, *start = marks["replica"]
-        log_start_offset = start[0] if start else None
-        found.append(
-            events.follower_progress(
-                name, replica_id, log_end_offset, log_start_offset=log_start_offset, leader_epoch=epoch
-            )
-        )
-    if "high_watermark" in marks:
-        found.append(events.high_watermark(name, marks["high_watermark"], leader_epoch=epoch))
-    if "last_stable_offset" in marks and unstable is None:
-        found.append(events.last_stable_offset(name, None, leader_epoch=epoch))
-    if "log_start_offset" in marks:
-        found.append(events.log_start_offset(name, marks["log_start_offset"], leader_epoch=epoch))
-    return found
-
-
-def _end(name: Name, marks: Marks) -> list[Event]:
-    epoch = marks.get("leader_epoch")
-    found: list[Event] = []
-    if marks.get("storage") == "failed":
-        found.append(events.storage_failed(name, leader_epoch=epoch))
-    removed = marks.get("removed", False)
-    if removed:
-        found.append(events.removed(name, moved=removed == "moved", leader_epoch=epoch))
-    return found

@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
+from purgatory_client.results import Result
+
 T = TypeVar("T")
 
 _RAISES: Final = """
@@ -30,17 +32,20 @@ Returns:
 {_RAISES}"""
 
 
-def described(method: T, build: Callable[..., Any], name: str, ends: str) -> T:
-    """The method under its name, with the arguments and their descriptions that the builder has."""
+def described(method: T, build: Callable[..., Any], answer: type) -> T:
+    """The method under its name, with the arguments and their descriptions that the builder has; `answer`: what the
+    method returns.
+    """
+    is_one = answer is Result
+    name = build.__name__ if is_one else f"{build.__name__}_many"
     signature = inspect.signature(build)
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-    returned = inspect.signature(method).return_annotation  # type: ignore[arg-type]
     attributes = {
         "__name__": name,
         "__qualname__": f"AsyncClient.{name}",
-        "__doc__": (inspect.getdoc(build) or "").partition("Returns:")[0] + ends,
+        "__doc__": (inspect.getdoc(build) or "").partition("Returns:")[0] + (ONE if is_one else MANY),
         "__signature__": signature.replace(
-            parameters=[own, *signature.parameters.values()], return_annotation=returned
+            parameters=[own, *signature.parameters.values()], return_annotation=answer.__name__
         ),
     }
     for attribute, value in attributes.items():

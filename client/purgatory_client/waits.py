@@ -8,12 +8,12 @@ daemon's.
 import asyncio
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from purgatory_client.errors import InvalidRequest
 from purgatory_client.number_checks import int32, int64, milliseconds
 from purgatory_client.partition_names import PartitionName, checked_key, format_partition, partition_name
-from purgatory_client.results import OperationKind, Result
+from purgatory_client.results import OperationKind
 
 Name = str | PartitionName
 """A partition as callers write it: "orders-3" or ("orders", 3)."""
@@ -40,7 +40,7 @@ class Wait:
     place in `offsets`.
 
     `operation_id` and `submitted_at` (monotonic seconds) are set by the session it is submitted to, and `future` is
-    what its caller awaits.
+    what its caller awaits: its `Result`.
     """
 
     kind: OperationKind
@@ -53,7 +53,7 @@ class Wait:
     """The same with a value for each name. An absent column has its default."""
     operation_id: int = 0
     submitted_at: float = 0.0
-    future: asyncio.Future[Result] | None = None
+    future: asyncio.Future[Any] | None = None
     count: ClassVar = 1
     """How many operations it is: one, as against a batch."""
     remaining: ClassVar = 1

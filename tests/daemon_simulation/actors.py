@@ -8,8 +8,7 @@ from typing import Any, Final
 
 from purgatory_client import AsyncClient, Event, OperationKind, Result, ResultColumns, events, waits
 from purgatory_client.errors import ClientClosed, NotFound, PurgatoryClientError, Unavailable
-from purgatory_client.many import WaitColumns
-from purgatory_client.waits import Wait
+from purgatory_client.many import Entry
 
 from purgatory.engine import codes
 from tests.daemon_simulation.call_log import Call, CallLog, now_ms
@@ -22,13 +21,9 @@ CALL: Final[ContextVar[Call]] = ContextVar("call")
 class NotingClient(AsyncClient):
     """The real client, which also records the wait of each call, so that the checker knows the operation ids."""
 
-    async def _wait(self, wait: Wait) -> Result:
-        CALL.get().note(wait, self.session_id)
-        return await super()._wait(wait)
-
-    async def _wait_many(self, batch: WaitColumns) -> ResultColumns:
-        CALL.get().note(batch, self.session_id)
-        return await super()._wait_many(batch)
+    async def _wait(self, entry: Entry) -> Result | ResultColumns:
+        CALL.get().note(entry, self.session_id)
+        return await super()._wait(entry)
 
 
 class Day:

@@ -4,8 +4,7 @@ import time
 from dataclasses import dataclass, field
 
 from purgatory_client import Result, ResultColumns
-from purgatory_client.many import WaitColumns
-from purgatory_client.waits import Wait
+from purgatory_client.many import Entry
 
 from tests.daemon_simulation.plan import Batch, PlannedWait
 
@@ -23,7 +22,7 @@ class Call:
     what: PlannedWait | Batch
     submitted_ms: float
     session_id: str = ""
-    wait: Wait | WaitColumns | None = None
+    wait: Entry | None = None
     ended_ms: float = -1.0
     result: Result | ResultColumns | None = None
     error: BaseException | None = None
@@ -34,7 +33,7 @@ class Call:
     faults: int = 0
     """How many faults its proxy had until it ended: a channel gets over one only after a while."""
 
-    def note(self, wait: Wait | WaitColumns, session_id: str) -> None:
+    def note(self, wait: Entry, session_id: str) -> None:
         self.wait, self.session_id = wait, session_id
 
     @property

@@ -1,6 +1,7 @@
 """`purgatory advance`: every kind of event as an option."""
 
-from typing import Annotated, Any, NoReturn, cast
+from collections.abc import Callable
+from typing import Annotated, Any, Final, NoReturn, cast
 
 import typer
 
@@ -8,8 +9,7 @@ from purgatory_client.aio import AsyncClient
 from purgatory_client.cli import render
 from purgatory_client.cli.exits import Exit
 from purgatory_client.cli.parsing import UsageError, checked_partition, follower, ids
-from purgatory_client.cli.running import run
-from purgatory_client.cli.shared_options import DEFAULT_ADDRESS, Address, AsJson
+from purgatory_client.cli.running import DEFAULT_ADDRESS, Address, AsJson, run
 from purgatory_client.errors import EventRefused
 from purgatory_client.marks import Marks
 
@@ -25,31 +25,30 @@ def advance(
     replica: Annotated[
         str | None, typer.Option(metavar="ID:END[:START]", help="A follower has fetched up to END, like 2:41.")
     ] = None,
-    last_stable: Annotated[
-        Offset, typer.Option("--last-stable-offset", help="Start of the oldest open transaction; -1: none is open.")
+    last_stable_offset: Annotated[
+        Offset, typer.Option(help="Start of the oldest open transaction; -1: none is open.")
     ] = None,
     log_start_offset: Annotated[Offset, typer.Option(help="The first readable offset has moved up.")] = None,
-    in_sync: Annotated[
-        str | None, typer.Option("--in-sync-replicas", metavar="IDS", help="The in-sync set, like 1,2,3.")
-    ] = None,
-    proposed: Annotated[
-        str | None, typer.Option("--proposed-in-sync-replicas", metavar="IDS", help="A set that is not confirmed yet.")
+    in_sync_replicas: Annotated[str | None, typer.Option(metavar="IDS", help="The in-sync set, like 1,2,3.")] = None,
+    proposed_in_sync_replicas: Annotated[
+        str | None, typer.Option(metavar="IDS", help="A set that is not confirmed yet.")
     ] = None,
     min_in_sync_replicas: Annotated[int | None, typer.Option(help="The smallest set that may acknowledge.")] = None,
-    leader: Annotated[
+    is_leader: Annotated[
         bool | None, typer.Option("--leader/--follower", help="Leadership has changed; needs --leader-epoch.")
     ] = None,
     leader_epoch: Annotated[int | None, typer.Option(help="On behalf of this epoch; an older one is refused.")] = None,
     leader_id: Annotated[int | None, typer.Option(help="The leader's replica id.")] = None,
-    replicas: Annotated[
-        str | None, typer.Option(metavar="IDS", help="With --leader: all assigned replicas, the leader included.")
+    replica_ids: Annotated[
+        str | None,
+        typer.Option("--replicas", metavar="IDS", help="With --leader: all assigned replicas, the leader included."),
     ] = None,
     epoch_start_offset: Annotated[Offset, typer.Option(help="With --leader: first offset of the epoch.")] = None,
     dead_replica: Annotated[int | None, typer.Option(help="This replica's broker is dead.")] = None,
     fenced_replica: Annotated[int | None, typer.Option(help="This replica may not join the in-sync set.")] = None,
     live_replica: Annotated[int | None, typer.Option(help="This replica is neither dead nor fenced.")] = None,
     truncate_to: Annotated[Offset, typer.Option(help="The log was cut to this log end offset.")] = None,
-    removed: Annotated[bool, typer.Option("--removed", help="The partition was deleted.")] = False,
+    deleted: Annotated[bool, typer.Option("--removed", help="The partition was deleted.")] = False,
     moved: Annotated[bool, typer.Option("--moved", help="The partition has moved elsewhere.")] = False,
     storage_failed: Annotated[bool, typer.Option("--storage-failed", help="Its log directory failed.")] = False,
     storage_online: Annotated[bool, typer.Option("--storage-online", help="Its log directory is back.")] = False,
@@ -59,47 +58,31 @@ def advance(
     as_json: AsJson = False,
 ) -> NoReturn:
     """Report what happened to a partition (or signal a key), and print how many waits that ended."""
-    given: dict[str, Any] = {
-        "high_watermark": high_watermark,
-        "log_end_offset": log_end_offset,
-        "byte_position": byte_position,
-        "segment_base_offset": segment_base_offset,
-        "log_start_offset": log_start_offset,
-        "min_in_sync_replicas": min_in_sync_replicas,
-        "is_leader": leader,
-        "leader_epoch": leader_epoch,
-        "leader_id": leader_id,
-        "epoch_start_offset": epoch_start_offset,
-        "dead_replica": dead_replica,
-        "fenced_replica": fenced_replica,
-        "live_replica": live_replica,
-        "truncate_to": truncate_to,
-        "removed": "moved" if moved else removed or None,
-        "storage": "failed" if storage_failed else "online" if storage_online else None,
-    }
-
-    written = {"replica": replica, "replicas": replicas, "in_sync": in_sync, "proposed": proposed}
+    # Options have the names of the marks; two are put together from flags.
+    removed = "moved" if moved else deleted or None
+    storage = "failed" if storage_failed else "online" if storage_online else None
+    given = {name: value for name, value in locals().items() if name in Marks.__annotations__ and value is not None}
 
     async def call(client: AsyncClient) -> Exit:
-        return await _report(client, partition, _marks(given, written, last_stable), signal, count, as_json)
+        return await _report(client, partition, _marks(given), signal, count, as_json)
 
     raise typer.Exit(run(address, call))
 
 
-def _marks(given: dict[str, Any], written: dict[str, str | None], last_stable: int | None) -> Marks:
+_PARSERS: Final[dict[str, Callable[[str], Any]]] = {
+    "replica": follower,
+    "replica_ids": ids,
+    "in_sync_replicas": ids,
+    "proposed_in_sync_replicas": ids,
+}
+
+
+def _marks(given: dict[str, Any]) -> Marks:
     """The marks that were given, with those written as text parsed."""
-    marks = cast("Marks", {name: value for name, value in given.items() if value is not None})
-    if (replica := written["replica"]) is not None:
-        marks["replica"] = follower(replica)
-    if (replicas := written["replicas"]) is not None:
-        marks["replica_ids"] = ids(replicas)
-    if (in_sync := written["in_sync"]) is not None:
-        marks["in_sync_replicas"] = ids(in_sync)
-    if (proposed := written["proposed"]) is not None:
-        marks["proposed_in_sync_replicas"] = ids(proposed)
-    if last_stable is not None:
-        marks["last_stable_offset"] = None if last_stable == -1 else last_stable
-    return marks
+    marks = {name: _PARSERS[name](value) if name in _PARSERS else value for name, value in given.items()}
+    if marks.get("last_stable_offset") == -1:
+        marks["last_stable_offset"] = None
+    return cast("Marks", marks)
 
 
 async def _report(

@@ -10,9 +10,8 @@ from purgatory_client import waits
 from purgatory_client.aio import AsyncClient
 from purgatory_client.cli import render
 from purgatory_client.cli.advance import advance
-from purgatory_client.cli.collect import results
 from purgatory_client.cli.exits import OF_OUTCOME, Exit, epilog
-from purgatory_client.cli.load import load
+from purgatory_client.cli.load import load, results
 from purgatory_client.cli.parsing import (
     UsageError,
     checked_partition,
@@ -21,12 +20,13 @@ from purgatory_client.cli.parsing import (
     partition_offsets,
     seconds,
 )
-from purgatory_client.cli.running import run
-from purgatory_client.cli.shared_options import DEFAULT_ADDRESS, Address, AsJson
+from purgatory_client.cli.running import DEFAULT_ADDRESS, Address, AsJson, run
 from purgatory_client.results import OperationKind
-from purgatory_client.waits import Wait
 
 T = TypeVar("T")
+
+_PASSED_ON: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
+"""Settings of a command whose arguments another program parses."""
 
 app: Final = typer.Typer(
     name="purgatory",
@@ -36,9 +36,10 @@ app: Final = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command("advance", epilog=epilog())(advance)
-app.command("load", epilog=epilog())(load)
-app.command("results", epilog=epilog())(results)
+
+
+for _command in (advance, load, results):
+    app.command(epilog=epilog())(_command)
 
 
 @app.command("wait", epilog=epilog())
@@ -84,15 +85,11 @@ def wait(
             one = waits.signal(key_counts(targets), timeout=limit, any=any_key, from_now=from_now)
         else:
             one = waits.produce(partition_offsets(targets), timeout=limit)
-        return await _wait(client, one, as_json)
+        result = await client.wait_once(one)
+        render.result(result, as_json=as_json)
+        return OF_OUTCOME[result.outcome]
 
     raise typer.Exit(run(address, call))
-
-
-async def _wait(client: AsyncClient, one: Wait, as_json: bool) -> Exit:
-    result = await client.wait_once(one)
-    render.result(result, as_json=as_json)
-    return OF_OUTCOME[result.outcome]
 
 
 @app.command("ls", epilog=epilog())
@@ -181,11 +178,7 @@ def status(address: Address = DEFAULT_ADDRESS, as_json: AsJson = False) -> NoRet
     raise typer.Exit(run(address, call))
 
 
-@app.command(
-    "serve",
-    add_help_option=False,
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-)
+@app.command("serve", add_help_option=False, context_settings=_PASSED_ON)
 def serve(context: typer.Context) -> NoReturn:
     """Run the daemon; `purgatory serve --help` lists its settings."""
     try:
@@ -196,11 +189,7 @@ def serve(context: typer.Context) -> NoReturn:
     raise typer.Exit(run_daemon(context.args, program="purgatory serve"))
 
 
-@app.command(
-    "journal",
-    add_help_option=False,
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-)
+@app.command("journal", add_help_option=False, context_settings=_PASSED_ON)
 def journal(context: typer.Context) -> NoReturn:
     """Check, repair, dump, export or import a daemon's journal; `purgatory journal --help` says how."""
     from purgatory.journal.cli import main as run_journal  # noqa: PLC0415 - only this command needs the engine

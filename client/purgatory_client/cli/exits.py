@@ -72,10 +72,7 @@ def exit_of_outcomes(outcomes: Collection[Outcome]) -> Exit:
 
 
 def exit_of_error(error: errors.PurgatoryClientError) -> Exit:
-    for kind, code in _OF_ERROR:
-        if isinstance(error, kind):
-            return code
-    return Exit.ERROR
+    return next((code for kind, code in _OF_ERROR if isinstance(error, kind)), Exit.ERROR)
 
 
 def epilog() -> str:

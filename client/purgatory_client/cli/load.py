@@ -1,9 +1,13 @@
-"""`purgatory load`: registers many waits in one session, satisfies them if asked to, and reports how fast it went."""
+"""`purgatory load` registers many waits in one session, satisfies them if asked to, and reports how fast it went;
+`purgatory results` collects the results of a session that nobody is connected to.
+"""
 
 import asyncio
+import functools
 import time
 import uuid
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, NoReturn
 
@@ -14,11 +18,11 @@ from purgatory_client.aio import AsyncClient
 from purgatory_client.cli import render_load
 from purgatory_client.cli.exits import Exit, exit_of_outcomes
 from purgatory_client.cli.parsing import UsageError, checked_partition, seconds
-from purgatory_client.cli.running import run
-from purgatory_client.cli.shared_options import DEFAULT_ADDRESS, Address, AsJson
+from purgatory_client.cli.running import DEFAULT_ADDRESS, Address, AsJson, run
 from purgatory_client.many import partition_columns
 from purgatory_client.number_checks import milliseconds
 from purgatory_client.results import OperationKind, Outcome
+from purgatory_client.session.sessions_of_others import Collected
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,27 @@ def load(
 
     stays = f"what is registered goes on; end it with: purgatory cancel --session {session_id}"
     raise typer.Exit(run(address, call, interrupted=stays))
+
+
+def results(
+    session: Annotated[str, typer.Option("--session", help="The session, as `purgatory load` and `ls` name it.")],
+    counts_only: Annotated[bool, typer.Option("--counts", help="Print only how many had each outcome.")] = False,
+    address: Address = DEFAULT_ADDRESS,
+    as_json: AsJson = False,
+) -> NoReturn:
+    """Collect the results of a session, until nothing is pending in it.
+
+    Each is acknowledged once it is printed, and is then gone from the daemon. Ctrl-C leaves the rest there. The exit
+    code is that of the gravest outcome.
+    """
+
+    async def call(client: AsyncClient) -> Exit:
+        printing = None if counts_only else functools.partial(render_load.collected, as_json=as_json)
+        outcomes = await _collect(client, session, printing)
+        render_load.outcomes(session, outcomes, as_json=as_json, on_stdout=counts_only)
+        return exit_of_outcomes(outcomes)
+
+    raise typer.Exit(run(address, call, interrupted="what was not printed is still at the daemon"))
 
 
 async def _load(client: AsyncClient, wanted: Load, *, advance: bool, detach: bool) -> render_load.LoadReport:
@@ -126,8 +151,13 @@ async def _advance(client: AsyncClient, wanted: Load, bases: list[int]) -> None:
         (await client.advance_many(marks)).raise_for_refusals()
 
 
-async def _collect(client: AsyncClient, session_id: str) -> Counter[Outcome]:
+async def _collect(
+    client: AsyncClient, session_id: str, use: Callable[[Collected], None] | None = None
+) -> Counter[Outcome]:
+    """Collect all results of a session; each batch is acknowledged after it was used."""
     outcomes: Counter[Outcome] = Counter()
     async for collected in client.results(session_id):
         outcomes.update(map(Outcome, collected.results.outcomes))
+        if use is not None:
+            use(collected)
     return outcomes

@@ -33,6 +33,7 @@ ERROR_NAMES: Final[dict[int, str]] = {
     75: "UNKNOWN_LEADER_EPOCH",
     78: "OFFSET_NOT_AVAILABLE",
 }
+_REFUSAL_FIELDS: Final = ("index", "error_code", "field", "message")
 _SPANS: Final = (("d", 86_400), ("h", 3_600), ("m", 60))
 _COLOURS: Final = {Outcome.SATISFIED: "green", Outcome.EXPIRED: "yellow"}
 
@@ -43,15 +44,13 @@ def error_line(message: str) -> None:
 
 def result(answer: Result, *, as_json: bool) -> None:
     """A line for the wait and one for each partition or key."""
-    if as_json:
-        print_json(result_document(answer))
-        return
-    console = console_for_data()
     colour = _COLOURS.get(answer.outcome, "red")
     late = f" ({answer.lateness:.3f} s late)" if answer.lateness else ""
-    console.print(f"[{colour}]{outcome_text(answer.outcome)}[/{colour}] after {answer.waited:.3f} s{late}")
-    for item in answer.partitions.values():
-        console.print(f"  {escape(item_line(item, answer.outcome))}")
+    print_either(
+        result_document(answer) if as_json else None,
+        f"[{colour}]{outcome_text(answer.outcome)}[/{colour}] after {answer.waited:.3f} s{late}",
+        *(f"  {escape(item_line(item, answer.outcome))}" for item in answer.partitions.values()),
+    )
 
 
 def item_line(item: PartitionResult, outcome: Outcome) -> str:
@@ -80,31 +79,22 @@ def result_document(answer: Result) -> dict[str, Any]:
 
 
 def receipt(answer: AdvanceReceipt, *, as_json: bool) -> None:
-    if as_json:
-        refusals = [
-            {"index": one.index, "error_code": one.error_code, "field": one.field, "message": one.message}
-            for one in answer.refusals
-        ]
-        print_json(
-            {
-                "events": len(answer.ended),
-                "ended": answer.ended_total,
-                "unchanged": answer.unchanged,
-                "refusals": refusals,
-            }
-        )
-        return
+    refusals = [{name: getattr(one, name) for name in _REFUSAL_FIELDS} for one in answer.refusals]
+    document = {
+        "events": len(answer.ended),
+        "ended": answer.ended_total,
+        "unchanged": answer.unchanged,
+        "refusals": refusals,
+    }
     unchanged = f", {answer.unchanged} unchanged" if answer.unchanged else ""
     refused = f", {len(answer.refusals)} refused" if answer.refusals else ""
+    events = f"{len(answer.ended)} {plural('event', len(answer.ended))}"
     ended = f"{answer.ended_total} {plural('wait', answer.ended_total)} ended"
-    console_for_data().print(f"{len(answer.ended)} {plural('event', len(answer.ended))}{unchanged}{refused}: {ended}")
+    print_either(document if as_json else None, f"{events}{unchanged}{refused}: {ended}")
 
 
 def cancelled(count: int, *, as_json: bool) -> None:
-    if as_json:
-        print_json({"cancelled": count})
-    else:
-        console_for_data().print(f"{count} {plural('operation', count)} cancelled")
+    print_either({"cancelled": count} if as_json else None, f"{count} {plural('operation', count)} cancelled")
 
 
 def operations(found: list[PendingOperation], *, as_json: bool) -> None:
@@ -121,19 +111,18 @@ def operations(found: list[PendingOperation], *, as_json: bool) -> None:
 
 
 def operation(one: PendingOperation, *, as_json: bool) -> None:
-    if as_json:
-        print_json(operation_document(one))
-        return
-    console = console_for_data()
-    console.print(f"{one.kind.name.lower()} {one.operation_id} of session {escape(one.session_id or '-')}")
-    console.print(f"  registered {_local(one.registered_time)}, waited {one.waited:.3f} s")
-    console.print(f"  expires    {_local(one.deadline_time)}, in {one.remaining:.3f} s")
+    lines = [
+        f"{one.kind.name.lower()} {one.operation_id} of session {escape(one.session_id or '-')}",
+        f"  registered {_local(one.registered_time)}, waited {one.waited:.3f} s",
+        f"  expires    {_local(one.deadline_time)}, in {one.remaining:.3f} s",
+    ]
     if one.min_bytes is not None:
-        console.print(f"  for at least {one.min_bytes} bytes")
+        lines.append(f"  for at least {one.min_bytes} bytes")
     for item in one.items:
         state = "waiting" if item.error_code == 7 else ERROR_NAMES.get(item.error_code, "reached")
         reached = "nothing known" if item.reached_offset < 0 else str(item.reached_offset)
-        console.print(f"  {escape(item.name)}: {reached} of {item.required_offset}, {state}")
+        lines.append(f"  {escape(item.name)}: {reached} of {item.required_offset}, {state}")
+    print_either(operation_document(one) if as_json else None, *lines)
 
 
 def partitions(found: list[Partition], *, as_json: bool) -> None:
@@ -151,19 +140,18 @@ def partitions(found: list[Partition], *, as_json: bool) -> None:
 
 
 def partition(one: Partition, *, as_json: bool) -> None:
-    if as_json:
-        print_json(asdict(one))
-        return
-    console = console_for_data()
-    console.print(f"{escape(one.name)}: {_role(one)}, leader epoch {_mark(one.leader_epoch)}, {one.watched} watching")
-    console.print(f"  log {_mark(one.log_start_offset)} to {_mark(one.log_end_offset)}")
-    console.print(f"  high watermark {_mark(one.high_watermark)}, last stable offset {_mark(one.last_stable_offset)}")
-    console.print(f"  low watermark {_mark(one.low_watermark)}, min in-sync replicas {one.min_in_sync_replicas}")
-    console.print(f"  events: {one.unchanged_events} unchanged, {one.stale_events} of a stale epoch")
+    lines = [
+        f"{escape(one.name)}: {_role(one)}, leader epoch {_mark(one.leader_epoch)}, {one.watched} watching",
+        f"  log {_mark(one.log_start_offset)} to {_mark(one.log_end_offset)}",
+        f"  high watermark {_mark(one.high_watermark)}, last stable offset {_mark(one.last_stable_offset)}",
+        f"  low watermark {_mark(one.low_watermark)}, min in-sync replicas {one.min_in_sync_replicas}",
+        f"  events: {one.unchanged_events} unchanged, {one.stale_events} of a stale epoch",
+    ]
     for replica in one.replicas:
         flags = [name for name in ("in_sync", "dead", "fenced") if getattr(replica, name)]
         state = ", ".join(flags).replace("_", " ") or "out of sync"
-        console.print(f"  replica {replica.replica_id}: log end {_mark(replica.log_end_offset)}, {state}")
+        lines.append(f"  replica {replica.replica_id}: log end {_mark(replica.log_end_offset)}, {state}")
+    print_either(asdict(one) if as_json else None, *lines)
 
 
 def status(answer: Status, *, as_json: bool) -> None:
@@ -217,16 +205,10 @@ def operation_document(one: PendingOperation) -> dict[str, Any]:
 
 
 def _item_document(item: PartitionResult) -> dict[str, Any]:
-    document: dict[str, Any] = {
-        "error_code": item.error_code,
-        "required_offset": item.required_offset,
-        "reached_offset": item.reached_offset,
-        "log_start_offset": item.log_start_offset,
-        "estimated_remaining": item.estimated_remaining,
-        "pace_per_second": item.pace_per_second,
-    }
-    if item.fetched is not None:
-        document["fetched"] = {name: getattr(item.fetched, name) for name in item.fetched.__slots__}
+    document = asdict(item)
+    del document["name"]
+    if item.fetched is None:
+        del document["fetched"]
     return document
 
 
@@ -274,9 +256,17 @@ def _table(*headings: str) -> Table:
 
 def console_for_data() -> Console:
     console = Console(highlight=False, soft_wrap=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=PLAIN_WIDTH)
-    return console
+    return console if console.is_terminal else Console(highlight=False, width=PLAIN_WIDTH)
+
+
+def print_either(document: dict[str, Any] | None, *lines: str) -> None:
+    """The document as JSON, or the lines (rich's markup) where it is None."""
+    if document is not None:
+        print_json(document)
+        return
+    console = console_for_data()
+    for line in lines:
+        console.print(line)
 
 
 def print_json(document: dict[str, Any], indent: int | None = 2) -> None:

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 
 from rich.markup import escape
 
-from purgatory_client.cli.render import console_for_data, error_line, outcome_text, plural, print_json, result_document
+from purgatory_client.cli.render import error_line, outcome_text, plural, print_either, print_json, result_document
 from purgatory_client.results import Outcome
-from purgatory_client.session.collecting import Collected
+from purgatory_client.session.sessions_of_others import Collected
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +34,15 @@ def collected(batch: Collected, *, as_json: bool) -> None:
 
 def outcomes(session_id: str, counts: Counter[Outcome], *, as_json: bool, on_stdout: bool) -> None:
     """How many results of a session had each outcome."""
-    if not on_stdout:
-        error_line(f"session {session_id}: {_outcome_counts(counts)}")
-    elif as_json:
-        print_json({"session_id": session_id, "outcomes": _counts_document(counts)})
+    line = f"session {session_id}: {_outcome_counts(counts)}"
+    if on_stdout:
+        document = {"session_id": session_id, "outcomes": _counts_document(counts)}
+        print_either(document if as_json else None, escape(line))
     else:
-        console_for_data().print(escape(f"session {session_id}: {_outcome_counts(counts)}"))
+        error_line(line)
 
 
 def load_report(report: LoadReport, *, as_json: bool) -> None:
-    if as_json:
-        print_json({**asdict(report), "outcomes": _counts_document(report.outcomes)})
-        return
     lines = [f"session {report.session_id}", _paced("registered", report.operations, report.registering)]
     if report.advancing is not None:
         lines.append(f"advanced in {report.advancing:.3f} s")
@@ -54,7 +51,8 @@ def load_report(report: LoadReport, *, as_json: bool) -> None:
         lines.append(f"{refused}left; collect with: purgatory results --session {report.session_id}")
     else:
         lines.append(f"{_paced('ended', report.outcomes.total(), report.ending)}: {_outcome_counts(report.outcomes)}")
-    console_for_data().print(escape("\n".join(lines)))
+    document = {**asdict(report), "outcomes": _counts_document(report.outcomes)}
+    print_either(document if as_json else None, *map(escape, lines))
 
 
 def _paced(done: str, count: int, elapsed: float) -> str:

@@ -1,13 +1,23 @@
-"""Runs a command against the daemon and turns its end into an exit code and, if need be, a message."""
+"""What the commands share: the options that all of them have, and how they are run against the daemon."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Annotated
 
-from purgatory_client.aio import AsyncClient
+import typer
+
+from purgatory_client.aio import DEFAULT_ADDRESS, AsyncClient
 from purgatory_client.cli import render
 from purgatory_client.cli.exits import Exit, exit_of_error
 from purgatory_client.cli.parsing import UsageError
 from purgatory_client.errors import EventRefused, InvalidRequest, PurgatoryClientError, Unavailable
+
+__all__ = ["DEFAULT_ADDRESS", "Address", "AsJson", "run"]
+
+Address = Annotated[
+    str, typer.Option("--address", "-a", envvar="PURGATORY_ADDRESS", help="The daemon's gRPC address, host:port.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 Command = Callable[[AsyncClient], Awaitable[Exit]]
 
@@ -22,14 +32,13 @@ def run(address: str, command: Command, *, interrupted: str = "a wait is cancell
     except UsageError as error:
         render.error_line(str(error))
         return Exit.USAGE
-    except Unavailable as error:
-        render.error_line(f"the daemon at {address} is not available: {error}")
-        return Exit.UNAVAILABLE
-    except (InvalidRequest, EventRefused) as error:
-        render.error_line(f"refused: {error}")
-        return Exit.REFUSED
     except PurgatoryClientError as error:
-        render.error_line(str(error))
+        message = str(error)
+        if isinstance(error, Unavailable):
+            message = f"the daemon at {address} is not available: {error}"
+        elif isinstance(error, InvalidRequest | EventRefused):
+            message = f"refused: {error}"
+        render.error_line(message)
         return exit_of_error(error)
 
 

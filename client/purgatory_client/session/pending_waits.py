@@ -4,7 +4,6 @@ They are in one dictionary in the order of ids, so what is above the daemon's hi
 one entry however many operations it has; its other ids are found by bisection among those of the batches.
 """
 
-import asyncio
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -202,7 +201,7 @@ def batch_chunks(batch: WaitColumns, chunk_max: int, start: int) -> Iterator[Wai
 
 def settle(wait: Entry, answer: Answer) -> None:
     """Give a wait's future its answer, unless its caller has gone. A second answer would be a bug, and raises."""
-    future: asyncio.Future[Answer] | None = wait.future  # type: ignore[assignment]
+    future = wait.future
     if future is None or future.cancelled():
         return
     if isinstance(answer, PurgatoryClientError):

@@ -26,7 +26,7 @@ from purgatory_client.errors import (
     Unavailable,
     from_rpc_error,
 )
-from purgatory_client.many import Entry, WaitColumns
+from purgatory_client.many import Entry
 from purgatory_client.outbox.outbox_file import OutboxFile
 from purgatory_client.outbox.outbox_gate import OutboxGate
 from purgatory_client.outbox.ticket import Ticket
@@ -35,7 +35,6 @@ from purgatory_client.session.backoff import Backoff
 from purgatory_client.session.channel import open_channel
 from purgatory_client.session.pending_waits import settle
 from purgatory_client.session.session_core import SessionCore
-from purgatory_client.waits import Wait
 
 Call = grpc.aio.StreamStreamCall[wire.SessionRequest, wire.SessionResponse]
 
@@ -96,20 +95,14 @@ class SessionDriver:
         """Operations that are pending in this client."""
         return self._core.pending
 
-    def submit(self, wait: Wait) -> asyncio.Future[Result]:
-        """Send the wait as soon as the connection allows. Returns the future of its result.
+    def submit(self, wait: Entry) -> asyncio.Future[Result | ResultColumns]:
+        """Send the wait as soon as the connection allows. Returns the future of its answer.
 
         Raises LimitExceeded, ClientClosed, and OutboxError for an outbox that cannot be read.
         """
         self._submit(wait)
         wait.future = asyncio.get_running_loop().create_future()
         return wait.future
-
-    def submit_many(self, batch: WaitColumns) -> asyncio.Future[ResultColumns]:
-        """As `submit`; the future is done when all of the batch have ended."""
-        self._submit(batch)
-        batch.future = asyncio.get_running_loop().create_future()
-        return batch.future
 
     async def submit_kept(self, wait: Entry, tag: str) -> Ticket:
         """As `submit`, for what stays in the outbox until it is confirmed. Returns when it is in the file."""

@@ -1,13 +1,26 @@
-"""Decodes results: columns and rows both become `ResultColumns`, so that nothing else has to know two shapes."""
+"""Decodes results: columns and rows both become `ResultColumns`, so that nothing else has to know two shapes.
+
+Most columns of most answers are never read, so values stay in their messages until somebody asks for a column.
+"""
 
 from collections.abc import Iterator
 from itertools import accumulate
 from operator import sub
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+
+from google.protobuf.message import Message
 
 from purgatory.v1 import operation_pb2, result_pb2
 from purgatory_client.errors import ProtocolError, PurgatoryClientError, from_code
-from purgatory_client.results import COLUMNS, OPERATION_COLUMNS, Outcome, ResultColumns, item_columns
+from purgatory_client.results import COLUMNS, FETCH_COLUMNS, OPERATION_COLUMNS, Outcome, ResultColumns, item_columns
+
+SEGMENTS_MAX: Final = 32
+"""Messages with results of one batch, after which their values are copied: a batch whose results come a few at a time
+would hold on to many messages.
+"""
+
+_MISSING: Final = {"waited_ms": 0, "lateness_ms": 0, "error_codes": 0, "available_bytes": 0, "paces_per_second": -1.0}
+"""What stands where an operation has no result, being refused; -1 in all other columns."""
 
 
 class ArrivedMessage:
@@ -111,18 +124,51 @@ def refusal_error(refusal: operation_pb2.OperationRefusal) -> PurgatoryClientErr
 
 
 def _add_item(message: result_pb2.ResultColumns, item: result_pb2.PartitionResult) -> None:
-    fetched = item.fetched
-    diverges = fetched.HasField("diverging_epoch") or fetched.HasField("diverging_end_offset")
-    message.error_code.append(item.error_code)
-    message.required_offset.append(item.required_offset)
-    message.reached_offset.append(item.reached_offset)
-    message.log_start_offset.append(item.log_start_offset)
-    message.estimated_remaining_ms.append(
-        item.estimated_remaining_ms if item.HasField("estimated_remaining_ms") else -1
-    )
-    message.pace_per_second.append(item.pace_per_second if item.HasField("pace_per_second") else -1.0)
-    message.available_bytes.append(fetched.available_bytes)
-    message.high_watermark.append(fetched.high_watermark)
-    message.last_stable_offset.append(fetched.last_stable_offset)
-    message.diverging_epoch.append(fetched.diverging_epoch if diverges else -1)
-    message.diverging_end_offset.append(fetched.diverging_end_offset if diverges else -1)
+    for field, absent in FETCH_COLUMNS.values():
+        source: Message = item if field in item.DESCRIPTOR.fields_by_name else item.fetched
+        is_absent = source.DESCRIPTOR.fields_by_name[field].has_presence and not source.HasField(field)
+        getattr(message, field).append(absent if is_absent else getattr(source, field))
+
+
+class ResultSegment(NamedTuple):
+    """Results at `places` of a message, with its `items` (both from, to). They belong to the operations of the batch
+    from `position` on, and to its items from `item` on.
+    """
+
+    message: ArrivedMessage
+    places: tuple[int, int]
+    items: tuple[int, int]
+    position: int
+    item: int
+
+
+class GatheredResults:
+    """The results so far of a batch of `count` operations with `item_total` items."""
+
+    def __init__(self, kind: int, count: int, item_total: int) -> None:
+        self._lengths: Final = {
+            **dict.fromkeys(OPERATION_COLUMNS, count),
+            **dict.fromkeys(item_columns(kind), item_total),
+        }
+        self._segments: Final[list[ResultSegment]] = []
+        self._copied: Final[dict[str, list[Any]]] = {}
+
+    def add(self, segment: ResultSegment) -> None:
+        self._segments.append(segment)
+        if len(self._segments) == SEGMENTS_MAX:
+            for name in self._lengths:
+                self._copied[name] = self.column(name)
+            self._segments.clear()
+
+    def column(self, name: str) -> list[Any]:
+        """One column, as far as results have arrived; empty for one that this kind of operation does not have."""
+        length = self._lengths.get(name, 0)
+        if not length:
+            return []
+        column = self._copied.get(name) or [_MISSING.get(name, -1)] * length
+        each = name in OPERATION_COLUMNS
+        for message, places, items, position, item in self._segments:
+            values = message.values(name, *(places if each else items))
+            start = position if each else item
+            column[start : start + len(values)] = values
+        return column

@@ -1,7 +1,9 @@
 """Encodes events: as columns when every event of the message has a column form, as rows otherwise."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
+
+from google.protobuf.message import Message
 
 from purgatory.v1 import event_pb2 as wire
 from purgatory.v1 import purgatory_service_pb2 as service
@@ -54,53 +56,41 @@ def _fill_columns(columns: wire.EventColumns, events: Sequence[Event]) -> None:
 def _fill_row(row: wire.Event, event: Event) -> None:
     if event.row is not None:
         row.CopyFrom(event.row)
-    elif event.type in _OFFSET_ONLY:
-        getattr(row, _OFFSET_ONLY[event.type]).offset = event.offset
+    elif event.name is None:
+        row.key_signalled.key, row.key_signalled.count = event.key, event.offset
     else:
-        _FILL[event.type](row, event)
+        part_name, fields = _ROWS[event.type]
+        part: Message = getattr(row, part_name)
+        part.SetInParent()
+        for attribute, field in fields.items():
+            value = getattr(event, attribute)
+            if value >= 0 or not part.DESCRIPTOR.fields_by_name[field].has_presence:
+                setattr(part, field, value)
     if event.name is not None:
         row.topic_partition.topic, row.topic_partition.partition = event.name
     if event.leader_epoch >= 0:
         row.leader_epoch = event.leader_epoch
 
 
-def _fill_leader_append(row: wire.Event, event: Event) -> None:
-    row.leader_append.log_end_offset = event.offset
-    if event.byte_position >= 0:
-        row.leader_append.byte_position = event.byte_position
-    if event.segment_base_offset >= 0:
-        row.leader_append.segment_base_offset = event.segment_base_offset
-
-
-def _fill_follower_progress(row: wire.Event, event: Event) -> None:
-    row.follower_progress.replica_id = event.replica_id
-    row.follower_progress.log_end_offset = event.offset
-    if event.log_start_offset >= 0:
-        row.follower_progress.log_start_offset = event.log_start_offset
-
-
-def _fill_last_stable_offset(row: wire.Event, event: Event) -> None:
-    row.last_stable_offset.SetInParent()
-    if event.offset >= 0:
-        row.last_stable_offset.offset = event.offset
-
-
-def _fill_signal(row: wire.Event, event: Event) -> None:
-    row.key_signalled.key = event.key
-    row.key_signalled.count = event.offset
-
-
-_OFFSET_ONLY: Final[dict[int, str]] = {
-    wire.EVENT_TYPE_HIGH_WATERMARK: "high_watermark",
-    wire.EVENT_TYPE_LOG_START_OFFSET: "log_start_offset",
-    wire.EVENT_TYPE_TRUNCATION: "truncation",
+_ROWS: Final[dict[int, tuple[str, dict[str, str]]]] = {
+    wire.EVENT_TYPE_LEADER_APPEND: (
+        "leader_append",
+        {
+            "offset": "log_end_offset",
+            "byte_position": "byte_position",
+            "segment_base_offset": "segment_base_offset",
+        },
+    ),
+    wire.EVENT_TYPE_FOLLOWER_PROGRESS: (
+        "follower_progress",
+        {"replica_id": "replica_id", "offset": "log_end_offset", "log_start_offset": "log_start_offset"},
+    ),
+    wire.EVENT_TYPE_HIGH_WATERMARK: ("high_watermark", {"offset": "offset"}),
+    wire.EVENT_TYPE_LAST_STABLE_OFFSET: ("last_stable_offset", {"offset": "offset"}),
+    wire.EVENT_TYPE_LOG_START_OFFSET: ("log_start_offset", {"offset": "offset"}),
+    wire.EVENT_TYPE_TRUNCATION: ("truncation", {"offset": "offset"}),
+    wire.EVENT_TYPE_PARTITION_REMOVED: ("partition_removed", {}),
+    wire.EVENT_TYPE_STORAGE_FAILED: ("storage_failed", {}),
+    wire.EVENT_TYPE_STORAGE_ONLINE: ("storage_online", {}),
 }
-_FILL: Final[dict[int, Callable[[wire.Event, Event], None]]] = {
-    wire.EVENT_TYPE_LEADER_APPEND: _fill_leader_append,
-    wire.EVENT_TYPE_FOLLOWER_PROGRESS: _fill_follower_progress,
-    wire.EVENT_TYPE_LAST_STABLE_OFFSET: _fill_last_stable_offset,
-    wire.EVENT_TYPE_PARTITION_REMOVED: lambda row, _: row.partition_removed.SetInParent(),
-    wire.EVENT_TYPE_STORAGE_FAILED: lambda row, _: row.storage_failed.SetInParent(),
-    wire.EVENT_TYPE_STORAGE_ONLINE: lambda row, _: row.storage_online.SetInParent(),
-    wire.EVENT_TYPE_SIGNAL: _fill_signal,
-}
+"""For each type of event on a partition: its message in a row, and where the event's attributes go in that."""

@@ -10,8 +10,7 @@ from purgatory_client.results import OperationKind, Outcome, Result, ResultColum
 from purgatory_client.session.pending_waits import Answer
 from purgatory_client.session.session_core import SessionCore
 from purgatory_client.waits import Wait
-from purgatory_client.wire.decode_results import ResultsArrived
-from purgatory_client.wire.gathered_results import SEGMENTS_MAX
+from purgatory_client.wire.decode_results import SEGMENTS_MAX, ResultsArrived
 
 from purgatory.v1 import result_pb2
 from tests.client.session.wire_script import many, opened, receipt, results, sent

@@ -1,7 +1,8 @@
-"""Collects the results of a session that another client has left: a batch at a time, acknowledged once it is used.
+"""Sessions of others: registers batches in them, and collects their results once nobody is connected to them.
 
-The session's stream is opened and half-closed at once; the daemon then ends it by itself when everything pending has
-ended and been sent. So acknowledgements have to be calls of their own.
+Registering is a unary call, repeated until the daemon has answered. To collect, the session's stream is opened and
+half-closed at once; the daemon then ends it by itself when everything pending has ended and been sent. So
+acknowledgements have to be calls of their own.
 """
 
 import asyncio
@@ -12,15 +13,53 @@ import grpc.aio
 
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
-from purgatory_client.errors import NotFound, ProtocolError, SessionTakenOver, Unavailable
+from purgatory_client.errors import NotFound, ProtocolError, PurgatoryClientError, SessionTakenOver, Unavailable
+from purgatory_client.many import WaitColumns
 from purgatory_client.results import ResultColumns
-from purgatory_client.session.retry import Retry
-from purgatory_client.wire.decode_results import ResultsArrived
+from purgatory_client.session.backoff import Retry
+from purgatory_client.wire.decode_results import ResultsArrived, refusal_error
+from purgatory_client.wire.encode_waits import fill_with_many
 
+CALL_TIMEOUT: Final = 30.0
+"""Seconds that an attempt may take."""
+NEVER_LOST: Final = -1.0
 SILENCE_MAX: Final = 30.0
 """Seconds without a message, heartbeats included, after which a connection is replaced."""
 
 Call = grpc.aio.StreamStreamCall[wire.SessionRequest, wire.SessionResponse]
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """What became of a batch.
+
+    Attributes:
+        accepted: How many operations were registered.
+        already_known: How many have an id that the daemon knew before; nothing was done for them.
+        refusals: The errors of refused operations by operation id; each of these also ends as a result.
+    """
+
+    accepted: int
+    already_known: int
+    refusals: dict[int, PurgatoryClientError]
+
+
+async def register(
+    stub: PurgatoryServiceStub, session_id: str, batch: WaitColumns, give_up_after: float | None
+) -> Registered:
+    """Register the batch, whose ids begin with `batch.operation_id`."""
+    request = wire.RegisterRequest(session_id=session_id)
+    request.batch.batch_id = 1
+    fill_with_many(request.batch.columns, batch, batch.pending_positions(), NEVER_LOST, 0.0)
+    retry = Retry(give_up_after)
+    while True:
+        try:
+            receipt = (await stub.Register(request, timeout=CALL_TIMEOUT)).receipt
+        except grpc.aio.AioRpcError as error:
+            await retry.pause(error)
+        else:
+            refusals = {refusal.operation_id: refusal_error(refusal) for refusal in receipt.refusals}
+            return Registered(receipt.accepted, receipt.already_known, refusals)
 
 
 @dataclass(frozen=True, slots=True)
