@@ -179,10 +179,10 @@ class EngineUnderTest:
         wheel_size: int = 20,
         strict: bool = False,
         lag_max_ms: int = 30_000,
-        limits: EngineLimits | None = None,
+        timeout_ms_max: int = 2**31 - 1,
     ) -> None:
         self.engine = Engine(
-            EngineLimits() if limits is None else limits,
+            EngineLimits(timeout_ms_max=timeout_ms_max),
             now_ms,
             tick_ms=tick_ms,
             wheel_size=wheel_size,
@@ -239,15 +239,7 @@ class EngineUnderTest:
     def counts(self, kind: int) -> plain.Counts:
         """How operations of one kind have ended."""
         counts = self.engine.counts(kind)
-        return plain.Counts(
-            counts.registered,
-            counts.pending,
-            counts.satisfied,
-            counts.failed,
-            counts.expired,
-            counts.cancelled,
-            counts.shutting_down,
-        )
+        return plain.made(plain.Counts, tuple([getattr(counts, field) for field in plain.Counts._fields]))
 
     def all_pending(self, now_ms: int) -> list[PendingView]:
         """Every pending operation, page by page."""

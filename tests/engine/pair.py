@@ -11,7 +11,7 @@ from tests.engine.oracle import Oracle
 from tests.engine.oracle.partition import Partition
 
 if TYPE_CHECKING:
-    from purgatory.engine.batches import EventsReceipt
+    from purgatory.engine.batches import EventsReceipt, RegisterReceipt
     from purgatory.engine.views import PartitionView
 
 
@@ -104,12 +104,18 @@ class Pair:
         wheel_size: int = 20,
         strict: bool = False,
         lag_max_ms: int = 30_000,
+        timeout_ms_max: int = 2**31 - 1,
     ) -> None:
         self.now_ms = now_ms
         self.engine = EngineUnderTest(
-            now_ms, tick_ms=tick_ms, wheel_size=wheel_size, strict=strict, lag_max_ms=lag_max_ms
+            now_ms,
+            tick_ms=tick_ms,
+            wheel_size=wheel_size,
+            strict=strict,
+            lag_max_ms=lag_max_ms,
+            timeout_ms_max=timeout_ms_max,
         )
-        self.oracle = Oracle(tick_ms=tick_ms, strict=strict, lag_max_ms=lag_max_ms)
+        self.oracle = Oracle(tick_ms=tick_ms, strict=strict, lag_max_ms=lag_max_ms, timeout_ms_max=timeout_ms_max)
         self.last_ended: list[plain.Ended] = []
 
     def add_owner(self) -> int:
@@ -124,7 +130,7 @@ class Pair:
         self.oracle.remove_owner(owner_id, self.now_ms)
         self.compare_ended()
 
-    def register(self, owner_id: int, operations: list[plain.Operation]) -> None:
+    def register(self, owner_id: int, operations: list[plain.Operation]) -> RegisterReceipt:
         """A batch of registrations of one kind."""
         receipt = self.engine.register(owner_id, operations, self.now_ms)
         answers = self.oracle.register(owner_id, operations, self.now_ms)
@@ -140,12 +146,12 @@ class Pair:
         demand("highest operation id", receipt.highest_operation_id, highest)
         self.compare_ended()
         self.compare_marks({item.name for operation in operations for item in operation.items})
+        return receipt
 
-    def apply(self, events: list[plain.Event], limit: int = 100_000) -> None:
+    def apply(self, events: list[plain.Event], limit: int = 100_000) -> list[plain.EventAnswer]:
         """A batch of events."""
         if len(events) == 1:
-            self.apply_one(events[0], limit)
-            return
+            return [self.apply_one(events[0], limit)]
         answers = self.engine.apply(events, self.now_ms, limit)
         for event, answer in zip(events, answers, strict=True):
             wanted = self.oracle.apply(event, self.now_ms)
@@ -154,8 +160,9 @@ class Pair:
                 demand(what, answer._replace(unchanged=False), wanted._replace(unchanged=False))
         self.compare_ended()
         self.compare_marks({event.name for event in events})
+        return answers
 
-    def apply_one(self, event: plain.Event, limit: int) -> None:
+    def apply_one(self, event: plain.Event, limit: int) -> plain.EventAnswer:
         """One event."""
         receipt = self.engine.engine.apply(event_batch([event]), self.now_ms, 0, limit)
         wanted = self.oracle.apply(event, self.now_ms)
@@ -163,12 +170,14 @@ class Pair:
             demand(f"answer to {plain.brief(event)}", answers_of(receipt, 0), [wanted])
         self.compare_ended()
         self.compare_mark(event.name)
+        return wanted
 
-    def cancel(self, owner_id: int, operation_ids: list[int]) -> None:
+    def cancel(self, owner_id: int, operation_ids: list[int]) -> list[bool]:
         """Cancel by id."""
         answers = self.engine.cancel(owner_id, operation_ids, self.now_ms)
         demand("cancelled", answers, self.oracle.cancel(owner_id, operation_ids, self.now_ms))
         self.compare_ended()
+        return answers
 
     def cancel_all(self, owner_id: int) -> None:
         """Cancel all of an owner."""
@@ -176,14 +185,15 @@ class Pair:
         demand("cancelled of owner", cancelled, self.oracle.cancel_all(owner_id, self.now_ms))
         self.compare_ended()
 
-    def cancel_name(self, name: plain.Name) -> None:
+    def cancel_name(self, name: plain.Name) -> int:
         """Cancel all on a partition or key."""
         cancelled = self.engine.cancel_name(name, self.now_ms)
         demand("cancelled on a name", cancelled, self.oracle.cancel_name(name, self.now_ms))
         self.compare_ended()
         self.compare_marks({name})
+        return cancelled
 
-    def advance(self, ms: int, limit: int = 100_000) -> None:
+    def advance(self, ms: int, limit: int = 100_000) -> int:
         """Time passes; one call of `advance_clock`, which may leave some that are due where `limit` is small."""
         self.now_ms += ms
         expired = self.engine.engine.advance_clock(self.now_ms, limit)
@@ -200,6 +210,7 @@ class Pair:
                 demand("the order of expirations", [key for key in keys if key[0] == owner_id], of_owner)
         self.oracle.finish(keys, plain.EXPIRED, self.now_ms)
         self.compare_rows(rows)
+        return expired
 
     def shut_down(self, limit: int) -> int:
         """End some as shutting down; which ones is the engine's choice."""

@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 
 from tests.engine import plain
 from tests.engine.pair import Pair
-from tests.simulator import steps
 from tests.simulator.generator import Generator
 from tests.simulator.simulation import Simulation
-from tests.simulator.swarm import Swarm
 
 NAMES = [("orders", 0), ("orders", 1)]
 KEYS = [("a", -1), ("b", -1)]
@@ -172,30 +170,3 @@ def test_simulation_is_repeatable() -> None:
         simulation.run(itertools.islice(iter(generator.next_step, None), 300))
         traces.append(simulation.trace)
     assert traces[0] == traces[1] != traces[2]
-
-
-def small_swarm(generator: Generator) -> Swarm:
-    """The options of a generator, with a wheel whose levels are soon used up."""
-    generator.swarm.wheel_size = 3
-    return generator.swarm
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_one_leap_equals_many_steps(seed: int) -> None:
-    """Time that passes in one leap ends the same operations in the same order of deadlines as time that drips."""
-    ended = []
-    for by in (1, 500):
-        generator = Generator(seed)
-        simulation = Simulation(small_swarm(generator))
-        for step in itertools.islice(iter(generator.next_step, None), 150):
-            if isinstance(step, steps.Register):
-                simulation.take(step)
-        order = []
-        while simulation.pair.oracle.pending:
-            simulation.pair.advance(by)
-            order += [
-                (row.waited_ms - row.lateness_ms, row.owner_id, row.operation_id) for row in simulation.pair.last_ended
-            ]
-        ended.append(sorted(order))
-        assert [key[0] for key in order] == sorted(key[0] for key in order)
-    assert ended[0] == ended[1]

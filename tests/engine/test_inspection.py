@@ -20,17 +20,15 @@ def test_filters_go_together() -> None:
     delete = world.delete_records({"orders-1": 10})
     signal = world.wait_signal({"a": 1, "b": 1})
     first = world.owner_id
-    world.owner_id = world.under_test.add_owner()
+    world.owner_id = world.pair.add_owner()
     other = world.produce({"orders-1": 10})
-    owners = world.under_test.owners
-    mine, theirs = owners[first].owner_id, owners[world.owner_id].owner_id
     assert listed(world) == [produce, delete, signal, other]
-    assert listed(world, owner_id=mine) == [produce, delete, signal]
-    assert listed(world, owner_id=theirs) == [other]
+    assert listed(world, owner_id=first) == [produce, delete, signal]
+    assert listed(world, owner_id=world.owner_id) == [other]
     assert listed(world, kind=plain.PRODUCE) == [produce, other]
     assert listed(world, partition="orders-0") == [produce]
     assert listed(world, partition="orders-1") == [produce, delete, other]
-    assert listed(world, partition="orders-1", owner_id=mine, kind=plain.PRODUCE) == [produce]
+    assert listed(world, partition="orders-1", owner_id=first, kind=plain.PRODUCE) == [produce]
     assert listed(world, key="b") == [signal]
     assert listed(world, key="b", partition="orders-1") == []
 
@@ -50,13 +48,13 @@ def test_what_is_reached_is_what_is_reached_now() -> None:
     world.high_watermark("orders-0", 8)
     world.log_start("orders-0", 3)
     world.signal("a", 2)
-    owner = world.under_test.owners[world.owner_id]
     reached = []
     for handle in handles:
-        view = world.engine.describe(owner, handle, world.now_ms)
+        view = world.engine.describe(world.owner, handle, world.now_ms)
         assert view is not None
         reached += [(item.reached_offset, item.error_code) for item in view.items]
     assert reached == [(8, 7), (3, 7), (8, 7), (2, 7)]
+    assert world.engine.describe(world.owner, 99, world.now_ms) is None
 
 
 def test_time_left_is_counted_by_bounds_and_in_slices() -> None:
@@ -65,7 +63,7 @@ def test_time_left_is_counted_by_bounds_and_in_slices() -> None:
     for timeout_ms in (5, 10, 11, 100, 101, 5_000):
         world.produce({"orders-0": 10}, timeout_ms=timeout_ms)
     gone = world.produce({"orders-0": 10}, timeout_ms=50)
-    world.under_test.cancel(world.owner_id, [gone], 0)
+    world.cancel(gone)
     for limit in (1, 3, 1_000):
         times = RemainingTimes([10, 100])
         slot = 0

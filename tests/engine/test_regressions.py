@@ -35,13 +35,6 @@ def test_a_follower_that_turns_leader_within_an_epoch_enters_it() -> None:
     assert (world.outcome(handle), world.errors(handle)) == ("satisfied", [0])
 
 
-def test_an_unknown_partition_of_a_strict_engine_has_no_log_start() -> None:
-    """-1 is what is not known."""
-    world = World(strict=True)
-    handle = world.produce({"orders-0": 1})
-    assert (world.errors(handle), world.item(handle).log_start) == ([3], -1)
-
-
 def test_divergence_at_epoch_0_and_offset_0_is_divergence() -> None:
     """The reader is told to cut its log to 0; (0, 0) once meant that it agrees."""
     world = World()

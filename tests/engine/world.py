@@ -1,17 +1,13 @@
 """A small test kit: an engine with one owner, spoken to in names like "orders-0", whose answers are collected.
 
-Every ending is noted exactly once; a second one fails the test at once.
+The oracle gets the same calls, so what a test works out by hand holds for both, and a difference fails the test at
+once. So does an operation that ends twice.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from purgatory.engine.batches import RegisterReceipt
+from purgatory.engine.waiting.tables import Owner
 from tests.engine import plain
-from tests.engine.adapter import EngineUnderTest
-
-if TYPE_CHECKING:
-    from purgatory.engine.limits import EngineLimits
+from tests.engine.pair import Pair
 
 MEGABYTE = 1_048_576
 
@@ -23,7 +19,7 @@ def parse(name: str) -> plain.Name:
 
 
 class World:
-    """An engine, one owner, a clock, and all endings so far. Handles are operation ids."""
+    """An engine and its oracle, one owner, a clock, and all endings so far. Handles are operation ids."""
 
     def __init__(
         self,
@@ -33,23 +29,34 @@ class World:
         wheel_size: int = 20,
         strict: bool = False,
         lag_max_ms: int = 30_000,
-        limits: EngineLimits | None = None,
+        timeout_ms_max: int = 2**31 - 1,
     ) -> None:
-        self.under_test = EngineUnderTest(
-            now_ms, tick_ms=tick_ms, wheel_size=wheel_size, strict=strict, lag_max_ms=lag_max_ms, limits=limits
+        self.pair = Pair(
+            now_ms,
+            tick_ms=tick_ms,
+            wheel_size=wheel_size,
+            strict=strict,
+            lag_max_ms=lag_max_ms,
+            timeout_ms_max=timeout_ms_max,
         )
-        self.engine = self.under_test.engine
-        self.now_ms = now_ms
-        self.owner_id = self.under_test.add_owner()
+        self.engine = self.pair.engine.engine
+        self.owner_id = self.pair.add_owner()
         self.last_id = 0
         self.ended: dict[tuple[int, int], plain.Ended] = {}
         self.order: list[int] = []
 
+    @property
+    def now_ms(self) -> int:
+        return self.pair.now_ms
+
+    @now_ms.setter
+    def now_ms(self, now_ms: int) -> None:
+        self.pair.now_ms = now_ms
+
     # Things that happen. Each says how many operations it ended, or how it was refused.
 
     def event(self, event: plain.Event) -> plain.EventAnswer:
-        """Apply one event."""
-        (answer,) = self.under_test.apply([event], self.now_ms)
+        (answer,) = self.pair.apply([event])
         self.collect()
         return answer
 
@@ -135,14 +142,18 @@ class World:
 
     def register(self, operation: plain.Operation) -> int:
         """Register one operation, which must be accepted."""
-        receipt = self.under_test.register(self.owner_id, [operation], self.now_ms)
+        receipt = self.register_all([operation])
         refused = [(refusal.field, refusal.message) for refusal in receipt.refusals]
         assert receipt.accepted == 1, f"{operation} was refused: {refused}"
-        self.collect()
         return operation.operation_id
 
+    def register_all(self, operations: list[plain.Operation]) -> RegisterReceipt:
+        """Register a batch of one kind, of which some may be refused."""
+        receipt = self.pair.register(self.owner_id, operations)
+        self.collect()
+        return receipt
+
     def next_id(self) -> int:
-        """The next operation id."""
         self.last_id += 1
         return self.last_id
 
@@ -155,9 +166,18 @@ class World:
         errors: dict[str, int] | None = None,
     ) -> int:
         """Wait until the high watermarks are there."""
-        local = {} if errors is None else errors
+        local = errors or {}
         items = tuple(plain.Item(parse(name), offset, epoch, local.get(name, 0)) for name, offset in required.items())
         return self.register(plain.Operation(plain.PRODUCE, self.next_id(), timeout_ms, items))
+
+    def produce_many(
+        self, count: int, name: str = "orders-0", *, offset: int = 5, timeout_ms: int = 1_000
+    ) -> list[int]:
+        """Register equal produces in one batch."""
+        items = (plain.Item(parse(name), offset),)
+        operations = [plain.Operation(plain.PRODUCE, self.next_id(), timeout_ms, items) for _ in range(count)]
+        assert self.register_all(operations).accepted == count
+        return [operation.operation_id for operation in operations]
 
     def fetch(
         self,
@@ -194,7 +214,7 @@ class World:
         self, offsets: dict[str, int], *, timeout_ms: int = 1_000, errors: dict[str, int] | None = None
     ) -> int:
         """Wait until the low watermarks are there."""
-        local = {} if errors is None else errors
+        local = errors or {}
         items = tuple(
             plain.Item(parse(name), offset, local_error=local.get(name, 0)) for name, offset in offsets.items()
         )
@@ -208,14 +228,34 @@ class World:
         operation = plain.Operation(plain.SIGNAL, self.next_id(), timeout_ms, items, any_key=any_key, from_now=from_now)
         return self.register(operation)
 
+    # Ends that no event brings.
+
+    def cancel(self, *handles: int) -> list[bool]:
+        """Cancel by id. Says which were pending."""
+        answers = self.pair.cancel(self.owner_id, list(handles))
+        self.collect()
+        return answers
+
+    def cancel_on(self, name: plain.Name) -> int:
+        """Cancel all that wait on a partition or key. Says how many."""
+        cancelled = self.pair.cancel_name(name)
+        self.collect()
+        return cancelled
+
+    def shut_down(self, limit: int) -> int:
+        """End some as shutting down. Says how many."""
+        ended = self.pair.shut_down(limit)
+        self.collect()
+        return ended
+
     # Time.
 
     def wait(self, ms: int, *, limit: int = 100_000) -> int:
         """Time passes, and the reaper comes until nothing more is due. Says how many expired."""
-        self.now_ms += ms
         total = 0
         while True:
-            total += self.engine.advance_clock(self.now_ms, limit)
+            total += self.pair.advance(ms, limit)
+            ms = 0
             self.collect()
             if not 0 <= self.engine.next_expiration_ms() <= self.now_ms:
                 return total
@@ -223,18 +263,23 @@ class World:
     # Looking.
 
     def collect(self) -> None:
-        """Note what has ended."""
-        for row in self.under_test.take_ended():
+        """Note what the last call has ended."""
+        for row in self.pair.last_ended:
             key = (row.owner_id, row.operation_id)
             assert key not in self.ended, f"operation {key} ended twice: {self.ended[key]} and {row}"
             self.ended[key] = row
             self.order.append(row.operation_id)
 
+    @property
+    def owner(self) -> Owner:
+        """The owner as the engine knows it."""
+        return self.pair.engine.owners[self.owner_id]
+
     def outcome(self, handle: int) -> str:
         """How it ended in a word, or "pending"."""
         ended = self.ended.get((self.owner_id, handle))
         if ended is None:
-            assert self.engine.describe(self.under_test.owners[self.owner_id], handle, self.now_ms) is not None
+            assert self.engine.describe(self.owner, handle, self.now_ms) is not None
             return "pending"
         return plain.OUTCOME_WORDS[ended.outcome]
 
@@ -256,7 +301,7 @@ class World:
 
     def marks(self, name: str) -> plain.PartitionMarks:
         """What can be seen of a partition."""
-        marks = self.under_test.marks(parse(name), self.now_ms)
+        marks = self.pair.engine.marks(parse(name), self.now_ms)
         assert marks is not None, f"{name} is not known"
         return marks
 

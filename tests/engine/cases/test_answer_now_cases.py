@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import pytest
 
-from purgatory.engine.batches import OperationBatch
 from tests.engine import plain
 from tests.engine.world import World
 
@@ -88,9 +87,8 @@ def test_a_failed_wait_is_failed() -> None:
 def test_a_batch_may_mix_timeouts() -> None:
     """Those of 0 are answered, their neighbours wait."""
     world = world_at_five()
-    owner = world.under_test.owners[world.owner_id]
-    batch = OperationBatch([1, 2, 3], timeouts_ms=[50, 0, 50], partitions=[("orders", 0)], offsets=[9])
-    receipt = world.engine.register(owner, plain.PRODUCE, batch, 0)
-    world.collect()
+    items = (plain.Item(("orders", 0), 9),)
+    operations = [plain.Operation(plain.PRODUCE, i, timeout_ms, items) for i, timeout_ms in ((1, 50), (2, 0), (3, 50))]
+    receipt = world.register_all(operations)
     assert (receipt.accepted, world.engine.pending) == (3, 2)
     assert [world.outcome(handle) for handle in (1, 2, 3)] == ["pending", "expired", "pending"]

@@ -1,6 +1,4 @@
-"""Cases 86 to 92: waits for the low watermark."""
-
-import pytest
+"""Cases 86 to 92: waits for the low watermark. 90 and 91 are `test_lesson_09_lost_partition_…`."""
 
 from tests.engine import plain
 from tests.engine.world import World
@@ -54,7 +52,7 @@ def test_case_88_negative_offset_is_refused() -> None:
     """-7 is not an offset: refused, with nothing registered."""
     world = three_replicas()
     operation = plain.Operation(plain.DELETE_RECORDS, 1, 1_000, (plain.Item(("orders", 0), -7),))
-    receipt = world.under_test.register(world.owner_id, [operation], 0)
+    receipt = world.register_all([operation])
     assert [(refusal.index, refusal.code) for refusal in receipt.refusals] == [(0, 3)]
     world.assert_empty()
 
@@ -71,23 +69,6 @@ def test_case_89_expires_with_the_low_watermark_of_registration() -> None:
     assert (world.outcome(handle), world.errors(handle)) == ("expired", [7])
     item = world.item(handle)
     assert (item.reached, item.remaining_ms, item.pace) == (20, 200, 100.0)
-
-
-def test_case_90_lost_leadership_ends_at_once() -> None:
-    """The gap is closed: 6 and no low watermark."""
-    world = three_replicas()
-    handle = world.delete_records({"orders-0": 50})
-    assert world.follow("orders-0", 1).ended == 1
-    assert (world.errors(handle), world.item(handle).reached) == ([6], -1)
-
-
-@pytest.mark.parametrize(("moved", "code"), [(True, 6), (False, 3)])
-def test_case_91_removed_partition(moved: bool, code: int) -> None:
-    """As for produce: 6 where it lives on elsewhere (Kafka: 3), 3 where it was deleted."""
-    world = three_replicas()
-    handle = world.delete_records({"orders-0": 50})
-    assert world.remove("orders-0", moved=moved).ended == 1
-    assert (world.errors(handle), world.item(handle).reached) == ([code], -1)
 
 
 def test_case_92_nobody_waits_nothing_is_checked() -> None:

@@ -1,18 +1,11 @@
-"""Bugs that others had (LESSONS 1 to 38: missed wake-ups, double ends, leaks), as tests of the engine."""
+"""Bugs that others had (docs/lessons.md, 3 to 44), as tests of the engine: missed wake-ups, marks that go back."""
+
+from collections.abc import Callable
 
 import pytest
 
 from tests.engine import plain
-from tests.engine.world import World, parse
-
-
-def many_produces(world: World, count: int, name: str = "orders-0", offset: int = 5, timeout_ms: int = 1_000) -> None:
-    """Register many equal waits in one batch."""
-    operations = [
-        plain.Operation(plain.PRODUCE, world.next_id(), timeout_ms, (plain.Item(parse(name), offset),))
-        for _ in range(count)
-    ]
-    assert world.under_test.register(world.owner_id, operations, world.now_ms).accepted == count
+from tests.engine.world import World
 
 
 def test_lesson_03_a_trigger_is_enough() -> None:
@@ -29,21 +22,26 @@ def test_lesson_03_a_trigger_is_enough() -> None:
 
 
 def test_lesson_04_two_thousand_keys_cost_two_evaluations() -> None:
-    """Registering looks at an operation at most twice, however many partitions it has."""
+    """Registration evaluates an operation at most twice, however many partitions it has."""
     world = World()
     world.produce({f"orders-{i}": 5 for i in range(2_000)})
     assert world.engine.counts(plain.PRODUCE).evaluations <= 2
 
 
 def test_lesson_06_confirmed_shrink_ends_waits() -> None:
-    """With no new append, the shrink alone moves the mark."""
-    world = World()
+    """Case 50: a leaver counts until the commit, which alone, with no new append, ends waits of every kind."""
+    world = World(lag_max_ms=100)
     world.in_sync("orders-0", 1, 2)
-    world.append("orders-0", 10)
+    world.append("orders-0", 5)
     world.follower("orders-0", 2, 5)
-    handle = world.produce({"orders-0": 10})
-    assert world.in_sync("orders-0", 1).ended == 1
-    assert world.outcome(handle) == "satisfied"
+    world.append("orders-0", 10)
+    world.now_ms = 200
+    handles = [world.produce({"orders-0": 10}), world.fetch({"orders-0": 5})]
+    assert world.in_sync("orders-0", proposed=(1,)).ended == 0
+    assert world.marks("orders-0").high_watermark == 5
+    assert world.in_sync("orders-0", 1).ended == 2
+    assert world.marks("orders-0").high_watermark == 10
+    assert [world.outcome(handle) for handle in handles] == ["satisfied"] * 2
 
 
 def test_lesson_07_every_route_wakes() -> None:
@@ -65,7 +63,7 @@ def test_lesson_07_every_route_wakes() -> None:
 
 
 def test_lesson_08_unknown_offsets_have_a_defined_end() -> None:
-    """A fetch of a partition of which nothing is known waits, is woken by the first word, or expires without error."""
+    """A fetch of a partition of which nothing is known waits: the first mark ends it, or it expires without error."""
     world = World()
     woken = world.fetch({"orders-0": 0})
     expired = world.fetch({"orders-1": 0})
@@ -75,30 +73,34 @@ def test_lesson_08_unknown_offsets_have_a_defined_end() -> None:
     assert world.errors(expired) == [0]
 
 
-@pytest.mark.parametrize("how", ["follow", "remove", "storage"])
-def test_lesson_09_lost_partition_ends_every_kind_at_once(how: str) -> None:
-    """Nobody sits until the timeout, and no list keeps an entry."""
+LOSSES: dict[str, tuple[Callable[[World], plain.EventAnswer], int]] = {
+    "cases 62 and 90: leadership is lost": (lambda world: world.follow("orders-0", 1), 6),
+    "cases 63 and 91: moved elsewhere": (lambda world: world.remove("orders-0", moved=True), 6),
+    "cases 63 and 91: deleted": (lambda world: world.remove("orders-0"), 3),
+    "case 64: storage fails": (lambda world: world.storage_failed("orders-0"), 56),
+}
+
+
+@pytest.mark.parametrize(("lose", "code"), LOSSES.values(), ids=LOSSES)
+def test_lesson_09_lost_partition_ends_every_kind_at_once(
+    lose: Callable[[World], plain.EventAnswer], code: int
+) -> None:
+    """No wait stays until its timeout, each says why it failed, and no list keeps an entry."""
     world = World()
     world.high_watermark("orders-0", 10)
     world.follower("orders-0", 2, 10, log_start=0)
-    world.produce({"orders-0": 20})
-    world.fetch({"orders-0": 10})
-    world.delete_records({"orders-0": 5})
-    ended = {
-        "follow": lambda: world.follow("orders-0", 1),
-        "remove": lambda: world.remove("orders-0"),
-        "storage": lambda: world.storage_failed("orders-0"),
-    }[how]().ended
-    assert ended == 3
+    handles = [world.produce({"orders-0": 20}), world.fetch({"orders-0": 10}), world.delete_records({"orders-0": 5})]
+    assert lose(world).ended == 3
+    assert [(world.outcome(handle), world.errors(handle)) for handle in handles] == [("failed", [code])] * 3
+    assert [world.item(handle).reached for handle in handles] == [10, -1, -1]
     world.assert_empty()
 
 
 def test_lesson_10_resigning_leader_answers_all() -> None:
     """A thousand waits end with the event, none later."""
     world = World()
-    many_produces(world, 1_000)
+    world.produce_many(1_000)
     assert world.follow("orders-0", 1).ended == 1_000
-    world.collect()
     world.assert_empty()
 
 
@@ -106,7 +108,8 @@ def test_lesson_11_wait_for_the_mark_of_now_returns_now() -> None:
     """There is one variable for what was reached, and registration reads it."""
     world = World()
     world.high_watermark("orders-0", 7)
-    assert world.outcome(world.produce({"orders-0": 7})) == "satisfied"
+    reached = world.produce({"orders-0": 7})
+    assert (world.outcome(reached), world.result(reached).waited_ms) == ("satisfied", 0)
     assert world.outcome(world.produce({"orders-0": 8})) == "pending"
 
 
@@ -124,78 +127,137 @@ def test_lesson_12_kinds_on_one_partition_share_nothing() -> None:
     assert world.outcome(produce) == "satisfied"
 
 
-def test_lesson_19_event_and_expiry_in_one_tick_give_one_outcome() -> None:
-    """Whichever is called first wins; the other finds nothing."""
-    for first in ("event", "clock"):
-        world = World()
-        handle = world.produce({"orders-0": 5}, timeout_ms=10)
-        world.now_ms = 10
-        if first == "event":
-            assert world.high_watermark("orders-0", 5).ended == 1
-            assert world.wait(0) == 0
-        else:
-            assert world.wait(0) == 1
-            assert world.high_watermark("orders-0", 5).ended == 0
-        assert world.outcome(handle) == ("satisfied" if first == "event" else "expired")
-        world.assert_empty()
+@pytest.mark.parametrize("late_ms", [0, 50])
+@pytest.mark.parametrize("winner", ["satisfied", "expired"])
+def test_lesson_19_event_and_expiry_in_one_tick_give_one_outcome(winner: str, late_ms: int) -> None:
+    """Whichever call comes first wins, also when the reaper is late; the other finds nothing."""
+    world = World()
+    handle = world.produce({"orders-0": 5}, timeout_ms=10)
+    world.now_ms = 10 + late_ms
+    calls = [lambda: world.high_watermark("orders-0", 5).ended, lambda: world.wait(0)]
+    assert [call() for call in (calls if winner == "satisfied" else reversed(calls))] == [1, 0]
+    assert world.outcome(handle) == winner
+    world.assert_empty()
 
 
-def test_lesson_22_counters_add_up_after_every_step() -> None:
-    """Registered = satisfied + failed + expired + cancelled + shutting down + pending."""
+def test_lesson_22_34_counters_add_up_and_equal_a_recount() -> None:
+    """After each call: registered = all outcomes + pending, and pending and watched are what a listing finds."""
     world = World()
 
-    def demand() -> None:
+    def check() -> None:
         c = world.engine.counts(plain.PRODUCE)
         assert c.registered == c.satisfied + c.failed + c.expired + c.cancelled + c.shutting_down + c.pending
+        listed = world.pair.engine.all_pending(world.now_ms)
+        waited_for = sum(item.error_code == 7 for view in listed for item in view.items)
+        assert (c.pending, c.watched) == (len(listed), waited_for)
 
     for offset in range(1, 7):
-        world.produce({"orders-0": offset}, timeout_ms=offset * 10)
-        demand()
-    world.high_watermark("orders-0", 2)
-    demand()
-    world.wait(30)
-    demand()
-    world.under_test.cancel(world.owner_id, [4], world.now_ms)
-    demand()
-    world.engine.shut_down(world.now_ms, 1)
-    demand()
-    world.remove("orders-0")
-    demand()
+        world.produce({"orders-0": offset, "orders-1": 2}, timeout_ms=offset * 10)
+        check()
+    calls: list[Callable[[], object]] = [
+        lambda: world.high_watermark("orders-1", 2),
+        lambda: world.high_watermark("orders-0", 2),
+        lambda: world.wait(30),
+        lambda: world.cancel(4),
+        lambda: world.shut_down(1),
+        lambda: world.remove("orders-0"),
+    ]
+    for call in calls:
+        call()
+        check()
     c = world.engine.counts(plain.PRODUCE)
-    ends = (c.satisfied, c.failed, c.expired, c.cancelled, c.shutting_down)
-    assert ends == (2, 1, 1, 1, 1)
+    assert (c.satisfied, c.failed, c.expired, c.cancelled, c.shutting_down) == (2, 1, 1, 1, 1)
 
 
 def test_lesson_32_timers_of_ended_waits_are_gone() -> None:
     """No timer outlives its wait."""
     world = World()
-    many_produces(world, 1_000, timeout_ms=15_000)
+    world.produce_many(1_000, timeout_ms=15_000)
     assert world.engine.next_expiration_ms() >= 0
     world.high_watermark("orders-0", 5)
     world.assert_empty()
 
 
-def test_lesson_34_counters_equal_a_recount() -> None:
-    """Pending and watched equal what a listing finds."""
+def test_lesson_39_marks_do_not_go_back() -> None:
+    """A lower mark is counted as unchanged, an older epoch refused; neither is applied. A newer epoch is taken over."""
     world = World()
-    for i in range(50):
-        world.produce({"orders-0": i % 7 + 1, "orders-1": 9})
-        world.high_watermark("orders-0", i % 5)
-        if i % 3 == 0:
-            world.under_test.cancel(world.owner_id, [i - 2], world.now_ms)
-        listed = world.under_test.all_pending(world.now_ms)
-        waited_for = sum(item.error_code == 7 for view in listed for item in view.items)
-        counts = world.engine.counts(plain.PRODUCE)
-        assert (counts.pending, counts.watched) == (len(listed), waited_for)
+    world.high_watermark("orders-0", 10, epoch=5)
+    assert world.high_watermark("orders-0", 7, epoch=5).unchanged
+    assert world.high_watermark("orders-0", 10).unchanged
+    assert world.high_watermark("orders-0", 20, epoch=4).refused == (9, 74)
+    marks = world.marks("orders-0")
+    assert (marks.epoch, marks.high_watermark, marks.unchanged, marks.stale) == (5, 10, 2, 1)
+    world.append("orders-0", 20, epoch=6)
+    assert world.marks("orders-0").epoch == 6
 
 
-def test_lesson_35_vanished_owner_leaves_nothing_armed() -> None:
-    """Its waits are gone from every key and from the clock."""
+def test_lesson_40_bytes_and_offsets_are_of_one_moment() -> None:
+    """Bytes are those between two offsets of one segment, whenever their positions were reported."""
     world = World()
-    other = world.under_test.add_owner()
-    items = (plain.Item(("orders", 0), 5), plain.Item(("orders", 1), 5))
-    operations = [plain.Operation(plain.PRODUCE, i, 100, items) for i in range(1, 50)]
-    world.under_test.register(other, operations, 0)
-    world.under_test.remove_owner(other, 0)
-    world.assert_empty()
-    assert world.high_watermark("orders-0", 5).ended == 0
+    world.append("orders-0", 10, position=1_000, segment=0)
+    world.append("orders-0", 10, position=0, segment=10)
+    world.high_watermark("orders-0", 10)
+    handle = world.fetch({"orders-0": 10}, min_bytes=50)
+    world.append("orders-0", 11, position=40, segment=10)
+    world.high_watermark("orders-0", 11)
+    assert world.outcome(handle) == "pending"
+    world.append("orders-0", 12, position=60, segment=10)
+    assert world.high_watermark("orders-0", 12).ended == 1
+    assert world.item(handle).available_bytes == 60
+
+
+def test_lesson_40_roll_under_a_waiting_fetch_counts_no_bytes() -> None:
+    """What comes after a roll is in another segment: the fetch is answered, not summed up across segments."""
+    world = World()
+    world.append("orders-0", 10, position=1_000, segment=0)
+    world.high_watermark("orders-0", 10)
+    handle = world.fetch({"orders-0": 10}, min_bytes=1_000_000)
+    world.append("orders-0", 10, position=0, segment=10)
+    world.append("orders-0", 11, position=40, segment=10)
+    assert world.outcome(handle) == "pending"
+    assert world.high_watermark("orders-0", 11).ended == 1
+    assert world.outcome(handle) == "satisfied"
+
+
+def test_lesson_41_marks_below_the_log_start_break_nothing() -> None:
+    """Unknown high watermark, full truncation, a start above everything: waits end with a status, the engine lives."""
+    world = World()
+    world.log_start("orders-0", 100)
+    assert world.marks("orders-0").high_watermark == 100
+    assert world.errors(world.fetch({"orders-0": 50})) == [1]
+    waiting = world.fetch({"orders-0": 100})
+    world.truncate("orders-0", 0)
+    assert world.errors(waiting) == [1]
+    marks = world.marks("orders-0")
+    assert (marks.log_start, marks.high_watermark, marks.log_end) == (0, 0, 0)
+    assert world.outcome(world.fetch({"orders-0": 0})) == "pending"
+
+
+def test_lesson_42_late_checkpoint_does_not_lower_the_mark() -> None:
+    """A mark of 0, reported after 10 was acknowledged, is ignored."""
+    world = World()
+    world.high_watermark("orders-0", 10)
+    assert world.outcome(world.produce({"orders-0": 10})) == "satisfied"
+    assert world.high_watermark("orders-0", 0).unchanged
+    assert world.outcome(world.produce({"orders-0": 10})) == "satisfied"
+
+
+def test_lesson_43_new_epoch_fences_waits_of_the_old() -> None:
+    """A wait made under epoch 5 is not satisfied under 6, not even by an event that also reaches its mark."""
+    world = World()
+    world.lead("orders-0", 5)
+    handle = world.produce({"orders-0": 5}, epoch=5)
+    assert world.high_watermark("orders-0", 5, epoch=6).ended == 1
+    assert (world.outcome(handle), world.errors(handle)) == ("failed", [74])
+
+
+def test_lesson_44_truncation_cuts_the_index() -> None:
+    """Positions above the cut are forgotten; new ones count."""
+    world = World()
+    for offset in (0, 10, 20):
+        world.append("orders-0", offset, position=100 * offset)
+    world.truncate("orders-0", 10)
+    world.append("orders-0", 20, position=1_100)
+    world.high_watermark("orders-0", 20)
+    handle = world.fetch({"orders-0": 10}, min_bytes=1)
+    assert world.item(handle).available_bytes == 100

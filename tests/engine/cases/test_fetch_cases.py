@@ -1,6 +1,4 @@
-"""Cases 69 to 85: long polls of followers and consumers."""
-
-import pytest
+"""Cases 69 to 85: long polls of followers and consumers. 78 is with the marks, 80 with the produce waits."""
 
 from tests.engine import plain
 from tests.engine.world import World
@@ -133,20 +131,6 @@ def test_case_77_throttled_follower_in_sync_is_served() -> None:
     assert world.outcome(handle) == "satisfied"
 
 
-@pytest.mark.parametrize(("last_epoch", "offset", "answer"), [(9, 96, (9, 95)), (8, 50, (7, 50))])
-def test_case_78_diverging_reader_is_told_where(last_epoch: int, offset: int, answer: tuple[int, int]) -> None:
-    """Its log left ours at the end of an epoch: where is in the answer, without error and without records."""
-    world = World()
-    world.lead("orders-0", 7, start=0)
-    world.lead("orders-0", 9, start=50)
-    world.append("orders-0", 95)
-    handle = world.fetch({"orders-0": offset}, replica_id=2, last_epoch=last_epoch, min_bytes=1_000_000)
-    assert world.outcome(handle) == "satisfied"
-    item = world.item(handle)
-    assert (item.error, item.available_bytes) == (0, 0)
-    assert (item.diverging_epoch, item.diverging_end) == answer
-
-
 def test_case_79_newer_epoch_fences_the_reader() -> None:
     """74 on that partition; the others carry data."""
     world = World()
@@ -157,14 +141,6 @@ def test_case_79_newer_epoch_fences_the_reader() -> None:
     assert world.lead("orders-0", 11).ended == 1
     assert world.errors(handle) == [74, 0]
     assert world.item(handle, "orders-1").available_bytes == 3
-
-
-def test_case_80_older_epoch_answers_75() -> None:
-    """The gap is closed: a re-created partition's reader hears 75 at once."""
-    world = World()
-    world.lead("orders-0", 9)
-    handle = world.fetch({"orders-0": 0}, epoch=10)
-    assert (world.outcome(handle), world.errors(handle)) == ("failed", [75])
 
 
 def test_case_81_one_bad_partition_ends_the_fetch() -> None:

@@ -1,4 +1,4 @@
-"""Cases 47 to 58: what the marks of a partition do, seen through the engine."""
+"""Cases 47 to 58 and 78: what the marks of a partition do. Case 50 is `test_lesson_06_confirmed_shrink_ends_waits`."""
 
 import pytest
 
@@ -74,23 +74,6 @@ def test_case_49_proposed_member_binds_until_rejected() -> None:
     assert world.marks("orders-0").high_watermark == 10
     world.in_sync("orders-0")
     assert world.marks("orders-0").high_watermark == 11
-
-
-def test_case_50_shrink_counts_when_confirmed() -> None:
-    """A leaver binds until the commit, which then ends waits of every kind in one event."""
-    world = World(lag_max_ms=100)
-    world.in_sync("orders-0", 1, 2)
-    world.append("orders-0", 5)
-    world.follower("orders-0", 2, 5)
-    world.append("orders-0", 10)
-    world.now_ms = 200
-    produce = world.produce({"orders-0": 10})
-    fetch = world.fetch({"orders-0": 5})
-    assert world.in_sync("orders-0", proposed=(1,)).ended == 0
-    assert world.marks("orders-0").high_watermark == 5
-    assert world.in_sync("orders-0", 1).ended == 2
-    assert world.marks("orders-0").high_watermark == 10
-    assert world.outcome(produce) == world.outcome(fetch) == "satisfied"
 
 
 def test_case_51_under_min_in_sync_the_high_watermark_is_frozen() -> None:
@@ -185,10 +168,14 @@ def test_case_56_low_watermark_ignores_dead_replicas() -> None:
         (1, 0, None),
         (1, 1, (1, 0)),
         (-1, 120, None),
+        (7, 121, (7, 120)),
     ],
 )
-def test_case_57_end_of_epoch(epoch: int, offset: int, diverges: tuple[int, int] | str | None) -> None:
-    """A reader's last epoch is looked up in the epoch cache {2 from 0, 4 from 50, 7 from 90}, log end 120."""
+def test_case_57_and_78_end_of_epoch(epoch: int, offset: int, diverges: tuple[int, int] | str | None) -> None:
+    """A reader's last epoch is looked up in the epoch cache {2 from 0, 4 from 50, 7 from 90}, log end 120.
+
+    A reader whose log left ours at the end of an epoch is told where, at once, without error and without records.
+    """
     world = World()
     for leader_epoch, start in ((2, 0), (4, 50), (7, 90)):
         world.lead("orders-0", leader_epoch, start=start)
@@ -203,7 +190,7 @@ def test_case_57_end_of_epoch(epoch: int, offset: int, diverges: tuple[int, int]
     else:
         assert world.outcome(handle) == "satisfied"
         item = world.item(handle)
-        assert (item.diverging_epoch, item.diverging_end, item.available_bytes) == (*diverges, 0)
+        assert (item.diverging_epoch, item.diverging_end, item.available_bytes, item.error) == (*diverges, 0, 0)
 
 
 def test_case_58_offset_below_all_positions_is_on_an_older_segment() -> None:
@@ -240,28 +227,8 @@ def test_follower_takes_what_its_leader_says() -> None:
     assert world.marks("orders-0").high_watermark == 4
 
 
-def test_event_of_an_old_epoch_changes_nothing() -> None:
-    """It is refused with 74 and counted; a newer epoch is taken over."""
-    world = World()
-    world.append("orders-0", 10, epoch=5)
-    assert world.append("orders-0", 20, epoch=4).refused == (9, 74)
-    marks = world.marks("orders-0")
-    assert (marks.log_end, marks.epoch, marks.stale) == (10, 5, 1)
-    world.append("orders-0", 20, epoch=6)
-    assert world.marks("orders-0").epoch == 6
-
-
-def test_repeated_event_is_counted_as_unchanged() -> None:
-    """A mark that does not advance wakes nobody."""
-    world = World()
-    world.high_watermark("orders-0", 10)
-    assert world.high_watermark("orders-0", 10).unchanged
-    assert world.high_watermark("orders-0", 9).unchanged
-    assert world.marks("orders-0").unchanged == 2
-
-
 def test_an_old_append_may_not_begin_its_segment_above_itself() -> None:
-    """It moves nothing, being behind the log end; still it is refused, as it would be for a partition not heard of."""
+    """Behind the log end it moves nothing; still it is refused, as it would be for an unknown partition."""
     world = World()
     world.append("orders-0", 10)
     assert world.append("orders-0", 5, position=0, segment=7).refused == (3, 0)

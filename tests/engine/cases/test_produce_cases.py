@@ -1,4 +1,4 @@
-"""Cases 59 to 68: waits for the high watermark."""
+"""Cases 59 to 68, and 80: waits for the high watermark. 62 and 63 are `test_lesson_09_lost_partition_…`."""
 
 import pytest
 
@@ -44,31 +44,10 @@ def test_case_61_expired_partitions_are_told_apart() -> None:
     assert world.engine.counts(plain.PRODUCE).expired == 1
 
 
-def test_case_62_lost_leadership_ends_at_once() -> None:
-    """Answer 6 at once, not 7 at the timeout."""
+def test_case_64_failed_storage_refuses() -> None:
+    """56 for whatever comes until it is online again. That waits end is `test_lesson_09_lost_partition_…`."""
     world = World()
-    handle = world.produce({"orders-0": 5})
-    assert world.follow("orders-0", 1).ended == 1
-    assert (world.outcome(handle), world.errors(handle)) == ("failed", [6])
-
-
-@pytest.mark.parametrize(("moved", "code"), [(True, 6), (False, 3)])
-def test_case_63_removed_partition_ends_at_once(moved: bool, code: int) -> None:
-    """6 where it lives on elsewhere, 3 where it was deleted."""
-    world = World()
-    handle = world.produce({"orders-0": 5})
-    world.append("orders-0", 1)
-    assert world.remove("orders-0", moved=moved).ended == 1
-    assert (world.outcome(handle), world.errors(handle)) == ("failed", [code])
-    world.assert_empty()
-
-
-def test_case_64_failed_storage_ends_at_once() -> None:
-    """The gap is closed: 56 at once, and for all that comes until it is online again."""
-    world = World()
-    handle = world.produce({"orders-0": 5})
-    assert world.storage_failed("orders-0").ended == 1
-    assert world.errors(handle) == [56]
+    world.storage_failed("orders-0")
     assert world.errors(world.produce({"orders-0": 5})) == [56]
     assert world.append("orders-0", 5).refused == (9, 56)
     world.storage_online("orders-0")
@@ -117,16 +96,6 @@ def test_case_68_all_appends_failed() -> None:
     world.assert_empty()
 
 
-def test_already_reached_ends_at_registration() -> None:
-    """A wait for exactly the mark of now never waits."""
-    world = World()
-    world.high_watermark("orders-0", 5)
-    handle = world.produce({"orders-0": 5})
-    assert world.outcome(handle) == "satisfied"
-    assert world.result(handle).waited_ms == 0
-    world.assert_empty()
-
-
 def test_several_partitions_all_count() -> None:
     """Satisfied at the last of them, in whatever order they come."""
     world = World()
@@ -139,14 +108,14 @@ def test_several_partitions_all_count() -> None:
 
 
 @pytest.mark.parametrize(("partition_epoch", "code"), [(6, 74), (4, 75), (5, 0)])
-def test_epoch_of_the_append_is_checked(partition_epoch: int, code: int) -> None:
-    """A newer partition answers 74, an older one 75, its own waits on."""
+def test_case_80_the_epoch_of_the_caller_is_checked(partition_epoch: int, code: int) -> None:
+    """A newer partition answers a produce or fetch of epoch 5 with 74, an older one with 75, at once; its own waits."""
     world = World()
     world.lead("orders-0", partition_epoch)
-    handle = world.produce({"orders-0": 5}, epoch=5)
-    assert world.outcome(handle) == ("failed" if code else "pending")
-    if code:
-        assert world.errors(handle) == [code]
+    for handle in (world.produce({"orders-0": 5}, epoch=5), world.fetch({"orders-0": 0}, epoch=5)):
+        assert world.outcome(handle) == ("failed" if code else "pending")
+        if code:
+            assert world.errors(handle) == [code]
 
 
 def test_estimate_says_when_it_would_have_been() -> None:

@@ -1,7 +1,5 @@
 """Waits for keys that anybody may signal."""
 
-from purgatory.engine.limits import EngineLimits
-from tests.engine import plain
 from tests.engine.world import World
 
 
@@ -78,59 +76,3 @@ def test_one_event_wakes_all_who_wait_for_it() -> None:
     handles = [world.wait_signal({"a": count}) for count in (1, 2, 3)]
     assert world.signal("a", 2).ended == 2
     assert [world.outcome(handle) for handle in handles] == ["satisfied", "satisfied", "pending"]
-
-
-def test_cancel_key_answers_all_on_it() -> None:
-    """Nobody is left without an answer."""
-    world = World()
-    handles = [world.wait_signal({"a": 1}), world.wait_signal({"a": 2, "b": 1}), world.wait_signal({"b": 1})]
-    assert world.engine.cancel_key("a", 0) == 2
-    world.collect()
-    assert [world.outcome(handle) for handle in handles] == ["cancelled", "cancelled", "pending"]
-    assert world.engine.counts(plain.SIGNAL).cancelled == 2
-
-
-def refused_keys(world: World, *keys: str) -> list[int]:
-    """Codes of the refusals of one wait for these keys."""
-    items = tuple(plain.Item((key, -1), 1) for key in keys)
-    operation = plain.Operation(plain.SIGNAL, world.next_id(), 1_000, items)
-    receipt = world.under_test.register(world.owner_id, [operation], world.now_ms)
-    world.collect()
-    return [refusal.code for refusal in receipt.refusals]
-
-
-def test_idle_keys_make_room_for_new_ones() -> None:
-    """With room for two keys, the one signalled longest ago is forgotten, its count with it."""
-    world = World(limits=EngineLimits(signal_keys_max=2))
-    world.signal("a")
-    world.signal("b")
-    world.signal("a")
-    world.signal("c")
-    assert world.engine.signal_key_count == 2
-    assert world.outcome(world.wait_signal({"a": 2})) == "satisfied"
-    assert world.outcome(world.wait_signal({"b": 1})) == "pending", "b was forgotten"
-
-
-def test_keys_that_are_waited_for_are_never_forgotten() -> None:
-    """When all are waited for, a new key is refused, in waits and signals alike, until one is idle."""
-    world = World(limits=EngineLimits(signal_keys_max=2))
-    first = world.wait_signal({"a": 1})
-    world.wait_signal({"b": 1})
-    assert refused_keys(world, "c") == [8]
-    assert refused_keys(world, "a", "c") == [8]
-    assert world.signal("c").refused == (8, 0)
-    assert refused_keys(world, "a", "b") == []
-    assert world.signal("a").ended == 1
-    assert world.outcome(first) == "satisfied"
-    assert refused_keys(world, "c") == [8], "the second wait for a goes on"
-    world.signal("b")
-    assert refused_keys(world, "c") == []
-
-
-def test_wait_may_not_push_out_its_own_keys() -> None:
-    """A wait for one idle and two new keys has no room where two are allowed; for one idle and one new it has."""
-    world = World(limits=EngineLimits(signal_keys_max=2))
-    world.signal("a")
-    assert refused_keys(world, "a", "b", "c") == [8]
-    assert refused_keys(world, "a", "b") == []
-    assert world.signal("b").ended == 1

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from purgatory.engine.batches import EventBatch, OperationBatch
+from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch
 from purgatory.engine.codes import DELETE_RECORDS, FETCH, KEY_SIGNALLED, KINDS, PRODUCE, SIGNAL
 from purgatory.engine.engine import Engine
 from purgatory.engine.errors import InvalidBatch
@@ -25,6 +25,10 @@ def register(kind: int, engine: Engine | None = None, **columns: Any) -> Told:  
     batch = OperationBatch(columns.pop("operation_ids", [1]), **(names | columns))
     receipt = engine.register(engine.add_owner(), kind, batch, 0)
     return [(refusal.index, refusal.code, refusal.field, refusal.message) for refusal in receipt.refusals]
+
+
+def signal(engine: Engine, key: str, count: int = -1) -> EventsReceipt:
+    return engine.apply(EventBatch([KEY_SIGNALLED], keys=[key], offsets=[count]), 0)
 
 
 RANGES = [
@@ -86,11 +90,11 @@ def test_only_the_row_at_fault_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_timeouts(kind: int) -> None:
-    """0 to the limit; what is not given is the default."""
+def test_lesson_47_huge_or_negative_timeout_is_refused(kind: int) -> None:
+    """0 to the limit is accepted; nothing beyond overflows into the past."""
     for timeout_ms in (0, 1, INT32_MAX):
         assert register(kind, timeouts_ms=[timeout_ms]) == []
-    for timeout_ms in (-1, 2**31, 10**30):
+    for timeout_ms in (-1, 2**31, 2**63 - 1, 10**30):
         message = f"{timeout_ms} is not in 0..{INT32_MAX}"
         assert register(kind, timeouts_ms=[timeout_ms]) == [(0, INVALID, "timeout_ms", message)]
 
@@ -166,13 +170,31 @@ def test_number_of_keys() -> None:
     """Keys that nobody waits for make room for new ones, but not those that the same operation names."""
     engine = Engine(EngineLimits(signal_keys_max=2), 0)
     assert register(SIGNAL, engine, keys=["a"]) == []
-    engine.apply(EventBatch([KEY_SIGNALLED], keys=["idle"]), 0)
+    signal(engine, "idle")
     full = [(0, EXHAUSTED, "signal.keys", "2 keys are waited for, the most allowed")]
     with_idle = {"item_counts": [2], "item_indexes": [0, 1]}
     assert register(SIGNAL, engine, keys=["idle", "new"], offsets=[5], **with_idle) == full
     assert register(SIGNAL, engine, keys=["a", "new"], offsets=[5], **with_idle) == []
     assert register(SIGNAL, engine, keys=["b"]) == full
     assert register(SIGNAL, engine, keys=["a"]) == []
+    assert [refusal.code for refusal in signal(engine, "b").refusals] == [EXHAUSTED]
+    for key in ("a", "new"):
+        signal(engine, key, 5)
+    assert register(SIGNAL, engine, keys=["b"]) == [], "nobody waits for them any more"
+    one_place = Engine(EngineLimits(signal_keys_max=1), 0)
+    signal(one_place, "a")
+    assert register(SIGNAL, one_place, keys=["a"]) == []
+    assert (one_place.pending, signal(one_place, "b").refusals) == (0, []), "the wait for `a` ended at once"
+
+
+def test_idle_keys_are_forgotten() -> None:
+    """With room for two keys, the one signalled longest ago makes room for a third, and its count is forgotten."""
+    engine = Engine(EngineLimits(signal_keys_max=2), 0)
+    for key in "abac":
+        assert signal(engine, key).refusals == []
+    assert engine.signal_key_count == 2
+    assert (register(SIGNAL, engine, keys=["a"], offsets=[2]), engine.pending) == ([], 0)
+    assert (register(SIGNAL, engine, keys=["b"]), engine.pending) == ([], 1)
 
 
 @pytest.mark.parametrize("operation_id", [0, -1, 2**61, 2**64])
@@ -185,8 +207,11 @@ def test_operation_ids(operation_id: int) -> None:
 
 
 def broken(kind: int, **columns: Any) -> tuple[str, str]:  # noqa: ANN401 - columns of the batch
+    """Field and message of the error that refuses a whole batch, before anything has changed."""
+    engine = Engine(EngineLimits(), 0)
     with pytest.raises(InvalidBatch) as refused:
-        register(kind, **columns)
+        register(kind, engine, **columns)
+    assert (engine.counts(PRODUCE).registered, engine.partition_count) == (0, 0)
     return refused.value.field, str(refused.value)
 
 

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from purgatory.engine.limits import EngineLimits
 from purgatory.engine.waiting.wheel import DEADLINE_MAX
 from tests.engine import plain
 from tests.engine.timer.wheel_steps import GEOMETRIES
@@ -13,12 +12,12 @@ from tests.engine.world import World
 
 DAY_MS = 86_400_000
 TWO_YEARS_MS = 730 * DAY_MS
-YEARS = EngineLimits(timeout_ms_max=10 * 365 * DAY_MS)
+TEN_YEARS_MS = 10 * 365 * DAY_MS
 
 
 def led(*, now_ms: int = 0, tick_ms: int = 1, wheel_size: int = 20) -> World:
     """A world where orders-0 is led and has records, but its second replica has never fetched."""
-    world = World(now_ms=now_ms, tick_ms=tick_ms, wheel_size=wheel_size, limits=YEARS)
+    world = World(now_ms=now_ms, tick_ms=tick_ms, wheel_size=wheel_size, timeout_ms_max=TEN_YEARS_MS)
     world.lead("orders-0", 1, replicas=(1, 2))
     world.high_watermark("orders-0", 5)
     return world
@@ -44,7 +43,7 @@ def reap(world: World, until_ms: int) -> int:
     return calls
 
 
-def test_sixty_days_with_a_timer_of_two_years() -> None:
+def test_lesson_48_sixty_days_with_a_timer_of_two_years() -> None:
     """Short waits of every kind expire on their millisecond for 60 days beside waits of two years, which follow."""
     world = led()
     years = one_of_each_kind(world, TWO_YEARS_MS)
@@ -68,7 +67,7 @@ def test_sixty_days_with_a_timer_of_two_years() -> None:
 
 def test_idle_years_cost_a_handful_of_calls() -> None:
     """A wait of two years wakes the reaper once for each level it cascades through, not once for each tick."""
-    world = World(limits=YEARS)
+    world = World(timeout_ms_max=TEN_YEARS_MS)
     world.produce({"orders-0": 5}, timeout_ms=TWO_YEARS_MS - 1)
     assert reap(world, TWO_YEARS_MS) <= 10
     world.assert_empty()
@@ -78,14 +77,16 @@ def edges() -> Iterator[tuple[int, int, int]]:
     """(tick, wheel size, edge): where each level of each geometry ends, as far as ten years reach."""
     for tick_ms, wheel_size in GEOMETRIES:
         edge = tick_ms
-        while edge < YEARS.timeout_ms_max:
+        while edge < TEN_YEARS_MS:
             yield tick_ms, wheel_size, edge
             edge *= wheel_size
 
 
 @pytest.mark.parametrize(("tick_ms", "wheel_size", "edge_ms"), list(edges()))
 @pytest.mark.parametrize("start_ms", [0, 1, 12_345_678_901])
-def test_deadlines_around_every_level_edge(tick_ms: int, wheel_size: int, edge_ms: int, start_ms: int) -> None:
+def test_lesson_49_and_51_deadlines_around_every_level_edge(
+    tick_ms: int, wheel_size: int, edge_ms: int, start_ms: int
+) -> None:
     """One before, on and one after the edge, from now and on the clock: each ends on the first tick not before it."""
     world = led(now_ms=start_ms, tick_ms=tick_ms, wheel_size=wheel_size)
     on_the_clock = (start_ms // edge_ms + 1) * edge_ms - start_ms
@@ -139,7 +140,7 @@ def test_time_that_stands_still_or_goes_back() -> None:
     assert world.outcome(handle) == "expired"
     for call in (
         lambda: world.engine.advance_clock(9, 1),
-        lambda: world.under_test.apply([plain.Event(plain.HIGH_WATERMARK, ("orders", 0), 5)], 9),
+        lambda: world.pair.engine.apply([plain.Event(plain.HIGH_WATERMARK, ("orders", 0), 5)], 9),
         lambda: world.engine.partition_view(("orders", 0), 9),
     ):
         with pytest.raises(AssertionError, match="clock went back: now_ms=9 engine=10"):

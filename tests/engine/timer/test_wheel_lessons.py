@@ -8,7 +8,6 @@ from purgatory.engine.waiting.wheel import (
     TICK_MS_MAX,
     WHEEL_SIZE_MAX,
     TimingWheel,
-    round_up_to_tick,
 )
 from tests.engine.timer.wheel_steps import GEOMETRIES, advance, make
 
@@ -120,51 +119,6 @@ def test_lesson_47_extreme_deadlines(tick_ms: int, wheel_size: int) -> None:
     assert advance(wheel, DEADLINE_MAX - 1) == ([1] if wheel.deadline_ms(1) < DEADLINE_MAX else [])
     assert 0 in advance(wheel, DEADLINE_MAX + tick_ms)
     assert wheel.count == 0
-
-
-def test_lesson_48_short_timers_beside_a_very_long_one() -> None:
-    """Through 60 days, with a timer of two years pending, a short timer fires on time every time."""
-    wheel = make(1, 20)
-    day_ms = 86_400_000
-    wheel.add(0, 730 * day_ms)
-    for now in range(0, 60 * day_ms, day_ms // 7):
-        assert advance(wheel, now) == []
-        assert wheel.add(1, now + 50)
-        assert advance(wheel, now + 49) == []
-        assert advance(wheel, now + 50) == [1]
-    assert advance(wheel, 730 * day_ms - 1) == []
-    assert advance(wheel, 730 * day_ms) == [0]
-
-
-@pytest.mark.parametrize(("tick_ms", "wheel_size"), GEOMETRIES)
-def test_lesson_49_around_now_and_level_edges(tick_ms: int, wheel_size: int) -> None:
-    """Deadlines at now - 1, now, now + 1 and around every level edge from now fire at their tick, none before."""
-    now = 123_456_789
-    offsets = {-1, 0, 1}
-    for level in range(1, 5):
-        edge = tick_ms * wheel_size**level
-        offsets |= {edge - 1, edge, edge + 1}
-    wheel = make(tick_ms, wheel_size)
-    advance(wheel, now)
-    expected = []
-    for slot, offset in enumerate(sorted(offsets)):
-        assert wheel.add(slot, now + offset)
-        expected.append((round_up_to_tick(now + offset, tick_ms), slot))
-    fired: list[tuple[int, int]] = []
-    while wheel.next_expiration_ms() >= 0:
-        at = max(wheel.next_expiration_ms(), wheel.now_ms)
-        fired += [(max(wheel.deadline_ms(slot), now), slot) for slot in advance(wheel, at)]
-        assert all(deadline <= at for deadline, _ in fired)
-    assert fired == [(max(deadline, now), slot) for deadline, slot in expected]
-
-
-def test_lesson_50_everything_overdue_fires_in_one_pass() -> None:
-    """After a stall of 5 s all that fell due fires in one advance, in order of deadline."""
-    wheel = make(1, 20, slots=5000)
-    for slot in range(5000):
-        wheel.add(slot, 1 + (slot * 7919) % 5000)
-    fired = advance(wheel, 5000)
-    assert [wheel.deadline_ms(slot) for slot in fired] == list(range(1, 5001))
 
 
 def test_ensure_keeps_what_is_linked() -> None:

@@ -24,9 +24,8 @@ def test_an_owner_forgets_what_has_ended() -> None:
     for _ in range(ROUNDS):
         world.produce({"orders-0": 10})
         world.wait(1_000)
-    owner = world.under_test.owners[world.owner_id]
-    assert len(owner.ids) < 100
-    assert world.engine.cancel(owner, [first], world.now_ms) == [True]
+    assert len(world.owner.ids) < 100
+    assert world.cancel(first) == [True]
 
 
 def test_places_of_partitions_and_keys_are_used_again() -> None:
