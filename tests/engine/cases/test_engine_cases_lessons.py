@@ -134,7 +134,7 @@ def test_lesson_19_event_and_expiry_in_one_tick_give_one_outcome(winner: str, la
     world = World()
     handle = world.produce({"orders-0": 5}, timeout_ms=10)
     world.now_ms = 10 + late_ms
-    calls = [lambda: world.high_watermark("orders-0", 5).ended, lambda: world.wait(0)]
+    calls: list[Callable[[], int]] = [lambda: world.high_watermark("orders-0", 5).ended, lambda: world.wait(0)]
     assert [call() for call in (calls if winner == "satisfied" else reversed(calls))] == [1, 0]
     assert world.outcome(handle) == winner
     world.assert_empty()
