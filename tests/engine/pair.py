@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from tests.engine import plain
 from tests.engine.adapter import EngineUnderTest, answers_of, event_batch, pending_of
-from tests.engine.oracle import Oracle
 from tests.engine.oracle.partition import Partition
+from tests.engine.oracle.purgatory import Oracle
 
 if TYPE_CHECKING:
     from purgatory.engine.batches import EventsReceipt, RegisterReceipt
@@ -142,8 +142,7 @@ class Pair:
             accepted += answer.accepted
         demand("accepted registrations", receipt.accepted, accepted)
         demand("known registrations", receipt.already_known, len(operations) - accepted - len(refused))
-        highest = self.oracle.owners[owner_id].highest_operation_id
-        demand("highest operation id", receipt.highest_operation_id, highest)
+        demand("highest operation id", receipt.highest_operation_id, self.oracle.highest_ids[owner_id])
         self.compare_ended()
         self.compare_marks({item.name for operation in operations for item in operation.items})
         return receipt

@@ -1,7 +1,9 @@
 """Bugs that the oracle and the simulator found while the engine was young, each as the few steps that showed it."""
 
-from purgatory.engine.generic.operation import GenericOperation
+import pytest
+
 from purgatory.engine.generic.purgatory import DelayedOperationPurgatory
+from tests.engine.generic.recording_operation import RecordingOperation, never_told
 from tests.engine.world import World
 
 
@@ -106,40 +108,21 @@ def test_a_follower_waits_for_less_and_sees_the_new_high_watermark() -> None:
     assert world.item(handle).high_watermark == 9
 
 
-class _EndedWhileRegistered(GenericOperation):
-    """Another thread forces it in the middle of its registration: here its own predicate plays that thread."""
+@pytest.mark.parametrize("evaluation", [1, 2])
+def test_an_operation_forced_while_it_is_registered_leaves_nothing(evaluation: int) -> None:
+    """It completes once, whichever evaluation the force falls into, and is neither watched nor timed afterwards."""
+    purgatory, operation = DelayedOperationPurgatory(0, never_told), RecordingOperation(1_000)
 
-    def __init__(self, ends_at_look: int) -> None:
-        super().__init__(1_000)
-        self.looks = 0
-        self.completions = 0
-        self._ends_at_look = ends_at_look
+    def force_as_another_thread() -> None:
+        """The other thread read that the operation was not registered, and goes on only now."""
+        if operation.evaluations == evaluation:
+            claim, operation.purgatory_claim = operation.purgatory_claim, None
+            operation.force_complete()
+            operation.purgatory_claim = claim
 
-    def try_complete(self) -> bool:
-        """The other thread had read that the operation was not registered, and goes on now."""
-        self.looks += 1
-        if self.looks == self._ends_at_look:
-            claim, self.purgatory_claim = self.purgatory_claim, None
-            self.force_complete()
-            self.purgatory_claim = claim
-        return False
-
-    def on_complete(self) -> None:
-        """Counts."""
-        self.completions += 1
-
-
-def _no_error(operation: GenericOperation, error: Exception) -> None:
-    raise AssertionError(f"{operation}: {error}")
-
-
-def test_an_operation_forced_while_it_is_registered_leaves_nothing() -> None:
-    """It completes once, whichever look the force falls into, and is neither watched nor timed afterwards."""
-    for look in (1, 2):
-        purgatory = DelayedOperationPurgatory(0, _no_error)
-        operation = _EndedWhileRegistered(look)
-        purgatory.try_complete_else_watch(operation, ["key"], 0)
-        purgatory.check_and_complete("key")
-        purgatory.advance_clock(5_000, 10)
-        assert operation.completions == 1
-        assert (purgatory.watched, purgatory.num_delayed, purgatory.next_expiration_ms()) == (0, 0, -1)
+    operation.when_evaluated = force_as_another_thread
+    purgatory.try_complete_else_watch(operation, ["key"], 0)
+    purgatory.check_and_complete("key")
+    purgatory.advance_clock(5_000, 10)
+    assert operation.effects == ["complete"]
+    assert (purgatory.watched, purgatory.num_delayed, purgatory.next_expiration_ms()) == (0, 0, -1)

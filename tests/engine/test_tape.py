@@ -6,7 +6,7 @@ import pytest
 
 from purgatory.engine import tape as tapes
 from purgatory.engine.batches import EventBatch, OperationBatch
-from purgatory.engine.codes import CANCELLED, EXPIRED, HIGH_WATERMARK, PARTITION_REMOVED, PRODUCE, SHUTTING_DOWN, SIGNAL
+from purgatory.engine.codes import CANCELLED, HIGH_WATERMARK, PRODUCE, SHUTTING_DOWN, SIGNAL
 from purgatory.engine.engine import Engine
 from purgatory.engine.errors import InvalidBatch
 from purgatory.engine.limits import EngineLimits
@@ -153,16 +153,6 @@ def play(engine: Engine, tape: Tape, prompt: bool = False) -> tuple[list[plain.E
     return [row for completions in engine.take_completions() for row in ended_of(completions)], played
 
 
-def test_unless_prompt_nothing_expires_by_itself() -> None:
-    """An event that comes after the deadline satisfies, as with a reaper that was late."""
-    events = EventBatch([HIGH_WATERMARK], partitions=[ORDERS], offsets=[5])
-    for prompt, outcome in ((False, plain.SATISFIED), (True, EXPIRED)):
-        tape = Tape([REGISTER_PRODUCE, tapes.APPLY], [0, 30], [1, 1], operations=[None, one_wait()], events=events)
-        (ended,), _ = play(Engine(EngineLimits(), 0), tape, prompt)
-        assert ended.outcome == outcome
-        assert ended.waited_ms == (10 if prompt else 30)
-
-
 def test_expirations_that_are_not_due_are_told() -> None:
     """Asked to expire two, of which one is due, a tape expires that one and says that one was not."""
     batch = OperationBatch([1, 2], partitions=[ORDERS], offsets=[5], timeouts_ms=[10, 90])
@@ -179,16 +169,6 @@ def test_ids_end_as_the_step_says() -> None:
     tape = Tape(steps_of, [0, 1, 2], [2, 1, 2], operations=[None, None, None, None, batch], operation_ids=[2, 2, 1])
     ended, _ = play(Engine(EngineLimits(), 0), tape)
     assert [(row.operation_id, row.outcome) for row in ended] == [(2, CANCELLED), (1, SHUTTING_DOWN)]
-
-
-def test_a_partition_that_was_removed_is_not_the_one_made_after_it() -> None:
-    """A wait, its partition removed, a wait under the same name and its mark: the first fails, the second does not."""
-    batch = OperationBatch([1, 2], partitions=[ORDERS], offsets=[5], timeouts_ms=[90])
-    events = EventBatch([HIGH_WATERMARK, PARTITION_REMOVED, HIGH_WATERMARK], partitions=[ORDERS], offsets=[3, -1, 6])
-    steps_of = [tapes.APPLY, REGISTER_PRODUCE, tapes.APPLY, REGISTER_PRODUCE, tapes.APPLY]
-    tape = Tape(steps_of, [0, 1, 2, 3, 4], [1] * 5, operations=[None, batch], events=events)
-    ended, _ = play(Engine(EngineLimits(), 0), tape)
-    assert [(row.operation_id, row.outcome) for row in ended] == [(1, plain.FAILED), (2, plain.SATISFIED)]
 
 
 def test_columns_that_cannot_be_read_are_refused_before_the_first_step() -> None:

@@ -14,11 +14,7 @@ class Replica:
         self.replica_id = replica_id
         self.dead = False
         self.fenced = False
-        self.log_end = -1
-        self.log_start = -1
-        self.last_caught_up_ms = -1
-        self.last_fetch_ms = -1
-        self.leader_log_end_at_last_fetch = -1
+        self.forget_progress()
 
     def forget_progress(self) -> None:
         """A new leader knows nothing of what its replicas have."""
@@ -136,27 +132,8 @@ class Partition:
 
     def all_state(self) -> tuple[object, ...]:
         """All that an event can change; an event that changes none of it is `unchanged`."""
-        replicas = [
-            (replica.replica_id, replica.log_end, replica.log_start, replica.dead, replica.fenced)
-            for replica in self.replicas.values()
-        ]
-        return (
-            self.epoch,
-            self.is_leader,
-            self.leader_id,
-            self.storage_failed,
-            self.log_start,
-            self.last_stable(),
-            self.high_watermark,
-            self.log_end,
-            self.low_watermark(),
-            self.min_in_sync,
-            None if self.committed is None else sorted(self.committed),
-            sorted(replicas),
-            self.first_unstable,
-            sorted(self.proposed),
-            list(self.index.entries),
-        )
+        counters = 2
+        return (*self.marks()[:-counters], self.first_unstable, sorted(self.proposed), list(self.index.entries))
 
     # Events. Each is known to be acceptable when it comes here; see refusals.py.
 

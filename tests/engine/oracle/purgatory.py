@@ -15,13 +15,6 @@ REFUSED = plain.RegisterAnswer(False, plain.INVALID_ARGUMENT)
 MAKES_KNOWN = (plain.LEADERSHIP, plain.LEADER_APPEND, plain.PARTITION_REMOVED)
 
 
-class OwnerState:
-    """One who registers."""
-
-    def __init__(self) -> None:
-        self.highest_operation_id = 0
-
-
 class Oracle:
     """A purgatory that is obviously right."""
 
@@ -41,7 +34,8 @@ class Oracle:
         self.items_max = items_max
         self.world = OracleState({}, {})
         self.pending: dict[tuple[int, int], Waiting] = {}
-        self.owners: dict[int, OwnerState] = {}
+        self.highest_ids: dict[int, int] = {}
+        """By owner: the highest operation id that it has registered."""
         self.ended: list[plain.Ended] = []
         self.tally: dict[int, list[int]] = {kind: [0] * 6 for kind in plain.KINDS}
         """By kind: registered, then ended by outcome."""
@@ -50,34 +44,32 @@ class Oracle:
 
     def add_owner(self, owner_id: int) -> None:
         """A new owner, by the id that it was given."""
-        assert owner_id not in self.owners, f"owner {owner_id} is in use"
-        self.owners[owner_id] = OwnerState()
+        assert owner_id not in self.highest_ids, f"owner {owner_id} is in use"
+        self.highest_ids[owner_id] = 0
 
     def remove_owner(self, owner_id: int, now_ms: int) -> None:
         """All its operations are cancelled, and nobody hears of it."""
         self.cancel_all(owner_id, now_ms)
         self.ended = [ended for ended in self.ended if ended.owner_id != owner_id]
-        del self.owners[owner_id]
+        del self.highest_ids[owner_id]
 
     # Registration.
 
     def register(self, owner_id: int, batch: list[plain.Operation], now_ms: int) -> list[plain.RegisterAnswer]:
         """Register operations. What was known before the batch is known; within it ids must rise."""
-        known = self.owners[owner_id].highest_operation_id
+        known = self.highest_ids[owner_id]
         answers = [self.register_one(owner_id, operation, known, now_ms) for operation in batch]
         self.forget_mentioned_only()
         return answers
 
     def register_one(self, owner_id: int, operation: plain.Operation, known: int, now_ms: int) -> plain.RegisterAnswer:
-        """Register one operation."""
-        owner = self.owners[owner_id]
         if operation.operation_id < 1:
             return REFUSED
         if operation.operation_id <= known:
             return KNOWN
-        if operation.operation_id <= owner.highest_operation_id:
+        if operation.operation_id <= self.highest_ids[owner_id]:
             return REFUSED
-        owner.highest_operation_id = operation.operation_id
+        self.highest_ids[owner_id] = operation.operation_id
         if refusals.operation_fault(operation, self.timeout_ms_max, self.items_max):
             return REFUSED
         deadline_ms = now_ms

@@ -12,21 +12,6 @@ from purgatory.engine.waiting.wheel import (
 from tests.engine.timer.wheel_steps import GEOMETRIES, advance, make
 
 
-def test_limit_in_the_middle_of_a_bucket() -> None:
-    """A limited advance stops inside a bucket, says so by next_expiration_ms, and goes on there."""
-    wheel = make(1, 20)
-    for slot in range(10):
-        wheel.add(slot, 5 if slot < 7 else 6)
-    assert advance(wheel, 8, limit=3) == [0, 1, 2]
-    assert wheel.next_expiration_ms() == 5
-    assert advance(wheel, 8, limit=3) == [3, 4, 5]
-    assert advance(wheel, 8, limit=0) == []
-    assert advance(wheel, 8, limit=3) == [6, 7, 8]
-    assert wheel.next_expiration_ms() <= 8
-    assert advance(wheel, 8, limit=3) == [9]
-    assert wheel.next_expiration_ms() == -1
-
-
 def test_case_19_cancel_while_its_bucket_is_half_flushed() -> None:
     """What is cancelled between two slices of one bucket never fires, and is no longer counted."""
     wheel = make(1, 20)

@@ -106,17 +106,6 @@ def test_a_ref_is_live_in_its_own_generation_only(generation: int) -> None:
     assert not ref_is_live(ref, generations)
 
 
-def test_rising_thresholds_pop_in_order() -> None:
-    """The usual case: thresholds rise, a mark passes some, and only those come out."""
-    watches = WatchList()
-    for item in range(100):
-        watches.add(item // 2, make_ref(item, 0))
-    assert [ref_item(ref) for ref in pop_all(watches, 9)] == list(range(20))
-    assert watches.lowest_threshold() == 10
-    assert len(watches) == 80
-    assert watches.live == 100
-
-
 @pytest.mark.slow
 def test_a_falling_load_is_not_quadratic() -> None:
     """100,000 falling thresholds go to the overflow heap, all but a few, and come out in order."""
@@ -189,32 +178,15 @@ def test_forget_without_a_live_entry() -> None:
         WatchList().forget()
 
 
-# Equal thresholds, one in the run and one in the overflow heap: whoever came first is first.
-
-
-def tied() -> WatchList:
-    """Threshold 5 at the head of the run (item 0), greater ones behind it, and 5 again in the overflow (last item)."""
-    watches = WatchList()
-    watches.add(5, make_ref(0, 0))
-    for item in range(1, SHIFT_MAX + 2):
-        watches.add(9, make_ref(item, 0))
-    watches.add(5, make_ref(SHIFT_MAX + 2, 0))
-    return watches
-
-
-def test_popped_oldest_first() -> None:
-    """Two entries of one threshold come out in the order in which they were added."""
-    watches = tied()
-    assert [watches.pop_reached(5) for _ in range(3)] == [make_ref(0, 0), make_ref(SHIFT_MAX + 2, 0), -1]
-
-
-def test_drained_oldest_first() -> None:
-    """Draining keeps their order too."""
-    assert tied().drain()[:2] == [make_ref(0, 0), make_ref(SHIFT_MAX + 2, 0)]
-
-
-def test_compacted_oldest_first() -> None:
-    """And so does compaction."""
-    watches = tied()
-    assert watches.compact(vec[i32]([i32(0)] * (SHIFT_MAX + 3))) == 0
-    assert [watches.pop_reached(5) for _ in range(3)] == [make_ref(0, 0), make_ref(SHIFT_MAX + 2, 0), -1]
+def test_equal_thresholds_keep_their_order() -> None:
+    """Threshold 5 at the head of the run and, later, in the overflow: popped, drained and compacted oldest first."""
+    oldest, latest = make_ref(0, 0), make_ref(SHIFT_MAX + 2, 0)
+    for first in ("pop", "drain", "compact"):
+        watches = WatchList()
+        watches.add(5, oldest)
+        for item in range(1, SHIFT_MAX + 2):
+            watches.add(9, make_ref(item, 0))
+        watches.add(5, latest)
+        if first == "compact":
+            assert watches.compact(generations_of(SHIFT_MAX + 3)) == 0
+        assert (watches.drain()[:2] if first == "drain" else pop_all(watches, 5)) == [oldest, latest]
