@@ -68,7 +68,6 @@ def replica_sets(event: plain.Event) -> ReplicaSets | None:
 
 
 def event_batch(events: list[plain.Event]) -> EventBatch:
-    """Events as columns."""
     partitions: dict[plain.Name, int] = {}
     keys: dict[str, int] = {}
     indexes = []
@@ -139,7 +138,6 @@ def ended_of(completions: Completions) -> list[plain.Ended]:
 
 
 def marks_of(view: PartitionView) -> plain.PartitionMarks:
-    """A partition's view as plain data."""
     replicas = tuple(
         (r.replica_id, r.log_end_offset, r.log_start_offset, r.in_sync, r.dead, r.fenced)
         for r in sorted(view.replicas, key=lambda replica: replica.replica_id)
@@ -163,7 +161,6 @@ def marks_of(view: PartitionView) -> plain.PartitionMarks:
 
 
 def pending_of(view: PendingView) -> plain.Pending:
-    """A pending operation's view as plain data."""
     items = tuple((item.name, item.error_code, item.required_offset, item.reached_offset) for item in view.items)
     return plain.Pending(view.kind, view.registered_ms, view.deadline_ms, view.min_bytes, items)
 
@@ -192,13 +189,11 @@ class EngineUnderTest:
         self.owners: dict[int, Owner] = {}
 
     def add_owner(self) -> int:
-        """A new owner's id."""
         owner = self.engine.add_owner()
         self.owners[owner.owner_id] = owner
         return owner.owner_id
 
     def remove_owner(self, owner_id: int, now_ms: int) -> None:
-        """An owner vanishes."""
         self.engine.remove_owner(self.owners.pop(owner_id), now_ms)
 
     def register(self, owner_id: int, operations: list[plain.Operation], now_ms: int) -> RegisterReceipt:
@@ -214,30 +209,24 @@ class EngineUnderTest:
         return answers
 
     def cancel(self, owner_id: int, operation_ids: list[int], now_ms: int) -> list[bool]:
-        """Cancel by id."""
         return self.engine.cancel(self.owners[owner_id], operation_ids, now_ms)
 
     def cancel_all(self, owner_id: int, now_ms: int) -> int:
-        """Cancel all of an owner."""
         return self.engine.cancel_all(self.owners[owner_id], now_ms)
 
     def cancel_name(self, name: plain.Name, now_ms: int) -> int:
-        """Cancel all on a partition or key."""
         if name[1] == -1:
             return self.engine.cancel_key(name[0], now_ms)
         return self.engine.cancel_partition(name, now_ms)
 
     def take_ended(self) -> list[plain.Ended]:
-        """What has ended since the last call."""
         return [row for completions in self.engine.take_completions() for row in ended_of(completions)]
 
     def marks(self, name: plain.Name, now_ms: int) -> plain.PartitionMarks | None:
-        """One partition."""
         view = self.engine.partition_view(name, now_ms)
         return None if view is None else marks_of(view)
 
     def counts(self, kind: int) -> plain.Counts:
-        """How operations of one kind have ended."""
         counts = self.engine.counts(kind)
         return plain.made(plain.Counts, tuple([getattr(counts, field) for field in plain.Counts._fields]))
 

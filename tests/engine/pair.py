@@ -20,7 +20,6 @@ class Difference(Exception):
 
 
 def demand(what: str, engine: object, oracle: object) -> None:
-    """Both must say the same."""
     if engine != oracle:
         raise Difference(f"{what}\n  engine: {plain.brief(engine)}\n  oracle: {plain.brief(oracle)}")
 
@@ -119,13 +118,11 @@ class Pair:
         self.last_ended: list[plain.Ended] = []
 
     def add_owner(self) -> int:
-        """A new owner."""
         owner_id = self.engine.add_owner()
         self.oracle.add_owner(owner_id)
         return owner_id
 
     def remove_owner(self, owner_id: int) -> None:
-        """An owner vanishes."""
         self.engine.remove_owner(owner_id, self.now_ms)
         self.oracle.remove_owner(owner_id, self.now_ms)
         self.compare_ended()
@@ -148,7 +145,6 @@ class Pair:
         return receipt
 
     def apply(self, events: list[plain.Event], limit: int = 100_000) -> list[plain.EventAnswer]:
-        """A batch of events."""
         if len(events) == 1:
             return [self.apply_one(events[0], limit)]
         answers = self.engine.apply(events, self.now_ms, limit)
@@ -162,7 +158,6 @@ class Pair:
         return answers
 
     def apply_one(self, event: plain.Event, limit: int) -> plain.EventAnswer:
-        """One event."""
         receipt = self.engine.engine.apply(event_batch([event]), self.now_ms, 0, limit)
         wanted = self.oracle.apply(event, self.now_ms)
         if not same_answer(receipt, wanted):
@@ -172,20 +167,17 @@ class Pair:
         return wanted
 
     def cancel(self, owner_id: int, operation_ids: list[int]) -> list[bool]:
-        """Cancel by id."""
         answers = self.engine.cancel(owner_id, operation_ids, self.now_ms)
         demand("cancelled", answers, self.oracle.cancel(owner_id, operation_ids, self.now_ms))
         self.compare_ended()
         return answers
 
     def cancel_all(self, owner_id: int) -> None:
-        """Cancel all of an owner."""
         cancelled = self.engine.cancel_all(owner_id, self.now_ms)
         demand("cancelled of owner", cancelled, self.oracle.cancel_all(owner_id, self.now_ms))
         self.compare_ended()
 
     def cancel_name(self, name: plain.Name) -> int:
-        """Cancel all on a partition or key."""
         cancelled = self.engine.cancel_name(name, self.now_ms)
         demand("cancelled on a name", cancelled, self.oracle.cancel_name(name, self.now_ms))
         self.compare_ended()
@@ -223,7 +215,6 @@ class Pair:
     # Comparing.
 
     def compare_ended(self) -> None:
-        """What has ended, and how."""
         self.compare_rows(self.engine.take_ended())
 
     def compare_rows(self, rows: list[plain.Ended]) -> None:

@@ -46,7 +46,6 @@ def operations(kind: int, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy
 
 
 def events(types: list[int], **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[plain.Event]:
-    """An event of some partition."""
     return st.builds(
         lambda event_type, name, epoch, one: plain.Event(event_type, name, epoch=epoch, **one),
         st.sampled_from(types),

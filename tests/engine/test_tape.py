@@ -47,7 +47,6 @@ class Calls:
         self.begin_tape()
 
     def begin_tape(self) -> None:
-        """A new tape."""
         self.noted: list[tuple[int, int, int]] = []
         self.operations: dict[int, list[plain.Operation]] = {kind: [] for kind in plain.KINDS}
         self.events: list[plain.Event] = []
@@ -97,7 +96,6 @@ class Calls:
                 self.note(tapes.PASS, 0)
 
     def note(self, code: int, count: int) -> None:
-        """A step of the tape."""
         self.noted.append((code, self.now_ms, count))
 
     def play(self) -> list[int]:

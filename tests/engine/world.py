@@ -123,19 +123,15 @@ class World:
         return self.event(plain.Event(9, parse(name), offset))
 
     def remove(self, name: str, *, moved: bool = False) -> plain.EventAnswer:
-        """The partition is gone."""
         return self.event(plain.Event(10, parse(name), flag=int(moved)))
 
     def storage_failed(self, name: str) -> plain.EventAnswer:
-        """The log directory failed."""
         return self.event(plain.Event(11, parse(name)))
 
     def storage_online(self, name: str) -> plain.EventAnswer:
-        """The log directory is back."""
         return self.event(plain.Event(12, parse(name)))
 
     def signal(self, key: str, count: int = -1) -> plain.EventAnswer:
-        """A key was signalled."""
         return self.event(plain.Event(13, (key, -1), count))
 
     # Waits. Each gives a handle.
@@ -284,7 +280,6 @@ class World:
         return plain.OUTCOME_WORDS[ended.outcome]
 
     def result(self, handle: int) -> plain.Ended:
-        """How it ended."""
         return self.ended[self.owner_id, handle]
 
     def item(self, handle: int, name: str = "") -> plain.EndedItem:

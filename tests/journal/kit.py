@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from purgatory.engine import codes
+from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.engine.completions import Completions
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
@@ -17,6 +18,7 @@ from purgatory.service.host import Host
 from purgatory.service.listeners.recovery import OpenJournal
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings
+from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
 from tests.archive.archive_life import KEYS, PARTITIONS
 
@@ -69,6 +71,19 @@ async def keep(host: Host, folder: Path, clock: ManualClock) -> OpenJournal:
     return opened
 
 
+def register(host: Host, session: Session, offsets: dict[int, int], timeout_ms: int = 60_000) -> None:
+    """Waits on partition t-0, each an id and the high watermark that ends it."""
+    batch = OperationBatch(
+        list(offsets), partitions=[("t", 0)], offsets=list(offsets.values()), timeouts_ms=[timeout_ms]
+    )
+    host.register(session, [OperationRun(codes.PRODUCE, batch)], [])
+
+
+def high_watermark(offset: int) -> EventBatch:
+    """The event that ends those waits up to an offset."""
+    return EventBatch([codes.HIGH_WATERMARK], partitions=[("t", 0)], offsets=[offset])
+
+
 def new_host(clock: ManualClock) -> Host:
     """A host with nothing in it."""
     return Host(Engine(EngineLimits(), clock.now_ms()), clock, HostSettings())
@@ -91,7 +106,6 @@ class JournaledHost:
 
     @property
     def session(self) -> Session:
-        """The session `a`."""
         return self.host.sessions.open("a", self.clock.now_ms())[0]
 
     def resume(self, sequence: int) -> list[int]:
@@ -110,7 +124,6 @@ class JournaledHost:
         await self.stop()
 
     async def stop(self) -> None:
-        """A clean shutdown."""
         assert await self.opened.close(PATIENCE_S)
 
 

@@ -4,26 +4,21 @@ from pathlib import Path
 
 import pytest
 
-from purgatory.engine import codes
-from purgatory.engine.batches import EventBatch, OperationBatch
-from purgatory.service.translate.operations import OperationRun
-from tests.journal.kit import JournaledHost, copy_files
+from tests.journal.kit import JournaledHost, copy_files, high_watermark, register
 
 WAITS = 4
 
 
 async def end_two(daemon: JournaledHost) -> None:
     """The first two waits are satisfied, and that is durable."""
-    await daemon.host.apply(EventBatch([codes.HIGH_WATERMARK], partitions=[("t", 0)], offsets=[2]))
+    await daemon.host.apply(high_watermark(2))
     await daemon.host.journal.durable()
 
 
 async def first_life(folder: Path, copy: Path) -> None:
     """Waits are registered; then two end, and the daemon dies before that is written, but not before it is told."""
     daemon = await JournaledHost.start(folder)
-    numbers = list(range(1, WAITS + 1))
-    batch = OperationBatch(numbers, partitions=[("t", 0)], offsets=numbers, timeouts_ms=[60_000])
-    daemon.host.register(daemon.session, [OperationRun(codes.PRODUCE, batch)], [])
+    register(daemon.host, daemon.session, {number: number for number in range(1, WAITS + 1)})
     await daemon.host.journal.durable()
     await daemon.die(folder, copy)
 

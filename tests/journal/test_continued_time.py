@@ -4,15 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from purgatory.engine import codes
-from purgatory.engine.batches import OperationBatch
 from purgatory.journal.continued_time import ClockReading, journal_now_ms
 from purgatory.journal.group import Moment
 from purgatory.service.host import Host
 from purgatory.service.listeners.recovery import OpenJournal
-from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
-from tests.journal.kit import PATIENCE_S, new_host
+from tests.journal.kit import PATIENCE_S, new_host, register
 
 HOUR_MS = 3_600_000
 DOWN_MS = 2_000
@@ -57,8 +54,7 @@ async def test_lesson_46_and_54_a_wait_over_a_restart_has_the_time_that_is_left(
 
     host, opened = await open_at(ClockReading(LAST.wall_ms, LAST.boot_ms, "one"))
     session, _ = host.sessions.open("a", host.clock.now_ms())
-    batch = OperationBatch([1], partitions=[("t", 0)], offsets=[5], timeouts_ms=[TIMEOUT_MS])
-    host.register(session, [OperationRun(codes.PRODUCE, batch)], [])
+    register(host, session, {1: 5}, TIMEOUT_MS)
     (due_ms,) = host.engine.snapshots.save_above(session.owner, 0).deadlines_ms
     assert await opened.close(PATIENCE_S)
     later = ClockReading(LAST.wall_ms + DOWN_MS + step_ms, LAST.boot_ms + DOWN_MS, boot_id)

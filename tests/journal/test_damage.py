@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from purgatory.engine import codes
-from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.journal import sql_schema as schema
 from purgatory.journal.cli import main
 from purgatory.journal.directory import Directory
@@ -15,8 +13,7 @@ from purgatory.journal.errors import JournalDamaged, JournalLocked, JournalTooNe
 from purgatory.journal.sql_schema import migrate
 from purgatory.service.listeners.durable_journal import DurableJournal
 from purgatory.service.listeners.recovery import OpenJournal
-from purgatory.service.translate.operations import OperationRun
-from tests.journal.kit import JournaledHost
+from tests.journal.kit import JournaledHost, high_watermark, register
 
 SESSIONS = ("a", "b")
 WAITS = 10
@@ -28,12 +25,9 @@ async def write(folder: Path) -> None:
     host = daemon.host
     for name in SESSIONS:
         session, _ = host.sessions.open(name, daemon.clock.now_ms())
-        batch = OperationBatch(
-            list(range(1, WAITS + 1)), partitions=[("t", 0)], offsets=list(range(1, WAITS + 1)), timeouts_ms=[60_000]
-        )
-        host.register(session, [OperationRun(codes.PRODUCE, batch)], [])
+        register(host, session, {number: number for number in range(1, WAITS + 1)})
     await host.journal.durable()
-    await host.apply(EventBatch([codes.HIGH_WATERMARK], partitions=[("t", 0)], offsets=[1]))
+    await host.apply(high_watermark(1))
     await daemon.stop()
 
 

@@ -9,7 +9,6 @@ import pytest
 from prometheus_client import generate_latest
 
 from purgatory.engine import codes
-from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.journal.crash_points import BEFORE_COMMIT, CrashPoints
 from purgatory.journal.errors import JournalError
 from purgatory.service.garbage import PauseWatch
@@ -17,11 +16,8 @@ from purgatory.service.host import Host
 from purgatory.service.listeners.exposition import make_registry
 from purgatory.service.listeners.metrics import Metrics
 from purgatory.service.rpc.statuses import BatchRefused
-from purgatory.service.translate.operations import OperationRun
-from tests.journal.kit import JournaledHost
+from tests.journal.kit import PATIENCE_S, JournaledHost, high_watermark, register
 from tests.journal.test_damage import read
-
-PATIENCE_S = 30.0
 
 
 class FailingCommits(CrashPoints):
@@ -48,11 +44,6 @@ async def until_closed(host: Host, closed: bool) -> None:
             await asyncio.sleep(0.01)
 
 
-def run_of(first: int) -> OperationRun:
-    """A wait that ends with offset 5."""
-    return OperationRun(codes.PRODUCE, OperationBatch([first], partitions=[("t", 0)], offsets=[5]))
-
-
 @pytest.mark.parametrize(
     ("code", "refused_with"),
     [
@@ -69,21 +60,21 @@ async def test_what_runs_goes_on_while_the_disk_fails(tmp_path: Path, code: int,
     disk: Any = FailingCommits()
     daemon.opened._store._crash = disk  # type: ignore[misc]
     session = daemon.session
-    host.register(session, [run_of(1)], [])
+    register(host, session, {1: 5})
     await host.journal.durable()
     disk.code = code
-    host.register(session, [run_of(2)], [])
+    register(host, session, {2: 5})
     answered: list[str] = []
     host.journal.when_durable(lambda: answered.append("registered"))
     await until_closed(host, True)
     with pytest.raises(BatchRefused) as refused:
-        host.register(session, [run_of(3)], [])
+        register(host, session, {3: 5})
     assert refused.value.refusal.code == refused_with
     assert "journal" in refused.value.refusal.message
     shown = generate_latest(make_registry(host, Metrics(), PauseWatch())).decode()
     assert "purgatory_journal_closed 1.0" in shown
     with pytest.raises(BatchRefused):
-        await host.apply(EventBatch([codes.HIGH_WATERMARK], partitions=[("t", 0)], offsets=[5]))
+        await host.apply(high_watermark(5))
     daemon.clock.jump(60_000)
     host.reaper.turn()
     assert session.outbox.unacknowledged == 2
@@ -94,7 +85,7 @@ async def test_what_runs_goes_on_while_the_disk_fails(tmp_path: Path, code: int,
     await host.journal.durable()
     assert answered == ["registered"]
     assert sum(len(part) for part in session.outbox.take(10)[1]) == 2
-    host.register(session, [run_of(4)], [])
+    register(host, session, {4: 5})
     await daemon.stop()
     assert disk.failed
     assert await read(tmp_path / "data") == (1, ["a"], 2)
@@ -118,7 +109,7 @@ async def test_a_file_that_cannot_be_opened_again_is_tried_again(tmp_path: Path)
     store._crash, store.reopen = disk, failing
     session = daemon.session
     disk.code = sqlite3.SQLITE_IOERR_WRITE
-    host.register(session, [run_of(1)], [])
+    register(host, session, {1: 5})
     await until_closed(host, True)
     await until_closed(host, False)
     assert not failures
@@ -133,8 +124,7 @@ async def test_a_full_disk_by_sqlite_itself(tmp_path: Path) -> None:
     database = daemon.opened._store._database
     database.execute(f"PRAGMA max_page_count = {database.execute('PRAGMA page_count').fetchone()[0]}")
     session = daemon.session
-    batch = OperationBatch(list(range(1, 2_000)), partitions=[("t", 0)], offsets=[n * n for n in range(1, 2_000)])
-    host.register(session, [OperationRun(codes.PRODUCE, batch)], [])
+    register(host, session, {number: number * number for number in range(1, 2_000)})
     await until_closed(host, True)
     closed = host.journal.why_closed()
     assert closed is not None

@@ -5,20 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from purgatory.engine import codes
-from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.service.host import Host
 from purgatory.service.listeners.durable_journal import DurableJournal, JournalStatistics
 from purgatory.service.sessions.session import Session
-from purgatory.service.translate.operations import OperationRun
-from tests.journal.kit import JournaledHost
+from tests.journal.kit import JournaledHost, high_watermark, register
 
 
 async def end_one(host: Host, session: Session) -> JournalStatistics:
     """A wait is registered and ends, and its result is durable; what the journal then says of itself."""
-    batch = OperationBatch([1], partitions=[("t", 0)], offsets=[5])
-    host.register(session, [OperationRun(codes.PRODUCE, batch)], [])
-    await host.apply(EventBatch([codes.HIGH_WATERMARK], partitions=[("t", 0)], offsets=[5]))
+    register(host, session, {1: 5})
+    await host.apply(high_watermark(5))
     await host.journal.durable()
     session.outbox.take(10)
     return statistics(host)
@@ -28,12 +24,6 @@ def statistics(host: Host) -> JournalStatistics:
     """What the journal says of itself."""
     assert isinstance(host.journal, DurableJournal)
     return host.journal.statistics()
-
-
-def register_another(host: Host, session: Session) -> None:
-    """Something that must be durable."""
-    batch = OperationBatch([2], partitions=[("t", 0)], offsets=[9])
-    host.register(session, [OperationRun(codes.PRODUCE, batch)], [])
 
 
 @pytest.mark.parametrize("by_tick", [True, False])
@@ -55,7 +45,7 @@ async def test_an_acknowledgement_goes_with_the_next_group(tmp_path: Path, by_ti
     if by_tick:
         host.journal.tick()
     else:
-        register_another(host, session)
+        register(host, session, {2: 9})
     await host.journal.durable()
     after = statistics(host)
     assert (after.groups, after.results) == (before.groups + 1, 0)

@@ -12,12 +12,11 @@ from purgatory.service.host import Host
 from purgatory.service.listeners.recovery import OpenJournal
 from purgatory.testing import ManualClock
 from tests.archive.archive_life import Life
-from tests.journal.kit import PowerCut, copy_files, keep, picture
+from tests.journal.kit import PATIENCE_S, PowerCut, copy_files, keep, picture
 
 SEEDS = 10
 STEPS = 60
 GROUP_MAX = 20
-PATIENCE_S = 30.0
 
 
 def watch_seals(life: Life, opened: OpenJournal) -> dict[int, Any]:

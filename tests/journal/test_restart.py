@@ -2,16 +2,16 @@
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from purgatory_client.aio import AsyncClient
 from purgatory_client.results import Outcome
 
+from tests.client.until import until, until_pending
 from tests.daemon_process import DaemonProcess
-
-PATIENCE_S = 30.0
+from tests.journal.kit import PATIENCE_S
 
 
 def free_address() -> str:
@@ -21,16 +21,10 @@ def free_address() -> str:
         return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
-def start(folder: Path, address: str, *arguments: str) -> DaemonProcess:
+def start(folder: Path, address: str) -> DaemonProcess:
     """A daemon with a journal, at a certain address."""
-    return DaemonProcess(folder, ["--data-dir", str(folder / "data"), "--grpc-address", address, *arguments])
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Waits for something to become true, with patience."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not await condition():  # noqa: ASYNC110 - another process
-            await asyncio.sleep(0.02)
+    data = str(folder / "data")
+    return DaemonProcess(folder, ["--data-dir", data, "--grpc-address", address, "--journal-mode", "sync"])
 
 
 async def pending(client: AsyncClient) -> int:
@@ -38,10 +32,10 @@ async def pending(client: AsyncClient) -> int:
     return sum(kind.pending for kind in (await client.status()).kinds)
 
 
-async def live(folder: Path, end: Callable[[DaemonProcess], object], mode: str) -> None:
+async def live(folder: Path, end: Callable[[DaemonProcess], object]) -> None:
     """Waits of all kinds over an end of the daemon and a new one."""
     address = free_address()
-    daemon = start(folder, address, "--journal-mode", mode)
+    daemon = start(folder, address)
     try:
         async with AsyncClient(address) as client:
             await client.advance("orders-0", high_watermark=5)
@@ -53,15 +47,12 @@ async def live(folder: Path, end: Callable[[DaemonProcess], object], mode: str) 
             fetch = asyncio.create_task(client.fetch({"log-0": 10}, min_bytes=500, replica_id=2, timeout=60))
             short = asyncio.create_task(client.produce({"never-0": 1}, timeout=3))
 
-            async def all_there() -> bool:
-                return await pending(client) == 304
-
-            await until(all_there)
+            await until_pending(client, 304)
             await client.advance("orders-0", high_watermark=105)
             await client.signal_key("go")
             assert await pending(client) == 204, "a hundred have ended, and `both` waits for one more"
             end(daemon)
-            daemon = start(folder, address, "--journal-mode", mode)
+            daemon = start(folder, address)
 
             async def as_before() -> bool:
                 return await pending(client) in {203, 204}
@@ -87,11 +78,11 @@ async def live(folder: Path, end: Callable[[DaemonProcess], object], mode: str) 
 @pytest.mark.slow  # two starts of the daemon
 async def test_waits_and_results_survive_a_kill(tmp_path: Path) -> None:
     """Each wait ends once, as it must, over a kill -9: the pending ones wait on, marks are as they were."""
-    await live(tmp_path, DaemonProcess.kill, "sync")
+    await live(tmp_path, DaemonProcess.kill)
 
 
 @pytest.mark.slow  # two starts of the daemon
 async def test_waits_survive_a_clean_restart(tmp_path: Path) -> None:
     """With a journal SIGTERM ends no wait of a session."""
-    await live(tmp_path, DaemonProcess.stop, "sync")
+    await live(tmp_path, DaemonProcess.stop)
     assert "the last daemon shut down cleanly" in (tmp_path / "daemon.log").read_text("utf-8")

@@ -186,7 +186,6 @@ class Partition:
         self.recompute_high_watermark(now_ms)
 
     def progress(self, event: plain.Event, now_ms: int) -> None:
-        """A follower has fetched."""
         is_new = event.replica_id not in self.replicas
         replica = self.replica(event.replica_id)
         before = (replica.log_end, replica.log_start)
@@ -215,7 +214,6 @@ class Partition:
             self.log_end = max(self.log_end, self.high_watermark)
 
     def raise_log_start(self, offset: int) -> None:
-        """The first readable offset has moved up."""
         if offset <= self.log_start:
             return
         self.log_start = offset
@@ -278,7 +276,6 @@ class Partition:
         self.epochs.append((epoch, start))
 
     def truncate(self, offset: int) -> None:
-        """The log was cut."""
         if offset >= self.log_end:
             return
         self.log_end = offset

@@ -65,5 +65,4 @@ class Index:
         self.entries = [*below, entry]
 
     def truncate(self, offset: int) -> None:
-        """The log was cut."""
         self.entries = [entry for entry in self.entries if entry.offset <= offset]

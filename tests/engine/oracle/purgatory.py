@@ -90,7 +90,6 @@ class Oracle:
     # Events.
 
     def apply(self, event: plain.Event, now_ms: int) -> plain.EventAnswer:
-        """Apply one event and end what it decides."""
         if event.type == plain.KEY_SIGNALLED:
             return self.signal(event, now_ms)
         if refusals.event_fault(event):
@@ -133,7 +132,6 @@ class Oracle:
         return plain.made(plain.EventAnswer, (ended, not changed, None))
 
     def signal(self, event: plain.Event, now_ms: int) -> plain.EventAnswer:
-        """A key was signalled."""
         count = 1 if event.offset == -1 else event.offset
         if count < 1:
             return plain.EventAnswer(refused=(plain.INVALID_ARGUMENT, 0))
@@ -162,7 +160,6 @@ class Oracle:
         return answers
 
     def cancel_all(self, owner_id: int, now_ms: int) -> int:
-        """Cancel all of one owner."""
         mine = [waiting for waiting in self.pending.values() if waiting.owner_id == owner_id]
         for waiting in mine:
             self.end(waiting, plain.CANCELLED, now_ms)
