@@ -3,6 +3,7 @@
 Shutdown, in this order: health says NOT_SERVING and readiness fails, new work is refused, every pending operation ends
 as SHUTTING_DOWN (with a journal, sessions' operations stay for the next daemon) and results are delivered within the
 grace period, streams and listeners close, archive and journal are completed, exit 0. A second signal exits at once.
+Whatever fails on the way, what comes after it is still closed.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from typing import Final
 
 import grpc
@@ -50,11 +52,8 @@ CALLS_UNREAD_MAX: Final = 1_000_000
 STREAMS_GRACE_S: Final = 0.5
 """Once all results are delivered: time for streams that would never end by themselves."""
 
-ARCHIVE_CLOSE_S_MIN: Final = 5.0
-"""Time for the archive's last files, even if clients have used up the grace period."""
-
-JOURNAL_CLOSE_S_MIN: Final = 5.0
-"""The same for the journal's last group."""
+CLOSE_S_MIN: Final = 5.0
+"""Time for the archive's last files and for the journal's last group, even if clients have used up the grace period."""
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
@@ -83,16 +82,25 @@ class Daemon:
         self._memory_trimmer: Final = garbage.MemoryTrimmer(
             settings.gc.tidy_interval_ms, lambda: self._host.engine.pending
         )
-        self._archive: ArchiveListener | None = None
         self._site: Final = HttpSite(make_registry(self._host, self._metrics, self._pauses), self._is_ready)
         self._unary_calls: Final = UnaryCalls()
         self._server: Final = grpc.aio.server(options=server_options(settings))
         self._serving = False
+        self._opened = AsyncExitStack()
+        """Closes what `start` opened, last opened first."""
+        self._grace_until_s = 0.0
+        """On the monotonic clock, once shutdown has begun."""
 
     async def start(self) -> None:
         """Binds both addresses and serves. Raises `CannotBind`, `CannotArchive` or `JournalError`, with nothing left
         open.
         """
+        async with AsyncExitStack() as opened:
+            await self._open(opened)
+            self._opened = opened.pop_all()
+        self._serving = True
+
+    async def _open(self, opened: AsyncExitStack) -> None:
         calls = self._unary_calls
         add_to_server(PurgatoryServicer(self._host), self._server, calls)
         add_to_server(self._health, self._server, calls, health_pb2.DESCRIPTOR.services_by_name["Health"])
@@ -100,38 +108,48 @@ class Daemon:
             names = (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
             service = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
             add_to_server(reflection.aio.ReflectionServicer(names), self._server, calls, service)
+        opened.push_async_callback(self._site.stop)
+        if self._journal is not None:
+            opened.push_async_callback(self._close_journal, self._journal)
         self.grpc_address = self._bind_grpc()
         self.http_address = await self._bind_http()
-        await self._open_archive()
-        await self._restore()
+        if self.settings.archive.uri is not None:
+            archive = await self._start_archive()
+            opened.push_async_callback(self._close_archive, archive)
+            self._host.listeners.append(archive)
+        if self._journal is not None:
+            await self._journal.restore(self._host)
+        opened.push_async_callback(self._host.stop)
         self._host.start()
         await self._server.start()
-        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        for name in (health.OVERALL_HEALTH, SERVICE.full_name):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         self._pauses.start()
+        opened.callback(self._pauses.stop)
         garbage.tune(self.settings.gc)
         self._memory_trimmer.start()
-        self._serving = True
+        opened.callback(self._memory_trimmer.stop)
 
     async def stop(self) -> None:
         """Shuts down in the order described above."""
         grace_s = self.settings.shutdown.grace_ms / 1_000
-        deadline_s = time.monotonic() + grace_s
-        self._serving = False
-        await self._health.enter_graceful_shutdown()
-        await drain(self._host, grace_s)
-        await self._unary_calls.wait_quiet(max(0.0, deadline_s - time.monotonic()))
-        await self._server.stop(min(STREAMS_GRACE_S, max(0.0, deadline_s - time.monotonic())))
-        await self._host.stop()
-        if self._archive is not None:
-            close_s = max(ARCHIVE_CLOSE_S_MIN, deadline_s - time.monotonic())
-            await self._archive.close(self._host.time.now_ms(), close_s)
-        if self._journal is not None:
-            close_s = max(JOURNAL_CLOSE_S_MIN, deadline_s - time.monotonic())
-            if not await self._journal.close(close_s):
-                LOGGER.error("the last changes could not be written to the journal")
-        await self._site.stop()
-        self._memory_trimmer.stop()
-        self._pauses.stop()
+        self._grace_until_s = time.monotonic() + grace_s
+        async with self._opened:
+            self._serving = False
+            await self._health.enter_graceful_shutdown()
+            await drain(self._host, grace_s)
+            await self._unary_calls.wait_quiet(self._grace_left_s())
+            await self._server.stop(min(STREAMS_GRACE_S, self._grace_left_s()))
+
+    def _grace_left_s(self) -> float:
+        return max(0.0, self._grace_until_s - time.monotonic())
+
+    async def _close_archive(self, archive: ArchiveListener) -> None:
+        await archive.close(self._host.time.now_ms(), max(CLOSE_S_MIN, self._grace_left_s()))
+
+    async def _close_journal(self, journal: OpenJournal) -> None:
+        if not await journal.close(max(CLOSE_S_MIN, self._grace_left_s())):
+            LOGGER.error("the last changes could not be written to the journal")
 
     @property
     def pending(self) -> int:
@@ -139,10 +157,6 @@ class Daemon:
 
     def _is_ready(self) -> bool:
         return self._serving and not self._host.draining
-
-    async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
-        for name in (health.OVERALL_HEALTH, SERVICE.full_name):
-            await self._health.set(name, status)
 
     def _bind_grpc(self) -> str:
         address = self.settings.grpc.address
@@ -160,22 +174,10 @@ class Daemon:
         try:
             bound = await self._site.start(host, port)
         except OSError as error:
-            await self._site.stop()
             raise CannotBind(f"cannot listen on {address} (http.address): {error.strerror or error}") from None
         return f"{address.rpartition(':')[0]}:{bound}"
 
-    async def _restore(self) -> None:
-        if self._journal is None:
-            return
-        try:
-            await self._journal.restore(self._host)
-        except JournalError:
-            await self._site.stop()
-            raise
-
-    async def _open_archive(self) -> None:
-        if self.settings.archive.uri is None:
-            return
+    async def _start_archive(self) -> ArchiveListener:
         limits = self._host.engine.limits
         config = writer_config(
             self.settings.archive,
@@ -185,12 +187,7 @@ class Daemon:
             has_journal=self._journal is not None,
             is_continued=self._journal is not None and self._journal.is_continued,
         )
-        try:
-            self._archive = await start_archive(self.settings.archive, config, limits.timeout_ms_default)
-        except CannotArchive:
-            await self._site.stop()
-            raise
-        self._host.listeners.append(self._archive)
+        return await start_archive(self.settings.archive, config, limits.timeout_ms_default)
 
 
 def continued_clock(journal: OpenJournal | None) -> Clock:

@@ -167,14 +167,17 @@ class SimulatedDay:
 
     def _all_connected(self) -> bool:
         """Whether every client with pending waits has a stream on which both sides received something lately."""
-        for actor in self.actors:
-            if actor.client.pending:
-                session = self.served.host.sessions.find(actor.client.session_id)
-                if session is None or session.stream is None:
-                    return False
-                heard_ms = min(session.stream.last_read_ms, actor.client._session._received_at * 1_000)
-                if heard_ms < self.healed_ms + SETTLED_MS:
-                    return False
+        streams = {
+            stream.session.session_id: stream
+            for stream in self.served.host.sessions.streams()
+            if stream.session.stream is stream
+        }
+        for client in (actor.client for actor in self.actors if actor.client.pending):
+            stream = streams.get(client.session_id)
+            if stream is None:
+                return False
+            if min(stream.last_read_ms, client._session._received_at * 1_000) < self.healed_ms + SETTLED_MS:
+                return False
         return True
 
     def _is_known(self, call: Call) -> bool:

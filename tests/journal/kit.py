@@ -14,6 +14,7 @@ from purgatory.engine.limits import EngineLimits
 from purgatory.engine.snapshot.saved_operations import SavedOperations
 from purgatory.journal.continued_time import ClockReading, ReadClocks
 from purgatory.journal.crash_points import AFTER_COMMIT, CrashPoints
+from purgatory.journal.errors import JournalError
 from purgatory.service.host import Host
 from purgatory.service.listeners.recovery import OpenJournal
 from purgatory.service.sessions.session import Session
@@ -67,7 +68,11 @@ def copy_files(folder: Path, copy: Path) -> None:
 async def keep(host: Host, folder: Path, clock: ManualClock) -> OpenJournal:
     """Gives a new host the journal in a folder: restores what is there, and keeps what comes."""
     opened = OpenJournal(folder, is_sync=True, clocks=clocks_of(clock))
-    await opened.restore(host)
+    try:
+        await opened.restore(host)
+    except JournalError:
+        await opened.close(PATIENCE_S)
+        raise
     return opened
 
 

@@ -275,8 +275,8 @@ async def test_both_sides_hear_each_other() -> None:
         clock.jump(40)
         assert (await peer.read_raw()).HasField("heartbeat")
         await peer.send(heartbeat=wire.Heartbeat())
-        session = served.host.sessions.get("s")
-        await eventually(lambda: session.stream is not None and session.stream.last_read_ms == 1_040, "heard")
+        [stream] = served.host.sessions.streams()
+        await eventually(lambda: stream.last_read_ms == 1_040, "heard")
         clock.jump(121)
         assert await peer.code() == grpc.StatusCode.UNAVAILABLE
         assert "heartbeats" in await peer.details()
@@ -355,8 +355,7 @@ async def test_a_stream_that_is_not_read_can_be_taken_over() -> None:
     async with serving(HostSettings(session=SessionSettings(heartbeat_interval_ms=200))) as served:
         stuck = await Peer(served, "s").open()
         await register_many(stuck)
-        stream = served.host.sessions.get("s").stream
-        assert stream is not None
+        [stream] = served.host.sessions.streams()
         await served.high_watermark(LONG_TOPIC, 1)
         second = await Peer(served, "s").open(columns=True)
         received = 0

@@ -56,22 +56,18 @@ class OpenJournal:
         """Whether a daemon used it before."""
         self.start_ms: Final = journal_now_ms(self._last[0] if self._last else None, clocks())
         """The time at which the engine starts."""
-        self.is_recovering = True
         self.to_restore: Final = self._store.count("registrations")
         """Rows of registrations."""
         self._journal: DurableJournal | None = None
+        """Once everything is restored."""
         self._sessions: Final[dict[int, Session]] = {}
         self._builder: Final = StatementBuilder()
 
-    def _give_up(self) -> None:
-        self._store.close()
-        self._directory.release()
-
     async def restore(self, host: Host) -> None:
-        """Restores a new host, and records what it does from now on. Raises `JournalError`."""
+        """Restores a new host, and records what it does from now on. Raises `JournalError`; then only `close` it."""
         began_s = time.monotonic()
         number = self._last[1] if self._last else 0
-        self._journal = journal = DurableJournal(
+        journal = DurableJournal(
             host.engine, host.time, host.sessions.of_owner, self._read_clocks, is_sync=self._is_sync, number=number
         )
         host.use_journal(journal)
@@ -79,11 +75,7 @@ class OpenJournal:
             self._restore_marks(host)
             self._restore_sessions(host)
             await self._restore_operations(host, journal)
-        except JournalError:
-            self._give_up()
-            raise
         except (LookupError, ValueError, sqlite3.Error) as error:
-            self._give_up()
             raise damaged(self._directory.path, f"a row cannot be read ({error})") from error
         for session in self._sessions.values():
             session.owner.put_in_order()
@@ -97,7 +89,7 @@ class OpenJournal:
                 time.monotonic() - began_s,
             )
         journal.start(JournalThread(self._store, self._builder, journal.report, self._crash), self._builder)
-        self.is_recovering = False
+        self._journal = journal
 
     def _restore_marks(self, host: Host) -> None:
         snapshots = host.engine.snapshots
@@ -184,14 +176,14 @@ class OpenJournal:
                 LOGGER.info("journal: %d operations restored, %d of %d rows", journal.recovered, rows, self.to_restore)
 
     async def close(self, timeout_s: float) -> bool:
-        """Commits the last changes and ends; False when it could not."""
-        is_durable = True
-        if self._journal is not None and not self.is_recovering:
-            is_durable = await self._journal.finish(timeout_s)
+        """Commits the last changes and ends; False when it could not. What was not wholly restored stays as it was."""
+        try:
+            if self._journal is not None:
+                return await self._journal.finish(timeout_s)
+            self._store.close()
+            return True
+        finally:
             self._directory.release()
-        else:
-            self._give_up()
-        return is_durable
 
 
 def open_journal(settings: JournalSettings) -> OpenJournal | None:

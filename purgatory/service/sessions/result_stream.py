@@ -5,19 +5,15 @@ session's outbox. So a slow reader holds back only its own stream: its results w
 in a small queue, and while that queue is full its requests are not read.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from purgatory.service.rpc.statuses import unavailable
+from purgatory.service.sessions.session import Session
 from purgatory.service.translate.results import fill_batch
 from purgatory.v1 import purgatory_service_pb2
-
-if TYPE_CHECKING:
-    from purgatory.service.sessions.session import Session
 
 Response = purgatory_service_pb2.SessionResponse | purgatory_service_pb2.StreamResultsResponse
 ResponseType = type[purgatory_service_pb2.SessionResponse] | type[purgatory_service_pb2.StreamResultsResponse]

@@ -1,12 +1,19 @@
 """One session: who registers and receives, across streams and reconnects."""
 
-from typing import Final
+from typing import Final, Protocol
 
 from purgatory.engine.completions import Completions
 from purgatory.engine.waiting.tables import Owner
 from purgatory.service.rpc.statuses import invalid_argument
 from purgatory.service.sessions.outbox import Outbox, slices_of
-from purgatory.service.sessions.result_stream import ResultStream
+
+
+class AttachedStream(Protocol):
+    """What a session and its next stream ask of the stream that it has, a `ResultStream`."""
+
+    def wake(self) -> None: ...
+
+    def taken_over(self) -> None: ...
 
 
 class Session:
@@ -17,7 +24,7 @@ class Session:
         self.number: Final = number
         self.owner: Final = owner
         self.outbox: Final = Outbox()
-        self.stream: ResultStream | None = None
+        self.stream: AttachedStream | None = None
         self.last_used_ms = now_ms
         self.dropped = False
         self.is_journaled = False
