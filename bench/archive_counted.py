@@ -26,7 +26,7 @@ from purgatory.engine.limits import EngineLimits
 from purgatory.service.host import Host
 from purgatory.service.listeners.archive import ROWS_AT_ONCE, ArchiveListener
 from purgatory.service.listeners.metrics import Metrics
-from purgatory.service.rpc import intake
+from purgatory.service.rpc import event_calls, session_requests
 from purgatory.service.settings import HostSettings
 from purgatory.service.translate.results import fill_batch
 from purgatory.testing import ManualClock
@@ -108,9 +108,9 @@ def work(operations: int, link: SameThreadLink | None) -> None:
     for number in range(operations // BATCH):
         clock.jump(2)
         batch = wire.RegisterBatch.FromString(registrations(number * BATCH + 1, number * STEP))
-        intake.register_or_refuse(host, session, batch).SerializeToString()
+        session_requests.register_or_refuse(host, session, batch).SerializeToString()
         clock.jump(1)
-        applying = intake.advance(host, wire.AdvanceRequest.FromString(marks((number + 1) * STEP)))
+        applying = event_calls.advance(host, wire.AdvanceRequest.FromString(marks((number + 1) * STEP)))
         try:
             applying.send(None)
         except StopIteration as answer:

@@ -140,7 +140,6 @@ TWINS = {
 """Packages whose modules and classes are named for their counterparts elsewhere."""
 
 SHARED_NAMES = {
-    "cli": "each program has one",
     "command": "each verb of the pipeline has one",
     "outputs": "what a verb of the pipeline writes",
     "conftest": "pytest's",

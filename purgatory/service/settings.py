@@ -9,7 +9,7 @@ No group may be called `service` or `port`: Kubernetes sets PURGATORY_SERVICE_HO
 """
 
 from pathlib import Path
-from typing import Annotated, Final, Literal, NamedTuple, Self
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
@@ -48,6 +48,11 @@ Count = Annotated[int, Field(ge=1)]
 DurationMs = Annotated[int, Field(ge=1, le=DURATION_MS_MAX)]
 
 
+def setting(default: Any, description: str, **limits: Any) -> Any:  # noqa: ANN401 - as pydantic's own
+    """The declaration of a setting; `limits` are `ge`, `le` and `min_length`, as pydantic has them."""
+    return Field(default, description=description, **limits)
+
+
 class SettingsGroup(BaseModel):
     """Settings of one part of the daemon. Immutable once loaded."""
 
@@ -57,68 +62,54 @@ class SettingsGroup(BaseModel):
 class GrpcSettings(SettingsGroup):
     """gRPC server."""
 
-    address: Address = Field(
-        default="127.0.0.1:7440", description="Where to serve gRPC, host:port. Port 0: any free one."
+    address: Address = setting("127.0.0.1:7440", "Where to serve gRPC, host:port. Port 0: any free one.")
+    reflection: bool = setting(True, "Serve reflection, so that generic tools can call without our stubs.")
+    message_bytes_max: int = setting(
+        32 * 1024 * 1024, "Largest message taken or sent, in bytes.", ge=1024, le=2**31 - 1
     )
-    reflection: bool = Field(
-        default=True, description="Serve reflection, so that generic tools can call without our stubs."
+    ping_interval_min_ms: DurationMs = setting(
+        5_000, "Clients may send keepalive pings this often; those that ping faster are disconnected."
     )
-    message_bytes_max: int = Field(
-        default=32 * 1024 * 1024, ge=1024, le=2**31 - 1, description="Largest message taken or sent, in bytes."
+    keepalive_interval_ms: DurationMs = setting(
+        60_000, "Ping a silent connection this often, to notice that its peer is gone."
     )
-    ping_interval_min_ms: DurationMs = Field(
-        default=5_000,
-        description="Clients may send keepalive pings this often; those that ping faster are disconnected.",
+    keepalive_timeout_ms: DurationMs = setting(
+        20_000, "Close a connection that leaves a ping unanswered for this long."
     )
-    keepalive_interval_ms: DurationMs = Field(
-        default=60_000, description="Ping a silent connection this often, to notice that its peer is gone."
-    )
-    keepalive_timeout_ms: DurationMs = Field(
-        default=20_000, description="Close a connection that leaves a ping unanswered for this long."
-    )
-    connection_age_max_ms: int = Field(
-        default=0,
-        ge=0,
-        le=DURATION_MS_MAX,
-        description="Ask clients to reconnect after this long, to spread load. 0: never.",
+    connection_age_max_ms: int = setting(
+        0, "Ask clients to reconnect after this long, to spread load. 0: never.", ge=0, le=DURATION_MS_MAX
     )
 
 
 class HttpSettings(SettingsGroup):
     """HTTP site: metrics and probes."""
 
-    address: Address = Field(
-        default="127.0.0.1:7441", description="Where to serve HTTP, host:port. Port 0: any free one."
-    )
+    address: Address = setting("127.0.0.1:7441", "Where to serve HTTP, host:port. Port 0: any free one.")
 
 
 class EngineSettings(SettingsGroup):
     """Engine."""
 
-    tick_ms: int = Field(
-        default=1, ge=1, le=60_000, description="Width of a bucket of the timing wheel: how late an expiry may be."
+    tick_ms: int = setting(1, "Width of a bucket of the timing wheel: how late an expiry may be.", ge=1, le=60_000)
+    wheel_size: int = setting(20, "Buckets in each timing wheel.", ge=2, le=4_096)
+    strict_partitions: bool = setting(
+        False, "Answer UNKNOWN_TOPIC_OR_PARTITION for partitions that no event has announced; do not create them."
     )
-    wheel_size: int = Field(default=20, ge=2, le=4_096, description="Buckets in each timing wheel.")
-    strict_partitions: bool = Field(
-        default=False,
-        description="Answer UNKNOWN_TOPIC_OR_PARTITION for partitions that no event has announced; do not create them.",
-    )
-    replica_lag_time_max_ms: DurationMs = Field(
-        default=30_000,
-        description="A replica that has not caught up for this long may not hold the high watermark back.",
+    replica_lag_time_max_ms: DurationMs = setting(
+        30_000, "A replica that has not caught up for this long may not hold the high watermark back."
     )
 
 
 class EngineLimitsSettings(SettingsGroup):
     """The limits that `EngineLimits` takes, under the same names."""
 
-    pending_operations_max: Count = Field(default=10_000_000, description="Operations pending at one time.")
-    partitions_max: Count = Field(default=100_000, description="Partitions known at one time.")
-    signal_keys_max: Count = Field(default=100_000, description="Signal keys remembered at one time.")
-    items_per_operation_max: Count = Field(default=2_000, description="Partitions or keys of one operation.")
-    timeout_ms_max: DurationMs = Field(default=DURATION_MS_MAX, description="Longest timeout an operation may ask for.")
-    timeout_ms_default: DurationMs = Field(default=30_000, description="Timeout of an operation that names none.")
-    topic_length_max: int = Field(default=249, ge=1, le=65_535, description="Characters in a topic or key.")
+    pending_operations_max: Count = setting(10_000_000, "Operations pending at one time.")
+    partitions_max: Count = setting(100_000, "Partitions known at one time.")
+    signal_keys_max: Count = setting(100_000, "Signal keys remembered at one time.")
+    items_per_operation_max: Count = setting(2_000, "Partitions or keys of one operation.")
+    timeout_ms_max: DurationMs = setting(DURATION_MS_MAX, "Longest timeout an operation may ask for.")
+    timeout_ms_default: DurationMs = setting(30_000, "Timeout of an operation that names none.")
+    topic_length_max: int = setting(249, "Characters in a topic or key.", ge=1, le=65_535)
 
     @model_validator(mode="after")
     def _default_within_maximum(self) -> Self:
@@ -132,94 +123,69 @@ class EngineLimitsSettings(SettingsGroup):
 class LimitsSettings(EngineLimitsSettings):
     """Limits: what exceeds one is refused with RESOURCE_EXHAUSTED or INVALID_ARGUMENT."""
 
-    operations_per_batch_max: Count = Field(default=100_000, description="Operations in one message.")
-    events_per_batch_max: Count = Field(default=100_000, description="Events in one message.")
-    sessions_max: Count = Field(default=10_000, description="Sessions at one time.")
-    unacknowledged_results_max: Count = Field(
-        default=1_000_000,
-        description="Results a session may leave unacknowledged before its registrations are refused.",
+    operations_per_batch_max: Count = setting(100_000, "Operations in one message.")
+    events_per_batch_max: Count = setting(100_000, "Events in one message.")
+    sessions_max: Count = setting(10_000, "Sessions at one time.")
+    unacknowledged_results_max: Count = setting(
+        1_000_000, "Results a session may leave unacknowledged before its registrations are refused."
     )
 
 
 class SessionSettings(SettingsGroup):
     """Sessions."""
 
-    heartbeat_interval_ms: DurationMs = Field(
-        default=10_000, description="Send a heartbeat on a stream that was silent for this long."
-    )
-    ttl_ms: DurationMs = Field(
-        default=600_000, description="A session lives this long after its last connection ended."
-    )
+    heartbeat_interval_ms: DurationMs = setting(10_000, "Send a heartbeat on a stream that was silent for this long.")
+    ttl_ms: DurationMs = setting(600_000, "A session lives this long after its last connection ended.")
 
 
 class ArchiveSettings(SettingsGroup):
     """Archive: the history of all calls and outcomes, as Parquet (docs/archive.md)."""
 
-    uri: str | None = Field(
-        default=None,
-        min_length=1,
-        description="Keep history here: a folder, or a URI (file, s3, gs, hdfs). Short flag: --archive.",
+    uri: str | None = setting(
+        None, "Keep history here: a folder, or a URI (file, s3, gs, hdfs). Short flag: --archive.", min_length=1
     )
-    strict: bool = Field(
-        default=False,
-        description="When history cannot be written fast enough, refuse registrations and events; do not drop history.",
+    strict: bool = setting(
+        False, "When history cannot be written fast enough, refuse registrations and events; do not drop history."
     )
-    roll_ms: DurationMs = Field(
-        default=60_000, description="Finish files this often: at most this much is missing after a crash."
-    )
-    roll_bytes: Count = Field(default=64 * 1024 * 1024, description="Finish a file that has grown to this many bytes.")
-    queue_rows_max: Count = Field(
-        default=4_000_000, description="Rows that may wait in memory for the disk (some 50 to 150 bytes each)."
-    )
+    roll_ms: DurationMs = setting(60_000, "Finish files this often: at most this much is missing after a crash.")
+    roll_bytes: Count = setting(64 * 1024 * 1024, "Finish a file that has grown to this many bytes.")
+    queue_rows_max: Count = setting(4_000_000, "Rows that may wait in memory for the disk (some 50 to 150 bytes each).")
 
 
 class JournalSettings(SettingsGroup):
     """Journal: what is pending or unacknowledged survives a restart (docs/durability.md)."""
 
-    dir: Path | None = Field(
-        default=None, description="Keep everything that was receipted in this folder. Short flag: --data-dir."
-    )
-    mode: Literal["sync", "async"] = Field(
-        default="sync",
-        description="sync: answer once it is on disk. async: answer before; faster, but a crash loses the latest.",
+    dir: Path | None = setting(None, "Keep everything that was receipted in this folder. Short flag: --data-dir.")
+    mode: Literal["sync", "async"] = setting(
+        "sync", "sync: answer once it is on disk. async: answer before; faster, but a crash loses the latest."
     )
 
 
 class ShutdownSettings(SettingsGroup):
     """Shutdown (SIGTERM, SIGINT)."""
 
-    grace_ms: DurationMs = Field(
-        default=10_000, description="Time for clients to fetch their last results before streams are cut."
-    )
+    grace_ms: DurationMs = setting(10_000, "Time for clients to fetch their last results before streams are cut.")
 
 
 class LogSettings(SettingsGroup):
     """Log (on stderr)."""
 
-    level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="Least severe level that is logged."
-    )
-    format: Literal["text", "json"] = Field(
-        default="text", description="One line of text, or one JSON object, for each entry."
-    )
+    level: Literal["debug", "info", "warning", "error"] = setting("info", "Least severe level that is logged.")
+    format: Literal["text", "json"] = setting("text", "One line of text, or one JSON object, for each entry.")
 
 
 class GcSettings(SettingsGroup):
     """Python's garbage collector (pending operations are packed arrays, so it finds little)."""
 
-    threshold_0: int = Field(
-        default=50_000, ge=0, description="New objects before the youngest generation is collected. 0: off."
-    )
-    threshold_1: Count = Field(
-        default=50, description="Collections of the youngest generation for each of the middle one."
-    )
-    threshold_2: Count = Field(default=1_000, description="Collections of the middle generation for each full one.")
-    freeze: bool = Field(default=True, description="Exempt what start-up created from all later collections.")
-    tidy_interval_ms: int = Field(
-        default=10_000,
+    threshold_0: int = setting(50_000, "New objects before the youngest generation is collected. 0: off.", ge=0)
+    threshold_1: Count = setting(50, "Collections of the youngest generation for each of the middle one.")
+    threshold_2: Count = setting(1_000, "Collections of the middle generation for each full one.")
+    freeze: bool = setting(True, "Exempt what start-up created from all later collections.")
+    tidy_interval_ms: int = setting(
+        10_000,
+        "While nothing is pending, return free memory to the system this often. 0: never.",
         ge=0,
         le=DURATION_MS_MAX,
-        description="While nothing is pending, return free memory to the system this often. 0: never.",
     )
 
 
@@ -242,9 +208,9 @@ class Settings(BaseSettings):
         extra="ignore",
     )
 
-    config: Path | None = Field(default=None, description="Read settings from this TOML file too.")
-    ready_file: Annotated[Path, AfterValidator(_checked_folder)] | None = Field(
-        default=None, description="Write a line of JSON with pid, grpc_address and http_address here once serving."
+    config: Path | None = setting(None, "Read settings from this TOML file too.")
+    ready_file: Annotated[Path, AfterValidator(_checked_folder)] | None = setting(
+        None, "Write a line of JSON with pid, grpc_address and http_address here once serving."
     )
     grpc: GrpcSettings = GrpcSettings()
     http: HttpSettings = HttpSettings()

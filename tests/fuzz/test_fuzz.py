@@ -3,7 +3,7 @@
 import pytest
 from google.protobuf.message_factory import GetMessageClass
 
-from purgatory.service.rpc import listings
+from purgatory.service.rpc.inspection_calls import InspectionCalls
 from tests.fuzz.fuzzing_caller import SERVICE
 from tests.fuzz.message_maker import MessageMaker
 from tests.fuzz.plausible import PlausibleValues
@@ -41,10 +41,10 @@ def test_host_survives_changed_bytes(seed: int) -> None:
 async def test_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A method that raises for some requests is a finding, by its status and by what is logged."""
 
-    def get_partition(_host: object, request: object) -> object:
+    async def get_partition(_calls: object, request: object, _context: object) -> object:
         raise ValueError(f"planted: {request}")
 
-    monkeypatch.setattr(listings, "get_partition", get_partition)
+    monkeypatch.setattr(InspectionCalls, "GetPartition", get_partition)
     tally = await fuzz_servicer(1, 300)
     assert any(finding.startswith("GetPartition: UNKNOWN: ") for finding in tally.findings)
     assert any("ValueError: planted" in finding for finding in tally.findings)

@@ -6,8 +6,8 @@ as over gRPC at a hundred times the rate, and a coverage-guided fuzzer has one f
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, Final
 
 from google.protobuf.message import DecodeError, Message
 
@@ -16,7 +16,8 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.host import Host
 from purgatory.service.listeners.metrics import Metrics
-from purgatory.service.rpc import intake, listings
+from purgatory.service.rpc import event_calls, session_requests
+from purgatory.service.rpc.inspection_calls import InspectionCalls
 from purgatory.service.rpc.statuses import BatchRefused, CallRefused
 from purgatory.service.settings import HostSettings, LimitsSettings
 from purgatory.service.translate.results import fill_batch
@@ -47,6 +48,19 @@ LONG_BYTES: Final = 3_000
 """Messages as long as this are changed once only."""
 
 
+NO_CONTEXT: Final[Any] = None
+"""For methods that make nothing of the call's context."""
+
+
+def at_once(serving: Coroutine[Any, Any, object]) -> None:
+    """Runs a coroutine that waits for nothing but its next turn."""
+    try:
+        while True:
+            serving.send(None)
+    except StopIteration:
+        return
+
+
 class Direct:
     """One host without a loop. `run` takes a program; what it raises is a bug."""
 
@@ -60,14 +74,18 @@ class Direct:
         )
         self.host: Final = Host(self._engine, self._clock, host_settings, Metrics())
         self._session, _ = self.host.sessions.open(SESSION_ID, self._clock.now_ms())
+        inspection = InspectionCalls(self.host)
+        self._inspection: Final = inspection
         self._serve: Final[dict[type[Message], Callable[..., object]]] = {
-            wire.RegisterBatch: lambda batch: intake.register(self.host, self._session, batch),
+            wire.RegisterBatch: lambda batch: session_requests.register(self.host, self._session, batch),
             wire.AdvanceRequest: self._advance,
             wire.AdvanceStreamRequest: self._advance,
-            wire.CancelOperations: lambda cancel: intake.cancel(self.host, self._session, cancel.operation_ids),
-            wire.ListOperationsRequest: lambda request: listings.list_operations(self.host, request),
-            wire.ListPartitionsRequest: lambda request: listings.list_partitions(self.host, request),
-            wire.GetPartitionRequest: lambda request: listings.get_partition(self.host, request),
+            wire.CancelOperations: lambda cancel: session_requests.cancel(
+                self.host, self._session, cancel.operation_ids
+            ),
+            wire.ListOperationsRequest: lambda request: at_once(inspection.ListOperations(request, NO_CONTEXT)),
+            wire.ListPartitionsRequest: lambda request: at_once(inspection.ListPartitions(request, NO_CONTEXT)),
+            wire.GetPartitionRequest: lambda request: at_once(inspection.GetPartition(request, NO_CONTEXT)),
             wire.GetOperationRequest: self._get_operation,
             wire.AcknowledgeResults: lambda request: self._session.acknowledge(request.sequence),
         }
@@ -104,16 +122,11 @@ class Direct:
             assert counts.pending == counts.watched == 0, f"kind {kind}: {counts.pending}, {counts.watched}"
 
     def _advance(self, request: wire.AdvanceRequest | wire.AdvanceStreamRequest) -> None:
-        serving = intake.advance(self.host, request)
-        try:
-            while True:
-                serving.send(None)
-        except StopIteration:
-            return
+        at_once(event_calls.advance(self.host, request))
 
     def _get_operation(self, request: wire.GetOperationRequest) -> None:
         request.session_id = SESSION_ID
-        listings.get_operation(self.host, request)
+        at_once(self._inspection.GetOperation(request, NO_CONTEXT))
 
     def _pass_time(self, ms: int) -> None:
         self._clock.jump(ms)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from purgatory.journal import sql_schema as schema
-from purgatory.journal.cli import main
 from purgatory.journal.directory import Directory
 from purgatory.journal.errors import JournalDamaged, JournalLocked, JournalTooNew
+from purgatory.journal.maintenance import main
 from purgatory.journal.sql_schema import migrate
 from purgatory.service.listeners.durable_journal import DurableJournal
 from purgatory.service.listeners.recovery import OpenJournal

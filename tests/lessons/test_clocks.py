@@ -87,7 +87,7 @@ def test_lesson_45_the_wall_clock_is_read_where_it_is_shown_and_nowhere_else() -
                 "time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "date.today",
             }:  # fmt: skip
                 found.add(path.name)
-    assert found == {"continued_time.py", "host.py", "listings.py", "outbox_gate.py", "run_details.py"}
+    assert found == {"continued_time.py", "host.py", "inspection_calls.py", "outbox_gate.py", "run_details.py"}
 
 
 def test_lesson_52_expiry_goes_by_the_deadline_whatever_idles() -> None:

@@ -38,18 +38,26 @@ POLL_AT_END_S: Final = 0.005
 
 
 class JournalStatistics(NamedTuple):
-    """What became of the changes so far."""
+    """What became of the changes so far, as `METRICS` explains."""
 
     groups: int
-    """Transactions of this life of the daemon."""
     errors: int
     bytes: int
     registrations: int
-    """Rows that hold pending operations."""
     results: int
-    """Rows that hold unacknowledged results."""
     recovered: int
-    """Operations of the daemon before that wait again."""
+
+
+METRICS: Final = (
+    (CounterMetricFamily, "purgatory_journal_groups", "Transactions of the journal."),
+    (CounterMetricFamily, "purgatory_journal_errors", "Times the disk failed."),
+    (GaugeMetricFamily, "purgatory_journal_bytes", "Size of the journal's files."),
+    (GaugeMetricFamily, "purgatory_journal_registration_rows", "Rows of pending operations."),
+    (GaugeMetricFamily, "purgatory_journal_result_rows", "Rows of unacknowledged results."),
+    (GaugeMetricFamily, "purgatory_recovered_operations", "Waits restored from the journal so far."),
+    (GaugeMetricFamily, "purgatory_journal_closed", "1: the disk fails, and new work is refused."),
+)
+"""What the metrics page shows: the statistics in order, and whether the journal is closed."""
 
 
 class _PendingChanges:
@@ -65,6 +73,8 @@ class _PendingChanges:
 
 class DurableJournal(Journal):
     """Keeps everything on disk. To be used on one event loop."""
+
+    keeps = True
 
     def __init__(
         self,
@@ -83,6 +93,7 @@ class DurableJournal(Journal):
         self._time: Final = time
         self._read_clocks: Final = read_clocks
         self._is_sync: Final = is_sync
+        self.durability = SYNC if is_sync else ASYNC
         self._group_number = number
         self._first_group_number: Final = number
         self.recovered = 0
@@ -113,14 +124,6 @@ class DurableJournal(Journal):
 
     # Hooks.
 
-    @property
-    def durability(self) -> int:
-        return SYNC if self._is_sync else ASYNC
-
-    @property
-    def keeps(self) -> bool:
-        return True
-
     def why_closed(self) -> Refusal | None:
         """While the disk fails."""
         failure = self._failure
@@ -129,24 +132,8 @@ class DurableJournal(Journal):
         return Refusal(0, codes.RESOURCE_EXHAUSTED if failure.is_full else codes.UNAVAILABLE, "", failure.reason)
 
     def metrics(self) -> Iterable[Metric]:
-        statistics = self.statistics()
-        return (
-            CounterMetricFamily("purgatory_journal_groups", "Transactions of the journal.", statistics.groups),
-            CounterMetricFamily("purgatory_journal_errors", "Times the disk failed.", statistics.errors),
-            GaugeMetricFamily("purgatory_journal_bytes", "Size of the journal's files.", statistics.bytes),
-            GaugeMetricFamily(
-                "purgatory_journal_registration_rows", "Rows of pending operations.", statistics.registrations
-            ),
-            GaugeMetricFamily("purgatory_journal_result_rows", "Rows of unacknowledged results.", statistics.results),
-            GaugeMetricFamily(
-                "purgatory_recovered_operations", "Waits restored from the journal so far.", statistics.recovered
-            ),
-            GaugeMetricFamily(
-                "purgatory_journal_closed",
-                "1: the disk fails, and new work is refused.",
-                int(self._failure is not None),
-            ),
-        )
+        values = (*self.statistics(), int(self._failure is not None))
+        return [family(name, text, value) for (family, name, text), value in zip(METRICS, values, strict=True)]
 
     def statistics(self) -> JournalStatistics:
         thread, builder = self._thread, self._builder
@@ -321,15 +308,9 @@ class DurableJournal(Journal):
         outbox = session.outbox
         shift = session.sequence_shift
         highest = int(session.owner.highest_operation_id)
-        state = SessionState(
-            session.number,
-            session.session_id,
-            highest,
-            outbox.last_sequence - shift,
-            outbox.acknowledged_sequence - shift,
-            shift,
-        )
-        sealed = SessionChanges(state, outbox.last_sequence - shift - changes.count + 1)
+        last, acknowledged = outbox.last_sequence - shift, outbox.acknowledged_sequence - shift
+        state = SessionState(session.number, session.session_id, highest, last, acknowledged, shift)
+        sealed = SessionChanges(state, last - changes.count + 1)
         sealed.dropped = changes.dropped
         if changes.dropped:
             return sealed

@@ -20,15 +20,11 @@ ASYNC: Final = 3
 class Journal(Listener):
     """Keeps everything in memory only: nothing is ever waited for."""
 
-    @property
-    def durability(self) -> int:
-        """What a receipt is worth: NONE, SYNC or ASYNC."""
-        return NONE
+    durability = NONE
+    """What a receipt is worth: NONE, SYNC or ASYNC."""
 
-    @property
-    def keeps(self) -> bool:
-        """Whether what is pending survives the daemon."""
-        return False
+    keeps = False
+    """Whether what is pending survives the daemon."""
 
     def why_closed(self) -> Refusal | None:
         """Why nothing may be admitted now; None: everything may. The refusal's index means nothing.

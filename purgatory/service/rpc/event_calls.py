@@ -8,13 +8,23 @@ import grpc
 
 from purgatory.service.host import Host
 from purgatory.service.rpc.handlers import Requests
-from purgatory.service.rpc.intake import advance
+from purgatory.service.rpc.statuses import BatchRefused, from_refusal
+from purgatory.service.translate.receipts import advance_receipt, events_of
 from purgatory.v1 import purgatory_service_pb2 as wire
 
 ANSWERS_PENDING_MAX: Final = 64
 """Answers of one stream that may wait until they are durable."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+
+async def advance(host: Host, request: wire.AdvanceRequest | wire.AdvanceStreamRequest) -> wire.AdvanceReceipt:
+    """Applies a batch of events; each is applied or refused. Raises `CallRefused` for an unreadable batch."""
+    try:
+        events = events_of(request, host.settings.limits.events_per_batch_max)
+        return advance_receipt(events, await host.apply(events.batch))
+    except BatchRefused as error:
+        raise from_refusal(error.refusal, "") from None
 
 
 async def advance_durably(host: Host, request: wire.AdvanceRequest | wire.AdvanceStreamRequest) -> wire.AdvanceReceipt:

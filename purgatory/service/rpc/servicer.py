@@ -4,43 +4,29 @@ Methods raise `CallRefused`, from which `handlers.add_to_server` makes a status;
 """
 
 import asyncio
-from typing import Any, Final
 
-import grpc
-
-from purgatory import __version__
-from purgatory.engine import COMPILED
-from purgatory.service.host import Host
-from purgatory.service.rpc import listings
 from purgatory.service.rpc.event_calls import advance_durably, serve_events
 from purgatory.service.rpc.handlers import Requests, uncancelled
-from purgatory.service.rpc.intake import cancel, register
-from purgatory.service.rpc.session_requests import serve_requests
+from purgatory.service.rpc.inspection_calls import Context, InspectionCalls
+from purgatory.service.rpc.session_requests import cancel, register, serve_requests
 from purgatory.service.rpc.statuses import BatchRefused, from_refusal, invalid_argument, unavailable
 from purgatory.service.sessions import session as sessions
 from purgatory.service.sessions.result_stream import ResultStream
 from purgatory.service.translate.operations import NO_CONDITION, run_from_row
 from purgatory.service.translate.results import fill_row
-from purgatory.service.translate.views import kind_statuses, partition_name, timestamp
+from purgatory.service.translate.views import partition_name
 from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory.v1 import purgatory_service_pb2_grpc
 
 # ruff: noqa: N802 - methods have the names of the calls
 
-Context = grpc.aio.ServicerContext[Any, Any]
 
-
-class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
+class PurgatoryServicer(InspectionCalls):
     """The service of proto/purgatory/v1 over one host."""
-
-    def __init__(self, host: Host) -> None:
-        self._host: Final = host
 
     # Waiting.
 
-    async def Wait(self, request: wire.WaitRequest, context: Context) -> wire.WaitResponse:
+    async def Wait(self, request: wire.WaitRequest, _: Context) -> wire.WaitResponse:
         """Registers one operation and answers when it ends; a caller that disconnects cancels it."""
-        del context
         if not request.HasField("operation"):
             raise invalid_argument("operation", "is not set")
         with self._host.unary_wait() as (operation_id, future):
@@ -72,10 +58,9 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         finally:
             self._host.sessions.detach(stream, self._host.clock.now_ms())
 
-    async def Register(self, request: wire.RegisterRequest, context: Context) -> wire.RegisterResponse:
+    async def Register(self, request: wire.RegisterRequest, _: Context) -> wire.RegisterResponse:
         """Registers a batch in a session, which is created on first use."""
-        del context
-        session, _ = self._open_session(request.session_id)
+        session = self._open_session(request.session_id)[0]
         try:
             response = wire.RegisterResponse(receipt=register(self._host, session, request.batch))
         except BatchRefused as error:
@@ -97,9 +82,8 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         finally:
             self._host.sessions.detach(stream, self._host.clock.now_ms())
 
-    async def Acknowledge(self, request: wire.AcknowledgeRequest, context: Context) -> wire.AcknowledgeResponse:
+    async def Acknowledge(self, request: wire.AcknowledgeRequest, _: Context) -> wire.AcknowledgeResponse:
         """Acknowledges a session's results."""
-        del context
         session = self._host.sessions.get(request.session_id)
         self._host.sessions.touch(session, self._host.clock.now_ms())
         self._host.acknowledge(session, request.sequence)
@@ -109,20 +93,18 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
 
     # Events.
 
-    async def Advance(self, request: wire.AdvanceRequest, context: Context) -> wire.AdvanceResponse:
+    async def Advance(self, request: wire.AdvanceRequest, _: Context) -> wire.AdvanceResponse:
         """Applies a batch of events; the receipt says how many operations each event ended."""
-        del context
         return wire.AdvanceResponse(receipt=await advance_durably(self._host, request))
 
     async def AdvanceStream(self, requests: Requests, context: Context) -> None:
         """`Advance` for each message of a stream, answered in order."""
         await uncancelled(serve_events(self._host, requests, context))
 
-    # Operations and inspection.
+    # Cancels.
 
-    async def Cancel(self, request: wire.CancelRequest, context: Context) -> wire.CancelResponse:
+    async def Cancel(self, request: wire.CancelRequest, _: Context) -> wire.CancelResponse:
         """Cancels pending operations: some or all of a session, or all that wait on a partition or key."""
-        del context
         response = self._cancel(request)
         await self._host.journal.durable()
         return response
@@ -143,48 +125,6 @@ class PurgatoryServicer(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
             return wire.CancelResponse(cancelled=self._host.cancel_session(session))
         cancelled, not_pending = cancel(self._host, session, request.operation_ids)
         return wire.CancelResponse(cancelled=len(cancelled), not_pending_operation_ids=not_pending)
-
-    async def GetOperation(self, request: wire.GetOperationRequest, context: Context) -> wire.GetOperationResponse:
-        """Everything that is known of one pending operation."""
-        del context
-        return listings.get_operation(self._host, request)
-
-    async def ListOperations(
-        self, request: wire.ListOperationsRequest, context: Context
-    ) -> wire.ListOperationsResponse:
-        """A page of pending operations."""
-        del context
-        return listings.list_operations(self._host, request)
-
-    async def GetPartition(self, request: wire.GetPartitionRequest, context: Context) -> wire.GetPartitionResponse:
-        """One partition's marks, replicas and waits."""
-        del context
-        return listings.get_partition(self._host, request)
-
-    async def ListPartitions(
-        self, request: wire.ListPartitionsRequest, context: Context
-    ) -> wire.ListPartitionsResponse:
-        """A page of known partitions."""
-        del context
-        return listings.list_partitions(self._host, request)
-
-    async def GetStatus(self, request: wire.GetStatusRequest, context: Context) -> wire.GetStatusResponse:
-        """The daemon's counts, limits and version."""
-        del context
-        host = self._host
-        return wire.GetStatusResponse(
-            version=__version__,
-            compiled=COMPILED,
-            started_time=timestamp(host.started_time),
-            draining=host.draining,
-            kinds=kind_statuses(host.engine.counts),
-            partitions=host.engine.partition_count,
-            signal_keys=host.engine.signal_key_count,
-            sessions=host.sessions.count,
-            sessions_connected=host.sessions.connected,
-            unacknowledged_results=host.sessions.unacknowledged_results,
-            remaining_time=await listings.remaining_time(host) if request.remaining_time else None,
-        )
 
     # Inside.
 

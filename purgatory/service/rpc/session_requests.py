@@ -1,13 +1,39 @@
 """What arrives on a session stream: registrations, cancels and acknowledgements."""
 
+from collections.abc import Iterable
 from functools import partial
 
 from purgatory.service.host import Host
 from purgatory.service.rpc.handlers import Requests
-from purgatory.service.rpc.intake import cancel, register_or_refuse
-from purgatory.service.rpc.statuses import invalid_argument
+from purgatory.service.rpc.statuses import BatchRefused, invalid_argument
 from purgatory.service.sessions.result_stream import ResultStream
+from purgatory.service.sessions.session import Session
+from purgatory.service.translate.receipts import receipt, refused_receipt, runs_of
 from purgatory.v1 import purgatory_service_pb2 as wire
+
+
+def register(host: Host, session: Session, batch: wire.RegisterBatch) -> wire.Receipt:
+    """Registers a batch; each operation is accepted, known or refused. Raises `BatchRefused`."""
+    runs, refused = runs_of(batch, host.settings.limits.operations_per_batch_max, host.engine.limits.timeout_ms_default)
+    return receipt(batch.batch_id, host.register(session, runs, refused), host.journal.durability)
+
+
+def register_or_refuse(host: Host, session: Session, batch: wire.RegisterBatch) -> wire.Receipt:
+    """`register` for a stream: a batch that is refused as a whole gets a receipt too, and the stream goes on."""
+    try:
+        return register(host, session, batch)
+    except BatchRefused as error:
+        return refused_receipt(batch.batch_id, session.owner.highest_operation_id, error.refusal)
+
+
+def cancel(host: Host, session: Session, operation_ids: Iterable[int]) -> tuple[list[int], list[int]]:
+    """Cancels operations of a session; gives the ids that were cancelled, and those that were not pending."""
+    ids = list(operation_ids)
+    cancelled: list[int] = []
+    not_pending: list[int] = []
+    for operation_id, now in zip(ids, host.cancel(session, ids), strict=True):
+        (cancelled if now else not_pending).append(operation_id)
+    return cancelled, not_pending
 
 
 async def serve_requests(host: Host, requests: Requests, stream: ResultStream) -> None:

@@ -4,8 +4,8 @@ The engine checks events one by one. Only what columns cannot say (events with s
 type of such an event is set to 0, which the engine refuses, and the refusal found here takes that one's place.
 """
 
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, PartitionName, Refusal, ReplicaSets
@@ -15,6 +15,39 @@ REFUSED_TYPE: Final = 0
 ROW_ONLY_TYPES: Final = frozenset({codes.IN_SYNC_REPLICAS, codes.LEADERSHIP, codes.REPLICA_STATE})
 DEAD_FLAG: Final = 1
 FENCED_FLAG: Final = 2
+
+COLUMN_DEFAULTS: Final = {
+    "offsets": 0,
+    "leader_epochs": codes.UNKNOWN,
+    "replica_ids": codes.UNKNOWN,
+    "byte_positions": codes.UNKNOWN,
+    "segment_base_offsets": codes.UNKNOWN,
+    "log_start_offsets": codes.UNKNOWN,
+    "flags": 0,
+    "replica_sets": None,
+}
+"""What the columns of a batch have of an event whose row does not give a value."""
+
+ROW_FIELDS: Final[dict[int, dict[str, str]]] = {
+    codes.LEADER_APPEND: {
+        "log_end_offset": "offsets",
+        "byte_position": "byte_positions",
+        "segment_base_offset": "segment_base_offsets",
+    },
+    codes.FOLLOWER_PROGRESS: {
+        "log_end_offset": "offsets",
+        "replica_id": "replica_ids",
+        "log_start_offset": "log_start_offsets",
+    },
+    codes.HIGH_WATERMARK: {"offset": "offsets"},
+    codes.LAST_STABLE_OFFSET: {"offset": "offsets"},
+    codes.LOG_START_OFFSET: {"offset": "offsets"},
+    codes.LEADERSHIP: {"epoch_start_offset": "offsets"},
+    codes.REPLICA_STATE: {"replica_id": "replica_ids"},
+    codes.TRUNCATION: {"offset": "offsets"},
+    codes.KEY_SIGNALLED: {"count": "offsets"},
+}
+"""By type of event: the fields of its row that go into a column as they are. Flags and sets of replicas do not."""
 
 
 class IncomingEvents:
@@ -61,137 +94,84 @@ def _refuse_row_only(types: list[int], refusals: dict[int, Refusal]) -> None:
             types[index] = REFUSED_TYPE
 
 
-def events_from_rows(events: Iterable[event_pb2.Event]) -> IncomingEvents:
-    """Rows as full columns: every row gives each value or has its default."""
-    filling = _EventColumns()
-    for event in events:
-        filling.add(event)
-    return filling.finish()
+class _RowShape:
+    """How the rows of a type of event are read, by the table above and the wire's own description."""
+
+    def __init__(self, event_type: int) -> None:
+        message: Any = event_pb2.Event.DESCRIPTOR.fields_by_name[codes.EVENT_NAMES[event_type]].message_type
+        self.type: Final = event_type
+        self.fields: Final = [
+            (field, column, bool(message.fields_by_name[field].has_presence))
+            for field, column in ROW_FIELDS.get(event_type, {}).items()
+        ]
+        """(field, column, whether the field may be absent)."""
+        self.absent: Final = 1 if event_type == codes.KEY_SIGNALLED else codes.UNKNOWN
+        """What an absent field stands for."""
 
 
-class _EventColumns:
-    """Columns that are being filled: `add` appends exactly one value to each."""
+ROW_SHAPES: Final = {name: _RowShape(event_type) for event_type, name in codes.EVENT_NAMES.items()}
 
-    def __init__(self) -> None:
-        self._partitions: Final[dict[PartitionName, int]] = {}
-        self._keys: Final[dict[str, int]] = {}
-        self._batch: Final = EventBatch.to_fill()
 
-    def add(self, event: event_pb2.Event) -> None:
-        """Appends one event; an empty one gets an unknown type, which the engine refuses."""
+def events_from_rows(events: Sequence[event_pb2.Event]) -> IncomingEvents:
+    """Rows as full columns. An empty row gets an unknown type, which the engine refuses."""
+    count = len(events)
+    columns: dict[str, list[Any]] = {name: [default] * count for name, default in COLUMN_DEFAULTS.items()}
+    types = [REFUSED_TYPE] * count
+    item_indexes = [0] * count
+    partitions: dict[PartitionName, int] = {}
+    keys: dict[str, int] = {}
+    for place, event in enumerate(events):
         name = event.WhichOneof("event")
         if name is None:
-            self._append(REFUSED_TYPE, 0)
-            return
-        if name == "key_signalled":
-            signalled = event.key_signalled
-            key_index = self._keys.setdefault(signalled.key, len(self._keys))
-            self._append(codes.KEY_SIGNALLED, key_index, offset=signalled.count if signalled.HasField("count") else 1)
-            return
-        partition = (event.topic_partition.topic, event.topic_partition.partition)
-        item_index = self._partitions.setdefault(partition, len(self._partitions))
-        epoch = event.leader_epoch if event.HasField("leader_epoch") else codes.UNKNOWN
-        if name == "leader_append":
-            self._add_leader_append(item_index, epoch, event.leader_append)
-        elif name == "follower_progress":
-            progress = event.follower_progress
-            log_start = progress.log_start_offset if progress.HasField("log_start_offset") else codes.UNKNOWN
-            self._append(
-                codes.FOLLOWER_PROGRESS, item_index, epoch=epoch, offset=progress.log_end_offset,
-                replica_id=progress.replica_id, log_start_offset=log_start,
-            )  # fmt: skip
-        elif name == "in_sync_replicas":
-            self._add_in_sync_replicas(item_index, epoch, event.in_sync_replicas)
-        elif name == "leadership":
-            self._add_leadership(item_index, epoch, event.leadership)
-        elif name == "replica_state":
-            state = event.replica_state
-            flags = (DEAD_FLAG if state.dead else 0) | (FENCED_FLAG if state.fenced else 0)
-            self._append(codes.REPLICA_STATE, item_index, epoch=epoch, replica_id=state.replica_id, flags=flags)
+            continue
+        shape = ROW_SHAPES[name]
+        message: Any = getattr(event, name)
+        types[place] = shape.type
+        if shape.type == codes.KEY_SIGNALLED:
+            item_indexes[place] = keys.setdefault(message.key, len(keys))
         else:
-            self._add_mark(item_index, epoch, event)
+            partition = (event.topic_partition.topic, event.topic_partition.partition)
+            item_indexes[place] = partitions.setdefault(partition, len(partitions))
+            if event.HasField("leader_epoch"):
+                columns["leader_epochs"][place] = event.leader_epoch
+        for field, column, may_be_absent in shape.fields:
+            is_absent = may_be_absent and not message.HasField(field)
+            columns[column][place] = shape.absent if is_absent else getattr(message, field)
+        if shape.type in FLAGS:
+            columns["flags"][place] = FLAGS[shape.type](message)
+        if shape.type in REPLICA_SETS:
+            columns["replica_sets"][place] = REPLICA_SETS[shape.type](message)
+    batch = EventBatch(types, partitions=list(partitions), keys=list(keys), item_indexes=item_indexes, **columns)
+    return IncomingEvents(batch, {})
 
-    def finish(self) -> IncomingEvents:
-        self._batch.partitions.extend(self._partitions)
-        self._batch.keys.extend(self._keys)
-        return IncomingEvents(self._batch, {})
 
-    def _add_mark(self, item_index: int, epoch: int, event: event_pb2.Event) -> None:
-        """Events that have one offset at most."""
-        if event.HasField("high_watermark"):
-            self._append(codes.HIGH_WATERMARK, item_index, epoch=epoch, offset=event.high_watermark.offset)
-        elif event.HasField("last_stable_offset"):
-            stable = event.last_stable_offset
-            offset = stable.offset if stable.HasField("offset") else codes.UNKNOWN
-            self._append(codes.LAST_STABLE_OFFSET, item_index, epoch=epoch, offset=offset)
-        elif event.HasField("log_start_offset"):
-            self._append(codes.LOG_START_OFFSET, item_index, epoch=epoch, offset=event.log_start_offset.offset)
-        elif event.HasField("truncation"):
-            self._append(codes.TRUNCATION, item_index, epoch=epoch, offset=event.truncation.offset)
-        elif event.HasField("partition_removed"):
-            moved = int(event.partition_removed.moved)
-            self._append(codes.PARTITION_REMOVED, item_index, epoch=epoch, flags=moved)
-        elif event.HasField("storage_failed"):
-            self._append(codes.STORAGE_FAILED, item_index, epoch=epoch)
-        else:
-            assert event.HasField("storage_online"), f"an event of no known type: {event.WhichOneof('event')}"
-            self._append(codes.STORAGE_ONLINE, item_index, epoch=epoch)
+def _optional(message: Any, field: str) -> int:  # noqa: ANN401 - any message that has the field
+    return getattr(message, field) if message.HasField(field) else codes.UNKNOWN
 
-    def _add_leader_append(self, item_index: int, epoch: int, append: event_pb2.LeaderAppend) -> None:
-        self._append(
-            codes.LEADER_APPEND,
-            item_index,
-            epoch=epoch,
-            offset=append.log_end_offset,
-            byte_position=append.byte_position if append.HasField("byte_position") else codes.UNKNOWN,
-            segment_base_offset=(
-                append.segment_base_offset if append.HasField("segment_base_offset") else codes.UNKNOWN
-            ),
-        )
 
-    def _add_in_sync_replicas(self, item_index: int, epoch: int, change: event_pb2.InSyncReplicas) -> None:
-        sets = ReplicaSets(
-            in_sync=list(change.replica_ids),
-            proposed=list(change.proposed_replica_ids),
-            leader_id=change.leader_id if change.HasField("leader_id") else codes.UNKNOWN,
-            min_in_sync_replicas=(
-                change.min_in_sync_replicas if change.HasField("min_in_sync_replicas") else codes.UNKNOWN
-            ),
-        )
-        self._append(codes.IN_SYNC_REPLICAS, item_index, epoch=epoch, sets=sets)
+def _replica_flags(state: event_pb2.ReplicaState) -> int:
+    return (DEAD_FLAG if state.dead else 0) | (FENCED_FLAG if state.fenced else 0)
 
-    def _add_leadership(self, item_index: int, epoch: int, leadership: event_pb2.Leadership) -> None:
-        sets = ReplicaSets(
-            replicas=list(leadership.replica_ids),
-            leader_id=leadership.leader_id if leadership.HasField("leader_id") else codes.UNKNOWN,
-        )
-        start = leadership.epoch_start_offset if leadership.HasField("epoch_start_offset") else codes.UNKNOWN
-        self._append(
-            codes.LEADERSHIP, item_index, epoch=epoch, offset=start, flags=int(leadership.is_leader), sets=sets
-        )
 
-    def _append(
-        self,
-        event_type: int,
-        item_index: int,
-        *,
-        epoch: int = codes.UNKNOWN,
-        offset: int = 0,
-        replica_id: int = codes.UNKNOWN,
-        byte_position: int = codes.UNKNOWN,
-        segment_base_offset: int = codes.UNKNOWN,
-        log_start_offset: int = codes.UNKNOWN,
-        flags: int = 0,
-        sets: ReplicaSets | None = None,
-    ) -> None:
-        batch = self._batch
-        batch.types.append(event_type)
-        batch.item_indexes.append(item_index)
-        batch.offsets.append(offset)
-        batch.leader_epochs.append(epoch)
-        batch.replica_ids.append(replica_id)
-        batch.byte_positions.append(byte_position)
-        batch.segment_base_offsets.append(segment_base_offset)
-        batch.log_start_offsets.append(log_start_offset)
-        batch.flags.append(flags)
-        batch.replica_sets.append(sets)
+def _in_sync_replicas(change: event_pb2.InSyncReplicas) -> ReplicaSets:
+    return ReplicaSets(
+        in_sync=list(change.replica_ids),
+        proposed=list(change.proposed_replica_ids),
+        leader_id=_optional(change, "leader_id"),
+        min_in_sync_replicas=_optional(change, "min_in_sync_replicas"),
+    )
+
+
+def _leadership(change: event_pb2.Leadership) -> ReplicaSets:
+    return ReplicaSets(replicas=list(change.replica_ids), leader_id=_optional(change, "leader_id"))
+
+
+FLAGS: Final[dict[int, Callable[[Any], int]]] = {
+    codes.LEADERSHIP: lambda leadership: int(leadership.is_leader),
+    codes.PARTITION_REMOVED: lambda removed: int(removed.moved),
+    codes.REPLICA_STATE: _replica_flags,
+}
+REPLICA_SETS: Final[dict[int, Callable[[Any], ReplicaSets]]] = {
+    codes.IN_SYNC_REPLICAS: _in_sync_replicas,
+    codes.LEADERSHIP: _leadership,
+}

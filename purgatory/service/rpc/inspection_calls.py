@@ -1,0 +1,184 @@
+"""The calls that only look: listings with bounded work for each page, whatever is pending."""
+
+import asyncio
+import base64
+import binascii
+import heapq
+import json
+import time
+from collections.abc import Iterable
+from typing import Any, Final
+
+import grpc
+
+from purgatory import __version__
+from purgatory.engine import COMPILED
+from purgatory.service.host import Host
+from purgatory.service.rpc.statuses import invalid_argument, not_found, quoted
+from purgatory.service.translate.views import (
+    WallTime,
+    is_known_kind,
+    kind_statuses,
+    no_remaining_times,
+    partition,
+    partition_name,
+    pending_operation,
+    remaining,
+    timestamp,
+)
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1 import purgatory_service_pb2_grpc
+
+# ruff: noqa: N802 - methods have the names of the calls
+
+ANY_OWNER: Final = -1
+ANY_KIND: Final = 0
+SLOTS_PER_SLICE: Final = 20_000
+"""Slots visited before the loop is free again: less than a millisecond, compiled."""
+START_MAX: Final = 2**31 - 1
+"""Highest start of a page: tokens can be forged, and the engine's integers are bounded."""
+PAGE_SIZE_DEFAULT: Final = 100
+PAGE_SIZE_MAX: Final = 1_000
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+Place = list[int | str]
+"""Where a page begins; its parts mean something only to the listing."""
+
+
+class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
+    """The part of the service that changes nothing. Methods raise `CallRefused`."""
+
+    def __init__(self, host: Host) -> None:
+        self._host: Final = host
+
+    async def GetOperation(self, request: wire.GetOperationRequest, _: Context) -> wire.GetOperationResponse:
+        """One pending operation. Refuses unknown sessions and operations."""
+        session = self._host.sessions.get(request.session_id)
+        now = self._now()
+        view = self._host.engine.describe(session.owner, request.operation_id, now.now_ms)
+        if view is None:
+            raise not_found("pending operation", f"{request.session_id}/{request.operation_id}")
+        return wire.GetOperationResponse(operation=pending_operation(view, session.session_id, now))
+
+    async def ListOperations(self, request: wire.ListOperationsRequest, _: Context) -> wire.ListOperationsResponse:
+        """A page of pending operations. Refuses unknown sessions and kinds, and page tokens of other requests."""
+        host, kind = self._host, int(request.kind)
+        if kind != ANY_KIND and not is_known_kind(kind):
+            raise invalid_argument("kind", f"is not a known kind of operation: {kind}")
+        owner_id = host.sessions.get(request.session_id).owner.owner_id if request.session_id else ANY_OWNER
+        name = partition_name(request.topic_partition) if request.HasField("topic_partition") else None
+        filters = f"operations {request.session_id!r} {kind} {name} {request.key!r}"
+        place = read_token(filters, request.page_token, (int,))
+        start = int(place[0]) if place is not None else 0
+        if not 0 <= start <= START_MAX:
+            raise invalid_argument("page_token", f"begins at {start}")
+        now = self._now()
+        size = page_size(request.page_size)
+        views, next_start = host.engine.list_pending(start, size, now.now_ms, owner_id, kind, name, request.key)
+        operations = []
+        for view in views:
+            session = host.sessions.of_owner(view.owner_id)
+            operations.append(pending_operation(view, session.session_id if session is not None else "", now))
+        token = make_token(filters, [next_start]) if next_start >= 0 else ""
+        return wire.ListOperationsResponse(operations=operations, next_page_token=token)
+
+    async def GetPartition(self, request: wire.GetPartitionRequest, _: Context) -> wire.GetPartitionResponse:
+        """One partition's marks, replicas and waits. Refuses unknown partitions."""
+        name = partition_name(request.topic_partition)
+        view = self._host.engine.partition_view(name, self._host.time.now_ms())
+        if view is None:
+            raise not_found("partition", f"{name[0]}-{name[1]}")
+        return wire.GetPartitionResponse(partition=partition(view))
+
+    async def ListPartitions(self, request: wire.ListPartitionsRequest, _: Context) -> wire.ListPartitionsResponse:
+        """A page of known partitions, ordered by name, so that partitions that come and go do not shift other pages."""
+        host = self._host
+        filters = f"partitions {request.topic_prefix!r}"
+        place = read_token(filters, request.page_token, (str, int))
+        after = (str(place[0]), int(place[1])) if place is not None else None
+        size = page_size(request.page_size)
+        names = _names_after(host.engine.partition_names(), request.topic_prefix, after, size + 1)
+        now_ms = host.time.now_ms()
+        views = [host.engine.partition_view(name, now_ms) for name in names[:size]]
+        return wire.ListPartitionsResponse(
+            partitions=[partition(view) for view in views if view is not None],
+            next_page_token=make_token(filters, list(names[size - 1])) if len(names) > size else "",
+        )
+
+    async def GetStatus(self, request: wire.GetStatusRequest, _: Context) -> wire.GetStatusResponse:
+        """The daemon's counts, limits and version."""
+        host = self._host
+        return wire.GetStatusResponse(
+            version=__version__,
+            compiled=COMPILED,
+            started_time=timestamp(host.started_time),
+            draining=host.draining,
+            kinds=kind_statuses(host.engine.counts),
+            partitions=host.engine.partition_count,
+            signal_keys=host.engine.signal_key_count,
+            sessions=host.sessions.count,
+            sessions_connected=host.sessions.connected,
+            unacknowledged_results=host.sessions.unacknowledged_results,
+            remaining_time=await self._remaining_time() if request.remaining_time else None,
+        )
+
+    async def _remaining_time(self) -> wire.RemainingTime:
+        """How much time pending operations have left, counted in slices with the loop free in between."""
+        host, times = self._host, no_remaining_times()
+        slot = host.engine.count_remaining(0, SLOTS_PER_SLICE, host.time.now_ms(), times)
+        while slot >= 0:
+            await asyncio.sleep(0)
+            slot = host.engine.count_remaining(slot, SLOTS_PER_SLICE, host.time.now_ms(), times)
+        return remaining(times)
+
+    def _now(self) -> WallTime:
+        """Now, on the engine's clock and the wall clock."""
+        return WallTime(self._host.time.now_ms(), time.time())
+
+
+def _names_after(
+    names: Iterable[tuple[str, int]], prefix: str, after: tuple[str, int] | None, count: int
+) -> list[tuple[str, int]]:
+    wanted = (name for name in names if name[0].startswith(prefix) and (after is None or name > after))
+    return heapq.nsmallest(count, wanted)
+
+
+# Page tokens: opaque to callers, and refused when forged or made for another request.
+
+
+def page_size(asked: int) -> int:
+    """The size of the page: the default for 0, at most the maximum. Refuses negative sizes."""
+    if asked < 0:
+        raise invalid_argument("page_size", f"must be 0 or greater, not {asked}")
+    return min(asked, PAGE_SIZE_MAX) if asked else PAGE_SIZE_DEFAULT
+
+
+def make_token(request: str, place: Place) -> str:
+    """The token of the page that begins at `place`; `request` identifies the listing and its filters."""
+    text = json.dumps([_digest(request), *place], separators=(",", ":"))
+    return base64.urlsafe_b64encode(text.encode()).decode()
+
+
+def read_token(request: str, token: str, shape: tuple[type, ...]) -> Place | None:
+    """Where the page begins; None for the first one. Refuses forged tokens and those of other requests.
+
+    `shape` gives the types of the place's parts.
+    """
+    if not token:
+        return None
+    try:
+        parts = json.loads(base64.b64decode(token.encode(), altchars=b"-_", validate=True))
+    except (ValueError, RecursionError):  # a forged token may nest brackets deeper than json can recurse
+        parts = None
+    if not isinstance(parts, list) or tuple(type(part) for part in parts[1:]) != shape or parts[0] != _digest(request):
+        raise invalid_argument(
+            "page_token",
+            f"must come from the previous answer, with the same filters; this one does not: {quoted(token)}",
+        )
+    place: Place = parts[1:]
+    return place
+
+
+def _digest(request: str) -> int:
+    return binascii.crc32(request.encode())
