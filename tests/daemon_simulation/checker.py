@@ -13,7 +13,6 @@ from purgatory_client.errors import ClientClosed, InvalidRequest, LimitExceeded,
 from purgatory_client.many import WaitColumns
 from purgatory_client.waits import Wait
 
-from purgatory.engine import codes
 from tests.daemon_simulation.actors import tally_key
 from tests.daemon_simulation.call_log import Call, CallLog
 from tests.daemon_simulation.model import ExpectedEnd, Run
@@ -80,7 +79,7 @@ class Checker:
                 if end.session_id is None:
                     self._unary.append(end)
                 else:
-                    self._ends[end.session_id, end.operation_id].append(end)
+                    self._ends[end.session_id, end.ended.operation_id].append(end)
         self.complaints: list[str] = list(ledger.complaints)
         self.outcomes: Counter[str] = Counter()
         """How operations ended at their callers."""
@@ -145,11 +144,11 @@ class Checker:
         """The ends that the daemon reached: several if it dropped the session and the operation came again."""
         if not seen.operation.once:
             return self._ends[seen.call.session_id, seen.operation_id]
-        names = tuple(name for name, _ in seen.operation.items)
+        names = tuple((name, -1) if isinstance(name, str) else name for name, _ in seen.operation.items)
         return [
             end
             for end in self._unary
-            if end.kind == seen.operation.kind and end.names == names and self._is_within(seen.call, end)
+            if end.ended.kind == seen.operation.kind and end.names == names and self._is_within(seen.call, end)
         ]
 
     @staticmethod
@@ -159,9 +158,9 @@ class Checker:
     def _fits(self, seen: Seen, end: ExpectedEnd) -> bool:
         return (
             end.told
-            and end.outcome == seen.outcome
-            and end.ended_ms - end.registered_ms == seen.waited_ms
-            and (not end.codes or end.codes == seen.codes)
+            and end.ended.outcome == seen.outcome
+            and end.ended.waited_ms == seen.waited_ms
+            and end.codes == seen.codes
             and self._is_within(seen.call, end)
         )
 
@@ -176,16 +175,8 @@ class Checker:
     def _check_pushes(self) -> None:
         """An acknowledged push has been applied once, any other at most once."""
         for advancer, attempted in self._ledger.attempted_pushes.items():
-            applied = Counter(number for run in self._runs for number in run.signals.get(tally_key(advancer), []))
+            applied = sum((run.signals.get(tally_key(advancer), Counter()) for run in self._runs), Counter[int]())
             for number in attempted:
                 most, least = 1, int(number in self._ledger.acknowledged_pushes[advancer])
                 if not least <= applied[number] <= most:
                     self._complain(f"push {number} of advancer {advancer} was applied {applied[number]} times")
-
-
-def wrong_counts(run: Run, kind: int, registered: int, pending: int, counts: dict[int, int]) -> str | None:
-    """What is wrong with a daemon's counters of a kind, if anything."""
-    expected = {outcome: run.outcomes[kind, outcome] for outcome in codes.OUTCOMES}
-    if counts != expected or registered != run.registered[kind] or registered != sum(counts.values()) + pending:
-        return f"{codes.KIND_NAMES[kind]}: {registered} registered, {pending} pending, {counts}; expected {expected}"
-    return None

@@ -44,10 +44,23 @@ class Applied:
 
 
 @dataclass(frozen=True)
-class Cancelled:
-    """`what`: (owner, operation ids), owner number (all of it), partition name, or key."""
+class IdsCancelled:
+    owner: int
+    operation_ids: tuple[int, ...]
+    now_ms: int
 
-    what: tuple[int, tuple[int, ...]] | int | tuple[str, int] | str
+
+@dataclass(frozen=True)
+class OwnerCancelled:
+    owner: int
+    now_ms: int
+
+
+@dataclass(frozen=True)
+class NameCancelled:
+    """`name`: a partition, or a key as (key, -1)."""
+
+    name: tuple[str, int]
     now_ms: int
 
 
@@ -63,7 +76,17 @@ class EngineShutDown:
     limit: int
 
 
-Entry = OwnerAdded | OwnerRemoved | BatchRegistered | Applied | Cancelled | ClockAdvanced | EngineShutDown
+Call = (
+    OwnerRemoved
+    | BatchRegistered
+    | Applied
+    | IdsCancelled
+    | OwnerCancelled
+    | NameCancelled
+    | ClockAdvanced
+    | EngineShutDown
+)
+Entry = OwnerAdded | Call
 
 
 class EngineTap:
@@ -109,19 +132,19 @@ class EngineTap:
         return receipt
 
     def cancel(self, owner: Owner, operation_ids: list[int], now_ms: int) -> list[bool]:
-        self.entries.append(Cancelled((self.owner_number(owner), tuple(operation_ids)), now_ms))
+        self.entries.append(IdsCancelled(self.owner_number(owner), tuple(operation_ids), now_ms))
         return self._engine.cancel(owner, operation_ids, now_ms)
 
     def cancel_all(self, owner: Owner, now_ms: int) -> int:
-        self.entries.append(Cancelled(self.owner_number(owner), now_ms))
+        self.entries.append(OwnerCancelled(self.owner_number(owner), now_ms))
         return self._engine.cancel_all(owner, now_ms)
 
     def cancel_partition(self, name: tuple[str, int], now_ms: int) -> int:
-        self.entries.append(Cancelled(name, now_ms))
+        self.entries.append(NameCancelled(name, now_ms))
         return self._engine.cancel_partition(name, now_ms)
 
     def cancel_key(self, key: str, now_ms: int) -> int:
-        self.entries.append(Cancelled(key, now_ms))
+        self.entries.append(NameCancelled((key, -1), now_ms))
         return self._engine.cancel_key(key, now_ms)
 
     def advance_clock(self, now_ms: int, limit: int) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from purgatory.engine import codes
 
 LOGS = tuple(("log", number) for number in range(4))
-"""ModelMarks only rise; produce waits and fetches."""
+"""Marks only rise; produce waits and fetches."""
 VOLATILE = tuple(("volatile", number) for number in range(2))
 """Removed, moved, led elsewhere, storage lost: produce waits and fetches."""
 TRIMMED = tuple(("trimmed", number) for number in range(2))
@@ -18,7 +18,7 @@ TRIMMED = tuple(("trimmed", number) for number in range(2))
 KEYS = ("build", "deploy", "index", "report")
 
 TOP = 1_000_000
-"""ModelMarks at the end of the day."""
+"""Marks at the end of the day."""
 OFFSETS_A_DAY = 400
 NEVER = 10**9
 """An offset or count that is never reached: such waits expire."""

@@ -17,11 +17,12 @@ from purgatory_client.waits import Wait
 from purgatory.engine import codes
 from tests.daemon_simulation.actors import Advancer, ClientActor, Day, event_of, operate
 from tests.daemon_simulation.call_log import Call, CallLog, now_ms
-from tests.daemon_simulation.checker import Checker, wrong_counts
+from tests.daemon_simulation.checker import Checker
 from tests.daemon_simulation.faulty_proxy import FaultyProxy
 from tests.daemon_simulation.model import run_of
 from tests.daemon_simulation.plan import Plan, draw_plan, waking_events
 from tests.daemon_simulation.served import Served
+from tests.engine import plain
 
 PATIENCE_S = 30.0
 """How long something may take that must come, on a machine that has much else to do."""
@@ -238,18 +239,10 @@ class SimulatedDay:
         checker = Checker(self.plan, self.ledger, runs)
         checker.check()
         for run, tap in zip(runs, self.served.taps, strict=True):
-            for kind in codes.KINDS:
-                counts = tap.counts(kind)
-                by_outcome = {
-                    codes.SATISFIED: counts.satisfied,
-                    codes.FAILED: counts.failed,
-                    codes.EXPIRED: counts.expired,
-                    codes.CANCELLED: counts.cancelled,
-                    codes.SHUTTING_DOWN: counts.shutting_down,
-                }
-                wrong = wrong_counts(run, kind, counts.registered, counts.pending, by_outcome)
-                if wrong is not None:
-                    checker.complaints.append(wrong)
+            for kind, expected in run.counts.items():
+                found = plain.Counts(*(getattr(tap.counts(kind), name) for name in plain.Counts._fields))
+                if found != expected:
+                    checker.complaints.append(f"{codes.KIND_NAMES[kind]}: {found}, expected {expected}")
         if self.served.listener.reaper_failures:
             checker.complaints.append(f"the reaper failed {self.served.listener.reaper_failures} times")
         lost = sum(not end.told for run in runs for end in run.ends)

@@ -1,5 +1,7 @@
 """A few days of the whole-daemon simulation, and tests of its model and its checker."""
 
+from collections import Counter
+
 import pytest
 from purgatory_client import Result, ResultColumns, waits
 
@@ -11,6 +13,7 @@ from tests.daemon_simulation.checker import Checker
 from tests.daemon_simulation.model import Run, run_of
 from tests.daemon_simulation.plan import FAULTS, Batch, Plan, PlannedWait, draw_plan
 from tests.daemon_simulation.simulated_day import simulate_seed
+from tests.engine import plain
 
 SEEDS = (3, 7, 20, 25)
 """Between them: every kind of operation and fault, both event loops, a restart, lost sessions, a drain."""
@@ -63,7 +66,7 @@ def mark(offset: int) -> EventBatch:
 
 
 def run_with(*entries: tap.Entry) -> Run:
-    return run_of([tap.BatchRegistered(1, codes.PRODUCE, PRODUCE, 1_000), *entries], {1: "s"})
+    return run_of([tap.OwnerAdded(1), tap.BatchRegistered(1, codes.PRODUCE, PRODUCE, 1_000), *entries], {1: "s"})
 
 
 @pytest.mark.parametrize(
@@ -72,7 +75,7 @@ def run_with(*entries: tap.Entry) -> Run:
         ([tap.Applied(mark(4), 0, 1, 1_010), tap.Applied(mark(5), 0, 1, 1_020)], codes.SATISFIED, 1_020),
         ([tap.ClockAdvanced(1_099, 10), tap.ClockAdvanced(1_100, 10)], codes.EXPIRED, 1_100),
         ([tap.Applied(mark(5), 0, 1, 1_100), tap.ClockAdvanced(1_100, 10)], codes.SATISFIED, 1_100),
-        ([tap.Cancelled((1, (1,)), 1_030), tap.Applied(mark(5), 0, 1, 1_040)], codes.CANCELLED, 1_030),
+        ([tap.IdsCancelled(1, (1,), 1_030), tap.Applied(mark(5), 0, 1, 1_040)], codes.CANCELLED, 1_030),
         ([tap.EngineShutDown(1_050, 10)], codes.SHUTTING_DOWN, 1_050),
     ],
     ids=["event", "expiry", "event-first", "cancel-first", "shutdown"],
@@ -80,15 +83,14 @@ def run_with(*entries: tap.Entry) -> Run:
 def test_the_model_ends_a_wait(entries: list[tap.Entry], outcome: int, ended_ms: int) -> None:
     """One end, of the first cause, at its time."""
     [end] = run_with(*entries).ends
-    assert (end.outcome, end.ended_ms, end.session_id, end.operation_id) == (outcome, ended_ms, "s", 1)
+    assert (end.ended.outcome, end.ended_ms, end.session_id, end.ended.operation_id) == (outcome, ended_ms, "s", 1)
 
 
 def test_the_model_ends_a_wait_silently_with_its_session() -> None:
     """The waits of a removed owner count as cancelled, and no result is sent."""
     run = run_with(tap.OwnerRemoved(1, 1_010))
     assert [end.told for end in run.ends] == [False]
-    assert run.outcomes == {(codes.PRODUCE, codes.CANCELLED): 1}
-    assert not run.pending
+    assert run.counts[codes.PRODUCE] == plain.Counts(1, 0, 0, 0, 0, 1, 0)
 
 
 def judged(run: Run, seen: dict[str, int], *, submitted_ms: float = 999.2, ended_ms: float = 1_020.5) -> list[str]:
@@ -144,7 +146,8 @@ def test_the_checker_finds_an_early_expiry() -> None:
     assert judged(run, expired, submitted_ms=999.2, ended_ms=1_100.5) == []
     assert len(judged(run, expired, submitted_ms=1_000.2, ended_ms=1_100.5)) == 1
     short = OperationBatch([1], partitions=[("log", 0)], offsets=[5], timeouts_ms=[60])
-    run = run_of([tap.BatchRegistered(1, codes.PRODUCE, short, 1_000), tap.ClockAdvanced(1_060, 10)], {1: "s"})
+    registered = tap.BatchRegistered(1, codes.PRODUCE, short, 1_000)
+    run = run_of([tap.OwnerAdded(1), registered, tap.ClockAdvanced(1_060, 10)], {1: "s"})
     expired["waited_ms"] = 60
     assert len(judged(run, expired, submitted_ms=999.2, ended_ms=1_060.5)) == 1
 
@@ -152,7 +155,7 @@ def test_the_checker_finds_an_early_expiry() -> None:
 def test_the_checker_counts_pushes() -> None:
     """An acknowledged push that was not applied, and one applied twice, are found; an unanswered one may be lost."""
     ledger = CallLog(attempted_pushes={0: [1, 2, 3, 4]}, acknowledged_pushes={0: [1, 2]})
-    run = Run(signals={"tally-0": [1, 3, 3]})
+    run = Run(signals={"tally-0": Counter([1, 3, 3])})
     checker = Checker(Plan(1), ledger, [run])
     checker.check()
     assert checker.complaints == [
