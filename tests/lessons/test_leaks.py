@@ -17,7 +17,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from purgatory_client import AsyncClient
 
 from purgatory.v1 import purgatory_service_pb2, result_pb2
-from tests.client.session.flaky_proxy import FlakyProxy
 from tests.client.until import until_pending
 from tests.conftest import StartDaemon
 from tests.daemon_process import daemon_environment
@@ -178,52 +177,3 @@ async def test_lesson_37_waits_of_a_killed_client_are_freed(start_daemon: StartD
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
         await process.wait()
-
-
-async def test_lesson_37_waits_of_a_client_that_fell_silent_are_freed(start_daemon: StartDaemon) -> None:
-    """A connection that stays open but says nothing is given up after three heartbeats, and then the session is."""
-    daemon = start_daemon("--session-ttl-ms", "200", "--session-heartbeat-interval-ms", "100")
-    async with FlakyProxy(daemon.address) as proxy, DaemonCalls(daemon) as calls, AsyncClient(proxy.address) as client:
-        waiting = asyncio.create_task(client.produce({"orders-0": 1}, timeout=LONG))
-
-        async def pending_is(count: int) -> bool:
-            return await calls.pending() == count
-
-        await eventually(lambda: pending_is(1), "it waits")
-        proxy.target = "127.0.0.1:1"
-        proxy.silent = True
-        await eventually(lambda: pending_is(0), "it was freed")
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-
-
-async def test_lesson_38_a_reader_that_stops_reading_is_bounded(start_daemon: StartDaemon) -> None:
-    """Past the limit its registrations are refused, others are served, and what it was owed it gets, with no gap."""
-    limit, size, batches = 1_000, 500, 20
-    daemon = start_daemon(
-        "--limits-unacknowledged-results-max", str(limit), "--limits-operations-per-batch-max", str(size)
-    )
-    async with DaemonCalls(daemon) as calls, AsyncClient(daemon.address) as other:
-        await other.advance("orders-0", high_watermark=1)
-        slow = await calls.session("slow", columns=True)
-        for number in range(batches):
-            first = number * size + 1
-            await slow.send(register=produce_columns(range(first, first + size)))
-        for offset in range(2, 52):
-            waiting = asyncio.create_task(other.produce({"orders-0": offset}, timeout=LONG))
-            assert (await other.advance("orders-0", high_watermark=offset)).refusals == []
-            assert (await waiting).satisfied
-            assert calls.metric("purgatory_result_backlog") < limit + 3 * size
-        receipts: list[purgatory_service_pb2.Receipt] = []
-        sequences: list[int] = []
-        while len(receipts) < batches or len(sequences) < sum(r.accepted + len(r.refusals) for r in receipts):
-            message = await slow.read()
-            if message.HasField("receipt"):
-                receipts.append(message.receipt)
-            else:
-                first = message.results.first_sequence
-                sequences += range(first, first + len(message.results.columns.operation_id))
-        assert sequences == list(range(1, len(sequences) + 1))
-        assert sum(receipt.accepted for receipt in receipts) == limit
-        assert {receipt.batch_refusal.code for receipt in receipts[-3:]} == {8}
-        slow.cancel()

@@ -22,7 +22,7 @@ from tests.client.until import until
 from tests.daemon_process import DaemonProcess
 from tests.engine.generic.recording_operation import DEADLINE_S, RecordingOperation, never_told
 from tests.lessons.daemon_calls import DaemonCalls, produce_columns
-from tests.service.serving import Peer, eventually, produce
+from tests.service.serving import eventually
 
 LONG = 120.0
 
@@ -123,18 +123,6 @@ async def test_lesson_16_a_reader_that_lags_keeps_nobody_waiting_and_misses_noth
             read += [result.operation_id for result in batch.rows.results]
         assert read == list(range(1, many + 1))
         slow.cancel()
-
-
-async def test_lesson_16_what_is_lost_is_said(daemon: DaemonProcess) -> None:
-    """A reader that asks to go on where the daemon knows nothing is told so: it starts anew, with no silent gap."""
-    async with DaemonCalls(daemon) as calls:
-        peer = await Peer(calls, "never-seen").open(last_sequence=17)
-        assert not peer.opened.resumed
-        assert peer.opened.highest_operation_id == 0
-        await peer.register(produce(1, "orders", 1, 1))
-        await peer.receipt()
-        assert (await peer.results()).first_sequence == 1
-        peer.cancel()
 
 
 async def test_lesson_17_fetches_end_by_what_is_produced(daemon: DaemonProcess) -> None:

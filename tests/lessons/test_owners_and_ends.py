@@ -48,24 +48,6 @@ def test_lesson_58_there_is_no_lock_to_take_in_the_wrong_order() -> None:
     assert makers == {"threaded.py": 1, "tasks.py": 2}
 
 
-async def test_lesson_58_a_partition_is_removed_while_its_waits_end(daemon: DaemonProcess) -> None:
-    """Removal, cancels and events meet on one partition: nobody waits for anybody, and each wait ends once."""
-    async with AsyncClient(daemon.address) as client, AsyncClient(daemon.address) as other:
-        for _ in range(10):
-            waiting = [asyncio.create_task(client.produce({"orders-0": i}, timeout=LONG)) for i in range(1, 101)]
-            await until_pending(other, 100)
-            await asyncio.gather(
-                other.advance("orders-0", high_watermark=30),
-                other.cancel(partition="orders-0"),
-                other.advance("orders-0", removed=True),
-                client.cancel(session_id=client.session_id),
-            )
-            outcomes = {result.outcome for result in await asyncio.gather(*waiting)}
-            assert outcomes <= {Outcome.SATISFIED, Outcome.CANCELLED, Outcome.FAILED}
-        produces = (await other.status()).kinds[0]
-        assert produces.registered == produces.satisfied + produces.cancelled + produces.failed == 1_000
-
-
 def random_life(seed: int, keys: int) -> list[tuple[int, plain.Operation | plain.Event | int]]:
     """(key, operation or event of that key), and (-1, milliseconds that pass)."""
     rng = random.Random(seed)
