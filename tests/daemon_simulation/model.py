@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from purgatory.engine.batches import EventBatch, OperationBatch
 from tests.daemon_simulation import engine_tap as tap
 from tests.engine import plain
-from tests.engine.oracle import Oracle
+from tests.engine.oracle.purgatory import Oracle
 
 TIMEOUT_MS_DEFAULT = 30_000
 
