@@ -12,9 +12,7 @@ def generate(
     operations: Annotated[str, typer.Option(metavar="N", help="How many operations: 10k, 1M, 100M.")],
     out: Annotated[str, typer.Option(metavar="DIR", help="Where the archive goes: an empty folder, or a URI.")],
     seed: Annotated[int, typer.Option(help="The same seed and options give the same archive.")] = 1,
-    topics: Annotated[
-        str, typer.Option(metavar="N|NAMES", help="How many topics, or their names with commas; five if not given.")
-    ] = "",
+    topics: Annotated[str, typer.Option(metavar="N|NAMES", help="How many topics, or their names with commas.")] = "5",
     slow_replica: Annotated[
         str, typer.Option(metavar="ID=+MSms@SHARE%", help="A replica that fetches late now and then; or none.")
     ] = "3=+150ms@8%",

@@ -6,12 +6,13 @@ but for a small lateness of some of its turns.
 
 import gc
 from collections import Counter
-from typing import Final, Protocol
+from typing import Final
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from purgatory.archive import schema
+from purgatory.archive.files import ArchiveWriter
 from purgatory.archive.rows import EventRows, OutcomeRows, RegistrationRows, SingleRows
 from purgatory.archive.vocabulary import CallStamp, call_values
 from purgatory.engine.batches import EventBatch
@@ -38,21 +39,15 @@ ENDED_PER_CALL: Final = 2_000
 LIMITS: Final = EngineLimits()
 
 
-class Sink(Protocol):
-    """Where rows go: an `ArchiveWriter`, or a test."""
-
-    def write(self, table: str, rows: pa.RecordBatch) -> None: ...
-
-
 class EnginePlayer:
     """One run on one engine. After `play`, `tally` has the operations by (topic or key, kind, outcome)."""
 
-    def __init__(self, run: DrawnRun, sink: Sink) -> None:
+    def __init__(self, run: DrawnRun, writer: ArchiveWriter) -> None:
         self.tally: Final[Counter[tuple[str, str, str]]] = Counter()
         self.rows: Final[Counter[str]] = Counter()
         self.call_number = 0
         self._run: Final = run
-        self._sink: Final = sink
+        self._writer: Final = writer
         self._engine: Final = Engine(LIMITS, 0)
         self._owners: Final = [self._engine.add_owner() for _ in REGISTRANTS]
         self._turn = 0
@@ -175,26 +170,23 @@ class EnginePlayer:
         self._take(stamp)
 
     def _write(self) -> None:
-        for table, gathered in (
+        for table, added in (
             (schema.REGISTRATIONS, self._registrations),
             (schema.OUTCOMES, self._outcomes),
             (schema.EVENTS, self._events),
             (schema.CALLS, self._calls),
         ):
-            if gathered.rows:
-                rows = gathered.take()
+            if added.rows:
+                rows = added.take()
                 self.rows[table] += rows.num_rows
-                self._sink.write(table, rows)
+                self._writer.write(table, rows)
                 if table == schema.OUTCOMES:
                     self._count(rows)
 
     def _count(self, outcomes: pa.RecordBatch) -> None:
         """Sums operations up by the name of their first item, kind and outcome."""
-        columns = [outcomes.column(name) for name in ("topic", "kind", "outcome")]
-        words = [column.dictionary.to_pylist() for column in columns]
-        first = outcomes.column("item").to_numpy() == 0
-        indices = [column.indices.to_numpy()[first] for column in columns]
-        shape = [len(part) for part in words]
-        counts = np.bincount(np.ravel_multi_index(indices, shape), minlength=int(np.prod(shape))).reshape(shape)
-        for name, kind, outcome in zip(*np.nonzero(counts), strict=True):
-            self.tally[words[0][name], words[1][kind], words[2][outcome]] += int(counts[name, kind, outcome])
+        first = pa.Table.from_batches([outcomes]).filter(pc.field("item") == 0)
+        names = ["topic", "kind", "outcome"]
+        words = pa.table({name: first.column(name).cast(pa.string()) for name in names})
+        for row in words.group_by(names).aggregate([([], "count_all")]).to_pylist():
+            self.tally[row["topic"], row["kind"], row["outcome"]] += row["count_all"]

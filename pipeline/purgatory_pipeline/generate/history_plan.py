@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from purgatory_pipeline.errors import PolicyInvalid
-from purgatory_pipeline.generate.topics import Topic, default_topics, named_topics
+from purgatory_pipeline.generate.topics import Topic, named_topics
 from purgatory_pipeline.time_arguments import UNITS_MS, parse_instant
 
 BROKERS: Final = 4
@@ -131,7 +131,7 @@ def make_plan(
     operations: str,
     *,
     seed: int = 1,
-    topics: str = "",
+    topics: str = "5",
     slow_replica: str = "3=+150ms@8%",
     timeout_ms: int | None = None,
     duration: str = "24h",
@@ -158,7 +158,7 @@ def make_plan(
         runs=runs,
         start_ms=round((parse_instant("--start", start) or START).timestamp() * 1_000),
         duration_ms=duration_ms,
-        topics=named_topics(topics, timeout_ms) if topics else default_topics(timeout_ms),
+        topics=named_topics(topics, timeout_ms),
         slow_replica=parse_slow_replica(slow_replica),
         incident=Incident(int(duration_ms * 0.70), int(duration_ms * 0.75), 2.5),
     )

@@ -27,7 +27,7 @@ from purgatory_pipeline.errors import ArchiveUnusable
 from purgatory_pipeline.generate.draw.drawn_run import draw_run
 from purgatory_pipeline.generate.engine_player import ENDED_PER_CALL, EnginePlayer
 from purgatory_pipeline.generate.history_plan import HistoryPlan, RunPlan
-from purgatory_pipeline.generate.truth import RunTruth, run_truth
+from purgatory_pipeline.generate.truth import Truth, run_truth
 
 TRUTH: Final = "_truth"
 """Below the archive; readers skip folders that begin with an underscore."""
@@ -46,7 +46,7 @@ class MadeArchive:
     seconds: float
 
 
-def make_run(plan: RunPlan, out: str) -> RunTruth:
+def make_run(plan: RunPlan, out: str) -> Truth:
     """Draws, plays and writes one run and its truth."""
     started_s = time.perf_counter()
     filesystem, root = open_archive(out)
@@ -64,7 +64,7 @@ def make_run(plan: RunPlan, out: str) -> RunTruth:
     player.rows[MARKERS] = 2
     seconds = time.perf_counter() - started_s
     truth = run_truth(run, player.tally, player.rows, writer.files, writer.bytes, seconds)
-    write_text(filesystem, f"{root}/{RUNS}", f"{plan.run_id}.json", json.dumps(truth.to_json()))
+    write_text(filesystem, f"{root}/{RUNS}", f"{plan.run_id}.json", json.dumps(truth))
     return truth
 
 
@@ -95,12 +95,12 @@ def make_archive(spark: SparkSession, plan: HistoryPlan, out: str) -> MadeArchiv
     place = out if "://" in out else str(Path(out).absolute())  # executors may stand elsewhere
     made = (
         spark.range(0, plan.runs, 1, plan.runs)
-        .mapInArrow(_maker(plan, place), "operations long, rows long, files long, bytes long")
+        .mapInArrow(_maker(plan, place), "operations long, files long, bytes long, rows long")
         .groupBy()
         .sum()
         .collect()[0]
     )
-    operations, rows, files, size = (int(value or 0) for value in made)
+    operations, files, size, rows = (int(value or 0) for value in made)
     return MadeArchive(plan.runs, operations, rows, files, size, time.perf_counter() - started_s)
 
 
@@ -109,8 +109,7 @@ def _maker(plan: HistoryPlan, out: str) -> Callable[[Iterator[pa.RecordBatch]], 
         for batch in batches:
             for index in batch.column(0).to_pylist():
                 truth = make_run(plan.run(index), out)
-                figures = (truth.operations, sum(truth.rows.values()), truth.files, truth.bytes)
-                names = ["operations", "rows", "files", "bytes"]
-                yield pa.RecordBatch.from_arrays([pa.array([figure], pa.int64()) for figure in figures], names=names)
+                figures = {name: truth[name] for name in ("operations", "files", "bytes")}
+                yield pa.RecordBatch.from_pylist([figures | {"rows": sum(truth["rows"].values())}])
 
     return make

@@ -41,13 +41,10 @@ PROFILES: Final = (
 """Most clients of `audit` set a timeout that is too short, for the advice to find."""
 
 
-def default_topics(timeout_ms: int | None = None) -> tuple[Topic, ...]:
-    """The five profiles, with their own timeouts or with ones around `timeout_ms`."""
-    return tuple(_with_timeout(topic, timeout_ms) for topic in PROFILES)
-
-
 def named_topics(text: str, timeout_ms: int | None = None) -> tuple[Topic, ...]:
-    """Topics by number (`3`) or name (`orders,clicks,my-topic`). Unknown names take the profiles in turn.
+    """Topics by number (`3`) or name (`orders,clicks,my-topic`); unknown names take the profiles in turn.
+
+    Their timeouts are those of their profiles, or lie around `timeout_ms`.
 
     Raises `PolicyInvalid`.
     """

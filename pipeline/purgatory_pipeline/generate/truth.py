@@ -3,7 +3,6 @@ replica was last (both known without the engine), and what was counted while the
 """
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -11,54 +10,56 @@ import numpy as np
 from purgatory.engine.codes import PRODUCE, SIGNAL
 from purgatory_pipeline.generate.draw.arrivals import WITHOUT_EPOCHS
 from purgatory_pipeline.generate.draw.drawn_run import DrawnRun
-from purgatory_pipeline.generate.draw.step_functions import NEVER
-from purgatory_pipeline.generate.draw.topology import FOR_EVER_MS, Ints, Log
+from purgatory_pipeline.generate.draw.log_marks import NEVER
+from purgatory_pipeline.generate.draw.topology import FOR_EVER_MS, Ints, LeaderChange, Log
 
 BOTH: Final = -1
 """In place of a replica's id: both followers reached the offset in the same millisecond."""
 
-
-@dataclass(frozen=True)
-class ProduceWaits:
-    """Produces by topic, by how long they needed, and by the replica that was last."""
-
-    topic: list[str] = field(default_factory=list)
-    wait_ms: list[int] = field(default_factory=list)
-    last_replica_id: list[int] = field(default_factory=list)
-    operations: list[int] = field(default_factory=list)
-    held_back_ms: list[int] = field(default_factory=list)
-    """By how much that replica was later than the other, at most since the registration; summed up."""
+Truth = dict[str, Any]
+"""What `run_truth` returns, and JSON holds."""
 
 
-@dataclass(frozen=True)
-class RunTruth:
-    """Written to a file of its own as JSON."""
+def run_truth(
+    run: DrawnRun, tally: Counter[tuple[str, str, str]], rows: Counter[str], files: int, size: int, seconds: float
+) -> Truth:
+    """The content of a run's file: what was planned, what was planted, and what came out.
 
-    run_id: str
-    started_at_ms: int
-    life_ms: int
-    load: float
-    delay_factor: float
-    operations: int
-    rows: dict[str, int]
-    files: int
-    bytes: int
-    seconds: float
-    outcomes: dict[str, dict[str, int]]
-    """By kind, then outcome."""
-    produce_outcomes: dict[str, dict[str, int]]
-    """By topic, then outcome."""
-    waits: ProduceWaits
-    without_wait: int
-    """Produces that no replica could ever satisfy: their leader had resigned."""
-    leader_changes: list[dict[str, Any]]
-    absences: list[dict[str, Any]]
-    partitions: dict[str, int]
-    """An operation counts once for each partition it names."""
-    keys: dict[str, int]
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+    `tally` counts operations by topic or key, kind and outcome; `rows` those of each table.
+    """
+    operations, wait_ms, last, held_ms = needed_ms(run)
+    reached = wait_ms < NEVER
+    topic = run.cluster.topic_of[run.arrivals.item_place[run.arrivals.first_item[operations]]]
+    outcomes: dict[str, Counter[str]] = {}
+    produces: dict[str, dict[str, int]] = {}
+    for (name, kind, outcome), count in sorted(tally.items()):
+        outcomes.setdefault(kind, Counter())[outcome] += count
+        if kind == "produce":
+            produces.setdefault(name, {})[outcome] = count
+    is_key = run.arrivals.kind[run.arrivals.item_operation] == SIGNAL
+    partitions = [f"{name}-{number}" for name, number in run.cluster.names]
+    return {
+        "run_id": run.plan.run_id,
+        "started_at_ms": run.plan.start_ms,
+        "life_ms": run.plan.life_ms,
+        "load": run.plan.load,
+        "delay_factor": run.plan.delay_factor,
+        "operations": run.plan.operations,
+        "rows": dict(sorted(rows.items())),
+        "files": files,
+        "bytes": size,
+        "seconds": round(seconds, 3),
+        "outcomes": outcomes,
+        "produce_outcomes": produces,
+        "waits": _add_up(run, topic[reached], wait_ms[reached], last[reached], held_ms[reached]),
+        # Produces that no replica could ever satisfy: their leader had resigned.
+        "without_wait": int(len(wait_ms) - reached.sum()),
+        "leader_changes": [_change(run, change) for change in run.changes],
+        "absences": [_absence(run, log) for log in run.logs if log.absence is not None],
+        # An operation counts once for each partition or key that it names.
+        "partitions": _counted(partitions, run.arrivals.item_place[~is_key]),
+        "keys": _counted(run.keys, run.arrivals.item_place[is_key]),
+    }
 
 
 def needed_ms(run: DrawnRun) -> tuple[Ints, Ints, Ints, Ints]:
@@ -72,7 +73,7 @@ def needed_ms(run: DrawnRun) -> tuple[Ints, Ints, Ints, Ints]:
     counts = arrivals.first_item[operations + 1] - first
     starts = np.cumsum(counts) - counts
     items = np.repeat(first - starts, counts) + np.arange(int(counts.sum()))
-    log, offset = arrivals.item_log[items], run.requests.offset[items]
+    log, offset = arrivals.item_log[items], run.requests.items["offsets"][items]
     reached_ms = marks.high_watermarks.reached(log, offset)
     too_late = arrivals.item_too_late[items]
     reached_ms[too_late] = NEVER
@@ -113,76 +114,36 @@ def _last_of_each(values: Ints, starts: Ints, counts: Ints) -> Ints:
     return np.asarray(order[starts + counts - 1])
 
 
-def run_truth(
-    run: DrawnRun, tally: Counter[tuple[str, str, str]], rows: Counter[str], files: int, size: int, seconds: float
-) -> RunTruth:
-    operations, wait_ms, last, held_ms = needed_ms(run)
-    reached = wait_ms < NEVER
-    place = run.arrivals.item_place[run.arrivals.first_item[operations]]
-    topic = run.cluster.topic_of[place]
-    topics = [entry.name for entry in run.cluster.topics]
-    outcomes: dict[str, dict[str, int]] = {}
-    produces: dict[str, dict[str, int]] = {}
-    for (name, kind, outcome), count in sorted(tally.items()):
-        by_outcome = outcomes.setdefault(kind, {})
-        by_outcome[outcome] = by_outcome.get(outcome, 0) + count
-        if kind == "produce":
-            produces.setdefault(name, {})[outcome] = count
-    is_key = run.arrivals.kind[run.arrivals.item_operation] == SIGNAL
-    return RunTruth(
-        run_id=run.plan.run_id,
-        started_at_ms=run.plan.start_ms,
-        life_ms=run.plan.life_ms,
-        load=run.plan.load,
-        delay_factor=run.plan.delay_factor,
-        operations=run.plan.operations,
-        rows=dict(sorted(rows.items())),
-        files=files,
-        bytes=size,
-        seconds=round(seconds, 3),
-        outcomes=outcomes,
-        produce_outcomes=produces,
-        waits=_add_up(topics, topic[reached], wait_ms[reached], last[reached], held_ms[reached]),
-        without_wait=int(len(wait_ms) - reached.sum()),
-        leader_changes=[_change(run, index) for index in range(len(run.changes))],
-        absences=[_absence(run, log) for log in run.logs if log.absence is not None],
-        partitions=_counted(
-            [f"{name}-{number}" for name, number in run.cluster.names], run.arrivals.item_place[~is_key]
-        ),
-        keys=_counted(run.keys, run.arrivals.item_place[is_key]),
-    )
-
-
-def _add_up(topics: list[str], topic: Ints, wait_ms: Ints, last: Ints, held_ms: Ints) -> ProduceWaits:
-    """Operations with equal topic, wait and last replica become one row."""
+def _add_up(run: DrawnRun, topic: Ints, wait_ms: Ints, last: Ints, held_ms: Ints) -> dict[str, list[Any]]:
+    """Produces by topic, by how long they needed, and by the replica that was last; and by how much that one was later
+    than the other, at most since the registration, in total.
+    """
     key = (topic * NEVER + wait_ms) * 64 + last + 1
     distinct, first, inverse, counts = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
     held = np.zeros(len(distinct), dtype=np.int64)
     np.add.at(held, inverse, np.where(last == BOTH, 0, held_ms))
-    return ProduceWaits(
-        topic=[topics[place] for place in topic[first].tolist()],
-        wait_ms=wait_ms[first].tolist(),
-        last_replica_id=last[first].tolist(),
-        operations=counts.tolist(),
-        held_back_ms=held.tolist(),
-    )
+    return {
+        "topic": [run.cluster.topics[place].name for place in topic[first].tolist()],
+        "wait_ms": wait_ms[first].tolist(),
+        "last_replica_id": last[first].tolist(),
+        "operations": counts.tolist(),
+        "held_back_ms": held.tolist(),
+    }
 
 
-def _change(run: DrawnRun, index: int) -> dict[str, Any]:
-    change = run.changes[index]
-    old, new = run.logs[change.old_log], run.logs[change.new_log]
+def _change(run: DrawnRun, change: LeaderChange) -> Truth:
     name, partition = run.cluster.names[change.partition]
     return {
         "topic": name,
         "partition": partition,
-        "from_replica_id": old.leader,
-        "to_replica_id": new.leader,
+        "from_replica_id": run.logs[change.old_log].leader,
+        "to_replica_id": run.logs[change.new_log].leader,
         "resigned_at_ms": run.plan.start_ms + change.resigned_ms,
         "elected_at_ms": run.plan.start_ms + change.elected_ms,
     }
 
 
-def _absence(run: DrawnRun, log: Log) -> dict[str, Any]:
+def _absence(run: DrawnRun, log: Log) -> Truth:
     absence, joined_ms = log.absence, run.marks.joined_ms[log.index]
     assert absence is not None, f"log {log.index} has no absence"
     name, partition = run.cluster.names[log.partition]
@@ -198,5 +159,4 @@ def _absence(run: DrawnRun, log: Log) -> dict[str, Any]:
 
 
 def _counted(names: list[str], places: Ints) -> dict[str, int]:
-    counts = np.bincount(places, minlength=len(names)).tolist()
-    return dict(zip(names, counts, strict=True))
+    return dict(zip(names, np.bincount(places, minlength=len(names)).tolist(), strict=True))

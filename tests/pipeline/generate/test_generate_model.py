@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from purgatory_pipeline.generate.draw.arrivals import FLUSH_MS, KIND_SHARES, REGISTRANTS, UNARY, Arrivals, draw_arrivals
-from purgatory_pipeline.generate.draw.fetching import draw_fetches, draw_intervals
-from purgatory_pipeline.generate.draw.step_functions import NEVER, StepFunctions
+from purgatory_pipeline.generate.draw.log_marks import NEVER, StepFunctions, draw_fetches, draw_intervals
 from purgatory_pipeline.generate.draw.topology import draw_logs, place_partitions
 from purgatory_pipeline.generate.history_plan import BROKERS, make_plan
 

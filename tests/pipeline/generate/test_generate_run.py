@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from purgatory_pipeline.generate.history_plan import HistoryPlan, make_plan
 from purgatory_pipeline.generate.make_archive import make_run
-from purgatory_pipeline.generate.truth import RunTruth
+from purgatory_pipeline.generate.truth import Truth
 from purgatory_pipeline.generate.truth_summary import summarize
 
 from purgatory.archive import schema
@@ -36,14 +36,14 @@ Name = tuple[int, int]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunTruth]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Truth]:
     """A small run and its truth."""
     folder = tmp_path_factory.mktemp("generated")
     return folder, make_run(PLAN.run(0), str(folder))
 
 
 @pytest.fixture(scope="module")
-def rows(made: tuple[Path, RunTruth]) -> Rows:
+def rows(made: tuple[Path, Truth]) -> Rows:
     """The rows of the archive, without wall-clock times, which have a test of their own."""
     return {table: read_table(made[0], table).drop_columns(["at"]).to_pylist() for table in schema.TABLES}
 
@@ -126,17 +126,17 @@ def _need(
 
 
 def test_every_operation_ends_once_and_totals_agree(
-    made: tuple[Path, RunTruth], rows: Rows, ends: dict[Name, Row]
+    made: tuple[Path, Truth], rows: Rows, ends: dict[Name, Row]
 ) -> None:
     """All operations asked for are registered, and each ends; the truth counts the same."""
     truth = made[1]
     heads = [row for row in rows[schema.REGISTRATIONS] if row["item"] == 0]
-    assert len(heads) == truth.operations == PLAN.operations
+    assert len(heads) == truth["operations"] == PLAN.operations
     assert {(row["session_number"], row["operation_id"]) for row in heads} == set(ends)
     counted = Counter((row["kind"], row["outcome"]) for row in ends.values())
-    said = {(kind, outcome): count for kind, part in truth.outcomes.items() for outcome, count in part.items()}
+    said = {(kind, outcome): count for kind, part in truth["outcomes"].items() for outcome, count in part.items()}
     assert dict(counted) == said
-    assert {table: len(part) for table, part in rows.items()} == truth.rows
+    assert {table: len(part) for table, part in rows.items()} == truth["rows"]
 
 
 def test_calls_are_numbered_without_a_gap_and_time_never_goes_back(rows: Rows) -> None:
@@ -151,7 +151,7 @@ def test_calls_are_numbered_without_a_gap_and_time_never_goes_back(rows: Rows) -
     assert in_order == sorted(in_order)
 
 
-def test_wall_clock_time_is_the_planned_one(made: tuple[Path, RunTruth]) -> None:
+def test_wall_clock_time_is_the_planned_one(made: tuple[Path, Truth]) -> None:
     """Every row is at the run's start plus its own milliseconds, whenever the archive was made."""
     for table in schema.TABLES:
         found = read_table(made[0], table)
@@ -226,25 +226,25 @@ def test_satisfied_produces_waited_as_long_as_they_needed(
 
 
 def test_the_truth_is_what_the_archive_shows(
-    made: tuple[Path, RunTruth], produces: dict[Name, list[Row]], needs: dict[Name, int | None]
+    made: tuple[Path, Truth], produces: dict[Name, list[Row]], needs: dict[Name, int | None]
 ) -> None:
     """Planted waits by topic are those computed from the archive's rows, one by one."""
-    waits = made[1].waits
+    waits = made[1]["waits"]
     said: Counter[tuple[str, int]] = Counter()
-    for topic, wait_ms, operations in zip(waits.topic, waits.wait_ms, waits.operations, strict=True):
+    for topic, wait_ms, operations in zip(waits["topic"], waits["wait_ms"], waits["operations"], strict=True):
         said[topic, wait_ms] += operations
     shown = Counter((produces[name][0]["topic"], need) for name, need in needs.items() if need is not None)
     assert shown == said
-    assert made[1].without_wait == sum(need is None for need in needs.values())
+    assert made[1]["without_wait"] == sum(need is None for need in needs.values())
 
 
-def test_leaders_change_as_planted(made: tuple[Path, RunTruth], rows: Rows, ends: dict[Name, Row]) -> None:
+def test_leaders_change_as_planted(made: tuple[Path, Truth], rows: Rows, ends: dict[Name, Row]) -> None:
     """What waits on a resigning leader fails: with an epoch with 74, without one with 6; and clients go on."""
     truth = made[1]
     events = rows[schema.EVENTS]
     refused = [row for row in events if row["refusal_code"] != schema.ACCEPTED]
-    assert len(refused) == len(truth.leader_changes) == 2
-    for change in truth.leader_changes:
+    assert len(refused) == len(truth["leader_changes"]) == 2
+    for change in truth["leader_changes"]:
         name = (change["topic"], change["partition"])
         own = [row for row in events if (row["topic"], row["partition"]) == name]
         assert [row["leader_epoch"] for row in own if row["type"] == "leadership"] == [0, 1, 1]
@@ -267,7 +267,7 @@ def test_kinds_and_callers_are_mixed(rows: Rows) -> None:
     assert calls == {schema.CANCEL, schema.CANCEL_PARTITION, schema.CANCEL_KEY, schema.SHUT_DOWN}
 
 
-def test_the_same_seed_gives_the_same_rows(made: tuple[Path, RunTruth], tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_rows(made: tuple[Path, Truth], tmp_path: Path) -> None:
     """Made again, every row of every table is there again, in the same order; another seed gives other rows."""
     small = make_plan("600", runs=1, seed=7)
     again = [tmp_path / "first", tmp_path / "second"]
@@ -289,14 +289,14 @@ def test_a_run_that_is_made_twice_is_there_once(tmp_path: Path) -> None:
     assert not list((tmp_path / "_writing").iterdir())
 
 
-def test_quantiles_and_stragglers_of_the_whole(made: tuple[Path, RunTruth]) -> None:
+def test_quantiles_and_stragglers_of_the_whole(made: tuple[Path, Truth]) -> None:
     """The summary's quantiles are those of all waits of its runs, and the slow replica is the worst straggler."""
     plan: HistoryPlan = PLAN
     whole = summarize(plan, str(made[0]))
-    waits = made[1].waits
-    for topic in {"", *waits.topic}:
-        of_topic = [place for place, name in enumerate(waits.topic) if topic in {"", name}]
-        every = np.repeat(np.array(waits.wait_ms)[of_topic], np.array(waits.operations)[of_topic])
+    waits = made[1]["waits"]
+    for topic in {"", *waits["topic"]}:
+        of_topic = [place for place, name in enumerate(waits["topic"]) if topic in {"", name}]
+        every = np.repeat(np.array(waits["wait_ms"])[of_topic], np.array(waits["operations"])[of_topic])
         said = whole["produce_waits_without_timeout"][topic]
         assert said["operations"] == len(every)
         for name, quantile in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p999", 0.999)):
@@ -308,11 +308,11 @@ def test_quantiles_and_stragglers_of_the_whole(made: tuple[Path, RunTruth]) -> N
     assert sum(table["operations"].to_pylist()) == whole["produce_waits_without_timeout"][""]["operations"]
 
 
-def test_absent_followers_leave_and_join_again(made: tuple[Path, RunTruth], rows: Rows) -> None:
+def test_absent_followers_leave_and_join_again(made: tuple[Path, Truth], rows: Rows) -> None:
     """While one is away its partition waits; once it is out of the in-sync set, the others go on; then it is back."""
     start_ms = PLAN.run(0).start_ms
-    assert len(made[1].absences) == 2
-    for absence in made[1].absences:
+    assert len(made[1]["absences"]) == 2
+    for absence in made[1]["absences"]:
         name = (absence["topic"], absence["partition"])
         own = [row for row in rows[schema.EVENTS] if (row["topic"], row["partition"]) == name]
         told = [row["time_ms"] for row in own if row["replica_id"] == absence["replica_id"]]

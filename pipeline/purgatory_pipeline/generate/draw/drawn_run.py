@@ -6,8 +6,7 @@ from typing import Final
 import numpy as np
 
 from purgatory_pipeline.generate.draw.arrivals import FLUSH_MS, REGISTRANTS, SIGNAL_KEYS, Arrivals, draw_arrivals
-from purgatory_pipeline.generate.draw.fetching import draw_fetches
-from purgatory_pipeline.generate.draw.log_marks import Appends, LogMarks, draw_appends, follow
+from purgatory_pipeline.generate.draw.log_marks import Appends, LogMarks, draw_appends, draw_fetches, follow
 from purgatory_pipeline.generate.draw.requests import OperationRequests, draw_requests, move_log_starts
 from purgatory_pipeline.generate.draw.schedule import (
     CANCEL_KEY,

@@ -1,24 +1,73 @@
-"""How the offsets of all logs move: what producers append, what followers report, and the high watermarks that follow.
+"""How the logs move: when followers fetch, what producers append, what followers report, and the high watermarks that
+follow.
+
+Each follower has one fetcher for each leader and topic, which asks again as soon as it can. Intervals between fetches
+are log-normal; on a share of them the slow replica takes its planted delay longer.
 
 None of this depends on who waits or for how long. So the instant at which a high watermark reaches an offset is known
 without the engine: the truth about how long a produce would have waited without a timeout.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from purgatory.engine.codes import PRODUCE
 from purgatory_pipeline.generate.draw.arrivals import Arrivals
-from purgatory_pipeline.generate.draw.fetching import Fetches
-from purgatory_pipeline.generate.draw.step_functions import StepFunctions
 from purgatory_pipeline.generate.draw.topology import FOR_EVER_MS, Absence, Flags, Ints, Log, Topology
+from purgatory_pipeline.generate.history_plan import RunPlan
+from purgatory_pipeline.generate.topics import Topic
+
+FETCHES_AFTER_THE_END: Final = 3
+"""So that every follower has reported the last records."""
+
+Fetches = dict[tuple[int, int, int], Ints]
+"""(leader, follower, topic) to the instants of the fetches in milliseconds of the run, rising."""
 
 MEAN_RECORDS = 4
 REPEATED_SHARE = 0.01
 """Produces that repeat what was written before: retries whose first answer was lost. They need not wait."""
 
 BASE_OFFSET_MAX = 1_000_000
+
+SPAN: Final = 2**42
+"""Instants and values are below it, so that (group, value) fits into one sorted number."""
+
+NEVER: Final = 2**41
+
+
+class StepFunctions:
+    """Steps of several groups; `times` and `values` rise within each. A group begins with its first step."""
+
+    def __init__(self, groups: Sequence[tuple[Ints, Ints]]) -> None:
+        sizes = np.array([len(times) for times, _ in groups], dtype=np.int64)
+        assert sizes.min(initial=1) > 0, "a group without a step"
+        group = np.repeat(np.arange(len(groups)), sizes)
+        self.first: Final = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)])
+        self.times: Final = np.concatenate([times for times, _ in groups])
+        self.values: Final = np.concatenate([values for _, values in groups])
+        self._by_time: Final = group * SPAN + self.times
+        self._by_value: Final = group * SPAN + self.values
+
+    def index_at(self, groups: Ints, times: Ints) -> Ints:
+        """The last step at or before each instant, or else the group's first."""
+        found = np.searchsorted(self._by_time, groups * SPAN + times, side="right") - 1
+        return np.asarray(np.maximum(found, self.first[groups]))
+
+    def at(self, groups: Ints, times: Ints) -> Ints:
+        return np.asarray(self.values[self.index_at(groups, times)])
+
+    def reached(self, groups: Ints, values: Ints) -> Ints:
+        """When each group first reached a value; NEVER if it did not."""
+        found = np.searchsorted(self._by_value, groups * SPAN + values, side="left")
+        there = found < self.first[groups + 1]
+        return np.where(there, self.times[np.minimum(found, len(self.times) - 1)], NEVER)
+
+    def of(self, group: int) -> tuple[Ints, Ints]:
+        rows = slice(int(self.first[group]), int(self.first[group + 1]))
+        return self.times[rows], self.values[rows]
 
 
 @dataclass(frozen=True)
@@ -162,3 +211,34 @@ def _after(first: int, values: Ints) -> Ints:
 def _value_at(times: Ints, values: Ints, at_ms: int) -> int:
     """The value of the last step at or before an instant, else the first one."""
     return int(values[max(0, int(np.searchsorted(times, at_ms, side="right")) - 1)])
+
+
+def draw_intervals(topic: Topic, run: RunPlan, follower: int, count: int, rng: np.random.Generator) -> Ints:
+    """Times between `count` fetches of one follower, in whole milliseconds from 1 on."""
+    slow = run.plan.slow_replica
+    intervals = topic.fetch_median_ms * run.delay_factor * np.exp(topic.fetch_sigma * rng.standard_normal(count))
+    delayed = rng.random(count)
+    if slow is not None and slow.replica_id == follower:
+        intervals += slow.extra_ms * (delayed < slow.share)
+    return np.maximum(1, np.rint(intervals)).astype(np.int64)
+
+
+def draw_fetches(cluster: Topology, logs: list[Log], run: RunPlan, last_ms: int, rng: np.random.Generator) -> Fetches:
+    """The fetches of all followers, until each has fetched some times after `last_ms`."""
+    wanted = sorted(
+        {(log.leader, follower, int(cluster.topic_of[log.partition])) for log in logs for follower in log.followers}
+    )
+    fetches: Fetches = {}
+    for leader, follower, topic_index in wanted:
+        topic = cluster.topics[topic_index]
+        mean_ms = topic.fetch_median_ms * run.delay_factor * np.exp(topic.fetch_sigma**2 / 2)
+        times = np.zeros(0, dtype=np.int64)
+        while not len(times) or times[-1] <= last_ms:
+            count = int((last_ms - (times[-1] if len(times) else 0)) / mean_ms) + 20
+            more = np.cumsum(draw_intervals(topic, run, follower, count, rng))
+            times = np.concatenate([times, more + (times[-1] if len(times) else 0)])
+        behind = int(np.searchsorted(times, last_ms, side="right"))
+        after = times[-1] + np.cumsum(draw_intervals(topic, run, follower, FETCHES_AFTER_THE_END, rng))
+        times = np.concatenate([times, after])
+        fetches[leader, follower, topic_index] = times[: behind + FETCHES_AFTER_THE_END]
+    return fetches

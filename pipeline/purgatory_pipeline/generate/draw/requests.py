@@ -11,8 +11,7 @@ import numpy as np
 
 from purgatory.engine.codes import DELETE_RECORDS, FETCH, PRODUCE, READ_COMMITTED, READ_UNCOMMITTED, SIGNAL
 from purgatory_pipeline.generate.draw.arrivals import Arrivals, pick
-from purgatory_pipeline.generate.draw.log_marks import Appends, LogMarks
-from purgatory_pipeline.generate.draw.step_functions import StepFunctions
+from purgatory_pipeline.generate.draw.log_marks import Appends, LogMarks, StepFunctions
 from purgatory_pipeline.generate.draw.topology import Flags, Ints, Log, Topology
 
 FOLLOWER_SHARE: Final = 0.4
@@ -32,16 +31,13 @@ DELETE_TIMEOUT_MS: Final = 30_000
 
 @dataclass(frozen=True)
 class OperationRequests:
-    """Columns of operations, then of items; a column that a kind does not use holds arbitrary numbers."""
+    """Columns of operations and of items, named as in an `OperationBatch`.
 
-    timeout_ms: Ints
-    min_bytes: Ints
-    replica_id: Ints
-    isolation_level: Ints
-    any_key: Flags
-    from_now: Flags
-    offset: Ints
-    leader_epoch: Ints
+    A column holds arbitrary numbers for the kinds that do not have it.
+    """
+
+    operations: dict[str, Ints | Flags]
+    items: dict[str, Ints]
 
 
 @dataclass(frozen=True)
@@ -64,16 +60,17 @@ def draw_requests(
     replica_id = np.where(is_follower, followers[first_log, rng.integers(0, 2, count)], -1)
     committed = (kind == FETCH) & ~is_follower & (rng.random(count) < READ_COMMITTED_SHARE)
     min_bytes = drawn_from(MIN_BYTES, rng.random(count))
-    return OperationRequests(
-        timeout_ms=_draw_timeouts(cluster, arrivals, rng),
-        min_bytes=np.where(is_follower, 1, min_bytes),
-        replica_id=replica_id,
-        isolation_level=np.where(committed, READ_COMMITTED, READ_UNCOMMITTED),
-        any_key=rng.random(count) < ANY_SHARE,
-        from_now=rng.random(count) < FROM_NOW_SHARE,
-        offset=_offsets(arrivals, appends, marks, is_follower, rng),
-        leader_epoch=np.array([log.epoch for log in logs])[arrivals.item_log],
-    )
+    operations: dict[str, Ints | Flags] = {
+        "timeouts_ms": _draw_timeouts(cluster, arrivals, rng),
+        "min_bytes": np.where(is_follower, 1, min_bytes),
+        "replica_ids": replica_id,
+        "isolation_levels": np.where(committed, READ_COMMITTED, READ_UNCOMMITTED),
+        "any_key": rng.random(count) < ANY_SHARE,
+        "from_now": rng.random(count) < FROM_NOW_SHARE,
+    }
+    offsets = _offsets(arrivals, appends, marks, is_follower, rng)
+    epochs = np.array([log.epoch for log in logs])
+    return OperationRequests(operations, {"offsets": offsets, "leader_epochs": epochs[arrivals.item_log]})
 
 
 def drawn_from(choices: tuple[tuple[int, float], ...], drawn: np.ndarray) -> Ints:
@@ -129,7 +126,7 @@ def move_log_starts(cluster: Topology, arrivals: Arrivals, requests: OperationRe
     zero = np.zeros(1, dtype=np.int64)
     for partition in range(len(cluster.names)):
         own = rows[arrivals.item_place[rows] == partition]
-        highest = np.maximum.accumulate(requests.offset[own])
+        highest = np.maximum.accumulate(requests.items["offsets"][own])
         moves = np.flatnonzero(np.diff(highest, prepend=0) > 0)
         times = arrivals.time_ms[operation[own[moves]]]
         groups.append((np.concatenate([zero, times]), np.concatenate([zero, highest[moves]])))

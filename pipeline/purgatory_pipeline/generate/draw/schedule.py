@@ -5,7 +5,7 @@ registrations by session and kind, and cancels. Of events at the same time, foll
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -44,19 +44,23 @@ CANCEL_PARTITION: Final = 5
 CANCEL_KEY: Final = 6
 
 
-@dataclass(frozen=True)
-class ScheduledEvents:
-    """All events of partitions but the rare ones, in order."""
-
-    time_ms: Ints
-    type: Ints
-    partition: Ints
-    offset: Ints
-    leader_epoch: Ints
-    replica_id: Ints
-    byte_position: Ints
-    segment_base_offset: Ints
-    log_start_offset: Ints
+EventColumns = dict[str, Ints]
+"""`time_ms`, and columns named as in an `EventBatch`."""
+ABSENT: Final = {
+    "types": -1,
+    "item_indexes": 0,
+    "offsets": -1,
+    "leader_epochs": -1,
+    "replica_ids": -1,
+    "byte_positions": -1,
+    "segment_base_offsets": -1,
+    "log_start_offsets": -1,
+    "flags": 0,
+    "replica_sets": None,
+}
+"""The columns of events, and what stands where a value is not given."""
+NUMBERS: Final = ("time_ms", *list(ABSENT)[:8])
+"""The columns of all events but the rare ones."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,8 @@ class ScheduledCalls:
 
 @dataclass(frozen=True)
 class Schedule:
-    events: ScheduledEvents
+    events: EventColumns
+    """All events of partitions but the rare ones, in order."""
     rare: list[EventBatch]
     signalled: Ints
     """Keys, in the order of their signals."""
@@ -81,39 +86,46 @@ class Schedule:
     end_ms: int
 
 
-def order_events(logs: list[Log], appends: Appends, marks: LogMarks, starts: LogStarts) -> ScheduledEvents:
+def order_events(logs: list[Log], appends: Appends, marks: LogMarks, starts: LogStarts) -> EventColumns:
     """Appends, deletions and followers' progress. The first steps of all groups are left to the rare events."""
-    parts = [_progress(log, place, marks, starts) for log in logs for place in range(len(log.followers))]
-    group = np.repeat(np.arange(len(logs)), np.diff(appends.offsets.first))
-    written = np.ones(len(group), dtype=bool)
+    partition_of, epochs = (
+        np.array(column) for column in zip(*((log.partition, log.epoch) for log in logs), strict=True)
+    )
+    log = np.repeat(np.arange(len(logs)), np.diff(appends.offsets.first))
+    written = np.ones(len(log), dtype=bool)
     written[appends.offsets.first[:-1]] = False
-    unknown = np.full(int(written.sum()), -1)
-    epochs = np.array([log.epoch for log in logs])
-    partition_of = np.array([log.partition for log in logs])
+    log = log[written]
     segment_of = appends.offsets.values[appends.offsets.first[partition_of]]  # one for each partition, never rolled
+    parts = [_progress(log, place, marks, starts) for log in logs for place in range(len(log.followers))]
     parts.append(
-        [
-            appends.offsets.times[written], np.full(len(unknown), LEADER_APPEND), partition_of[group[written]],
-            appends.offsets.values[written], epochs[group[written]], unknown, appends.bytes.values[written],
-            segment_of[group[written]], unknown,
-        ]
-    )  # fmt: skip
+        _events(
+            appends.offsets.times[written],
+            LEADER_APPEND,
+            item_indexes=partition_of[log],
+            offsets=appends.offsets.values[written],
+            leader_epochs=epochs[log],
+            byte_positions=appends.bytes.values[written],
+            segment_base_offsets=segment_of[log],
+        )
+    )
     moved = np.flatnonzero(starts.log >= 0)
-    unknown = np.full(len(moved), -1)
     log = starts.log[moved]
     parts.append(
-        [
-            starts.steps.times[moved], np.full(len(moved), LOG_START_OFFSET), partition_of[log],
-            starts.steps.values[moved], epochs[log], unknown, unknown, unknown, unknown,
-        ]
-    )  # fmt: skip
-    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    rank = np.array([0, 1, 0, 0, 0, 2])[columns[1]]
-    order = np.lexsort((columns[2], rank, columns[0]))
-    return ScheduledEvents(*(column[order] for column in columns))
+        _events(
+            starts.steps.times[moved],
+            LOG_START_OFFSET,
+            item_indexes=partition_of[log],
+            offsets=starts.steps.values[moved],
+            leader_epochs=epochs[log],
+        )
+    )
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in NUMBERS}
+    rank = np.array([0, 1, 0, 0, 0, 2])[columns["types"]]
+    order = np.lexsort((columns["item_indexes"], rank, columns["time_ms"]))
+    return {name: column[order] for name, column in columns.items()}
 
 
-def _progress(log: Log, place: int, marks: LogMarks, starts: LogStarts) -> list[Ints]:
+def _progress(log: Log, place: int, marks: LogMarks, starts: LogStarts) -> EventColumns:
     """What one follower of a log reports, as far as it is news."""
     times, ends = marks.progress.of(2 * log.index + place)
     fetched_ms = np.concatenate([np.full(1, log.start_ms), times[:-1]])
@@ -121,12 +133,21 @@ def _progress(log: Log, place: int, marks: LogMarks, starts: LogStarts) -> list[
     news = np.ones(len(times), dtype=bool)
     news[1:] = (np.diff(ends) > 0) | (np.diff(log_starts) > 0)
     news[0] = log.before >= 0
-    count = int(news.sum())
-    return [
-        times[news], np.full(count, FOLLOWER_PROGRESS), np.full(count, log.partition), ends[news],
-        np.full(count, log.epoch), np.full(count, log.followers[place]), np.full(count, -1), np.full(count, -1),
-        log_starts[news],
-    ]  # fmt: skip
+    return _events(
+        times[news],
+        FOLLOWER_PROGRESS,
+        item_indexes=log.partition,
+        offsets=ends[news],
+        leader_epochs=log.epoch,
+        replica_ids=log.followers[place],
+        log_start_offsets=log_starts[news],
+    )
+
+
+def _events(time_ms: Ints, event_type: int, **columns: Ints | int) -> EventColumns:
+    """Events of one type, all of whose columns are filled: a single number stands in all rows."""
+    given: dict[str, Any] = {**ABSENT, **columns, "time_ms": time_ms, "types": event_type}
+    return {name: np.broadcast_to(given[name], time_ms.shape) for name in NUMBERS}
 
 
 def rare_events(
@@ -136,30 +157,21 @@ def rare_events(
     bases = appends.offsets.values[appends.offsets.first[:-1]].tolist()
     batches = [(0, _beginning(cluster, logs, bases))]
     for change in changes:
-        old, new = logs[change.old_log], logs[change.new_log]
+        old, new, base = logs[change.old_log], logs[change.new_log], bases[change.new_log]
         name = [cluster.names[change.partition]]
         last = int(appends.offsets.values[appends.offsets.first[old.index + 1] - 1])
         replicas = sorted({old.leader, *old.followers})
-        sets = ReplicaSets(replicas=replicas, leader_id=new.leader)
-        resigned = EventBatch(
-            [LEADERSHIP, LEADER_APPEND],
-            partitions=name,
-            offsets=[-1, last + 1],
-            leader_epochs=[new.epoch, old.epoch],
-            flags=[0, 0],
-            replica_sets=[sets, None],
+        leads = {"leader_epochs": new.epoch, "replica_sets": ReplicaSets(replicas=replicas, leader_id=new.leader)}
+        resigned = _batch(
+            name,
+            {"types": LEADERSHIP, "flags": 0, **leads},
+            {"types": LEADER_APPEND, "offsets": last + 1, "leader_epochs": old.epoch},
         )
-        elected = EventBatch(
-            [TRUNCATION, LEADERSHIP, IN_SYNC_REPLICAS],
-            partitions=name,
-            offsets=[bases[new.index], bases[new.index], -1],
-            leader_epochs=[new.epoch],
-            flags=[0, 1, 0],
-            replica_sets=[
-                None,
-                sets,
-                ReplicaSets(in_sync=replicas, leader_id=new.leader, min_in_sync_replicas=MIN_IN_SYNC_REPLICAS),
-            ],
+        elected = _batch(
+            name,
+            {"types": TRUNCATION, "offsets": base, "leader_epochs": new.epoch},
+            {"types": LEADERSHIP, "offsets": base, "flags": 1, **leads},
+            {"types": IN_SYNC_REPLICAS, "leader_epochs": new.epoch, "replica_sets": _in_sync(new.leader, replicas)},
         )
         batches += [(change.resigned_ms, resigned), (change.elected_ms, elected)]
     for log in logs:
@@ -173,54 +185,41 @@ def rare_events(
 def _sync(cluster: Topology, log: Log, absence: Absence, *, leaves: bool) -> EventBatch:
     """A follower is fenced and leaves the in-sync replicas, or is back."""
     members = sorted({log.leader, *log.followers} - ({absence.follower} if leaves else set()))
-    sets = ReplicaSets(in_sync=members, leader_id=log.leader, min_in_sync_replicas=MIN_IN_SYNC_REPLICAS)
-    return EventBatch(
-        [REPLICA_STATE, IN_SYNC_REPLICAS],
-        partitions=[cluster.names[log.partition]],
-        leader_epochs=[log.epoch],
-        replica_ids=[absence.follower, -1],
-        flags=[FENCED if leaves else 0, 0],
-        replica_sets=[None, sets],
-    )
+    state = {"types": REPLICA_STATE, "replica_ids": absence.follower, "flags": FENCED if leaves else 0}
+    in_sync = {"types": IN_SYNC_REPLICAS, "replica_sets": _in_sync(log.leader, members)}
+    epoch = {"leader_epochs": log.epoch}
+    return _batch([cluster.names[log.partition]], state | epoch, in_sync | epoch)
 
 
 def _beginning(cluster: Topology, logs: list[Log], bases: list[int]) -> EventBatch:
     """Who leads and who is in sync; all replicas begin equal."""
-    types: list[int] = []
-    columns: dict[str, list[int]] = {
-        name: []
-        for name in ("item_indexes", "offsets", "replica_ids", "segment_base_offsets", "log_start_offsets", "flags")
-    }
-    sets: list[ReplicaSets | None] = []
-
-    def say(kind: int, log: Log, replicas: ReplicaSets | None, **values: int) -> None:
-        types.append(kind)
-        sets.append(replicas)
-        values["item_indexes"] = log.partition
-        for name, column in columns.items():
-            column.append(values.get(name, 0 if name == "flags" else -1))
-
+    events: list[dict[str, Any]] = []
     for log in logs[: len(cluster.names)]:
-        base = bases[log.index]
         everyone = sorted({log.leader, *log.followers})
-        say(LEADERSHIP, log, ReplicaSets(replicas=everyone, leader_id=log.leader), flags=1)
-        in_sync = ReplicaSets(in_sync=everyone, leader_id=log.leader, min_in_sync_replicas=MIN_IN_SYNC_REPLICAS)
-        say(IN_SYNC_REPLICAS, log, in_sync)
-        say(LEADER_APPEND, log, None, offsets=base, segment_base_offsets=base)
-        for follower in log.followers:
-            say(FOLLOWER_PROGRESS, log, None, offsets=base, replica_ids=follower, log_start_offsets=0)
-    return EventBatch(
-        types,
-        partitions=cluster.names,
-        item_indexes=columns["item_indexes"],
-        offsets=columns["offsets"],
-        leader_epochs=[0],
-        replica_ids=columns["replica_ids"],
-        segment_base_offsets=columns["segment_base_offsets"],
-        log_start_offsets=columns["log_start_offsets"],
-        flags=columns["flags"],
-        replica_sets=sets,
-    )
+        of_log = {"item_indexes": log.partition, "leader_epochs": log.epoch}
+        at_base = of_log | {"offsets": bases[log.index]}
+        leads = ReplicaSets(replicas=everyone, leader_id=log.leader)
+        events += [
+            of_log | {"types": LEADERSHIP, "flags": 1, "replica_sets": leads},
+            of_log | {"types": IN_SYNC_REPLICAS, "replica_sets": _in_sync(log.leader, everyone)},
+            at_base | {"types": LEADER_APPEND, "segment_base_offsets": bases[log.index]},
+            *(
+                at_base | {"types": FOLLOWER_PROGRESS, "replica_ids": follower, "log_start_offsets": 0}
+                for follower in log.followers
+            ),
+        ]
+    return _batch(cluster.names, *events)
+
+
+def _in_sync(leader: int, members: list[int]) -> ReplicaSets:
+    return ReplicaSets(in_sync=members, leader_id=leader, min_in_sync_replicas=MIN_IN_SYNC_REPLICAS)
+
+
+def _batch(partitions: list[tuple[str, int]], *events: dict[str, Any]) -> EventBatch:
+    """A batch of events, each given as its values by column. Columns that none of them gives are left out."""
+    given = {name: value for name, value in ABSENT.items() if any(name in event for event in events)}
+    columns: dict[str, Any] = {name: [event.get(name, value) for event in events] for name, value in given.items()}
+    return EventBatch(partitions=partitions, **columns)
 
 
 def draw_signals(arrivals: Arrivals, life_ms: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
@@ -240,7 +239,7 @@ def draw_cancels(arrivals: Arrivals, rng: np.random.Generator) -> tuple[Ints, In
 
 def order_calls(
     arrivals: Arrivals,
-    events: ScheduledEvents,
+    events: EventColumns,
     rare_ms: Ints,
     signals_ms: Ints,
     cancels: tuple[Ints, Ints],
@@ -253,7 +252,7 @@ def order_calls(
     cancel_starts = _starts(cancels_ms * 8 + arrivals.session[cancelled])
     parts = [
         _calls(RARE, rare_ms, np.arange(len(rare_ms))),
-        _calls(EVENTS, events.time_ms, _starts(events.time_ms)),
+        _calls(EVENTS, events["time_ms"], _starts(events["time_ms"])),
         _calls(SIGNALS, signals_ms, _starts(signals_ms)),
         _calls(REGISTER, arrivals.time_ms, starts),
         _calls(CANCEL, cancels_ms, cancel_starts),
