@@ -35,7 +35,6 @@ KIND_COLOURS: Final = {
     "delete_records": "var(--delete-records)",
     "signal": "var(--signal)",
 }
-OTHER_COLOUR: Final = "var(--quiet)"
 
 ROW_HEIGHT: Final = 24
 LABEL_LIMIT: Final = 150
@@ -118,6 +117,72 @@ def plot(
     )
     whole = {**spec.to_dict(validate=False), "config": CONFIG, "description": description}
     return Plot(title, whole, description, note, tuple(legend))
+
+
+def bars(
+    labels: Sequence[str],
+    values: Sequence[float],
+    written: Sequence[str],
+    *,
+    title: str,
+    axis: str,
+    colours: Sequence[str],
+    shares: bool = False,
+    by: str = "",
+    description: str = "",
+    note: str = "",
+    legend: Sequence[LegendEntry] = (),
+) -> Plot:
+    """Horizontal bars from zero, each with its figure at its end.
+
+    Args:
+        labels: Of the bars from the top; must be unique.
+        values: Of the bars, in the unit of the axis.
+        written: The same in words.
+        title: Of the plot.
+        axis: What the values are, with their unit.
+        colours: Of the bars.
+        shares: Whether values are shares, from 0 to 1.
+        by: What each bar is: all are then named in the description.
+        description: In words what the plot shows.
+        note: Stands below the title.
+        legend: Of the colours.
+
+    """
+    rows = [
+        {"label": label, "place": place, "value": value, "written": words, "colour": colour}
+        for place, (label, value, words, colour) in enumerate(zip(labels, values, written, colours, strict=True))
+    ]
+    room = (max(values, default=0) or 1) * 1.25
+    along = share_axis(alt.X, "value", axis, room)
+    if not shares:
+        ticks = alt.Axis(tickCount=4, grid=True, format=",.4~r")
+        along = alt.X("value:Q", title=axis, scale=alt.Scale(domain=[0, room], nice=False), axis=ticks)
+    base = alt.Chart(data(rows)).encode(
+        y=rows_axis(), x=along, tooltip=tooltips(("label:N", "which"), ("written:N", "value"))
+    )
+    chart = layered(
+        base.mark_bar(cornerRadiusEnd=2).encode(color=alt.Color("colour:N", scale=None, legend=None)),
+        base.mark_text(align="left", dx=6, color="var(--ink)").encode(text="written:N"),
+    )
+    every = ", ".join(f"{label} {words}" for label, words in zip(labels, written, strict=True))
+    return plot(
+        chart,
+        title=title,
+        description=description or f"Bars by {by}: {every}",
+        height=rows_height(len(labels)),
+        note=note,
+        legend=legend,
+    )
+
+
+def over_time(
+    values: Iterable[Mapping[Any, object]], span: Span, height: alt.Y, colours: Mapping[str, str]
+) -> alt.Chart:
+    """Rows along the time of the archive, coloured by their `word`; tooltips may show `when` they were."""
+    when = "utcFormat(datum.at, '%-d %b %H:%M')"
+    base: alt.Chart = alt.Chart(data(values)).transform_calculate(when=when)
+    return base.encode(x=time_axis(span), y=height, color=by_word(colours))
 
 
 def layered(*charts: alt.Chart) -> alt.LayerChart:
@@ -207,8 +272,19 @@ def swatches(
     )
 
 
-def colour_scale(colours: Mapping[str, str]) -> alt.Scale:
-    return alt.Scale(domain=list(colours), range=list(colours.values()))
+def by_word(colours: Mapping[str, str]) -> alt.Color:
+    """The colour of each row's `word`."""
+    scale = alt.Scale(domain=list(colours), range=list(colours.values()))
+    return alt.Color("word:N", scale=scale, legend=None)
+
+
+def colour_of(kind: object) -> str:
+    return KIND_COLOURS.get(str(kind), "var(--quiet)")
+
+
+def amounts_axis(key: str, title: str, written: str = "") -> alt.Y:
+    """Numbers upwards from zero, `written` in a format of D3's."""
+    return alt.Y(f"{key}:Q", title=title, axis=alt.Axis(tickCount=5, format=written or alt.Undefined))
 
 
 def tooltips(*entries: tuple[str, str] | tuple[str, str, str]) -> list[alt.Tooltip]:

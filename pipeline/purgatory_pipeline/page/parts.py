@@ -26,6 +26,16 @@ class PageColumn:
         return self.shown in wording.FIGURES
 
 
+def columns(shown: Callable[[object], str], *keys: str, **titles: str) -> tuple[PageColumn, ...]:
+    """Columns that are written alike: first those whose title is their key, then those with a title of their own."""
+    plain = {key: key.replace("_", " ") for key in keys}
+    return tuple(PageColumn(key, title, shown) for key, title in {**plain, **titles}.items())
+
+
+TOPIC: Final = PageColumn("topic", "topic", wording.name)
+KIND: Final = PageColumn("kind", "kind")
+
+
 @dataclass(frozen=True)
 class PageTable:
     """The first `rows_max` rows of a frame. `rest` says where the others are; rows whose `marked` is true stand out."""

@@ -150,9 +150,21 @@ def name(value: object) -> Markup:
     return Markup("<code><bdi>{}</bdi></code>").format(text(value))
 
 
+def name_or_all(topic: object) -> str:
+    """The topic of a row; rows without one are about all topics."""
+    return "all topics" if is_missing(topic) else name(topic)
+
+
 def strong(value: object) -> Markup:
     """The figure that a sentence is about."""
     return Markup("<strong>{}</strong>").format(value)
+
+
+def subtitle(archive: str, first_at: datetime | None, last_at: datetime | None, operations: int) -> Markup:
+    """What a page is about: an archive, the time it spans, and how many operations it holds."""
+    return Markup("{} · {} to {} UTC · {} operations").format(
+        name(archive), instant(first_at), instant(last_at), count(operations)
+    )
 
 
 def unbroken(sentence: str) -> str:

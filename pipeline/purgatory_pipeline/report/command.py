@@ -93,7 +93,7 @@ def report(
         made.release()
     for line in advised(frames["advice"]):
         typer.echo(line)
-    page = outputs.write_report_page(frames, _info(found, intake, made, options, (start, end), rows), place)
+    page = outputs.write_report_page(frames, _info(found, intake, made, options, rows), place)
     typer.echo(f"tables in {out}/tables and {out}/csv; the page: {page}")
 
 
@@ -126,7 +126,6 @@ def _info(
     intake: IntakeAccount,
     made: Report,
     options: ReportOptions,
-    window: tuple[datetime | None, datetime | None],
     rows: dict[str, int],
 ) -> ReportInfo:
     import pyspark
@@ -138,8 +137,6 @@ def _info(
     first_at, last_at = _bounds(found)
     return ReportInfo(
         archive=found.uri,
-        since=window[0],
-        until=window[1],
         first_at=first_at,
         last_at=last_at,
         window_ms=options.window_ms,

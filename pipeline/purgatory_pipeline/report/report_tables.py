@@ -71,8 +71,6 @@ class ReportInfo:
     """What the tables are about. `rows`: the number of rows of a table whose frame holds only the first ones."""
 
     archive: str
-    since: datetime | None
-    until: datetime | None
     first_at: datetime | None
     last_at: datetime | None
     window_ms: int
@@ -81,7 +79,6 @@ class ReportInfo:
     """Produces that waited longer were looked at one by one; None: there were none."""
     slow_share: float
     """The share of produces that `slow_over_ms` was chosen for, such as 0.01."""
-    options: Mapping[str, str] = field(default_factory=dict)
     totals: Mapping[str, int] = field(default_factory=dict)
     """Of operations: registered, refused, carried_in, ended, satisfied, failed, expired, cancelled, shutting_down,
     unfinished. registered - refused + carried_in = ended + unfinished.

@@ -64,15 +64,12 @@ def report_info(**changes: object) -> report_tables.ReportInfo:
     """What goes with the frames."""
     values: dict[str, object] = {
         "archive": "archive/july",
-        "since": None,
-        "until": None,
         "first_at": START,
         "last_at": START + 48 * WINDOW,
         "window_ms": 3_600_000,
         "approximate": False,
         "slow_over_ms": 145,
         "slow_share": 0.01,
-        "options": {"topic": "any"},
         "totals": totals(),
         "rows": {"groups": 51_200},
         "notes": ("Run 7f3a ended without saying so: what it did after 2026-07-02 04:10 is not there.",),

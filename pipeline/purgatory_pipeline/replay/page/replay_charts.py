@@ -12,7 +12,7 @@ from typing import Any, Final
 import altair as alt
 import pandas as pd
 
-from purgatory_pipeline.page import bar_charts, charts, wording
+from purgatory_pipeline.page import charts, wording
 from purgatory_pipeline.page.parts import LegendEntry, Plot
 
 UNCHANGED: Final = ""
@@ -123,18 +123,14 @@ def waits_plot(waits: pd.DataFrame, kind: str, policies: Policies) -> Plot:
 def changes_plot(changes: pd.DataFrame, policies: Policies) -> Plot:
     drawn = policies.names[:BARS]
     counts = {name: float(changes[changes["policy"] == name]["operations"].sum()) for name in drawn}
-    return charts.plot(
-        bar_charts.bars(
-            charts.unique_labels(drawn),
-            list(counts.values()),
-            [wording.count(count) for count in counts.values()],
-            title="operations",
-            colours=["var(--middle)"] * len(drawn),
-        ),
+    return charts.bars(
+        charts.unique_labels(drawn),
+        list(counts.values()),
+        [wording.count(count) for count in counts.values()],
         title="Operations that would have ended differently, by policy",
-        description="Bars by policy: "
-        + ", ".join(f"{wording.text(name)} {wording.count(count)}" for name, count in counts.items()),
-        height=charts.rows_height(len(drawn)),
+        by="policy",
+        axis="operations",
+        colours=["var(--middle)"] * len(drawn),
         note=f"The first {BARS} of {len(policies.names)}." if len(policies.names) > BARS else "",
     )
 
@@ -151,7 +147,7 @@ def _against(
     colours: dict[str, str],
     written: str,
 ) -> alt.LayerChart:
-    colour = alt.Color("word:N", scale=charts.colour_scale(colours), legend=None)
+    colour = charts.by_word(colours)
     across = alt.X(
         "label:N",
         title=policies.title,

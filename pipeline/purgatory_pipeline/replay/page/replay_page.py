@@ -60,12 +60,7 @@ def replay_page(frames: Mapping[str, pd.DataFrame], info: ReplayInfo) -> Page:
     moved = _moved_kinds(frames)
     return Page(
         title="Purgatory replay",
-        subtitle=Markup("{} · {} to {} UTC · {} operations").format(
-            wording.name(info.archive),
-            wording.instant(info.first_at),
-            wording.instant(info.last_at),
-            wording.count(info.compared),
-        ),
+        subtitle=wording.subtitle(info.archive, info.first_at, info.last_at, info.compared),
         headlines=_headlines(info),
         account=_account(info),
         findings=_findings(frames["outcomes"], policies),

@@ -8,32 +8,23 @@ import pandas as pd
 from markupsafe import Markup
 
 from purgatory_pipeline.page import charts, wording
-from purgatory_pipeline.page.parts import Finding, LegendEntry, PageColumn, PageTable, Plot, Section
-from purgatory_pipeline.report.page import window_series
+from purgatory_pipeline.page.parts import KIND, Finding, LegendEntry, PageColumn, PageTable, Plot, Section, columns
+from purgatory_pipeline.report.page.window_series import duration
 
 DOTS_MAX: Final = 400
 FINDINGS: Final = 2
-_MEASURES: Final[dict[str, tuple[str, Callable[[object], str], Markup]]] = {
-    "registered": ("registrations", wording.count, Markup("{value} {of} were registered, usually {usual}.")),
-    "wait_p50_ms": (
-        "wait of half",
-        wording.milliseconds,
-        Markup("half of the {of} waited up to {value}, usually {usual}."),
-    ),
-    "wait_p99_ms": (
-        "wait of 99 %",
-        wording.milliseconds,
-        Markup("99 % of the {of} waited up to {value}, usually {usual}."),
-    ),
-    "expiry_rate": ("share expired", wording.share, Markup("{value} of the {of} expired, usually {usual}.")),
-    "completion_rate": (
-        "share satisfied",
-        wording.share,
-        Markup("{value} of the {of} were satisfied, usually {usual}."),
-    ),
+_MEASURES: Final[dict[str, tuple[str, Callable[[object], str], str]]] = {
+    "registered": ("registrations", wording.count, "{value} {of} were registered, usually {usual}."),
+    "wait_p50_ms": ("wait of half", wording.milliseconds, "half of the {of} waited up to {value}, usually {usual}."),
+    "wait_p99_ms": ("wait of 99 %", wording.milliseconds, "99 % of the {of} waited up to {value}, usually {usual}."),
+    "expiry_rate": ("share expired", wording.share, "{value} of the {of} expired, usually {usual}."),
+    "completion_rate": ("share satisfied", wording.share, "{value} of the {of} were satisfied, usually {usual}."),
 }
 """For each measure: its name, how its values are written, and a sentence."""
 _COLOURS: Final = {"up": "var(--expired)", "down": "var(--produce)"}
+_TOOLTIP: Final = charts.tooltips(
+    ("when:N", "window from (UTC)"), ("measure:N", "what"), ("of:N", "of"), ("value:N", "was"), ("usual:N", "usually")
+)
 
 
 def anomalies_section(anomalies: pd.DataFrame, window_ms: int, span: charts.Span) -> Section:
@@ -43,70 +34,67 @@ def anomalies_section(anomalies: pd.DataFrame, window_ms: int, span: charts.Span
     lead = Markup(
         "{} of {} differ strikingly from the same window of the day before, or, if there is "
         "none, from the window before. The score is the change over the usual spread of such changes."
-    ).format(wording.strong(wording.plural(len(anomalies), "figure")), window_series.duration(window_ms) + " windows")
-    return Section("anomalies", title, (lead,), parts=(_plot(anomalies, window_ms, span), _table(anomalies)))
+    ).format(wording.strong(wording.plural(len(anomalies), "figure")), duration(window_ms) + " windows")
+    written = _in_words(anomalies)
+    table = PageTable(
+        "The most striking windows",
+        written,
+        (
+            PageColumn("window_start", "window from (UTC)", wording.instant),
+            PageColumn("topic", "topic", wording.name_or_all),
+            KIND,
+            PageColumn("measure", "what"),
+            *columns(wording.as_is, value="was", usual="usually"),
+            PageColumn("compared_with", "compared with", wording.instant),
+            *columns(wording.decimal, "score"),
+        ),
+        rest="csv/anomalies.csv",
+    )
+    return Section("anomalies", title, (lead,), parts=(_plot(written, window_ms, span), table))
 
 
 def anomaly_findings(anomalies: pd.DataFrame, window_ms: int) -> list[Finding]:
     """The highest scores, one for each measure and kind."""
     known = anomalies[anomalies["measure"].isin(list(_MEASURES))]
     first = known.drop_duplicates(["measure", "kind"]).head(FINDINGS)
-    return [
-        Finding(
-            Markup("In the {} from {}, ").format(
-                window_series.duration(window_ms), wording.instant(row["window_start"])
-            )
-            + _MEASURES[row["measure"]][2].format(
-                of=_of(row["topic"], row["kind"]),
-                value=wording.strong(_value(row["measure"], row["value"])),
-                usual=_value(row["measure"], row["usual"]),
-            ),
-            "anomalies",
-        )
-        for _, row in first.iterrows()
-    ]
+    found = []
+    for measure, (_, row) in zip(first["measure"], _in_words(first).iterrows(), strict=True):
+        of = Markup("{} operations").format(wording.text(row["kind"]))
+        if not wording.is_missing(row["topic"]):
+            of += Markup(" on {}").format(wording.name(row["topic"]))
+        window = Markup("In the {} from {}, ").format(duration(window_ms), wording.instant(row["window_start"]))
+        figures = {"value": wording.strong(row["value"]), "usual": row["usual"]}
+        found.append(Finding(window + Markup(_MEASURES[measure][2]).format(of=of, **figures), "anomalies"))  # noqa: S704
+    return found
 
 
-def _plot(anomalies: pd.DataFrame, window_ms: int, span: charts.Span) -> Plot:
-    drawn = anomalies.head(DOTS_MAX)
-    dots = [
-        {
-            "at": row["window_start"] + pd.Timedelta(milliseconds=window_ms) / 2,
-            "measure": _measure(row["measure"]),
-            "word": row["direction"],
-            "score": row["score"],
-            "of": f"{row['topic']} · {row['kind']}"
-            if not wording.is_missing(row["topic"])
-            else f"all topics · {row['kind']}",
-            "value": _value(row["measure"], row["value"]),
-            "usual": _value(row["measure"], row["usual"]),
-        }
-        for _, row in drawn.iterrows()
-    ]
-    chart = (
-        alt.Chart(charts.data(dots))
-        .transform_calculate(when=window_series.WHEN)
-        .mark_circle(opacity=0.75, stroke="var(--paper)", strokeWidth=1)
-        .encode(
-            x=charts.time_axis(span),
-            y=alt.Y("measure:N", title=None, axis=alt.Axis(grid=True, labelColor="var(--ink)"), sort="ascending"),
-            size=alt.Size("score:Q", scale=alt.Scale(type="sqrt", range=[40, 420], zero=False), legend=None),
-            color=alt.Color("word:N", scale=charts.colour_scale(_COLOURS), legend=None),
-            tooltip=charts.tooltips(
-                ("when:N", "window from (UTC)"),
-                ("measure:N", "what"),
-                ("of:N", "of"),
-                ("value:N", "was"),
-                ("usual:N", "usually"),
-            ),
-        )
-    )
-    measures = sorted({dot["measure"] for dot in dots})
+def _in_words(anomalies: pd.DataFrame) -> pd.DataFrame:
+    """The same with names of measures, and with values as they are written."""
+    known = [_MEASURES.get(measure, (wording.text(measure), wording.decimal, "")) for measure in anomalies["measure"]]
+    values = {
+        column: [shown(value) for (_, shown, _), value in zip(known, anomalies[column], strict=True)]
+        for column in ("value", "usual")
+    }
+    return anomalies.assign(measure=[name for name, _, _ in known], **values)
+
+
+def _plot(written: pd.DataFrame, window_ms: int, span: charts.Span) -> Plot:
+    drawn = written.head(DOTS_MAX)
+    topics = drawn["topic"].where(drawn["topic"].notna(), "all topics")
+    dots = drawn.assign(
+        at=drawn["window_start"] + pd.Timedelta(milliseconds=window_ms) / 2,
+        word=drawn["direction"],
+        of=[f"{topic} · {kind}" for topic, kind in zip(topics, drawn["kind"], strict=True)],
+    )[["at", "measure", "word", "score", "of", "value", "usual"]]
+    up = alt.Y("measure:N", title=None, axis=alt.Axis(grid=True, labelColor="var(--ink)"), sort="ascending")
+    size = alt.Size("score:Q", scale=alt.Scale(type="sqrt", range=[40, 420], zero=False), legend=None)
+    base = charts.over_time(dots.to_dict("records"), span, up, _COLOURS)
+    measures = sorted(set(dots["measure"]))
     note = "Larger is more striking."
-    if len(anomalies) > DOTS_MAX:
-        note += f" The first {DOTS_MAX} of {len(anomalies):,}."
+    if len(written) > DOTS_MAX:
+        note += f" The first {DOTS_MAX} of {len(written):,}."
     return charts.plot(
-        chart,
+        base.mark_circle(opacity=0.75, stroke="var(--paper)", strokeWidth=1).encode(size=size, tooltip=_TOOLTIP),
         title="When something was unusual",
         description=f"A dot for each striking window, in one row each for {wording.listed(measures)}; larger "
         "ones are more striking. The table below says what each was.",
@@ -114,43 +102,3 @@ def _plot(anomalies: pd.DataFrame, window_ms: int, span: charts.Span) -> Plot:
         note=note,
         legend=(LegendEntry("more than usual", _COLOURS["up"]), LegendEntry("less than usual", _COLOURS["down"])),
     )
-
-
-def _table(anomalies: pd.DataFrame) -> PageTable:
-    measures = anomalies["measure"].tolist()
-    frame = anomalies.assign(
-        what=[_measure(measure) for measure in measures],
-        was=[_value(measure, value) for measure, value in zip(measures, anomalies["value"], strict=True)],
-        usually=[_value(measure, value) for measure, value in zip(measures, anomalies["usual"], strict=True)],
-    )
-    return PageTable(
-        "The most striking windows",
-        frame,
-        (
-            PageColumn("window_start", "window from (UTC)", wording.instant),
-            PageColumn(
-                "topic", "topic", lambda topic: "all topics" if wording.is_missing(topic) else wording.name(topic)
-            ),
-            PageColumn("kind", "kind"),
-            PageColumn("what", "what"),
-            PageColumn("was", "was", wording.as_is),
-            PageColumn("usually", "usually", wording.as_is),
-            PageColumn("compared_with", "compared with", wording.instant),
-            PageColumn("score", "score", wording.decimal),
-        ),
-        rest="csv/anomalies.csv",
-    )
-
-
-def _measure(measure: object) -> str:
-    return _MEASURES[str(measure)][0] if measure in _MEASURES else wording.text(measure)
-
-
-def _value(measure: object, value: object) -> str:
-    return _MEASURES[str(measure)][1](value) if measure in _MEASURES else wording.decimal(value)
-
-
-def _of(topic: object, kind: object) -> Markup:
-    if wording.is_missing(topic):
-        return Markup("{} operations").format(wording.text(kind))
-    return Markup("{} operations on {}").format(wording.text(kind), wording.name(topic))

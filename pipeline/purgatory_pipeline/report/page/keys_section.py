@@ -2,16 +2,15 @@
 
 from typing import Final
 
-import altair as alt
 import pandas as pd
 from markupsafe import Markup
 
-from purgatory_pipeline.page import bar_charts, charts, wording
-from purgatory_pipeline.page.parts import Grid, PageColumn, PageTable, Plot, Section
-from purgatory_pipeline.report.page import window_series
+from purgatory_pipeline.page import charts, wording
+from purgatory_pipeline.page.parts import KIND, Grid, PageColumn, PageTable, Plot, Section, columns
 
 BARS: Final = 10
 DOTS_MAX: Final = 400
+NO_PARTITION: Final = -1
 
 
 def backlog_section(backlog: pd.DataFrame, span: charts.Span) -> Section:
@@ -25,35 +24,26 @@ def backlog_section(backlog: pd.DataFrame, span: charts.Span) -> Section:
         wording.name(deepest["topic"]),
         wording.strong(wording.instant(deepest["at"])),
     )
-    return Section(
-        "backlog",
-        title,
-        (lead,),
+    table = PageTable(
+        "Deepest backlog of a partition or key",
+        backlog,
         (
-            _backlog_plot(backlog, span),
-            PageTable(
-                "Deepest backlog of a partition or key",
-                backlog,
-                (
-                    PageColumn("topic", "topic or key", wording.name),
-                    PageColumn("partition", "partition", bar_charts.partition),
-                    PageColumn("kind", "kind"),
-                    PageColumn("deepest", "waits at once", wording.count),
-                    PageColumn("at", "first at (UTC)", wording.instant),
-                ),
-                rest="csv/backlog.csv",
-                rows_max=8,
-            ),
+            *_KEY,
+            PageColumn("deepest", "waits at once", wording.count),
+            PageColumn("at", "first at (UTC)", wording.instant),
         ),
+        rest="csv/backlog.csv",
+        rows_max=8,
     )
+    return Section("backlog", title, (lead,), (_backlog_plot(backlog, span), table))
 
 
 def hot_keys_section(hot_keys: pd.DataFrame) -> Section:
     title = "Hot keys"
-    by = {word: hot_keys[hot_keys["by"] == word] for word in ("waits", "waited")}
-    if by["waits"].empty:
+    by_waits, by_time = (hot_keys[hot_keys["by"] == word] for word in ("waits", "waited"))
+    if by_waits.empty:
         return Section("hot-keys", title, ("Nothing ended in this time.",))
-    first = by["waits"].iloc[0]
+    first = by_waits.iloc[0]
     lead = Markup(
         "{} {} takes {} of all waits. A key that is high in the second list but not in the first has few waits, "
         "but slow ones."
@@ -62,61 +52,35 @@ def hot_keys_section(hot_keys: pd.DataFrame) -> Section:
         _where(first["partition"]),
         wording.strong(wording.share_in_sentence(first["share"])),
     )
-    return Section(
-        "hot-keys",
-        title,
-        (lead,),
+    plots = Grid(
         (
-            Grid(
-                (
-                    _hot_plot(by["waits"], "Most waits", "share of all waits"),
-                    _hot_plot(by["waited"], "Most time waited", "share of all time waited"),
-                )
-            ),
-            Grid(
-                (
-                    _hot_table(by["waits"], "By number of waits", PageColumn("waits", "waits", wording.count)),
-                    _hot_table(
-                        by["waited"],
-                        "By time waited",
-                        PageColumn("waited_total_ms", "time waited", wording.total_time),
-                    ),
-                )
-            ),
-        ),
+            _hot_plot(by_waits, "Most waits", "share of all waits"),
+            _hot_plot(by_time, "Most time waited", "share of all time waited"),
+        )
     )
+    tables = Grid(
+        (
+            _hot_table(by_waits, "By number of waits", PageColumn("waits", "waits", wording.count)),
+            _hot_table(by_time, "By time waited", PageColumn("waited_total_ms", "time waited", wording.total_time)),
+        )
+    )
+    return Section("hot-keys", title, (lead,), (plots, tables))
 
 
 def _backlog_plot(backlog: pd.DataFrame, span: charts.Span) -> Plot:
     drawn = backlog.head(DOTS_MAX)
-    colours = {
-        kind: charts.KIND_COLOURS.get(kind, charts.OTHER_COLOUR) for kind in sorted(set(drawn["kind"].astype(str)))
-    }
-    dots = [
-        {"at": at, "value": deepest, "word": str(kind), "label": label}
-        for at, deepest, kind, label in zip(
-            drawn["at"], drawn["deepest"], drawn["kind"], bar_charts.key_labels(drawn), strict=True
-        )
-    ]
-    chart = (
-        alt.Chart(charts.data(dots))
-        .transform_calculate(when=window_series.WHEN)
-        .mark_circle(size=60, opacity=0.7)
-        .encode(
-            x=charts.time_axis(span),
-            y=alt.Y("value:Q", title="waits pending at once", axis=alt.Axis(tickCount=5, format=",~r")),
-            color=alt.Color("word:N", scale=charts.colour_scale(colours), legend=None),
-            tooltip=charts.tooltips(("label:N", "which"), ("value:Q", "waits at once", ","), ("when:N", "at (UTC)")),
-        )
-    )
-    note = f"The deepest {DOTS_MAX} of {len(backlog):,}." if len(backlog) > DOTS_MAX else ""
+    colours = {str(kind): charts.colour_of(kind) for kind in sorted(set(drawn["kind"]))}
+    dots = drawn.assign(value=drawn["deepest"], word=drawn["kind"], label=_labels(drawn))
+    up = charts.amounts_axis("value", "waits pending at once", ",~r")
+    base = charts.over_time(dots[["at", "value", "word", "label"]].to_dict("records"), span, up, colours)
+    tooltip = charts.tooltips(("label:N", "which"), ("value:Q", "waits at once", ","), ("when:N", "at (UTC)"))
     return charts.plot(
-        chart,
+        base.mark_circle(size=60, opacity=0.7).encode(tooltip=tooltip),
         title="When each partition or key was at its deepest",
         description=f"A dot for each of {len(drawn)} partitions and kinds: when its backlog was deepest, and how deep. "
         "The table below has the deepest ones.",
         height=200,
-        note=note,
+        note=f"The deepest {DOTS_MAX} of {len(backlog):,}." if len(backlog) > DOTS_MAX else "",
         legend=charts.swatches(colours, colours),
     )
 
@@ -124,38 +88,45 @@ def _backlog_plot(backlog: pd.DataFrame, span: charts.Span) -> Plot:
 def _hot_plot(frame: pd.DataFrame, title: str, axis: str) -> Plot:
     drawn = frame.head(BARS)
     shares = [wording.number_of(share) for share in drawn["share"]]
-    return charts.plot(
-        bar_charts.bars(
-            bar_charts.key_labels(drawn),
-            shares,
-            [wording.share(share) for share in shares],
-            title=axis,
-            colours=[charts.KIND_COLOURS.get(str(kind), charts.OTHER_COLOUR) for kind in drawn["kind"]],
-            shares=True,
-        ),
+    return charts.bars(
+        _labels(drawn),
+        shares,
+        [wording.share(share) for share in shares],
         title=title,
+        axis=axis,
+        colours=[charts.colour_of(kind) for kind in drawn["kind"]],
+        shares=True,
         description=f"Bars for the first {len(drawn)} partitions or keys: their {axis}, from "
         f"{wording.share(max(shares))} down. The table below has the figures.",
-        height=charts.rows_height(len(drawn)),
         legend=charts.swatches(charts.KIND_COLOURS, {str(kind) for kind in drawn["kind"]}),
     )
 
 
 def _hot_table(frame: pd.DataFrame, caption: str, figure: PageColumn) -> PageTable:
     return PageTable(
-        caption,
-        frame,
-        (
-            PageColumn("topic", "topic or key", wording.name),
-            PageColumn("partition", "partition", bar_charts.partition),
-            PageColumn("kind", "kind"),
-            figure,
-            PageColumn("share", "share", wording.share),
-        ),
-        rest="csv/hot_keys.csv",
-        rows_max=BARS,
+        caption, frame, (*_KEY, figure, *columns(wording.share, "share")), rest="csv/hot_keys.csv", rows_max=BARS
+    )
+
+
+def _labels(frame: pd.DataFrame) -> list[str]:
+    """orders-3 · produce, or the key of a signal; unique."""
+    return charts.unique_labels(
+        f"{topic if number == NO_PARTITION else f'{topic}-{number}'} · {kind}"
+        for topic, number, kind in zip(frame["topic"], frame["partition"], frame["kind"], strict=True)
     )
 
 
 def _where(number: object) -> str:
-    return "key" if wording.number_of(number) == bar_charts.NO_PARTITION else f"partition {wording.count(number)}"
+    return "key" if wording.number_of(number) == NO_PARTITION else f"partition {wording.count(number)}"
+
+
+def _partition(value: object) -> str:
+    """A partition's number; a dash for signals, which have none."""
+    return wording.MISSING if wording.number_of(value) == NO_PARTITION else wording.count(value)
+
+
+_KEY: Final = (
+    PageColumn("topic", "topic or key", wording.name),
+    PageColumn("partition", "partition", _partition),
+    KIND,
+)

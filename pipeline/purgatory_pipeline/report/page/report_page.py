@@ -3,13 +3,11 @@
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
 
 import pandas as pd
-from markupsafe import Markup
 
 from purgatory_pipeline.page import charts, document, wording
-from purgatory_pipeline.page.parts import Finding, Page, PageColumn, PageTable, Section, footer_lines
+from purgatory_pipeline.page.parts import Page, PageColumn, PageTable, Section, footer_lines
 from purgatory_pipeline.report.page import account_section
 from purgatory_pipeline.report.page.anomalies_section import anomalies_section, anomaly_findings
 from purgatory_pipeline.report.page.keys_section import backlog_section, hot_keys_section
@@ -31,10 +29,14 @@ def report_page(frames: Mapping[str, pd.DataFrame], info: ReportInfo) -> Page:
     span = _span(lines, info)
     return Page(
         title="Purgatory report",
-        subtitle=_subtitle(info),
+        subtitle=wording.subtitle(info.archive, info.first_at, info.last_at, info.totals.get("registered", 0)),
         headlines=account_section.headlines(frames["intake"], info),
         account=account_section.account_section(frames["intake"], info),
-        findings=_findings(frames, info),
+        findings=(
+            *straggler_finding(frames["stragglers"]),
+            *advice_findings(frames["advice"]),
+            *anomaly_findings(frames["anomalies"], info.window_ms),
+        ),
         sections=(
             load_section(lines),
             waits_section(frames["topics"], lines, approximate=info.approximate),
@@ -46,7 +48,7 @@ def report_page(frames: Mapping[str, pd.DataFrame], info: ReportInfo) -> Page:
             anomalies_section(frames["anomalies"], info.window_ms, span),
             _tables_section(frames, info),
         ),
-        footer=footer_lines(info.options, info.versions),
+        footer=footer_lines({}, info.versions),
     )
 
 
@@ -58,24 +60,6 @@ def _span(lines: WindowSeries, info: ReportInfo) -> charts.Span:
     return info.first_at or nothing, info.last_at or nothing
 
 
-def _subtitle(info: ReportInfo) -> Markup:
-    return Markup("{} · {} to {} UTC · {} operations").format(
-        wording.name(info.archive),
-        wording.instant(info.first_at),
-        wording.instant(info.last_at),
-        wording.count(info.totals.get("registered", 0)),
-    )
-
-
-def _findings(frames: Mapping[str, pd.DataFrame], info: ReportInfo) -> tuple[Finding, ...]:
-    found = [
-        *straggler_finding(frames["stragglers"]),
-        *advice_findings(frames["advice"]),
-        *anomaly_findings(frames["anomalies"], info.window_ms),
-    ]
-    return tuple(found)
-
-
 def _tables_section(frames: Mapping[str, pd.DataFrame], info: ReportInfo) -> Section:
     rows = pd.DataFrame(
         [
@@ -83,25 +67,15 @@ def _tables_section(frames: Mapping[str, pd.DataFrame], info: ReportInfo) -> Sec
             for table in TABLES.values()
         ]
     )
-    return Section(
-        "tables",
-        "All tables",
-        (_BESIDE,),
+    beside = "This page shows the top of each. The whole tables are beside it as Parquet, and their first rows as CSV."
+    table = PageTable(
+        "Tables of this report",
+        rows,
         (
-            PageTable(
-                "Tables of this report",
-                rows,
-                (
-                    PageColumn("name", "table", wording.name),
-                    PageColumn("meaning", "what it holds", lambda meaning: wording.with_code_names(str(meaning))),
-                    PageColumn("rows", "rows", wording.count),
-                ),
-                rows_max=len(rows),
-            ),
+            PageColumn("name", "table", wording.name),
+            PageColumn("meaning", "what it holds", lambda meaning: wording.with_code_names(str(meaning))),
+            PageColumn("rows", "rows", wording.count),
         ),
+        rows_max=len(rows),
     )
-
-
-_BESIDE: Final = (
-    "This page shows the top of each. The whole tables are beside it as Parquet, and their first rows as CSV."
-)
+    return Section("tables", "All tables", (beside,), (table,))

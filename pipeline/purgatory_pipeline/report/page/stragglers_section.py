@@ -1,13 +1,14 @@
 """The section on stragglers: which replica the slow produces had to wait for."""
 
 import math
+from collections.abc import Callable
 from typing import Final
 
 import pandas as pd
 from markupsafe import Markup
 
-from purgatory_pipeline.page import bar_charts, charts, wording
-from purgatory_pipeline.page.parts import Finding, Grid, PageColumn, PageTable, Plot, Section
+from purgatory_pipeline.page import charts, wording
+from purgatory_pipeline.page.parts import TOPIC, Finding, Grid, PageColumn, PageTable, Plot, Section, columns
 from purgatory_pipeline.report.report_tables import ReportInfo
 
 REPLICAS_DRAWN: Final = 10
@@ -18,6 +19,13 @@ _CAUSES: Final = {
     "told": "a high watermark was pushed from outside",
     "unknown": "the archive does not show it",
 }
+_UNITS_MS: Final = {"hours": 3_600_000, "minutes": 60_000, "seconds": 1_000, "ms": 1}
+_REPLICA: Final = (
+    *columns(wording.count, replica_id="replica", held_back="held back"),
+    *columns(wording.share, "share"),
+    *columns(wording.milliseconds, median_ms="later by, half", p99_ms="99 %", max_ms="the most"),
+    *columns(wording.total_time, total_ms="time lost"),
+)
 
 
 def stragglers_section(stragglers: pd.DataFrame, causes: pd.DataFrame, info: ReportInfo) -> Section:
@@ -30,17 +38,15 @@ def stragglers_section(stragglers: pd.DataFrame, causes: pd.DataFrame, info: Rep
     ).format(wording.strong(wording.milliseconds(info.slow_over_ms)), wording.share_in_sentence(info.slow_share))
     overall = _overall(stragglers)
     by_topic = stragglers[stragglers["topic"].notna()]
-    named = _figures("replica_id", "replica")
     parts: list[Plot | PageTable | Grid] = []
     if not overall.empty:
         parts += [
-            Grid((_held_back_plot(overall), _lost_plot(overall))),
-            PageTable("Replicas, over all topics", overall, named, rest="csv/stragglers.csv"),
+            _plots(overall.head(REPLICAS_DRAWN)),
+            PageTable("Replicas, over all topics", overall, _REPLICA, rest="csv/stragglers.csv"),
         ]
     if len(set(by_topic["topic"])) > 1:
         frame = by_topic.sort_values("total_ms", ascending=False, kind="stable")
-        columns = (PageColumn("topic", "topic", wording.name), *named)
-        parts.append(PageTable("Replicas, by topic", frame, columns, rest="csv/stragglers.csv", rows_max=8))
+        parts.append(PageTable("Replicas, by topic", frame, (TOPIC, *_REPLICA), rest="csv/stragglers.csv", rows_max=8))
     parts.append(_causes_table(causes))
     return Section("stragglers", title, (lead,), tuple(parts))
 
@@ -59,12 +65,10 @@ def straggler_finding(stragglers: pd.DataFrame) -> list[Finding]:
         wording.strong(wording.milliseconds(first["median_ms"])),
     )
     if second is not None:
-        sentence += Markup("Next is replica {} with {}. ").format(
-            second["replica_id"], wording.share_in_sentence(second["share"])
-        )
-    sentence += Markup("Without it they would have waited {} less in total.").format(
-        wording.total_time(first["total_ms"])
-    )
+        share = wording.share_in_sentence(second["share"])
+        sentence += Markup("Next is replica {} with {}. ").format(second["replica_id"], share)
+    total = wording.total_time(first["total_ms"])
+    sentence += Markup("Without it they would have waited {} less in total.").format(total)
     return [Finding(sentence, "stragglers")]
 
 
@@ -78,70 +82,30 @@ def _overall(stragglers: pd.DataFrame) -> pd.DataFrame:
     return stragglers[stragglers["topic"].isna()].sort_values("total_ms", ascending=False, kind="stable")
 
 
-def _figures(key: str, title: str) -> tuple[PageColumn, ...]:
-    return (
-        PageColumn(key, title, wording.count),
-        PageColumn("held_back", "held back", wording.count),
-        PageColumn("share", "share", wording.share),
-        PageColumn("median_ms", "later by, half", wording.milliseconds),
-        PageColumn("p99_ms", "99 %", wording.milliseconds),
-        PageColumn("max_ms", "the most", wording.milliseconds),
-        PageColumn("total_ms", "time lost", wording.total_time),
-    )
+def _plots(drawn: pd.DataFrame) -> Grid:
+    """What each replica held back, and the time lost to it; the costliest replica stands out."""
+    most_ms = max(wording.number_of(value) for value in drawn["total_ms"])
+    unit, unit_ms = next(((unit, size) for unit, size in _UNITS_MS.items() if most_ms >= size), ("ms", 1))
 
+    def bars(key: str, size: int, shown: Callable[[object], str], title: str, axis: str) -> Plot:
+        return charts.bars(
+            [f"replica {replica}" for replica in drawn["replica_id"]],
+            [wording.number_of(value) / size for value in drawn[key]],
+            [shown(value) for value in drawn[key]],
+            title=title,
+            by="replica",
+            axis=axis,
+            colours=["var(--expired)", *["var(--satisfied)"] * (len(drawn) - 1)],
+            shares=key == "share",
+        )
 
-def _held_back_plot(overall: pd.DataFrame) -> Plot:
-    drawn = overall.head(REPLICAS_DRAWN)
-    shares = [wording.number_of(share) for share in drawn["share"]]
-    return charts.plot(
-        bar_charts.bars(
-            _labels(drawn),
-            shares,
-            [wording.share(share) for share in shares],
-            title="share of the slow produces",
-            colours=_colours(drawn),
-            shares=True,
-        ),
-        title="Slow produces held back, by replica",
-        description="Bars by replica: "
-        + ", ".join(f"{label} {wording.share(share)}" for label, share in zip(_labels(drawn), shares, strict=True)),
-        height=charts.rows_height(len(drawn)),
-    )
-
-
-def _lost_plot(overall: pd.DataFrame) -> Plot:
-    drawn = overall.head(REPLICAS_DRAWN)
-    lost = [wording.number_of(value) for value in drawn["total_ms"]]
-    size, unit = next(
+    lost = f"time lost, added up ({unit})"
+    return Grid(
         (
-            (size, unit)
-            for size, unit in ((3_600_000, "hours"), (60_000, "minutes"), (1_000, "seconds"))
-            if max(lost) >= size
-        ),
-        (1, "ms"),
+            bars("share", 1, wording.share, "Slow produces held back, by replica", "share of the slow produces"),
+            bars("total_ms", unit_ms, wording.total_time, "Time lost to it, by replica", lost),
+        )
     )
-    return charts.plot(
-        bar_charts.bars(
-            _labels(drawn),
-            [value / size for value in lost],
-            [wording.total_time(value) for value in lost],
-            title=f"time lost, added up ({unit})",
-            colours=_colours(drawn),
-        ),
-        title="Time lost to it, by replica",
-        description="Bars by replica: "
-        + ", ".join(f"{label} {wording.total_time(value)}" for label, value in zip(_labels(drawn), lost, strict=True)),
-        height=charts.rows_height(len(drawn)),
-    )
-
-
-def _labels(drawn: pd.DataFrame) -> list[str]:
-    return [f"replica {replica}" for replica in drawn["replica_id"]]
-
-
-def _colours(drawn: pd.DataFrame) -> list[str]:
-    """The costliest replica stands out."""
-    return ["var(--expired)", *["var(--satisfied)"] * (len(drawn) - 1)]
 
 
 def _causes_table(causes: pd.DataFrame) -> PageTable:
@@ -152,9 +116,9 @@ def _causes_table(causes: pd.DataFrame) -> PageTable:
         frame.assign(meaning=meanings),
         (
             PageColumn("meaning", "cause"),
-            PageColumn("operations", "produces", wording.count),
-            PageColumn("share", "share", wording.share),
-            PageColumn("waited_total_ms", "waited in all", wording.total_time),
+            *columns(wording.count, operations="produces"),
+            *columns(wording.share, "share"),
+            *columns(wording.total_time, waited_total_ms="waited in all"),
         ),
         rest="csv/slow_produces.csv",
     )

@@ -12,7 +12,17 @@ from markupsafe import Markup
 
 from purgatory.engine import codes
 from purgatory_pipeline.page import charts, wording
-from purgatory_pipeline.page.parts import Finding, Grid, LegendEntry, PageColumn, PageTable, Plot, Section
+from purgatory_pipeline.page.parts import (
+    KIND,
+    Finding,
+    Grid,
+    LegendEntry,
+    PageColumn,
+    PageTable,
+    Plot,
+    Section,
+    columns,
+)
 
 CURVES: Final = 6
 FINDINGS: Final = 3
@@ -31,21 +41,12 @@ def advice_section(advice: pd.DataFrame, timeouts: pd.DataFrame, survival: pd.Da
     if advice.empty:
         return Section("timeouts", title, ("Nothing waited during this time.",))
     drawn = _drawn(advice, survival)
-    curves = [_curve(row, survival) for _, row in drawn.iterrows()]
+    curves = Grid(tuple(_curve(row, survival) for _, row in drawn.iterrows()), _LEGEND, narrow=True)
     lead = (
         "How long operations need, estimated from all of them. One that expired was not done by then, so it counts as "
         "needing longer than its timeout (Kaplan-Meier), not as needing exactly that. Bounds are 95 %."
     )
-    return Section(
-        "timeouts",
-        title,
-        (lead,),
-        (
-            Grid(tuple(curve for curve in curves if curve is not None), _LEGEND, narrow=True),
-            _advice_table(advice),
-            _timeouts_table(timeouts, drawn),
-        ),
-    )
+    return Section("timeouts", title, (lead,), (curves, _advice_table(advice), _timeouts_table(timeouts, drawn)))
 
 
 def advice_findings(advice: pd.DataFrame) -> list[Finding]:
@@ -58,17 +59,12 @@ def advice_findings(advice: pd.DataFrame) -> list[Finding]:
     notable = rated[(share >= NOTABLE_SHARE) & (of_kind >= NOTABLE_PART)]
     ordered = notable.sort_values(["fetch", "cut"], ascending=[True, False], kind="stable")
     first = ordered[~(ordered["fetch"] & ordered["fetch"].shift(fill_value=False))].head(FINDINGS)
-    return [
-        Finding(
-            Markup("{} ({}): {}").format(
-                wording.name(row["topic"]),
-                wording.text(row["kind"]),
-                wording.unbroken(wording.text(row["sentence"], SENTENCE_LENGTH_MAX)),
-            ),
-            "timeouts",
-        )
-        for _, row in first.iterrows()
-    ]
+    found = []
+    for _, row in first.iterrows():
+        sentence = wording.unbroken(wording.text(row["sentence"], SENTENCE_LENGTH_MAX))
+        about = Markup("{} ({}): {}").format(wording.name(row["topic"]), wording.text(row["kind"]), sentence)
+        found.append(Finding(about, "timeouts"))
+    return found
 
 
 def _drawn(advice: pd.DataFrame, survival: pd.DataFrame) -> pd.DataFrame:
@@ -84,10 +80,6 @@ def _of(frame: pd.DataFrame, row: pd.Series[Any]) -> pd.DataFrame:
     return frame[same_topic & (frame["kind"] == row["kind"])]
 
 
-def _title(topic: object, kind: object) -> str:
-    return f"{'All topics' if wording.is_missing(topic) else wording.text(topic, 60)} · {kind}"
-
-
 def _thinned(curve: pd.DataFrame) -> pd.DataFrame:
     """At most so many steps, down to the first that is too small to be drawn."""
     shares = pd.to_numeric(curve["waiting"])
@@ -97,20 +89,16 @@ def _thinned(curve: pd.DataFrame) -> pd.DataFrame:
     return drawn.iloc[keep]
 
 
-def _curve(row: pd.Series[Any], survival: pd.DataFrame) -> Plot | None:
+def _curve(row: pd.Series[Any], survival: pd.DataFrame) -> Plot:
     curve = _thinned(_of(survival, row).sort_values("waited_ms"))
-    if curve.empty:
-        return None
     points = [_point(*values) for values in curve[["waited_ms", "waiting", "waiting_low", "waiting_high"]].to_numpy()]
     bottom = 10.0 ** math.floor(math.log10(min(0.1, *(point["drawn"] for point in points))))
+    steps = [step for step in (_DECADES if bottom < 0.09 else _FINER) if step >= bottom * 0.99]
     up = alt.Y(
         "drawn:Q",
         title="share that needs longer (logarithmic)",
         scale=alt.Scale(type="log", domain=[bottom, 1], nice=False, clamp=True),
-        axis=alt.Axis(
-            values=[step for step in (_DECADES if bottom < 0.09 else _FINER) if step >= bottom * 0.99],
-            labelExpr=charts.SHARE_LABEL,
-        ),
+        axis=alt.Axis(values=steps, labelExpr=charts.SHARE_LABEL),
     )
     waits = [point["at"] for point in points]
     timeout = charts.drawn_ms(row["timeout_ms"])
@@ -126,9 +114,9 @@ def _curve(row: pd.Series[Any], survival: pd.DataFrame) -> Plot | None:
     if timeout is not None:
         is_far = math.log(timeout / min(waits)) > 0.4 * math.log(max([*waits, timeout]) / min(waits))
         layers += _timeout_mark(row, timeout, is_far=is_far, is_beyond=timeout > max(waits))
-    return charts.plot(
-        charts.layered(*layers), title=_title(row["topic"], row["kind"]), description=_description(row), height=200
-    )
+    topic = "All topics" if wording.is_missing(row["topic"]) else wording.text(row["topic"], 60)
+    title = f"{topic} · {row['kind']}"
+    return charts.plot(charts.layered(*layers), title=title, description=_description(row), height=200)
 
 
 def _point(waited: object, waiting: object, low: object, high: object) -> dict[str, Any]:
@@ -137,8 +125,10 @@ def _point(waited: object, waiting: object, low: object, high: object) -> dict[s
         "at": charts.drawn_ms(waited),
         "value": waited,
         "drawn": max(wording.number_of(waiting), SMALLEST_SHARE),
-        "low": None if wording.is_missing(low) else max(wording.number_of(low), SMALLEST_SHARE),
-        "high": None if wording.is_missing(high) else max(wording.number_of(high), SMALLEST_SHARE),
+        **{
+            name: None if wording.is_missing(bound) else max(wording.number_of(bound), SMALLEST_SHARE)
+            for name, bound in (("low", low), ("high", high))
+        },
         "written": wording.share(waiting),
         "bounds": _range(wording.share(low), wording.share(high)),
     }
@@ -155,14 +145,10 @@ def _cut_off(row: pd.Series[Any]) -> str:
 def _timeout_mark(row: pd.Series[Any], timeout: float, *, is_far: bool, is_beyond: bool) -> list[alt.Chart]:
     """The timeout as a vertical line, its share as a dot on the curve, and both in words where the curve is not."""
     share = wording.number_of(row["timeout_expires"])
-    words = [wording.milliseconds(timeout)]
     cut = _cut_off(row)
-    if cut:
-        words.append(f"{cut} need longer")
+    words = wording.milliseconds(timeout) + (f"{_LINE_BREAK}{cut} need longer" if cut else "")
     drawn = None if math.isnan(share) or not share else max(share, SMALLEST_SHARE)
-    mark = alt.Chart(charts.data([{"at": timeout, "drawn": drawn, "written": _LINE_BREAK.join(words)}])).encode(
-        x=alt.X("at:Q")
-    )
+    mark = alt.Chart(charts.data([{"at": timeout, "drawn": drawn, "written": words}])).encode(x=alt.X("at:Q"))
     side: Literal["left", "right"] = "right" if is_far else "left"
     layers = [
         mark.mark_rule(strokeWidth=1.75, color="var(--expired)"),
@@ -183,17 +169,14 @@ def _timeout_mark(row: pd.Series[Any], timeout: float, *, is_far: bool, is_beyon
 
 def _description(row: pd.Series[Any]) -> str:
     """The curve in words, for readers who cannot see it."""
-    need = (
-        f"99 % need {wording.milliseconds(row['need_p99_ms'])} or less"
-        if not wording.is_missing(row["need_p99_ms"])
-        else "not enough was seen to say what 99 % need"
-    )
+    need = "not enough was seen to say what 99 % need"
+    if not wording.is_missing(row["need_p99_ms"]):
+        need = f"99 % need {wording.milliseconds(row['need_p99_ms'])} or less"
+    words = f"A falling curve: the share that needs longer than a given wait. {need}"
     if wording.is_missing(row["timeout_ms"]):
-        return f"A falling curve: the share that needs longer than a given wait. {need}."
-    return (
-        f"A falling curve: the share that needs longer than a given wait. {need}; the timeout most in use, "
-        f"{wording.milliseconds(row['timeout_ms'])}, cuts off {_cut_off(row) or 'a share that is not known'}."
-    )
+        return f"{words}."
+    cut = _cut_off(row) or "a share that is not known"
+    return f"{words}; the timeout most in use, {wording.milliseconds(row['timeout_ms'])}, cuts off {cut}."
 
 
 def _range(low: str, high: str) -> str:
@@ -216,37 +199,24 @@ def _bounded(shown: Callable[[object], str], value: object, low: object, high: o
     return Markup("{} <small>({})</small>").format(figure, bounds)
 
 
-def _with_bounds(
-    frame: pd.DataFrame, key: str, low: str, high: str, shown: Callable[[object], str]
-) -> list[str | Markup]:
-    return [_bounded(shown, *values) for values in zip(frame[key], frame[low], frame[high], strict=True)]
-
-
-def _all_or(topic: object) -> str | Markup:
-    return "all topics" if wording.is_missing(topic) else wording.name(topic)
-
-
 def _advice_table(advice: pd.DataFrame) -> PageTable:
-    needs = {
-        f"need_{name}": _with_bounds(
-            advice, f"need_{name}_ms", f"need_{name}_low_ms", f"need_{name}_high_ms", wording.milliseconds
-        )
-        for name in ("p99", "p999")
-    }
-    cut = _with_bounds(advice, "timeout_expires", "timeout_expires_low", "timeout_expires_high", wording.share)
+
+    def with_bounds(shown: Callable[[object], str], name: str, unit: str = "") -> list[str | Markup]:
+        names = [f"{name}{bound}{unit}" for bound in ("", "_low", "_high")]
+        return [_bounded(shown, *values) for values in zip(*(advice[name] for name in names), strict=True)]
+
+    needs = {f"need_{name}": with_bounds(wording.milliseconds, f"need_{name}", "_ms") for name in ("p99", "p999")}
     return PageTable(
         "How long operations need, and what the timeout in use cuts off",
-        advice.assign(cut=cut, **needs),
+        advice.assign(cut=with_bounds(wording.share, "timeout_expires"), **needs),
         (
-            PageColumn("topic", "topic", _all_or),
-            PageColumn("kind", "kind"),
-            PageColumn("operations", "operations", wording.count),
-            PageColumn("need_p50_ms", "half need", wording.milliseconds),
-            PageColumn("need_p99", "99 % need", wording.as_is),
-            PageColumn("need_p999", "99.9 % need", wording.as_is),
-            PageColumn("timeout_ms", "timeout in use", wording.milliseconds),
-            PageColumn("expired_share", "expired", wording.share),
-            PageColumn("cut", "need longer", wording.as_is),
+            *_CURVE,
+            *columns(wording.count, "operations"),
+            *columns(wording.milliseconds, need_p50_ms="half need"),
+            *columns(wording.as_is, need_p99="99 % need", need_p999="99.9 % need"),
+            *columns(wording.milliseconds, timeout_ms="timeout in use"),
+            *columns(wording.share, expired_share="expired"),
+            *columns(wording.as_is, cut="need longer"),
         ),
         rest="csv/advice.csv",
     )
@@ -259,21 +229,15 @@ def _timeouts_table(timeouts: pd.DataFrame, drawn: pd.DataFrame) -> PageTable:
         ladder = _of(timeouts, curve).sort_values("timeout_ms").reset_index(drop=True)
         places = ladder.index[ladder["in_use"].astype(bool)]
         middle = int(places[0]) if len(places) else len(ladder) // 2
-        cells = {
-            str(step): _timeout_cell(ladder.iloc[middle + step])
-            if 0 <= middle + step < len(ladder)
-            else wording.MISSING
-            for step in _STEPS
-        }
-        rows.append({"topic": curve["topic"], "kind": curve["kind"], **cells})
+        row = {"topic": curve["topic"], "kind": curve["kind"]}
+        for step, name in _STEPS.items():
+            is_known = 0 <= middle + step < len(ladder)
+            row[name] = _timeout_cell(ladder.iloc[middle + step]) if is_known else wording.MISSING
+        rows.append(row)
     return PageTable(
         "What other timeouts would do: share that would expire, with bounds",
-        pd.DataFrame(rows, columns=["topic", "kind", *map(str, _STEPS)]),
-        (
-            PageColumn("topic", "topic", _all_or),
-            PageColumn("kind", "kind"),
-            *(PageColumn(str(step), title, wording.as_is) for step, title in _STEPS.items()),
-        ),
+        pd.DataFrame(rows, columns=["topic", "kind", *_STEPS.values()]),
+        (*_CURVE, *columns(wording.as_is, *_STEPS.values())),
         rest="csv/timeouts.csv",
     )
 
@@ -286,6 +250,7 @@ def _timeout_cell(row: pd.Series[Any]) -> Markup:
 _DECADES: Final = tuple(10.0**-power for power in range(6))
 _FINER: Final = (1.0, 0.5, 0.2, 0.1)
 """Marks of the axis of shares; finer ones where everything is within one decade."""
+_CURVE: Final = (PageColumn("topic", "topic", wording.name_or_all), KIND)
 _STEPS: Final = {-2: "shorter", -1: "a step shorter", 0: "in use", 1: "a step longer", 2: "longer"}
 _LINE_BREAK: Final = "; "
 _LEGEND: Final = (

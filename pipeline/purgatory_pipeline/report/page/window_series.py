@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,8 +12,6 @@ from purgatory_pipeline.page import charts, wording
 
 POINTS_MAX: Final = 200
 OUTCOMES: Final = ("satisfied", "expired", "failed", "cancelled", "shutting_down")
-WHEN: Final = "utcFormat(datum.at, '%-d %b %H:%M')"
-"""For tooltips: the instant of a row, in UTC."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class WindowSeries:
         ended = self.frame.groupby("kind")["registered"].sum()
         return [str(kind) for kind in ended.sort_values(ascending=False, kind="stable").index]
 
-    def lines(self, kind: str, columns: dict[str, str]) -> charts.Values:
+    def lines(self, kind: str, columns: Mapping[str, str]) -> charts.Values:
         """One row for each window and column, null where a window is missing, so that lines break there. `columns`: key
         -> word.
         """
