@@ -21,7 +21,7 @@ UNSEEN = "not enough seen beyond 500 ms to say which would expire less."
 def lines_of(waited_ms: list[int], fates: list[str], in_use: pd.DataFrame = IN_USE, topic: str = "orders") -> list[str]:
     """What is printed for single operations."""
     counts = pd.DataFrame({"topic": topic, "kind": "produce", "fate": fates, "waited_ms": waited_ms, "operations": 1})
-    return advised(advise(counts, in_use).advice.to_pandas())
+    return advised(advise(counts, in_use)["advice"].to_pandas())
 
 
 def cut_at(timeout_ms: int, needs: list[int]) -> list[str]:

@@ -5,7 +5,6 @@ topics (and keys) with the most operations, and for all topics together.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -34,13 +33,6 @@ ALL: Final = None
 """The topic of a row about all topics together."""
 
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Advice:
-    advice: pa.Table
-    timeouts: pa.Table
-    survival: pa.Table
 
 
 def largest_topics(facts: DataFrame, topics_max: int) -> dict[str, list[str]]:
@@ -91,8 +83,8 @@ def _of_large(rows: DataFrame, largest: Mapping[str, Sequence[str]], *columns: s
     return rows.groupBy(topic, "kind", *columns).agg(F.sum("operations").alias("operations"))
 
 
-def advise(counts: pd.DataFrame, in_use: pd.DataFrame, asked_ms: Sequence[int] = ()) -> Advice:
-    """The tables, from `waited_counts` and `timeouts_in_use`."""
+def advise(counts: pd.DataFrame, in_use: pd.DataFrame, asked_ms: Sequence[int] = ()) -> dict[str, pa.Table]:
+    """The tables by name, from `waited_counts` and `timeouts_in_use`."""
     advice: list[Row] = []
     timeouts: list[Row] = []
     points: list[Row] = []
@@ -104,10 +96,13 @@ def advise(counts: pd.DataFrame, in_use: pd.DataFrame, asked_ms: Sequence[int] =
         head: Row = {"topic": topic, "kind": kind}
         row = head | _needs(curve, int(frame[SATISFIED].sum()), int(frame[EXPIRED].sum())) | _use(mine, judged)
         advice.append(row | {"sentence": sentence(row, judged)})
-        timeouts.extend(head | verdict for verdict in _timeouts(judged, row["timeout_ms"]))
-        points.extend(head | point for point in _points(curve))
-    rows = ((advice, ADVICE), (timeouts, TIMEOUTS), (points, SURVIVAL))
-    return Advice(*(pa.Table.from_pylist(part, schema=table.schema) for part, table in rows))
+        timeouts += [
+            head | {"timeout_ms": timeout_ms, "in_use": timeout_ms == row["timeout_ms"]} | share.columns("expires")
+            for timeout_ms, share in judged.items()
+        ]
+        points += [head | point for point in _points(curve)]
+    rows = {ADVICE: advice, TIMEOUTS: timeouts, SURVIVAL: points}
+    return {table.name: pa.Table.from_pylist(part, schema=table.schema) for table, part in rows.items()}
 
 
 def sentence(row: Row, judged: Mapping[int, Share]) -> str:
@@ -149,22 +144,16 @@ def percent(share: float) -> str:
 
 def _curves(counts: pd.DataFrame) -> Iterator[tuple[str | None, str, pd.DataFrame]]:
     """Topic, kind and counts by time waited, for each curve."""
-    number = counts["operations"]
-    split = counts.assign(
-        **{
-            SATISFIED: number.where(counts["fate"] == SATISFIED, 0),
-            EXPIRED: number.where(counts["fate"] == EXPIRED, 0),
-            "others": number.where(counts["fate"] != SATISFIED, 0),
-        }
-    )
-    for kind, of_kind in split.groupby("kind"):
-        yield ALL, str(kind), _by_wait(of_kind)
-        for topic, of_topic in of_kind.dropna(subset=["topic"]).groupby("topic"):
-            yield str(topic), str(kind), _by_wait(of_topic)
-
-
-def _by_wait(counts: pd.DataFrame) -> pd.DataFrame:
-    return counts.groupby("waited_ms")[[SATISFIED, EXPIRED, "others"]].sum().reset_index()
+    fates = {
+        SATISFIED: counts["fate"] == SATISFIED,
+        EXPIRED: counts["fate"] == EXPIRED,
+        "others": counts["fate"] != SATISFIED,
+    }
+    split = counts.assign(**{name: counts["operations"].where(is_so, 0) for name, is_so in fates.items()})
+    both = pd.concat([split.assign(topic=ALL), split.dropna(subset=["topic"])])
+    for (topic, kind), rows in both.groupby(["topic", "kind"], dropna=False):
+        by_wait = rows.groupby("waited_ms")[[*fates]].sum().reset_index()
+        yield ALL if pd.isna(topic) else str(topic), str(kind), by_wait
 
 
 def _used(in_use: pd.DataFrame) -> dict[tuple[str | None, str], list[Row]]:
@@ -200,38 +189,17 @@ def _needs(curve: Curve, satisfied: int, expired: int) -> Row:
 def _use(used: Sequence[Row], judged: Mapping[int, Share]) -> Row:
     """The columns about the commonest timeout."""
     if not used:
-        names = ("timeout_ms", "timeout_share", "timeout_expires", "timeout_expires_low", "timeout_expires_high")
-        return {**dict.fromkeys(names), "timeouts": 0}
+        none: Row = dict.fromkeys(("timeout_ms", "timeout_share", *Share(None, 0, 1).columns("timeout_expires")))
+        return none | {"timeouts": 0}
     first = used[0]
-    share = judged[int(first["timeout_ms"])]
-    return {
-        "timeout_ms": int(first["timeout_ms"]),
-        "timeout_share": float(first["share"]),
-        "timeouts": int(first["timeouts"]),
-        "timeout_expires": share.value,
-        "timeout_expires_low": share.low,
-        "timeout_expires_high": share.high,
-    }
-
-
-def _timeouts(judged: Mapping[int, Share], in_use_ms: int | None) -> Iterator[Row]:
-    for timeout_ms, share in judged.items():
-        yield {
-            "timeout_ms": timeout_ms,
-            "in_use": timeout_ms == in_use_ms,
-            "expires": share.value,
-            "expires_low": share.low,
-            "expires_high": share.high,
-        }
+    timeout_ms = int(first["timeout_ms"])
+    use = {"timeout_ms": timeout_ms, "timeout_share": float(first["share"]), "timeouts": int(first["timeouts"])}
+    return use | judged[timeout_ms].columns("timeout_expires")
 
 
 def _points(curve: Curve) -> Iterator[Row]:
-    for place in curve.shown():
-        is_bounded = not np.isnan(curve.low[place])
-        yield {
-            "waited_ms": int(curve.waited_ms[place]),
-            "waiting": float(curve.waiting[place]),
-            "waiting_low": float(curve.low[place]) if is_bounded else None,
-            "waiting_high": float(curve.high[place]) if is_bounded else None,
-            "at_risk": int(curve.at_risk[place]),
-        }
+    names = ("waited_ms", "waiting", "waiting_low", "waiting_high", "at_risk")
+    columns = (curve.waited_ms, curve.waiting, curve.low, curve.high, curve.at_risk)
+    shown = curve.shown()
+    for values in zip(*(column[shown].tolist() for column in columns), strict=True):
+        yield {name: None if np.isnan(value) else value for name, value in zip(names, values, strict=True)}

@@ -46,26 +46,27 @@ def make_facts(
     not apply. `registered` comes from `registered_counts`. `approximate` rounds `waited_ms`, which makes fewer
     facts.
     """
-    window, group = _window(window_ms), _group()
-    waited_ms = (rounded(F.col("waited_ms")) if approximate else F.col("waited_ms")).alias("waited_ms")
     nothing = F.lit(None).cast("bigint")
-    none_waited = {"waited_ms": nothing, "lateness_ms": nothing}
-    ended = outcomes.groupBy(window, *group, F.col("outcome").alias("fate"), waited_ms, "lateness_ms").agg(*_counted())
-    facts = ended.unionByName(_registered_facts(registered).withColumns(none_waited))
+    waited_ms = rounded(F.col("waited_ms")) if approximate else F.col("waited_ms")
+
+    def counted(rows: DataFrame, fate: Column, waited_ms: Column = nothing, lateness_ms: Column = nothing) -> DataFrame:
+        measured = (fate.alias("fate"), waited_ms.alias("waited_ms"), lateness_ms.alias("lateness_ms"))
+        return rows.groupBy(_window(window_ms), *_group(), *measured).agg(*_counted())
+
+    fate = F.when(F.col("refused"), REFUSED).otherwise(REGISTERED)
+    begun = registered.groupBy("window", *GROUP, fate.alias("fate")).agg(*_added())
+    facts = counted(outcomes, F.col("outcome"), waited_ms, F.col("lateness_ms"))
+    facts = facts.unionByName(begun.withColumns({"waited_ms": nothing, "lateness_ms": nothing}))
     if unmatched.unfinished is not None:
-        unfinished = unmatched.unfinished.groupBy(window, *group, waited_ms).agg(*_counted())
-        facts = facts.unionByName(unfinished.withColumns({"fate": F.lit(UNFINISHED), "lateness_ms": nothing}))
+        facts = facts.unionByName(counted(unmatched.unfinished, F.lit(UNFINISHED), waited_ms))
     if unmatched.carried_in is not None:
-        carried_in = unmatched.carried_in.groupBy(window, *group).agg(*_counted())
-        facts = facts.unionByName(carried_in.withColumns({"fate": F.lit(CARRIED_IN), **none_waited}))
+        facts = facts.unionByName(counted(unmatched.carried_in, F.lit(CARRIED_IN)))
     return facts
 
 
 def condensed(facts: DataFrame) -> DataFrame:
     """The facts without partition and principal."""
-    return facts.groupBy("window", "topic", "kind", "fate", "waited_ms", "lateness_ms").agg(
-        F.sum("waits").alias("waits"), F.sum("operations").alias("operations")
-    )
+    return facts.groupBy("window", "topic", "kind", "fate", "waited_ms", "lateness_ms").agg(*_added())
 
 
 def rounded(value: Column) -> Column:
@@ -78,13 +79,6 @@ def rounded(value: Column) -> Column:
 def has_ended() -> Column:
     """Whether a fact is about an end."""
     return F.col("fate").isin(*ENDS)
-
-
-def _registered_facts(registered: DataFrame) -> DataFrame:
-    fate = F.when(F.col("refused"), REFUSED).otherwise(REGISTERED)
-    return registered.groupBy("window", *GROUP, fate.alias("fate")).agg(
-        F.sum("waits").alias("waits"), F.sum("operations").alias("operations")
-    )
 
 
 def _window(window_ms: int) -> Column:
@@ -103,3 +97,7 @@ def _group() -> list[Column]:
 
 def _counted() -> list[Column]:
     return [F.count(F.lit(1)).alias("waits"), F.sum(F.expr("if(item = 0, 1L, 0L)")).alias("operations")]
+
+
+def _added() -> list[Column]:
+    return [F.sum("waits").alias("waits"), F.sum("operations").alias("operations")]

@@ -17,15 +17,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 from purgatory.engine import codes
 from purgatory_pipeline.errors import PolicyInvalid
-from purgatory_pipeline.report import advice, anomalies, backlog, report_tables, rollups, stragglers
+from purgatory_pipeline.report import advice, anomalies, backlog, rollups, stragglers
 from purgatory_pipeline.report.facts import ENDS, SATISFIED, condensed, make_facts, registered_counts
 from purgatory_pipeline.report.unmatched_rows import UnmatchedRows, find_unmatched
 
-PRODUCE = codes.KIND_NAMES[codes.PRODUCE]
-
-
+PRODUCE: Final = codes.KIND_NAMES[codes.PRODUCE]
 WINDOW_MS_MIN: Final = 1_000
 TIMEOUT_MS_MAX: Final = 2**53
+TOTALS: Final = ("registered", "refused", "carried_in", "ended", *ENDS, "unfinished")
 
 
 @dataclass(frozen=True)
@@ -114,15 +113,9 @@ def make_report(
         in_use = advice.timeouts_in_use(advice.timeout_counts(registered, largest))
         advised = advice.advise(counts, in_use, options.timeouts_ms)
         computed, known = levels.result()
-        computed[report_tables.BACKLOG.name] = deepest.result()
-    known |= {
-        report_tables.SLOW_PRODUCES.name: stragglers.slow_produces(held),
-        report_tables.STRAGGLERS.name: stragglers.stragglers(held),
-        report_tables.ADVICE.name: advised.advice,
-        report_tables.TIMEOUTS.name: advised.timeouts,
-        report_tables.SURVIVAL.name: advised.survival,
-    }
-    totals = _totals(known[report_tables.WINDOWS.name])
+        computed["backlog"] = deepest.result()
+    known |= {"slow_produces": stragglers.slow_produces(held), "stragglers": stragglers.stragglers(held), **advised}
+    totals = {name: sum(known["windows"].column(name).to_pylist()) for name in TOTALS}
     return Report(registrations.sparkSession, computed, known, totals, slow_over_ms, (facts,))
 
 
@@ -132,21 +125,13 @@ def _of_levels(
     """Tables that sum facts up by group, topic or window: those Spark computes, and those the driver has."""
     rows = rollups.rolled_up(facts, few).localCheckpoint()
     measured = anomalies.measured_windows(rows, options.topics_max)
-    computed = {
-        report_tables.GROUPS.name: rollups.group_waits(rows, options.window_ms),
-        report_tables.TOPICS.name: rollups.topic_waits(rows),
-    }
+    computed = {"groups": rollups.group_waits(rows, options.window_ms), "topics": rollups.topic_waits(rows)}
     known = {
-        report_tables.WINDOWS.name: rollups.window_waits(measured, options.window_ms),
-        report_tables.HOT_KEYS.name: rollups.hot_keys(rows, options.top),
-        report_tables.ANOMALIES.name: anomalies.anomalies(measured, options.window_ms),
+        "windows": rollups.window_waits(measured, options.window_ms),
+        "hot_keys": rollups.hot_keys(rows, options.top),
+        "anomalies": anomalies.anomalies(measured, options.window_ms),
     }
     return computed, known
-
-
-def _totals(windows: pa.Table) -> dict[str, int]:
-    names = ("registered", "refused", "carried_in", "ended", *ENDS, "unfinished")
-    return {name: sum(windows.column(name).to_pylist()) for name in names}
 
 
 def _slow_over_ms(counts: pd.DataFrame, options: ReportOptions) -> int | None:

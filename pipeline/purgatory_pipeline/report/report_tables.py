@@ -97,6 +97,7 @@ _KIND: Final = ResultColumn("kind", TEXT, "produce, fetch, delete_records or sig
 _PRINCIPAL: Final = ResultColumn("principal", TEXT, "the caller; empty text: none was recorded")
 _WINDOW: Final = ResultColumn("window_start", INSTANT, "where the window begins")
 
+
 _COUNTS: Final = (
     ResultColumn("registered", COUNT, "registrations, refused ones among them"),
     ResultColumn("refused", COUNT, "registrations that were refused and never waited"),
@@ -309,25 +310,11 @@ ANOMALIES: Final = ResultTable(
     ),
 )
 
-TABLES: Final[Mapping[str, ResultTable]] = MappingProxyType(
-    {
-        table.name: table
-        for table in (
-            INTAKE,
-            GROUPS,
-            TOPICS,
-            WINDOWS,
-            BACKLOG,
-            HOT_KEYS,
-            SLOW_PRODUCES,
-            STRAGGLERS,
-            ADVICE,
-            TIMEOUTS,
-            SURVIVAL,
-            ANOMALIES,
-        )
-    }
-)
+_IN_ORDER: Final = (
+    INTAKE, GROUPS, TOPICS, WINDOWS, BACKLOG, HOT_KEYS, SLOW_PRODUCES, STRAGGLERS, ADVICE, TIMEOUTS, SURVIVAL,
+    ANOMALIES,
+)  # fmt: skip
+TABLES: Final[Mapping[str, ResultTable]] = MappingProxyType({table.name: table for table in _IN_ORDER})
 """In reading order. The page gets a pandas frame for each, with these columns."""
 
 PAGE_ROWS_MAX: Final = 10_000

@@ -38,6 +38,10 @@ class Share:
     low: float
     high: float
 
+    def columns(self, name: str) -> dict[str, float | None]:
+        """As columns of a table: `name`, `name_low` and `name_high`."""
+        return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
+
 
 @dataclass(frozen=True)
 class Curve:
