@@ -8,13 +8,12 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+import grpc
 from purgatory_client.errors import PurgatoryClientError
 
 from examples.replicated_log.cluster import PROJECT, ChildFailed
-from examples.replicated_log.log_records import PAYLOAD_BYTES_MAX
 from examples.replicated_log.producer import split_lines
 from examples.replicated_log.story import Options, Story
-from examples.replicated_log.wire import WireError
 
 LINES_MIN: Final = 8
 """With fewer there is no middle to kill a follower in."""
@@ -24,7 +23,7 @@ EXIT_INTERRUPTED: Final = 130
 
 
 def read_options() -> Options:
-    """The command line. SystemExit 2: it cannot be used, with one line that says why."""
+    """The command line. Exits with 2 when it cannot be used, with one line that says why."""
     parser = argparse.ArgumentParser(
         "replicated_log",
         description="A small replicated log of real processes whose every wait is at a purgatory daemon.",
@@ -52,8 +51,6 @@ def read_options() -> Options:
         parser.error(f"--input: {error}")
     if len(lines) < LINES_MIN:
         parser.error(f"--input: {given.input} has {len(lines)} lines, at least {LINES_MIN} are needed")
-    if max(map(len, lines)) > PAYLOAD_BYTES_MAX:
-        parser.error(f"--input: {given.input} has a line of more than {PAYLOAD_BYTES_MAX} bytes")
     archive = None if given.archive is None else given.archive.resolve()
     return Options(given.input.resolve(), given.kill_follower, given.daemon, given.daemon_http, archive)
 
@@ -81,7 +78,7 @@ def main() -> int:
         except asyncio.CancelledError:
             print("interrupted; all processes are ended", file=sys.stderr)
             return EXIT_INTERRUPTED
-        except (ChildFailed, WireError, PurgatoryClientError, OSError) as error:
+        except (ChildFailed, grpc.RpcError, PurgatoryClientError, OSError) as error:
             print(f"failed: {type(error).__name__}: {error}", file=sys.stderr)
             return EXIT_NOT_PROVEN
     if options.archive is not None:

@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 PROJECT: Final = Path(__file__).resolve().parents[2]
@@ -14,8 +13,8 @@ START_SECONDS_MAX: Final = 30.0
 END_SECONDS_MAX: Final = 15.0
 
 
-Listener = Callable[[str, dict[str, Any]], None]
-"""Hears all that the processes say, with their names."""
+Listener = Callable[[dict[str, Any]], None]
+"""Hears all that the processes say."""
 
 
 class ChildFailed(Exception):
@@ -27,34 +26,27 @@ class Child:
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, listener: Listener) -> None:
         self.name = name
+        self.pid = process.pid
         self._process = process
         self._listener = listener
-        self._unheard: list[dict[str, Any]] = []
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def exit_code(self) -> int | None:
-        return self._process.returncode
+        self._kept: list[dict[str, Any]] = []
 
     async def hear(self, event: str, seconds: float) -> dict[str, Any]:
-        """Returns what it says next under `event`; what else it says keeps.
+        """Return what it says next under `event`; what else it says is kept.
 
-        ChildFailed: it ended, or said nothing for `seconds`.
+        Raises ChildFailed when it ends first, or is silent for `seconds`.
         """
-        for index, unheard in enumerate(self._unheard):
-            if unheard["event"] == event:
-                return self._unheard.pop(index)
+        for index, kept in enumerate(self._kept):
+            if kept["event"] == event:
+                return self._kept.pop(index)
         assert self._process.stdout is not None, f"{self.name} was started without a pipe"
         try:
             while line := await asyncio.wait_for(self._process.stdout.readline(), seconds):
                 said: dict[str, Any] = json.loads(line)
-                self._listener(self.name, said)
+                self._listener(said)
                 if said["event"] == event:
                     return said
-                self._unheard.append(said)
+                self._kept.append(said)
         except TimeoutError:
             raise ChildFailed(
                 f"{self.name} (pid {self.pid}) did not say {event!r} and was silent for {seconds:.0f} s"
@@ -72,20 +64,22 @@ class Child:
         self._process.kill()
         await self._process.wait()
 
-    async def end(self) -> int:
-        """SIGTERM, then SIGKILL if that does not help. Returns the exit code; also when it has ended already."""
+    async def end(self) -> None:
+        """SIGTERM, then SIGKILL if that does not help. Harmless when it has ended already."""
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
-        try:
-            return await asyncio.wait_for(self._process.wait(), END_SECONDS_MAX)
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-            return await self._process.wait()
+            if not await self.has_ended(END_SECONDS_MAX):
+                await self.kill()
+
+    async def has_ended(self, seconds: float) -> bool:
+        """Whether it has ended within this time."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), seconds)
+        return self._process.returncode is not None
 
 
 class Cluster:
-    """Starts processes; leaving it ends them, those started last first."""
+    """Starts processes. Leaving it ends them, those started last first."""
 
     def __init__(self, directory: Path, listener: Listener) -> None:
         self.directory = directory
@@ -95,14 +89,12 @@ class Cluster:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for child in reversed(self._children):
             await child.end()
 
     async def start_daemon(self, archive: Path | None = None) -> tuple[str, str]:
-        """Starts a purgatory daemon of our own on free ports; returns its gRPC and HTTP addresses."""
+        """Start a purgatory daemon of our own on free ports; returns its gRPC and HTTP addresses."""
         ready_file = self.directory / "daemon-ready.json"
         flags = ["--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--log-level", "warning"]
         if archive is not None:
@@ -110,19 +102,14 @@ class Cluster:
         daemon = await self._start("daemon", "server.py", *flags, "--ready-file", str(ready_file))
         async with asyncio.timeout(START_SECONDS_MAX):
             while not ready_file.exists():
-                if daemon.exit_code is not None:
-                    raise ChildFailed(f"the daemon ended with {daemon.exit_code} before it was ready")
-                await asyncio.sleep(0.02)
+                if await daemon.has_ended(0.02):
+                    raise ChildFailed("the daemon ended before it was ready")
         ready = json.loads(ready_file.read_text())
         return ready["grpc_address"], ready["http_address"]
 
-    async def start(self, role: str, name: str, **options: object) -> Child:
-        """Starts a process of the log: module `role`, options as flags (lists as several values)."""
-        flags: list[str] = []
-        for option, value in options.items():
-            values = value if isinstance(value, list) else [value]
-            flags += [f"--{option.replace('_', '-')}", *map(str, values)]
-        return await self._start(name, "-m", f"{__package__}.{role}", *flags)
+    async def start(self, role: str, **options: object) -> Child:
+        """Start a process of the log: module `role`, with its options."""
+        return await self._start(role, "-m", f"{__package__}.{role}", json.dumps(options, default=str))
 
     async def _start(self, name: str, *arguments: str) -> Child:
         process = await asyncio.create_subprocess_exec(

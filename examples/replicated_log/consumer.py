@@ -3,57 +3,40 @@
 What it got goes to a file as records, for the proof. It ends when it has as many as it was told there will be.
 """
 
-import argparse
+import asyncio
 from pathlib import Path
 from typing import Final
 
 from examples.replicated_log.child import Starter, run_child, say
-from examples.replicated_log.log_records import decode_all, encode
-from examples.replicated_log.wire import Connection
+from examples.replicated_log.log_file import decode_all
+from examples.replicated_log.wire import call, connect
 
 MIN_BYTES: Final = 2048
-WAIT_MS: Final = 300
+WAIT_S: Final = 0.3
 BYTES_MAX: Final = 256 * 1024
 
 
 class WrongRecord(Exception):
-    """The leader gave an error, a record out of order, or one that is not committed."""
+    """The leader gave a record out of order, or one that is not committed."""
 
 
-async def consume(connection: Connection, records: int, kept: Path) -> None:
-    """Reads `records` records into the file `kept`."""
+async def consume(_: Starter, leader_port: int, records: int, keep: str) -> None:
+    """Read `records` records into the file `keep`."""
+    consumed = bytearray()
     offset = 0
-    with kept.open("wb") as file:
+    async with connect(leader_port) as channel:
         while offset < records:
-            answer = await connection.call(
-                "consumer_fetch", offset=offset, min_bytes=MIN_BYTES, wait_ms=WAIT_MS, bytes_max=BYTES_MAX
+            answer = await call(
+                channel, "consumer_fetch", offset=offset, min_bytes=MIN_BYTES, wait_s=WAIT_S, bytes_max=BYTES_MAX
             )
-            header = answer.header
-            if header["error"] != 0:
-                raise WrongRecord(f"fetch at {offset}: {header}")
             for record in decode_all(answer.body):
-                if record.offset != offset or record.offset >= header["high_watermark"]:
-                    raise WrongRecord(f"record {record.offset} where {offset} was due: {header}")
-                file.write(encode(record))
+                if record.offset != offset or offset >= answer.fields["high_watermark"]:
+                    raise WrongRecord(f"record {record.offset} where {offset} was due: {answer.fields}")
                 offset += 1
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--leader-port", required=True, type=int, help="where the leader listens on this machine")
-    parser.add_argument("--records", required=True, type=int, help="how many records there will be")
-    parser.add_argument("--keep", required=True, type=Path, help="where to write what was read")
-    options = parser.parse_args()
-
-    async def run(_: Starter) -> None:
-        connection = await Connection.open(options.leader_port)
-        say("ready")
-        await consume(connection, options.records, options.keep)
-        say("done", records=options.records)
-        await connection.close()
-
-    run_child(run)
+            consumed += answer.body
+    await asyncio.to_thread(Path(keep).write_bytes, consumed)
+    say("done", records=records)
 
 
 if __name__ == "__main__":
-    main()
+    run_child(consume)

@@ -7,169 +7,148 @@ What must be waited for is a delayed operation at the daemon; what happens here 
     consumer fetch                DelayedFetch for min_bytes below the high watermark, unless they are there
     delete records                LOG_START_OFFSET, then DelayedDeleteRecords until every replica has followed
 
-The daemon computes the high watermark; the leader only knows the highest that it has been told, which is always safe:
+The daemon computes the high watermark; the leader only knows the highest that it has heard of, which is always safe:
 below it everything is on all in-sync replicas, and nothing above it is ever shown to a consumer.
 """
 
-import argparse
 import asyncio
-import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
 
+import grpc.aio
 from purgatory_client import AsyncClient, PartitionResult, Result, events
-from purgatory_client.errors import PurgatoryClientError
 
 from examples.replicated_log.child import Starter, run_child, say
-from examples.replicated_log.event_queue import EventQueue
-from examples.replicated_log.membership import Membership, UnknownReplica
-from examples.replicated_log.segments import OffsetOutOfRange, SegmentedLog
-from examples.replicated_log.wait_ledger import WaitLedger, Waits
-from examples.replicated_log.wire import LOOPBACK, Message, encode_message, read_message
+from examples.replicated_log.daemon_link import EventQueue, WaitLedger
+from examples.replicated_log.log_file import LogFile, OffsetOutOfRange
+from examples.replicated_log.membership import Membership
+from examples.replicated_log.wire import LOOPBACK, OPTIONS, SERVICE, Context, Message, call_handler, stream_handler
 
 LEADER_EPOCH: Final = 1
 MIN_IN_SYNC: Final = 2
-CONSUMER: Final = -1
-"""In place of a replica id, as in Kafka."""
-
-# Kafka's error codes, as far as this leader gives them.
-NONE: Final = 0
-UNKNOWN_SERVER_ERROR: Final = -1
-OFFSET_OUT_OF_RANGE: Final = 1
 NOT_ENOUGH_REPLICAS: Final = 19
-
-Answer = Coroutine[Any, Any, Message]
+"""Kafka's error code."""
 
 
 class Leader:
+    """The leader of one partition. An error in a call is gRPC's to report; one of the daemon ends the group."""
+
     def __init__(
-        self, client: AsyncClient, partition: str, log: SegmentedLog, leader_id: int, followers: list[int]
+        self, client: AsyncClient, queue: EventQueue, membership: Membership, partition: str, log: LogFile
     ) -> None:
-        self._log = log
+        self._client = client
+        self._queue = queue
+        self._membership = membership
         self._partition = partition
+        self._log = log
         self._ledger = WaitLedger()
-        self._waits = Waits(client, partition, self._ledger)
-        self._queue = EventQueue(client)
-        self._membership = Membership(client, self._queue, partition, leader_id, followers, LEADER_EPOCH)
         self._high_watermark = log.log_start_offset
-        self._connections: dict[int, asyncio.StreamWriter] = {}
-        self._calls: dict[str, Callable[[dict[str, Any], bytes], Answer]] = {
-            "append": self._append,
-            "follower_fetch": self._follower_fetch,
-            "consumer_fetch": self._consumer_fetch,
-            "delete_records": self._delete_records,
-            "report": self._report,
-        }
 
     async def serve(self) -> None:
-        """Serves on a free port, said to the starter, until cancelled. Ends with an error if the daemon fails it."""
+        """Serve on a free port, said to the starter, until cancelled."""
         self._membership.begin(MIN_IN_SYNC)
-        self._tell_log_end()
-        server = await asyncio.start_server(self._serve_connection, LOOPBACK, 0)
+        self._report_log_end()
+        server = grpc.aio.server(options=OPTIONS)
+        handlers = {
+            "append": stream_handler(self._append),
+            "follower_fetch": stream_handler(self._follower_fetch),
+            "consumer_fetch": call_handler(self._consumer_fetch),
+            "delete_records": call_handler(self._delete_records),
+            "report": call_handler(self._report),
+        }
+        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, handlers)])
+        port = server.add_insecure_port(f"{LOOPBACK}:0")
+        await self._queue.applied()
+        await server.start()
+        say("ready", port=port)
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._queue.run())
-                group.create_task(self._membership.watch_lag())
-                await self._queue.applied()
-                say("ready", port=server.sockets[0].getsockname()[1])
+            await server.wait_for_termination()
         finally:
-            server.close()
+            await server.stop(None)
             self._log.close()
 
-    # One connection: requests are begun in the order they come; answers go out as they are ready.
+    # The calls. A caller that goes away cancels its call, and with it the wait at the daemon.
 
-    async def _serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        answers: set[asyncio.Task[None]] = set()
+    async def _append(self, requests: AsyncIterator[Message], context: Context) -> None:
+        """Records are appended in the order in which they come, and acknowledged as their waits end."""
+        writing = asyncio.Lock()
+
+        async def acknowledge(offset: int, timeout_s: float) -> None:
+            wait = self._client.produce({self._partition: offset + 1}, timeout=timeout_s, leader_epochs=LEADER_EPOCH)
+            reached = self._learn(await self._ledger.entered("produce", wait))
+            async with writing:
+                await context.write(self._answer({"offset": offset, "error": reached.error_code}))
+
+        async with asyncio.TaskGroup() as group:
+            async for request in requests:
+                if len(self._membership.in_sync) < MIN_IN_SYNC:
+                    async with writing:
+                        await context.write(self._answer({"offset": -1, "error": NOT_ENOUGH_REPLICAS}))
+                    continue
+                offset = self._log.append(request.body)
+                self._report_log_end()
+                group.create_task(acknowledge(offset, request.fields["timeout_s"]))
+
+    async def _follower_fetch(self, requests: AsyncIterator[Message], _: Context) -> AsyncIterator[Message]:
+        """One fetch after the other. When the stream ends, the follower has gone."""
+        replica_id = None
         try:
-            while (request := await read_message(reader)) is not None:
-                asker = request.header.get("replica_id", CONSUMER)
-                if asker in self._membership.follower_ids:
-                    self._connections[asker] = writer
-                answer = self._calls[request.header["call"]](request.header, request.body)
-                task = asyncio.create_task(self._answer(writer, request.header["id"], answer))
-                answers.add(task)
-                task.add_done_callback(answers.discard)
+            async for request in requests:
+                replica_id, offset = request.fields["replica_id"], request.fields["offset"]
+                log_start, log_end = request.fields["log_start_offset"], self._log.log_end_offset
+                if offset >= self._log.log_start_offset:
+                    await self._membership.fetched(replica_id, offset, log_start, log_end, self._high_watermark)
+                    if offset == self._log.log_end_offset:
+                        await self._queue.applied()  # first the daemon must know of this log end
+                        await self._wait_to_fetch("fetch/follower", request, replica_id=replica_id)
+                # Below the log's start, also when it moved meanwhile, there is nothing; the answer says where to go on.
+                is_there, end = offset >= self._log.log_start_offset, self._log.log_end_offset
+                yield self._answer({}, self._log.read(offset, end, request.fields["bytes_max"]) if is_there else b"")
         finally:
-            for task in answers:
-                task.cancel()  # nobody is left to be answered: cancels the waits at the daemon too
-            for replica_id in [known for known, its_writer in self._connections.items() if its_writer is writer]:
+            if replica_id is not None:
                 self._membership.lost(replica_id)
-            writer.close()
 
-    async def _answer(self, writer: asyncio.StreamWriter, request_id: int, answer: Answer) -> None:
-        try:
-            message = await answer
-        except OffsetOutOfRange as error:
-            message = Message(self._offsets(OFFSET_OUT_OF_RANGE) | {"message": str(error)})
-        except (PurgatoryClientError, UnknownReplica) as error:
-            message = Message(self._offsets(UNKNOWN_SERVER_ERROR) | {"message": repr(error)})
-        writer.write(encode_message(Message(message.header | {"id": request_id}, message.body)))
-        with contextlib.suppress(ConnectionError):  # it has gone; its connection's reader sees that too
-            await writer.drain()
-
-    # The calls. What must happen in the order of arrival is done before the coroutine is returned.
-
-    def _append(self, request: dict[str, Any], payload: bytes) -> Answer:
-        if len(self._membership.in_sync) < MIN_IN_SYNC:
-            return self._refuse(NOT_ENOUGH_REPLICAS)
-        offset = self._log.append(payload)
-        self._tell_log_end()
-        return self._acknowledge(offset, request["timeout_ms"])
-
-    async def _acknowledge(self, offset: int, timeout_ms: int) -> Message:
-        reached = self._learn(await self._waits.produce(offset + 1, timeout_ms, LEADER_EPOCH))
-        return Message(self._offsets(reached.error_code) | {"offset": offset})
-
-    async def _follower_fetch(self, request: dict[str, Any], _: bytes) -> Message:
-        offset, replica_id = request["offset"], request["replica_id"]
-        if offset < self._log.log_start_offset:
-            raise OffsetOutOfRange(
-                f"replica {replica_id} wants {offset}, the log starts at {self._log.log_start_offset}"
-            )
-        await self._membership.fetched(
-            replica_id, offset, request["log_start_offset"], self._log.log_end_offset, self._high_watermark
-        )
-        if offset == self._log.log_end_offset:
-            await self._queue.applied()  # first the daemon must know of this log end
-            self._learn(await self._waits.fetch(offset, request["wait_ms"], min_bytes=1, replica_id=replica_id))
-        return Message(self._offsets(NONE), self._log.read(offset, self._log.log_end_offset, request["bytes_max"]))
-
-    async def _consumer_fetch(self, request: dict[str, Any], _: bytes) -> Message:
-        offset, bytes_max = request["offset"], request["bytes_max"]
+    async def _consumer_fetch(self, request: Message, _: Context) -> Message:
+        offset, bytes_max = request.fields["offset"], request.fields["bytes_max"]
         records = self._log.read(offset, self._high_watermark, bytes_max)
-        if len(records) < request["min_bytes"]:
-            self._learn(await self._waits.fetch(offset, request["wait_ms"], request["min_bytes"]))
+        if len(records) < request.fields["min_bytes"]:
+            await self._wait_to_fetch("fetch/consumer", request, min_bytes=request.fields["min_bytes"])
             records = self._log.read(offset, self._high_watermark, bytes_max)
-        return Message(self._offsets(NONE), records)
+        return self._answer({}, records)
 
-    async def _delete_records(self, request: dict[str, Any], _: bytes) -> Message:
-        offset = request["offset"]
+    async def _delete_records(self, request: Message, _: Context) -> Message:
+        offset = request.fields["offset"]
         if offset > self._high_watermark:
             raise OffsetOutOfRange(f"{offset} is above the high watermark {self._high_watermark}")
         self._log.trim(offset)
         self._queue.push(events.log_start_offset(self._partition, offset, leader_epoch=LEADER_EPOCH))
         await self._queue.applied()
-        deleted = (await self._waits.delete_records(offset, request["timeout_ms"])).partitions[self._partition]
-        return Message(self._offsets(deleted.error_code) | {"low_watermark": deleted.reached_offset})
+        wait = self._client.delete_records({self._partition: offset}, timeout=request.fields["timeout_s"])
+        deleted = (await self._ledger.entered("delete_records", wait)).partitions[self._partition]
+        return self._answer({"error": deleted.error_code, "low_watermark": deleted.reached_offset})
 
-    async def _report(self, _: dict[str, Any], __: bytes) -> Message:
+    async def _report(self, _: Message, __: Context) -> Message:
         state = {"in_sync": self._membership.in_sync, "open": self._ledger.open_count}
-        return Message(self._offsets(NONE) | state, self._ledger.to_json())
+        return self._answer(state, self._ledger.to_json())
 
-    async def _refuse(self, error: int) -> Message:
-        return Message(self._offsets(error))
+    # Waits at the daemon, events to it, marks from it.
 
-    # Events to the daemon, marks from it.
+    async def _wait_to_fetch(
+        self, who: str, request: Message, min_bytes: int = 1, replica_id: int | None = None
+    ) -> None:
+        """As a consumer up to the high watermark, as a follower (`replica_id`) up to the log end."""
+        offsets, timeout = {self._partition: request.fields["offset"]}, request.fields["wait_s"]
+        wait = self._client.fetch(offsets, min_bytes=min_bytes, timeout=timeout, replica_id=replica_id)
+        self._learn(await self._ledger.entered(who, wait))
 
-    def _tell_log_end(self) -> None:
-        end = self._log.end_position
+    def _report_log_end(self) -> None:
         self._queue.push(
             events.log_end_offset(
                 self._partition,
-                end.log_end_offset,
-                byte_position=end.byte_position,
-                segment_base_offset=end.segment_base_offset,
+                self._log.log_end_offset,
+                byte_position=self._log.byte_size,
+                segment_base_offset=0,
                 leader_epoch=LEADER_EPOCH,
             )
         )
@@ -180,31 +159,18 @@ class Leader:
         self._high_watermark = max(self._high_watermark, heard)
         return partition
 
-    def _offsets(self, error: int) -> dict[str, Any]:
-        return {
-            "error": error,
-            "high_watermark": self._high_watermark,
-            "log_start_offset": self._log.log_start_offset,
-            "log_end_offset": self._log.log_end_offset,
-        }
+    def _answer(self, fields: dict[str, Any], body: bytes = b"") -> Message:
+        marks = {"high_watermark": self._high_watermark, "log_start_offset": self._log.log_start_offset}
+        return Message(marks | fields, body)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--daemon", required=True, help="address of the purgatory daemon")
-    parser.add_argument("--partition", required=True, help="topic-partition")
-    parser.add_argument("--directory", required=True, type=Path, help="where the log's files are")
-    parser.add_argument("--id", required=True, type=int, help="this replica's id")
-    parser.add_argument("--followers", required=True, type=int, nargs="+", help="the other replicas' ids")
-    options = parser.parse_args()
-
-    async def lead(_: Starter) -> None:
-        async with AsyncClient(options.daemon) as client:
-            log = SegmentedLog(options.directory)
-            await Leader(client, options.partition, log, options.id, options.followers).serve()
-
-    run_child(lead)
+async def lead(_: Starter, daemon: str, partition: str, directory: str, replica_id: int, followers: list[int]) -> None:
+    async with AsyncClient(daemon) as client, asyncio.TaskGroup() as group:
+        queue = EventQueue(client, group)
+        membership = Membership(client, queue, partition, replica_id, followers, LEADER_EPOCH)
+        group.create_task(membership.watch_lag())
+        await Leader(client, queue, membership, partition, LogFile(Path(directory))).serve()
 
 
 if __name__ == "__main__":
-    main()
+    run_child(lead)

@@ -8,18 +8,13 @@ back, and what the daemon then says of it can be compared with the joiner's log 
 
 import asyncio
 import time
-from collections.abc import Collection
 from typing import Final
 
 from purgatory_client import AsyncClient, events
 
-from examples.replicated_log.event_queue import EventQueue
+from examples.replicated_log.daemon_link import EventQueue
 
 LAG_SECONDS_MAX: Final = 10.0
-
-
-class UnknownReplica(Exception):
-    """A fetch says it comes from a replica that the partition does not have."""
 
 
 class Follower:
@@ -66,12 +61,8 @@ class Membership:
         self._proposed: list[int] | None = None
         self.in_sync = sorted([leader_id, *follower_ids])
 
-    @property
-    def follower_ids(self) -> Collection[int]:
-        return self._followers.keys()
-
     def begin(self, min_in_sync: int) -> None:
-        """Tells the daemon who leads, who follows, and how many must be in sync for a write to be acknowledged."""
+        """Tell the daemon who leads, who follows, and how many must be in sync for a write to be acknowledged."""
         self._queue.push(
             events.leadership(
                 self._partition,
@@ -94,11 +85,8 @@ class Membership:
     async def fetched(
         self, replica_id: int, log_end: int, log_start: int, leader_log_end: int, high_watermark: int
     ) -> None:
-        """A follower has asked for `log_end`: it holds all below. Reports that, and lets it join if it may."""
-        follower = self._followers.get(replica_id)
-        if follower is None:
-            raise UnknownReplica(f"replica {replica_id} is not one of {sorted(self._followers)}")
-        follower.fetched(log_end, leader_log_end)
+        """A follower has asked for `log_end`: it holds all below. Report that, and let it join if it may."""
+        self._followers[replica_id].fetched(log_end, leader_log_end)
         self._queue.push(
             events.follower_progress(
                 self._partition, replica_id, log_end, log_start_offset=log_start, leader_epoch=self._epoch
@@ -113,7 +101,7 @@ class Membership:
         self._leave(replica_id)
 
     async def watch_lag(self) -> None:
-        """Removes followers that have not caught up for LAG_SECONDS_MAX, until cancelled."""
+        """Remove followers that have not caught up for LAG_SECONDS_MAX, until cancelled."""
         while True:
             await asyncio.sleep(LAG_SECONDS_MAX / 2)
             for replica_id, follower in self._followers.items():

@@ -9,8 +9,9 @@ from typing import Any, Final, NamedTuple
 
 from purgatory_client import AsyncClient
 
-from examples.replicated_log.cluster import Child, ChildFailed, Cluster
-from examples.replicated_log.log_records import decode_all
+from examples.replicated_log.cluster import Child, Cluster
+from examples.replicated_log.daemon_link import WaitLedger
+from examples.replicated_log.log_file import decode_all, records_on_disk
 from examples.replicated_log.membership import in_sync_key
 from examples.replicated_log.proof import (
     Check,
@@ -23,16 +24,13 @@ from examples.replicated_log.proof import (
     read_counters,
     wait_table,
 )
-from examples.replicated_log.segments import records_on_disk
-from examples.replicated_log.wait_ledger import WaitLedger, Waits
-from examples.replicated_log.wire import Connection, Message
+from examples.replicated_log.wire import Message, call, connect
 
 LEADER: Final = 1
 FOLLOWERS: Final = (2, 3)
 KILLED: Final = 3
 EVERYBODY: Final = [LEADER, *FOLLOWERS]
 STEP_SECONDS_MAX: Final = 120.0
-STEP_MS_MAX: Final = 60_000
 
 
 class Options(NamedTuple):
@@ -57,7 +55,7 @@ class Story:
         self._begun = time.monotonic()
 
     async def tell(self) -> bool:
-        """Runs everything and prints it. True if every check holds."""
+        """Run everything and print it. True if every check holds."""
         async with self._cluster:
             checks = await self._run()
         self._print_end(checks)
@@ -70,9 +68,8 @@ class Story:
         before = await asyncio.to_thread(read_counters, http)
         self._note(f"purgatory daemon on {daemon}, metrics on http://{http}/metrics")
         async with AsyncClient(daemon) as client:
-            waits = Waits(client, self._partition, self._ledger)
             await self._start_log(daemon)
-            checks = await self._carry_records(waits)
+            checks = await self._carry_records(client)
             await self._end_log()
             await client.advance(self._partition, removed=True)
         after = await self._settled_counters(http)
@@ -81,58 +78,53 @@ class Story:
         return checks
 
     async def _start_log(self, daemon: str) -> None:
-        leader = await self._cluster.start(
-            "leader",
+        self._leader = leader = await self._cluster.start(
             "leader",
             daemon=daemon,
             partition=self._partition,
             directory=self._directory(LEADER),
-            id=LEADER,
-            followers=list(FOLLOWERS),
+            replica_id=LEADER,
+            followers=FOLLOWERS,
         )
-        self._leader = leader
         self._leader_port = (await leader.hear("ready", STEP_SECONDS_MAX))["port"]
         self._note(f"leader {LEADER} of {self._partition} on port {self._leader_port} (pid {leader.pid})")
         for replica_id in FOLLOWERS:
             await self._start_follower(replica_id)
 
-    async def _carry_records(self, waits: Waits) -> list[Check]:
+    async def _carry_records(self, client: AsyncClient) -> list[Check]:
         """From the first record to the trimmed log; returns what was checked on the way."""
         count = len(self._lines)
         kept = self._cluster.directory / "consumed"
         pauses = [count // 2, count * 3 // 4] if self._options.kill_follower else []
-        consumer = await self._cluster.start(
-            "consumer", "consumer", leader_port=self._leader_port, records=count, keep=kept
-        )
-        producer = await self._cluster.start(
-            "producer", "producer", leader_port=self._leader_port, input=self._options.input, pause_at=pauses
-        )
+        port, source = self._leader_port, self._options.input
+        consumer = await self._cluster.start("consumer", leader_port=port, records=count, keep=kept)
+        producer = await self._cluster.start("producer", leader_port=port, source=source, pause_at=pauses)
         self._note(
             f"producer (pid {producer.pid}) sends {count} lines with acks=all, consumer (pid {consumer.pid}) reads"
         )
         if self._options.kill_follower:
-            await self._kill_and_return(producer, waits)
+            await self._kill_and_return(producer, client)
         await producer.hear("done", STEP_SECONDS_MAX)
         self._note(f"all {count} records acknowledged")
         await consumer.hear("done", STEP_SECONDS_MAX)
         self._note(f"all {count} records consumed")
         if self._options.kill_follower:
-            await self._wait_in_sync(waits, EVERYBODY, 2)
-        await self._leader_report(lambda header: header["in_sync"] == EVERYBODY)
+            await self._wait_in_sync(client, EVERYBODY, 2)
+        await self._leader_report(lambda state: state["in_sync"] == EVERYBODY)
         consumed = list(decode_all(kept.read_bytes()))
         checks = [check_records("consumer", consumed, self._lines, 0), check_whole_input(consumed, self._options.input)]
         checks += self._check_logs(self._lines, 0)
         return checks + await self._trim(count // 2)
 
-    async def _kill_and_return(self, producer: Child, waits: Waits) -> None:
-        """Kills a follower with waits in flight, goes on without it, and has it back before the end."""
+    async def _kill_and_return(self, producer: Child, client: AsyncClient) -> None:
+        """Kill a follower with waits in flight, go on without it, and have it back before the end."""
         third = len(self._lines) // 3
         while (await producer.hear("progress", STEP_SECONDS_MAX))["acknowledged"] < third:
             pass
         victim = self._followers[KILLED]
         await victim.kill()
         self._note(f"killed follower {KILLED} (pid {victim.pid})")
-        await self._wait_in_sync(waits, [other for other in EVERYBODY if other != KILLED], 1)
+        await self._wait_in_sync(client, [other for other in EVERYBODY if other != KILLED], 1)
         await producer.hear("paused", STEP_SECONDS_MAX)
         producer.tell("go on")
         await producer.hear("paused", STEP_SECONDS_MAX)
@@ -142,33 +134,30 @@ class Story:
         producer.tell("go on")
 
     async def _trim(self, offset: int) -> list[Check]:
-        """Deletes the records below `offset` everywhere and checks what is left."""
-        connection = await Connection.open(self._leader_port)
-        answer = (await connection.call("delete_records", offset=offset, timeout_ms=STEP_MS_MAX)).header
-        await connection.close()
-        self._note(f"trimmed to offset {offset}: the low watermark is {answer.get('low_watermark')}")
+        """Delete the records below `offset` everywhere and check what is left."""
+        async with connect(self._leader_port) as channel:
+            answer = (await call(channel, "delete_records", offset=offset, timeout_s=STEP_SECONDS_MAX)).fields
+        self._note(f"trimmed to offset {offset}: the low watermark is {answer['low_watermark']}")
         done = answer["error"] == 0 and answer["low_watermark"] >= offset
         checks = [Check(done, f"delete records below {offset}: error {answer['error']}")]
         return checks + self._check_logs(self._lines[offset:], offset)
 
     async def _end_log(self) -> None:
-        """Ends the followers, then takes the leader's ledger when nothing in it is open, then ends the leader."""
+        """End the followers, then take the leader's ledger when nothing in it is open, then end the leader."""
         for child in self._followers.values():
             await child.end()
-        report = await self._leader_report(lambda header: header["open"] == 0)
+        report = await self._leader_report(lambda state: state["open"] == 0)
         self._ledger.add_json(report.body)
         await self._leader.end()
 
     async def _leader_report(self, until: Callable[[dict[str, Any]], bool]) -> Message:
-        """What the leader reports once it is as `until` says. TimeoutError: it never was."""
-        connection = await Connection.open(self._leader_port)
-        async with asyncio.timeout(STEP_SECONDS_MAX):
-            report = await connection.call("report")
-            while not until(report.header):
+        """What the leader reports once it is as `until` says. Raises TimeoutError when it never is."""
+        async with connect(self._leader_port) as channel, asyncio.timeout(STEP_SECONDS_MAX):
+            while True:
+                report = await call(channel, "report")
+                if until(report.fields):
+                    return report
                 await asyncio.sleep(0.02)
-                report = await connection.call("report")
-        await connection.close()
-        return report
 
     async def _settled_counters(self, http: str) -> dict[str, Counters]:
         """The daemon's counters once nothing is pending. With a daemon that serves others too: as they are."""
@@ -180,39 +169,31 @@ class Story:
                 await asyncio.sleep(0.05)
 
     async def _start_follower(self, replica_id: int) -> None:
+        directory = self._directory(replica_id)
         follower = await self._cluster.start(
-            "follower",
-            f"follower {replica_id}",
-            leader_port=self._leader_port,
-            directory=self._directory(replica_id),
-            id=replica_id,
+            "follower", leader_port=self._leader_port, directory=directory, replica_id=replica_id
         )
         ready = await follower.hear("ready", STEP_SECONDS_MAX)
         self._followers[replica_id] = follower
         self._note(f"follower {replica_id} (pid {follower.pid}) starts at offset {ready['log_end_offset']}")
 
-    async def _wait_in_sync(self, waits: Waits, in_sync: list[int], times: int) -> None:
-        """Waits, at the daemon, until the leader has signalled this in-sync set so often."""
-        result = await waits.signal(in_sync_key(self._partition, in_sync), times, STEP_MS_MAX)
-        if not result.satisfied:
-            raise ChildFailed(f"the in-sync set did not become {in_sync}: {result.outcome.name}")
+    async def _wait_in_sync(self, client: AsyncClient, in_sync: list[int], times: int) -> None:
+        """Wait, at the daemon, until the leader has signalled this in-sync set so often."""
+        wait = client.signal({in_sync_key(self._partition, in_sync): times}, timeout=STEP_SECONDS_MAX)
+        (await self._ledger.entered("signal", wait)).raise_for_outcome()
         self._note(f"in sync: {in_sync}")
 
     def _check_logs(self, lines: list[bytes], first_offset: int) -> list[Check]:
+        logs = {replica_id: records_on_disk(self._directory(replica_id)) for replica_id in EVERYBODY}
         return [
-            check_records(
-                f"log of replica {replica_id} from {first_offset}",
-                records_on_disk(self._directory(replica_id)),
-                lines,
-                first_offset,
-            )
-            for replica_id in EVERYBODY
+            check_records(f"log of replica {replica_id} from {first_offset}", records, lines, first_offset)
+            for replica_id, records in logs.items()
         ]
 
     def _directory(self, replica_id: int) -> Path:
         return self._cluster.directory / f"replica-{replica_id}"
 
-    def _note_progress(self, _: str, said: dict[str, Any]) -> None:
+    def _note_progress(self, said: dict[str, Any]) -> None:
         if said["event"] == "progress":
             self._note(f"{said['acknowledged']} acknowledged")
 

@@ -18,7 +18,7 @@ SECONDS_MAX = 120
 @pytest.fixture
 async def daemon(tmp_path: Path) -> AsyncIterator[tuple[str, str]]:
     """A daemon of the test's own: its gRPC and HTTP addresses."""
-    async with Cluster(tmp_path, lambda _, __: None) as cluster:
+    async with Cluster(tmp_path, lambda _: None) as cluster:
         yield await cluster.start_daemon()
 
 

@@ -1,24 +1,30 @@
-"""The example's log files: what is written is found again, also by the next process, whatever a crash left behind."""
+"""The example's log file: what is written is found again, also by the next process, whatever a crash left behind."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from examples.replicated_log.log_records import CorruptRecord, LogRecord, decode_all, encode
+from examples.replicated_log.log_file import (
+    CorruptRecord,
+    LogFile,
+    LogRecord,
+    OffsetOutOfRange,
+    decode_all,
+    records_on_disk,
+)
 from examples.replicated_log.producer import split_lines
-from examples.replicated_log.segments import OffsetOutOfRange, SegmentedLog, records_on_disk
 
-Opener = Callable[[str], SegmentedLog]
+Opener = Callable[[str], LogFile]
 PAYLOADS = [bytes([number]) * number for number in range(60)]
 
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[Opener]:
-    logs: list[SegmentedLog] = []
+    logs: list[LogFile] = []
 
-    def open_log(name: str) -> SegmentedLog:
-        logs.append(SegmentedLog(tmp_path / name, segment_bytes=300))
+    def open_log(name: str) -> LogFile:
+        logs.append(LogFile(tmp_path / name))
         return logs[-1]
 
     yield open_log
@@ -27,8 +33,8 @@ def opened(tmp_path: Path) -> Iterator[Opener]:
 
 
 @pytest.fixture
-def log(opened: Opener) -> SegmentedLog:
-    """A log of 60 records over several segments."""
+def log(opened: Opener) -> LogFile:
+    """A log of 60 records."""
     log = opened("log")
     for payload in PAYLOADS:
         log.append(payload)
@@ -47,7 +53,7 @@ def test_lines_join_to_the_file(data: bytes) -> None:
 
 def test_harmed_record_is_refused() -> None:
     """Any flipped bit of a record is noticed."""
-    encoded = encode(LogRecord(7, b"payload"))
+    encoded = LogRecord(7, b"payload").encode()
     for place in range(len(encoded)):
         harmed = bytearray(encoded)
         harmed[place] ^= 1
@@ -55,7 +61,7 @@ def test_harmed_record_is_refused() -> None:
             list(decode_all(bytes(harmed)))
 
 
-def test_read_gives_every_record_once(log: SegmentedLog) -> None:
+def test_read_gives_every_record_once(log: LogFile) -> None:
     """Reading on, whatever the byte limit, gives each record once, and none at or above the bound."""
     for bytes_max in (1, 100, 10_000):
         offset, read = 0, []
@@ -65,7 +71,7 @@ def test_read_gives_every_record_once(log: SegmentedLog) -> None:
         assert read == [LogRecord(offset, payload) for offset, payload in enumerate(PAYLOADS[:50])]
 
 
-def test_read_outside_the_log_is_refused(log: SegmentedLog) -> None:
+def test_read_outside_the_log_is_refused(log: LogFile) -> None:
     """An offset below the start or above the end is an error, the end itself is just empty."""
     log.trim(20)
     assert log.read(60, 60, 100) == b""
@@ -74,7 +80,7 @@ def test_read_outside_the_log_is_refused(log: SegmentedLog) -> None:
             log.read(offset, 60, 100)
 
 
-def test_opened_again_holds_the_same(log: SegmentedLog, tmp_path: Path, opened: Opener) -> None:
+def test_opened_again_holds_the_same(log: LogFile, tmp_path: Path, opened: Opener) -> None:
     """The next process finds all records, the log start included, and goes on at the same offset."""
     log.trim(33)
     log.close()
@@ -85,29 +91,31 @@ def test_opened_again_holds_the_same(log: SegmentedLog, tmp_path: Path, opened: 
 
 
 @pytest.mark.parametrize("cut", [1, 15, 30])
-def test_half_written_end_is_cut(log: SegmentedLog, tmp_path: Path, opened: Opener, cut: int) -> None:
+def test_half_written_end_is_cut(log: LogFile, tmp_path: Path, opened: Opener, cut: int) -> None:
     """A record that a crash left half-written is gone after opening; those before it stay."""
     log.close()
-    last = max((tmp_path / "log").glob("*.log"))
-    last.write_bytes(last.read_bytes()[:-cut])
+    file = tmp_path / "log" / "records.log"
+    file.write_bytes(file.read_bytes()[:-cut])
     again = opened("log")
     assert again.log_end_offset == 59
     assert payloads(tmp_path / "log") == PAYLOADS[:59]
 
 
-def test_copy_must_follow_on(log: SegmentedLog, tmp_path: Path, opened: Opener) -> None:
+def test_copy_must_follow_on(log: LogFile, tmp_path: Path, opened: Opener) -> None:
     """A copy takes what follows its end, byte for byte, and refuses a gap."""
     copy = opened("copy")
     while records := log.read(copy.log_end_offset, 60, 500):
         copy.append_copy(records)
     assert payloads(tmp_path / "copy") == PAYLOADS
     with pytest.raises(OffsetOutOfRange):
-        copy.append_copy(encode(LogRecord(61, b"")))
+        copy.append_copy(LogRecord(61, b"").encode())
 
 
-def test_reset_goes_on_elsewhere(log: SegmentedLog, tmp_path: Path) -> None:
-    """A copy that lags behind its original's start forgets everything and goes on there."""
+def test_reset_goes_on_elsewhere(log: LogFile, tmp_path: Path, opened: Opener) -> None:
+    """A copy that lags behind its original's start forgets everything and goes on there, also when opened again."""
     log.reset(500)
-    assert (log.log_start_offset, log.log_end_offset) == (500, 500)
-    assert log.append(b"x") == 500
+    log.close()
+    again = opened("log")
+    assert (again.log_start_offset, again.log_end_offset) == (500, 500)
+    assert again.append(b"x") == 500
     assert records_on_disk(tmp_path / "log") == [LogRecord(500, b"x")]
