@@ -9,6 +9,7 @@ A daemon pays for the records; rows and files are the writer process's. All of i
 runs count the same.
 """
 
+import asyncio
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -16,15 +17,15 @@ from typing import Final
 
 from purgatory.archive.files import ArchiveWriter, open_archive
 from purgatory.archive.records import Record
-from purgatory.archive.rows import SingleRows, TableRows, new_table_rows
-from purgatory.archive.vocabulary import TABLES
+from purgatory.archive.rows import rows_by_table
+from purgatory.archive.run_details import RunDetails
 from purgatory.archive.writer_link import WriterLink
-from purgatory.archive.writer_protocol import WriterConfig, decode_frame, encode_frame
+from purgatory.archive.writer_protocol import WriterConfig, WriterStatistics, decode_frame, encode_frame
 from purgatory.engine.batches import PartitionName
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.host import Host
-from purgatory.service.listeners.archive import ROWS_AT_ONCE, ArchiveListener
+from purgatory.service.listeners.archive import ArchiveListener
 from purgatory.service.listeners.metrics import Metrics
 from purgatory.service.rpc import event_calls, session_requests
 from purgatory.service.settings import HostSettings
@@ -44,32 +45,28 @@ class SameThreadLink(WriterLink):
     """A writer process's work, done by the caller."""
 
     def __init__(self, folder: str, mode: str) -> None:
-        super().__init__(WriterConfig(folder, "run", "here", 1, 0, 0, "{}", 60.0, 1, 1, 1, low_priority=False))
-        self._tables: Final[dict[str, TableRows | SingleRows]] = {table: new_table_rows(table) for table in TABLES}
+        super().__init__(
+            WriterConfig(folder, "run", RunDetails("bench"), WriterStatistics(), 60.0, 1, low_priority=False)
+        )
+        self._has_process.set()
         self._makes_rows: Final = mode != "records"
         self._files: Final = ArchiveWriter(*open_archive(folder), "run") if mode == "files" else None
         self.listener: Final = ArchiveListener(
-            "run", self, rows_max=sys.maxsize, strict=False, timeout_ms_default=30_000, send_rows=1
+            "run", self, rows_max=sys.maxsize, strict=False, timeout_ms_default=30_000
         )
 
     def send(self, names: Sequence[PartitionName], records: Sequence[Record]) -> None:
-        """Keeps what has come: a call, or as many as make a frame."""
+        """Keeps a frame."""
         received_names, received = decode_frame(encode_frame((names, records))[8:])
-        if self._makes_rows:
-            for record in received:
-                self._tables[record.table].add(record, received_names)
-            self._make_rows(ROWS_AT_ONCE)
-
-    def _make_rows(self, least: int) -> None:
-        for table, gathered in self._tables.items():
-            if gathered.rows >= least:
-                rows = gathered.take()
-                if self._files is not None:
-                    self._files.write(table, rows)
+        if not self._makes_rows:
+            return
+        for table, rows in rows_by_table(received, received_names).items():
+            if self._files is not None:
+                self._files.write(table, rows)
 
     def finish(self) -> None:
-        """Makes rows of what is left, and writes the files."""
-        self._make_rows(1)
+        """Sends what is left, and writes the files."""
+        self.listener.send()
         if self._files is not None:
             self._files.roll()
 
@@ -123,8 +120,8 @@ def work(operations: int, link: SameThreadLink | None) -> None:
         session.acknowledge(session.outbox.last_sequence)
 
 
-def main(mode: str, operations: int) -> None:
-    """One run."""
+async def main(mode: str, operations: int) -> None:
+    """One run. It never waits, so what would be sent after a time is not: only what is enough."""
     with tempfile.TemporaryDirectory(prefix="bench-archive-") as folder:
         link = None if mode == MODES[0] else SameThreadLink(folder, mode)
         work(operations, link)
@@ -133,4 +130,4 @@ def main(mode: str, operations: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    asyncio.run(main(sys.argv[1], int(sys.argv[2])))

@@ -39,6 +39,7 @@ from purgatory.archive.layout import (
 from purgatory.archive.rows import plain
 from purgatory.archive.schema import EVENTS, SCHEMAS, VERSION
 from purgatory.archive.vocabulary import CannotArchive
+from purgatory.archive.writer_protocol import WriterStatistics
 
 ROLL_S: Final = 60.0
 ROLL_BYTES: Final = 64 * 1024 * 1024
@@ -95,7 +96,7 @@ def open_archive(place: str) -> tuple[fs.FileSystem, str]:
 
 
 class ArchiveWriter:
-    """Writes the files of one run. Counts what lies at its place: `files`, `bytes`, and `rows` by table."""
+    """Writes the files of one run; `statistics` count what lies at its place."""
 
     def __init__(
         self,
@@ -105,28 +106,19 @@ class ArchiveWriter:
         *,
         roll_s: float = ROLL_S,
         roll_bytes: int = ROLL_BYTES,
+        statistics: WriterStatistics | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.run_id: Final = run_id
         self.filesystem: Final = filesystem
         self.root: Final = root
-        self.files = 0
-        self.bytes = 0
-        self.rows: Final = dict.fromkeys(SCHEMAS, 0)
+        self.statistics: Final = statistics or WriterStatistics()
         self._roll_s: Final = roll_s
         self._roll_bytes: Final = roll_bytes
         self._clock: Final = clock
         self._open: Final[dict[str, _TableFile]] = {}
         self._finished: Final[list[_TableFile]] = []
-        self.last_numbers: Final = dict.fromkeys(SCHEMAS, 0)
-        """The last file number that was given, by table."""
         self._opened_s = 0.0
-
-    def go_on(self, last_numbers: dict[str, int], rows: dict[str, int], files: int, size: int) -> None:
-        """Continues a run of which another writer has placed so much."""
-        self.last_numbers.update(last_numbers)
-        self.rows.update(rows)
-        self.files, self.bytes = files, size
 
     @property
     def is_due(self) -> bool:
@@ -170,8 +162,8 @@ class ArchiveWriter:
     def _start(self, table: str, hour: int) -> _TableFile:
         if not self._open:
             self._opened_s = self._clock()
-        self.last_numbers[table] += 1
-        file = self._open[table] = _TableFile(table, self.run_id, self.last_numbers[table], hour)
+        self.statistics.file_numbers[table] += 1
+        file = self._open[table] = _TableFile(table, self.run_id, self.statistics.file_numbers[table], hour)
         return file
 
     def _write_aside(self, file: _TableFile) -> None:
@@ -209,9 +201,9 @@ class ArchiveWriter:
         except (OSError, pa.ArrowException):
             file.is_written = False
             raise
-        self.files += 1
-        self.rows[file.table] += file.rows
-        self.bytes += len(file.content)
+        self.statistics.files += 1
+        self.statistics.rows_kept[file.table] += file.rows
+        self.statistics.bytes += len(file.content)
 
 
 class _TableFile:

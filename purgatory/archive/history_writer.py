@@ -1,10 +1,8 @@
-"""Writes the history of one run: takes records of its calls, makes rows of many at once, writes the files.
+"""Writes the history of one run: takes the records of its calls, frame by frame, makes rows and files of them.
 
 All tables roll together, between two frames: what lies at its place is everything up to one call. While files cannot be
 written it waits and tries again; frames pile up meanwhile before whoever hands them over.
 """
-
-from __future__ import annotations
 
 import json
 import logging
@@ -15,12 +13,11 @@ from typing import Final
 
 import pyarrow as pa
 
-from purgatory.archive import schema
 from purgatory.archive.files import ArchiveWriter, open_archive
-from purgatory.archive.records import Record
-from purgatory.archive.rows import SingleRows, TableRows, new_table_rows, single_row
+from purgatory.archive.records import Record, Span, row_record
+from purgatory.archive.rows import make_rows, records_by_table
 from purgatory.archive.runs import RENEW_S, RunFile, RunState, claim_dead_runs, remove_unfinished
-from purgatory.archive.vocabulary import CallStamp, CannotArchive, marker_values
+from purgatory.archive.vocabulary import CRASHED, ENDED, MARKERS, STARTED, CallStamp, CannotArchive
 from purgatory.archive.writer_protocol import WriterConfig, WriterStatistics
 from purgatory.engine.batches import PartitionName
 
@@ -28,148 +25,92 @@ LOGGER: Final = logging.getLogger(__name__)
 
 RETRY_S: Final = 1.0
 TRIES_AT_END: Final = 3
-REPORT_S: Final = 1.0
-"""Rows that are made are reported so often, or when there are `unreported_rows_max`: each report wakes the daemon."""
 
 CANNOT_WRITE: Final = (OSError, pa.ArrowException)
 
+Report = Callable[[WriterStatistics], None]
 
-def open_history(config: WriterConfig, report: Callable[[WriterStatistics], None]) -> HistoryWriter:
+
+def open_history(config: WriterConfig, report: Report) -> "HistoryWriter":
     """Begins a run in its archive, or goes on with one. Raises `CannotArchive` where it cannot be written to."""
     filesystem, root = open_archive(config.place)
-    continued = config.continued
-    state = RunState(config.run_id, config.host, config.pid, 0, config.started_ms, config.started_at_ms)
-    files = ArchiveWriter(filesystem, root, config.run_id, roll_s=config.roll_s, roll_bytes=config.roll_bytes)
+    statistics, details = config.statistics, config.details
+    last = CallStamp(config.run_id, statistics.call_number, statistics.time_ms, statistics.at_ms)
+    files = ArchiveWriter(
+        filesystem, root, config.run_id, roll_s=config.roll_s, roll_bytes=config.roll_bytes, statistics=statistics
+    )
     try:
-        if continued is not None:
-            state.call_number, state.time_ms, state.at_ms = continued.call_number, continued.time_ms, continued.at_ms
-            files.go_on(continued.file_numbers, continued.rows_kept, continued.files, continued.bytes)
+        if config.is_continued:
             remove_unfinished(filesystem, root, config.run_id)
-        run = RunFile.create(filesystem, root, state)
+        run = RunFile.create(filesystem, root, RunState(config.run_id, details.host, details.pid, *last[1:]))
         try:
-            if continued is None:
-                started = CallStamp(config.run_id, 0, config.started_ms, config.started_at_ms)
-                values = marker_values(schema.STARTED, detail=config.details)
-                files.write(schema.MARKERS, single_row(schema.MARKERS, started, values))
+            if not config.is_continued:
+                started = row_record(MARKERS, last, marker=STARTED, detail=details.to_json())
+                files.write(MARKERS, make_rows(MARKERS, [started]))
                 files.roll()
         except CANNOT_WRITE:
             run.remove()
             raise
     except CANNOT_WRITE as error:
         raise CannotArchive(f"cannot write an archive to {config.place}: {error}") from None
-    return HistoryWriter(
-        files,
-        run,
-        report,
-        roll_s=config.roll_s,
-        rows_at_once=config.rows_at_once,
-        unreported_rows_max=config.unreported_rows_max,
-    )
+    return HistoryWriter(files, run, report)
 
 
 class HistoryWriter:
-    """Keeps the records it is given, in order, and reports now and then, and whenever files have been placed.
+    """Keeps the records it is given, in order, and reports what became of them.
 
     `ending` is set by whoever knows that nothing more comes: then what cannot be written is no longer tried for ever.
     """
 
-    def __init__(
-        self,
-        files: ArchiveWriter,
-        run: RunFile,
-        report: Callable[[WriterStatistics], None],
-        *,
-        roll_s: float,
-        rows_at_once: int,
-        unreported_rows_max: int = 1,
-        retry_s: float = RETRY_S,
-    ) -> None:
+    def __init__(self, files: ArchiveWriter, run: RunFile, report: Report, *, retry_s: float = RETRY_S) -> None:
         self.ending: Final = threading.Event()
+        self.statistics: Final = files.statistics
         self._files: Final = files
         self._run: Final = run
         self._report: Final = report
-        self._roll_s: Final = roll_s
-        self._rows_at_once: Final = rows_at_once
-        self._unreported_rows_max: Final = unreported_rows_max
         self._retry_s: Final = retry_s
-        self._tables: Final[dict[str, TableRows | SingleRows]] = {name: new_table_rows(name) for name in schema.TABLES}
-        self._first_calls: Final[dict[str, CallStamp]] = {}
-        """By table, the first call whose rows have not been made."""
-        self._last_call: CallStamp | None = None
+        state = run.state
+        self._last_call = CallStamp(state.run_id, state.call_number, state.time_ms, state.at_ms)
         self._has_ended = False
-        self._unrolled_since_s: float | None = None
         self._maintained_s = -RENEW_S
         """When it last renewed the run's file and looked for dead runs."""
-        self._rows_done = self._rows_reported = 0
-        self._reported_s = 0.0
-        self._rows_lost: Final = dict.fromkeys(schema.TABLES, 0)
-        self._errors = 0
         self._is_failing = False
-
-    def statistics(self) -> WriterStatistics:
-        """What became of the rows so far."""
-        files, state = self._files, self._run.state
-        return WriterStatistics(
-            self._rows_done,
-            dict(files.rows),
-            dict(self._rows_lost),
-            files.files,
-            files.bytes,
-            self._errors,
-            state.call_number,
-            state.time_ms,
-            state.at_ms,
-            dict(files.last_numbers),
-        )
-
-    def report_changes(self) -> None:
-        """Reports what became of the rows, if that has changed."""
-        if self._rows_reported != self._rows_done:
-            self._report_now()
-
-    def _report_now(self) -> None:
-        self._rows_reported, self._reported_s = self._rows_done, time.monotonic()
-        self._report(self.statistics())
 
     def keep(self, names: Sequence[PartitionName], records: Sequence[Record]) -> None:
         """Keeps a frame: the records of some more calls, in order. After it, `maintain` what `is_due`."""
-        if self._unrolled_since_s is None:
-            self._unrolled_since_s = time.monotonic()
-        for record in records:
-            table, stamp = record.table, record.stamp
-            self._first_calls.setdefault(table, stamp)
-            rows = self._tables[table]
+        for table, some in records_by_table(records).items():
             try:
-                rows.add(record, names)
+                self._files.write(table, make_rows(table, some, names))
             except Exception:
-                LOGGER.exception("rows of %s up to call %d cannot be kept", table, stamp.call_number)
-                self._lose(table, rows.rows + record.rows, stamp)
-                continue
-            finally:
-                # Markers of gaps carry the number of the gap's first call, which may be behind.
-                if self._last_call is None or stamp.call_number >= self._last_call.call_number:
-                    self._last_call = stamp
-            if table == schema.MARKERS:
-                self._has_ended = record.extra["marker"] == schema.ENDED
-            if rows.rows >= self._rows_at_once:
-                self._make_rows(table)
+                LOGGER.exception("rows of %s up to call %d cannot be kept", table, some[-1].stamp.call_number)
+                self._lose(table, some)
+        for record in records:
+            self.statistics.rows_done += record.rows
+            # Markers of gaps carry the number of the gap's first call, which may be behind.
+            if record.stamp.call_number >= self._last_call.call_number:
+                self._last_call = record.stamp
+            if record.table == MARKERS:
+                self._has_ended = record.extra["marker"] == ENDED
+        self._report(self.statistics)
+
+    def _lose(self, table: str, records: Sequence[Record]) -> None:
+        """Rows that cannot be made, through no fault of the disk: the archive says so, and the rest goes on."""
+        lost = Span(records)
+        self.statistics.errors += 1
+        self.statistics.rows_lost[table] += lost.rows[table]
+        self._files.write(MARKERS, make_rows(MARKERS, lost.dropped_markers()))
 
     @property
     def is_due(self) -> bool:
         """Whether `maintain` has something to do."""
-        return self._is_roll_due or time.monotonic() - self._maintained_s >= RENEW_S
-
-    @property
-    def _is_roll_due(self) -> bool:
-        since_s = self._unrolled_since_s
-        return self._files.is_due or (since_s is not None and time.monotonic() - since_s >= self._roll_s)
+        return self._files.is_due or time.monotonic() - self._maintained_s >= RENEW_S
 
     def maintain(self) -> None:
         """Rolls if it is time; says that its own run lives, and which runs have crashed.
 
         Blocks while a file that is due cannot be written.
         """
-        if self._is_roll_due:
+        if self._files.is_due:
             self.roll()
         if time.monotonic() - self._maintained_s >= RENEW_S:
             self._maintained_s = time.monotonic()
@@ -194,46 +135,17 @@ class HistoryWriter:
         finally:
             self._run.release()
 
-    def _make_rows(self, table: str) -> None:
-        """Makes rows of a table's records, into the file that is being encoded."""
-        collected = self._tables[table]
-        rows = collected.rows
-        try:
-            self._files.write(table, collected.take())
-        except Exception:
-            LOGGER.exception("%d rows of %s cannot be kept", rows, table)
-            self._lose(table, rows, self._last_call)
-            return
-        del self._first_calls[table]
-        self._rows_done += rows
-        unreported = self._rows_done - self._rows_reported
-        if unreported >= self._unreported_rows_max or time.monotonic() - self._reported_s >= REPORT_S:
-            self.report_changes()
-
-    def _lose(self, table: str, rows: int, last: CallStamp | None) -> None:
-        """Rows that cannot be made, through no fault of the disk: the archive says so, and the rest goes on."""
-        self._errors += 1
-        self._rows_lost[table] += rows
-        first = self._first_calls.pop(table)
-        self._tables[table] = new_table_rows(table)
-        self._rows_done += rows
-        last_call_number = first.call_number if last is None else max(first.call_number, last.call_number)
-        values = marker_values(schema.DROPPED, table=table, rows=rows, last_call_number=last_call_number)
-        self._files.write(schema.MARKERS, single_row(schema.MARKERS, first, values))
-
     def roll(self) -> None:
         """Puts everything so far at its place. Tries until it is done; at the end of the run only some times."""
-        for table in list(self._first_calls):
-            self._make_rows(table)
         tries = 0
         while True:
             try:
                 # Before the files are there the daemon knows their numbers: a successor must not give one twice.
-                self._report_now()
+                self._report(self.statistics)
                 self._files.roll()
-                if self._last_call is not None:
-                    state, last = self._run.state, self._last_call
-                    state.call_number, state.time_ms, state.at_ms = last.call_number, last.time_ms, last.at_ms
+                state, done = self._run.state, self.statistics
+                _, state.call_number, state.time_ms, state.at_ms = self._last_call
+                _, done.call_number, done.time_ms, done.at_ms = self._last_call
                 self._run.renew()
                 break
             except CANNOT_WRITE as error:
@@ -242,15 +154,14 @@ class HistoryWriter:
                 if self.ending.is_set() and tries >= TRIES_AT_END:
                     raise
                 self.ending.wait(self._retry_s)
-        self._unrolled_since_s = None
         if self._is_failing:
             self._is_failing = False
             LOGGER.info("the archive is being written again")
-        self._report_now()
+        self._report(self.statistics)
 
     def _note_failure(self, error: Exception) -> None:
         """Says once that something is wrong with the disk, and counts every time."""
-        self._errors += 1
+        self.statistics.errors += 1
         if not self._is_failing:
             self._is_failing = True
             LOGGER.error("cannot write the archive; history waits in memory: %s", error)
@@ -273,8 +184,8 @@ class HistoryWriter:
     def _write_crashed(self, state: RunState, leftovers: int) -> None:
         detail = {"host": state.host, "pid": state.pid, "found_by": self._files.run_id, "leftovers": leftovers}
         stamp = CallStamp(state.run_id, state.call_number, state.time_ms, state.at_ms)
-        values = marker_values(schema.CRASHED, detail=json.dumps(detail))
-        self._files.write(schema.MARKERS, single_row(schema.MARKERS, stamp, values))
+        crashed = row_record(MARKERS, stamp, marker=CRASHED, detail=json.dumps(detail))
+        self._files.write(MARKERS, make_rows(MARKERS, [crashed]))
         LOGGER.warning(
             "archive: run %s (%s, pid %d) crashed; its history ends with call %d",
             state.run_id, state.host, state.pid, state.call_number,

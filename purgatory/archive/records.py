@@ -7,21 +7,23 @@ a time, as a frame, together with the names they refer to, each once.
 
 import sys
 from array import array
-from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from purgatory.archive.vocabulary import (
     ACCEPTED,
+    DROPPED,
     EVENTS,
     INT32_MAX,
     INT64_MAX,
+    MARKERS,
     NO_PARTITION,
     OUTCOMES,
     REGISTRATIONS,
+    TABLES,
     CallStamp,
     Registrant,
-    Row,
 )
 from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, PartitionName, RegisterReceipt
 from purgatory.engine.codes import EVENT_NAMES, KEY_SIGNALLED, SIGNAL
@@ -39,7 +41,7 @@ Names = dict[PartitionName, int]
 NAMELESS: Final = -1
 """Place of a row without a name: it pointed outside its dictionary, and was refused."""
 
-
+# Columns of the archive, and the attributes of `Completions` and `EventBatch` that they come from.
 OUTCOME_OPERATION_COLUMNS: Final = (
     ("operation_id", "operation_ids"),
     ("kind", "kinds"),
@@ -56,10 +58,6 @@ OUTCOME_ITEM_COLUMNS: Final = (
     ("estimated_remaining_ms", "estimated_remaining_ms"),
     ("pace_per_second", "paces_per_second"),
 )
-FETCH_COLUMNS: Final = (
-    "available_bytes", "high_watermark", "last_stable_offset", "diverging_epoch", "diverging_end_offset",
-)  # fmt: skip
-"""Fields of `FetchedPartition`."""
 EVENT_COLUMNS: Final = (
     ("offset", "offsets"),
     ("leader_epoch", "leader_epochs"),
@@ -69,6 +67,10 @@ EVENT_COLUMNS: Final = (
     ("log_start_offset", "log_start_offsets"),
     ("flags", "flags"),
 )
+FETCH_COLUMNS: Final = (
+    "available_bytes", "high_watermark", "last_stable_offset", "diverging_epoch", "diverging_end_offset",
+)  # fmt: skip
+"""Fields of `FetchedPartition`."""
 REPLICA_COLUMNS: Final = ("replicas", "in_sync", "proposed", "leader_id", "min_in_sync_replicas")
 """Fields of `ReplicaSets`."""
 
@@ -83,13 +85,45 @@ class Record(NamedTuple):
     operation_count: int = 0
     operations: dict[str, Packed] = {}  # noqa: RUF012 - never changed
     columns: dict[str, Packed] = {}  # noqa: RUF012
-    names: Packed = None
+    names: bytes = b""
     """A dictionary: of each entry the place of its name among the frame's."""
     places: Packed = None
     """Of each row its name's place in this dictionary, or NAMELESS; None: the entries are those of the rows."""
     extra: Any = None
     """Of a row of calls or markers its values; of fetched partitions FETCH_COLUMNS, a tuple for each row of a fetch; of
     events REPLICA_COLUMNS, a tuple or None for each row."""
+
+
+def row_record(table: str, stamp: CallStamp, /, **values: object) -> Record:
+    """A row of calls or markers: the values of its own columns; those that are not given are null."""
+    return Record(table, stamp, 1, extra=values)
+
+
+class Span:
+    """How many rows of successive calls there are, by table: of calls that are lost, or may come to be."""
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        self.first: Final = records[0].stamp
+        self.last_call_number = self.first.call_number
+        self.rows: Final[Counter[str]] = Counter()
+        for record in records:
+            self.rows[record.table] += record.rows
+            # Markers of gaps have the number of the gap's first call, which may be behind.
+            self.last_call_number = max(self.last_call_number, record.stamp.call_number)
+
+    def extend(self, following: "Span") -> None:
+        """Adds the calls that came next."""
+        self.last_call_number = max(self.last_call_number, following.last_call_number)
+        self.rows.update(following.rows)
+
+    def dropped_markers(self) -> list[Record]:
+        """Says of each table that these rows are missing from the archive."""
+        last = self.last_call_number
+        return [
+            row_record(MARKERS, self.first, marker=DROPPED, table=table, rows=self.rows[table], last_call_number=last)
+            for table in TABLES
+            if self.rows[table]
+        ]
 
 
 def packed(values: Sequence[int]) -> Packed:
@@ -121,56 +155,108 @@ def registration_records(
     receipt: RegisterReceipt,
     timeout_ms_default: int,
 ) -> list[Record]:
-    """What was registered and what was refused, a row for each item; nothing of what was known already."""
+    """What was registered and what was refused, a row for each item; nothing of what was known already.
+
+    Of those refused, operations whose items are none, or point outside the dictionary, or did not arrive, are kept
+    bare: one row each.
+    """
+    given = [(key, NO_PARTITION) for key in batch.keys] if kind == SIGNAL else batch.partitions
+    common = (stamp, registrant, kind, timeout_ms_default)
     if not receipt.refusals and not receipt.already_known:
-        return [_registrations(names, stamp, registrant, kind, batch, [], timeout_ms_default, bare=False)]
-    return [
-        _registrations(names, stamp, registrant, kind, part, codes, timeout_ms_default, bare=bare)
-        for part, codes, bare in ArchivableOperations(kind, batch, receipt).parts()
-    ]
+        return [_registrations(*common, batch, bytes(places_of(given, names)))]
+    if not _is_readable(kind, batch):
+        batch = OperationBatch(batch.operation_ids, item_counts=[0])
+    # Ids only rise within a session, so the known ones are the lowest of the batch.
+    known = sorted(value for value in batch.operation_ids if value > 0)[: receipt.already_known]
+    codes = {refusal.index: refusal.code for refusal in receipt.refusals}
+    whole: list[int] = []
+    bare: list[int] = []
+    items: list[int] = []
+    next_item = 0
+    for row, operation_id in enumerate(batch.operation_ids):
+        own_items = range(next_item, next_item + value_at(batch.item_counts, row, 1))
+        next_item = own_items.stop
+        if known and 0 < operation_id <= known[-1]:
+            continue
+        if row not in codes or _have_names(batch, own_items, len(given)):
+            whole.append(row)
+            items += own_items
+        else:
+            bare.append(row)
+    records: list[Record] = []
+    if whole:
+        dictionary = bytes(places_of(given, names))
+        records.append(_registrations(*common, batch, dictionary, whole, items, codes))
+    if bare:
+        records.append(_registrations(*common, batch, b"", bare, None, codes))
+    return records
 
 
 def _registrations(
-    names: Names,
     stamp: CallStamp,
     registrant: Registrant,
     kind: int,
-    batch: OperationBatch,
-    codes: list[int],
     timeout_ms_default: int,
-    *,
-    bare: bool,
+    batch: OperationBatch,
+    dictionary: bytes,
+    rows: list[int] | None = None,
+    items: list[int] | None = None,
+    codes: dict[int, int] | None = None,
 ) -> Record:
-    """A batch of operations; `codes` are those of refusals; `bare`: one row each, without its items."""
-    count = len(batch.operation_ids)
-    item_counts = packed(batch.item_counts or (1,))
+    """All of a batch; or only these of its operations, with these items (None: bare) and refusal codes."""
+    is_bare = rows is not None and items is None
+    ids, item_counts, refusal_codes = batch.operation_ids, batch.item_counts or [1], [ACCEPTED]
+    if rows is not None and codes is not None:
+        ids = [min(batch.operation_ids[row], INT64_MAX) for row in rows]
+        item_counts = [min(value_at(batch.item_counts, row, 1), INT32_MAX) for row in rows]
+        refusal_codes = [codes.get(row, ACCEPTED) for row in rows]
     operations = {
-        "operation_id": packed(batch.operation_ids),
-        "timeout_ms": packed(batch.timeouts_ms or (timeout_ms_default,)),
-        "refusal_code": packed(codes or (ACCEPTED,)),
-        "item_count": item_counts,
-        "row_count": 1 if bare else item_counts,
+        "operation_id": packed(ids),
+        "timeout_ms": packed(_chosen(batch.timeouts_ms, rows) or [timeout_ms_default]),
+        "refusal_code": packed(refusal_codes),
+        "item_count": packed(item_counts),
     }
     columns: dict[str, Packed] = {"kind": kind}
     for column in columns_of(kind):
         if column.level == OPERATION:
-            operations[column.name] = packed(getattr(batch, column.batch_name))
-        elif not bare:
-            columns[column.name] = packed(getattr(batch, column.batch_name))
-    if bare:
+            operations[column.name] = packed(_chosen(getattr(batch, column.batch_name), rows))
+        elif not is_bare:
+            columns[column.name] = packed(_chosen(getattr(batch, column.batch_name), items))
+    count = len(ids)
+    if is_bare:
         return Record(REGISTRATIONS, stamp, count, registrant, count, operations, columns, places=NAMELESS)
-    given = _key_names(batch.keys) if kind == SIGNAL else batch.partitions
-    places = packed(batch.item_indexes or (0,)) if given else NAMELESS
-    rows = max(count, len(batch.item_indexes))  # operations of several items have an index for each of them
-    dictionary = packed_buffer(places_of(given, names))
-    return Record(REGISTRATIONS, stamp, rows, registrant, count, operations, columns, dictionary, places)
+    places = packed(_chosen(batch.item_indexes, items) or [0])
+    # Operations of several items have an index for each of them.
+    row_count = max(count, len(batch.item_indexes)) if items is None else len(items)
+    return Record(REGISTRATIONS, stamp, row_count, registrant, count, operations, columns, dictionary, places)
 
 
-def _key_names(keys: list[str]) -> list[PartitionName]:
-    return [(key, NO_PARTITION) for key in keys]
+def _chosen(values: list[Any], places: list[int] | None) -> list[Any]:
+    """The values at these places of a column, which may also have one for all, or none; all of them for None."""
+    return values if places is None or len(values) <= 1 else [values[place] for place in places]
 
 
-def completion_record(names: Names, stamp: CallStamp, registrant: Registrant, completions: Completions) -> Record:
+def _have_names(batch: OperationBatch, items: range, names: int) -> bool:
+    """Whether there are items, all of them have arrived, and they point into a dictionary of so many names."""
+    if len(items) > 1 and len(batch.item_indexes) <= 1:
+        return False
+    return len(items) > 0 and all(value_at(batch.item_indexes, item, 0) < names for item in items)
+
+
+def _is_readable(kind: int, batch: OperationBatch) -> bool:
+    """Whether the columns fit together. The engine looked before it took the batch, but some never got there."""
+    operations = len(batch.operation_ids)
+    counts = batch.item_counts
+    items = operations if not counts else counts[0] * operations if len(counts) == 1 else sum(counts)
+    rows = {OPERATION: operations, ITEM: items}
+    lengths = [(batch.item_counts, operations), (batch.timeouts_ms, operations), (batch.item_indexes, items)]
+    lengths += [(getattr(batch, column.batch_name), rows[column.level]) for column in columns_of(kind)]
+    return all(len(values) in (0, 1, expected) for values, expected in lengths)
+
+
+def completion_records(
+    names: Names, stamp: CallStamp, registrant: Registrant, completions: Completions
+) -> list[Record]:
     """What a call ended of one registrant's, a row for each item."""
     operations: dict[str, Packed] = {
         name: packed_buffer(getattr(completions, field)) for name, field in OUTCOME_OPERATION_COLUMNS
@@ -181,12 +267,15 @@ def completion_record(names: Names, stamp: CallStamp, registrant: Registrant, co
     extra = None
     if completions.fetched:
         extra = [tuple(getattr(part, name) for name in FETCH_COLUMNS) for part in completions.fetched]
-    given = packed_buffer(places_of(completions.item_partitions, names))
+    given = bytes(places_of(completions.item_partitions, names))
     rows = len(completions.item_partitions)
-    return Record(OUTCOMES, stamp, rows, registrant, len(completions), operations, columns, given, None, extra)
+    count = len(completions)
+    return [Record(OUTCOMES, stamp, rows, registrant, count, operations, columns, given, None, extra)]
 
 
-def event_record(names: Names, stamp: CallStamp, batch: EventBatch, start: int, receipt: EventsReceipt) -> Record:
+def event_records(
+    names: Names, stamp: CallStamp, batch: EventBatch, start: int, receipt: EventsReceipt
+) -> list[Record]:
     """The events from `start` to `receipt.next_index`, a row each, and what they did."""
     stop = receipt.next_index
     types, codes = batch.types[start:stop], [ACCEPTED]
@@ -200,14 +289,14 @@ def event_record(names: Names, stamp: CallStamp, batch: EventBatch, start: int, 
     given: list[PartitionName] = batch.partitions
     indexes = _slice(batch.item_indexes, start, stop) or [0]
     if batch.keys or receipt.refusals:
-        given = [*batch.partitions, *_key_names(batch.keys)]
+        given = [*batch.partitions, *((key, NO_PARTITION) for key in batch.keys)]
         indexes = _places_of_events(batch, types, indexes)
     extra = None
     if batch.replica_sets:
         sets = batch.replica_sets[start:stop]
         extra = [one and tuple(getattr(one, name) for name in REPLICA_COLUMNS) for one in sets]
-    dictionary = packed_buffer(places_of(given, names))
-    return Record(EVENTS, stamp, stop - start, None, 0, {}, columns, dictionary, packed(indexes), extra)
+    dictionary = bytes(places_of(given, names))
+    return [Record(EVENTS, stamp, stop - start, None, 0, {}, columns, dictionary, packed(indexes), extra)]
 
 
 def _slice(values: list[int], start: int, stop: int) -> list[int]:
@@ -225,96 +314,3 @@ def _places_of_events(batch: EventBatch, types: list[int], indexes: list[int]) -
         first, count = (partitions, keys) if event_type == KEY_SIGNALLED else (0, partitions)
         places.append(first + index if 0 <= index < count else NAMELESS)
     return places
-
-
-def row_record(table: str, stamp: CallStamp, values: Row) -> Record:
-    """A row of calls or markers."""
-    return Record(table, stamp, 1, extra=values)
-
-
-class ArchivableOperations:
-    """The operations of a batch that make rows where not all was accepted. Known ones make none; of those refused,
-    the ones whose items are none, or point outside the dictionary, or did not arrive, are kept bare: one row each.
-    """
-
-    def __init__(self, kind: int, batch: OperationBatch, receipt: RegisterReceipt) -> None:
-        self._kind: Final = kind
-        self._batch: Final = batch
-        self._codes: Final = {refusal.index: refusal.code for refusal in receipt.refusals}
-        self._whole: Final[list[int]] = []
-        self._bare: Final[list[int]] = []
-        ids = batch.operation_ids
-        known_up_to = 0
-        if receipt.already_known:
-            # Ids only rise within a session, so the known ones are the lowest of the batch.
-            known_up_to = sorted(value for value in ids if value > 0)[receipt.already_known - 1]
-        self._readable: Final = _is_readable(kind, batch)
-        counts = [value_at(batch.item_counts, row, 1) if self._readable else 0 for row in range(len(ids))]
-        self._first_items: Final = [0, *accumulate(counts)]
-        names = len(batch.keys) if kind == SIGNAL else len(batch.partitions)
-        for row, operation_id in enumerate(ids):
-            if 0 < operation_id <= known_up_to:
-                continue
-            is_whole = row not in self._codes or self._has_names(row, counts[row], names)
-            (self._whole if is_whole else self._bare).append(row)
-
-    def parts(self) -> Iterator[tuple[OperationBatch, list[int], bool]]:
-        """Batches of their own, the refusal codes of their operations, and whether these are bare."""
-        for rows, bare in ((self._whole, False), (self._bare, True)):
-            if rows:
-                ids = [min(self._batch.operation_ids[row], INT64_MAX) for row in rows]
-                codes = [self._codes.get(row, ACCEPTED) for row in rows]
-                yield self._bare_batch(ids, rows) if bare else self._whole_batch(ids, rows), codes, bare
-
-    def _has_names(self, row: int, count: int, names: int) -> bool:
-        indexes = self._batch.item_indexes
-        if count > 1 and len(indexes) <= 1:
-            return False
-        first = self._first_items[row]
-        return count > 0 and all(value_at(indexes, first + item, 0) < names for item in range(count))
-
-    def _whole_batch(self, ids: list[int], rows: list[int]) -> OperationBatch:
-        batch = self._batch
-        counts = [value_at(batch.item_counts, row, 1) for row in rows]
-        items = [
-            self._first_items[row] + item for row, count in zip(rows, counts, strict=True) for item in range(count)
-        ]
-        columns = self._chosen_columns(OPERATION, rows) | self._chosen_columns(ITEM, items)
-        indexes = _chosen(batch.item_indexes, items)
-        return OperationBatch(
-            ids,
-            partitions=batch.partitions,
-            keys=batch.keys,
-            item_counts=counts,
-            item_indexes=indexes,
-            timeouts_ms=_chosen(batch.timeouts_ms, rows),
-            **columns,
-        )
-
-    def _bare_batch(self, ids: list[int], rows: list[int]) -> OperationBatch:
-        if not self._readable:
-            return OperationBatch(ids, item_counts=[0])
-        counts = [min(value_at(self._batch.item_counts, row, 1), INT32_MAX) for row in rows]
-        timeouts_ms = _chosen(self._batch.timeouts_ms, rows)
-        columns = self._chosen_columns(OPERATION, rows)
-        return OperationBatch(ids, item_counts=counts, timeouts_ms=timeouts_ms, **columns)
-
-    def _chosen_columns(self, level: str, rows: list[int]) -> dict[str, list[Any]]:
-        names = [column.batch_name for column in columns_of(self._kind) if column.level == level]
-        return {name: _chosen(getattr(self._batch, name), rows) for name in names}
-
-
-def _chosen(values: list[Any], places: list[int]) -> list[Any]:
-    """The values at these places of a column, which may also have one for all, or none."""
-    return [values[place] for place in places] if len(values) > 1 else values
-
-
-def _is_readable(kind: int, batch: OperationBatch) -> bool:
-    """Whether the columns fit together. The engine looked before it took the batch, but some never got there."""
-    operations = len(batch.operation_ids)
-    counts = batch.item_counts
-    items = operations if not counts else counts[0] * operations if len(counts) == 1 else sum(counts)
-    rows = {OPERATION: operations, ITEM: items}
-    lengths = [(batch.item_counts, operations), (batch.timeouts_ms, operations), (batch.item_indexes, items)]
-    lengths += [(getattr(batch, column.batch_name), rows[column.level]) for column in columns_of(kind)]
-    return all(len(values) in (0, 1, expected) for values, expected in lengths)

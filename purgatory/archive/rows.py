@@ -1,63 +1,49 @@
-"""Rows of the archive's tables from records of calls, as Arrow record batches with the schema of their table.
-
-To make an Arrow array costs microseconds whatever its length, so records of many calls are added to `RegistrationRows`,
-`OutcomeRows`, `EventRows` or `SingleRows`, and `take` makes rows of all of them at once.
-"""
+"""Rows of the archive's tables from the records of a frame, as Arrow record batches with the schema of their table."""
 
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from purgatory.archive.records import (
-    EVENT_COLUMNS,
-    FETCH_COLUMNS,
-    NAMELESS,
-    OUTCOME_ITEM_COLUMNS,
-    OUTCOME_OPERATION_COLUMNS,
-    REPLICA_COLUMNS,
-    Names,
-    Packed,
-    Record,
-    completion_record,
-    event_record,
-    packed_buffer,
-    registration_records,
-)
-from purgatory.archive.schema import (
-    EVENT_LABELS,
-    EVENTS,
-    KIND_LABELS,
-    OUTCOME_LABELS,
-    OUTCOMES,
-    REGISTRATIONS,
-    SCHEMAS,
-)
-from purgatory.archive.vocabulary import CALLS, INT32_MAX, MARKERS, CallStamp, Registrant, Row
-from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, PartitionName, RegisterReceipt
+from purgatory.archive.records import FETCH_COLUMNS, NAMELESS, REPLICA_COLUMNS, Packed, Record
+from purgatory.archive.schema import EVENT_LABELS, EVENTS, KIND_LABELS, OUTCOME_LABELS, OUTCOMES, REGISTRATIONS, SCHEMAS
+from purgatory.archive.vocabulary import CALLS, INT32_MAX, MARKERS, TABLES
+from purgatory.engine.batches import PartitionName
 from purgatory.engine.codes import FETCH
-from purgatory.engine.completions import Completions
-from purgatory.engine.kinds.operation_columns import COLUMNS_BY_NAME, ITEM, OPERATION
 
 INT64: Final = np.dtype(np.int64)
 INT32: Final = np.dtype(np.int32)
 CONSTANT_ROWS: Final = 16_384
-NOT_ENTERED: Final = -2
-NO_PACE: Final = packed_buffer(np.array([-1.0]))
-"""The number whose bits are those of -1.0."""
 
 Numbers = npt.NDArray[np.int64]
+Columns = dict[str, pa.Array]
+
+LABELS: Final[dict[str, Sequence[str]]] = {"kind": KIND_LABELS, "outcome": OUTCOME_LABELS, "type": EVENT_LABELS}
+"""Columns that are codes, and the label of each code."""
 
 
-def single_row(table: str, stamp: CallStamp, values: Row) -> pa.RecordBatch:
-    """One of the other calls, or a marker: `values` are its own columns, of `call_values` or `marker_values`."""
-    rows = SingleRows(table)
-    rows.add_row(stamp, values)
-    return rows.take()
+def make_rows(table: str, records: Sequence[Record], names: Sequence[PartitionName] = ()) -> pa.RecordBatch:
+    """Rows of one table: of at least one record, all of this table, and the names of their frame."""
+    columns = MAKERS[table](table, records, names)
+    schema = SCHEMAS[table]
+    return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema.names)
+
+
+def rows_by_table(records: Iterable[Record], names: Sequence[PartitionName]) -> dict[str, pa.RecordBatch]:
+    """Rows of all tables that records of a frame add to."""
+    return {table: make_rows(table, some, names) for table, some in records_by_table(records).items()}
+
+
+def records_by_table(records: Iterable[Record]) -> dict[str, list[Record]]:
+    """The records of each table that has some, in their order."""
+    found: dict[str, list[Record]] = {table: [] for table in TABLES}
+    for record in records:
+        found[record.table].append(record)
+    return {table: some for table, some in found.items() if some}
 
 
 # Arrow columns from arrays of numbers, and back.
@@ -126,294 +112,150 @@ def column_of(parts: Sequence[Packed], counts: Sequence[int], arrow_type: pa.Dat
     forms = set(map(type, parts))
     if forms == {type(None)}:
         return constant(None, arrow_type, sum(counts))
+    if arrow_type == pa.float64():
+        return arrow(joined(parts, counts).view(np.float64), None, arrow_type)
     if forms == {int}:
         return repeated(np.array(parts, INT64), np.array(counts, INT64), arrow_type)
     mask = np.repeat([part is None for part in parts], counts) if type(None) in forms else None
     return arrow(joined(parts, counts), mask, pa.int64()).cast(arrow_type)
 
 
-def entry_at(dictionary: Packed, place: int) -> int:
-    """An entry of a packed dictionary."""
-    return int(np.frombuffer(dictionary, INT64)[place]) if isinstance(dictionary, bytes) else dictionary or 0
+# Columns of a table.
 
 
-class Places:
-    """Distinct values and their places, in the order in which they came first."""
-
-    def __init__(self) -> None:
-        self.values: Final[dict[Any, int]] = {}
-
-    def of(self, value: Any) -> int:  # noqa: ANN401
-        """The place of a value."""
-        return self.values.setdefault(value, len(self.values))
-
-
-class TableRows:
-    """Records of one table, until `take` makes rows of them.
-
-    Columns are only listed by `add`; each is joined and becomes an Arrow array in `take`, so that nothing is done for
-    a single row.
-    """
-
-    table: str
-    operation_columns: tuple[str, ...] = ()
-    """Columns with a number for each operation."""
-    columns: tuple[str, ...] = ()
-    """Columns with a number for each row."""
-    labels: Final[dict[str, Sequence[str]]] = {"kind": KIND_LABELS, "outcome": OUTCOME_LABELS, "type": EVENT_LABELS}
-    """Columns that are codes, and the label of each code."""
-
-    def __init__(self) -> None:
-        self._types: Final = {field.name: field.type for field in SCHEMAS[self.table]}
-        self._records: Final[list[Record]] = []
-        self._names: Final = Places()
-        self._frame_names: Sequence[PartitionName] = ()
-        self._own: Numbers = np.array([NAMELESS])
-        """Of each name of the frame its place among our own, or NOT_ENTERED; and of NAMELESS."""
-        self._name_places: Final[list[Packed]] = []
-        self.rows = 0
-        """Added and not taken."""
-
-    def add(self, record: Record, names: Sequence[PartitionName]) -> None:
-        """What one call adds to the table, with the names of its frame."""
-        self._name_places.append(self._own_places(record, names))
-        self._records.append(record)
-        self.rows += record.rows
-
-    def take(self) -> pa.RecordBatch:
-        """All that was added, as rows. There must be some."""
-        counts = [record.rows for record in self._records]
-        columns = self._call_columns(np.array(counts, INT64))
-        self._take_operations(columns)
-        for name in self.columns:
-            parts = [record.columns.get(name) for record in self._records]
-            columns[name] = self._labelled(name, column_of(parts, counts, self._numeric_type(name)))
-        columns["topic"], columns["partition"] = self._take_names(counts)
-        self._take_extras(columns, counts)
-        self._records.clear()
-        self._name_places.clear()
-        self._names.values.clear()
-        self._frame_names = ()  # what was entered of the frame is no longer there
-        self.rows = 0
-        names = SCHEMAS[self.table].names
-        return pa.RecordBatch.from_arrays([columns[name] for name in names], names)
-
-    def _take_extras(self, columns: dict[str, pa.Array], counts: list[int]) -> None:
-        """The columns that only this table has."""
-
-    def _numeric_type(self, name: str) -> pa.DataType:
-        return pa.int32() if name in self.labels else self._types[name]
-
-    def _labelled(self, name: str, column: pa.Array) -> pa.Array:
-        return dictionary_encoded(column, self.labels[name]) if name in self.labels else column
-
-    def _call_columns(self, counts: Numbers) -> dict[str, pa.Array]:
-        """The columns that all rows of a call share: those of every table, and the session's, where there is one."""
-        run_ids, registrants = Places(), Places()
-        runs = np.array([run_ids.of(record.stamp.run_id) for record in self._records], INT64)
-        stamps = np.array([record.stamp[1:] for record in self._records], INT64)
-        columns = {
-            "run_id": dictionary_encoded(repeated(runs, counts, pa.int32()), list(run_ids.values)),
-            "call_number": repeated(stamps[:, 0], counts, pa.int64()),
-            "time_ms": repeated(stamps[:, 1], counts, pa.int64()),
-            "at": repeated(stamps[:, 2], counts, pa.timestamp("ms", tz="UTC")),
-        }
-        if "session_number" in self._types:
-            owners = np.array([registrants.of(record.registrant) for record in self._records], INT64)
-            numbers, session_ids, principals = zip(*registrants.values, strict=True)
-            columns["session_number"] = repeated(np.array(numbers, INT64)[owners], counts, pa.int64())
-            for name, values in (("session_id", session_ids), ("principal", principals)):
-                labels = Places()
-                own = np.array([labels.of(value) for value in values], INT64)
-                columns[name] = dictionary_encoded(repeated(own[owners], counts, pa.int32()), list(labels.values))
-        return columns
-
-    def _take_operations(self, columns: dict[str, pa.Array]) -> None:
-        """The columns of operations, each repeated for the rows of its operation, and `item`, which counts these."""
-        if not self.operation_columns:
-            return
-        counts = [record.operation_count for record in self._records]
-        row_counts = joined(
-            [one.operations.get("row_count", one.operations["item_count"]) for one in self._records], counts
-        )
-        operation_of = None
-        if len(row_counts) == self.rows:
-            columns["item"] = constant(0, pa.int32(), self.rows)
+def call_columns(table: str, records: Sequence[Record], names: Sequence[PartitionName]) -> Columns:
+    """The columns of registrations, outcomes or events that their records have as numbers, names and stamps."""
+    counts = [record.rows for record in records]
+    columns = _shared_columns(table, records, counts)
+    columns["topic"], columns["partition"] = _name_columns(records, names)
+    operation_counts = [record.operation_count for record in records]
+    of_operations = {name for record in records for name in record.operations}
+    if of_operations:
+        columns["item"], operation_of = _items(records)
+    for field in SCHEMAS[table]:
+        name = field.name
+        if name in columns:
+            continue
+        arrow_type = pa.int32() if name in LABELS else field.type
+        if name in of_operations:
+            column = column_of([record.operations.get(name) for record in records], operation_counts, arrow_type)
+            column = column if operation_of is None else column.take(operation_of)
         else:
-            own = np.repeat(np.arange(len(row_counts)), row_counts)
-            first_row = np.cumsum(row_counts) - row_counts
-            columns["item"] = arrow((np.arange(self.rows) - first_row[own]).astype(np.int32), None, pa.int32())
-            operation_of = arrow(own, None, pa.int64())
-        for name in self.operation_columns:
-            parts = [record.operations.get(name) for record in self._records]
-            column = column_of(parts, counts, self._numeric_type(name))
-            columns[name] = self._labelled(name, column if operation_of is None else column.take(operation_of))
-
-    # Names.
-
-    def _own_places(self, record: Record, names: Sequence[PartitionName]) -> Packed:
-        """Where the names of a record's rows stand among our own, or NAMELESS. Only those that are used are entered."""
-        if names is not self._frame_names:
-            self._frame_names, self._own = names, np.full(len(names) + 1, NOT_ENTERED, INT64)
-            self._own[NAMELESS] = NAMELESS  # the last one
-        dictionary, places = record.names, record.places
-        if isinstance(places, int):
-            place = NAMELESS if places == NAMELESS else entry_at(dictionary, places)
-            return int(self._enter(names, np.array([place]))[0])
-        if isinstance(dictionary, int):
-            if places is None:
-                return int(self._enter(names, np.array([dictionary]))[0])
-            given = np.frombuffer(places, INT64)
-            return self._enter(names, np.where(given < 0, NAMELESS, dictionary)).tobytes()
-        entries = np.frombuffer(dictionary or b"", INT64)
-        if places is not None:
-            entries = np.append(entries, NAMELESS)[np.frombuffer(places, INT64)]
-        return self._enter(names, entries).tobytes()
-
-    def _enter(self, names: Sequence[PartitionName], places: Numbers) -> Numbers:
-        own = self._own[places]
-        if own.min(initial=0) == NOT_ENTERED:
-            for place in np.unique(places[own == NOT_ENTERED]).tolist():
-                self._own[place] = self._names.of(names[place])
-            own = self._own[places]
-        return own
-
-    def _take_names(self, counts: list[int]) -> tuple[pa.Array, pa.Array]:
-        """The columns `topic` and `partition`; null where rows have no name."""
-        places = joined(self._name_places, counts)
-        nameless = places == NAMELESS
-        mask = nameless if nameless.any() else None
-        topics = Places()
-        # Rows without a name are at place -1, and the mask hides what they find there.
-        topic_of = np.array([*(topics.of(topic) for topic, _ in self._names.values), 0], np.int32)
-        partition_of = np.array([*(partition for _, partition in self._names.values), 0], INT64)
-        partition_of = partition_of.clip(-INT32_MAX, INT32_MAX).astype(np.int32)
-        topic = dictionary_encoded(arrow(topic_of.take(places), mask, pa.int32()), list(topics.values))
-        return topic, arrow(partition_of.take(places), mask, pa.int32())
+            column = column_of([record.columns.get(name) for record in records], counts, arrow_type)
+        columns[name] = dictionary_encoded(column, LABELS[name]) if name in LABELS else column
+    return columns
 
 
-def names_of(level: str) -> list[str]:
-    """Columns of registrations that some kinds have."""
-    return [column.name for column in COLUMNS_BY_NAME.values() if column.level == level]
-
-
-class RegistrationRows(TableRows):
-    """Rows of `registrations`."""
-
-    table = REGISTRATIONS
-    operation_columns = ("operation_id", "timeout_ms", "refusal_code", "item_count", *names_of(OPERATION))
-    columns = ("kind", *names_of(ITEM))
-
-    def add_batch(
-        self,
-        stamp: CallStamp,
-        registrant: Registrant,
-        kind: int,
-        batch: OperationBatch,
-        receipt: RegisterReceipt,
-        timeout_ms_default: int,
-    ) -> None:
-        """A batch and what became of it. Operations that were known already make no rows."""
-        names: Names = {}
-        for record in registration_records(names, stamp, registrant, kind, batch, receipt, timeout_ms_default):
-            self.add(record, list(names))
-
-
-class OutcomeRows(TableRows):
-    """Rows of `outcomes`."""
-
-    table = OUTCOMES
-    operation_columns = tuple(name for name, _ in OUTCOME_OPERATION_COLUMNS)
-    columns = tuple(name for name, _ in OUTCOME_ITEM_COLUMNS if name != "pace_per_second")
-
-    def add_completions(self, stamp: CallStamp, registrant: Registrant, completions: Completions) -> None:
-        """What a call ended of one registrant's."""
-        names: Names = {}
-        self.add(completion_record(names, stamp, registrant, completions), list(names))
-
-    def _take_extras(self, columns: dict[str, pa.Array], counts: list[int]) -> None:
-        columns["estimated_remaining_ms"] = null_below_zero(columns["estimated_remaining_ms"])
-        paces = [record.columns["pace_per_second"] for record in self._records]
-        if set(paces) == {NO_PACE}:
-            columns["pace_per_second"] = constant(None, pa.float64(), self.rows)
-        else:
-            numbers = joined(paces, counts).view(np.float64)
-            columns["pace_per_second"] = null_below_zero(arrow(numbers, None, pa.float64()))
-        fetched = [part for record in self._records for part in record.extra or ()]
+def outcome_columns(table: str, records: Sequence[Record], names: Sequence[PartitionName]) -> Columns:
+    """Those of outcomes."""
+    columns = call_columns(table, records, names)
+    for name in ("estimated_remaining_ms", "pace_per_second"):
+        columns[name] = null_below_zero(columns[name])
+    fetched = [part for record in records for part in record.extra or ()]
+    if fetched:
         is_fetch = plain(columns["kind"].indices, INT32) == FETCH
-        for place, name in enumerate(FETCH_COLUMNS):
-            arrow_type = self._types[name]
-            if not fetched:
-                columns[name] = constant(None, arrow_type, self.rows)
-                continue
-            values = np.zeros(self.rows, dtype=arrow_type.to_pandas_dtype())
-            values[is_fetch] = [part[place] for part in fetched]
+        for name, found in zip(FETCH_COLUMNS, zip(*fetched, strict=True), strict=True):
+            arrow_type = columns[name].type
+            values = np.zeros(len(is_fetch), dtype=arrow_type.to_pandas_dtype())
+            values[is_fetch] = found
             columns[name] = arrow(values, None if is_fetch.all() else ~is_fetch, arrow_type)
+    return columns
 
 
-class EventRows(TableRows):
-    """Rows of `events`."""
-
-    table = EVENTS
-    columns = ("type", "refusal_code", "ended", *(name for name, _ in EVENT_COLUMNS))
-
-    def add_slice(self, stamp: CallStamp, batch: EventBatch, start: int, receipt: EventsReceipt) -> None:
-        """The events from `start` to `receipt.next_index`, and what they did."""
-        names: Names = {}
-        self.add(event_record(names, stamp, batch, start, receipt), list(names))
-
-    def _take_extras(self, columns: dict[str, pa.Array], counts: list[int]) -> None:
-        starts = np.cumsum(counts) - counts
-        columns["row"] = arrow((np.arange(self.rows) - np.repeat(starts, counts)).astype(np.int32), None, pa.int32())
-        has_sets = any(record.extra for record in self._records)
+def event_columns(table: str, records: Sequence[Record], names: Sequence[PartitionName]) -> Columns:
+    """Those of events."""
+    columns = call_columns(table, records, names)
+    places = np.concatenate([np.arange(record.rows, dtype=np.int32) for record in records])
+    columns["row"] = arrow(places, None, pa.int32())
+    if any(record.extra for record in records):
+        sets = [one for record in records for one in record.extra or [None] * record.rows]
         for place, name in enumerate(REPLICA_COLUMNS):
-            if not has_sets:
-                columns[name] = constant(None, self._types[name], self.rows)
-                continue
-            values: list[Any] = []
-            for record in self._records:
-                values += [sets and sets[place] for sets in record.extra or [None] * record.rows]
-            columns[name] = pa.array(values, self._types[name])
+            columns[name] = pa.array([one and one[place] for one in sets], columns[name].type)
+    return columns
 
 
-class SingleRows:
-    """Rows that come one by one: calls or markers."""
-
-    def __init__(self, table: str) -> None:
-        self._schema: Final = SCHEMAS[table]
-        self._rows: Final[list[Row]] = []
-
-    @property
-    def rows(self) -> int:
-        """Added and not taken."""
-        return len(self._rows)
-
-    def add(self, record: Record, names: Sequence[PartitionName] = ()) -> None:
-        """The row of a record."""
-        del names
-        self.add_row(record.stamp, record.extra)
-
-    def add_row(self, stamp: CallStamp, values: Row) -> None:
-        """One row: of `call_values` or `marker_values`."""
-        run_id, call_number, time_ms, at_ms = stamp
-        self._rows.append({"run_id": run_id, "call_number": call_number, "time_ms": time_ms, "at": at_ms} | values)
-
-    def take(self) -> pa.RecordBatch:
-        """All that was added. There must be some."""
-        columns = [pa.array([row[field.name] for row in self._rows], field.type) for field in self._schema]
-        self._rows.clear()
-        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+def single_columns(table: str, records: Sequence[Record], names: Sequence[PartitionName]) -> Columns:
+    """Those of calls or markers: each record is a row."""
+    del names
+    rows = [
+        {"run_id": run_id, "call_number": call_number, "time_ms": time_ms, "at": at_ms} | values
+        for (run_id, call_number, time_ms, at_ms), values in ((record.stamp, record.extra) for record in records)
+    ]
+    return {field.name: pa.array([row.get(field.name) for row in rows], field.type) for field in SCHEMAS[table]}
 
 
-NEW_ROWS: Final[dict[str, Callable[[], TableRows | SingleRows]]] = {
-    REGISTRATIONS: RegistrationRows,
-    OUTCOMES: OutcomeRows,
-    EVENTS: EventRows,
-    CALLS: functools.partial(SingleRows, CALLS),
-    MARKERS: functools.partial(SingleRows, MARKERS),
+MAKERS: Final[dict[str, Callable[[str, Sequence[Record], Sequence[PartitionName]], Columns]]] = {
+    REGISTRATIONS: call_columns,
+    OUTCOMES: outcome_columns,
+    EVENTS: event_columns,
+    CALLS: single_columns,
+    MARKERS: single_columns,
 }
 
 
-def new_table_rows(table: str) -> TableRows | SingleRows:
-    """An empty collector of a table's records."""
-    return NEW_ROWS[table]()
+def _shared_columns(table: str, records: Sequence[Record], counts: Sequence[int]) -> Columns:
+    """The columns that all rows of a call share: those of every table, and the session's, where there is one."""
+    values: dict[str, Sequence[Any]] = {
+        "run_id": [record.stamp.run_id for record in records],
+        "call_number": [record.stamp.call_number for record in records],
+        "time_ms": [record.stamp.time_ms for record in records],
+        "at": [record.stamp.at_ms for record in records],
+    }
+    if table != EVENTS:
+        registrants = [record.registrant for record in records if record.registrant is not None]
+        values["session_number"], values["session_id"], values["principal"] = zip(*registrants, strict=True)
+    row_counts = np.array(counts, INT64)
+    columns: Columns = {}
+    for name, given in values.items():
+        arrow_type = SCHEMAS[table].field(name).type
+        if not pa.types.is_dictionary(arrow_type):
+            columns[name] = repeated(np.array(given, INT64), row_counts, arrow_type)
+            continue
+        places = {word: place for place, word in enumerate(dict.fromkeys(given))}
+        own = np.array([places[word] for word in given], INT64)
+        columns[name] = dictionary_encoded(repeated(own, row_counts, pa.int32()), list(places))
+    return columns
+
+
+def _items(records: Sequence[Record]) -> tuple[pa.Array, pa.Array | None]:
+    """The column `item`, which counts the rows of an operation, and the operation of each row; None: row by row."""
+    rows = sum(record.rows for record in records)
+    counts = [record.operation_count for record in records]
+    if sum(counts) == rows:
+        return constant(0, pa.int32(), rows), None
+    # Bare operations have one row, however many items they asked for.
+    parts = [1 if record.rows == record.operation_count else record.operations["item_count"] for record in records]
+    row_counts = joined(parts, counts)
+    own = np.repeat(np.arange(len(row_counts)), row_counts)
+    first_row = np.cumsum(row_counts) - row_counts
+    items = (np.arange(rows) - first_row[own]).astype(np.int32)
+    return arrow(items, None, pa.int32()), arrow(own, None, pa.int64())
+
+
+def _name_columns(records: Sequence[Record], names: Sequence[PartitionName]) -> tuple[pa.Array, pa.Array]:
+    """The columns `topic` and `partition`; null where rows have no name."""
+    places = np.concatenate([_name_places(record) for record in records])
+    nameless = places == NAMELESS
+    mask = nameless if nameless.any() else None
+    is_used = np.zeros(len(names) + 1, np.bool_)
+    is_used[places] = True
+    topics: dict[str, int] = {}
+    # Rows without a name find the last entry, and the mask hides it.
+    topic_of, partition_of = np.zeros((2, len(names) + 1), np.int32)
+    for place in np.flatnonzero(is_used[:NAMELESS]).tolist():
+        topic, partition = names[place]
+        topic_of[place] = topics.setdefault(topic, len(topics))
+        partition_of[place] = max(-INT32_MAX, min(partition, INT32_MAX))
+    topic_places = arrow(topic_of.take(places), mask, pa.int32())
+    return dictionary_encoded(topic_places, list(topics)), arrow(partition_of.take(places), mask, pa.int32())
+
+
+def _name_places(record: Record) -> Numbers:
+    """Of each row its name's place among the frame's, or NAMELESS."""
+    entries = np.frombuffer(record.names, INT64)
+    if record.places is None:
+        return entries
+    entries = np.append(entries, NAMELESS)  # the last, to which a place of NAMELESS points
+    if isinstance(record.places, int):
+        return np.full(record.rows, entries[record.places])
+    return entries[np.frombuffer(record.places, INT64)]

@@ -1,7 +1,6 @@
 """The vocabulary of an archive: tables, kinds of call and marker, what identifies a call. Needs no Arrow."""
 
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 __all__ = [
     "ACCEPTED",
@@ -61,9 +60,6 @@ CRASHED: Final = "crashed"
 its rows after `call_number` (the last one kept) are lost."""
 MARKER_NAMES: Final = (STARTED, ENDED, DROPPED, CRASHED)
 
-Row = dict[str, Any]
-"""A row of `calls` or `markers`, without the columns of its stamp."""
-
 
 class CannotArchive(Exception):
     """The archive cannot be written to. The message is one line that names the place and the reason."""
@@ -88,35 +84,3 @@ class Registrant(NamedTuple):
 
 NO_SESSION: Final = Registrant(0, "")
 """The registrant of unary waits."""
-
-
-def call_values(
-    call: str,
-    *,
-    session_number: int | None = None,
-    operation_ids: Sequence[int] | None = None,
-    topic: str | None = None,
-    partition: int | None = None,
-    ended: int,
-) -> Row:
-    """A row of `calls`. For CANCEL_KEY the topic is the key and the partition NO_PARTITION."""
-    return {
-        "call": call,
-        "session_number": session_number,
-        "operation_ids": None if operation_ids is None else [min(value, INT64_MAX) for value in operation_ids],
-        "topic": topic,
-        "partition": partition,
-        "ended": ended,
-    }
-
-
-def marker_values(
-    marker: str,
-    *,
-    table: str | None = None,
-    rows: int | None = None,
-    last_call_number: int | None = None,
-    detail: str | None = None,
-) -> Row:
-    """A row of `markers`."""
-    return {"marker": marker, "table": table, "rows": rows, "last_call_number": last_call_number, "detail": detail}

@@ -7,18 +7,20 @@ How much that may be is the caller's to limit, by `rows_waiting`. Needs no Arrow
 import asyncio
 import contextlib
 import fcntl
+import json
 import logging
 import os
 import sys
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import purgatory
-from purgatory.archive.records import Record, row_record
-from purgatory.archive.vocabulary import DROPPED, MARKERS, TABLES, CallStamp, CannotArchive, marker_values
-from purgatory.archive.writer_protocol import WriterConfig, WriterStatistics, decode_line, encode_frame
+from purgatory.archive.records import Record, Span
+from purgatory.archive.vocabulary import CannotArchive
+from purgatory.archive.writer_protocol import WriterConfig, WriterStatistics, encode_frame, no_rows
 from purgatory.engine.batches import PartitionName
 
 LOGGER: Final = logging.getLogger(__name__)
@@ -27,70 +29,59 @@ PIPE_BYTES: Final = 1024 * 1024
 """Room for a whole frame: the loop is woken for each part that it has to write later."""
 LINE_BYTES_MAX: Final = 1024 * 1024
 RETRY_S: Final = 1.0
-NO_ROWS: Final = dict.fromkeys(TABLES, 0)
 PROGRAM: Final = "purgatory.archive.writer_process"
-
-
-class Sent(NamedTuple):
-    """What was sent at a time, and may not be in its place yet."""
-
-    first: CallStamp
-    last_call_number: int
-    rows: dict[str, int]
-    """By table."""
 
 
 class WriterLink:
     """A writer process that is started again when it dies. `start` it; `close` it at the end."""
 
     def __init__(self, config: WriterConfig, *, retry_s: float = RETRY_S) -> None:
-        self.statistics = WriterStatistics(0, NO_ROWS, NO_ROWS, 0, 0, 0, 0, 0, 0, {})
+        self.statistics = config.statistics
         """The last that the process said."""
         self.rows_waiting = 0
         """Rows that were sent, and that no process has made into columns or lost."""
         self.errors = 0
         """Of processes that died, and their deaths."""
-        self.rows_lost: Final = dict.fromkeys(TABLES, 0)
+        self.rows_lost: Final[Counter[str]] = Counter()
         """Rows that such processes could not make, or had not put into their place, by table."""
         self._config: Final = config
         self._retry_s: Final = retry_s
         self._process: asyncio.subprocess.Process
-        self._frames: asyncio.WriteTransport | None = None
-        """To the process; None while there is none."""
-        self._held: Final[list[tuple[Sequence[PartitionName], Sequence[Record]]]] = []
-        """What is to be sent once there is one."""
-        self._unplaced: Final[deque[Sent]] = deque()
+        self._frames: asyncio.WriteTransport
+        """To the process."""
+        self._unplaced: Final[deque[Span]] = deque()
         """What this process was sent and has not said to be in its place."""
-        self._is_up: Final = asyncio.Event()
+        self._has_process: Final = asyncio.Event()
         self._is_closing = False
         self._task: asyncio.Task[None]
+
+    @property
+    def is_up(self) -> bool:
+        """Whether there is a process to send to."""
+        return self._has_process.is_set()
 
     async def start(self) -> None:
         """Starts the process, which opens the archive. Raises `CannotArchive` where that cannot be written to."""
         await self._start_process(self._config)
-        self._send_held([])
         self._task = asyncio.create_task(self._listen(), name="archive writer")
 
     def send(self, names: Sequence[PartitionName], records: Sequence[Record]) -> None:
-        """Sends the records of some calls, in order, and the names that they point at."""
-        self.rows_waiting += sum(record.rows for record in records)
-        if self._frames is None:
-            self._held.append((names, records))
-            return
-        rows = dict.fromkeys(TABLES, 0)
-        for record in records:
-            rows[record.table] += record.rows
-        last = max(record.stamp.call_number for record in records)
-        self._unplaced.append(Sent(records[0].stamp, last, rows))
+        """Sends the records of some calls, in order, and the names that they point at, while it `is_up`."""
+        span = Span(records)
+        self.rows_waiting += span.rows.total()
+        self._unplaced.append(span)
         self._frames.write(encode_frame((names, records)))
 
-    async def close(self, timeout_s: float) -> bool:
-        """Says that nothing more comes, and waits for the end; False: it could not be written, or not in this time."""
+    async def close(self, timeout_s: float, send_rest: Callable[[], None]) -> bool:
+        """Has the rest sent when there is a process, says that nothing more comes, and waits for the end.
+
+        False: it could not be written, or not in this time.
+        """
         try:
             async with asyncio.timeout(timeout_s):
-                await self._is_up.wait()
+                await self._has_process.wait()
+                send_rest()
                 self._is_closing = True
-                assert self._frames is not None, "a process that is up has a pipe"
                 self._frames.close()  # once its buffer is written
                 await self._task
                 return await self._process.wait() == 0
@@ -134,12 +125,13 @@ class WriterLink:
             raise CannotArchive("the archive's writer process ended at once" if line is None else line["unusable"])
         self.statistics = WriterStatistics(**line["statistics"])
         self._frames = transport
-        self._is_up.set()
+        self._has_process.set()
 
     async def _read_line(self) -> dict[str, Any] | None:
         """What the process says next, but for what is only to be logged; None: it has ended."""
         assert self._process.stdout is not None, "asked for a pipe"
-        while (line := decode_line(await self._process.stdout.readline())) is not None:
+        while (text := await self._process.stdout.readline()).endswith(b"\n"):  # a line that was cut is the end, too
+            line: dict[str, Any] = json.loads(text)
             if "message" not in line:
                 return line
             LOGGER.log(line["level"], "%s", line["message"])
@@ -158,51 +150,33 @@ class WriterLink:
 
     async def _start_another(self) -> None:
         """The process died: another one goes on with the run. What the first was sent and did not place is lost."""
-        assert self._frames is not None, "it was up"
         if not self._frames.is_closing():  # the loop may have seen first that nobody reads any more
             self._frames.abort()
-        self._frames = None
-        self._is_up.clear()
-        # All before the next await: from here on `send` holds, and counts what it holds.
+        self._has_process.clear()
+        # All before the next await: from here on nothing is sent.
+        died = self.statistics
         self.rows_waiting = 0
-        self.errors += self.statistics.errors + 1
-        markers = self._mark_unplaced()
-        self.statistics = self.statistics._replace(rows_done=0, errors=0, rows_lost=NO_ROWS)  # they are counted here
+        self.errors += died.errors + 1
+        self.rows_lost.update(died.rows_lost)
+        lost = list(self._unplaced)
+        self._unplaced.clear()
+        for span in lost[1:]:
+            lost[0].extend(span)
+        if lost:
+            self.rows_lost.update(lost[0].rows)
+        self.statistics = replace(died, rows_done=0, errors=0, rows_lost=no_rows())  # they are counted here
         code = await self._process.wait()
         LOGGER.error("the archive's writer process died (exit code %d); another one goes on", code)
         while not await self._start_again():
             self.errors += 1
             await asyncio.sleep(self._retry_s)
-        self._send_held(markers)
-
-    def _send_held(self, markers: list[Record]) -> None:
-        """Sends what was held while there was no process, after these markers."""
-        held = self._held.copy()
-        self._held.clear()
-        self.rows_waiting = 0  # it is counted when it is sent
-        if markers:
-            self.send((), markers)
-        for names, records in held:
-            self.send(names, records)
+        if lost:
+            self.send((), lost[0].dropped_markers())
 
     async def _start_again(self) -> bool:
         try:
-            await self._start_process(self._config._replace(continued=self.statistics))
+            await self._start_process(self._config._replace(statistics=self.statistics, is_continued=True))
         except (CannotArchive, OSError) as reason:
             LOGGER.warning("cannot go on with the archive: %s", reason)
             return False
         return True
-
-    def _mark_unplaced(self) -> list[Record]:
-        """Counts what the process that died did not place as lost, and makes the markers that say so, if any."""
-        lost = [sent for sent in self._unplaced if sent.last_call_number > self.statistics.call_number]
-        self._unplaced.clear()
-        markers: list[Record] = []
-        for table in TABLES:
-            rows = sum(sent.rows[table] for sent in lost)
-            self.rows_lost[table] += rows + self.statistics.rows_lost[table]
-            if rows:
-                last = lost[-1].last_call_number
-                values = marker_values(DROPPED, table=table, rows=rows, last_call_number=last)
-                markers.append(row_record(MARKERS, lost[0].first, values))
-        return markers

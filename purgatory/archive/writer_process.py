@@ -6,6 +6,7 @@ however that ended. So it outlives a daemon that was killed for as long as it ta
 
 import contextlib
 import gc
+import json
 import logging
 import os
 import queue
@@ -18,7 +19,7 @@ import pyarrow as pa
 
 from purgatory.archive.history_writer import HistoryWriter, open_history
 from purgatory.archive.vocabulary import CannotArchive
-from purgatory.archive.writer_protocol import WriterConfig, WriterStatistics, decode_frame, encode_line, read_frame
+from purgatory.archive.writer_protocol import WriterConfig, WriterStatistics, decode_frame, read_frame
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class LineOutput(logging.Handler):
 
     def report(self, statistics: WriterStatistics) -> None:
         """What became of the rows."""
-        self.write({"statistics": statistics._asdict()})
+        self.write({"statistics": vars(statistics)})
 
     def emit(self, record: logging.LogRecord) -> None:
         """A line for the daemon's log, or several with a traceback."""
@@ -49,7 +50,7 @@ class LineOutput(logging.Handler):
     def write(self, line: dict[str, Any]) -> None:
         """One line."""
         with contextlib.suppress(OSError):
-            self._stream.write(encode_line(line))
+            self._stream.write(json.dumps(line).encode() + b"\n")
             self._stream.flush()
 
 
@@ -64,7 +65,7 @@ def serve(frames: BinaryIO, output: LineOutput) -> bool:
     except CannotArchive as error:
         output.write({"unusable": str(error)})
         return False
-    output.report(history.statistics())
+    output.report(history.statistics)
     waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     threading.Thread(target=read_all, args=(frames, waiting, history), name="archive-frames", daemon=True).start()
     if config.low_priority:
@@ -89,7 +90,6 @@ def keep_all(waiting: queue.SimpleQueue[bytes | None], history: HistoryWriter) -
             try:
                 frame = waiting.get(timeout=IDLE_S)
             except queue.Empty:
-                history.report_changes()
                 continue
             if frame is None:
                 history.end()

@@ -6,32 +6,41 @@
 Both ends are of one program, so neither looks at versions.
 """
 
-import json
 import pickle
 import struct
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Final, NamedTuple
+
+from purgatory.archive.run_details import RunDetails
+from purgatory.archive.vocabulary import TABLES
 
 LENGTH: Final = struct.Struct("<Q")
 
 
-class WriterStatistics(NamedTuple):
+def no_rows() -> dict[str, int]:
+    """0 for each table."""
+    return dict.fromkeys(TABLES, 0)
+
+
+@dataclass
+class WriterStatistics:
     """What became of the rows so far, and up to which call everything is in its place."""
 
-    rows_done: int
+    rows_done: int = 0
     """Of those that this process was given: rows that are columns by now, or lost."""
-    rows_kept: dict[str, int]
-    """Rows that lie in files, by table."""
-    rows_lost: dict[str, int]
-    """Rows that this process could not make, by table."""
-    files: int
-    bytes: int
-    errors: int
+    errors: int = 0
     """Times that files could not be written, or rows not be made, by this process."""
-    call_number: int
+    files: int = 0
+    bytes: int = 0
+    call_number: int = 0
     """The last call of which everything is in its place; `time_ms` and `at_ms` are its stamp's."""
-    time_ms: int
-    at_ms: int
-    file_numbers: dict[str, int]
+    time_ms: int = 0
+    at_ms: int = 0
+    rows_kept: dict[str, int] = field(default_factory=no_rows)
+    """Rows that lie in files, by table."""
+    rows_lost: dict[str, int] = field(default_factory=no_rows)
+    """Rows that this process could not make, by table."""
+    file_numbers: dict[str, int] = field(default_factory=no_rows)
     """The last that was given, by table."""
 
 
@@ -40,25 +49,16 @@ class WriterConfig(NamedTuple):
 
     place: str
     run_id: str
-    host: str
-    pid: int
-    """Of the daemon."""
-    started_ms: int
-    """The engine's clock."""
-    started_at_ms: int
-    """The same instant as wall-clock time."""
-    details: str
-    """Of the STARTED marker."""
+    details: RunDetails
+    statistics: WriterStatistics
+    """Where it begins: at the instant when the run's engine was made; or, where the writer process before died and this
+    one goes on with its run, with the last that was heard of it."""
     roll_s: float
     roll_bytes: int
-    rows_at_once: int
-    """Rows of a table that come together before Arrow arrays are made of them."""
-    unreported_rows_max: int
-    """Rows that may be made before the daemon is told: it counts them as waiting until then."""
     low_priority: bool
     """Whether rows and files are made at a lower priority than the daemon's own work."""
-    continued: WriterStatistics | None = None
-    """The last statistics of the writer process before, which died: this one goes on with its run."""
+    is_continued: bool = False
+    """Whether another writer process began the run."""
 
 
 def encode_frame(content: Any) -> bytes:  # noqa: ANN401 - plain data
@@ -80,13 +80,3 @@ def read_frame(stream: BinaryIO) -> bytes | None:
 def decode_frame(body: bytes) -> Any:  # noqa: ANN401 - what was encoded
     """What a frame holds. Only for frames of our own other half, through a pipe that nobody else has."""
     return pickle.loads(body)  # noqa: S301
-
-
-def encode_line(line: dict[str, Any]) -> bytes:
-    """One line."""
-    return json.dumps(line).encode() + b"\n"
-
-
-def decode_line(text: bytes) -> dict[str, Any] | None:
-    """What a line says; None at the end, also where the writer process died in the middle of a line."""
-    return json.loads(text) if text.endswith(b"\n") else None

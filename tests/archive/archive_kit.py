@@ -13,6 +13,7 @@ from pyarrow import fs
 from purgatory.archive import layout, schema
 from purgatory.archive.files import ArchiveWriter
 from purgatory.archive.history_writer import HistoryWriter
+from purgatory.archive.run_details import RunDetails
 from purgatory.archive.runs import RunFile, RunState
 from purgatory.archive.writer_link import WriterLink
 from purgatory.archive.writer_process import LineOutput, keep_all, read_all, serve
@@ -29,7 +30,7 @@ from tests.archive.archive_replay import rows_of
 CLOSE_S: Final = 30.0
 RUN: Final = "run-a"
 AT_MS: Final = 1_700_011_800_000  # 2023-11-15 01:30 UTC
-NOWHERE: Final = WriterConfig("nowhere", RUN, "here", 1, 0, 0, "{}", 60.0, 1 << 20, 1_000, 1, low_priority=False)
+NOWHERE: Final = WriterConfig("nowhere", RUN, RunDetails("test"), WriterStatistics(), 60.0, 1 << 20, low_priority=False)
 
 Serve = Callable[[BinaryIO, LineOutput], bool]
 
@@ -97,11 +98,9 @@ class ArchivedHost:
         self.run: Final = RunFile.create(filesystem, str(folder), RunState(run_id, "here", 1, 0, 1_000, AT_MS))
         self._output: LineOutput | None = None
         self.history: Final = HistoryWriter(
-            ArchiveWriter(filesystem, str(folder), run_id),
+            ArchiveWriter(filesystem, str(folder), run_id, roll_s=0.01),
             self.run,
             self._report,
-            roll_s=0.01,
-            rows_at_once=1_000,
             retry_s=0.01,
         )
         self.link: Final = ThreadLink(NOWHERE, self._serve)
@@ -128,7 +127,7 @@ class ArchivedHost:
         """What the process does, with this history writer."""
         self._output = output
         assert read_frame(frames) is not None, "the configuration comes first"
-        output.report(self.history.statistics())
+        output.report(self.history.statistics)
         waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         reader = threading.Thread(target=read_all, args=(frames, waiting, self.history))
         reader.start()
@@ -137,12 +136,13 @@ class ArchivedHost:
         return kept
 
     def keep_by_hand(self, calls: int) -> None:
-        """So many calls are kept, and lie in their files, before the start."""
-        for names, records in self.link._held[:calls]:
-            self.history.keep(names, records)
-            self.link.rows_waiting -= sum(record.rows for record in records)
-        del self.link._held[:calls]
+        """Calls up to this one are kept, and lie in their files, before the start."""
+        listener = self.listener
+        kept = [record for record in listener._records if record.stamp.call_number <= calls]
+        self.history.keep(list(listener._names), kept)
         self.history.roll()
+        del listener._records[: len(kept)]
+        listener._unsent_rows -= sum(record.rows for record in kept)
 
     async def start(self) -> None:
         """Everything is kept from now on."""
@@ -151,7 +151,7 @@ class ArchivedHost:
     async def close(self) -> bool:
         """Ends the run; whether everything could be kept."""
         self.listener.mark(schema.ENDED, self.clock.now_ms())
-        return await self.link.close(CLOSE_S)
+        return await self.link.close(CLOSE_S, self.listener.send)
 
     async def start_and_close(self) -> None:
         """All that has happened is kept."""

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from purgatory.archive import schema
-from purgatory.archive.rows import OutcomeRows
+from purgatory.archive.records import Names, completion_records
+from purgatory.archive.rows import make_rows
 from purgatory.archive.run_details import RunDetails
 from purgatory.archive.vocabulary import CallStamp, Registrant
 from purgatory.engine import codes
@@ -80,9 +81,9 @@ class Replay:
         stamp = CallStamp(first["run_id"], first["call_number"], now_ms, 0)
         for completions in self._engine.take_completions():
             number = next(n for n, owner in self._owners.items() if owner.owner_id == completions.owner_id)
-            ended = OutcomeRows()
-            ended.add_completions(stamp, self._registrants[number], completions)
-            self.outcomes += ended.take().to_pylist()
+            names: Names = {}
+            ended = completion_records(names, stamp, self._registrants[number], completions)
+            self.outcomes += make_rows(schema.OUTCOMES, ended, list(names)).to_pylist()
 
     def _register(self, rows: list[Row], now_ms: int) -> None:
         first = rows[0]

@@ -9,9 +9,10 @@ from pyarrow import fs
 
 from purgatory.archive import layout, schema
 from purgatory.archive.files import ArchiveWriter, open_archive
-from purgatory.archive.rows import single_row
+from purgatory.archive.records import row_record
+from purgatory.archive.rows import make_rows
 from purgatory.archive.run_details import new_run_id
-from purgatory.archive.vocabulary import CallStamp, CannotArchive, call_values
+from purgatory.archive.vocabulary import CallStamp, CannotArchive
 from tests.archive.failing_disk import FailingDisk
 
 RUN = "run-a"
@@ -29,8 +30,9 @@ class HandClockSeconds:
 
 
 def row(call_number: int, at_ms: int = HALF_PAST_ONE_MS) -> pa.RecordBatch:
-    values = call_values(schema.CANCEL_KEY, topic=f"key-{call_number}", ended=0)
-    return single_row(schema.CALLS, CallStamp(RUN, call_number, 0, at_ms), values)
+    stamp = CallStamp(RUN, call_number, 0, at_ms)
+    record = row_record(schema.CALLS, stamp, call=schema.CANCEL_KEY, topic=f"key-{call_number}", ended=0)
+    return make_rows(schema.CALLS, [record])
 
 
 def writer_to(folder: Path, clock: HandClockSeconds | None = None, roll_bytes: int = 10**9) -> ArchiveWriter:
@@ -67,7 +69,8 @@ def test_a_file_lies_by_date_and_hour_and_says_what_it_is(tmp_path: Path) -> Non
     assert metadata[layout.TABLE_KEY] == b"calls"
     assert metadata[layout.RUN_KEY] == RUN.encode()
     assert metadata[layout.FILE_NUMBER_KEY] == b"1"
-    assert (writer.files, writer.bytes, writer.rows[schema.CALLS]) == (1, (tmp_path / path).stat().st_size, 2)
+    kept = writer.statistics
+    assert (kept.files, kept.bytes, kept.rows_kept[schema.CALLS]) == (1, (tmp_path / path).stat().st_size, 2)
 
 
 def test_numbers_rise_within_a_table(tmp_path: Path) -> None:
@@ -91,7 +94,7 @@ def test_it_rolls_when_the_oldest_file_is_old_enough(tmp_path: Path) -> None:
     clock.now_s = 160.0
     assert is_due(writer)
     writer.roll()
-    assert writer.rows[schema.CALLS] == 2
+    assert writer.statistics.rows_kept[schema.CALLS] == 2
     assert not is_due(writer)
 
 
@@ -101,7 +104,7 @@ def test_it_rolls_when_a_file_is_large_enough(tmp_path: Path) -> None:
     writer.write(schema.CALLS, row(1).take(pa.array([0] * 140_000)))
     assert is_due(writer)
     writer.roll()
-    assert writer.rows[schema.CALLS] == 140_000
+    assert writer.statistics.rows_kept[schema.CALLS] == 140_000
 
 
 def test_no_file_spans_two_hours(tmp_path: Path) -> None:
@@ -131,7 +134,7 @@ def test_what_a_broken_disk_refuses_is_kept_and_tried_again(tmp_path: Path, faul
             writer.roll()
         assert call_numbers(tmp_path) == []
         writer.write(schema.CALLS, row(number))
-    assert writer.rows[schema.CALLS] == 0
+    assert writer.statistics.rows_kept[schema.CALLS] == 0
     assert is_due(writer)
     disk.fails = set()
     writer.roll()
@@ -150,7 +153,7 @@ def test_a_file_that_is_half_written_is_taken_away(tmp_path: Path) -> None:
         writer.roll()
     disk.fails = set()
     writer.roll()
-    assert writer.rows[schema.CALLS] == 1
+    assert writer.statistics.rows_kept[schema.CALLS] == 1
 
 
 @pytest.mark.parametrize("place", ["", "file://", "absolute"])

@@ -9,7 +9,8 @@ import pytest
 
 from purgatory.archive import schema
 from purgatory.archive.files import ArchiveWriter, open_archive
-from purgatory.archive.rows import OutcomeRows
+from purgatory.archive.records import Names, completion_records
+from purgatory.archive.rows import make_rows
 from purgatory.archive.vocabulary import NO_SESSION, CallStamp
 from purgatory.engine import codes
 from purgatory.engine.completions import Completions
@@ -33,9 +34,9 @@ def history(tmp_path: Path) -> Path:
         completions.add_operation(call_number, codes.PRODUCE, outcome, 10 * call_number, 0, 1)
         completions.finish()
         stamp = CallStamp("run-a", call_number, 5, 1_700_000_000_000 + call_number)
-        rows = OutcomeRows()
-        rows.add_completions(stamp, NO_SESSION, completions)
-        writer.write(schema.OUTCOMES, rows.take())
+        names: Names = {}
+        ended = completion_records(names, stamp, NO_SESSION, completions)
+        writer.write(schema.OUTCOMES, make_rows(schema.OUTCOMES, ended, list(names)))
         writer.roll()
     return tmp_path
 

@@ -1,7 +1,7 @@
 """Rows from engine calls: what a real engine was given and gave, against the same made with lists and loops."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,14 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from purgatory.archive import schema
-from purgatory.archive.rows import (
-    EventRows,
-    OutcomeRows,
-    RegistrationRows,
-    TableRows,
-    single_row,
+from purgatory.archive.records import (
+    Names,
+    Record,
+    Span,
+    completion_records,
+    event_records,
+    registration_records,
+    row_record,
 )
-from purgatory.archive.vocabulary import CallStamp, Registrant, call_values, marker_values
+from purgatory.archive.rows import make_rows
+from purgatory.archive.vocabulary import CallStamp, Registrant
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch, Refusal, RegisterReceipt, ReplicaSets
 from purgatory.engine.engine import Engine
@@ -42,10 +45,24 @@ def plain(rows: pa.RecordBatch) -> list[dict[str, Any]]:
     return [row | {"at": (row["at"] - EPOCH) // timedelta(milliseconds=1)} for row in rows.to_pylist()]
 
 
-def alone(rows: TableRows, add: str, *given: Any) -> list[dict[str, Any]]:  # noqa: ANN401
+class Frame:
+    """Records of some calls to one table, with the names that they share."""
+
+    def __init__(self) -> None:
+        self._names: Names = {}
+        self._records: list[Record] = []
+
+    def add(self, make: Callable[..., list[Record]], *given: Any) -> "Frame":  # noqa: ANN401
+        self._records += make(self._names, *given)
+        return self
+
+    def rows(self) -> list[dict[str, Any]]:
+        return plain(make_rows(self._records[0].table, self._records, list(self._names)))
+
+
+def alone(make: Callable[..., list[Record]], *given: Any) -> list[dict[str, Any]]:  # noqa: ANN401
     """The rows of one call."""
-    getattr(rows, add)(*given)
-    return plain(rows.take())
+    return Frame().add(make, *given).rows()
 
 
 class DrawnCalls:
@@ -135,7 +152,7 @@ def test_registrations_are_rows_for_each_item(seed: int, kind: int) -> None:
     drawn = DrawnCalls(seed)
     engine = Engine(EngineLimits(pending_operations_max=60), 0)
     owner = engine.add_owner()
-    together = RegistrationRows()
+    together = Frame()
     expected: list[dict[str, Any]] = []
     for number in (1, 2, 3):
         batch = drawn.operations(kind)
@@ -144,13 +161,11 @@ def test_registrations_are_rows_for_each_item(seed: int, kind: int) -> None:
         rows = plain_registrations(stamp(number), WHOSE, kind, batch, receipt, known)
         if rows:
             given = (stamp(number), WHOSE, kind, batch, receipt, DEFAULT_MS)
-            assert in_order(alone(RegistrationRows(), "add_batch", *given)) == in_order(rows)
-            together.add_batch(stamp(number), WHOSE, kind, batch, receipt, DEFAULT_MS)
+            assert in_order(alone(registration_records, *given)) == in_order(rows)
+            together.add(registration_records, *given)
             expected += rows
-    assert together.rows == len(expected)
     if expected:
-        assert in_order(plain(together.take())) == in_order(expected)
-        assert together.rows == 0
+        assert in_order(together.rows()) == in_order(expected)
 
 
 def in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -165,7 +180,7 @@ def test_accepted_operations_keep_their_order() -> None:
     batch = OperationBatch([5, 9], partitions=PARTITIONS, item_counts=[2, 1], item_indexes=[2, 0, 1], offsets=[7, 8, 9])
     engine = Engine(EngineLimits(), 0)
     receipt = engine.register(engine.add_owner(), codes.PRODUCE, batch, 0)
-    rows = alone(RegistrationRows(), "add_batch", stamp(), WHOSE, codes.PRODUCE, batch, receipt, DEFAULT_MS)
+    rows = alone(registration_records, stamp(), WHOSE, codes.PRODUCE, batch, receipt, DEFAULT_MS)
     assert [(row["operation_id"], row["item"], row["topic"], row["offset"]) for row in rows] == [
         (5, 0, "clicks", 7), (5, 1, "orders", 8), (9, 0, "orders", 9),
     ]  # fmt: skip
@@ -177,7 +192,7 @@ def test_outcomes_are_rows_for_each_item(seed: int) -> None:
     drawn = DrawnCalls(seed)
     engine = Engine(EngineLimits(), 0)
     owner = engine.add_owner()
-    together = OutcomeRows()
+    together = Frame()
     expected: list[dict[str, Any]] = []
     for number, kind in enumerate((*codes.KINDS, codes.PRODUCE), 1):
         now_ms = number * 50
@@ -188,10 +203,10 @@ def test_outcomes_are_rows_for_each_item(seed: int) -> None:
             engine.cancel_all(owner, now_ms)
         for completions in engine.take_completions():
             rows = plain_outcomes(stamp(number), WHOSE, completions)
-            assert alone(OutcomeRows(), "add_completions", stamp(number), WHOSE, completions) == rows
-            together.add_completions(stamp(number), WHOSE, completions)
+            assert alone(completion_records, stamp(number), WHOSE, completions) == rows
+            together.add(completion_records, stamp(number), WHOSE, completions)
             expected += rows
-    assert plain(together.take()) == expected
+    assert together.rows() == expected
 
 
 @given(st.integers(0, 2**32), st.integers(1, 8))
@@ -199,17 +214,17 @@ def test_events_are_rows_of_their_slices(seed: int, limit: int) -> None:
     """Each slice of a batch of events, added together or alone, is the rows it should be; `row` counts in the slice."""
     batch = DrawnCalls(seed).events()
     engine = Engine(EngineLimits(), 0)
-    together = EventRows()
+    together = Frame()
     expected: list[dict[str, Any]] = []
     start = 0
     while start < len(batch.types):
         receipt = engine.apply(batch, 1, start, limit)
         rows = plain_events(stamp(start + 1), batch, start, receipt)
-        assert alone(EventRows(), "add_slice", stamp(start + 1), batch, start, receipt) == rows
-        together.add_slice(stamp(start + 1), batch, start, receipt)
+        assert alone(event_records, stamp(start + 1), batch, start, receipt) == rows
+        together.add(event_records, stamp(start + 1), batch, start, receipt)
         expected += rows
         start = receipt.next_index
-    assert plain(together.take()) == expected
+    assert together.rows() == expected
 
 
 def test_a_batch_that_no_engine_could_read_has_bare_rows() -> None:
@@ -217,7 +232,7 @@ def test_a_batch_that_no_engine_could_read_has_bare_rows() -> None:
     receipt = RegisterReceipt()
     receipt.refusals.extend(Refusal(place, codes.UNAVAILABLE, "", "") for place in range(3))
     batch = OperationBatch([1, 2, 3], partitions=PARTITIONS, offsets=[1, 2], timeouts_ms=[5, 6])
-    rows = alone(RegistrationRows(), "add_batch", stamp(), WHOSE, codes.PRODUCE, batch, receipt, DEFAULT_MS)
+    rows = alone(registration_records, stamp(), WHOSE, codes.PRODUCE, batch, receipt, DEFAULT_MS)
     assert [(row["operation_id"], row["refusal_code"], row["topic"], row["timeout_ms"]) for row in rows] == [
         (number, codes.UNAVAILABLE, None, DEFAULT_MS) for number in (1, 2, 3)
     ]
@@ -228,7 +243,7 @@ def test_an_operation_of_a_billion_items_has_one_row() -> None:
     engine = Engine(EngineLimits(), 0)
     batch = OperationBatch([1, 2], partitions=PARTITIONS, item_counts=[2**31])
     receipt = engine.register(engine.add_owner(), codes.PRODUCE, batch, 0)
-    rows = alone(RegistrationRows(), "add_batch", stamp(), WHOSE, codes.PRODUCE, batch, receipt, DEFAULT_MS)
+    rows = alone(registration_records, stamp(), WHOSE, codes.PRODUCE, batch, receipt, DEFAULT_MS)
     assert [(row["operation_id"], row["item_count"], row["topic"]) for row in rows] == [
         (1, 2**31 - 1, None),
         (2, 2**31 - 1, None),
@@ -236,18 +251,17 @@ def test_an_operation_of_a_billion_items_has_one_row() -> None:
 
 
 def test_calls_and_markers_are_single_rows() -> None:
-    """What is not said is null; ids beyond what a column holds are cut to its highest."""
-    values = call_values(schema.CANCEL, session_number=2, operation_ids=[1, 2**64 - 1], ended=1)
-    [call] = plain(single_row(schema.CALLS, stamp(3), values))
-    assert call == {
-        "run_id": "run-a", "call_number": 3, "time_ms": 5, "at": 1_700_000_000_005, "call": "cancel",
-        "session_number": 2, "operation_ids": [1, 2**63 - 1], "topic": None, "partition": None, "ended": 1,
+    """What is not said is null."""
+    common = {"run_id": "run-a", "call_number": 3, "time_ms": 5, "at": 1_700_000_000_005}
+    record = row_record(schema.CALLS, stamp(3), call=schema.CANCEL, session_number=2, operation_ids=[1, 9], ended=1)
+    [call] = plain(make_rows(schema.CALLS, [record]))
+    assert call == common | {
+        "call": "cancel", "session_number": 2, "operation_ids": [1, 9], "topic": None, "partition": None, "ended": 1,
     }  # fmt: skip
-    values = marker_values(schema.DROPPED, table="events", rows=9, last_call_number=8)
-    [marker] = plain(single_row(schema.MARKERS, stamp(3), values))
-    assert marker == {
-        "run_id": "run-a", "call_number": 3, "time_ms": 5, "at": 1_700_000_000_005, "marker": "dropped",
-        "table": "events", "rows": 9, "last_call_number": 8, "detail": None,
+    [record] = Span([record]).dropped_markers()
+    [marker] = plain(make_rows(schema.MARKERS, [record]))
+    assert marker == common | {
+        "marker": "dropped", "table": "calls", "rows": 1, "last_call_number": 3, "detail": None,
     }  # fmt: skip
 
 

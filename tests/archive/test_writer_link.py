@@ -5,10 +5,9 @@ from typing import Any, BinaryIO
 
 from purgatory.archive import vocabulary
 from purgatory.archive.records import row_record
-from purgatory.archive.vocabulary import CallStamp, call_values
-from purgatory.archive.writer_link import NO_ROWS
+from purgatory.archive.vocabulary import CallStamp
 from purgatory.archive.writer_process import LineOutput
-from purgatory.archive.writer_protocol import WriterConfig, WriterStatistics, decode_frame, read_frame
+from purgatory.archive.writer_protocol import WriterConfig, decode_frame, read_frame
 from tests.archive.archive_kit import CLOSE_S, NOWHERE, RUN, ThreadLink
 from tests.service.serving import eventually
 
@@ -28,7 +27,7 @@ class NotingProcess:
         assert first is not None, "the configuration comes first"
         self.config = decode_frame(first)
         assert self.config is not None, "a configuration"
-        output.report(self.config.continued or WriterStatistics(0, NO_ROWS, NO_ROWS, 0, 0, 0, 0, 0, 0, {}))
+        output.report(self.config.statistics)
         self.may_read.wait(CLOSE_S)
         while len(self.rows) != self._dies_after and (frame := read_frame(frames)) is not None:
             for record in decode_frame(frame)[1]:
@@ -44,8 +43,13 @@ async def linked(*processes: NotingProcess) -> ThreadLink:
 
 def send(link: ThreadLink, number: int, size: int = 0) -> None:
     """A call of this number, in a frame of at least this size."""
-    values = call_values(vocabulary.CANCEL_KEY, topic="k" * size, ended=number)
-    link.send((), [row_record(vocabulary.CALLS, CallStamp(RUN, number, 5, 6), values)])
+    stamp = CallStamp(RUN, number, 5, 6)
+    record = row_record(vocabulary.CALLS, stamp, call=vocabulary.CANCEL_KEY, topic="k" * size, ended=number)
+    link.send((), [record])
+
+
+def nothing() -> None:
+    """All was sent already."""
 
 
 async def test_a_full_pipe_is_not_waited_for() -> None:
@@ -58,7 +62,7 @@ async def test_a_full_pipe_is_not_waited_for() -> None:
     await eventually(lambda: len(process.rows) == 100, "all that waited has been read")
     for number in range(101, 111):
         send(link, number)
-    assert await link.close(CLOSE_S)
+    assert await link.close(CLOSE_S, nothing)
     assert [number for number, _ in process.rows] == list(range(1, 111))
     assert {len(row["topic"]) for _, row in process.rows[:100]} == {50_000}
 
@@ -78,12 +82,13 @@ async def test_another_process_goes_on_and_tells_what_was_lost() -> None:
     send(link, 1)
     send(link, 2)
     await eventually(lambda: link.errors == 2, "the first has died, and another one could not open the archive")
-    send(link, 3)  # while there is none
-    await eventually(lambda: second.config is not None, "another one goes on")
+    assert not link.is_up
+    await eventually(lambda: link.is_up, "another one goes on")
     assert second.config is not None
-    assert second.config.continued is not None
+    assert second.config.is_continued
+    send(link, 3)
     send(link, 4)
-    assert await link.close(CLOSE_S)
+    assert await link.close(CLOSE_S, nothing)
     (marked, marker), *others = second.rows
     assert (marked, marker["marker"], marker["table"], marker["rows"]) == (1, vocabulary.DROPPED, vocabulary.CALLS, 2)
     assert marker["last_call_number"] == 2
@@ -101,7 +106,7 @@ async def test_what_waited_for_a_process_that_died_is_told_as_lost() -> None:
     first.may_read.set()
     await eventually(lambda: bool(second.rows), "another one goes on")
     send(link, 201)
-    assert await link.close(CLOSE_S)
+    assert await link.close(CLOSE_S, nothing)
     (first_lost, marker), *others = second.rows
     assert (first_lost, marker["last_call_number"], marker["rows"]) == (1, 200, 200)
     assert [number for number, _ in others] == [201]
@@ -112,7 +117,7 @@ async def test_an_end_that_takes_too_long_is_given_up() -> None:
     process = NotingProcess()
     link = await linked(process)
     send(link, 1)
-    closing = link.close(0.01)
+    closing = link.close(0.01, nothing)
     timer = threading.Timer(0.1, process.may_read.set)  # what stands in for the process cannot be killed
     timer.start()
     assert not await closing

@@ -10,7 +10,7 @@ import pytest
 
 from purgatory.archive import layout, schema
 from purgatory.archive.writer_process import NICENESS, LineOutput, serve
-from purgatory.archive.writer_protocol import decode_frame, decode_line, encode_frame, encode_line, read_frame
+from purgatory.archive.writer_protocol import decode_frame, encode_frame, read_frame
 from tests.archive.archive_kit import NOWHERE
 from tests.archive.archive_replay import rows_of
 
@@ -50,9 +50,3 @@ def test_a_frame_that_was_cut_is_the_end(kept: int) -> None:
     assert frame is not None
     assert decode_frame(frame) == ["first", {"a": 1}]
     assert read_frame(stream) is None
-
-
-def test_a_line_that_was_cut_is_the_end() -> None:
-    """The same of a process that dies while it answers."""
-    assert decode_line(encode_line({"level": 20})) == {"level": 20}
-    assert decode_line(encode_line({"level": 20})[:-1]) is None

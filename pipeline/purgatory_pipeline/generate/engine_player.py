@@ -13,8 +13,16 @@ import pyarrow.compute as pc
 
 from purgatory.archive import schema
 from purgatory.archive.files import ArchiveWriter
-from purgatory.archive.rows import EventRows, OutcomeRows, RegistrationRows, SingleRows
-from purgatory.archive.vocabulary import CallStamp, call_values
+from purgatory.archive.records import (
+    Names,
+    Record,
+    completion_records,
+    event_records,
+    registration_records,
+    row_record,
+)
+from purgatory.archive.rows import rows_by_table
+from purgatory.archive.vocabulary import CallStamp
 from purgatory.engine.batches import EventBatch
 from purgatory.engine.codes import KEY_SIGNALLED
 from purgatory.engine.engine import Engine
@@ -52,10 +60,8 @@ class EnginePlayer:
         self._owners: Final = [self._engine.add_owner() for _ in REGISTRANTS]
         self._turn = 0
         self._now_ms = 0
-        self._registrations: Final = RegistrationRows()
-        self._outcomes: Final = OutcomeRows()
-        self._events: Final = EventRows()
-        self._calls: Final = SingleRows(schema.CALLS)
+        self._names: Final[Names] = {}
+        self._records: Final[list[Record]] = []
 
     def play(self) -> None:
         """Plays the whole run, up to a shutdown of what is still pending."""
@@ -116,14 +122,16 @@ class EnginePlayer:
 
     def _take(self, stamp: CallStamp) -> None:
         for completions in self._engine.take_completions():
-            self._outcomes.add_completions(stamp, REGISTRANTS[completions.owner_id], completions)
+            whose = REGISTRANTS[completions.owner_id]
+            self._records.extend(completion_records(self._names, stamp, whose, completions))
 
     def _register(self, messages: CallBatches, time_ms: int, start: int, end: int) -> None:
         session, kind, batch = messages.operations(start, end)
         receipt = self._engine.register(self._owners[session], kind, batch, time_ms)
         assert not receipt.refusals, f"refused: {receipt.refusals[0].field} {receipt.refusals[0].message}"
         stamp = self._stamp(time_ms)
-        self._registrations.add_batch(stamp, REGISTRANTS[session], kind, batch, receipt, LIMITS.timeout_ms_default)
+        whose, timeout_ms = REGISTRANTS[session], LIMITS.timeout_ms_default
+        self._records.extend(registration_records(self._names, stamp, whose, kind, batch, receipt, timeout_ms))
         self._take(stamp)
 
     def _apply(self, batch: EventBatch, time_ms: int) -> None:
@@ -131,7 +139,7 @@ class EnginePlayer:
         while start < len(batch.types):
             receipt = self._engine.apply(batch, time_ms, start, 1_000_000_000)
             stamp = self._stamp(time_ms)
-            self._events.add_slice(stamp, batch, start, receipt)
+            self._records.extend(event_records(self._names, stamp, batch, start, receipt))
             self._take(stamp)
             start = receipt.next_index
 
@@ -141,19 +149,18 @@ class EnginePlayer:
         ids = self._run.arrivals.operation_id[operations].tolist()
         ended = sum(self._engine.cancel(self._owners[session], ids, time_ms))
         number = REGISTRANTS[session].session_number
-        self._note(time_ms, call_values(schema.CANCEL, session_number=number, operation_ids=ids, ended=ended))
+        self._note(schema.CANCEL, time_ms, session_number=number, operation_ids=ids, ended=ended)
 
     def _cancel_all_of(self, what: int, time_ms: int) -> None:
         if what == CANCEL_PARTITION:
             name = self._run.cluster.names[-1]
             ended = self._engine.cancel_partition(name, time_ms)
-            values = call_values(schema.CANCEL_PARTITION, topic=name[0], partition=name[1], ended=ended)
+            self._note(schema.CANCEL_PARTITION, time_ms, topic=name[0], partition=name[1], ended=ended)
         else:
             assert what == CANCEL_KEY, f"a call of kind {what}"
             key = self._run.keys[-1]
             ended = self._engine.cancel_key(key, time_ms)
-            values = call_values(schema.CANCEL_KEY, topic=key, partition=schema.NO_PARTITION, ended=ended)
-        self._note(time_ms, values)
+            self._note(schema.CANCEL_KEY, time_ms, topic=key, partition=schema.NO_PARTITION, ended=ended)
 
     def _shut_down(self) -> None:
         end_ms = self._run.timeline.end_ms
@@ -162,26 +169,21 @@ class EnginePlayer:
             ended = self._engine.shut_down(end_ms, ENDED_PER_CALL)
             if ended == 0:
                 break
-            self._note(end_ms, call_values(schema.SHUT_DOWN, ended=ended))
+            self._note(schema.SHUT_DOWN, end_ms, ended=ended)
 
-    def _note(self, time_ms: int, values: dict[str, object]) -> None:
+    def _note(self, call: str, time_ms: int, **values: object) -> None:
         stamp = self._stamp(time_ms)
-        self._calls.add_row(stamp, values)
+        self._records.append(row_record(schema.CALLS, stamp, call=call, **values))
         self._take(stamp)
 
     def _write(self) -> None:
-        for table, added in (
-            (schema.REGISTRATIONS, self._registrations),
-            (schema.OUTCOMES, self._outcomes),
-            (schema.EVENTS, self._events),
-            (schema.CALLS, self._calls),
-        ):
-            if added.rows:
-                rows = added.take()
-                self.rows[table] += rows.num_rows
-                self._writer.write(table, rows)
-                if table == schema.OUTCOMES:
-                    self._count(rows)
+        for table, rows in rows_by_table(self._records, list(self._names)).items():
+            self.rows[table] += rows.num_rows
+            self._writer.write(table, rows)
+            if table == schema.OUTCOMES:
+                self._count(rows)
+        self._records.clear()
+        self._names.clear()
 
     def _count(self, outcomes: pa.RecordBatch) -> None:
         """Sums operations up by the name of their first item, kind and outcome."""

@@ -19,10 +19,11 @@ from pyspark.sql import SparkSession
 
 from purgatory import __version__
 from purgatory.archive.files import ArchiveWriter, open_archive
-from purgatory.archive.rows import single_row
+from purgatory.archive.records import row_record
+from purgatory.archive.rows import make_rows
 from purgatory.archive.run_details import RunDetails
 from purgatory.archive.schema import ENDED, MARKERS, STARTED
-from purgatory.archive.vocabulary import CallStamp, CannotArchive, marker_values
+from purgatory.archive.vocabulary import CallStamp, CannotArchive
 from purgatory_pipeline.errors import ArchiveUnusable
 from purgatory_pipeline.generate.draw.drawn_run import draw_run
 from purgatory_pipeline.generate.engine_player import ENDED_PER_CALL, EnginePlayer
@@ -53,17 +54,18 @@ def make_run(plan: RunPlan, out: str) -> Truth:
     writer = ArchiveWriter(filesystem, root, plan.run_id, roll_s=math.inf, roll_bytes=ROLL_BYTES)
     details = RunDetails(version=__version__, expired_per_slice=ENDED_PER_CALL, host="generated", pid=0)
     begin = CallStamp(plan.run_id, 0, 0, plan.start_ms)
-    writer.write(MARKERS, single_row(MARKERS, begin, marker_values(STARTED, detail=details.to_json())))
+    started = row_record(MARKERS, begin, marker=STARTED, detail=details.to_json())
+    writer.write(MARKERS, make_rows(MARKERS, [started]))
     run = draw_run(plan)
     player = EnginePlayer(run, writer)
     player.play()
     end_ms = run.timeline.end_ms
     end = CallStamp(plan.run_id, player.call_number, end_ms, plan.start_ms + end_ms)
-    writer.write(MARKERS, single_row(MARKERS, end, marker_values(ENDED)))
+    writer.write(MARKERS, make_rows(MARKERS, [row_record(MARKERS, end, marker=ENDED)]))
     writer.roll()
     player.rows[MARKERS] = 2
     seconds = time.perf_counter() - started_s
-    truth = run_truth(run, player.tally, player.rows, writer.files, writer.bytes, seconds)
+    truth = run_truth(run, player.tally, player.rows, writer.statistics.files, writer.statistics.bytes, seconds)
     write_text(filesystem, f"{root}/{RUNS}", f"{plan.run_id}.json", json.dumps(truth))
     return truth
 

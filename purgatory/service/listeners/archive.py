@@ -16,11 +16,19 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from purgatory import __version__
 from purgatory.archive import vocabulary
-from purgatory.archive.records import Names, Record, completion_record, event_record, registration_records, row_record
+from purgatory.archive.records import (
+    Names,
+    Record,
+    Span,
+    completion_records,
+    event_records,
+    registration_records,
+    row_record,
+)
 from purgatory.archive.run_details import LIMIT_NAMES, RunDetails, new_run_id, wall_ms
-from purgatory.archive.vocabulary import NO_SESSION, CallStamp, Registrant, Row, call_values, marker_values
+from purgatory.archive.vocabulary import NO_SESSION, CallStamp, Registrant
 from purgatory.archive.writer_link import WriterLink
-from purgatory.archive.writer_protocol import WriterConfig
+from purgatory.archive.writer_protocol import WriterConfig, WriterStatistics
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, PartitionName, Refusal, RegisterReceipt
 from purgatory.engine.completions import Completions
@@ -40,25 +48,10 @@ that does so a hundred times,"""
 SEND_ROWS: Final = 16_384
 """or when it is so much: to pickle and write these takes the event loop about a millisecond."""
 
-ROWS_AT_ONCE: Final = 32_768
-"""Rows of a table that come together in the writer process before Arrow arrays are made of them."""
 SHARE_AT_ONCE: Final = 16
-"""But no more than this part of all that may wait, so that what comes together leaves room for more; nor are more sent
-at once."""
-SHARE_UNREPORTED: Final = 8
-"""The same of rows that the writer process has made and not reported yet."""
+"""But no more at a time than this part of all that may wait, so that what comes together leaves room for more."""
 
 FULL_MESSAGE: Final = "the archive cannot keep up, and nothing may be lost from it; try again later"
-
-
-class Gap:
-    """Calls that were dropped, one after the other."""
-
-    def __init__(self, first: CallStamp) -> None:
-        self.first: Final = first
-        self.last_call_number = first.call_number
-        self.rows: Final[Counter[str]] = Counter()
-        """By table."""
 
 
 class ArchiveListener(Listener):
@@ -88,14 +81,18 @@ class ArchiveListener(Listener):
         self._wall_offset_ms = 0
         self._anchored_until_ms = -1
         self._call: CallStamp | None = None
-        """The call that is being told of, if one is, and what it has added so far:"""
-        self._call_records: list[Record] = []
+        """The call that is being told of, if one is."""
+        self._records: Final[list[Record]] = []
+        """Of calls that were not sent yet, and from `_call_start` on what this call has added so far."""
+        self._call_start = 0
         self._names: Final[Names] = {}
-        """Those that the call's and the unsent records point at."""
-        self._unsent: list[Record] = []
+        """Those that the records point at; from `_call_first_name` on those that only this call's do."""
+        self._call_first_name = 0
         self._unsent_rows = 0
+        """Of finished calls."""
         self._timer: asyncio.TimerHandle | None = None
-        self._gap: Gap | None = None
+        self._gap: Span | None = None
+        """Calls that were dropped, one after the other."""
         self._rows_dropped: Final[Counter[str]] = Counter()
         """By table; those in a gap that lasts included."""
         self._was_closed = False
@@ -146,10 +143,8 @@ class ArchiveListener(Listener):
         """A batch of registrations. One of which all was known already changed nothing."""
         if len(batch.operation_ids) > receipt.already_known:
             call, whose = self._begin(now_ms), registrant_of(session)
-            self._add(
-                vocabulary.REGISTRATIONS,
-                lambda: registration_records(self._names, call, whose, kind, batch, receipt, self._timeout_ms_default),
-            )
+            timeout_ms = self._timeout_ms_default
+            self._add(vocabulary.REGISTRATIONS, registration_records, call, whose, kind, batch, receipt, timeout_ms)
 
     def refused_unseen(
         self, session: Session, kind: int, batch: OperationBatch, receipt: RegisterReceipt, now_ms: int
@@ -163,27 +158,24 @@ class ArchiveListener(Listener):
         """A slice of a batch of events. An empty batch changed nothing."""
         if receipt.next_index > start:
             call = self._begin(now_ms)
-            self._add(vocabulary.EVENTS, lambda: [event_record(self._names, call, batch, start, receipt)])
+            self._add(vocabulary.EVENTS, event_records, call, batch, start, receipt)
 
     def cancelled(self, session: Session | None, operation_ids: list[int], ended: int, now_ms: int) -> None:
+        ids = [min(operation_id, vocabulary.INT64_MAX) for operation_id in operation_ids]
         number = registrant_of(session).session_number
-        self._add_call(
-            now_ms, call_values(vocabulary.CANCEL, session_number=number, operation_ids=operation_ids, ended=ended)
-        )
+        self._add_call(vocabulary.CANCEL, now_ms, session_number=number, operation_ids=ids, ended=ended)
 
     def cancelled_session(self, session: Session, ended: int, now_ms: int) -> None:
-        self._add_call(now_ms, call_values(vocabulary.CANCEL_SESSION, session_number=session.number, ended=ended))
+        self._add_call(vocabulary.CANCEL_SESSION, now_ms, session_number=session.number, ended=ended)
 
     def cancelled_partition(self, name: PartitionName, ended: int, now_ms: int) -> None:
-        topic, partition = name
-        self._add_call(now_ms, call_values(vocabulary.CANCEL_PARTITION, topic=topic, partition=partition, ended=ended))
+        self._add_call(vocabulary.CANCEL_PARTITION, now_ms, topic=name[0], partition=name[1], ended=ended)
 
     def cancelled_key(self, key: str, ended: int, now_ms: int) -> None:
-        values = call_values(vocabulary.CANCEL_KEY, topic=key, partition=vocabulary.NO_PARTITION, ended=ended)
-        self._add_call(now_ms, values)
+        self._add_call(vocabulary.CANCEL_KEY, now_ms, topic=key, partition=vocabulary.NO_PARTITION, ended=ended)
 
     def shut_down(self, ended: int, now_ms: int) -> None:
-        self._add_call(now_ms, call_values(vocabulary.SHUT_DOWN, ended=ended))
+        self._add_call(vocabulary.SHUT_DOWN, now_ms, ended=ended)
 
     def expired(self, now_ms: int) -> None:
         """The clock was advanced, and something expired: the call has no row of its own, only what it ended."""
@@ -192,53 +184,61 @@ class ArchiveListener(Listener):
     def completed(self, session: Session | None, completions: Completions) -> None:
         call, whose = self._call, registrant_of(session)
         assert call is not None, f"{len(completions)} operations ended by no call"
-        self._add(vocabulary.OUTCOMES, lambda: [completion_record(self._names, call, whose, completions)])
+        self._add(vocabulary.OUTCOMES, completion_records, call, whose, completions)
 
     def discarded(self, session: Session, completions: Completions) -> None:
         self.completed(session, completions)
 
     def call_finished(self) -> None:
         """Keeps the call, or drops it when there is no room. Sends what there is when it is enough."""
-        call, self._call = self._call, None
-        if call is None:
+        if self._call is None:
             return
-        records, self._call_records = self._call_records, []
+        self._call = None
+        records = self._records[self._call_start :]
+        if not records:
+            return
         rows = sum(record.rows for record in records)
         if not self._has_room(rows):
-            self._drop(call, records)
+            self._drop(records)
             return
-        self._unsent += records
         self._unsent_rows += rows
         self._report_gap()
         if self._unsent_rows >= self._send_rows:
             self.send()
-        elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(SEND_AFTER_S, self._send_late)
+        else:
+            self._send_soon()
 
     # The run's end.
 
-    def mark(self, marker: str, now_ms: int, detail: str | None = None) -> None:
+    def mark(self, marker: str, now_ms: int) -> None:
         """A marker at this point of the run. It belongs to no call, so it has the number of the last one. Sends all."""
         self.call_finished()
         self._report_gap()
-        self._add_markers(self._stamp(self.last_call_number, now_ms), [marker_values(marker, detail=detail)])
+        self._add_markers([row_record(vocabulary.MARKERS, self._stamp(self.last_call_number, now_ms), marker=marker)])
         self.send()
 
     async def close(self, now_ms: int, timeout_s: float) -> None:
         """Says that the run has ended, and keeps what is left while there is time."""
         self.mark(vocabulary.ENDED, now_ms)
-        if not await self._link.close(timeout_s):
+        if not await self._link.close(timeout_s, self.send):
             LOGGER.error("the end of the history could not be written; the next start will say that this run crashed")
 
     def send(self) -> None:
-        """Sends what there is."""
+        """Sends what there is; while there is nobody to send it to, later."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._unsent:
-            self._link.send(list(self._names), self._unsent)
-            self._unsent, self._unsent_rows = [], 0
+        if self._records and not self._link.is_up:
+            self._send_soon()
+        elif self._records:
+            self._link.send(list(self._names), self._records)
+            self._records.clear()
             self._names.clear()
+            self._unsent_rows = 0
+
+    def _send_soon(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(SEND_AFTER_S, self._send_late)
 
     def _send_late(self) -> None:
         self._timer = None
@@ -247,30 +247,28 @@ class ArchiveListener(Listener):
 
     # Inside.
 
-    def _add_call(self, now_ms: int, values: Row) -> None:
-        self._call_records.append(row_record(vocabulary.CALLS, self._begin(now_ms), values))
+    def _add_call(self, call: str, now_ms: int, **values: object) -> None:
+        self._records.append(row_record(vocabulary.CALLS, self._begin(now_ms), call=call, **values))
 
     def _begin(self, now_ms: int) -> CallStamp:
-        if self._call is not None:
-            self.call_finished()  # what was interrupted is history too
+        self.call_finished()  # what was interrupted is history too
         self.last_call_number += 1
+        self._call_start, self._call_first_name = len(self._records), len(self._names)
         self._call = self._stamp(self.last_call_number, now_ms)
         return self._call
 
-    def _add(self, table: str, make: Callable[[], Iterable[Record]]) -> None:
-        """Adds what the call adds to a table.
+    def _add(self, table: str, make: Callable[..., list[Record]], call: CallStamp, *given: object) -> None:
+        """Adds what the call adds to a table: `make` is called with the names, the call and what is given.
 
         What no record can hold is lost; the archive says so, and the call that waits for this one goes on.
         """
         try:
-            self._call_records += make()
+            self._records.extend(make(self._names, call, *given))
         except Exception:
-            call = self._call
-            assert call is not None, "a call has begun"
             LOGGER.exception("rows of %s of call %d cannot be kept", table, call.call_number)
             self._rows_dropped[table] += 1  # how many they are, nobody knows
-            lost = marker_values(vocabulary.DROPPED, table=table, rows=1, last_call_number=call.call_number)
-            self._call_records.append(row_record(vocabulary.MARKERS, call, lost))
+            marker = {"marker": vocabulary.DROPPED, "table": table, "rows": 1, "last_call_number": call.call_number}
+            self._records.append(row_record(vocabulary.MARKERS, call, **marker))
 
     def _stamp(self, call_number: int, now_ms: int) -> CallStamp:
         if now_ms >= self._anchored_until_ms:
@@ -278,9 +276,9 @@ class ArchiveListener(Listener):
             self._anchored_until_ms = now_ms + ANCHOR_MS
         return CallStamp(self.run_id, call_number, now_ms, now_ms + self._wall_offset_ms)
 
-    def _add_markers(self, stamp: CallStamp, markers: list[Row]) -> None:
+    def _add_markers(self, markers: list[Record]) -> None:
         """Markers are taken whether there is room or not."""
-        self._unsent += [row_record(vocabulary.MARKERS, stamp, values) for values in markers]
+        self._records.extend(markers)
         self._unsent_rows += len(markers)
 
     def _has_room(self, rows: int) -> bool:
@@ -290,34 +288,27 @@ class ArchiveListener(Listener):
             return True
         return waiting + rows <= self._rows_max and (self._gap is None or waiting <= self._rows_max // 2)
 
-    def _drop(self, call: CallStamp, records: list[Record]) -> None:
-        if not self._unsent:
-            self._names.clear()  # it may be long until something is sent, and a gap is to take no memory
+    def _drop(self, records: list[Record]) -> None:
+        del self._records[self._call_start :]
+        while len(self._names) > self._call_first_name:  # it may be long until something is sent
+            self._names.popitem()
+        dropped = Span(records)
+        self._rows_dropped.update(dropped.rows)
         if self._gap is None:
-            self._gap = Gap(call)
-        self._gap.last_call_number = call.call_number
-        for record in records:
-            self._gap.rows[record.table] += record.rows
-            self._rows_dropped[record.table] += record.rows
+            self._gap = dropped
+        else:
+            self._gap.extend(dropped)
 
     def _report_gap(self) -> None:
         """Says in the archive what is missing from it, if anything was dropped until now."""
         gap, self._gap = self._gap, None
         if gap is None:
             return
-        last = gap.last_call_number
         LOGGER.warning(
             "the archive could not keep up: %d rows of calls %d to %d were dropped",
-            gap.rows.total(), gap.first.call_number, last,
+            gap.rows.total(), gap.first.call_number, gap.last_call_number,
         )  # fmt: skip
-        rows = [(table, gap.rows[table]) for table in vocabulary.TABLES if gap.rows[table]]
-        self._add_markers(
-            gap.first,
-            [
-                marker_values(vocabulary.DROPPED, table=table, rows=count, last_call_number=last)
-                for table, count in rows
-            ],
-        )
+        self._add_markers(gap.dropped_markers())
 
 
 def registrant_of(session: Session | None) -> Registrant:
@@ -355,16 +346,11 @@ def writer_config(
     return WriterConfig(
         place=settings.uri,
         run_id=new_run_id(),
-        host=details.host,
-        pid=details.pid,
-        started_ms=engine_started_ms,
-        started_at_ms=wall_ms(),
-        details=details.to_json(),
+        details=details,
+        statistics=WriterStatistics(time_ms=engine_started_ms, at_ms=wall_ms()),
         roll_s=settings.roll_ms / 1_000,
         roll_bytes=settings.roll_bytes,
         low_priority=not settings.strict,  # where nothing may be dropped, nobody is admitted until it has kept up
-        rows_at_once=min(ROWS_AT_ONCE, settings.queue_rows_max // SHARE_AT_ONCE + 1),
-        unreported_rows_max=settings.queue_rows_max // SHARE_UNREPORTED + 1,
     )
 
 

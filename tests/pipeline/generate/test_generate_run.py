@@ -18,7 +18,8 @@ from purgatory_pipeline.generate.truth import Truth
 from purgatory_pipeline.generate.truth_summary import summarize
 
 from purgatory.archive import schema
-from purgatory.archive.rows import OutcomeRows
+from purgatory.archive.records import Names, Record, completion_records
+from purgatory.archive.rows import make_rows
 from purgatory.archive.run_details import RunDetails
 from purgatory.archive.vocabulary import CallStamp, Registrant
 from purgatory.engine.engine import Engine
@@ -164,7 +165,8 @@ def test_an_unchanged_replay_gives_the_same_outcomes(rows: Rows) -> None:
     details = RunDetails.from_json(rows[schema.MARKERS][0]["detail"])
     engine = details.make_engine(0)
     owners = {number: engine.add_owner() for number in range(6)}
-    ended = OutcomeRows()
+    names: Names = {}
+    ended: list[Record] = []
     whose = {row["session_number"]: row for row in rows[schema.REGISTRATIONS]}
     registrants = {
         owners[number].owner_id: Registrant(number, row["session_id"], row["principal"])
@@ -181,9 +183,10 @@ def test_an_unchanged_replay_gives_the_same_outcomes(rows: Rows) -> None:
         _replay(engine, owners, tables[call[0][1]], own, details.expired_per_slice)
         stamp = CallStamp(own[0]["run_id"], number, own[0]["time_ms"], 0)
         for completions in engine.take_completions():
-            ended.add_completions(stamp, registrants[completions.owner_id], completions)
+            ended += completion_records(names, stamp, registrants[completions.owner_id], completions)
     assert engine.pending == 0
-    assert ended.take().drop_columns(["at"]).to_pylist() == rows[schema.OUTCOMES]
+    replayed = make_rows(schema.OUTCOMES, ended, list(names))
+    assert replayed.drop_columns(["at"]).to_pylist() == rows[schema.OUTCOMES]
 
 
 def _replay(engine: Engine, owners: dict[int, Owner], table: str, rows: list[Row], expired_per_slice: int) -> None:

@@ -9,9 +9,17 @@ from purgatory_pipeline.replay.load.row_chunk import TABLES, RowChunk
 from purgatory_pipeline.replay.load.table_reader import chunk_of
 
 from purgatory.archive import schema
-from purgatory.archive.rows import EventRows, OutcomeRows, RegistrationRows, SingleRows
+from purgatory.archive.records import (
+    Names,
+    Record,
+    completion_records,
+    event_records,
+    registration_records,
+    row_record,
+)
+from purgatory.archive.rows import rows_by_table
 from purgatory.archive.run_details import RunDetails
-from purgatory.archive.vocabulary import CallStamp, Registrant, call_values, marker_values
+from purgatory.archive.vocabulary import CallStamp, Registrant
 from purgatory.engine.waiting.tables import Owner
 from tests.engine import plain
 from tests.engine.adapter import event_batch, operation_batch
@@ -39,11 +47,8 @@ class RecordedRun:
         )
         self.first_ms = self.now_ms = swarm.start_ms
         self.call_number = 0
-        self._registrations = RegistrationRows()
-        self._outcomes = OutcomeRows()
-        self._events = EventRows()
-        self._calls = SingleRows(schema.CALLS)
-        self._markers = SingleRows(schema.MARKERS)
+        self._names: Names = {}
+        self._records: list[Record] = []
         self._engine = self.details.make_engine(self.now_ms)
         self._owners: list[tuple[Owner, Registrant]] = []
         self._sessions = 0
@@ -59,21 +64,17 @@ class RecordedRun:
     def end(self) -> None:
         """The daemon is drained."""
         while ended := self._engine.shut_down(self.now_ms, 3):
-            self._note_call(call_values(schema.SHUT_DOWN, ended=ended))
+            self._note_call(schema.SHUT_DOWN, ended=ended)
         self._mark(schema.ENDED)
 
     def tables(self) -> Tables:
         """All rows so far, by table; they are handed over."""
-        gathered: dict[str, RegistrationRows | OutcomeRows | EventRows | SingleRows] = {
-            schema.REGISTRATIONS: self._registrations,
-            schema.OUTCOMES: self._outcomes,
-            schema.EVENTS: self._events,
-            schema.CALLS: self._calls,
-            schema.MARKERS: self._markers,
-        }
+        rows = rows_by_table(self._records, list(self._names))
+        self._records.clear()
+        self._names.clear()
         return {
-            name: pa.Table.from_batches([rows.take()] if rows.rows else [], schema=schema.SCHEMAS[name])
-            for name, rows in gathered.items()
+            name: pa.Table.from_batches([rows[name]] if name in rows else [], schema=schema.SCHEMAS[name])
+            for name in schema.TABLES
         }
 
     def _step(self, step: steps.Step) -> None:
@@ -101,20 +102,21 @@ class RecordedRun:
                 self._owners[owner] = self._open()
             case steps.ShutDown(limit):
                 ended = self._engine.shut_down(self.now_ms, limit)
-                self._note_call(call_values(schema.SHUT_DOWN, ended=ended))
+                self._note_call(schema.SHUT_DOWN, ended=ended)
 
     def _register(self, owner: int, operations: list[plain.Operation]) -> None:
         kind, batch = operations[0].kind, operation_batch(operations)
         receipt = self._engine.register(self._owners[owner][0], kind, batch, self.now_ms)
         if len(operations) > receipt.already_known:
-            self._registrations.add_batch(self._stamp(), self._owners[owner][1], kind, batch, receipt, 30_000)
+            whose = self._owners[owner][1]
+            self._records += registration_records(self._names, self._stamp(), whose, kind, batch, receipt, 30_000)
             self._take_outcomes()
 
     def _apply(self, events: list[plain.Event], limit: int) -> None:
         batch, start = event_batch(events), 0
         while start < len(events):
             receipt = self._engine.apply(batch, self.now_ms, start, limit)
-            self._events.add_slice(self._stamp(), batch, start, receipt)
+            self._records += event_records(self._names, self._stamp(), batch, start, receipt)
             self._take_outcomes()
             start = receipt.next_index
 
@@ -122,13 +124,13 @@ class RecordedRun:
         engine_owner, registrant = self._owners[owner]
         ended = sum(self._engine.cancel(engine_owner, operation_ids, self.now_ms))
         number = registrant.session_number
-        self._note_call(call_values(schema.CANCEL, session_number=number, operation_ids=operation_ids, ended=ended))
+        self._note_call(schema.CANCEL, session_number=number, operation_ids=operation_ids, ended=ended)
 
     def _cancel_session(self, owner: int) -> None:
         engine_owner, registrant = self._owners[owner]
         ended = self._engine.cancel_all(engine_owner, self.now_ms)
         number = registrant.session_number
-        self._note_call(call_values(schema.CANCEL_SESSION, session_number=number, ended=ended))
+        self._note_call(schema.CANCEL_SESSION, session_number=number, ended=ended)
 
     def _cancel_name(self, name: plain.Name) -> None:
         topic, partition = name
@@ -136,7 +138,7 @@ class RecordedRun:
             call, ended = schema.CANCEL_KEY, self._engine.cancel_key(topic, self.now_ms)
         else:
             call, ended = schema.CANCEL_PARTITION, self._engine.cancel_partition(name, self.now_ms)
-        self._note_call(call_values(call, topic=topic, partition=partition, ended=ended))
+        self._note_call(call, topic=topic, partition=partition, ended=ended)
 
     def _open(self) -> tuple[Owner, Registrant]:
         self._sessions += 1
@@ -149,17 +151,18 @@ class RecordedRun:
     def _last_stamp(self) -> CallStamp:
         return CallStamp(self.run_id, self.call_number, self.now_ms, WALL_MS + self.now_ms)
 
-    def _note_call(self, values: dict[str, object]) -> None:
-        self._calls.add_row(self._stamp(), values)
+    def _note_call(self, call: str, **values: object) -> None:
+        self._records.append(row_record(schema.CALLS, self._stamp(), call=call, **values))
         self._take_outcomes()
 
     def _take_outcomes(self) -> None:
         registrants = {owner.owner_id: registrant for owner, registrant in self._owners}
         for completions in self._engine.take_completions():
-            self._outcomes.add_completions(self._last_stamp(), registrants[completions.owner_id], completions)
+            whose = registrants[completions.owner_id]
+            self._records += completion_records(self._names, self._last_stamp(), whose, completions)
 
     def _mark(self, marker: str, detail: str | None = None) -> None:
-        self._markers.add_row(self._last_stamp(), marker_values(marker, detail=detail))
+        self._records.append(row_record(schema.MARKERS, self._last_stamp(), marker=marker, detail=detail))
 
 
 def record_run(seed: int, batches: int, *, end: bool = True) -> RecordedRun:
