@@ -28,7 +28,7 @@ from purgatory.service.host import Host
 from purgatory.service.listeners.archive import ArchiveListener
 from purgatory.service.listeners.metrics import Metrics
 from purgatory.service.rpc import event_calls, session_requests
-from purgatory.service.settings import HostSettings
+from purgatory.service.settings import ArchiveSettings, HostSettings
 from purgatory.service.translate.results import fill_batch
 from purgatory.testing import ManualClock
 from purgatory.v1 import event_pb2, operation_pb2
@@ -51,9 +51,7 @@ class SameThreadLink(WriterLink):
         self._has_process.set()
         self._makes_rows: Final = mode != "records"
         self._files: Final = ArchiveWriter(*open_archive(folder), "run") if mode == "files" else None
-        self.listener: Final = ArchiveListener(
-            "run", self, rows_max=sys.maxsize, strict=False, timeout_ms_default=30_000
-        )
+        self.listener: Final = ArchiveListener(self, ArchiveSettings(), 30_000)
 
     def send(self, names: Sequence[PartitionName], records: Sequence[Record]) -> None:
         """Keeps a frame."""

@@ -10,8 +10,7 @@ by size, and where the hour changes: none spans two.
         writer.roll()
 """
 
-from __future__ import annotations
-
+import contextlib
 import os
 import secrets
 import time
@@ -44,9 +43,14 @@ from purgatory.archive.writer_protocol import WriterStatistics
 ROLL_S: Final = 60.0
 ROLL_BYTES: Final = 64 * 1024 * 1024
 ROWS_PER_GROUP: Final = 128 * 1024
+BATCHES_WAITING_MAX: Final = 256
+"""A batch of a few rows takes kilobytes: when so many wait they are joined to one."""
 HOUR_MS: Final = 3_600_000
 COMPRESSION: Final = "snappy"
 """A third to a half more bytes than zstd makes of a realistic history, for a quarter less work."""
+
+CANNOT_WRITE: Final = (OSError, pa.ArrowException)
+"""What a filesystem raises."""
 
 FEW_VALUES: Final = frozenset({"session_number", "timeout_ms"})
 """Numbers that are dictionary-encoded, too: pyarrow falls back to plain values if there turn out to be many."""
@@ -95,131 +99,20 @@ def open_archive(place: str) -> tuple[fs.FileSystem, str]:
     return filesystem, root
 
 
-class ArchiveWriter:
-    """Writes the files of one run; `statistics` count what lies at its place."""
-
-    def __init__(
-        self,
-        filesystem: fs.FileSystem,
-        root: str,
-        run_id: str,
-        *,
-        roll_s: float = ROLL_S,
-        roll_bytes: int = ROLL_BYTES,
-        statistics: WriterStatistics | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.run_id: Final = run_id
-        self.filesystem: Final = filesystem
-        self.root: Final = root
-        self.statistics: Final = statistics or WriterStatistics()
-        self._roll_s: Final = roll_s
-        self._roll_bytes: Final = roll_bytes
-        self._clock: Final = clock
-        self._open: Final[dict[str, _TableFile]] = {}
-        self._finished: Final[list[_TableFile]] = []
-        self._opened_s = 0.0
-
-    @property
-    def is_due(self) -> bool:
-        """True: it is time to roll."""
-        if self._finished or not self._open:
-            return bool(self._finished)
-        return self._clock() - self._opened_s >= self._roll_s or any(
-            file.size >= self._roll_bytes for file in self._open.values()
-        )
-
-    def write(self, table: str, rows: pa.RecordBatch) -> None:
-        """Appends rows, in memory: `roll` when it `is_due`."""
-        for hour, part in by_hour(rows):
-            file = self._open.get(table)
-            if file is not None and file.hour != hour:
-                self._finish(table)
-                file = None
-            if file is None:
-                file = self._start(table, hour)
-            file.write(part)
-
-    def roll(self) -> None:
-        """Finishes all open files, and puts them and those kept from before at their places, in order.
-
-        Raises OSError (or ArrowException) for the first that cannot be written: this and all others are kept.
-        """
-        for table in list(self._open):
-            self._finish(table)
-        for file in self._finished:
-            if not file.is_written:
-                self._write_aside(file)
-        while self._finished:
-            self._place(self._finished[0])
-            del self._finished[0]
-
-    def _finish(self, table: str) -> None:
-        file = self._open.pop(table)
-        file.finish()
-        self._finished.append(file)
-
-    def _start(self, table: str, hour: int) -> _TableFile:
-        if not self._open:
-            self._opened_s = self._clock()
-        self.statistics.file_numbers[table] += 1
-        file = self._open[table] = _TableFile(table, self.run_id, self.statistics.file_numbers[table], hour)
-        return file
-
-    def _write_aside(self, file: _TableFile) -> None:
-        path = f"{self.root}/{file.unfinished_path}"
-        try:
-            self.filesystem.create_dir(f"{self.root}/{WRITING}", recursive=True)
-            with self.filesystem.open_output_stream(path) as stream:
-                stream.write(file.content)
-            self._make_durable(path)
-        except (OSError, pa.ArrowException):
-            self._forget(path)
-            raise
-        file.is_written = True
-
-    def _make_durable(self, path: str) -> None:
-        """On a local disk, so that a loss of power leaves no file that is empty at its place."""
-        if self.filesystem.type_name == "local":
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-
-    def _forget(self, path: str) -> None:
-        """Removes a half-written file if possible: the space it takes may be what the disk lacks."""
-        try:
-            self.filesystem.delete_file(path)
-        except (OSError, pa.ArrowException):
-            return
-
-    def _place(self, file: _TableFile) -> None:
-        self.filesystem.create_dir(f"{self.root}/{file.folder}", recursive=True)
-        try:
-            self.filesystem.move(f"{self.root}/{file.unfinished_path}", f"{self.root}/{file.path}")
-        except (OSError, pa.ArrowException):
-            file.is_written = False
-            raise
-        self.statistics.files += 1
-        self.statistics.rows_kept[file.table] += file.rows
-        self.statistics.bytes += len(file.content)
-
-
-class _TableFile:
+class TableFile:
     """A file being encoded, of one table and one hour."""
 
     def __init__(self, table: str, run_id: str, number: int, hour: int) -> None:
         self.table: Final = table
         self.hour: Final = hour
+        self.name: Final = file_name(run_id, number)
         self.folder: Final = folder(table, datetime.fromtimestamp(hour * HOUR_MS / 1_000, UTC))
-        self.path: Final = f"{self.folder}/{file_name(run_id, number)}"
         self.unfinished_path: Final = unfinished_path(table, run_id, number)
         self.rows = 0
         self.content: pa.Buffer
         self.is_written = False
         """Whether all of it lies aside."""
-        self._waiting: Final[list[pa.RecordBatch]] = []
+        self._waiting: list[pa.RecordBatch] = []
         self._waiting_rows = 0
         self._sink: Final = pa.BufferOutputStream()
         schema = SCHEMAS[table]
@@ -252,20 +145,120 @@ class _TableFile:
         self._waiting_rows += rows.num_rows
         if self._waiting_rows >= ROWS_PER_GROUP:
             self._encode()
+        elif len(self._waiting) >= BATCHES_WAITING_MAX:
+            self._waiting = self._joined().combine_chunks().to_batches()
 
     def finish(self) -> None:
         """Makes it whole: `content` is the file from now on."""
-        self._encode()
+        if self._waiting:
+            self._encode()
         self._writer.close()
         self.content = self._sink.getvalue()
 
+    def _joined(self) -> pa.Table:
+        # Unified: pyarrow would write batches with different dictionaries as plain strings.
+        return pa.Table.from_batches(self._waiting).unify_dictionaries()
+
     def _encode(self) -> None:
-        if self._waiting:
-            # Unified: pyarrow would write batches with different dictionaries as plain strings.
-            table = pa.Table.from_batches(self._waiting).unify_dictionaries()
-            self._writer.write_table(pa.Table.from_arrays(table.columns, schema=self._schema), ROWS_PER_GROUP)
-            self._waiting.clear()
-            self._waiting_rows = 0
+        self._writer.write_table(pa.Table.from_arrays(self._joined().columns, schema=self._schema), ROWS_PER_GROUP)
+        self._waiting, self._waiting_rows = [], 0
+
+
+class ArchiveWriter:
+    """Writes the files of one run; `statistics` count what lies at its place."""
+
+    def __init__(
+        self,
+        filesystem: fs.FileSystem,
+        root: str,
+        run_id: str,
+        *,
+        roll_s: float = ROLL_S,
+        roll_bytes: int = ROLL_BYTES,
+        statistics: WriterStatistics | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.run_id: Final = run_id
+        self.filesystem: Final = filesystem
+        self.root: Final = root
+        self.statistics: Final = statistics or WriterStatistics()
+        self._roll_s: Final = roll_s
+        self._roll_bytes: Final = roll_bytes
+        self._clock: Final = clock
+        self._open: Final[dict[str, TableFile]] = {}
+        self._opened_s = 0.0
+        """When the first of these was begun."""
+        self._finished: Final[list[TableFile]] = []
+
+    @property
+    def is_due(self) -> bool:
+        """True: it is time to roll."""
+        if self._finished or not self._open:
+            return bool(self._finished)
+        return self._clock() - self._opened_s >= self._roll_s or any(
+            file.size >= self._roll_bytes for file in self._open.values()
+        )
+
+    def write(self, table: str, rows: pa.RecordBatch) -> None:
+        """Appends rows, in memory: `roll` when it `is_due`."""
+        for hour, part in by_hour(rows):
+            file = self._open.get(table)
+            if file is not None and file.hour != hour:
+                self._finish(table)
+                file = None
+            (file or self._begin(table, hour)).write(part)
+
+    def roll(self) -> None:
+        """Finishes all open files, and puts them and those kept from before at their places, in order.
+
+        Raises OSError (or ArrowException) for the first that cannot be written: this and all others are kept.
+        """
+        for table in list(self._open):
+            self._finish(table)
+        for file in self._finished:
+            if not file.is_written:
+                self._write_aside(file)
+        while self._finished:
+            self._place(self._finished[0])
+            del self._finished[0]
+
+    def _begin(self, table: str, hour: int) -> TableFile:
+        if not self._open:
+            self._opened_s = self._clock()
+        self.statistics.file_numbers[table] += 1
+        file = self._open[table] = TableFile(table, self.run_id, self.statistics.file_numbers[table], hour)
+        return file
+
+    def _finish(self, table: str) -> None:
+        file = self._open.pop(table)
+        file.finish()
+        self._finished.append(file)
+
+    def _write_aside(self, file: TableFile) -> None:
+        path = f"{self.root}/{file.unfinished_path}"
+        try:
+            self.filesystem.create_dir(f"{self.root}/{WRITING}", recursive=True)
+            with self.filesystem.open_output_stream(path) as stream:
+                stream.write(file.content)
+            if self.filesystem.type_name == "local":
+                with Path(path).open("rb") as written:
+                    os.fsync(written.fileno())  # or a loss of power could leave a file that is empty at its place
+        except CANNOT_WRITE:
+            with contextlib.suppress(*CANNOT_WRITE):
+                self.filesystem.delete_file(path)  # the space it takes may be what the disk lacks
+            raise
+        file.is_written = True
+
+    def _place(self, file: TableFile) -> None:
+        self.filesystem.create_dir(f"{self.root}/{file.folder}", recursive=True)
+        try:
+            self.filesystem.move(f"{self.root}/{file.unfinished_path}", f"{self.root}/{file.folder}/{file.name}")
+        except CANNOT_WRITE:
+            file.is_written = False
+            raise
+        self.statistics.files += 1
+        self.statistics.rows_kept[file.table] += file.rows
+        self.statistics.bytes += len(file.content)
 
 
 def as_written(table: str, field: pa.Field) -> pa.Field:

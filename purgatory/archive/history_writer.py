@@ -11,9 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-import pyarrow as pa
-
-from purgatory.archive.files import ArchiveWriter, open_archive
+from purgatory.archive.files import CANNOT_WRITE, ArchiveWriter, open_archive
 from purgatory.archive.records import Record, Span, row_record
 from purgatory.archive.rows import make_rows, records_by_table
 from purgatory.archive.runs import RENEW_S, RunFile, RunState, claim_dead_runs, remove_unfinished
@@ -25,8 +23,6 @@ LOGGER: Final = logging.getLogger(__name__)
 
 RETRY_S: Final = 1.0
 TRIES_AT_END: Final = 3
-
-CANNOT_WRITE: Final = (OSError, pa.ArrowException)
 
 Report = Callable[[WriterStatistics], None]
 

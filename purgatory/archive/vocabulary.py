@@ -3,26 +3,10 @@
 from typing import Final, NamedTuple
 
 __all__ = [
-    "ACCEPTED",
-    "CALLS",
-    "CALL_NAMES",
-    "CANCEL",
-    "CANCEL_KEY",
-    "CANCEL_PARTITION",
-    "CANCEL_SESSION",
-    "CRASHED",
-    "DROPPED",
-    "ENDED",
-    "EVENTS",
-    "MARKERS",
-    "MARKER_NAMES",
-    "NO_PARTITION",
-    "OUTCOMES",
-    "REGISTRATIONS",
-    "SHUT_DOWN",
-    "STARTED",
-    "TABLES",
-]
+    "ACCEPTED", "CALLS", "CALL_NAMES", "CANCEL", "CANCEL_KEY", "CANCEL_PARTITION", "CANCEL_SESSION", "CRASHED",
+    "DROPPED", "ENDED", "EVENTS", "MARKERS", "MARKER_NAMES", "NO_PARTITION", "OUTCOMES", "REGISTRATIONS", "SHUT_DOWN",
+    "STARTED", "TABLES",
+]  # fmt: skip
 
 INT64_MAX: Final = 2**63 - 1
 INT32_MAX: Final = 2**31 - 1

@@ -36,6 +36,7 @@ class WriterLink:
     """A writer process that is started again when it dies. `start` it; `close` it at the end."""
 
     def __init__(self, config: WriterConfig, *, retry_s: float = RETRY_S) -> None:
+        self.run_id: Final = config.run_id
         self.statistics = config.statistics
         """The last that the process said."""
         self.rows_waiting = 0

@@ -15,8 +15,7 @@ import sys
 import threading
 from typing import Any, BinaryIO, Final
 
-import pyarrow as pa
-
+from purgatory.archive.files import CANNOT_WRITE
 from purgatory.archive.history_writer import HistoryWriter, open_history
 from purgatory.archive.vocabulary import CannotArchive
 from purgatory.archive.writer_protocol import WriterConfig, WriterStatistics, decode_frame, read_frame
@@ -95,7 +94,7 @@ def keep_all(waiting: queue.SimpleQueue[bytes | None], history: HistoryWriter) -
                 history.end()
                 return True
             history.keep(*decode_frame(frame))
-    except (OSError, pa.ArrowException):
+    except CANNOT_WRITE:
         LOGGER.exception("the end of the archive cannot be written")
         return False
 

@@ -23,7 +23,7 @@ from purgatory.engine.limits import EngineLimits
 from purgatory.service.host import Host
 from purgatory.service.listeners.archive import ArchiveListener
 from purgatory.service.listeners.listener import Listener
-from purgatory.service.settings import HostSettings, SessionSettings
+from purgatory.service.settings import ArchiveSettings, HostSettings, SessionSettings
 from purgatory.testing import ManualClock
 from tests.archive.archive_replay import rows_of
 
@@ -89,7 +89,6 @@ class ArchivedHost:
         wall_ms: Callable[[], int] = lambda: AT_MS,
         listener: Listener | None = None,
         run_id: str = RUN,
-        send_rows: int = 1,  # each call is a frame of its own
     ) -> None:
         self.folder: Final = folder
         (folder / layout.WRITING).mkdir(exist_ok=True)
@@ -103,16 +102,9 @@ class ArchivedHost:
             self._report,
             retry_s=0.01,
         )
-        self.link: Final = ThreadLink(NOWHERE, self._serve)
-        self.listener: Final = ArchiveListener(
-            run_id,
-            self.link,
-            rows_max=rows_max,
-            strict=strict,
-            timeout_ms_default=30_000,
-            wall_ms=wall_ms,
-            send_rows=send_rows,
-        )
+        self.link: Final = ThreadLink(NOWHERE._replace(run_id=run_id), self._serve)
+        settings = ArchiveSettings(queue_rows_max=rows_max, strict=strict)
+        self.listener: Final = ArchiveListener(self.link, settings, 30_000, wall_ms)
         host_settings = HostSettings(session=SessionSettings(ttl_ms=100))
         self.host: Final = Host(
             Engine(EngineLimits(), 1_000), self.clock, host_settings, *([listener] if listener else [])

@@ -55,11 +55,9 @@ class Life:
         self._settings: Final = settings
         self._limits: Final = limits
         engine = self.new_engine(started_ms)
-        config = writer_config(ArchiveSettings(uri=str(folder)), settings, limits, started_ms)
-        self._link: Final = ThreadLink(config)
-        self._archive: Final = ArchiveListener(
-            config.run_id, self._link, rows_max=10**6, strict=False, timeout_ms_default=limits.timeout_ms_default
-        )
+        archive_settings = ArchiveSettings(uri=str(folder))
+        self._link: Final = ThreadLink(writer_config(archive_settings, settings, limits, started_ms))
+        self._archive: Final = ArchiveListener(self._link, archive_settings, limits.timeout_ms_default)
         host_settings = HostSettings(
             limits=LimitsSettings(unacknowledged_results_max=200), session=SessionSettings(ttl_ms=SESSION_TTL_MS)
         )

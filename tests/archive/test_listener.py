@@ -293,7 +293,7 @@ async def test_rows_that_cannot_be_made_are_lost_and_told_of(tmp_path: Path) -> 
 
 async def test_a_call_that_was_interrupted_is_kept(tmp_path: Path) -> None:
     """What a host was told and did not finish to tell of comes with the next call, not out of order."""
-    kept = ArchivedHost(tmp_path, send_rows=100)
+    kept = ArchivedHost(tmp_path)
     full(kept, calls=1, each=1)
     batch = EventBatch([codes.HIGH_WATERMARK], partitions=[("clicks", 7)], offsets=[1])
     kept.listener.applied(batch, 0, kept.host.engine.apply(batch, 1_000), 1_000)

@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
-from functools import lru_cache
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -61,23 +60,19 @@ class ArchiveListener(Listener):
 
     def __init__(
         self,
-        run_id: str,
         link: WriterLink,
-        *,
-        rows_max: int,
-        strict: bool,
+        settings: ArchiveSettings,
         timeout_ms_default: int,
         wall_ms: Callable[[], int] = wall_ms,
-        send_rows: int = SEND_ROWS,
     ) -> None:
-        self.run_id: Final = run_id
         self.last_call_number = 0
+        self._run_id: Final = link.run_id
         self._link: Final = link
-        self._rows_max: Final = rows_max
-        self._strict: Final = strict
+        self._rows_max: Final = settings.queue_rows_max
+        self._send_rows: Final = min(SEND_ROWS, settings.queue_rows_max // SHARE_AT_ONCE + 1)
+        self._is_strict: Final = settings.strict
         self._timeout_ms_default: Final = timeout_ms_default
         self._wall_ms: Final = wall_ms
-        self._send_rows: Final = send_rows
         self._wall_offset_ms = 0
         self._anchored_until_ms = -1
         self._call: CallStamp | None = None
@@ -104,7 +99,7 @@ class ArchiveListener(Listener):
 
     def reason_to_refuse(self) -> Refusal | None:
         """Strict, and the queue was full and is not half empty yet."""
-        if self._strict:
+        if self._is_strict:
             limit = self._rows_max // 2 if self._was_closed else self._rows_max - 1
             self._was_closed = self.rows_waiting > limit
         return Refusal(0, codes.UNAVAILABLE, "", FULL_MESSAGE) if self._was_closed else None
@@ -274,7 +269,7 @@ class ArchiveListener(Listener):
         if now_ms >= self._anchored_until_ms:
             self._wall_offset_ms = self._wall_ms() - now_ms
             self._anchored_until_ms = now_ms + ANCHOR_MS
-        return CallStamp(self.run_id, call_number, now_ms, now_ms + self._wall_offset_ms)
+        return CallStamp(self._run_id, call_number, now_ms, now_ms + self._wall_offset_ms)
 
     def _add_markers(self, markers: list[Record]) -> None:
         """Markers are taken whether there is room or not."""
@@ -284,7 +279,7 @@ class ArchiveListener(Listener):
     def _has_room(self, rows: int) -> bool:
         """For a call that is alone there always is: otherwise it would never be kept."""
         waiting = self.rows_waiting
-        if self._strict or not waiting:
+        if self._is_strict or not waiting:
             return True
         return waiting + rows <= self._rows_max and (self._gap is None or waiting <= self._rows_max // 2)
 
@@ -313,12 +308,7 @@ class ArchiveListener(Listener):
 
 def registrant_of(session: Session | None) -> Registrant:
     """The session as the archive has it."""
-    return NO_SESSION if session is None else _registrant(session.number, session.session_id)
-
-
-@lru_cache(1_024)
-def _registrant(number: int, session_id: str) -> Registrant:
-    return Registrant(number, session_id)
+    return NO_SESSION if session is None else Registrant(session.number, session.session_id)
 
 
 def writer_config(
@@ -354,18 +344,9 @@ def writer_config(
     )
 
 
-async def start_archive(
-    settings: ArchiveSettings, config: WriterConfig, timeout_ms_default: int, link: WriterLink | None = None
-) -> ArchiveListener:
+async def start_archive(settings: ArchiveSettings, config: WriterConfig, timeout_ms_default: int) -> ArchiveListener:
     """Opens the archive of a new run. Raises `CannotArchive` when its place cannot be written to."""
-    link = link or WriterLink(config)
+    link = WriterLink(config)
     await link.start()
     LOGGER.info("archive: run %s in %s", config.run_id, settings.uri)
-    return ArchiveListener(
-        config.run_id,
-        link,
-        rows_max=settings.queue_rows_max,
-        strict=settings.strict,
-        timeout_ms_default=timeout_ms_default,
-        send_rows=min(SEND_ROWS, settings.queue_rows_max // SHARE_AT_ONCE + 1),
-    )
+    return ArchiveListener(link, settings, timeout_ms_default)
