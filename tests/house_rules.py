@@ -57,14 +57,11 @@ def read_tree(root: Path) -> list[Module]:
     return [Module.parse(str(name), (root / name).read_text(encoding="utf-8")) for name in ours]
 
 
-def imports_of(module: Module, known: set[str], *, annotations: bool = True) -> set[str]:
-    """Full names of what it imports, wherever that stands; `from a import b` gives a.b when that is a known module.
-
-    Without `annotations`: but not under `if TYPE_CHECKING`.
-    """
+def imports_of(module: Module, known: set[str]) -> set[str]:
+    """Full names of what it imports, wherever that stands; `from a import b` gives a.b when that is a known module."""
     package = module.name if module.is_package else module.name.rpartition(".")[0]
     found: set[str] = set()
-    for node in ast.walk(module.tree if annotations else at_run_time(module.tree)):
+    for node in ast.walk(module.tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -77,16 +74,10 @@ def imports_of(module: Module, known: set[str], *, annotations: bool = True) -> 
     return found
 
 
-def at_run_time(tree: ast.Module) -> ast.Module:
-    """The module without what only a type checker reads."""
-    kept = [node for node in tree.body if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")]
-    return ast.Module(kept, tree.type_ignores)
-
-
 def check_circles(modules: list[Module]) -> list[str]:
-    """No module imports itself over others. Two classes that hold each other may name each other in annotations."""
+    """No module imports itself over others, for annotations alone neither."""
     known = {module.name for module in modules}
-    graph = {m.name: (imports_of(m, known, annotations=False) & known) - {m.name} for m in modules}
+    graph = {m.name: (imports_of(m, known) & known) - {m.name} for m in modules}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:

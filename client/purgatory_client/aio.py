@@ -15,7 +15,7 @@ import grpc.aio
 from purgatory.v1 import operation_pb2, purgatory_service_pb2
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from purgatory_client import many, views, waits
-from purgatory_client.errors import ClientClosed, InvalidRequest, from_rpc_error
+from purgatory_client.errors import ClientClosed, InvalidRequest
 from purgatory_client.events import AdvanceReceipt, Event, signalled
 from purgatory_client.many import Entry, WaitColumns
 from purgatory_client.marks import Marks, events_of
@@ -23,6 +23,7 @@ from purgatory_client.method_docs import described
 from purgatory_client.outbox.outbox_file import OutboxFile
 from purgatory_client.outbox.ticket import Ticket
 from purgatory_client.partition_names import partition_name
+from purgatory_client.plain_errors import from_rpc_error
 from purgatory_client.results import OperationKind, Result, ResultColumns
 from purgatory_client.session.channel import open_channel
 from purgatory_client.session.event_sender import EventSender

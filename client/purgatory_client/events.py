@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from purgatory.v1 import event_pb2 as wire
-from purgatory_client.errors import EventRefused, StaleEpoch
 from purgatory_client.number_checks import int32, int64
 from purgatory_client.partition_names import checked_key, partition_name
+from purgatory_client.plain_errors import PurgatoryClientError
 from purgatory_client.waits import Name
 
 STALE_EPOCH: Final = 74
@@ -112,6 +112,22 @@ class AdvanceReceipt:
             where = f"{refusal.field}: " if refusal.field else ""
             raise kind(f"event {refusal.index} refused: {where}{refusal.message}", self)
         return self
+
+
+class EventRefused(PurgatoryClientError):
+    """An event was refused and changed nothing; the other events of the call were applied.
+
+    Attributes:
+        receipt: Which events were refused and why, and what the others did.
+    """
+
+    def __init__(self, message: str, receipt: AdvanceReceipt) -> None:
+        super().__init__(message)
+        self.receipt: Final = receipt
+
+
+class StaleEpoch(EventRefused):
+    """The event's leader epoch is older than the partition's (74)."""
 
 
 def log_end_offset(

@@ -7,7 +7,7 @@ The partition number is what follows the last "-", so topics may contain dashes 
 from functools import lru_cache
 from typing import Final
 
-from purgatory_client.errors import InvalidRequest
+from purgatory_client.plain_errors import InvalidRequest
 
 PartitionName = tuple[str, int]
 """(topic, partition)."""

@@ -12,15 +12,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final
 
-from purgatory_client.errors import (
-    PurgatoryClientError,
-    WaitCancelled,
-    WaitError,
-    WaitExpired,
-    WaitFailed,
-    WaitShutDown,
-)
 from purgatory_client.partition_names import format_partition
+from purgatory_client.plain_errors import PurgatoryClientError
 
 
 class OperationKind(IntEnum):
@@ -297,6 +290,34 @@ class Result:
         return (
             f"Result({self.kind.name}, {self.outcome.name}, waited={self.waited:.3f}, {list(self.partitions.values())})"
         )
+
+
+class WaitError(PurgatoryClientError):
+    """A wait did not end satisfied.
+
+    Attributes:
+        result: The whole result.
+    """
+
+    def __init__(self, message: str, result: Result) -> None:
+        super().__init__(message)
+        self.result: Final = result
+
+
+class WaitFailed(WaitError):
+    """The condition can no longer hold; the error codes of the partitions say why."""
+
+
+class WaitExpired(WaitError):
+    """Time ran out."""
+
+
+class WaitCancelled(WaitError):
+    """Cancelled at the daemon: by an operator, or with its session."""
+
+
+class WaitShutDown(WaitError):
+    """The daemon shut down first."""
 
 
 def item_columns(kind: int) -> dict[str, tuple[str, float]]:

@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal
 
-from purgatory_client.errors import InvalidRequest
 from purgatory_client.number_checks import int32, int64, milliseconds
 from purgatory_client.partition_names import PartitionName, checked_key, format_partition, partition_name
+from purgatory_client.plain_errors import InvalidRequest
 from purgatory_client.results import OperationKind
 
 Name = str | PartitionName

@@ -6,6 +6,7 @@ import grpc
 import pytest
 from purgatory_client import errors
 from purgatory_client.cli.exits import Exit, exit_of_error
+from purgatory_client.plain_errors import from_code
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,7 @@ from purgatory_client.cli.exits import Exit, exit_of_error
 )
 def test_codes_become_errors(code: grpc.StatusCode, kind: type[errors.PurgatoryClientError]) -> None:
     """Each code of a status or refusal has its error, with field and message in its text."""
-    error = errors.from_code(code.value[0], "timeout_ms", "is wrong")
+    error = from_code(code.value[0], "timeout_ms", "is wrong")
     assert type(error) is kind
     assert str(error) == "timeout_ms: is wrong"
 

@@ -24,12 +24,12 @@ from purgatory_client.errors import (
     PurgatoryClientError,
     SessionTakenOver,
     Unavailable,
-    from_rpc_error,
 )
 from purgatory_client.many import Entry
 from purgatory_client.outbox.outbox_file import OutboxFile
 from purgatory_client.outbox.outbox_gate import OutboxGate
 from purgatory_client.outbox.ticket import Ticket
+from purgatory_client.plain_errors import from_rpc_error
 from purgatory_client.results import Result, ResultColumns
 from purgatory_client.session.backoff import Backoff
 from purgatory_client.session.channel import open_channel
