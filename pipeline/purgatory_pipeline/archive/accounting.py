@@ -10,11 +10,11 @@ from pyspark.sql import SparkSession
 from purgatory.archive import schema
 from purgatory_pipeline.archive import intake_account as names
 from purgatory_pipeline.archive.catalog import ArchiveCatalog
-from purgatory_pipeline.archive.clocks import Flags
 from purgatory_pipeline.archive.daemon_runs import DaemonRun, read_runs
 from purgatory_pipeline.archive.findings import clock_findings, loss_findings, unmatched_findings
 from purgatory_pipeline.archive.footer import ArchiveFile
 from purgatory_pipeline.archive.intake_account import IntakeAccount, IntakeLine
+from purgatory_pipeline.archive.integers import Flags
 from purgatory_pipeline.archive.survey import SIDES, Selection, Survey, survey_files
 from purgatory_pipeline.archive.unmatched_operations import MARGIN_MS, CandidateReader, UnmatchedCount, find_unmatched
 from purgatory_pipeline.spark.failures import unwrapped_errors

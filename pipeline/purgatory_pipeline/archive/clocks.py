@@ -3,15 +3,11 @@
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from purgatory.archive import schema
 from purgatory_pipeline.archive.footer import ArchiveFile
-from purgatory_pipeline.archive.stable_sort import stable_order
-
-Integers = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
+from purgatory_pipeline.archive.integers import Integers, stable_order
 
 
 @dataclass(frozen=True)

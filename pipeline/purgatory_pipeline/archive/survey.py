@@ -16,14 +16,14 @@ from hashlib import blake2b
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from purgatory.archive import schema
 from purgatory_pipeline.archive.catalog import to_utc
-from purgatory_pipeline.archive.clocks import ClockReader, FileClock, Flags, Integers, instants_of, numbers_of
+from purgatory_pipeline.archive.clocks import ClockReader, FileClock, instants_of, numbers_of
 from purgatory_pipeline.archive.footer import ArchiveFile
+from purgatory_pipeline.archive.integers import Flags, Hashes, Integers, hash_operations, mix
 from purgatory_pipeline.archive.location import first_line, open_location
 from purgatory_pipeline.errors import ArchiveUnusable
 from purgatory_pipeline.spark.malloc import keep_freed_memory
@@ -33,7 +33,7 @@ SIDES: Final = (schema.REGISTRATIONS, schema.OUTCOMES)
 
 _CLOCKS: Final = ("call_number", "time_ms", "at")
 _KEY: Final = ("session_number", "operation_id", "item")
-_BLOCK_BITS: Final = np.uint64(10)
+_BLOCK_BITS: Final = 10
 _PART_BITS: Final = 24
 _PART: Final = np.uint64((1 << _PART_BITS) - 1)
 """Half of a 48-bit hash: float64 sums of 2**29 of them are exact."""
@@ -108,14 +108,14 @@ class Operations:
     call: Integers
     at_ms: Integers
     registered_at_ms: Integers
-    hashes: npt.NDArray[np.uint64]
+    hashes: Hashes
     inside: Flags
     """Registered in the window."""
 
     @property
     def buckets(self) -> Integers:
         """Neighbours share a bucket, so that a lost stretch of rows makes few buckets differ."""
-        blocks = _mix(_mix(self.session.view(np.uint64)) ^ (self.operation.view(np.uint64) >> _BLOCK_BITS))
+        blocks = hash_operations(self.session, self.operation >> _BLOCK_BITS)
         return (blocks & np.uint64(BUCKETS - 1)).astype(np.int64)
 
 
@@ -168,22 +168,15 @@ def operations_of(file: ArchiveFile, part: pa.Table, window: Selection) -> Opera
         chosen &= _has_topic(part, window.topics)
     session, operation = numbers_of(part, "session_number")[chosen], numbers_of(part, "operation_id")[chosen]
     registered_at_ms = registered_at_ms[chosen]
-    hashes = hash_operations(file.run_id, session, operation)
+    hashes = hash_run_operations(file.run_id, session, operation)
     calls = numbers_of(part, "call_number")[chosen]
     inside = window.holds(registered_at_ms)
     return Operations(item[chosen], session, operation, calls, at_ms[chosen], registered_at_ms, hashes, inside)
 
 
-def hash_operations(run_id: str, session: Integers, operation: Integers) -> npt.NDArray[np.uint64]:
-    """64 well-mixed bits for each operation (the finaliser of SplitMix64, twice)."""
-    seed = np.uint64(int.from_bytes(blake2b(run_id.encode(), digest_size=8).digest(), "little"))
-    return _mix(_mix(session.view(np.uint64) + seed) ^ operation.view(np.uint64))
-
-
-def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+def hash_run_operations(run_id: str, sessions: Integers, operations: Integers) -> Hashes:
+    """64 well-mixed bits for each operation of a run."""
+    return hash_operations(sessions, operations, int.from_bytes(blake2b(run_id.encode(), digest_size=8).digest()))
 
 
 def columns_of(table: str, window: Selection) -> list[str]:
@@ -222,7 +215,7 @@ def _has_topic(part: pa.Table, topics: frozenset[str]) -> Flags:
 
 def _bucket_sums(operations: Operations) -> Integers:
     """By bucket: number and summed hash halves of the items registered in the window."""
-    items = _mix(operations.hashes + operations.item.astype(np.uint64))
+    items = mix(operations.hashes + operations.item.astype(np.uint64))
     hashes, buckets = items[operations.inside], operations.buckets[operations.inside]
     parts = hashes & _PART, (hashes >> np.uint64(_PART_BITS)) & _PART
     sums = [np.bincount(buckets, weights=part.astype(np.float64), minlength=BUCKETS) for part in parts]

@@ -16,8 +16,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from purgatory.archive import schema
-from purgatory_pipeline.archive.clocks import Flags
 from purgatory_pipeline.archive.footer import ArchiveFile
+from purgatory_pipeline.archive.integers import Flags
 from purgatory_pipeline.archive.survey import Selection, columns_of, operations_of, parts_of
 
 NO_OUTCOME: Final = "no outcome"

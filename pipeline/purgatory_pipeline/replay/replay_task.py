@@ -59,7 +59,7 @@ def replay_runs(replay: ReplayPlan, runs: Iterable[RunFiles], *, results: bool) 
         files = [TableReader(place, file.path, file.table) for file in run.files]
         yield from replay_run(replay, run.facts, chunks_of(files, tally.counts), tally, results=results)
     if not results:
-        yield tally.batch()
+        yield from tally.table().to_batches()
 
 
 def replay_run(
@@ -67,62 +67,53 @@ def replay_run(
 ) -> Iterator[pa.RecordBatch]:
     """Replays one run and adds to the sums; yields rows for its operations if `results`."""
     keep_freed_memory()
-    rows = ResultRows(replay.policies, tally.topics) if results else None
-    run = RunReplay(facts, replay.policies, tally, None if rows is None else rows.add)
+    rows: list[pa.RecordBatch] = []
+
+    def add_rows(run_id: str, finished: OpenOperations, verdicts: Sequence[Column]) -> None:
+        rows.extend(result_rows(replay.policies, [*tally.topics], run_id, finished, verdicts))
+
+    run = RunReplay(facts, replay.policies, tally, add_rows if results else None)
     collecting = gc.isenabled()
     gc.disable()  # there are many objects and no cycles
     try:
         for window in windows(chunks, facts.first_ms, repeated=facts.repeated):
             run.take(window)
-            if rows is not None:
-                yield from rows.take()
+            yield from rows
+            rows.clear()
         run.finish()
-        if rows is not None:
-            yield from rows.take()
+        yield from rows
     finally:
         if collecting:
             gc.enable()
 
 
-class ResultRows:
-    """Collects a row for each operation and policy."""
-
-    def __init__(self, policies: Sequence[Policy], topics: dict[str, int]) -> None:
-        self._policies: Final = policies
-        self._topics: Final = topics
-        self._batches: list[pa.RecordBatch] = []
-
-    def add(self, run_id: str, operations: OpenOperations, done: Column, verdicts: list[Column]) -> None:
-        kinds, outcomes = words(KIND_NAMES), words(OUTCOME_NAMES)
-        kind = operations["kind"][done]
-        topics = np.array([None, *self._topics], object)
-        rows = len(kind)
-        common = {
-            "run_id": np.full(rows, run_id, object),
-            "session_number": operations["session"][done],
-            "operation_id": operations["operation"][done],
-            "kind": kinds[kind],
-            "topic": topics[operations["topic"][done]],
-            "item_count": operations["item_counts"][done],
-            "recorded": outcomes[operations.recorded[done]],
-            "recorded_waited_ms": operations.recorded_waited[done],
+def result_rows(
+    policies: Sequence[Policy], topics: Sequence[str], run_id: str, finished: OpenOperations, verdicts: Sequence[Column]
+) -> Iterator[pa.RecordBatch]:
+    """A batch for each policy, with a row for each operation. `topics` are numbered from 1."""
+    outcomes = names_by_code(OUTCOME_NAMES)
+    common = {
+        "run_id": np.full(len(finished), run_id, object),
+        "session_number": finished["session"],
+        "operation_id": finished["operation"],
+        "kind": names_by_code(KIND_NAMES)[finished["kind"]],
+        "topic": np.array([None, *topics], object)[finished["topic"]],
+        "item_count": finished["item_counts"],
+        "recorded": outcomes[finished.recorded.outcome],
+        "recorded_waited_ms": finished.recorded.waited_ms,
+    }
+    for policy, ends, verdict in zip(policies, finished.replayed, verdicts, strict=True):
+        columns = common | {
+            "policy": np.full(len(finished), policy.label or AS_RECORDED, object),
+            "replayed": outcomes[ends.outcome],
+            "replayed_waited_ms": ends.waited_ms,
+            "verdict": np.array(VERDICTS, object)[verdict],
         }
-        for place, policy in enumerate(self._policies):
-            own = {
-                "policy": np.full(rows, policy.label or AS_RECORDED, object),
-                "replayed": outcomes[operations.outcomes[place][done]],
-                "replayed_waited_ms": operations.waited[place][done],
-                "verdict": np.array(VERDICTS, object)[verdicts[place][done]],
-            }
-            columns = common | own
-            arrays = [pa.array(columns[field.name], field.type) for field in RESULTS]
-            self._batches.append(pa.RecordBatch.from_arrays(arrays, schema=RESULTS))
-
-    def take(self) -> list[pa.RecordBatch]:
-        taken, self._batches = self._batches, []
-        return taken
+        yield pa.RecordBatch.from_arrays(
+            [pa.array(columns[field.name], field.type) for field in RESULTS], schema=RESULTS
+        )
 
 
-def words(names: dict[int, str]) -> Column:
-    """Names by their codes; None where there is none."""
+def names_by_code(names: dict[int, str]) -> Column:
+    """None where a code has no name."""
     return np.array([names.get(code) for code in range(max(names) + 1)], object)

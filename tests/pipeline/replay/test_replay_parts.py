@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from purgatory_pipeline.archive.stable_sort import stable_order
+from purgatory_pipeline.archive.integers import hash_operations, stable_order
 from purgatory_pipeline.replay.divide.connections import ALL_KEYS, Connections
-from purgatory_pipeline.replay.divide.placement import mixed, place
+from purgatory_pipeline.replay.divide.placement import place
 from purgatory_pipeline.replay.load.call_windows import windows
 from purgatory_pipeline.replay.load.row_chunk import RowChunk, join
 from purgatory_pipeline.replay.load.row_packing import pack, unpack
@@ -254,5 +254,5 @@ def test_a_group_that_is_too_large_is_divided() -> None:
 
 def test_operations_are_spread_evenly() -> None:
     """Ids in a row, of a few sessions, fall on all parts alike."""
-    spread = mixed(np.repeat(np.arange(5), 2_000), np.tile(np.arange(2_000), 5)) % 7
-    assert np.bincount(spread).min() > 1_300
+    spread = hash_operations(np.repeat(np.arange(5), 2_000), np.tile(np.arange(2_000), 5)) % np.uint64(7)
+    assert np.bincount(spread.astype(np.int64)).min() > 1_300

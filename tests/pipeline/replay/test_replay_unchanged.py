@@ -3,7 +3,6 @@
 import random
 from collections import Counter
 
-import pyarrow as pa
 import pytest
 from purgatory_pipeline.replay.divide.connections import Connections
 from purgatory_pipeline.replay.divide.placement import Placement, place
@@ -37,7 +36,7 @@ def replayed(recorded: RecordedRun, chunks: list[RowChunk], tally: ReplaySums, r
 
 def sums_of(tally: ReplaySums) -> tuple[dict[int, int], dict[tuple[int, int], int]]:
     """Operations by verdict, and by outcome in life and in the replay."""
-    rows = [row for row in pa.Table.from_batches([tally.batch()]).to_pylist() if row["section"] == CHANGES]
+    rows = [row for row in tally.table().to_pylist() if row["section"] == CHANGES]
     verdicts: Counter[int] = Counter()
     outcomes: Counter[tuple[int, int]] = Counter()
     for row in rows:

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from purgatory.archive.schema import NO_PARTITION
+from purgatory_pipeline.archive.integers import hash_operations
 from purgatory_pipeline.replay.divide.connections import ALL_KEYS, Connections
 from purgatory_pipeline.replay.load.row_chunk import Column, Name, RowChunk
 
@@ -51,8 +52,8 @@ class Placement:
         table, parts = self._table()
         bins: Column = table[groups, 0]
         if table.shape[1] > 1:
-            spread = mixed(chunk.columns["session"], chunk.columns["operation"])
-            bins = table[groups, spread % parts[groups]]
+            hashes = hash_operations(chunk.columns["session"], chunk.columns["operation"])
+            bins = table[groups, hashes % parts[groups].astype(np.uint64)]
         return bins
 
     def rows_of_events(self, chunk: RowChunk) -> tuple[Column, Column]:
@@ -143,11 +144,3 @@ def _parts(operations: float, events: float, share: float, cores: int, names: Se
         return 1
     room = max(share - events, share / 4)
     return max(1, min(cores, round(operations / room)))
-
-
-def mixed(sessions: Column, operations: Column) -> Column:
-    """A pseudo-random number from 0 for each operation (the finaliser of SplitMix64)."""
-    values = sessions.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + operations.astype(np.uint64)
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return ((values ^ (values >> np.uint64(31))) >> np.uint64(1)).astype(np.int64)

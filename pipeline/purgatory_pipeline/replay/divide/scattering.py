@@ -149,7 +149,7 @@ def replay_bins(
         chunks = (unpack(rows) for _, rows in packed)
         yield from replay_run(replay, facts[run], chunks, tally, results=results)
     if not results:
-        yield tally.batch()
+        yield from tally.table().to_batches()
 
 
 def _packed_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, bytes]]:

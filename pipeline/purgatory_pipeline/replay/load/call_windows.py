@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from purgatory.archive.schema import CALLS, EVENTS, OUTCOMES, REGISTRATIONS
-from purgatory_pipeline.archive.stable_sort import stable_order
+from purgatory_pipeline.archive.integers import stable_order
 from purgatory_pipeline.replay.load.row_chunk import RowChunk, in_order, join
 
 ROWS_MIN: Final = 150_000

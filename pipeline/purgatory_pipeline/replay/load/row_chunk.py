@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from purgatory.archive.schema import CALLS, EVENTS, OUTCOMES, REGISTRATIONS
 from purgatory.engine.kinds.operation_columns import COLUMNS_BY_NAME
-from purgatory_pipeline.archive.stable_sort import stable_order
+from purgatory_pipeline.archive.integers import distinct_places, stable_order
 
 Name = tuple[str, int]
 Column = npt.NDArray[Any]
@@ -99,12 +99,9 @@ class RowChunk:
         """Drops names that no row has, unless there are only a `few`."""
         if "name" not in self.columns or len(self.names) <= few:
             return self
-        used = np.zeros(len(self.names), np.int32)
-        used[self.columns["name"]] = 1
-        kept = np.flatnonzero(used)
-        used[kept] = np.arange(len(kept))
-        columns = {**self.columns, "name": used[self.columns["name"]]}
-        return RowChunk(self.table, columns, [self.names[place] for place in kept], self.detail_rows, self.details)
+        used, places = distinct_places(self.columns["name"], len(self.names))
+        names = [self.names[place] for place in used.tolist()]
+        return RowChunk(self.table, {**self.columns, "name": places}, names, self.detail_rows, self.details)
 
 
 def join(chunks: Sequence[RowChunk]) -> RowChunk:

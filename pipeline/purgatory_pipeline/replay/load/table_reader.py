@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from purgatory.archive.schema import ACCEPTED, CALL_NAMES, CALLS, EVENTS, NO_PARTITION, OUTCOMES, REGISTRATIONS
 from purgatory.engine import codes
 from purgatory.engine.kinds.operation_columns import default_of
+from purgatory_pipeline.archive.integers import distinct_places
 from purgatory_pipeline.archive.location import Location, first_line
 from purgatory_pipeline.errors import ArchiveUnusable
 from purgatory_pipeline.replay.load.row_chunk import DEFAULTS, Column, Name, RowChunk, in_order
@@ -41,7 +42,6 @@ WORDS: Final[dict[str, tuple[str, dict[str, int]]]] = {
 
 SETS: Final = ("replicas", "in_sync", "proposed", "leader_id", "min_in_sync_replicas")
 NAMED: Final = ("topic", "partition")
-LUT_MAX: Final = 1 << 22
 
 OFFSET_DEFAULTS: Final = np.array([0, *(default_of("offset", kind) for kind in codes.KINDS)])
 """By kind."""
@@ -207,18 +207,6 @@ def name_places(topics: pa.ChunkedArray, partitions: pa.ChunkedArray) -> tuple[l
     keys = indices.astype(np.int64) * span + (partition - lowest)
     distinct, places = distinct_places(keys, len(words) * span)
     return [(words[key // span], key % span + lowest) for key in distinct.tolist()], places
-
-
-def distinct_places(keys: Column, below: int) -> tuple[Column, Column]:
-    """The distinct keys (from 0 to `below`), and the place of each key among them."""
-    if below > LUT_MAX:
-        distinct, places = np.unique(keys, return_inverse=True)
-        return distinct, places.astype(np.int32)
-    lut = np.zeros(below, np.int32)
-    lut[keys] = 1
-    distinct = np.flatnonzero(lut)
-    lut[distinct] = np.arange(len(distinct))
-    return distinct, lut[keys]
 
 
 def _accepted(part: pa.Table, table: str, columns: dict[str, Column], counts: Counter[str]) -> Column:

@@ -1,39 +1,69 @@
 """The operations of a run that are still open somewhere: as recorded, or in one of the replays beside it."""
 
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from purgatory_pipeline.archive.integers import Flags, Hashes, Integers, hash_operations, mix
 from purgatory_pipeline.replay.load.row_chunk import Column
 from purgatory_pipeline.replay.play.registered_operations import RegisteredOperations
-
-Integers = npt.NDArray[np.int64]
 
 OWN: Final = ("ids", "call", "session", "operation", "kind", "topic", "item_counts")
 PENDING: Final = 0
 """Outcome of operations that have not ended."""
 
-PACKED_MAX: Final = 2**62
-DIRECT_PER_ROW: Final = 32
-DIRECT_MIN: Final = 1 << 20
+_FACTORS: Final = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93], np.uint64)
+"""Odd, and otherwise arbitrary."""
+
+
+@dataclass
+class Ends:
+    """How each open operation has ended on one side: as recorded, or in the replay of one policy."""
+
+    outcome: Column
+    waited_ms: Column
+    answer: Hashes
+    """See `hash_answers`. Only the recorded side and replays of the unchanged policy have it."""
+    call: Column
+    """The recorded call that ended it; 0 in a replay."""
+
+    @classmethod
+    def pending(cls, rows: int) -> Ends:
+        return cls(
+            np.zeros(rows, np.int8), np.zeros(rows, np.int64), np.zeros(rows, np.uint64), np.zeros(rows, np.int64)
+        )
+
+    def followed_by(self, other: Ends) -> Ends:
+        return Ends(*(np.concatenate([getattr(self, one.name), getattr(other, one.name)]) for one in fields(self)))
+
+    def take(self, rows: Integers) -> Ends:
+        return Ends(*(getattr(self, one.name).take(rows) for one in fields(self)))
 
 
 class OpenOperations:
     """One row for each operation, in the order of registration. Rows move up when others are taken out."""
 
-    def __init__(self, players: int) -> None:
-        self.columns: dict[str, Column] = {name: np.empty(0, np.int64) for name in OWN}
-        self.recorded: Column = np.empty(0, np.int8)
-        self.recorded_call: Column = np.empty(0, np.int64)
-        self.recorded_waited: Column = np.empty(0, np.int64)
-        self.outcomes: Final[list[Column]] = [np.empty(0, np.int8) for _ in range(players)]
-        self.waited: Final[list[Column]] = [np.empty(0, np.int64) for _ in range(players)]
-        self._old = 0
+    def __init__(self, columns: dict[str, Column], recorded: Ends, replayed: list[Ends]) -> None:
+        self.columns = columns
+        self.recorded = recorded
+        self.replayed = replayed
+        """One for each policy."""
+        self._old = len(self)
         """Rows that were there before the last registrations. Their ids have gaps, the later ones do not."""
 
+    @classmethod
+    def none(cls, policies: int) -> OpenOperations:
+        """No operations, to be replayed under some policies."""
+        columns = {name: np.empty(0, np.int64) for name in OWN}
+        return cls(columns, Ends.pending(0), [Ends.pending(0) for _ in range(policies)])
+
     def __len__(self) -> int:
-        return len(self.recorded)
+        return len(self.recorded.outcome)
 
     def __getitem__(self, name: str) -> Column:
         return self.columns[name]
@@ -43,12 +73,9 @@ class OpenOperations:
         self._old = len(self)
         for name in OWN:
             self.columns[name] = np.concatenate([self.columns[name], getattr(arrivals, name)])
-        rows = arrivals.rows
-        self.recorded = grown(self.recorded, rows)
-        self.recorded_call = grown(self.recorded_call, rows)
-        self.recorded_waited = grown(self.recorded_waited, rows)
-        for column in (self.outcomes, self.waited):
-            column[:] = [grown(values, rows) for values in column]
+        pending = Ends.pending(arrivals.rows)
+        self.recorded = self.recorded.followed_by(pending)
+        self.replayed = [ends.followed_by(pending) for ends in self.replayed]
 
     def rows_of_ids(self, ids: Column) -> Column:
         """The rows of ids, all of which must be open."""
@@ -62,70 +89,52 @@ class OpenOperations:
             rows[old] = np.searchsorted(own[: self._old], ids[old])
         return rows
 
-    def rows_of_operations(self, sessions: Column, operations: Column, *, recorded: bool) -> Column:
-        """The rows of operations, -1 for those that are not open; with `recorded` also of those with a recorded
-        outcome.
-        """
-        among = None if recorded else np.flatnonzero(self.recorded == PENDING)
-        own = [self.columns[name] if among is None else self.columns[name][among] for name in ("session", "operation")]
-        found = find(sessions, operations, own[0], own[1])
-        if among is None or not len(among):
-            return found
-        return np.where(found >= 0, among[found], -1)
+    def rows_of_operations(self, sessions: Column, operations: Column, *, among: Flags | None = None) -> Column:
+        """The rows of operations, -1 for those that are not open; with `among`, not in those rows."""
+        if among is None:
+            return find(sessions, operations, self["session"], self["operation"])
+        rows = np.flatnonzero(among)
+        found = find(sessions, operations, self["session"].take(rows), self["operation"].take(rows))
+        return np.append(rows, -1)[found]
 
-    def is_done(self) -> Column:
+    def is_done(self) -> Flags:
         """Which have ended everywhere."""
-        done: Column = self.recorded != PENDING
-        for outcomes in self.outcomes:
-            done = done & (outcomes != PENDING)
+        done: Flags = self.recorded.outcome != PENDING
+        for ends in self.replayed:
+            done = done & (ends.outcome != PENDING)
         return done
 
-    def keep(self, kept: Column) -> None:
-        """Takes out all rows but these."""
-        rows = np.flatnonzero(kept)
-        self.columns = {name: values.take(rows) for name, values in self.columns.items()}
-        self.recorded = self.recorded.take(rows)
-        self.recorded_call = self.recorded_call.take(rows)
-        self.recorded_waited = self.recorded_waited.take(rows)
-        for column in (self.outcomes, self.waited):
-            column[:] = [values.take(rows) for values in column]
-        self._old = len(self)
-
-
-def grown(values: Column, rows: int) -> Column:
-    return np.concatenate([values, np.zeros(rows, values.dtype)])
+    def take(self, rows: Integers) -> OpenOperations:
+        """Some rows, as operations of their own."""
+        columns = {name: values.take(rows) for name, values in self.columns.items()}
+        return OpenOperations(columns, self.recorded.take(rows), [ends.take(rows) for ends in self.replayed])
 
 
 def find(sessions: Integers, operations: Integers, among_sessions: Integers, among_operations: Integers) -> Integers:
     """For each operation its place among the others, -1 if it is not there. Of equal ones, any of their places."""
-    if not len(sessions) or not len(among_sessions):
-        return np.full(len(sessions), -1, np.int64)
-    keys, below = _keys(
-        np.concatenate([among_sessions, sessions]).astype(np.int64, copy=False),
-        np.concatenate([among_operations, operations]).astype(np.int64, copy=False),
-    )
-    among, wanted = keys[: len(among_sessions)], keys[len(among_sessions) :]
-    if below <= max(DIRECT_MIN, DIRECT_PER_ROW * len(keys)):
-        direct = np.full(below, -1, np.int32)
-        direct[among] = np.arange(len(among))
-        return direct[wanted].astype(np.int64)
-    order = np.argsort(among, kind="stable")
-    at = order[np.minimum(np.searchsorted(among, wanted, sorter=order), len(among) - 1)]
-    return np.where(among[at] == wanted, at, -1)
+    among = pa.array(hash_operations(among_sessions, among_operations))
+    places = pc.index_in(pa.array(hash_operations(sessions, operations)), value_set=among)
+    found: Integers = places.fill_null(-1).to_numpy().astype(np.int64)
+    return found
 
 
-def _keys(sessions: Integers, operations: Integers) -> tuple[Integers, int]:
-    """A number from 0 for each (session, operation), distinct for distinct ones; and an upper bound of all."""
-    session, session_span = _ranks(sessions, 1 << 16)
-    operation, operation_span = _ranks(operations, PACKED_MAX // session_span)
-    return session * operation_span + operation, session_span * operation_span
+def hash_answers(operations: list[Column], items: list[Column], item_counts: Column) -> Hashes:
+    """64 bits for each operation, which differ if any column of the operation or of one of its items does.
+
+    (But for a chance of one in 2**64.) So whole answers need not be kept until the other side has ended too. Every
+    operation has an item.
+    """
+    places = np.zeros(len(items[0]), np.int64)
+    if len(places) == len(item_counts):
+        return _weighted(operations) + mix(_weighted([*items, places]))
+    starts = np.cumsum(item_counts) - item_counts
+    places = np.arange(len(places)) - np.repeat(starts, item_counts)
+    of_items: Hashes = np.add.reduceat(mix(_weighted([*items, places])), starts)
+    return _weighted(operations) + of_items
 
 
-def _ranks(values: Integers, span_max: int) -> tuple[Integers, int]:
-    """Values counted from the lowest; if that range is too wide, from the first of the distinct ones."""
-    lowest = int(values.min())
-    span = int(values.max()) - lowest + 1
-    if span <= span_max:
-        return values - lowest, span
-    distinct, places = np.unique(values, return_inverse=True)
-    return places.astype(np.int64), len(distinct)
+def _weighted(columns: list[Column]) -> Hashes:
+    summed: Hashes = np.ones(len(columns[0]), np.uint64)
+    for column, factor in zip(columns, _FACTORS, strict=False):
+        summed += column.astype(np.uint64) * factor
+    return summed

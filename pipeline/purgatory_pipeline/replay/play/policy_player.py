@@ -1,5 +1,6 @@
 """One policy on one engine: plays the windows of a run and returns which operations ended how."""
 
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -8,47 +9,38 @@ from purgatory.archive.run_details import RunDetails
 from purgatory.archive.schema import EVENTS
 from purgatory.engine import tape
 from purgatory.engine.batches import OperationBatch
-from purgatory.engine.codes import EXPIRED, KINDS
+from purgatory.engine.codes import KINDS
 from purgatory.engine.completions import Completions
-from purgatory.engine.engine import Engine
-from purgatory.engine.limits import EngineLimits
 from purgatory_pipeline.replay.load.call_windows import CallWindow
 from purgatory_pipeline.replay.load.row_chunk import Column
 from purgatory_pipeline.replay.play.policy_events import AsRecorded, Rewritten
-from purgatory_pipeline.replay.play.recorded_outcomes import RecordedOutcomes
 from purgatory_pipeline.replay.play.registered_operations import RegisteredOperations
 from purgatory_pipeline.replay.play.tape_steps import OtherCalls, TapeSteps, merged, steps
 from purgatory_pipeline.replay.policy import MIN_BYTES, TIMEOUT_MS, Change, Policy, changed_values
 
 UNBOUNDED: Final = 2**60
+UNLIMITED: Final = (
+    "pending_operations_max",
+    "partitions_max",
+    "items_per_operation_max",
+    "timeout_ms_max",
+    "topic_length_max",
+)
+"""What was taken then is taken again. `signal_keys_max` stays: what the engine forgets depends on it."""
 
 
 class PolicyPlayer:
     """Unchanged, it expires what was recorded as expired, when that was; else everything when it is due."""
 
     def __init__(self, policy: Policy, details: RunDetails, now_ms: int, topics: dict[str, int]) -> None:
-        limits = EngineLimits(
-            pending_operations_max=UNBOUNDED,
-            partitions_max=UNBOUNDED,
-            signal_keys_max=details.engine_limits().signal_keys_max,  # what it forgets depends on it
-            items_per_operation_max=UNBOUNDED,
-            timeout_ms_max=UNBOUNDED,
-            topic_length_max=UNBOUNDED,
-        )
         self.policy: Final = policy
         self.refused = 0
         """Operations that the engine did not take; none, if the history is right."""
         self.not_due = 0
         """Recorded expirations that were not due in the replay."""
         self.events: Final[AsRecorded | Rewritten] = Rewritten(policy) if policy.moves_marks else AsRecorded()
-        self._engine: Final = Engine(
-            limits,
-            now_ms,
-            tick_ms=details.tick_ms,
-            wheel_size=details.wheel_size,
-            strict_partitions=details.strict_partitions,
-            replica_lag_time_max_ms=details.replica_lag_time_max_ms,
-        )
+        limits = details.limits | dict.fromkeys(UNLIMITED, UNBOUNDED)
+        self._engine: Final = replace(details, limits=limits).make_engine(now_ms)
         self._owner: Final = self._engine.add_owner()
         self._topics: Final = topics
 
@@ -56,22 +48,22 @@ class PolicyPlayer:
         self,
         window: CallWindow,
         arrivals: RegisteredOperations | None,
-        recorded_outcomes: RecordedOutcomes,
+        expirations: TapeSteps,
         calls: OtherCalls,
     ) -> Completions | None:
-        """Plays a window; returns what has ended, by id, or None."""
-        happenings = self.events.take(window.get(EVENTS), window.last_ms)
+        """Plays a window; returns what has ended, by id, or None. `expirations` are the recorded ones."""
+        events = self.events.take(window.get(EVENTS), window.last_ms)
         unchanged = self.policy.is_unchanged
         ends = calls.ends(recorded=unchanged)
         parts = [ends.steps]
         if arrivals is not None:
             parts.append(steps(arrivals.call, arrivals.time, arrivals.kind + tape.REGISTER))
-        if happenings is not None:
-            parts.append(steps(happenings.call, happenings.time, tape.APPLY))
+        if events is not None:
+            parts.append(steps(events.call, events.time, tape.APPLY))
         # Unchanged, the reaper's recorded turns are steps: its lateness is part of what is compared. Under a policy the
         # tape itself expires whatever is due before each step.
         if unchanged:
-            parts.append(recorded_expirations(recorded_outcomes))
+            parts.append(expirations)
         codes, times, counts = merged(parts, by_time=not unchanged)
         batches = [] if arrivals is None else self._batches(arrivals)
         played = self._engine.play(
@@ -81,7 +73,7 @@ class PolicyPlayer:
                 times,
                 counts,
                 operations=batches,
-                events=None if happenings is None else happenings.batch(),
+                events=None if events is None else events.batch(),
                 operation_ids=ends.operation_ids,
                 names=ends.names,
             ),
@@ -125,13 +117,3 @@ class PolicyPlayer:
         taken = self._engine.take_completions()
         assert len(taken) <= 1, f"{len(taken)} owners"
         return taken[0] if taken else None
-
-
-def recorded_expirations(recorded_outcomes: RecordedOutcomes) -> TapeSteps:
-    """A step for each recorded turn of the reaper that expired something: as many operations as it expired.
-
-    What expired after 0 ms had a timeout of 0: registering it again expires it, without the reaper.
-    """
-    expired = (recorded_outcomes.outcome == EXPIRED) & (recorded_outcomes.waited > 0)
-    calls, first, counts = np.unique(recorded_outcomes.call[expired], return_index=True, return_counts=True)
-    return TapeSteps(calls, recorded_outcomes.time[expired][first], np.full(len(calls), tape.EXPIRE), counts)

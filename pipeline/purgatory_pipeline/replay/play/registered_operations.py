@@ -1,6 +1,8 @@
 """The operations registered in a window, as the engine takes them."""
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -9,6 +11,7 @@ from purgatory.archive.schema import NO_PARTITION
 from purgatory.engine import codes
 from purgatory.engine.batches import OperationBatch
 from purgatory.engine.kinds.operation_columns import BOOL, COLUMNS_BY_NAME, OPERATION
+from purgatory_pipeline.archive.integers import Flags, distinct_places
 from purgatory_pipeline.replay.load.row_chunk import Column, Name, RowChunk
 
 FIXED_COLUMNS: Final = [column for name, column in COLUMNS_BY_NAME.items() if name != "min_bytes"]
@@ -22,58 +25,53 @@ class CompleteOperations:
     chunk: RowChunk
     starts: Column
     counts: Column
-    incomplete: int
+    incomplete: int = 0
     """Operations with missing rows; they are not in the chunk."""
 
     def __len__(self) -> int:
         return len(self.starts)
 
-    def first(self, name: str, rows: Column | None = None) -> Column:
-        """A column, of the first item of each operation, or of the operations in some rows."""
+    def first(self, name: str) -> Column:
+        """A column, of the first item of each operation."""
         values = self.chunk.column(name)
-        starts = self.starts if rows is None else self.starts.take(rows)
-        return values if len(values) == len(starts) else values.take(starts)
+        return (values if len(values) == len(self) else values.take(self.starts)).astype(np.int64)
+
+    def take(self, chosen: Flags) -> CompleteOperations:
+        """Some operations, and no rows before the first."""
+        counts = self.counts[chosen]
+        before = np.zeros(len(self.chunk) - int(self.counts.sum()), np.bool_)
+        chunk = self.chunk.take(np.concatenate([before, np.repeat(chosen, self.counts)]))
+        return CompleteOperations(chunk, np.cumsum(counts) - counts, counts)
 
 
 def complete_operations(chunk: RowChunk) -> CompleteOperations:
     """Finds the operations in a chunk of registrations or outcomes, and drops incomplete ones."""
     rows = len(chunk)
     if "item_count" not in chunk.columns and "item" not in chunk.columns:
-        return CompleteOperations(chunk, np.arange(rows), np.ones(rows, np.int64), 0)
-    items = chunk.column("item")
-    starts = np.flatnonzero(items == 0)
-    counts = np.diff(starts, append=rows)
-    complete = counts == chunk.column("item_count")[starts]
-    orphans = int(starts[0]) if len(starts) else rows
-    if not orphans and bool(np.all(complete)):
-        return CompleteOperations(chunk, starts, counts, 0)
-    kept = np.zeros(rows, np.bool_)
-    kept[orphans:] = np.repeat(complete, counts)
-    found = complete_operations(chunk.take(kept)) if kept.any() else None
-    incomplete = len(starts) - int(np.count_nonzero(complete)) + int(orphans > 0)
-    if found is None:
-        empty = np.empty(0, np.int64)
-        return CompleteOperations(chunk.slice(0, 0), empty, empty, incomplete)
-    return CompleteOperations(found.chunk, found.starts, found.counts, incomplete)
+        return CompleteOperations(chunk, np.arange(rows), np.ones(rows, np.int64))
+    starts = np.flatnonzero(chunk.column("item") == 0)
+    found = CompleteOperations(chunk, starts, np.diff(starts, append=rows))
+    complete = found.counts == found.first("item_count")
+    begins_within = int(found.counts.sum()) < rows
+    incomplete = int(np.count_nonzero(~complete)) + begins_within
+    return replace(found.take(complete), incomplete=incomplete) if incomplete else found
 
 
 class RegisteredOperations:
+    """What arrives in a window. `topics` numbers all topics so far, from 1."""
+
     def __init__(self, whole: CompleteOperations, first_id: int, topics: dict[str, int]) -> None:
-        chunk = whole.chunk
         self.rows: Final = len(whole)
         self.ids: Final = np.arange(first_id, first_id + self.rows)
-        self.call: Final = whole.first("call").astype(np.int64)
-        self.time: Final = whole.first("time").astype(np.int64)
-        self.session: Final = whole.first("session").astype(np.int64)
-        self.operation: Final = whole.first("operation").astype(np.int64)
-        self.kind: Final = whole.first("kind").astype(np.int64)
-        self.timeout_ms: Final = whole.first("timeout_ms").astype(np.int64)
-        self.min_bytes: Final = whole.first("min_bytes").astype(np.int64)
+        self.call: Final = whole.first("call")
+        self.time: Final = whole.first("time")
+        self.session: Final = whole.first("session")
+        self.operation: Final = whole.first("operation")
+        self.kind: Final = whole.first("kind")
+        self.timeout_ms: Final = whole.first("timeout_ms")
+        self.min_bytes: Final = whole.first("min_bytes")
         self.item_counts: Final = whole.counts
-        self.names: Final = chunk.names
-        self._names_of_items: Final = chunk.column("name")
-        of_names = topics_of(chunk.names, topics)
-        self.topic: Final = of_names[whole.first("name")]
+        self.topic: Final = topics_of(whole.chunk.names, topics)[whole.first("name")]
         """Of the first item, as numbered in `topics`; 0: a signal's key."""
         self._whole: Final = whole
         self._batches: dict[int, dict[str, Any]] = {}
@@ -92,10 +90,14 @@ class RegisteredOperations:
         return OperationBatch(ids, **own, **fixed)
 
     def _fixed(self, kind: int, rows: Column | None) -> dict[str, Any]:
-        columns = self._whole.chunk.columns
-        single = len(self._names_of_items) == self.rows
+        chunk = self._whole.chunk
+        single = len(chunk) == self.rows
         items = rows if rows is None or single else np.flatnonzero(np.repeat(self.kind == kind, self.item_counts))
-        names, places = self._dictionary(items)
+        names_of_items = chunk.columns["name"]
+        used, places = distinct_places(
+            names_of_items if items is None else names_of_items.take(items), len(chunk.names)
+        )
+        names = [chunk.names[place] for place in used.tolist()]
         fixed: dict[str, Any] = {"item_indexes": listed(places, None)}
         if kind == codes.SIGNAL:
             fixed["keys"] = [key for key, _ in names]
@@ -104,22 +106,12 @@ class RegisteredOperations:
         if not single:
             fixed["item_counts"] = listed(self.item_counts, rows)
         for column in FIXED_COLUMNS:
-            if column.name not in columns:
-                continue
-            of_operations = column.level == OPERATION
-            values = self._whole.first(column.name, rows) if of_operations else columns[column.name]
-            chosen = None if of_operations else items
-            fixed[column.batch_name] = listed(values != 0 if column.type_name == BOOL else values, chosen)
+            if column.name in chunk.columns:
+                of_operations = column.level == OPERATION
+                values = self._whole.first(column.name) if of_operations else chunk.columns[column.name]
+                shown = values != 0 if column.type_name == BOOL else values
+                fixed[column.batch_name] = listed(shown, rows if of_operations else items)
         return fixed
-
-    def _dictionary(self, items: Column | None) -> tuple[list[Name], Column]:
-        """The names of some items, and for each item its place among them."""
-        places = self._names_of_items if items is None else self._names_of_items.take(items)
-        used = np.zeros(len(self.names), np.int64)
-        used[places] = 1
-        kept = np.flatnonzero(used)
-        used[kept] = np.arange(len(kept))
-        return [self.names[place] for place in kept.tolist()], used[places]
 
 
 def listed(values: Column, rows: Column | None) -> list[Any]:

@@ -4,29 +4,19 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 import numpy as np
-from librt.vecs import vec
-from mypy_extensions import i64
 
 from purgatory.archive.schema import CALLS, OUTCOMES, REGISTRATIONS
 from purgatory.engine.completions import Completions
 from purgatory_pipeline.replay.load.call_windows import CallWindow
 from purgatory_pipeline.replay.load.row_chunk import Column, RowChunk
 from purgatory_pipeline.replay.load.run_files import RunContext
-from purgatory_pipeline.replay.play.comparison import Answers, Comparison
-from purgatory_pipeline.replay.play.open_operations import PENDING, OpenOperations
+from purgatory_pipeline.replay.play.open_operations import PENDING, Ends, OpenOperations, hash_answers
 from purgatory_pipeline.replay.play.policy_events import MARKS_KEPT, MARKS_LEFT_OUT, Rewritten
 from purgatory_pipeline.replay.play.policy_player import PolicyPlayer
-from purgatory_pipeline.replay.play.recorded_outcomes import RecordedOutcomes, match_outcomes
+from purgatory_pipeline.replay.play.recorded_outcomes import match_outcomes
 from purgatory_pipeline.replay.play.registered_operations import RegisteredOperations, complete_operations
-from purgatory_pipeline.replay.play.replay_sums import (
-    DIFFERENT,
-    EQUAL,
-    IN_DOUBT,
-    NO_OUTCOME,
-    FinishedOperations,
-    ReplaySums,
-)
-from purgatory_pipeline.replay.play.tape_steps import OtherCalls
+from purgatory_pipeline.replay.play.replay_sums import DIFFERENT, EQUAL, IN_DOUBT, NO_OUTCOME, ReplaySums
+from purgatory_pipeline.replay.play.tape_steps import NO_STEPS, OtherCalls
 from purgatory_pipeline.replay.policy import Policy
 
 REGISTRATIONS_READ: Final = "registrations"
@@ -36,9 +26,8 @@ REPEATED_ROWS: Final = "duplicate rows"
 NOT_TAKEN: Final = "registrations that the engine would not take again"
 NOT_DUE: Final = "expirations that were not due in the replay"
 
-
-Rows = Callable[[str, OpenOperations, Column, list[Column]], None]
-"""Takes finished operations: run, operations, the finished rows, and each player's verdicts on all rows."""
+Rows = Callable[[str, OpenOperations, list[Column]], None]
+"""Takes finished operations: run, operations, and the verdicts under each policy."""
 
 
 class RunReplay:
@@ -55,8 +44,7 @@ class RunReplay:
         self._players: Final = [
             PolicyPlayer(policy, facts.details, facts.first_ms, tally.topics) for policy in policies
         ]
-        self._open: Final = OpenOperations(len(self._players))
-        self._comparisons: Final = [Comparison() if player.policy.is_unchanged else None for player in self._players]
+        self._open = OpenOperations.none(len(self._players))
         self._next_id = 1
         self._last_shut_down = -1
         self._last_ms = facts.last_ms
@@ -71,23 +59,27 @@ class RunReplay:
         arrivals = self._arrivals(window.get(REGISTRATIONS))
         if arrivals is not None:
             self._open.add(arrivals)
-        recorded_outcomes = match_outcomes(window.get(OUTCOMES), self._open, counts)
+        outcomes = window.get(OUTCOMES)
+        expirations = NO_STEPS if outcomes is None else match_outcomes(outcomes, self._open, counts)
         calls = OtherCalls(window.get(CALLS), self._open, self._last_shut_down)
         self._last_shut_down = calls.last_shut_down
         for place, player in enumerate(self._players):
-            self._record(place, player.play(window, arrivals, recorded_outcomes, calls), recorded_outcomes)
-        self._finish(self._open.is_done())
+            self._record(place, player.play(window, arrivals, expirations, calls))
+        done = self._open.is_done()
+        if done.any():
+            self._add_up(self._open.take(np.flatnonzero(done)))
+            self._open = self._open.take(np.flatnonzero(~done))
 
     def finish(self) -> None:
         """The history ends here; operations still open stay so."""
         for place, player in enumerate(self._players):
-            self._record(place, player.finish(self._last_ms), None)
+            self._record(place, player.finish(self._last_ms))
             self._tally.counts[NOT_TAKEN] += player.refused
             self._tally.counts[NOT_DUE] += player.not_due
             if isinstance(player.events, Rewritten):
                 self._tally.counts[f"{MARKS_LEFT_OUT} {place}"] += player.events.marks_left_out
                 self._tally.counts[f"{MARKS_KEPT} {place}"] += player.events.marks_kept
-        self._finish(np.ones(len(self._open), np.bool_))
+        self._add_up(self._open)
 
     def _arrivals(self, chunk: RowChunk | None) -> RegisteredOperations | None:
         if chunk is None:
@@ -101,69 +93,38 @@ class RunReplay:
         self._next_id += arrivals.rows
         return arrivals
 
-    def _record(self, place: int, completions: Completions | None, recorded_outcomes: RecordedOutcomes | None) -> None:
-        """Stores what has ended in one player, and as recorded."""
-        comparison = self._comparisons[place]
-        answers = None
-        if completions is not None:
-            rows = self._open.rows_of_ids(numbers(completions.operation_ids))
-            outcome, waited = numbers(completions.outcomes), numbers(completions.waited_ms)
-            self._open.outcomes[place][rows] = outcome
-            self._open.waited[place][rows] = waited
-            if comparison is not None:
-                answers = Answers(
-                    rows,
-                    numbers(completions.item_counts),
-                    [outcome, waited, numbers(completions.lateness_ms)],
-                    [numbers(completions.error_codes), numbers(completions.reached_offsets)],
-                )
-        if comparison is not None:
-            comparison.add(
-                self._open["item_counts"], None if recorded_outcomes is None else recorded_outcomes.answers, answers
-            )
-
-    def _finish(self, done: Column) -> None:
-        """Adds finished operations to the sums and forgets them."""
-        if not done.any():
+    def _record(self, place: int, completions: Completions | None) -> None:
+        """Stores what has ended under one policy."""
+        if completions is None:
             return
-        operations = self._open
-        verdicts = [self._verdicts(place) for place in range(len(self._players))]
-        rows = np.flatnonzero(done)
-        self._tally.add(
-            FinishedOperations(
-                operations["kind"].take(rows),
-                operations["topic"].take(rows),
-                operations.recorded.take(rows).astype(np.int64),
-                operations.recorded_waited.take(rows),
-                [outcomes.take(rows).astype(np.int64) for outcomes in operations.outcomes],
-                [waited.take(rows) for waited in operations.waited],
-                [verdict.take(rows) for verdict in verdicts],
+        ends = self._open.replayed[place]
+        rows = self._open.rows_of_ids(np.asarray(completions.operation_ids))
+        outcome, waited_ms = np.asarray(completions.outcomes), np.asarray(completions.waited_ms)
+        ends.outcome[rows] = outcome
+        ends.waited_ms[rows] = waited_ms
+        if self._players[place].policy.is_unchanged:
+            ends.answer[rows] = hash_answers(
+                [outcome, waited_ms, np.asarray(completions.lateness_ms)],
+                [np.asarray(completions.error_codes), np.asarray(completions.reached_offsets)],
+                np.asarray(completions.item_counts),
             )
-        )
+
+    def _add_up(self, finished: OpenOperations) -> None:
+        """Adds operations that are finished to the sums."""
+        if not len(finished):
+            return
+        pairs = zip(self._players, finished.replayed, strict=True)
+        verdicts = [self._verdicts(finished.recorded, ends, player.policy) for player, ends in pairs]
+        self._tally.add(finished, verdicts)
         if self._rows is not None:
-            self._rows(self._facts.run_id, operations, rows, verdicts)
-        kept = ~done
-        for comparison in self._comparisons:
-            if comparison is not None:
-                comparison.keep(kept, operations["item_counts"])
-        operations.keep(kept)
+            self._rows(self._facts.run_id, finished, verdicts)
 
-    def _verdicts(self, place: int) -> Column:
-        """A verdict on each open operation."""
-        operations, comparison = self._open, self._comparisons[place]
-        verdicts: Column = np.full(len(operations), EQUAL, np.int64)
-        if comparison is not None:
-            ended = operations.outcomes[place] != PENDING
-            verdicts[comparison.differs | ~ended] = DIFFERENT
-        else:
-            same = operations.outcomes[place] == operations.recorded
-            verdicts[~(same & (operations.waited[place] == operations.recorded_waited))] = DIFFERENT
+    def _verdicts(self, recorded: Ends, replayed: Ends, policy: Policy) -> Column:
+        verdicts: Column = np.full(len(recorded.outcome), EQUAL, np.int64)
+        verdicts[(replayed.outcome != recorded.outcome) | (replayed.waited_ms != recorded.waited_ms)] = DIFFERENT
+        if policy.is_unchanged:
+            verdicts[replayed.answer != recorded.answer] = DIFFERENT
         # Later lines win: what is in doubt is never called different, and without an outcome there is nothing to doubt.
-        verdicts[operations.recorded_call >= self._facts.in_doubt_from] = IN_DOUBT
-        verdicts[operations.recorded == PENDING] = NO_OUTCOME
+        verdicts[recorded.call >= self._facts.in_doubt_from] = IN_DOUBT
+        verdicts[recorded.outcome == PENDING] = NO_OUTCOME
         return verdicts
-
-
-def numbers(values: vec[i64]) -> Column:
-    """A column of completions, without a copy."""
-    return np.asarray(values)

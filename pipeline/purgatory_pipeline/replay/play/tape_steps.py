@@ -10,7 +10,7 @@ import numpy as np
 from purgatory.archive.schema import CALL_NAMES, CALLS, CANCEL, CANCEL_KEY, CANCEL_PARTITION, CANCEL_SESSION, SHUT_DOWN
 from purgatory.engine import tape
 from purgatory.engine.codes import SHUTTING_DOWN
-from purgatory_pipeline.archive.stable_sort import stable_order
+from purgatory_pipeline.archive.integers import stable_order
 from purgatory_pipeline.replay.load.row_chunk import Column, Name, RowChunk
 from purgatory_pipeline.replay.play.open_operations import OpenOperations
 
@@ -25,6 +25,9 @@ class TapeSteps:
     time: Column
     code: Column
     count: Column
+
+
+NO_STEPS: Final = TapeSteps(NOTHING, NOTHING, NOTHING, NOTHING)
 
 
 def steps(call: Column, time: Column, code: Column | int, count: Column | int = 1) -> TapeSteps:
@@ -123,7 +126,7 @@ class OtherCalls:
 
     def _shut_down_at(self, call: int) -> Column:
         operations = self._operations
-        ended = (operations.recorded == SHUTTING_DOWN) & (operations.recorded_call == call)
+        ended = (operations.recorded.outcome == SHUTTING_DOWN) & (operations.recorded.call == call)
         ids: Column = operations["ids"][ended]
         return ids
 
@@ -137,7 +140,7 @@ class OtherCalls:
         counts = [len(detail) for _, detail in cancels]
         sessions = np.repeat(chunk.column("session")[[row for row, _ in cancels]], counts) if cancels else NOTHING
         wanted = np.array([operation for _, detail in cancels for operation in detail], np.int64)
-        rows = self._operations.rows_of_operations(sessions, wanted, recorded=True)
+        rows = self._operations.rows_of_operations(sessions, wanted)
         found: dict[int, Column] = dict.fromkeys(range(len(chunk)), NOTHING)
         stop = 0
         for (row, _), count in zip(cancels, counts, strict=True):
