@@ -15,7 +15,7 @@ from purgatory_pipeline.archive.findings import clock_findings, loss_findings, u
 from purgatory_pipeline.archive.footer import ArchiveFile
 from purgatory_pipeline.archive.intake_account import IntakeAccount, IntakeLine
 from purgatory_pipeline.archive.integers import Flags
-from purgatory_pipeline.archive.survey import SIDES, Selection, Survey, survey_files
+from purgatory_pipeline.archive.survey import OTHER_TOPIC, OUTSIDE, SIDES, USED, Selection, Survey, survey_files
 from purgatory_pipeline.archive.unmatched_operations import MARGIN_MS, CandidateReader, UnmatchedCount, find_unmatched
 from purgatory_pipeline.spark.failures import unwrapped_errors
 
@@ -111,8 +111,7 @@ def _unmatched(
     if not differing.any():
         return []
     chunks = chunked(files, spark.sparkContext.defaultParallelism, len(files))
-    drop_pairs = not any(archive.overlapping(table) for table in SIDES)
-    reading = CandidateReader(archive.uri, chunks, window, differing, drop_pairs)
+    reading = CandidateReader(archive.uri, chunks, window, differing)
     started = {run.run_id: _wall_ms(run.started_at) for run in runs if run.started_at is not None}
     return find_unmatched(spark, reading, _first_registered_ms(archive), started)
 
@@ -140,11 +139,11 @@ def _lines(
         files = archive.files(table)
         unread = sum(file.rows for file in files if file.path not in seen)
         of_rows = {
-            names.OUTSIDE: survey.outside.get(table, 0) + unread,
-            names.OTHER_TOPIC: survey.other_topics.get(table, 0),
+            OUTSIDE: survey.rows[table, OUTSIDE] + unread,
+            OTHER_TOPIC: survey.rows[table, OTHER_TOPIC],
             names.TWICE: twice[table],
         }
-        lines.append(IntakeLine(table, names.USED, len(files), survey.used.get(table, 0) - twice[table]))
+        lines.append(IntakeLine(table, USED, len(files), survey.rows[table, USED] - twice[table]))
         lines += [IntakeLine(table, reason, 0, rows) for reason, rows in of_rows.items() if rows]
     aside: defaultdict[tuple[str, str], list[int | None]] = defaultdict(list)
     for file in archive.set_aside:
@@ -153,4 +152,4 @@ def _lines(
         known = [count for count in rows if count is not None]
         lines.append(IntakeLine(table, reason, len(rows), sum(known) if len(known) == len(rows) else None))
     order = [*schema.TABLES, ""]
-    return sorted(lines, key=lambda line: (order.index(line.table), line.reason != names.USED, line.reason))
+    return sorted(lines, key=lambda line: (order.index(line.table), line.reason != USED, line.reason))

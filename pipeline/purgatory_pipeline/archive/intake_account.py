@@ -10,13 +10,10 @@ from rich.table import Table
 
 from purgatory.archive import schema
 from purgatory_pipeline.archive.daemon_runs import OPEN, DaemonRun
+from purgatory_pipeline.archive.survey import USED
 
-USED: Final = "used"
-
-# Why rows of used files are set aside.
-OUTSIDE: Final = "outside the window"
-OTHER_TOPIC: Final = "of another topic"
 TWICE: Final = "duplicates"
+"""Why rows of used files are set aside, besides OUTSIDE and OTHER_TOPIC."""
 
 # Names of findings.
 TIME_FELL: Final = "steps back of the engine's clock"

@@ -9,6 +9,7 @@ so do its operations (but for a chance of one in 2**48); only the others are com
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -23,12 +24,17 @@ from purgatory.archive import schema
 from purgatory_pipeline.archive.catalog import to_utc
 from purgatory_pipeline.archive.clocks import ClockReader, FileClock, instants_of, numbers_of
 from purgatory_pipeline.archive.footer import ArchiveFile
-from purgatory_pipeline.archive.integers import Flags, Hashes, Integers, hash_operations, mix
+from purgatory_pipeline.archive.integers import Flags, Integers, hash_operations, mix
 from purgatory_pipeline.archive.location import first_line, open_location
 from purgatory_pipeline.errors import ArchiveUnusable
 from purgatory_pipeline.spark.malloc import keep_freed_memory
 
 BUCKETS: Final = 1 << 14
+# What becomes of the rows of used files.
+USED: Final = "used"
+OUTSIDE: Final = "outside the window"
+OTHER_TOPIC: Final = "of another topic"
+
 SIDES: Final = (schema.REGISTRATIONS, schema.OUTCOMES)
 
 _CLOCKS: Final = ("call_number", "time_ms", "at")
@@ -72,10 +78,8 @@ class Selection:
 class Survey:
     """What was seen of some files; `add` merges two of them."""
 
-    used: dict[str, int] = field(default_factory=dict)
-    """Rows by table: in the window and of its topics."""
-    outside: dict[str, int] = field(default_factory=dict)
-    other_topics: dict[str, int] = field(default_factory=dict)
+    rows: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """By table and USED, OUTSIDE or OTHER_TOPIC."""
     earlier: int = 0
     """Operations that ended in the window and were registered before it."""
     clocks: list[FileClock] = field(default_factory=list)
@@ -83,10 +87,7 @@ class Survey:
 
     def add(self, other: Survey) -> Survey:
         """Adds the other one to this one, and returns it."""
-        for name in ("used", "outside", "other_topics"):
-            mine = getattr(self, name)
-            for table, rows in getattr(other, name).items():
-                mine[table] = mine.get(table, 0) + rows
+        self.rows.update(other.rows)
         self.earlier += other.earlier
         self.clocks += other.clocks
         self.sums += other.sums
@@ -108,7 +109,6 @@ class Operations:
     call: Integers
     at_ms: Integers
     registered_at_ms: Integers
-    hashes: Hashes
     inside: Flags
     """Registered in the window."""
 
@@ -131,7 +131,7 @@ def survey_files(uri: str, files: Sequence[ArchiveFile], window: Selection) -> S
             if file.table in SIDES:
                 operations = operations_of(file, part, window)
                 side = SIDES.index(file.table)
-                survey.sums[side] += _bucket_sums(operations)
+                survey.sums[side] += _bucket_sums(file.run_id, operations)
                 if side:
                     survey.earlier += int(np.count_nonzero(_before(operations, window)))
         survey.clocks += clock.seen()
@@ -168,15 +168,9 @@ def operations_of(file: ArchiveFile, part: pa.Table, window: Selection) -> Opera
         chosen &= _has_topic(part, window.topics)
     session, operation = numbers_of(part, "session_number")[chosen], numbers_of(part, "operation_id")[chosen]
     registered_at_ms = registered_at_ms[chosen]
-    hashes = hash_run_operations(file.run_id, session, operation)
     calls = numbers_of(part, "call_number")[chosen]
     inside = window.holds(registered_at_ms)
-    return Operations(item[chosen], session, operation, calls, at_ms[chosen], registered_at_ms, hashes, inside)
-
-
-def hash_run_operations(run_id: str, sessions: Integers, operations: Integers) -> Hashes:
-    """64 well-mixed bits for each operation of a run."""
-    return hash_operations(sessions, operations, int.from_bytes(blake2b(run_id.encode(), digest_size=8).digest()))
+    return Operations(item[chosen], session, operation, calls, at_ms[chosen], registered_at_ms, inside)
 
 
 def columns_of(table: str, window: Selection) -> list[str]:
@@ -188,17 +182,13 @@ def columns_of(table: str, window: Selection) -> list[str]:
 
 def _count(survey: Survey, table: str, part: pa.Table, window: Selection) -> None:
     if table == schema.MARKERS:  # they count whatever the window
-        survey.used[table] = survey.used.get(table, 0) + part.num_rows
+        survey.rows[table, USED] += part.num_rows
         return
     inside = window.holds(instants_of(part, "at"))
-    wanted = inside
-    if window.topics is not None:
-        wanted = inside & _has_topic(part, window.topics)
-    rows = {"used": np.count_nonzero(wanted), "outside": np.count_nonzero(~inside)}
-    rows["other_topics"] = part.num_rows - rows["used"] - rows["outside"]
-    for name, number in rows.items():
-        counts = getattr(survey, name)
-        counts[table] = counts.get(table, 0) + int(number)
+    wanted = inside if window.topics is None else inside & _has_topic(part, window.topics)
+    survey.rows[table, USED] += int(np.count_nonzero(wanted))
+    survey.rows[table, OUTSIDE] += int(np.count_nonzero(~inside))
+    survey.rows[table, OTHER_TOPIC] += int(np.count_nonzero(inside & ~wanted))
 
 
 def _has_topic(part: pa.Table, topics: frozenset[str]) -> Flags:
@@ -213,11 +203,13 @@ def _has_topic(part: pa.Table, topics: frozenset[str]) -> Flags:
     return wanted
 
 
-def _bucket_sums(operations: Operations) -> Integers:
+def _bucket_sums(run_id: str, operations: Operations) -> Integers:
     """By bucket: number and summed hash halves of the items registered in the window."""
-    items = mix(operations.hashes + operations.item.astype(np.uint64))
-    hashes, buckets = items[operations.inside], operations.buckets[operations.inside]
-    parts = hashes & _PART, (hashes >> np.uint64(_PART_BITS)) & _PART
+    seed = int.from_bytes(blake2b(run_id.encode(), digest_size=8).digest(), "little")
+    hashes = hash_operations(operations.session, operations.operation, seed)
+    items = mix(hashes + operations.item.astype(np.uint64))[operations.inside]
+    buckets = operations.buckets[operations.inside]
+    parts = items & _PART, (items >> np.uint64(_PART_BITS)) & _PART
     sums = [np.bincount(buckets, weights=part.astype(np.float64), minlength=BUCKETS) for part in parts]
     return np.stack([np.bincount(buckets, minlength=BUCKETS), *sums]).astype(np.int64)
 

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
-from purgatory_pipeline.archive import intake_account
+from purgatory_pipeline.archive import intake_account, survey
 from purgatory_pipeline.archive.accounting import account
 from purgatory_pipeline.archive.catalog import find_archive
 from purgatory_pipeline.archive.intake_account import IntakeAccount
@@ -44,7 +44,7 @@ def test_whole_history_has_nothing_to_say(taken_in: Callable[..., IntakeAccount]
     history.write(tmp_path, rows_per_file=7)
     taken = taken_in()
     assert taken.rows_in() == taken.rows_used() == sum(len(rows) for rows in history.rows.values())
-    assert [line.reason for line in taken.lines] == [intake_account.USED] * len(schema.TABLES)
+    assert [line.reason for line in taken.lines] == [survey.USED] * len(schema.TABLES)
     assert taken.findings == ()
     assert taken.notes() == []
     assert [(run.run_id, run.state, run.started_at) for run in taken.runs] == [("run-a", schema.ENDED, START)]
@@ -226,7 +226,7 @@ def test_window_and_topics_are_accounted_for(
         assert taken.rows_used(table) == archive.read(spark, table, **chosen).count()  # type: ignore[arg-type]
         assert taken.rows_in(table) == len(history.rows[table])
     reasons = {line.reason for line in taken.lines if line.table == schema.REGISTRATIONS}
-    assert reasons == {intake_account.USED, intake_account.OUTSIDE, intake_account.OTHER_TOPIC}
+    assert reasons == {survey.USED, survey.OUTSIDE, survey.OTHER_TOPIC}
 
 
 def test_operation_that_ends_behind_the_window_has_its_outcome(
