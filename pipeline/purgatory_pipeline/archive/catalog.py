@@ -1,6 +1,6 @@
 """An archive as the commands see it: its usable files by table, what was set aside, and its tables as DataFrames."""
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from purgatory_pipeline.errors import ArchiveUnusable
 _THREADS: Final = 32
 """Footers read at once: reading them waits for the disk or the network, not for the processor."""
 
-_ROW_KEYS: Final = {
+ROW_KEYS: Final = {
     schema.REGISTRATIONS: ["run_id", "call_number", "session_number", "operation_id", "item"],
     schema.OUTCOMES: ["run_id", "call_number", "session_number", "operation_id", "item"],
     schema.EVENTS: ["run_id", "call_number", "row"],
@@ -91,7 +91,7 @@ class ArchiveCatalog:
         frame = _read_files(spark, table, [file for file in files if file not in overlapping])
         repeated = [file for file in files if file in overlapping]
         if repeated:
-            frame = frame.unionAll(_read_files(spark, table, repeated).dropDuplicates(_ROW_KEYS[table]))
+            frame = frame.unionAll(_read_files(spark, table, repeated).dropDuplicates(ROW_KEYS[table]))
         frame = frame if marked else _within(frame, since, until, topics)
         return frame if columns is None else frame.select(*columns)
 
@@ -110,7 +110,7 @@ class ArchiveCatalog:
             return 0
         rows = _read_files(spark, table, overlapping)
         rows = rows if table == schema.MARKERS else _within(rows, since, until, topics)
-        once = rows.groupBy(*_ROW_KEYS[table]).count()
+        once = rows.groupBy(*ROW_KEYS[table]).count()
         return int(once.agg(F.coalesce(F.sum(F.col("count") - 1), F.lit(0))).collect()[0][0])
 
 
@@ -155,18 +155,15 @@ def _drop_copies(files: list[ArchiveFile]) -> tuple[list[ArchiveFile], list[SetA
     """Keeps one file for each run, table and number, and for each content: the one with most rows, then the one that is
     named as the daemon would.
     """
-    ranked = sorted(
-        files,
-        key=lambda file: (
-            -file.rows,
-            not file.path.endswith("/" + layout.file_name(file.run_id, file.file_number)),
-            file.path,
-        ),
-    )
+
+    def rank(file: ArchiveFile) -> tuple[int, bool, str]:
+        own_name = layout.file_name(file.run_id, file.file_number)
+        return -file.rows, not file.path.endswith(f"/{own_name}"), file.path
+
     by_number: dict[tuple[str, str, int], ArchiveFile] = {}
     by_content: dict[tuple[str, str, str], ArchiveFile] = {}
     copies: list[SetAside] = []
-    for file in ranked:
+    for file in sorted(files, key=rank):
         number, content = (file.table, file.run_id, file.file_number), (file.table, file.run_id, file.content)
         original = by_number.get(number) or (by_content.get(content) if file.rows else None)
         if original is not None:
@@ -181,9 +178,7 @@ def _nothing_usable(uri: str, set_aside: list[SetAside], leftovers: int) -> str:
     if not set_aside:
         unfinished = f" ({leftovers} unfinished in {layout.WRITING}/)" if leftovers else ""
         return f"the archive {uri} is empty: no file is complete yet{unfinished}"
-    counts: defaultdict[str, int] = defaultdict(int)
-    for file in set_aside:
-        counts[file.reason] += 1
+    counts = Counter(file.reason for file in set_aside)
     by_reason = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items()))
     example = set_aside[0]
     return f"{uri} has no usable file: {by_reason}; for example {example.path}: {example.detail}"

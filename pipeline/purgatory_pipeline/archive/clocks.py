@@ -1,74 +1,49 @@
 """Columns of one file as plain arrays, and where its clocks went back from one call to the next."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 
 from purgatory.archive import schema
-from purgatory_pipeline.archive.footer import ArchiveFile
 from purgatory_pipeline.archive.integers import Integers, stable_order
 
 
-@dataclass(frozen=True)
+@dataclass
 class FileClock:
-    """The clocks of one file. A fall is a later call with an earlier time; how many, and how deep at most."""
+    """The clocks of one file. A fall is a later call with an earlier time.
+
+    Pairs are of the engine's clock and the wall clock. Calls and instants are of no use before the first `read`.
+    """
 
     run_id: str
     table: str
-    first: tuple[int, int, int]
-    """Call number, engine clock and wall clock (ms) of the first call; `last` likewise."""
-    last: tuple[int, int, int]
-    time_falls: int
-    time_fall_ms: int
-    at_falls: int
-    at_fall_ms: int
-
-
-class ClockReader:
-    """Follows the clocks through one file, part by part."""
-
-    def __init__(self, file: ArchiveFile) -> None:
-        self._file = file
-        self._first: tuple[int, int, int] | None = None
-        self._last: tuple[int, int, int] | None = None
-        self._falls = [0, 0]
-        self._deepest = [0, 0]
+    first_call: int = 2**63 - 1
+    last_call: int = -1
+    first_ms: tuple[int, int] = (0, 0)
+    """At the first call; `last_ms` likewise."""
+    last_ms: tuple[int, int] = (0, 0)
+    falls: list[int] = field(default_factory=lambda: [0, 0])
+    deepest_fall_ms: list[int] = field(default_factory=lambda: [0, 0])
 
     def read(self, part: pa.Table) -> None:
-        """Takes the next rows, which may be out of order within a part."""
-        if part.num_rows == 0 or self._file.table == schema.MARKERS:  # a marker may be about another run
+        """Takes the file's next rows, which may be out of order within a part."""
+        if part.num_rows == 0 or self.table == schema.MARKERS:  # a marker may be about another run
             return
         calls = numbers_of(part, "call_number")
         clocks = [numbers_of(part, "time_ms"), instants_of(part, "at")]
         if np.any(np.diff(calls) < 0):
             order = stable_order(calls)
             calls, clocks = calls[order], [clock[order] for clock in clocks]
-        ends = [(int(calls[place]), int(clocks[0][place]), int(clocks[1][place])) for place in (0, -1)]
+        follows = 0 <= self.last_call <= calls[0]
         for index, clock in enumerate(clocks):
-            steps = np.diff(clock)
-            self._fall(index, steps[steps < 0])
-            if self._last is not None and self._last[0] <= ends[0][0]:
-                self._fall(index, np.array([ends[0][index + 1] - self._last[index + 1]]))
-        self._first = min(self._first or ends[0], ends[0])
-        self._last = max(self._last or ends[1], ends[1])
-
-    def _fall(self, index: int, steps: Integers) -> None:
-        falls = steps[steps < 0]
-        if len(falls):
-            self._falls[index] += len(falls)
-            self._deepest[index] = max(self._deepest[index], -int(falls.min()))
-
-    def seen(self) -> list[FileClock]:
-        """Empty for a file without rows."""
-        if self._first is None or self._last is None:
-            return []
-        return [
-            FileClock(
-                self._file.run_id, self._file.table, self._first, self._last,
-                self._falls[0], self._deepest[0], self._falls[1], self._deepest[1],
-            )
-        ]  # fmt: skip
+            steps_ms = np.diff(clock, prepend=self.last_ms[index] if follows else clock[0])
+            self.falls[index] += int(np.count_nonzero(steps_ms < 0))
+            self.deepest_fall_ms[index] = max(self.deepest_fall_ms[index], -int(steps_ms.min()))
+        if calls[0] < self.first_call:
+            self.first_call, self.first_ms = int(calls[0]), (int(clocks[0][0]), int(clocks[1][0]))
+        if calls[-1] >= self.last_call:
+            self.last_call, self.last_ms = int(calls[-1]), (int(clocks[0][-1]), int(clocks[1][-1]))
 
 
 def numbers_of(part: pa.Table, column: str) -> Integers:

@@ -19,29 +19,22 @@ def clock_findings(clocks: Iterable[FileClock]) -> list[IntakeFinding]:
     """Falls within files, and from one file of a run's table to its next."""
     by_table: defaultdict[tuple[str, str], list[FileClock]] = defaultdict(list)
     for clock in clocks:
-        by_table[clock.run_id, clock.table].append(clock)
-    counts = {names.TIME_FELL: 0, names.WALL_FELL: 0}
-    deepest = dict.fromkeys(counts, 0)
-    runs: dict[str, set[str]] = {name: set() for name in counts}
-    for (run_id, _), files in by_table.items():
-        files.sort(key=lambda file: (file.first, file.last))
-        falls = [(names.TIME_FELL, file.time_falls, file.time_fall_ms) for file in files]
-        falls += [(names.WALL_FELL, file.at_falls, file.at_fall_ms) for file in files]
-        for earlier, later in pairwise(files):
-            if earlier.last[0] <= later.first[0]:
-                for index, name in enumerate(counts, 1):
-                    fall_ms = earlier.last[index] - later.first[index]
-                    falls.append((name, int(fall_ms > 0), max(fall_ms, 0)))
-        for name, count, fall_ms in falls:
-            if count:
-                counts[name] += count
-                deepest[name] = max(deepest[name], fall_ms)
-                runs[name].add(run_id)
-    return [
-        IntakeFinding(name, count, f"by up to {deepest[name]:,} ms, in {some_runs(runs[name])}; calls keep their order")
-        for name, count in counts.items()
-        if count
-    ]
+        if clock.last_call >= 0:
+            by_table[clock.run_id, clock.table].append(clock)
+    findings = []
+    for index, name in enumerate((names.TIME_FELL, names.WALL_FELL)):
+        falls: list[tuple[str, int, int]] = []
+        for (run_id, _), files in by_table.items():
+            files.sort(key=lambda file: (file.first_call, file.last_call))
+            falls += [(run_id, file.falls[index], file.deepest_fall_ms[index]) for file in files]
+            for earlier, later in pairwise(files):
+                if earlier.last_call <= later.first_call:
+                    fall_ms = earlier.last_ms[index] - later.first_ms[index]
+                    falls.append((run_id, int(fall_ms > 0), fall_ms))
+        count, deepest_ms = sum(number for _, number, _ in falls), max((fall for *_, fall in falls), default=0)
+        runs = some_runs({run_id for run_id, number, _ in falls if number})
+        findings.append(IntakeFinding(name, count, f"by up to {deepest_ms:,} ms, in {runs}; calls keep their order"))
+    return [finding for finding in findings if finding.count]
 
 
 def unmatched_findings(

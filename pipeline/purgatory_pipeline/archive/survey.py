@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from purgatory.archive import schema
 from purgatory_pipeline.archive.catalog import to_utc
-from purgatory_pipeline.archive.clocks import ClockReader, FileClock, instants_of, numbers_of
+from purgatory_pipeline.archive.clocks import FileClock, instants_of, numbers_of
 from purgatory_pipeline.archive.footer import ArchiveFile
 from purgatory_pipeline.archive.integers import Flags, Integers, hash_operations, mix
 from purgatory_pipeline.archive.location import first_line, open_location
@@ -124,7 +124,7 @@ def survey_files(uri: str, files: Sequence[ArchiveFile], window: Selection) -> S
     keep_freed_memory()
     survey = Survey()
     for file in files:
-        clock = ClockReader(file)
+        clock = FileClock(file.run_id, file.table)
         for part in parts_of(uri, file, columns_of(file.table, window)):
             _count(survey, file.table, part, window)
             clock.read(part)
@@ -134,7 +134,7 @@ def survey_files(uri: str, files: Sequence[ArchiveFile], window: Selection) -> S
                 survey.sums[side] += _bucket_sums(file.run_id, operations)
                 if side:
                     survey.earlier += int(np.count_nonzero(_before(operations, window)))
-        survey.clocks += clock.seen()
+        survey.clocks.append(clock)
     return survey
 
 

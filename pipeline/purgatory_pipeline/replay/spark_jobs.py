@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from heapq import heappop, heappush
 from typing import Final, TypeVar
 
 import pandas as pd
@@ -16,7 +15,7 @@ from purgatory_pipeline.archive.catalog import ArchiveCatalog
 from purgatory_pipeline.archive.location import open_location
 from purgatory_pipeline.errors import ArchiveUnusable
 from purgatory_pipeline.replay.divide.connections import Connections
-from purgatory_pipeline.replay.divide.placement import place
+from purgatory_pipeline.replay.divide.placement import balanced, place
 from purgatory_pipeline.replay.divide.scattering import (
     CONNECTIONS,
     PACKED,
@@ -95,7 +94,7 @@ def _small_sums(spark: SparkSession, whole: ReplayPlan, runs: Sequence[RunFiles]
     groups = grouped_runs(runs, spark.sparkContext.defaultParallelism)
 
     def sums(group: Sequence[RunFiles]) -> pa.Table:
-        return pa.Table.from_batches(replay_runs(whole, group, results=False))
+        return pa.Table.from_batches(replay_runs(whole, group, results=False), SCHEMA)
 
     tasks = spark.sparkContext.parallelize(groups, len(groups))
     return added(tasks.map(sums).collect())
@@ -106,7 +105,7 @@ def _replay_large(spark: SparkSession, whole: ReplayPlan, runs: Sequence[RunFile
     cores = spark.sparkContext.defaultParallelism
     bins = cores * TASKS_PER_CORE
     rows_max = max(UNIT_ROWS_MIN, sum(run.rows for run in runs) // bins)
-    placings, _ = place([*_connections(spark, whole.uri, runs, rows_max)], bins, cores)
+    placings = place(_connections(spark, whole.uri, runs, rows_max), bins, cores)
     uri, facts, results = whole.uri, [run.facts for run in runs], schema is RESULTS
     shared = spark.sparkContext.broadcast(placings)
     packed = _in_tasks(
@@ -154,30 +153,20 @@ def _in_tasks(
 def large_runs(runs: Sequence[RunFiles], cores: int, divided_from: int) -> list[RunFiles]:
     """The runs to divide: none, if whole ones keep all cores busy to the end."""
     fair = sum(run.rows for run in runs) / cores
-    if cores == 1 or max(_weights(runs, cores)) <= UNEVEN * fair:
+    heaviest = sum(run.rows for run in _balanced_groups(runs, cores)[0])
+    if cores == 1 or heaviest <= UNEVEN * fair:
         return []
     return [run for run in runs if run.rows >= max(divided_from, fair / TASKS_PER_CORE)]
-
-
-def _weights(runs: Sequence[RunFiles], count: int) -> list[int]:
-    return [sum(run.rows for run in group) for group in _balanced_groups(runs, count)]
 
 
 def grouped_runs(runs: Sequence[RunFiles], cores: int) -> list[list[RunFiles]]:
     """Groups of runs with about the same number of rows, one for each task; the largest first."""
     rows = sum(run.rows for run in runs)
-    groups = _balanced_groups(runs, min(len(runs), max(cores * TASKS_PER_CORE, -(-rows // ROWS_PER_TASK))))
-    return sorted(groups, key=lambda group: -sum(run.rows for run in group))
+    return _balanced_groups(runs, min(len(runs), max(cores * TASKS_PER_CORE, -(-rows // ROWS_PER_TASK))))
 
 
 def _balanced_groups(runs: Sequence[RunFiles], count: int) -> list[list[RunFiles]]:
-    groups: list[list[RunFiles]] = [[] for _ in range(count)]
-    weights = [(0, place) for place in range(count)]
-    for run in sorted(runs, key=lambda run: -run.rows):
-        weight, lightest = heappop(weights)
-        groups[lightest].append(run)
-        heappush(weights, (weight + run.rows, lightest))
-    return groups
+    return [[runs[place] for place in group] for group in balanced([run.rows for run in runs], count)]
 
 
 def with_end(archive: ArchiveCatalog, run: RunFiles) -> RunFiles:

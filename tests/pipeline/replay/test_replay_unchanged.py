@@ -75,7 +75,7 @@ def test_a_life_is_reproduced_in_parts(seed: int) -> None:
     for chunk in chunks:
         if chunk.table in {schema.REGISTRATIONS, schema.EVENTS}:
             connections.add(chunk)
-    (placing,), _ = place([connections], bins=5, cores=3)
+    (placing,) = place([connections], bins=5, cores=3)
     tally = ReplaySums()
     for number in range(5):
         replayed(recorded, chunks_of_bin(chunks, placing, number), tally)

@@ -8,6 +8,7 @@ divided, and into no more parts than there are cores.
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heapreplace
 from typing import Final
 
 import numpy as np
@@ -39,12 +40,8 @@ class Placement:
 
     def groups_of(self, names: Sequence[Name]) -> Column:
         """The group of each name; -1 for names without operations."""
-        keys = self.groups.get(ALL_KEYS, -1)
-        if self.keys_together:
-            found = [keys if name[1] == NO_PARTITION else self.groups.get(name, -1) for name in names]
-        else:
-            found = [self.groups.get(name, -1) for name in names]
-        return np.array(found, np.int64)
+        known = (ALL_KEYS if self.keys_together and name[1] == NO_PARTITION else name for name in names)
+        return np.array([self.groups.get(name, -1) for name in known], np.int64)
 
     def bins_of_operations(self, chunk: RowChunk) -> Column:
         """The bin of each row of registrations or outcomes; -1 where its name has none."""
@@ -79,68 +76,67 @@ class Placement:
 
 
 @dataclass(frozen=True)
-class _Piece:
-    """What goes to one bin: a group of a run, or a part of one."""
+class _Group:
+    """Connected names, and the weights of their operations and events."""
 
-    weight: float
-    run: int
-    group: int
-    part: int
+    names: list[Name]
+    operations: float
+    events: float
+
+    def parts(self, share: float, cores: int) -> int:
+        """Into how many parts its operations are divided."""
+        if self.operations + self.events <= TOO_LARGE * share or ALL_KEYS in self.names:
+            return 1
+        room = max(share - self.events, share / 4)
+        return max(1, min(cores, round(self.operations / room)))
 
 
-def place(runs: Sequence[Connections], bins: int, cores: int) -> tuple[list[Placement], list[float]]:
-    """Places all groups; returns the weights of the bins too. Bins are numbered from the heaviest, so it starts
-    first.
-    """
-    named = [_groups(connections) for connections in runs]
-    total = sum(operations + events for groups in named for _, operations, events in groups)
-    share = total / bins if bins else 0.0
-    pieces: list[_Piece] = []
-    parts: list[list[int]] = []
-    for run, groups in enumerate(named):
-        divided = [_parts(operations, events, share, cores, names) for names, operations, events in groups]
-        parts.append(divided)
-        for group, (_, operations, events) in enumerate(groups):
-            count = divided[group]
-            pieces += [_Piece(events + operations / count, run, group, part) for part in range(count)]
+def place(runs: Sequence[Connections], bins: int, cores: int) -> list[Placement]:
+    """Places all groups, in bins that are numbered from the heaviest, so that it starts first."""
+    groups_of_runs = [_groups(connections) for connections in runs]
+    share = sum(group.operations + group.events for groups in groups_of_runs for group in groups) / bins
+    pieces: list[tuple[int, int]] = []
+    weights: list[float] = []
+    for run, groups in enumerate(groups_of_runs):
+        for number, group in enumerate(groups):
+            parts = group.parts(share, cores)
+            pieces += [(run, number)] * parts
+            weights += [group.events + group.operations / parts] * parts
+    bins_of: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    for number, own in enumerate(balanced(weights, bins)):
+        for piece in own:
+            bins_of[pieces[piece]].append(number)
+    return [
+        Placement(
+            {name: number for number, group in enumerate(groups) for name in group.names},
+            tuple(tuple(bins_of[run, number]) for number in range(len(groups))),
+            connections.keys_together,
+        )
+        for run, (connections, groups) in enumerate(zip(runs, groups_of_runs, strict=True))
+    ]
+
+
+def balanced(weights: Sequence[float], bins: int) -> list[list[int]]:
+    """Spreads things (numbered from 0) over bins of about equal weight; the heaviest bin comes first."""
+    found: list[list[int]] = [[] for _ in range(bins)]
+    lightest = [(0.0, place) for place in range(bins)]
     # The largest first, each to the lightest bin: at most a third worse than the best packing.
-    pieces.sort(key=lambda piece: (-piece.weight, piece.run, piece.group, piece.part))
-    weights = [0.0] * bins
-    found: dict[tuple[int, int, int], int] = {}
-    for piece in pieces:
-        lightest = weights.index(min(weights))
-        found[piece.run, piece.group, piece.part] = lightest
-        weights[lightest] += piece.weight
-    heaviest = sorted(range(bins), key=lambda place: -weights[place])
-    renamed = {old: new for new, old in enumerate(heaviest)}
-    placings = []
-    for run, (connections, groups) in enumerate(zip(runs, named, strict=True)):
-        of_groups = [
-            tuple(renamed[found[run, group, part]] for part in range(parts[run][group])) for group in range(len(groups))
-        ]
-        group_of = {name: group for group, (names, _, _) in enumerate(groups) for name in names}
-        placings.append(Placement(group_of, tuple(of_groups), connections.keys_together))
-    return placings, [weights[old] for old in heaviest]
+    for thing in sorted(range(len(weights)), key=lambda thing: -weights[thing]):
+        weight, place = lightest[0]
+        found[place].append(thing)
+        heapreplace(lightest, (weight + weights[thing], place))
+    return sorted(found, key=lambda own: -sum(weights[thing] for thing in own))
 
 
-def _groups(connections: Connections) -> list[tuple[list[Name], float, float]]:
-    """Connected names with the weights of their operations and events; groups without operations are left out."""
+def _groups(connections: Connections) -> list[_Group]:
+    """The groups of a run's names; those without operations are left out."""
     by_root: defaultdict[Name, list[Name]] = defaultdict(list)
-    for name in connections.forest.parents:
-        by_root[connections.forest.root(name)].append(name)
+    for name in list(connections.parents):
+        by_root[connections.root(name)].append(name)
     groups = []
-    for root in sorted(by_root):
-        names = by_root[root]
-        operations = sum(connections.operations.get(name, 0) for name in names) * WEIGHT_OF_OPERATION
-        events = sum(connections.events.get(name, 0) for name in names) * WEIGHT_OF_EVENT
+    for _, names in sorted(by_root.items()):
+        operations = sum(connections.operations[name] for name in names) * WEIGHT_OF_OPERATION
+        events = sum(connections.events[name] for name in names) * WEIGHT_OF_EVENT
         if operations:
-            groups.append((names, float(operations), float(events)))
+            groups.append(_Group(names, float(operations), float(events)))
     return groups
-
-
-def _parts(operations: float, events: float, share: float, cores: int, names: Sequence[Name]) -> int:
-    """Into how many parts a group's operations are divided."""
-    if operations + events <= TOO_LARGE * share or ALL_KEYS in names:
-        return 1
-    room = max(share - events, share / 4)
-    return max(1, min(cores, round(operations / room)))

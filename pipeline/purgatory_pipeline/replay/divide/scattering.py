@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
@@ -93,11 +94,8 @@ def find_connections(uri: str, unit: Unit, keys_max: int) -> pa.RecordBatch:
             chunk = table.chunk(group, Counter(), columns=NAMING[file.table])
             if len(chunk):
                 connections.add(chunk)
-        connections.end_file()
-    rows = [(unit.run, *name, *root, operations, events) for name, root, operations, events in connections.entries()]
-    return pa.RecordBatch.from_arrays(
-        [pa.array([row[i] for row in rows], field.type) for i, field in enumerate(CONNECTIONS)], schema=CONNECTIONS
-    )
+    entries = connections.entries()
+    return batch_of([(unit.run, *name, *root, *counts) for name, root, *counts in entries], CONNECTIONS)
 
 
 NAMING: Final = {
@@ -125,15 +123,15 @@ def scatter(uri: str, unit: Unit, placing: Placement) -> Iterator[pa.RecordBatch
             # Chunks of a table that begin with the same call keep their order in the bin by this number.
             sequence = (unit.first_place << 32) + number
             packed.append((int(bins[start]), unit.run, part.first_call, sequence, pack(part)))
-        yield packed_batch(packed)
+        yield batch_of(packed, PACKED)
     if counts.total():
         counted = RowChunk(CALLS, {"call": np.empty(0, np.int64)}, details=sorted(counts.items()))
-        yield packed_batch([(placing.all_bins[0], COUNTED, 0, 0, pack(counted))])
+        yield batch_of([(placing.all_bins[0], COUNTED, 0, 0, pack(counted))], PACKED)
 
 
-def packed_batch(rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
-    arrays = [pa.array([row[i] for row in rows], field.type) for i, field in enumerate(PACKED)]
-    return pa.RecordBatch.from_arrays(arrays, schema=PACKED)
+def batch_of(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
+    """Rows as a batch of this schema."""
+    return pa.RecordBatch.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
 
 
 def replay_bins(
@@ -141,7 +139,10 @@ def replay_bins(
 ) -> Iterator[pa.RecordBatch]:
     """Replays the runs of a bin, one after the other."""
     tally = ReplaySums()
-    for run, packed in groupby(_packed_rows(batches), key=lambda row: row[0]):
+    cells = (
+        cell for batch in batches for cell in zip(batch["run"].to_pylist(), batch["rows"].to_pylist(), strict=True)
+    )
+    for run, packed in groupby(cells, key=itemgetter(0)):
         if run == COUNTED:
             for _, rows in packed:
                 tally.counts.update(dict(unpack(rows).details))
@@ -150,13 +151,6 @@ def replay_bins(
         yield from replay_run(replay, facts[run], chunks, tally, results=results)
     if not results:
         yield from tally.table().to_batches()
-
-
-def _packed_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, bytes]]:
-    for batch in batches:
-        runs, rows = batch.column("run").to_pylist(), batch.column("rows")
-        for place, run in enumerate(runs):
-            yield run, rows[place].as_py()
 
 
 def _gathered(place: Location, unit: Unit, counts: Counter[str]) -> Iterator[RowChunk]:

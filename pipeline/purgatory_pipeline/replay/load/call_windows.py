@@ -9,21 +9,15 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import pandas as pd
 
-from purgatory.archive.schema import CALLS, EVENTS, OUTCOMES, REGISTRATIONS
-from purgatory_pipeline.archive.integers import stable_order
+from purgatory_pipeline.archive.catalog import ROW_KEYS
+from purgatory_pipeline.archive.integers import Flags, stable_order
 from purgatory_pipeline.replay.load.row_chunk import RowChunk, in_order, join
+from purgatory_pipeline.replay.load.table_reader import NUMBERS
 
 ROWS_MIN: Final = 150_000
 """A window is closed at this many rows, which then share its fixed cost."""
-
-ROW_KEYS: Final = {
-    REGISTRATIONS: ("call", "session", "operation", "item"),
-    OUTCOMES: ("call", "session", "operation", "item"),
-    EVENTS: ("call", "row"),
-    CALLS: ("call",),
-}
-"""What identifies a row of a table within its run."""
 
 
 @dataclass(frozen=True)
@@ -124,14 +118,7 @@ class _Merger:
 
 def without_repeated(chunk: RowChunk) -> RowChunk:
     """Drops rows that occur again, as those of overlapping files do."""
-    keys = [chunk.column(name) for name in ROW_KEYS[chunk.table]]
-    order = np.lexsort(keys[::-1])
-    same = np.ones(len(order) - 1, np.bool_)
-    for key in keys:
-        sorted_key = key[order]
-        same &= sorted_key[1:] == sorted_key[:-1]
-    if not same.any():
-        return chunk
-    kept = np.ones(len(order), np.bool_)
-    kept[order[1:][same]] = False
-    return chunk.take(kept)
+    own_names = NUMBERS[chunk.table]
+    keys = pd.DataFrame({name: chunk.column(own_names[name]) for name in ROW_KEYS[chunk.table] if name in own_names})
+    repeated: Flags = keys.duplicated().to_numpy()
+    return chunk.take(~repeated) if repeated.any() else chunk
