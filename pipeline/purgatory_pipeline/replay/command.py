@@ -41,7 +41,7 @@ def replay(
     """Replays a history through the same engine, first unchanged and then under other policies."""
     from purgatory_pipeline.archive.accounting import account
     from purgatory_pipeline.archive.catalog import find_archive
-    from purgatory_pipeline.archive.location import open_output
+    from purgatory_pipeline.archive.location import open_output, write_by_path
     from purgatory_pipeline.replay.policy import UNCHANGED, parse_policies
     from purgatory_pipeline.spark.failures import unwrapped_errors
     from purgatory_pipeline.spark.spark_session import spark_session
@@ -53,10 +53,11 @@ def replay(
     with ThreadPoolExecutor(2) as pool, unwrapped_errors():
         intake = pool.submit(account, spark, found)  # its tasks come first; while they run the rest is made ready
         from purgatory_pipeline.page import document
-        from purgatory_pipeline.replay import outputs, spark_jobs
+        from purgatory_pipeline.replay import spark_jobs
         from purgatory_pipeline.replay.load.run_files import find_runs
+        from purgatory_pipeline.replay.page.replay_page import write_replay_page
         from purgatory_pipeline.replay.replay_account import ReplayAccount
-        from purgatory_pipeline.replay.result_frames import frames_of
+        from purgatory_pipeline.replay.result_frames import frames_of, write_frames
 
         pool.submit(document.libraries)
         sums = spark_jobs.replay_sums(spark, found, policies)
@@ -66,19 +67,16 @@ def replay(
             rows = spark_jobs.replay_rows(spark, found, policies)
             rows.write.mode("overwrite").parquet(place.spark_path(f"{place.root}/results"))
     frames = frames_of(sums, policies)
-    summary = ReplayAccount.of(sums, [run.facts for run in find_runs(found)], policies)
-    _print(summary, frames["outcomes"])
-    outputs.write_frames(place, frames)
-    page = outputs.write_page(place, frames, _info(found, summary, out))
-    typer.echo(f"tables and page in {out}; the page: {page}")
-
-
-def _print(summary: ReplayAccount, outcomes: pd.DataFrame) -> None:
-    typer.echo(summary.check.sentence)
+    summary = ReplayAccount(sums, [run.facts for run in find_runs(found)], policies)
+    typer.echo(summary.sentence())
     for line in [*summary.totals(), *summary.notes()]:
         typer.echo(f"  {line}")
-    for line in outcome_lines(outcomes):
+    for line in outcome_lines(frames["outcomes"]):
         typer.echo(line)
+    write_frames(place, frames)
+    info = _info(found, summary, out)
+    page = write_by_path(place, "replay.html", lambda path: write_replay_page(frames, info, path))
+    typer.echo(f"tables and page in {out}; the page: {page}")
 
 
 def outcome_lines(outcomes: pd.DataFrame) -> list[str]:
@@ -116,8 +114,8 @@ def _info(found: ArchiveCatalog, summary: ReplayAccount, out: str) -> ReplayInfo
         first_at=min(first, default=None),
         last_at=max(last, default=None),
         policies=tuple(policy.label for policy in summary.policies if not policy.is_unchanged),
-        compared=summary.check.compared,
-        equal=summary.check.equal,
+        compared=summary.compared,
+        equal=summary.equal,
         account=tuple(summary.totals()),
         notes=tuple(summary.notes()),
         options={"out": out},

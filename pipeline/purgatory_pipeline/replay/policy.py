@@ -10,18 +10,15 @@
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from purgatory.engine.codes import FETCH, KIND_NAMES, OFFSET_MAX
+from purgatory_pipeline.archive.integers import Integers
 from purgatory_pipeline.errors import PolicyInvalid
-
-Integers = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 
 TIMEOUT_MS: Final = "timeout_ms"
 MIN_BYTES: Final = "min_bytes"
@@ -160,13 +157,3 @@ def parse_sweep(text: str, base: Policy) -> list[Policy]:
         label = f"{base.label}, {own}" if base.label else own
         policies.append(replace(base, changes=(*base.changes, change), label=label))
     return policies
-
-
-def changed_values(changes: Iterable[Change], values: Integers, kinds: Integers, topics: Sequence[Flags]) -> Integers:
-    """The values after all changes. `kinds` are the rows' kinds; `topics` says for each change which rows it applies
-    to.
-    """
-    for change, of_topic in zip(changes, topics, strict=True):
-        chosen = of_topic if change.kind == 0 else of_topic & (kinds == change.kind)
-        values = np.where(chosen, change.applied(values), values)
-    return values

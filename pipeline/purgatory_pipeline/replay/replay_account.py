@@ -1,9 +1,7 @@
 """The account of a replay: whether the unchanged one is equal, and which part of the history took part."""
 
-from __future__ import annotations
-
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import pandas as pd
@@ -19,6 +17,7 @@ from purgatory_pipeline.replay.play.recorded_outcomes import (
     REPEATED_OUTCOMES,
     WITHOUT_REGISTRATION,
 )
+from purgatory_pipeline.replay.play.replay_sums import CHANGES, COUNTS, DIFFERENT, EQUAL, IN_DOUBT, NO_OUTCOME
 from purgatory_pipeline.replay.play.run_replay import (
     CLOCK_FALLS,
     INCOMPLETE_REGISTRATIONS,
@@ -28,99 +27,108 @@ from purgatory_pipeline.replay.play.run_replay import (
     REPEATED_ROWS,
 )
 from purgatory_pipeline.replay.policy import Policy
-from purgatory_pipeline.replay.result_frames import UnchangedCheck, check_of, counts_of
 
 
-@dataclass(frozen=True)
 class ReplayAccount:
-    """Totals: everything read either took part or is counted among what did not."""
+    """Everything read either took part or is counted among what did not. `sums` are those of all `policies`.
 
-    check: UnchangedCheck
-    counts: dict[str, int]
-    facts: tuple[RunContext, ...]
-    policies: tuple[Policy, ...]
+    The first policy must be the unchanged one. Every registered operation counts in exactly one of `equal`,
+    `different`, `no_outcome` (none was recorded) and `in_doubt` (rows were lost before it ended).
+    """
 
-    @classmethod
-    def of(cls, sums: pd.DataFrame, facts: Sequence[RunContext], policies: Sequence[Policy]) -> ReplayAccount:
-        return cls(check_of(sums), counts_of(sums), tuple(facts), tuple(policies))
+    def __init__(self, sums: pd.DataFrame, facts: Sequence[RunContext], policies: Sequence[Policy]) -> None:
+        self.policies: Final = policies
+        self._facts: Final = facts
+        unchanged = sums[(sums["section"] == CHANGES) & (sums["player"] == 0)]
+        verdicts = unchanged.groupby("detail")["operations"].sum()
+        self.equal, self.different, self.no_outcome, self.in_doubt = (
+            int(verdicts.get(verdict, 0)) for verdict in (EQUAL, DIFFERENT, NO_OUTCOME, IN_DOUBT)
+        )
+        self.compared: Final = self.equal + self.different
+        """Operations with both ends known, and everything they depend on."""
+        self.replayed: Final = self.compared + self.no_outcome + self.in_doubt
+        counted = sums[sums["section"] == COUNTS]
+        self._counts: Final[Counter[str]] = Counter(counted.set_index("name")["operations"].astype(int).to_dict())
 
-    def count(self, name: str) -> int:
-        return self.counts.get(name, 0)
+    def sentence(self) -> str:
+        """The first line of the command's output."""
+        if not self.compared:
+            return "unchanged policy: nothing could be compared"
+        share = 100 * self.equal / self.compared
+        percentage = "100 %" if not self.different else f"{min(share, 99.9999):.4f} %"
+        return f"unchanged policy: {percentage} of {self.compared:,} outcomes equal"
 
     def totals(self) -> list[str]:
         """In = out, for registrations and for outcomes."""
-        check = self.check
-        refused, read = self.count(REFUSED_REGISTRATIONS), self.count(REGISTRATIONS_READ)
-        incomplete, replayed = self.count(INCOMPLETE_REGISTRATIONS), check.replayed
-        outcomes, lost = self.count(OUTCOMES_READ), self.count(WITHOUT_REGISTRATION)
-        twice, broken = self.count(REPEATED_OUTCOMES), self.count(INCOMPLETE_OUTCOMES)
-        parts = {
-            "registrations": {"replayed": replayed, "recorded as refused": refused, "incomplete": incomplete},
-            "replayed": {
-                "compared": check.compared,
-                "without a recorded outcome": check.no_outcome,
-                "ended after rows were lost": check.in_doubt,
-            },
-            "outcomes": {
-                "of replayed operations": outcomes - lost - twice - broken,
-                "without registration": lost,
-                "repeated": twice,
-                "incomplete": broken,
-            },
-        }
-        totals = {"registrations": read + refused, "replayed": replayed, "outcomes": outcomes}
+        count = self._counts
+        refused, incomplete = count[REFUSED_REGISTRATIONS], count[INCOMPLETE_REGISTRATIONS]
+        outcomes, lost = count[OUTCOMES_READ], count[WITHOUT_REGISTRATION]
+        twice, broken = count[REPEATED_OUTCOMES], count[INCOMPLETE_OUTCOMES]
+        sums: list[tuple[str, int, dict[str, int]]] = [
+            (
+                "registrations",
+                count[REGISTRATIONS_READ] + refused,
+                {"replayed": self.replayed, "recorded as refused": refused, "incomplete": incomplete},
+            ),
+            (
+                "replayed",
+                self.replayed,
+                {
+                    "compared": self.compared,
+                    "without a recorded outcome": self.no_outcome,
+                    "ended after rows were lost": self.in_doubt,
+                },
+            ),
+            (
+                "outcomes",
+                outcomes,
+                {
+                    "of replayed operations": outcomes - lost - twice - broken,
+                    "without registration": lost,
+                    "repeated": twice,
+                    "incomplete": broken,
+                },
+            ),
+        ]
         return [
-            f"{name}: {totals[name]:,} in = {' + '.join(f'{count:,} {what}' for what, count in counts.items())}"
-            for name, counts in parts.items()
+            f"{name}: {total:,} in = {' + '.join(f'{number:,} {what}' for what, number in parts.items())}"
+            for name, total, parts in sums
         ]
 
     @property
     def is_balanced(self) -> bool:
         """True: every registration that was read is counted in exactly one place."""
-        return self.check.replayed + self.count(INCOMPLETE_REGISTRATIONS) == self.count(REGISTRATIONS_READ)
+        return self.replayed + self._counts[INCOMPLETE_REGISTRATIONS] == self._counts[REGISTRATIONS_READ]
 
     def notes(self) -> list[str]:
         """What a reader must know before the figures, in sentences."""
         notes = []
-        if self.check.different:
-            notes.append(f"{self.check.different:,} operations did not end as recorded: do not rely on what follows")
-        notes += [f"{self.count(name):,} {meaning}" for name, meaning in MEANINGS.items() if self.count(name)]
-        notes += self._about_runs() + self._about_marks()
-        if self.check.no_outcome:
-            notes.append(
-                f"{self.check.no_outcome:,} operations have no recorded outcome: their history ends, or it was lost"
-            )
-        return notes
-
-    def _about_runs(self) -> list[str]:
-        unknown = [facts.run_id for facts in self.facts if not facts.settings_known]
-        gaps = [facts.run_id for facts in self.facts if facts.in_doubt_from < NEVER]
-        notes = []
+        if self.different:
+            notes.append(f"{self.different:,} operations did not end as recorded: do not rely on what follows")
+        notes += [f"{self._counts[name]:,} {meaning}" for name, meaning in MEANINGS.items() if self._counts[name]]
+        unknown = [facts.run_id for facts in self._facts if not facts.settings_known]
         if unknown:
             notes.append(f"{some_runs(unknown)}: the engine's settings are not recorded; replayed with the defaults")
-        if gaps and self.check.in_doubt:
+        gaps = [facts.run_id for facts in self._facts if facts.in_doubt_from < NEVER]
+        if gaps and self.in_doubt:
             notes.append(
                 f"{some_runs(gaps)}: events are missing, or the run continued another one's marks; "
-                f"{self.check.in_doubt:,} operations that ended after that are not compared"
+                f"{self.in_doubt:,} operations that ended after that are not compared"
             )
-        return notes
-
-    def _about_marks(self) -> list[str]:
-        """What policies that move high watermarks did with pushed ones."""
-        notes = []
         for place, policy in enumerate(self.policies):
-            left_out, kept = self.count(f"{MARKS_LEFT_OUT} {place}"), self.count(f"{MARKS_KEPT} {place}")
-            if left_out:
-                notes.append(
-                    f"{policy.label}: {left_out:,} pushed high watermarks left out: they follow from the replicas there"
-                )
-            if kept:
-                notes.append(
-                    f"{policy.label}: {kept:,} pushed high watermarks kept, of partitions whose in-sync set is not "
-                    "known: no replica can matter there"
-                )
+            for name, reason in PUSHED.items():
+                if count := self._counts[f"{name} {place}"]:
+                    notes.append(f"{policy.label}: {count:,} {name}{reason}")
+        if self.no_outcome:
+            notes.append(f"{self.no_outcome:,} operations have no recorded outcome: their history ends, or it was lost")
         return notes
 
+
+PUSHED: Final = {
+    MARKS_LEFT_OUT: ": they follow from the replicas there",
+    MARKS_KEPT: ", of partitions whose in-sync set is not known: no replica can matter there",
+}
+"""What policies that move high watermarks did with pushed ones, and why."""
 
 MEANINGS: Final = {
     NOT_DUE: "recorded expirations were not due in the replay",

@@ -1,24 +1,14 @@
 """From the sums of a replay to the tables that people see."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import pandas as pd
 
 from purgatory.engine.codes import KIND_NAMES, OUTCOME_NAMES
-from purgatory_pipeline.replay.play.replay_sums import (
-    CHANGES,
-    COUNTS,
-    DIFFERENT,
-    EQUAL,
-    IN_DOUBT,
-    NO_OUTCOME,
-    RECORDED,
-    WAITS,
-    middle_of,
-)
+from purgatory_pipeline.archive.location import Location, write_file
+from purgatory_pipeline.replay.play.replay_sums import CHANGES, RECORDED, WAITS, middle_of
 from purgatory_pipeline.replay.policy import Policy
 
 OPEN: Final = "open"
@@ -30,52 +20,21 @@ KEYS: Final = "(keys)"
 QUANTILES: Final = {"wait_p50_ms": 0.5, "wait_p90_ms": 0.9, "wait_p99_ms": 0.99}
 
 
-@dataclass(frozen=True)
-class UnchangedCheck:
-    """Result of the unchanged replay. Every registered operation counts in exactly one of the four."""
-
-    equal: int
-    different: int
-    no_outcome: int
-    in_doubt: int
-
-    @property
-    def compared(self) -> int:
-        """Operations with both ends known, and everything they depend on."""
-        return self.equal + self.different
-
-    @property
-    def replayed(self) -> int:
-        return self.compared + self.no_outcome + self.in_doubt
-
-    @property
-    def sentence(self) -> str:
-        """The first line of the command's output."""
-        if not self.compared:
-            return "unchanged policy: nothing could be compared"
-        share = 100 * self.equal / self.compared
-        percentage = "100 %" if not self.different else f"{min(share, 99.9999):.4f} %"
-        return f"unchanged policy: {percentage} of {self.compared:,} outcomes equal"
-
-
-def check_of(sums: pd.DataFrame) -> UnchangedCheck:
-    """The first policy must be the unchanged one."""
-    own = sums[(sums["section"] == CHANGES) & (sums["player"] == 0)]
-    counts = own.groupby("detail")["operations"].sum()
-    return UnchangedCheck(*(int(counts.get(verdict, 0)) for verdict in (EQUAL, DIFFERENT, NO_OUTCOME, IN_DOUBT)))
-
-
 def frames_of(sums: pd.DataFrame, policies: Sequence[Policy]) -> dict[str, pd.DataFrame]:
-    return {
+    """The tables `outcomes`, `waits` and `changes`."""
+    frames = {
         "outcomes": outcomes_of(sums, policies),
         "waits": waits_of(sums, policies),
         "changes": changes_of(sums, policies),
     }
+    return {name: _ordered(frame, policies) for name, frame in frames.items()}
 
 
-def counts_of(sums: pd.DataFrame) -> dict[str, int]:
-    own = sums[sums["section"] == COUNTS]
-    return {str(name): int(count) for name, count in zip(own["name"], own["operations"], strict=True)}
+def write_frames(place: Location, frames: Mapping[str, pd.DataFrame]) -> None:
+    """Writes each table as NAME.csv, for people, and NAME.parquet, for programs."""
+    for name, frame in frames.items():
+        write_file(place, f"{name}.csv", frame.to_csv(index=False).encode())
+        write_file(place, f"{name}.parquet", frame.to_parquet(index=False))
 
 
 def outcomes_of(sums: pd.DataFrame, policies: Sequence[Policy]) -> pd.DataFrame:
@@ -88,7 +47,7 @@ def outcomes_of(sums: pd.DataFrame, policies: Sequence[Policy]) -> pd.DataFrame:
     frame["operations"] = frame["operations"].astype(np.int64)
     of_all = frame.groupby(["policy", "topic", "kind"], dropna=False)["operations"].transform("sum")
     frame["share"] = frame["operations"] / of_all
-    return _ordered(frame[[*key, "operations", "share"]], policies)
+    return frame[[*key, "operations", "share"]]
 
 
 def waits_of(sums: pd.DataFrame, policies: Sequence[Policy]) -> pd.DataFrame:
@@ -101,7 +60,7 @@ def waits_of(sums: pd.DataFrame, policies: Sequence[Policy]) -> pd.DataFrame:
             buckets = part.groupby("detail")["operations"].sum().sort_index()
             rows.append({**dict(zip(key, values, strict=True)), **quantiles(buckets)})
     columns = ["policy", "topic", "kind", "operations", "wait_mean_ms", *QUANTILES]
-    return _ordered(pd.DataFrame(rows, columns=columns).astype({"topic": object}), policies)
+    return pd.DataFrame(rows, columns=columns).astype({"topic": object})
 
 
 def quantiles(buckets: pd.Series) -> dict[str, float]:
@@ -128,7 +87,7 @@ def changes_of(sums: pd.DataFrame, policies: Sequence[Policy]) -> pd.DataFrame:
         }
     )
     key = ["policy", "kind", "recorded", "replayed"]
-    return _ordered(frame.groupby(key, sort=False)["operations"].sum().reset_index(), policies)
+    return frame.groupby(key, sort=False)["operations"].sum().reset_index()
 
 
 def _waits(sums: pd.DataFrame, policies: Sequence[Policy]) -> pd.DataFrame:

@@ -21,15 +21,14 @@ def replayed(root: Path, *policies: Policy) -> ReplayAccount:
     runs = find_runs(archive)
     batches = list(replay_runs(ReplayPlan(archive.uri, policies or (UNCHANGED,)), runs, results=False))
     sums: pd.DataFrame = pa.Table.from_batches(batches).to_pandas()
-    account = ReplayAccount.of(sums, [run.facts for run in runs], policies or (UNCHANGED,))
+    account = ReplayAccount(sums, [run.facts for run in runs], policies or (UNCHANGED,))
     assert account.is_balanced, account.totals()
     return account
 
 
 def verdicts(account: ReplayAccount) -> tuple[int, int, int, int]:
     """Equal, different, without outcome, in doubt."""
-    check = account.check
-    return check.equal, check.different, check.no_outcome, check.in_doubt
+    return account.equal, account.different, account.no_outcome, account.in_doubt
 
 
 def without(history: History, table: str, *, chosen: Any) -> History:  # noqa: ANN401 -- a condition
@@ -61,7 +60,7 @@ def test_a_history_written_by_hand_is_reproduced(tmp_path: Path) -> None:
     history_of_marks().write(tmp_path, rows_per_file=3)
     account = replayed(tmp_path)
     assert verdicts(account) == (20, 0, 0, 0)
-    assert account.check.sentence == "unchanged policy: 100 % of 20 outcomes equal"
+    assert account.sentence() == "unchanged policy: 100 % of 20 outcomes equal"
     assert account.totals()[0] == "registrations: 20 in = 20 replayed + 0 recorded as refused + 0 incomplete"
     assert account.notes() == []
 
@@ -70,8 +69,8 @@ def test_a_history_that_no_engine_wrote_is_found_out(tmp_path: Path) -> None:
     """Outcomes that do not follow from the events differ, each of them, and the notes begin with it."""
     small_history(operations=10).write(tmp_path)
     account = replayed(tmp_path)
-    assert account.check.different > 0
-    assert account.check.sentence != "unchanged policy: 100 % of 10 outcomes equal"
+    assert account.different > 0
+    assert account.sentence() != "unchanged policy: 100 % of 10 outcomes equal"
     assert "did not end as recorded" in account.notes()[0]
 
 
@@ -137,9 +136,9 @@ def test_a_missing_file_of_events_casts_doubt_on_what_follows(tmp_path: Path) ->
     (run,) = find_runs(find_archive(str(tmp_path)))
     account = replayed(tmp_path)
     assert run.facts.in_doubt_from < NEVER
-    assert account.check.different == 0
-    assert account.check.in_doubt > 0
-    assert account.check.equal >= 6
+    assert account.different == 0
+    assert account.in_doubt > 0
+    assert account.equal >= 6
 
 
 def test_a_run_without_its_beginning_is_replayed_with_the_usual_settings(tmp_path: Path) -> None:

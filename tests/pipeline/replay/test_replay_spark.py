@@ -69,8 +69,8 @@ def test_whole_and_divided_runs_give_the_same_sums(spark: SparkSession, tmp_path
     assert large_runs(runs, 2, 0) == runs, "it is divided the second time"
     whole = replay_sums(spark, found, POLICIES, divided_from=10**9)
     divided = replay_sums(spark, found, POLICIES, divided_from=0)
-    told = ReplayAccount.of(divided, [run.facts for run in runs], POLICIES)
-    assert told.check.equal == ended.total() == told.check.compared
+    told = ReplayAccount(divided, [run.facts for run in runs], POLICIES)
+    assert told.equal == ended.total() == told.compared
     assert told.is_balanced
     assert sorted_sums(divided[divided["name"] != IDLE_EVENTS]) == sorted_sums(whole)
 

@@ -1,15 +1,15 @@
 """The events of a window, as the engine takes them and as a policy would have them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
-from purgatory.archive.schema import EVENTS, NO_PARTITION
+from purgatory.archive.schema import EVENTS
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, ReplicaSets
-from purgatory_pipeline.replay.load.row_chunk import DEFAULTS, Column, Name, RowChunk, join
+from purgatory_pipeline.replay.load.row_chunk import DEFAULTS, Name, RowChunk, join
 from purgatory_pipeline.replay.play.registered_operations import listed
 from purgatory_pipeline.replay.policy import MIN_IN_SYNC_REPLICAS, Policy
 
@@ -23,34 +23,23 @@ MARKS_KEPT: Final = "pushed high watermarks kept"
 ROLE_EVENTS: Final = (codes.IN_SYNC_REPLICAS, codes.LEADERSHIP, codes.PARTITION_REMOVED)
 
 
-@dataclass(frozen=True)
-class PolicyEvents:
-    """Events in the order the engine hears of them; `time` is when it does."""
-
-    chunk: RowChunk
-    time: Column
-
-    @property
-    def call(self) -> Column:
-        return self.chunk.columns["call"]
-
-    def batch(self) -> EventBatch:
-        columns = self.chunk.columns
-        names = self.chunk.names
-        sets: list[ReplicaSets | None] = []
-        if self.chunk.details:
-            sets = [None] * len(self.chunk)
-            for row, detail in zip(self.chunk.detail_rows.tolist(), self.chunk.details, strict=True):
-                sets[row] = replica_sets(detail)
-        given = {field: listed(columns[name], None) for name, field in COLUMNS.items() if name in columns}
-        return EventBatch(
-            columns["type"].tolist(),
-            partitions=names,
-            keys=[topic for topic, _ in names],
-            item_indexes=listed(columns["name"], None),
-            replica_sets=sets,
-            **given,
-        )
+def event_batch(chunk: RowChunk) -> EventBatch:
+    """Events as the engine takes them."""
+    columns = chunk.columns
+    sets: list[ReplicaSets | None] = []
+    if chunk.details:
+        sets = [None] * len(chunk)
+        for row, detail in zip(chunk.detail_rows.tolist(), chunk.details, strict=True):
+            sets[row] = replica_sets(detail)
+    given = {field: listed(columns[name], None) for name, field in COLUMNS.items() if name in columns}
+    return EventBatch(
+        columns["type"].tolist(),
+        partitions=chunk.names,
+        keys=[topic for topic, _ in chunk.names],
+        item_indexes=listed(columns["name"], None),
+        replica_sets=sets,
+        **given,
+    )
 
 
 def replica_sets(detail: Sequence[Any]) -> ReplicaSets | None:
@@ -67,13 +56,8 @@ def replica_sets(detail: Sequence[Any]) -> ReplicaSets | None:
     )
 
 
-class AsRecorded:
-    def take(self, chunk: RowChunk | None, last_ms: int) -> PolicyEvents | None:  # noqa: ARG002 -- see Rewritten
-        return None if chunk is None else PolicyEvents(chunk, chunk.columns["time"])
-
-
-class Rewritten:
-    """Events under a policy that moves high watermarks.
+class EventRewriter:
+    """Makes of recorded events those under a policy that moves high watermarks.
 
     A slow replica's progress comes later, in its place among the events of that time. Where the in-sync set of a
     partition is known, its high watermark follows the replicas; marks that were pushed as well were computed from the
@@ -91,8 +75,10 @@ class Rewritten:
         self._in_sync_known: Final[set[Name]] = set()
         self._followed: Final[set[Name]] = set()
 
-    def take(self, chunk: RowChunk | None, last_ms: int) -> PolicyEvents | None:
-        """The events up to `last_ms`: those of a window, and those delayed from before."""
+    def take(self, chunk: RowChunk | None, last_ms: int) -> RowChunk | None:
+        """The events up to `last_ms`, in the order in which the engine hears of them: those of a window, and those
+        delayed from before.
+        """
         if chunk is not None:
             chunk = self._delayed(self._with_minimum(self._without_pushed(chunk)))
         parts = [part for part in (self._late, chunk) if part is not None and len(part)]
@@ -104,18 +90,14 @@ class Rewritten:
         stop = int(np.searchsorted(whole.columns["time"], last_ms, side="right"))
         if stop < len(whole):
             self._late = whole.slice(stop, len(whole)).with_names_used()
-            whole = whole.slice(0, stop)
-        return PolicyEvents(whole, whole.columns["time"]) if len(whole) else None
+        return whole.slice(0, stop) if stop else None
 
     def _delayed(self, chunk: RowChunk) -> RowChunk:
-        if not self._policy.slow_replicas:
-            return chunk
         time = chunk.columns["time"].copy()
         progress = chunk.columns["type"] == codes.FOLLOWER_PROGRESS
-        replicas = chunk.column("replica_id")
         for replica_id, delay_ms in self._policy.slow_replicas:
-            time[progress & (replicas == replica_id)] += delay_ms
-        return RowChunk(chunk.table, {**chunk.columns, "time": time}, chunk.names, chunk.detail_rows, chunk.details)
+            time[progress & (chunk.column("replica_id") == replica_id)] += delay_ms
+        return replace(chunk, columns={**chunk.columns, "time": time})
 
     def _without_pushed(self, chunk: RowChunk) -> RowChunk:
         """Drops pushed marks of partitions whose high watermark follows from the replicas."""
@@ -159,9 +141,7 @@ class Rewritten:
             return chunk
         details = []
         for row, detail in zip(chunk.detail_rows.tolist(), chunk.details, strict=True):
-            topic, partition = chunk.names[chunk.columns["name"][row]]
-            assert chunk.table == EVENTS, chunk.table
-            assert partition != NO_PARTITION, topic
+            topic, _ = chunk.names[chunk.columns["name"][row]]
             *lists, minimum = detail
             if chunk.columns["type"][row] == codes.IN_SYNC_REPLICAS:
                 for change in self._minimum:
@@ -169,4 +149,4 @@ class Rewritten:
                         before = 1 if minimum is None or minimum < 1 else minimum
                         minimum = int(change.applied(np.array([before]))[0])
             details.append((*lists, minimum))
-        return RowChunk(chunk.table, chunk.columns, chunk.names, chunk.detail_rows, details)
+        return replace(chunk, details=details)

@@ -13,10 +13,10 @@ from purgatory.engine.codes import KINDS
 from purgatory.engine.completions import Completions
 from purgatory_pipeline.replay.load.call_windows import CallWindow
 from purgatory_pipeline.replay.load.row_chunk import Column
-from purgatory_pipeline.replay.play.policy_events import AsRecorded, Rewritten
+from purgatory_pipeline.replay.play.policy_events import EventRewriter, event_batch
 from purgatory_pipeline.replay.play.registered_operations import RegisteredOperations
 from purgatory_pipeline.replay.play.tape_steps import OtherCalls, TapeSteps, merged, steps
-from purgatory_pipeline.replay.policy import MIN_BYTES, TIMEOUT_MS, Change, Policy, changed_values
+from purgatory_pipeline.replay.policy import MIN_BYTES, TIMEOUT_MS, Policy
 
 UNBOUNDED: Final = 2**60
 UNLIMITED: Final = (
@@ -38,7 +38,7 @@ class PolicyPlayer:
         """Operations that the engine did not take; none, if the history is right."""
         self.not_due = 0
         """Recorded expirations that were not due in the replay."""
-        self.events: Final[AsRecorded | Rewritten] = Rewritten(policy) if policy.moves_marks else AsRecorded()
+        self.rewriter: Final = EventRewriter(policy) if policy.moves_marks else None
         limits = details.limits | dict.fromkeys(UNLIMITED, UNBOUNDED)
         self._engine: Final = replace(details, limits=limits).make_engine(now_ms)
         self._owner: Final = self._engine.add_owner()
@@ -52,28 +52,26 @@ class PolicyPlayer:
         calls: OtherCalls,
     ) -> Completions | None:
         """Plays a window; returns what has ended, by id, or None. `expirations` are the recorded ones."""
-        events = self.events.take(window.get(EVENTS), window.last_ms)
+        events = window.get(EVENTS)
+        if self.rewriter is not None:
+            events = self.rewriter.take(events, window.last_ms)
         unchanged = self.policy.is_unchanged
         ends = calls.ends(recorded=unchanged)
         parts = [ends.steps]
         if arrivals is not None:
             parts.append(steps(arrivals.call, arrivals.time, arrivals.kind + tape.REGISTER))
         if events is not None:
-            parts.append(steps(events.call, events.time, tape.APPLY))
+            parts.append(steps(events.columns["call"], events.columns["time"], tape.APPLY))
         # Unchanged, the reaper's recorded turns are steps: its lateness is part of what is compared. Under a policy the
         # tape itself expires whatever is due before each step.
         if unchanged:
             parts.append(expirations)
-        codes, times, counts = merged(parts, by_time=not unchanged)
-        batches = [] if arrivals is None else self._batches(arrivals)
         played = self._engine.play(
             self._owner,
             tape.Tape(
-                codes,
-                times,
-                counts,
-                operations=batches,
-                events=None if events is None else events.batch(),
+                *merged(parts, by_time=not unchanged),
+                operations=[] if arrivals is None else self._batches(arrivals),
+                events=None if events is None else event_batch(events),
                 operation_ids=ends.operation_ids,
                 names=ends.names,
             ),
@@ -87,13 +85,12 @@ class PolicyPlayer:
         """Lets time pass to the end of the history; returns what has ended by then."""
         if self.policy.is_unchanged:
             return None
-        late = self.events.take(None, last_ms)
         parts = [steps(np.array([UNBOUNDED]), np.array([last_ms]), tape.PASS, 0)]
+        late = None if self.rewriter is None else self.rewriter.take(None, last_ms)
         if late is not None:
-            parts.append(steps(late.call, late.time, tape.APPLY))
-        codes, times, counts = merged(parts, by_time=True)
-        batch = None if late is None else late.batch()
-        self._engine.play(self._owner, tape.Tape(codes, times, counts, operations=[], events=batch), True)
+            parts.append(steps(late.columns["call"], late.columns["time"], tape.APPLY))
+        batch = None if late is None else event_batch(late)
+        self._engine.play(self._owner, tape.Tape(*merged(parts, by_time=True), operations=[], events=batch), True)
         return self._ended()
 
     def _batches(self, arrivals: RegisteredOperations) -> list[OperationBatch | None]:
@@ -104,14 +101,14 @@ class PolicyPlayer:
         return [arrivals.batch(kind, timeouts_ms, min_bytes) if kind in there else None for kind in kinds]
 
     def _changed(self, name: str, values: Column, arrivals: RegisteredOperations) -> Column:
-        changes = self.policy.named(name)
-        return changed_values(changes, values, arrivals.kind, [self._of_topic(change, arrivals) for change in changes])
-
-    def _of_topic(self, change: Change, arrivals: RegisteredOperations) -> Column:
-        if not change.topic:
-            return np.ones(arrivals.rows, np.bool_)
-        of_topic: Column = arrivals.topic == self._topics.get(change.topic, -1)
-        return of_topic
+        for change in self.policy.named(name):
+            chosen = np.ones(arrivals.rows, np.bool_)
+            if change.topic:
+                chosen &= arrivals.topic == self._topics.get(change.topic, -1)
+            if change.kind:
+                chosen &= arrivals.kind == change.kind
+            values = np.where(chosen, change.applied(values), values)
+        return values
 
     def _ended(self) -> Completions | None:
         taken = self._engine.take_completions()

@@ -11,7 +11,7 @@ from purgatory_pipeline.replay.load.call_windows import CallWindow
 from purgatory_pipeline.replay.load.row_chunk import Column, RowChunk
 from purgatory_pipeline.replay.load.run_files import RunContext
 from purgatory_pipeline.replay.play.open_operations import PENDING, Ends, OpenOperations, hash_answers
-from purgatory_pipeline.replay.play.policy_events import MARKS_KEPT, MARKS_LEFT_OUT, Rewritten
+from purgatory_pipeline.replay.play.policy_events import MARKS_KEPT, MARKS_LEFT_OUT
 from purgatory_pipeline.replay.play.policy_player import PolicyPlayer
 from purgatory_pipeline.replay.play.recorded_outcomes import match_outcomes
 from purgatory_pipeline.replay.play.registered_operations import RegisteredOperations, complete_operations
@@ -76,9 +76,9 @@ class RunReplay:
             self._record(place, player.finish(self._last_ms))
             self._tally.counts[NOT_TAKEN] += player.refused
             self._tally.counts[NOT_DUE] += player.not_due
-            if isinstance(player.events, Rewritten):
-                self._tally.counts[f"{MARKS_LEFT_OUT} {place}"] += player.events.marks_left_out
-                self._tally.counts[f"{MARKS_KEPT} {place}"] += player.events.marks_kept
+            if player.rewriter is not None:
+                self._tally.counts[f"{MARKS_LEFT_OUT} {place}"] += player.rewriter.marks_left_out
+                self._tally.counts[f"{MARKS_KEPT} {place}"] += player.rewriter.marks_kept
         self._add_up(self._open)
 
     def _arrivals(self, chunk: RowChunk | None) -> RegisteredOperations | None:

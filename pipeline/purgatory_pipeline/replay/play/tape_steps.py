@@ -55,7 +55,7 @@ def merged(parts: Sequence[TapeSteps], *, by_time: bool) -> tuple[list[int], lis
     return code[first].tolist(), time[first].tolist(), np.add.reduceat(count, first).tolist()
 
 
-class Ends:
+class EndedByCalls:
     """What other calls than registrations and events end, in the order of these calls: ids, and names."""
 
     def __init__(self) -> None:
@@ -95,15 +95,15 @@ class OtherCalls:
         self._operations: Final = operations
         self._shut_down_before: Final = last_shut_down
 
-    def ends(self, *, recorded: bool) -> Ends:
+    def ends(self, *, recorded: bool) -> EndedByCalls:
         """What they end. A shutdown ends, with `recorded`, what it ended then; else everything that is open."""
-        found = Ends()
+        found = EndedByCalls()
         if self._chunk is None:
             return found
         assert self._chunk.table == CALLS, self._chunk.table
         columns = self._chunk.columns
         rows = zip(columns["call"].tolist(), columns["time"].tolist(), columns["what"].tolist(), strict=True)
-        shut_down = self._shut_down_before
+        shut_down, was = self._shut_down_before, self._operations.recorded
         for row, (call, time, what) in enumerate(rows):
             name = CALL_NAMES[what]
             if name == CANCEL:
@@ -114,7 +114,8 @@ class OtherCalls:
             elif name in (CANCEL_PARTITION, CANCEL_KEY):
                 found.add_name(call, time, self._chunk.names[columns["name"][row]])
             elif recorded:
-                found.add_ids(call, time, tape.SHUT_DOWN, self._shut_down_at(call))
+                own_end = (was.outcome == SHUTTING_DOWN) & (was.call == call)
+                found.add_ids(call, time, tape.SHUT_DOWN, self._operations["ids"][own_end])
             else:  # what was there before has ended with the slice before
                 found.add_ids(call, time, tape.SHUT_DOWN, self._open_at(call, self._operations["call"] > shut_down))
                 shut_down = call
@@ -122,12 +123,6 @@ class OtherCalls:
 
     def _open_at(self, call: int, chosen: Column) -> Column:
         ids: Column = self._operations["ids"][chosen & (self._operations["call"] < call)]
-        return ids
-
-    def _shut_down_at(self, call: int) -> Column:
-        operations = self._operations
-        ended = (operations.recorded.outcome == SHUTTING_DOWN) & (operations.recorded.call == call)
-        ids: Column = operations["ids"][ended]
         return ids
 
     @cached_property
