@@ -3,6 +3,7 @@ used.
 """
 
 import shutil
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -65,24 +66,65 @@ def test_window_leaves_out_files_without_rows_in_it(tmp_path: Path) -> None:
     assert [file.file_number for file in archive.files(schema.REGISTRATIONS, since=since, until=until)] == [2]
 
 
-@pytest.mark.parametrize("uri", ["nowhere", "file:///nowhere/at/all"])
-def test_missing_archive_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uri: str) -> None:
-    """A missing archive is named as it was given."""
+def leave_unfinished(root: Path) -> None:
+    unfinished = root / layout.unfinished_path(schema.EVENTS, "run-a", 1)
+    unfinished.parent.mkdir()
+    unfinished.write_bytes(b"PAR1")
+
+
+def leave_broken(root: Path) -> None:
+    for path in small_history().write(root):
+        path.write_bytes(b"PAR1")
+
+
+def leave_unordered(root: Path) -> None:
+    """No version ever lacked the columns that identify and order rows."""
+    table = table_of(schema.EVENTS, small_history(operations=2).rows[schema.EVENTS]).drop_columns("call_number")
+    write_table(root / schema.EVENTS / "older.parquet", table, metadata_of(schema.EVENTS, "run-a", 1, version=0))
+
+
+def leave_newer(root: Path) -> None:
+    """Among others that could be used."""
+    small_history().write(root)
+    newer = metadata_of(schema.CALLS, "run-b", 1, version=schema.VERSION + 1)
+    write_table(root / schema.CALLS / "newer.parquet", table_of(schema.CALLS, []), newer)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "uri", "said"),
+    [
+        (None, "nowhere", "^there is no archive at nowhere$"),
+        (None, "file:///nowhere/at/all", "^there is no archive at file:///nowhere/at/all$"),
+        (None, "ftp://somewhere/archive", r"^cannot open ftp://somewhere/archive: [^\n]+$"),
+        (lambda root: (root / "file").touch(), "file", "is a file: name the folder"),
+        (lambda _: None, ".", r"is empty: no file is complete yet$"),
+        (leave_unfinished, ".", r"is empty: no file is complete yet \(1 unfinished in _writing/\)$"),
+        (
+            lambda root: write_table(root / "part-0.parquet", pa.table({"a": [1]}), None),
+            ".",
+            r"no usable file: 1 in no table's folder; for example .*part-0",
+        ),
+        (leave_broken, ".", "no usable file: 4 unreadable; for example .+: .+"),
+        (leave_unordered, ".", "it lacks call_number"),
+        (
+            leave_newer,
+            ".",
+            rf"newer\.parquet is of schema version {schema.VERSION + 1}, .* reads up to {schema.VERSION}: upgrade",
+        ),
+    ],
+)
+def test_an_archive_that_cannot_be_used_is_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepare: Callable[[Path], object] | None, uri: str, said: str
+) -> None:
+    """It is named as it was given, with what is wrong; where no file can be used, they are counted and one is shown.
+
+    One file of a newer schema is enough: leaving it out would give wrong figures.
+    """
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ArchiveUnusable, match=f"there is no archive at {uri}"):
+    if prepare is not None:
+        prepare(tmp_path)
+    with pytest.raises(ArchiveUnusable, match=said):
         find_archive(uri)
-
-
-def test_file_is_no_archive(written: list[Path]) -> None:
-    """A single file is refused, with a hint what to give."""
-    with pytest.raises(ArchiveUnusable, match="is a file: name the folder"):
-        find_archive(str(written[0]))
-
-
-def test_unknown_file_system_is_one_clear_error() -> None:
-    """A URI of an unknown file system is refused in one line."""
-    with pytest.raises(ArchiveUnusable, match=r"^cannot open ftp://somewhere/archive: [^\n]+$"):
-        find_archive("ftp://somewhere/archive")
 
 
 @pytest.mark.parametrize(
@@ -106,24 +148,6 @@ def test_object_stores_open_under_both_names(scheme: str) -> None:
     found = location.open_location(f"{scheme}://bucket/history?region=us-east-1&endpoint_override=127.0.0.1:1")
     assert (found.root, found.filesystem.type_name) == ("bucket/history", "s3")
     assert found.spark_path("bucket/history/x") == "s3a://bucket/history/x"
-
-
-def test_empty_archive_says_whether_something_is_under_way(tmp_path: Path) -> None:
-    """An empty folder is an error; one with only unfinished files says how many."""
-    with pytest.raises(ArchiveUnusable, match=r"is empty: no file is complete yet$"):
-        find_archive(str(tmp_path))
-    unfinished = tmp_path / layout.unfinished_path(schema.EVENTS, "run-a", 1)
-    unfinished.parent.mkdir()
-    unfinished.write_bytes(b"PAR1")
-    with pytest.raises(ArchiveUnusable, match=r"\(1 unfinished in _writing/\)$"):
-        find_archive(str(tmp_path))
-
-
-def test_other_parquet_is_no_archive(tmp_path: Path) -> None:
-    """A folder of someone else's Parquet is refused, with an example of why."""
-    write_table(tmp_path / "part-0.parquet", pa.table({"a": [1]}), None)
-    with pytest.raises(ArchiveUnusable, match=r"no usable file: 1 in no table's folder; for example .*part-0"):
-        find_archive(str(tmp_path))
 
 
 def test_foreign_parquet_among_ours_is_set_aside(written: list[Path], tmp_path: Path) -> None:
@@ -170,15 +194,6 @@ def test_columns_may_be_encoded_as_anybody_likes(tmp_path: Path) -> None:
     assert find_archive(str(tmp_path)).rows(schema.EVENTS) == 2
 
 
-def test_newer_version_is_refused_with_both_versions(written: list[Path], tmp_path: Path) -> None:
-    """One file of a newer schema is enough to stop: leaving it out would give wrong figures."""
-    newer = metadata_of(schema.CALLS, "run-b", 1, version=schema.VERSION + 1)
-    write_table(tmp_path / schema.CALLS / "newer.parquet", table_of(schema.CALLS, []), newer)
-    said = rf"newer\.parquet is of schema version {schema.VERSION + 1}, .* reads up to {schema.VERSION}: upgrade"
-    with pytest.raises(ArchiveUnusable, match=said):
-        find_archive(str(tmp_path))
-
-
 def test_older_version_is_read_without_its_missing_columns(tmp_path: Path) -> None:
     """An older schema may lack columns, which read as null; unknown columns are still foreign."""
     history = small_history(operations=2)
@@ -192,15 +207,6 @@ def test_older_version_is_read_without_its_missing_columns(tmp_path: Path) -> No
     assert reasons(archive) == {"more.parquet": footer.FOREIGN}
 
 
-def test_older_version_must_say_which_rows_are_which(tmp_path: Path) -> None:
-    """No version ever lacked the columns that identify and order rows."""
-    table = table_of(schema.EVENTS, small_history(operations=2).rows[schema.EVENTS])
-    older = metadata_of(schema.EVENTS, "run-a", 1, version=schema.VERSION - 1)
-    write_table(tmp_path / schema.EVENTS / "older.parquet", table.drop_columns("call_number"), older)
-    with pytest.raises(ArchiveUnusable, match="it lacks call_number"):
-        find_archive(str(tmp_path))
-
-
 @pytest.mark.parametrize("kept", [0, 3, 7, 100, -1, -8])
 def test_truncated_file_is_set_aside(written: list[Path], tmp_path: Path, kept: int) -> None:
     """Wherever a file was cut off, it is unreadable; the others are used."""
@@ -212,30 +218,17 @@ def test_truncated_file_is_set_aside(written: list[Path], tmp_path: Path, kept: 
     assert len(archive.used) == len(written) - 1
 
 
-def test_nothing_but_broken_files_is_an_error(written: list[Path], tmp_path: Path) -> None:
-    """Where every file is broken, the error counts them and shows one."""
-    for path in written:
-        path.write_bytes(b"PAR1")
-    with pytest.raises(ArchiveUnusable, match=rf"no usable file: {len(written)} unreadable; for example .+: .+"):
-        find_archive(str(tmp_path))
-
-
-def test_file_of_another_table_is_set_aside(written: list[Path], tmp_path: Path) -> None:
-    """A file in the wrong folder would be read as another table."""
+def test_strays_are_set_aside_and_hidden_files_skipped(written: list[Path], tmp_path: Path) -> None:
+    """Files in no table or in another table's folder are set aside; hidden ones, such as Spark's, are skipped."""
     shutil.copy(one_of(written, schema.OUTCOMES), tmp_path / schema.EVENTS / "moved.parquet")
-    archive = find_archive(str(tmp_path))
-    assert reasons(archive) == {"moved.parquet": footer.MISPLACED}
-    assert archive.set_aside[0].rows == 20
-
-
-def test_strays_and_hidden_files(written: list[Path], tmp_path: Path) -> None:
-    """Files in no table are set aside; hidden ones, such as Spark's own leftovers, are skipped."""
     (tmp_path / "README.txt").write_text("our archive")
     (tmp_path / schema.EVENTS / "notes.txt").write_text("to do")
     (tmp_path / schema.EVENTS / "_SUCCESS").touch()
     (tmp_path / schema.EVENTS / ".part.parquet.crc").touch()
     archive = find_archive(str(tmp_path))
-    assert reasons(archive) == {"README.txt": footer.STRAY, "notes.txt": footer.STRAY}
+    strays = {"README.txt": footer.STRAY, "notes.txt": footer.STRAY}
+    assert reasons(archive) == {**strays, "moved.parquet": footer.MISPLACED}
+    assert [file.rows for file in archive.set_aside] == [None, 20, None]
     assert archive.leftovers == 0
 
 
