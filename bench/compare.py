@@ -20,7 +20,7 @@ from bench.measure.pairing import Figure
 from bench.measure.processes import ROOT
 from bench.measure.result_rows import HIGHER_IS_BETTER, Row, read_rows, write_rows
 from bench.scale import QUICK, Scale
-from bench.suites import engine_suite
+from bench.suites.engine_suite import run_of
 from purgatory.engine import COMPILED
 
 __all__ = ["TOLERANCE", "Verdict", "compared"]
@@ -88,25 +88,23 @@ def guarded(lab: Lab) -> None:
     many = {"keys": 1_000, "hot": 1_000, "step": 1, "events": 1_000, "seconds": SCALE.seconds}
     lab.measure(
         [Figure("guard/total-pending", "ops/s")],
-        ("engine", engine_suite.run_of(engine, "register-complete", **many, pending=200)),
-        {"self": engine_suite.run_of(engine, "register-complete", **many, pending=1)},
+        ("engine", run_of(engine, "register-complete", **many, pending=200)),
+        {"self": run_of(engine, "register-complete", **many, pending=1)},
     )
     cancel = {"pending": SCALE.timers, "seconds": SCALE.seconds}
     lab.measure(
         [Figure("guard/timer-add-cancel", "ops/s")],
-        ("wheel", engine_suite.run_of(wheel, "timer-add-cancel", **cancel)),
-        {"heapq": engine_suite.run_of(heap, "timer-add-cancel", **cancel)},
+        ("wheel", run_of(wheel, "timer-add-cancel", **cancel)),
+        {"heapq": run_of(heap, "timer-add-cancel", **cancel)},
     )
-    lab.measure(
+    lab.measure_once(
         [Figure("guard/fetch-evaluations", "evaluations/fetch", "evaluations")],
-        ("engine", engine_suite.run_of(engine, "fetch-evaluations", fetches=1_000, appends=1_024)),
-        {},
-        runs=1,
-        warm_up=False,
+        "engine",
+        run_of(engine, "fetch-evaluations", fetches=1_000, appends=1_024),
     )
     with lab.fresh_worker("bench.subjects.engine_runs") as fresh:
-        memory = engine_suite.run_of(fresh, "memory", count=SCALE.memory, keys=100)
-        lab.measure([Figure("guard/memory", "B", "bytes")], ("engine", memory), {}, runs=1, warm_up=False)
+        memory = run_of(fresh, "memory", count=SCALE.memory, keys=100)
+        lab.measure_once([Figure("guard/memory", "B", "bytes")], "engine", memory)
 
 
 def compared(before: Sequence[Row], now: Sequence[Row]) -> list[Verdict]:

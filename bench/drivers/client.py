@@ -1,84 +1,88 @@
 """Loads a daemon through our own client: batches as columns, and waits awaited one by one. The echo server too."""
 
 import asyncio
-import itertools
 import time
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-import uvloop
 from purgatory_client import AsyncClient, Outcome, events
 
-from bench.measure.worker import Numbers, Parameters, measured, serve
+from bench.drivers.messages import TIMEOUT_MS, new_topic
+from bench.measure.worker import Numbers, measured, on_uvloop, serve
 from purgatory.service import garbage
 from purgatory.service.settings import GcSettings
 
-TIMEOUT_S: Final = 600.0
-TIMEOUT_MS: Final = 600_000
 MARKS_PER_STEP: Final = 10
-TOPIC_NUMBERS: Final = itertools.count(time.monotonic_ns())
-"""A topic for each run: the marks of the run before are still known to the daemon."""
-
-
-def new_topic() -> str:
-    return f"run-{next(TOPIC_NUMBERS)}"
 
 
 class Lane:
-    """Batches on one partition, always one more registered than has been completed."""
+    """Batches on one partition, always one more registered than has been completed.
 
-    def __init__(self, client: AsyncClient, partition: tuple[str, int], batch: int) -> None:
-        self._client: Final = client
-        self._partition: Final = partition
+    `register` waits for some offsets and returns when all have been reached; `advance` raises the partition's mark.
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        register: Callable[[range], Awaitable[object]],
+        advance: Callable[[int], Awaitable[object]],
+    ) -> None:
         self._batch: Final = batch
+        self._register: Final = register
+        self._advance: Final = advance
         self.ended = 0
 
     async def run(self, end_s: float, interval_s: float = 0.0) -> None:
         """Registers, advances and collects until `end_s`; at most one batch in each interval."""
         loop = asyncio.get_running_loop()
-        client, batch, offset = self._client, self._batch, 0
+        offset = 0
         next_s = loop.time()
-        before = self._register(offset)
+        before = self._registered(offset)
         while time.perf_counter() < end_s:
-            offset += batch
-            after = self._register(offset)
+            offset += self._batch
+            after = self._registered(offset)
             await asyncio.sleep(0)
-            await client.advance_many([events.high_watermark(self._partition, offset)])
-            result = await before
-            assert result.outcomes.count(Outcome.SATISFIED) == batch, "not all of a batch were satisfied"
-            self.ended += batch
+            await self._advance(offset)
+            await before
+            self.ended += self._batch
             before = after
             if interval_s:
                 next_s += interval_s
                 await asyncio.sleep(max(0.0, next_s - loop.time()))
-        await client.advance_many([events.high_watermark(self._partition, offset + batch)])
+        await self._advance(offset + self._batch)
         await before
 
-    def _register(self, offset: int) -> asyncio.Task:  # type: ignore[type-arg]
-        offsets = range(offset + 1, offset + self._batch + 1)
-        call = self._client.produce_many([self._partition], offsets=offsets, timeouts_ms=[TIMEOUT_MS])
-        return asyncio.create_task(call)
+    def _registered(self, offset: int) -> Awaitable[object]:
+        return asyncio.ensure_future(self._register(range(offset + 1, offset + self._batch + 1)))
 
 
-def columns(parameters: Parameters) -> Numbers:
+async def run_lanes(lanes: Sequence[Lane], seconds: float, interval_s: float = 0.0) -> Numbers:
+    """Runs all of them together for a time."""
+    started = time.perf_counter()
+    await asyncio.gather(*(lane.run(started + seconds, interval_s) for lane in lanes))
+    return measured(time.perf_counter() - started, sum(lane.ended for lane in lanes))
+
+
+def lane_of(client: AsyncClient, partition: tuple[str, int], batch: int) -> Lane:
+    async def register(offsets: range) -> None:
+        result = await client.produce_many([partition], offsets=offsets, timeouts_ms=[TIMEOUT_MS])
+        assert result.outcomes.count(Outcome.SATISFIED) == batch, "not all of a batch were satisfied"
+
+    return Lane(batch, register, lambda offset: client.advance_many([events.high_watermark(partition, offset)]))
+
+
+@on_uvloop
+async def columns(address: str, batch: int, lanes: int, seconds: float, rate: float = 0.0) -> Numbers:
     """Batches of `batch` single-partition produce waits on `lanes` partitions, for `seconds`.
 
     With `rate` (operations a second) no more than that are registered.
     """
-    return uvloop.run(_columns(parameters))
-
-
-async def _columns(parameters: Parameters) -> Numbers:
-    batch, lanes, seconds = parameters.integer("batch"), parameters.integer("lanes"), parameters.number("seconds")
-    rate = parameters.number("rate", 0.0)
-    interval_s = batch * lanes / rate if rate else 0.0
     garbage.tune(GcSettings())
-    async with AsyncClient(parameters.text("address")) as client:
+    async with AsyncClient(address) as client:
         topic = new_topic()
-        await Lane(client, (topic, lanes), batch).run(time.perf_counter())  # connects
-        parts = [Lane(client, (topic, place), batch) for place in range(lanes)]
-        started = time.perf_counter()
-        await asyncio.gather(*(lane.run(started + seconds, interval_s) for lane in parts))
-        return measured(time.perf_counter() - started, sum(lane.ended for lane in parts))
+        await lane_of(client, (topic, lanes), batch).run(time.perf_counter())  # connects
+        interval_s = batch * lanes / rate if rate else 0.0
+        return await run_lanes([lane_of(client, (topic, place), batch) for place in range(lanes)], seconds, interval_s)
 
 
 class Waiters:
@@ -96,7 +100,7 @@ class Waiters:
         produce, partition = self._client.produce, self._partition
         while not self.stopped:
             self.issued += 1
-            await produce({partition: self.issued}, timeout=TIMEOUT_S)
+            await produce({partition: self.issued}, timeout=TIMEOUT_MS / 1_000)
             self.ended += 1
 
     async def advance(self, in_flight: int) -> None:
@@ -111,15 +115,11 @@ class Waiters:
         await self._client.advance_many([events.high_watermark(self._partition, self.issued + in_flight)])
 
 
-def individual(parameters: Parameters) -> Numbers:
+@on_uvloop
+async def individual(address: str, in_flight: int, seconds: float) -> Numbers:
     """`in_flight` callers, each awaiting one `client.produce` after the other, for `seconds`."""
-    return uvloop.run(_individual(parameters))
-
-
-async def _individual(parameters: Parameters) -> Numbers:
-    in_flight, seconds = parameters.integer("in_flight"), parameters.number("seconds")
     garbage.tune(GcSettings())
-    async with AsyncClient(parameters.text("address")) as client:
+    async with AsyncClient(address) as client:
         waiters = Waiters(client, (new_topic(), 0))
         callers = [asyncio.create_task(waiters.wait_on()) for _ in range(in_flight)]
         advancing = asyncio.create_task(waiters.advance(in_flight))

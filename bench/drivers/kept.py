@@ -9,14 +9,12 @@ from collections.abc import Iterator
 from typing import Final, cast
 
 import grpc
-import uvloop
 from purgatory_client.session.channel import OPTIONS, open_channel
 from purgatory_client.session.session_driver import Call
 
-from bench.drivers.client import TIMEOUT_MS, new_topic
 from bench.drivers.latency import WARM_UP, percentiles
-from bench.measure.worker import Numbers, Parameters, measured, serve
-from purgatory.v1 import event_pb2, operation_pb2
+from bench.drivers.messages import HOUR_MS, acknowledgement, marks_of, new_topic, opening, produce_batch
+from bench.measure.worker import Numbers, measured, on_uvloop, serve
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 
@@ -26,28 +24,7 @@ PARTITIONS: Final = 10
 FILLING: Final = 5_000
 """Operations in a message where a session is filled."""
 
-HOUR_MS: Final = 3_600_000
 OFFSET_MAX: Final = 1_000_000
-
-
-def names_of(topic: str, count: int) -> list[operation_pb2.TopicPartition]:
-    return [operation_pb2.TopicPartition(topic=topic, partition=number) for number in range(count)]
-
-
-def marks_of(topic: str, count: int, offset: int) -> event_pb2.EventColumns:
-    """The same high watermark for each partition."""
-    return event_pb2.EventColumns(
-        partitions=names_of(topic, count),
-        type=[event_pb2.EVENT_TYPE_HIGH_WATERMARK] * count,
-        item_index=range(count),
-        offset=[offset],
-    )
-
-
-def acknowledgement(results: wire.ResultBatch) -> wire.SessionRequest:
-    """Acknowledges these results."""
-    last = results.first_sequence + len(results.columns.operation_id) - 1
-    return wire.SessionRequest(acknowledge=wire.AcknowledgeResults(sequence=last))
 
 
 class Steady:
@@ -67,18 +44,24 @@ class Steady:
 
     async def run(self) -> None:
         """All turns, until the last result is there."""
-        opening = wire.OpenSession(session_id=self._topic, columns=True)
-        await self._session.write(wire.SessionRequest(open=opening))
+        await self._session.write(opening(self._topic))
         await self._session.read()
         reading = asyncio.create_task(self._read())
         answers = asyncio.create_task(self._read_answers())
         loop = asyncio.get_running_loop()
         next_s = loop.time()
         for turn in range(self._turns):
-            message = self._registration(turn)
+            batch = produce_batch(
+                self._topic,
+                PARTITIONS,
+                range(turn * self._batch + 1, (turn + 1) * self._batch + 1),
+                places=[number % PARTITIONS for number in range(self._batch)],
+                offsets=[turn + 1] * self._batch,
+                batch_id=turn + 1,
+            )
             await asyncio.sleep(max(0.0, next_s - loop.time()))
             self._sent.append(time.perf_counter())
-            await self._write(message)
+            await self._write(wire.SessionRequest(register=batch))
             marks = marks_of(self._topic, PARTITIONS, turn + 1)
             await asyncio.sleep(max(0.0, next_s + self._interval_s / 2 - loop.time()))
             await self._events.write(wire.AdvanceStreamRequest(columns=marks))
@@ -87,18 +70,6 @@ class Steady:
         await self._events.done_writing()
         await self._session.done_writing()
         await answers
-
-    def _registration(self, turn: int) -> wire.SessionRequest:
-        first = turn * self._batch + 1
-        columns = operation_pb2.OperationColumns(
-            kind=operation_pb2.OPERATION_KIND_PRODUCE,
-            partitions=names_of(self._topic, PARTITIONS),
-            operation_id=range(first, first + self._batch),
-            timeout_ms=[TIMEOUT_MS],
-            item_index=[number % PARTITIONS for number in range(self._batch)],
-            offset=[turn + 1] * self._batch,
-        )
-        return wire.SessionRequest(register=wire.RegisterBatch(batch_id=turn + 1, columns=columns))
 
     async def _write(self, message: wire.SessionRequest) -> None:
         """One at a time, as gRPC wants it."""
@@ -122,25 +93,18 @@ class Steady:
             pass
 
 
-def receipts(parameters: Parameters) -> Numbers:
-    """`turns` batches of `batch`, `rate` operations a second, after some more to warm up: percentiles of what a receipt
-    takes.
-    """
-    return uvloop.run(_receipts(parameters))
-
-
-async def _receipts(parameters: Parameters) -> Numbers:
-    batch, turns = parameters.integer("batch"), WARM_UP + parameters.integer("turns")
-    async with open_channel(parameters.text("address")) as channel:
-        steady = Steady(PurgatoryServiceStub(channel), batch, turns, batch / parameters.number("rate"))
+@on_uvloop
+async def receipts(address: str, batch: int, turns: int, rate: float) -> Numbers:
+    """`turns` batches of `batch`, `rate` operations a second, after some more: percentiles of a receipt's time."""
+    async with open_channel(address) as channel:
+        steady = Steady(PurgatoryServiceStub(channel), batch, WARM_UP + turns, batch / rate)
         await steady.run()
     return percentiles(steady.taken[WARM_UP:])
 
 
-def fill(parameters: Parameters) -> Numbers:
+def fill(address: str, count: int, keys: int, name: str) -> Numbers:
     """Registers `count` produce waits with random offsets and deadlines on `keys` partitions in the session `name`."""
-    count, keys, name = parameters.integer("count"), parameters.integer("keys"), parameters.text("name")
-    with grpc.insecure_channel(parameters.text("address"), options=OPTIONS) as channel:
+    with grpc.insecure_channel(address, options=OPTIONS) as channel:
         stub = PurgatoryServiceStub(channel)
         requests = list(filling(name, count, keys))
         started = time.perf_counter()
@@ -154,29 +118,25 @@ def filling(name: str, count: int, keys: int) -> Iterator[wire.RegisterRequest]:
     drawn = random.Random(count)
     for first in range(0, count, FILLING):
         numbers = range(first + 1, min(first + FILLING, count) + 1)
-        columns = operation_pb2.OperationColumns(
-            kind=operation_pb2.OPERATION_KIND_PRODUCE,
-            partitions=names_of(name, keys),
-            operation_id=numbers,
-            item_index=[drawn.randrange(keys) for _ in numbers],
-            offset=[drawn.randint(1, OFFSET_MAX) for _ in numbers],
-            timeout_ms=[drawn.randint(HOUR_MS, 2 * HOUR_MS) for _ in numbers],
+        batch = produce_batch(
+            name,
+            keys,
+            numbers,
+            places=[drawn.randrange(keys) for _ in numbers],
+            offsets=[drawn.randint(1, OFFSET_MAX) for _ in numbers],
+            timeouts_ms=[drawn.randint(HOUR_MS, 2 * HOUR_MS) for _ in numbers],
         )
-        yield wire.RegisterRequest(session_id=name, batch=wire.RegisterBatch(columns=columns))
+        yield wire.RegisterRequest(session_id=name, batch=batch)
 
 
-def empty(parameters: Parameters) -> Numbers:
+@on_uvloop
+async def empty(address: str, count: int, keys: int, name: str) -> Numbers:
     """Ends all `count` waits that `fill` has registered, and acknowledges their results."""
-    return uvloop.run(_empty(parameters))
-
-
-async def _empty(parameters: Parameters) -> Numbers:
-    count, keys, name = parameters.integer("count"), parameters.integer("keys"), parameters.text("name")
     started = time.perf_counter()
-    async with open_channel(parameters.text("address")) as channel:
+    async with open_channel(address) as channel:
         stub = PurgatoryServiceStub(channel)
         call = cast("Call", stub.Session())
-        await call.write(wire.SessionRequest(open=wire.OpenSession(session_id=name, columns=True)))
+        await call.write(opening(name))
         await stub.Advance(wire.AdvanceRequest(columns=marks_of(name, keys, OFFSET_MAX)))
         ended = 0
         while ended < count:

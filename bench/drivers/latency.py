@@ -5,13 +5,11 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-import uvloop
 from purgatory_client import AsyncClient, errors, events
 from purgatory_client.session.channel import open_channel
 
-from bench.drivers.client import TIMEOUT_S, new_topic
-from bench.drivers.unary import mark_request
-from bench.measure.worker import Numbers, Parameters, serve
+from bench.drivers.messages import TIMEOUT_MS, mark_request, new_topic
+from bench.measure.worker import Numbers, on_uvloop, serve
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 
@@ -31,28 +29,29 @@ def percentiles(seconds: Sequence[float]) -> Numbers:
     }
 
 
-def event_to_result(parameters: Parameters) -> Numbers:
-    """`count` times: a wait is pending, an event is told, the result arrives; measured from telling to arrival."""
-    return uvloop.run(_event_to_result(parameters.text("address"), parameters.integer("count")))
+@on_uvloop
+async def event_to_result(address: str, count: int) -> Numbers:
+    """`count` times: a wait is pending, an event is sent, the result arrives; measured from sending to arrival.
 
-
-async def _event_to_result(address: str, count: int) -> Numbers:
-    """The waits of a round are registered before it; so in a round there is nothing but events and results, one by
-    one, as there is nothing but pings in `ping`.
+    The waits of a round are registered before it; so in a round there is nothing but events and results, one by one, as
+    there is nothing but pings in `ping`.
     """
     partition = (new_topic(), 0)
     taken: list[float] = []
     async with AsyncClient(address) as client:
         while len(taken) < WARM_UP + count:
             offsets = range(len(taken) + 1, min(len(taken) + ROUND, WARM_UP + count) + 1)
-            waits = [asyncio.create_task(client.produce({partition: offset}, timeout=TIMEOUT_S)) for offset in offsets]
+            waits = [
+                asyncio.create_task(client.produce({partition: offset}, timeout=TIMEOUT_MS / 1_000))
+                for offset in offsets
+            ]
             await until_watched(client, partition, len(waits))
             for offset, waiting in zip(offsets, waits, strict=True):
                 started = time.perf_counter()
-                telling = asyncio.create_task(client.advance_many([events.high_watermark(partition, offset)]))
+                sending = asyncio.create_task(client.advance_many([events.high_watermark(partition, offset)]))
                 await waiting
                 taken.append(time.perf_counter() - started)
-                await telling
+                await sending
     return percentiles(taken[WARM_UP:])
 
 
@@ -67,12 +66,9 @@ async def until_watched(client: AsyncClient, partition: tuple[str, int], count: 
         await asyncio.sleep(POLL_S)
 
 
-def ping(parameters: Parameters) -> Numbers:
+@on_uvloop
+async def ping(address: str, count: int) -> Numbers:
     """`count` times: an empty message on a two-way stream, and the answer."""
-    return uvloop.run(_ping(parameters.text("address"), parameters.integer("count")))
-
-
-async def _ping(address: str, count: int) -> Numbers:
     taken: list[float] = []
     message = wire.SessionRequest(heartbeat=wire.Heartbeat())
     async with open_channel(address) as channel:
@@ -86,16 +82,12 @@ async def _ping(address: str, count: int) -> Numbers:
     return percentiles(taken[WARM_UP:])
 
 
-def advances(parameters: Parameters) -> Numbers:
+@on_uvloop
+async def advances(address: str, interval_ms: int, start_s: float, seconds: float) -> Numbers:
     """An `Advance` of one mark every `interval_ms` for `seconds`: how long each takes to be answered.
 
     From `start_s` on, a time of the machine's monotonic clock.
     """
-    interval_s, start_s = parameters.integer("interval_ms") / 1_000, parameters.number("start_s")
-    return uvloop.run(_advances(parameters.text("address"), interval_s, start_s, parameters.number("seconds")))
-
-
-async def _advances(address: str, interval_s: float, start_s: float, seconds: float) -> Numbers:
     topic = new_topic()
     taken: list[float] = []
     async with open_channel(address) as channel:
@@ -110,7 +102,7 @@ async def _advances(address: str, interval_s: float, start_s: float, seconds: fl
             started = time.perf_counter()
             await stub.Advance(request)
             taken.append(time.perf_counter() - started)
-            next_s += interval_s
+            next_s += interval_ms / 1_000
             await asyncio.sleep(max(0.0, next_s - loop.time()))
     return percentiles(taken)
 

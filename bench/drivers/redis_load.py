@@ -2,12 +2,12 @@
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final
 
-import uvloop
-
-from bench.drivers.client import TIMEOUT_MS, new_topic
-from bench.measure.worker import Numbers, Parameters, measured, serve
+from bench.drivers.messages import TIMEOUT_MS, new_topic
+from bench.measure.worker import Numbers, measured, on_uvloop, serve
 from bench.peers.redis import RedisConnection, command
 
 EXPIRED_PER_CALL: Final = b"2000"
@@ -45,28 +45,30 @@ def register(script: bytes, key: bytes, ids: range, offsets: range, deadline_ms:
     return b"".join(parts)
 
 
-def columns(parameters: Parameters) -> Numbers:
-    """Waits in batches of `batch` on one key after the other; `together` in one call, calls of a batch pipelined."""
-    return uvloop.run(_columns(parameters))
-
-
-async def _columns(parameters: Parameters) -> Numbers:
-    batch, lanes, together = parameters.integer("batch"), parameters.integer("lanes"), parameters.integer("together")
-    budget = parameters.number("seconds")
-    address = parameters.text("address")
+@asynccontextmanager
+async def connected(address: str) -> AsyncIterator[tuple[RedisConnection, Results]]:
+    """A connection with the scripts loaded, and what is published meanwhile."""
     async with await RedisConnection.open(address) as redis, await RedisConnection.open(address) as listener:
         await redis.load_scripts()
         await listener.subscribe()
         results = Results()
         listening = asyncio.create_task(results.listen(listener))
+        yield redis, results
+        listening.cancel()
+
+
+@on_uvloop
+async def columns(address: str, batch: int, lanes: int, together: int, seconds: float) -> Numbers:
+    """Waits in batches of `batch` on one key after the other; `together` in one call, calls of a batch pipelined."""
+    async with connected(address) as (redis, results):
         topic = new_topic()
         keys = [f"{topic}-{lane}".encode() for lane in range(lanes)]
         advance = redis.scripts["advance"]
         calls = -(-batch // together)
         deadline_ms = b"%d" % (int(time.time() * 1_000) + TIMEOUT_MS)
-        next_id, offset, ended, seconds = 1, 0, 0, 0.0
+        next_id, offset, ended, taken = 1, 0, 0, 0.0
         started = time.perf_counter()
-        while seconds < budget:
+        while taken < seconds:
             for key in keys:
                 ids, offsets = range(next_id, next_id + batch), range(offset + 1, offset + batch + 1)
                 next_id += batch
@@ -76,24 +78,14 @@ async def _columns(parameters: Parameters) -> Numbers:
             await redis.ask(b"".join(marks), lanes)
             ended += batch * lanes
             await results.at_least(ended)
-            seconds = time.perf_counter() - started
-        listening.cancel()
-        return measured(seconds, ended)
+            taken = time.perf_counter() - started
+        return measured(taken, ended)
 
 
-def herd(parameters: Parameters) -> Numbers:
+@on_uvloop
+async def herd(address: str, count: int) -> Numbers:
     """`count` waits with one same deadline: the time from it to the last result."""
-    return uvloop.run(_herd(parameters))
-
-
-async def _herd(parameters: Parameters) -> Numbers:
-    count = parameters.integer("count")
-    address = parameters.text("address")
-    async with await RedisConnection.open(address) as redis, await RedisConnection.open(address) as listener:
-        await redis.load_scripts()
-        await listener.subscribe()
-        results = Results()
-        listening = asyncio.create_task(results.listen(listener))
+    async with connected(address) as (redis, results):
         key = new_topic().encode()
         for first in range(1, count + 1, 500):
             numbers = range(first, min(first + 500, count + 1))
@@ -103,9 +95,7 @@ async def _herd(parameters: Parameters) -> Numbers:
         while await redis.ask(expire, 1) != [b":0"]:
             pass
         await results.at_least(count)
-        seconds = time.perf_counter() - started
-        listening.cancel()
-        return measured(seconds, count)
+        return measured(time.perf_counter() - started, count)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,10 @@
 import contextlib
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from bench.measure.machine import description
 from bench.measure.pairing import Figure, Measure, in_turn
@@ -17,6 +18,8 @@ from bench.scale import Scale
 
 __all__ = ["Lab"]
 
+T = TypeVar("T")
+
 
 class Lab:
     """Processes are started when they are first asked for, and end when `close` is called or the block is left."""
@@ -27,63 +30,52 @@ class Lab:
         self.skipped: Final = skipped
         """Lines that say which peers could not be had; shared by the labs of a run."""
         self._stack: Final = contextlib.ExitStack()
-        self._workers: Final[dict[str, Worker | None]] = {}
-        self._servers: Final[dict[str, Server | DaemonProcess | RedisServer | None]] = {}
+        self._processes: Final[dict[tuple[object, ...], Any]] = {}
 
     def close(self) -> None:
         """Ends all processes; new ones may be asked for afterwards."""
-        self._workers.clear()
-        self._servers.clear()
+        self._processes.clear()
         self._stack.close()
+
+    def _started(self, start: Callable[..., AbstractContextManager[T]], *arguments: str, name: str = "") -> T | None:
+        """The process that `start` makes of these arguments, one for each name; None where it cannot be had."""
+        key = (start, *arguments, name)
+        if key not in self._processes:
+            try:
+                self._processes[key] = self._stack.enter_context(start(*arguments))
+            except (JvmMissing, RedisMissing) as missing:
+                self._processes[key] = None
+                self.skip(str(missing))
+        process: T | None = self._processes[key]
+        return process
 
     def worker(self, module: str, name: str = "") -> Worker:
         """A worker in Python, by module, one for each name."""
-        key = f"{module} {name}"
-        worker = self._workers.get(key)
-        if worker is None:
-            worker = self._workers[key] = self._stack.enter_context(python_worker(module))
+        worker = self._started(python_worker, module, name=name)
+        assert worker is not None
         return worker
 
-    def fresh_worker(self, module: str) -> contextlib.AbstractContextManager[Worker]:
+    def fresh_worker(self, module: str) -> AbstractContextManager[Worker]:
         """A worker that nobody has used: for what is measured of a whole process."""
         return python_worker(module)
 
     def jvm(self, peer: str) -> Worker | None:
         """The worker of "kafka" or "netty"; None where it cannot be had."""
-        if peer not in self._workers:
-            try:
-                self._workers[peer] = self._stack.enter_context(jvm_worker(peer))
-            except JvmMissing as missing:
-                self._workers[peer] = None
-                self.skip(str(missing))
-        return self._workers[peer]
+        return self._started(jvm_worker, peer)
 
     def daemon(self, *arguments: str) -> DaemonProcess:
         """The daemon of this house, one for each command line."""
-        key = " ".join(("daemon", *arguments))
-        server = self._servers.get(key)
-        if server is None:
-            server = self._servers[key] = self._stack.enter_context(daemon(*arguments))
-        assert isinstance(server, DaemonProcess)
-        return server
+        process = self._started(daemon, *arguments)
+        assert process is not None
+        return process
 
     def server(self, module: str) -> Server:
-        server = self._servers.get(module)
-        if server is None:
-            server = self._servers[module] = self._stack.enter_context(python_server(module))
-        assert isinstance(server, Server)
+        server = self._started(python_server, module)
+        assert server is not None
         return server
 
     def redis(self) -> RedisServer | None:
-        if "redis" not in self._servers:
-            try:
-                self._servers["redis"] = self._stack.enter_context(RedisServer())
-            except RedisMissing as missing:
-                self._servers["redis"] = None
-                self.skip(str(missing))
-        server = self._servers["redis"]
-        assert server is None or isinstance(server, RedisServer)
-        return server
+        return self._started(RedisServer)
 
     def folder(self) -> Path:
         """A new folder, which outlives all processes that are started after it."""
@@ -112,3 +104,7 @@ class Lab:
         for row in rows:
             beside = "" if row.ratio is None else f"{row.ratio:>8.3g} x {row.peer}"
             print(f"{row.name:<50} {figure(row.value, row.unit):>18} {beside}", file=sys.stderr, flush=True)
+
+    def measure_once(self, figures: Sequence[Figure], name: str, measure: Measure) -> None:
+        """One measurement, with no warming up and no peer."""
+        self.measure(figures, (name, measure), {}, runs=1, warm_up=False)

@@ -8,37 +8,36 @@ with its input.
 import gc
 import json
 import sys
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Coroutine, Mapping
+from functools import wraps
+from typing import Any, ParamSpec, get_type_hints
 
-__all__ = ["Numbers", "Parameters", "Workload", "measured", "serve"]
+import uvloop
+
+__all__ = ["Numbers", "Workload", "measured", "on_uvloop", "serve"]
 
 Numbers = dict[str, float]
 """What a workload answers, by name; "seconds" and "operations" where something was counted in a time."""
 
+Workload = Callable[..., Numbers]
+"""Its parameters are whole numbers, floats and texts, and annotated as such: that is how a line is read."""
 
-class Parameters:
-    def __init__(self, words: list[str]) -> None:
-        self._values: Final = dict(word.split("=", 1) for word in words)
-
-    def integer(self, name: str, default: int | None = None) -> int:
-        """A whole number. Raises KeyError when it is not given and has no default."""
-        return int(self._values[name] if default is None else self._values.get(name, default))
-
-    def number(self, name: str, default: float | None = None) -> float:
-        return float(self._values[name] if default is None else self._values.get(name, default))
-
-    def text(self, name: str) -> str:
-        """Raises KeyError when it is not given."""
-        return self._values[name]
-
-
-Workload = Callable[[Parameters], Numbers]
+P = ParamSpec("P")
 
 
 def measured(seconds: float, operations: int) -> Numbers:
     """The answer of a workload that did so many operations in such a time."""
     return {"seconds": seconds, "operations": float(operations)}
+
+
+def on_uvloop(work: Callable[P, Coroutine[Any, Any, Numbers]]) -> Callable[P, Numbers]:
+    """Makes a workload of a coroutine function; it runs on the event loop that the daemon runs on."""
+
+    @wraps(work)
+    def run(*arguments: P.args, **keywords: P.kwargs) -> Numbers:
+        return uvloop.run(work(*arguments, **keywords))
+
+    return run
 
 
 def serve(workloads: Mapping[str, Workload]) -> None:
@@ -50,9 +49,13 @@ def serve(workloads: Mapping[str, Workload]) -> None:
 def answer(workloads: Mapping[str, Workload], words: list[str]) -> Numbers | dict[str, str]:
     if len(words) < 2 or words[0] != "run" or words[1] not in workloads:
         return {"error": f"no such workload; there are {', '.join(sorted(workloads))}"}
+    workload = workloads[words[1]]
     try:
-        return workloads[words[1]](Parameters(words[2:]))
-    except Exception as error:  # noqa: BLE001 - whatever it is, the harness is to hear of it
+        given = dict(word.split("=", 1) for word in words[2:])
+        types = get_type_hints(workload)
+        # Subject and peers are given the same words; each takes those that it has parameters for.
+        return workload(**{name: types[name](value) for name, value in given.items() if name in types})
+    except Exception as error:  # noqa: BLE001 - whatever it is, the harness reports it
         return {"error": f"{type(error).__name__}: {error}"}
     finally:
         gc.collect()

@@ -5,7 +5,7 @@ import gc
 import time
 from typing import Final
 
-from bench.measure.worker import Numbers, Parameters, measured, serve
+from bench.measure.worker import Numbers, measured, serve
 
 TIMEOUT_S: Final = 600.0
 
@@ -44,15 +44,12 @@ class Conditions:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-def register_complete(parameters: Parameters) -> Numbers:
+def register_complete(keys: int, hot: int, pending: int, step: int, events: int, seconds: float) -> Numbers:
     """The workload of bench/subjects/engine_runs.py; each event is awaited until it has ended what it ends."""
-    return asyncio.run(_register_complete(parameters))
+    return asyncio.run(_register_complete(keys, hot, pending, step, events, seconds))
 
 
-async def _register_complete(parameters: Parameters) -> Numbers:
-    keys, hot = parameters.integer("keys"), parameters.integer("hot")
-    pending, step, events = parameters.integer("pending"), parameters.integer("step"), parameters.integer("events")
-    budget = parameters.number("seconds")
+async def _register_complete(keys: int, hot: int, pending: int, step: int, events: int, seconds: float) -> Numbers:
     conditions = Conditions(keys)
     marks = [0] * hot
     for key in range(keys):
@@ -60,9 +57,9 @@ async def _register_complete(parameters: Parameters) -> Numbers:
             conditions.register(key, required)
     await asyncio.sleep(0)
     gc.collect()
-    seconds, registered = 0.0, 0
+    taken_s, registered = 0.0, 0
     started = time.perf_counter()
-    while seconds < budget:
+    while taken_s < seconds:
         first_mark = marks[:]
         for event in range(events):
             key = event % hot
@@ -70,15 +67,15 @@ async def _register_complete(parameters: Parameters) -> Numbers:
             await conditions.raise_mark(key, marks[key])
             registered += step
             await conditions.ended_at_least(registered)
-            seconds = time.perf_counter() - started
-            if seconds >= budget:
+            taken_s = time.perf_counter() - started
+            if taken_s >= seconds:
                 break
         for key in range(hot):
             for required in range(first_mark[key] + 1, marks[key] + 1):
                 conditions.register(key, pending + required)
         await asyncio.sleep(0)
-        seconds = time.perf_counter() - started
-    numbers = measured(seconds, conditions.ended)
+        taken_s = time.perf_counter() - started
+    numbers = measured(taken_s, conditions.ended)
     await conditions.cancel_all()
     return numbers
 

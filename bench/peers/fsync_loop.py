@@ -5,23 +5,22 @@ import tempfile
 import time
 
 from bench.drivers.latency import percentiles
-from bench.measure.worker import Numbers, Parameters, serve
+from bench.measure.worker import Numbers, serve
 
 
-def append(parameters: Parameters) -> Numbers:
-    """`turns` times `bytes` more in a file in `folder`, `rate` times a second: percentiles of write and sync."""
-    octets = os.urandom(parameters.integer("bytes"))
-    interval_s = 1 / parameters.number("rate")
+def append(folder: str, turn_bytes: int, turns: int, rate: float) -> Numbers:
+    """`turns` times `turn_bytes` more in a file in `folder`, `rate` times a second: percentiles of write and sync."""
+    octets = os.urandom(turn_bytes)
     taken: list[float] = []
-    with tempfile.TemporaryFile(dir=parameters.text("folder"), buffering=0) as file:
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
         next_s = time.perf_counter()
-        for _ in range(parameters.integer("turns")):
+        for _ in range(turns):
             time.sleep(max(0.0, next_s - time.perf_counter()))
             started = time.perf_counter()
             file.write(octets)
             os.fdatasync(file.fileno())
             taken.append(time.perf_counter() - started)
-            next_s += interval_s
+            next_s += 1 / rate
     return percentiles(taken)
 
 

@@ -4,15 +4,12 @@ among many, and offsets that fall. Driven as in bench/subjects/engine_runs.py; t
     python -m bench.subjects.engine_patterns        # then lines such as: run zipf keys=1000 pending=20 seconds=1
 """
 
-import gc
-import time
 from bisect import bisect_right
-from collections.abc import Callable
 from itertools import accumulate, count
 from typing import Final
 
-from bench.measure.worker import Numbers, Parameters, measured, serve
-from bench.subjects.engine_runs import BATCH, EXPIRED_PER_CALL, TIMEOUT_MS, Filled, now_ms
+from bench.measure.worker import Numbers, serve
+from bench.subjects.engine_runs import BATCH, EXPIRED_PER_CALL, TIMEOUT_MS, Filled, now_ms, repeated
 from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.engine.codes import HIGH_WATERMARK, PRODUCE
 from purgatory.engine.engine import Engine
@@ -24,37 +21,23 @@ ZIPF_BATCHES: Final = 600
 """Batches of keys drawn in advance, and used over and over."""
 
 
-def repeated(turn: Callable[[], int], budget: float) -> Numbers:
-    """Takes turns for so many seconds; each says how many operations have ended in it."""
-    done, seconds = 0, 0.0
-    gc.collect()
-    gc.freeze()
-    started = time.perf_counter()
-    while seconds < budget:
-        done += turn()
-        seconds = time.perf_counter() - started
-    gc.unfreeze()
-    return measured(seconds, done)
-
-
-def five_partitions(parameters: Parameters) -> Numbers:
-    """`pending` operations on five partitions each of `partitions`: a row of marks, then those it ended anew."""
-    count, pending = parameters.integer("partitions"), parameters.integer("pending")
-    row = count // 5
+def five_partitions(partitions: int, pending: int, seconds: float) -> Numbers:
+    """`pending` operations on five partitions each of `partitions`: a mark for each, then as many registered again."""
+    row = partitions // 5
     engine = Engine(EngineLimits(), now_ms())
     owner = engine.add_owner()
-    partitions = [("bench", partition) for partition in range(count)]
-    places, types = list(range(count)), [HIGH_WATERMARK] * count
+    names = [("bench", partition) for partition in range(partitions)]
+    places, types = list(range(partitions)), [HIGH_WATERMARK] * partitions
     first, mark = 1, 0
 
     def register(offset: int, at_ms: int) -> None:
         nonlocal first
         batch = OperationBatch(
             list(range(first, first + row)),
-            partitions=partitions,
+            partitions=names,
             item_indexes=places,
             item_counts=[5],
-            offsets=[offset] * count,
+            offsets=[offset] * partitions,
             timeouts_ms=[TIMEOUT_MS],
         )
         first += row
@@ -64,7 +47,7 @@ def five_partitions(parameters: Parameters) -> Numbers:
         nonlocal mark
         mark += 1
         at_ms = now_ms()
-        events = EventBatch(types, partitions=partitions, item_indexes=places, offsets=[mark] * count)
+        events = EventBatch(types, partitions=names, item_indexes=places, offsets=[mark] * partitions)
         engine.apply(events, at_ms)
         ended = sum(len(completions) for completions in engine.take_completions())
         register(pending // row + mark, at_ms)
@@ -73,14 +56,13 @@ def five_partitions(parameters: Parameters) -> Numbers:
 
     for offset in range(1, pending // row + 1):
         register(offset, now_ms())
-    numbers = repeated(turn, parameters.number("seconds"))
+    numbers = repeated(turn, seconds)
     assert engine.pending == pending, f"{engine.pending} are pending"
     return numbers
 
 
-def zipf(parameters: Parameters) -> Numbers:
+def zipf(keys: int, pending: int, seconds: float) -> Numbers:
     """`pending` waits on each of `keys`, whose marks move by Zipf's law: each ends one, and one is registered."""
-    keys, pending = parameters.integer("keys"), parameters.integer("pending")
     filled = Filled(keys, pending)
     engine, partitions = filled.engine, filled.partitions
     drawn = draw(keys, pending)
@@ -100,7 +82,7 @@ def zipf(parameters: Parameters) -> Numbers:
         engine.advance_clock(at_ms, EXPIRED_PER_CALL)
         return ended
 
-    numbers = repeated(turn, parameters.number("seconds"))
+    numbers = repeated(turn, seconds)
     assert engine.pending == keys * pending, f"{engine.pending} are pending"
     return numbers
 
@@ -123,9 +105,8 @@ def draw(keys: int, each_max: int) -> list[list[int]]:
     return batches
 
 
-def falling(parameters: Parameters) -> Numbers:
+def falling(pending: int, step: int, seconds: float) -> Numbers:
     """`pending` waits on one key, registered in falling order of their offsets, then ended by marks of +`step`."""
-    pending, step = parameters.integer("pending"), parameters.integer("step")
     filled = Filled(1, 0)
     engine, partitions = filled.engine, filled.partitions
     per_call = BATCH // step
@@ -146,7 +127,7 @@ def falling(parameters: Parameters) -> Numbers:
         engine.advance_clock(now_ms(), EXPIRED_PER_CALL)
         return ended
 
-    numbers = repeated(turn, parameters.number("seconds"))
+    numbers = repeated(turn, seconds)
     assert engine.pending == 0, f"{engine.pending} are pending"
     return numbers
 

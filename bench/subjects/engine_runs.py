@@ -7,10 +7,11 @@ What the caller pays is measured too: batches are built, and completions taken, 
 
 import gc
 import time
+from collections.abc import Callable
 from typing import Final
 
 from bench.measure.memory import resident_bytes
-from bench.measure.worker import Numbers, Parameters, measured, serve
+from bench.measure.worker import Numbers, measured, serve
 from purgatory.engine.batches import EventBatch, OperationBatch, PartitionName
 from purgatory.engine.codes import FETCH, HIGH_WATERMARK, LEADER_APPEND, PRODUCE
 from purgatory.engine.engine import Engine
@@ -71,6 +72,19 @@ def now_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
+def repeated(turn: Callable[[], int], seconds: float) -> Numbers:
+    """Takes turns for a time; each says how many operations have ended in it."""
+    done, taken_s = 0, 0.0
+    gc.collect()
+    gc.freeze()
+    started = time.perf_counter()
+    while taken_s < seconds:
+        done += turn()
+        taken_s = time.perf_counter() - started
+    gc.unfreeze()
+    return measured(taken_s, done)
+
+
 def each_repeated(values: range, times: int) -> list[int]:
     """Each value so many times, at the least cost to the caller."""
     if times == 1:
@@ -81,14 +95,8 @@ def each_repeated(values: range, times: int) -> list[int]:
     return column
 
 
-def register_complete(parameters: Parameters) -> Numbers:
-    """Keeps `pending` waits on each of `keys`; `events` marks of +`step` on the `hot` ones, then as many registered.
-
-    For `seconds`, or until `operations` have ended where that is given.
-    """
-    keys, hot = parameters.integer("keys"), parameters.integer("hot")
-    pending, step, events = parameters.integer("pending"), parameters.integer("step"), parameters.integer("events")
-    budget, wanted = parameters.number("seconds", 1e9), parameters.integer("operations", 1 << 60)
+def register_complete(keys: int, hot: int, pending: int, step: int, events: int, seconds: float) -> Numbers:
+    """Keeps `pending` waits on each of `keys`; `events` marks of +`step` on the `hot` ones, then as many registered."""
     filled = Filled(keys, pending)
     engine, partitions = filled.engine, filled.partitions[:hot]
     rounds_each = events // hot
@@ -96,29 +104,28 @@ def register_complete(parameters: Parameters) -> Numbers:
     types = [HIGH_WATERMARK] * events
     event_indexes = list(range(hot)) * rounds_each
     indexes = list(range(hot)) * (rounds_each * step)
-    mark, done, seconds = 0, 0, 0.0
-    gc.collect()
-    gc.freeze()
-    started = time.perf_counter()
-    while seconds < budget and done < wanted:
+    mark = 0
+
+    def turn() -> int:
+        nonlocal mark
         reached = mark + step * rounds_each
         marks = each_repeated(range(mark + step, reached + 1, step), hot)
         offsets = each_repeated(range(pending + mark + 1, pending + reached + 1), hot)
         mark = reached
         at_ms = now_ms()
         engine.apply(EventBatch(types, partitions=partitions, item_indexes=event_indexes, offsets=marks), at_ms)
-        done += filled.take()
+        ended = filled.take()
         filled.register(partitions, indexes, offsets, TIMEOUT_MS, at_ms)
         engine.advance_clock(at_ms, EXPIRED_PER_CALL)
-        seconds = time.perf_counter() - started
-    gc.unfreeze()
+        return ended
+
+    numbers = repeated(turn, seconds)
     assert engine.pending == keys * pending, f"{engine.pending} are pending"
-    return measured(seconds, done)
+    return numbers
 
 
-def expire_all(parameters: Parameters) -> Numbers:
+def expire_all(count: int, keys: int) -> Numbers:
     """`count` waits on `keys` with one same deadline: the time to end them all, in slices, once they are due."""
-    count, keys = parameters.integer("count"), parameters.integer("keys")
     filled = Filled(keys, count // keys, 1_000)
     engine = filled.engine
     gc.collect()
@@ -133,9 +140,8 @@ def expire_all(parameters: Parameters) -> Numbers:
     return measured(seconds, ended)
 
 
-def cancel_all(parameters: Parameters) -> Numbers:
+def cancel_all(count: int, keys: int) -> Numbers:
     """`count` waits on `keys`: the time to cancel all of them, key by key."""
-    count, keys = parameters.integer("count"), parameters.integer("keys")
     filled = Filled(keys, count // keys)
     gc.collect()
     ended = 0
@@ -146,9 +152,8 @@ def cancel_all(parameters: Parameters) -> Numbers:
     return measured(time.perf_counter() - started, ended)
 
 
-def fetch_evaluations(parameters: Parameters) -> Numbers:
+def fetch_evaluations(fetches: int, appends: int) -> Numbers:
     """`fetches` long polls of 1 MiB on one partition fed by `appends` of equal size: how often is each evaluated?"""
-    fetches, appends = parameters.integer("fetches"), parameters.integer("appends")
     engine = Engine(EngineLimits(), 0)
     owner = engine.add_owner()
     partitions = [("bench", 0)]
@@ -182,9 +187,8 @@ def fetch_evaluations(parameters: Parameters) -> Numbers:
     return {**measured(seconds, ended), "evaluations": engine.counts(FETCH).evaluations / fetches}
 
 
-def memory(parameters: Parameters) -> Numbers:
+def memory(count: int, keys: int) -> Numbers:
     """What a pending wait takes of the process: to be run once in a fresh one."""
-    count, keys = parameters.integer("count"), parameters.integer("keys")
     Filled(1, 1)
     gc.collect()
     before = resident_bytes()

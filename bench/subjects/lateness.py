@@ -11,9 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-import uvloop
-
-from bench.measure.worker import Numbers, Parameters, serve
+from bench.measure.worker import Numbers, on_uvloop, serve
 from purgatory.clock import SystemClock
 from purgatory.engine.batches import OperationBatch
 from purgatory.engine.codes import EXPIRED, PRODUCE
@@ -74,12 +72,9 @@ async def told(turn: Callable[[], None], seconds: float) -> None:
     await asyncio.to_thread(tell)
 
 
-def waits(parameters: Parameters) -> Numbers:
+@on_uvloop
+async def waits(rate: int, pending: int, seconds: float) -> Numbers:
     """`rate` waits a second that all expire, beside `pending` that do not, for `seconds`."""
-    return uvloop.run(_waits(parameters.integer("rate"), parameters.integer("pending"), parameters.number("seconds")))
-
-
-async def _waits(rate: int, pending: int, seconds: float) -> Numbers:
     clock, watch = SystemClock(), Watch()
     engine = Engine(EngineLimits(pending_operations_max=2 * pending + rate), clock.now_ms())
     host = Host(engine, clock, HostSettings(), watch)
@@ -116,13 +111,9 @@ async def _waits(rate: int, pending: int, seconds: float) -> Numbers:
     return summary(watch.late_s)
 
 
-def timers(parameters: Parameters) -> Numbers:
+def timers(rate: int, seconds: float) -> Numbers:
     """The same with one `call_later` for each, and nothing else on asyncio's own loop."""
-    return asyncio.run(_timers(parameters.integer("rate"), parameters.number("seconds")))
-
-
-def uvloop_timers(parameters: Parameters) -> Numbers:
-    return uvloop.run(_timers(parameters.integer("rate"), parameters.number("seconds")))
+    return asyncio.run(_timers(rate, seconds))
 
 
 async def _timers(rate: int, seconds: float) -> Numbers:
@@ -147,6 +138,8 @@ async def _timers(rate: int, seconds: float) -> Numbers:
         await asyncio.sleep(TURN_S)
     return summary(late_s)
 
+
+uvloop_timers = on_uvloop(_timers)
 
 if __name__ == "__main__":
     serve({"waits": waits, "timers": timers, "uvloop-timers": uvloop_timers})

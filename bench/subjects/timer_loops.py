@@ -7,7 +7,7 @@ import gc
 import time
 from typing import Final, Protocol
 
-from bench.measure.worker import Numbers, Parameters, Workload, measured
+from bench.measure.worker import Numbers, Workload, measured
 
 __all__ = ["TimerDriver", "timer_workloads"]
 
@@ -37,29 +37,27 @@ class TimerDriver(Protocol):
 def timer_workloads(make: type[TimerDriver]) -> dict[str, Workload]:
     """The workloads for one kind of timer, made with its number of places."""
 
-    def add_cancel(parameters: Parameters) -> Numbers:
+    def add_cancel(pending: int, seconds: float) -> Numbers:
         """One more timer and one less, over and over, beside `pending` others."""
-        pending, budget = parameters.integer("pending"), parameters.number("seconds")
         driver = make(pending)  # type: ignore[call-arg]
         delays = [FAR_MS + place % FAR_MS for place in range(pending)]
         driver.add_all(range(pending), delays)
         parts = [range(first, min(first + TURNS, pending)) for first in range(0, pending, TURNS)]
         parts_delays = [delays[part.start : part.stop] for part in parts]
         gc.collect()
-        operations, at, seconds = 0, 0, 0.0
+        operations, at, taken_s = 0, 0, 0.0
         started = time.perf_counter()
-        while seconds < budget:
+        while taken_s < seconds:
             driver.replace_all(parts[at], parts_delays[at])
             operations += len(parts[at])
             at = at + 1 if at + 1 < len(parts) else 0
             driver.turn()
-            seconds = time.perf_counter() - started
+            taken_s = time.perf_counter() - started
         driver.close()
-        return measured(seconds, operations)
+        return measured(taken_s, operations)
 
-    def add_expire(parameters: Parameters) -> Numbers:
+    def add_expire(count: int, delay_ms: int) -> Numbers:
         """`count` timers with one same deadline: the time to add them, and to run them all once they are due."""
-        count, delay_ms = parameters.integer("count"), parameters.integer("delay_ms")
         driver = make(count)  # type: ignore[call-arg]
         delays = [delay_ms] * count
         gc.collect()

@@ -1,5 +1,6 @@
 """What the engine and its timer do in one process, beside Kafka's, Netty's and those that Python has."""
 
+from collections.abc import Mapping
 from typing import Final
 
 from bench.measure.lab import Lab
@@ -24,9 +25,9 @@ def run_of(worker: Worker, workload: str, **parameters: float) -> Measure:
     return lambda: worker.run(workload, **parameters)
 
 
-def running(worker: Worker | None, workload: str, **parameters: float) -> Measure | None:
-    """The same; None without the worker."""
-    return None if worker is None else run_of(worker, workload, **parameters)
+def running(peers: Mapping[str, Worker | None], workload: str, **parameters: float) -> dict[str, Measure | None]:
+    """The same of each peer; None of those that could not be had."""
+    return {name: None if worker is None else run_of(worker, workload, **parameters) for name, worker in peers.items()}
 
 
 def shape(pending: int) -> dict[str, float]:
@@ -40,30 +41,23 @@ def engine(lab: Lab) -> None:
     """Throughput: register and complete, hot keys, a million pending, expire all, cancel all; and fetch evaluations."""
     scale = lab.scale
     ours, kafka, conditions = lab.worker(ENGINE), lab.jvm("kafka"), lab.worker(CONDITIONS)
-    for pending in scale.register_complete:
-        work = {**shape(pending), "seconds": scale.seconds}
+    register_complete: dict[str, dict[str, float]] = {
+        **{f"pending={pending}": shape(pending) for pending in scale.register_complete},
+        "hot-keys=1%": {"keys": 10_000, "hot": 100, "pending": scale.hot_pending, "step": 1, "events": 100},
+    }
+    for name, work in register_complete.items():
+        work["seconds"] = scale.seconds
+        is_slow = name.startswith("hot") and not scale.slow_peers
         lab.measure(
-            [Figure(f"engine/register-complete/pending={pending}", "ops/s")],
+            [Figure(f"engine/register-complete/{name}", "ops/s")],
             ("engine", run_of(ours, "register-complete", **work)),
-            {
-                "kafka": running(kafka, "register-complete", **work),
-                "asyncio": running(conditions, "register-complete", **work),
-            },
+            running({"kafka": kafka, "asyncio": None if is_slow else conditions}, "register-complete", **work),
         )
-    hot = {"keys": 10_000, "hot": 100, "pending": scale.hot_pending, "step": 1, "events": 100, "seconds": scale.seconds}
-    lab.measure(
-        [Figure("engine/register-complete/hot-keys=1%", "ops/s")],
-        ("engine", lambda: ours.run("register-complete", **hot)),
-        {
-            "kafka": running(kafka, "register-complete", **hot),
-            "asyncio": running(conditions, "register-complete", **hot) if scale.slow_peers else None,
-        },
-    )
     many = {"keys": 1_000, "hot": 1_000, "step": 1, "events": 1_000, "seconds": scale.seconds}
     lab.measure(
         [Figure(f"engine/register-complete/total={scale.total_pending}", "ops/s")],
-        ("engine", lambda: ours.run("register-complete", **many, pending=scale.total_pending // 1_000)),
-        {"self": lambda: ours.run("register-complete", **many, pending=1)},
+        ("engine", run_of(ours, "register-complete", **many, pending=scale.total_pending // 1_000)),
+        {"self": run_of(ours, "register-complete", **many, pending=1)},
     )
     single = {"keys": 1, "hot": 1, "pending": 10_000, "seconds": scale.seconds}
     lab.measure(
@@ -76,7 +70,7 @@ def engine(lab: Lab) -> None:
         lab.measure(
             [Figure(f"engine/{workload}", "ops/s")],
             ("engine", run_of(ours, workload, **work)),
-            {"kafka": running(kafka, workload, **work)},
+            running({"kafka": kafka}, workload, **work),
         )
     work = {"fetches": scale.fetches, "appends": 1_024}
     lab.measure(
@@ -84,8 +78,8 @@ def engine(lab: Lab) -> None:
             Figure("engine/fetch-evaluations", "evaluations/fetch", "evaluations"),
             Figure("engine/fetch-appends", "ops/s"),
         ],
-        ("engine", lambda: ours.run("fetch-evaluations", **work)),
-        {"kafka": running(kafka, "fetch-evaluations", **work)},
+        ("engine", run_of(ours, "fetch-evaluations", **work)),
+        running({"kafka": kafka}, "fetch-evaluations", **work),
         runs=1,
     )
 
@@ -98,7 +92,7 @@ def uneven(lab: Lab) -> None:
         lab.measure(
             [Figure(f"engine/{workload}", "ops/s")],
             ("engine", run_of(patterns, workload, **work)),
-            {"kafka": running(kafka, workload, **work)},
+            running({"kafka": kafka}, workload, **work),
         )
 
 
@@ -113,23 +107,22 @@ def timers(lab: Lab) -> None:
         "heapq": lab.worker("bench.peers.heap_timers"),
     }
     cancel = {"pending": scale.timers, "seconds": scale.seconds}
-    expire = {"count": scale.herd, "delay_ms": scale.delay_ms}
     lab.measure(
         [Figure("timer/add-cancel", "ops/s")],
-        ("wheel", lambda: wheel.run("timer-add-cancel", **cancel)),
-        {name: running(peer, "timer-add-cancel", **cancel) for name, peer in peers.items()},
+        ("wheel", run_of(wheel, "timer-add-cancel", **cancel)),
+        running(peers, "timer-add-cancel", **cancel),
     )
+    expire = {"count": scale.herd, "delay_ms": scale.delay_ms}
     lab.measure(
         [Figure("timer/add-expire", "ops/s"), Figure("timer/drain", "ops/s", "drain_rate")],
-        ("wheel", lambda: wheel.run("timer-add-expire", **expire)),
-        {name: running(peer, "timer-add-expire", **expire) for name, peer in peers.items()},
+        ("wheel", run_of(wheel, "timer-add-expire", **expire)),
+        running(peers, "timer-add-expire", **expire),
     )
 
 
 def memory(lab: Lab) -> None:
     """What a pending single-partition produce takes: of the engine's process, of Kafka's heap, of the whole daemon."""
-    scale = lab.scale
-    work = {"count": scale.memory, "keys": DAEMON_SLOPE_KEYS}
+    work = {"count": lab.scale.memory, "keys": DAEMON_SLOPE_KEYS}
 
     def of_engine() -> dict[str, float]:
         with lab.fresh_worker(ENGINE) as worker:
@@ -138,16 +131,14 @@ def memory(lab: Lab) -> None:
     lab.measure(
         [Figure("memory/engine", "B", "bytes")],
         ("engine", of_engine),
-        {"kafka": running(lab.jvm("kafka"), "memory", **work)},
+        running({"kafka": lab.jvm("kafka")}, "memory", **work),
         runs=1,
         warm_up=False,
     )
     process = lab.daemon()
     driver = lab.worker("bench.drivers.parked")
-    lab.measure(
+    lab.measure_once(
         [Figure("memory/daemon", "B", "bytes")],
-        ("daemon", lambda: driver.run("park", address=process.address, process_id=process.process_id, **work)),
-        {},
-        runs=1,
-        warm_up=False,
+        "daemon",
+        lambda: driver.run("park", address=process.address, process_id=process.process_id, **work),
     )

@@ -62,6 +62,9 @@ def receipts(lab: Lab) -> None:
     driver, bare = lab.worker(KEPT), lab.worker("bench.peers.fsync_loop")
     turns, turn_bytes = scale.probes, 0
 
+    def appended() -> Numbers:
+        return bare.run("append", folder=str(folder), turn_bytes=turn_bytes, turns=turns, rate=RATE / BATCH)
+
     def receipted() -> Numbers:
         nonlocal turn_bytes
         before = written_bytes(process.process_id)
@@ -72,7 +75,7 @@ def receipts(lab: Lab) -> None:
     lab.measure(
         [Figure(f"journal/receipt-{part}/rate={RATE}", "us", f"{part}_us") for part in ("p50", "p99")],
         ("daemon", receipted),
-        {"fsync": lambda: bare.run("append", folder=str(folder), bytes=turn_bytes, turns=turns, rate=RATE / BATCH)},
+        {"fsync": appended},
         runs=min(3, scale.runs),
         warm_up=False,
     )
@@ -96,15 +99,13 @@ def recovery(lab: Lab) -> None:
         runs=min(3, lab.scale.runs),
         warm_up=False,
     )
-    lab.measure(
+    lab.measure_once(
         [
             Figure(f"journal/bytes/pending={count}", "B", "bytes_each"),
             Figure("journal/bytes/after", "B", "bytes_after"),
         ],
-        ("daemon", lambda: lives[-1]),
-        {},
-        runs=1,
-        warm_up=False,
+        "daemon",
+        lambda: lives[-1],
     )
 
 

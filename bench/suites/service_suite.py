@@ -193,7 +193,7 @@ def huge(lab: Lab) -> None:
     with daemon("--limits-pending-operations-max", str(HUGE + 100_000)) as process:
         before = driver.run("complete", address=process.address, count=100_000)
         parked = driver.run("park", address=process.address, process_id=process.process_id, count=HUGE, keys=10_000)
-        lab.measure([Figure("huge/memory", "B", "resident")], ("daemon", lambda: parked), {}, runs=1, warm_up=False)
+        lab.measure_once([Figure("huge/memory", "B", "resident")], "daemon", lambda: parked)
         lab.measure(
             [Figure("huge/complete", "ops/s")],
             ("daemon", lambda: driver.run("complete", address=process.address, count=100_000)),

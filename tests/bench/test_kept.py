@@ -9,21 +9,16 @@ import pytest
 from bench.drivers import kept
 from bench.measure.lab import Lab
 from bench.measure.processes import daemon
-from bench.measure.worker import Parameters
 from bench.peers import fsync_loop
 from bench.scale import QUICK
 from bench.suites import journal_suite
-
-
-def given(line: str) -> Parameters:
-    return Parameters(line.split())
 
 
 def test_the_bare_loop_syncs_each_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is synced after each turn, when so many bytes more are in it, and nothing is left behind."""
     sizes: list[int] = []
     monkeypatch.setattr("os.fdatasync", lambda file: sizes.append(os.fstat(file).st_size))
-    numbers = fsync_loop.append(given(f"folder={tmp_path} bytes=10 turns=3 rate=100000"))
+    numbers = fsync_loop.append(str(tmp_path), turn_bytes=10, turns=3, rate=100_000)
     assert sizes == [10, 20, 30]
     assert numbers["operations"] == 3
     assert numbers["p50_us"] <= numbers["p99_us"]
@@ -38,7 +33,7 @@ def test_only_the_journal_is_weighed(tmp_path: Path) -> None:
 
 
 def test_files_are_weighed_when_they_have_settled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As long as they grow or shrink, the time begins anew."""
+    """As long as they grow or shrink, the time starts again."""
     seconds = itertools.count()
     sizes = iter([9, 9, 12, 5, 5, 5, 5])
     monkeypatch.setattr(journal_suite, "SETTLED_S", 3)
@@ -76,5 +71,5 @@ def test_what_is_filled_survives_and_is_emptied() -> None:
 def test_each_batch_has_its_receipt() -> None:
     """As many receipts are measured as batches were sent, and all operations end."""
     with daemon() as process:
-        numbers = kept.receipts(given(f"address={process.address} batch=20 turns=10 rate=20000"))
+        numbers = kept.receipts(process.address, batch=20, turns=10, rate=20_000)
     assert numbers["operations"] == 10

@@ -9,7 +9,6 @@ from purgatory_client import AsyncClient, Outcome
 from bench.drivers import redis_load as redis_driver
 from bench.drivers import unary
 from bench.measure.processes import python_server
-from bench.measure.worker import Parameters
 from bench.peers import jvm
 from bench.peers.redis import RedisConnection, RedisServer, command, is_whole
 
@@ -61,9 +60,9 @@ async def test_redis_wakes_whom_a_mark_passes_and_who_is_due() -> None:
 def test_redis_is_loaded_to_the_end() -> None:
     """Both workloads end with a result for each of their waits."""
     with RedisServer() as server:
-        work = f"address={server.address} batch=20 lanes=2 together=5 seconds=0.01"
-        assert redis_driver.columns(Parameters(work.split()))["operations"] >= 40
-        assert redis_driver.herd(Parameters(f"address={server.address} count=700".split()))["operations"] == 700
+        columns = redis_driver.columns(server.address, batch=20, lanes=2, together=5, seconds=0.01)
+        assert columns["operations"] >= 40
+        assert redis_driver.herd(server.address, count=700)["operations"] == 700
 
 
 @needs_jvm
@@ -115,5 +114,4 @@ async def test_the_echo_server_answers_our_client() -> None:
 def test_the_conditions_server_completes_what_its_marks_pass() -> None:
     """Unary waits end when their key's mark has come, all of them."""
     with python_server("bench.peers.conditions_server") as server:
-        work = f"address={server.address} batch=5 lanes=2 seconds=0.02"
-        assert unary.conditions(Parameters(work.split()))["operations"] >= 10
+        assert unary.conditions(server.address, batch=5, lanes=2, seconds=0.02)["operations"] >= 10

@@ -2,8 +2,9 @@
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,8 @@ from bench.__main__ import SUITES
 from bench.measure.lab import Lab
 from bench.measure.pairing import Figure, Measure
 from bench.measure.worker import Numbers
+from bench.peers.jvm import jvm_worker
+from bench.peers.redis import RedisServer
 from bench.pipeline.__main__ import MEASURED
 from bench.reach import REACH
 from bench.scale import FULL
@@ -32,34 +35,17 @@ class Stub:
         return 0.0
 
 
-class StubLab:
-    """A lab that measures nothing and notes what it was asked to."""
+class StubLab(Lab):
+    """A lab that starts and measures nothing and notes what it was asked to."""
 
-    def __init__(self, jvm: bool, redis: bool) -> None:
-        self.scale = FULL
+    def __init__(self, *, peers_from_elsewhere: bool = True) -> None:
+        super().__init__(FULL, [])
         self.asked: set[tuple[str, str | None]] = set()
-        self._jvm = jvm
-        self._redis = redis
+        self._missing = () if peers_from_elsewhere else (jvm_worker, RedisServer)
 
-    def worker(self, module: str, name: str = "") -> Stub:
-        del module, name
-        return Stub()
-
-    server = worker
-
-    def daemon(self, *arguments: str) -> Stub:
-        del arguments
-        return Stub()
-
-    def folder(self) -> Path:
-        return Path("nowhere")
-
-    def jvm(self, peer: str) -> Stub | None:
-        del peer
-        return Stub() if self._jvm else None
-
-    def redis(self) -> Stub | None:
-        return Stub() if self._redis else None
+    def _started(self, start: object, *_arguments: str, name: str = "") -> Any:  # noqa: ANN401 - any process
+        del name
+        return None if start in self._missing else Stub()
 
     def measure(
         self,
@@ -89,10 +75,11 @@ def no_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.measure.processes.daemon", daemon)
 
 
-def asked_of(suites: Sequence[Callable[[Lab], None]], *, jvm: bool, redis: bool) -> set[tuple[str, str | None]]:
-    lab = StubLab(jvm, redis)
-    for suite in suites:
-        suite(lab)  # type: ignore[arg-type]
+def asked_by_all(*, peers_from_elsewhere: bool = True) -> set[tuple[str, str | None]]:
+    lab = StubLab(peers_from_elsewhere=peers_from_elsewhere)
+    for suite in SUITES.values():
+        suite(lab)
+    lab.close()
     return lab.asked
 
 
@@ -110,10 +97,10 @@ def histories(folder: Path) -> list[Path]:
 def test_everything_that_is_to_be_reached_is_measured(tmp_path: Path) -> None:
     """No figure is promised that no suite measures, beside the very peer it is promised for."""
     made = histories(tmp_path)
-    asked = asked_of(list(SUITES.values()), jvm=True, redis=True)
+    asked = asked_by_all()
     for measure in MEASURED.values():
-        lab = StubLab(jvm=True, redis=True)
-        measure(lab, made)  # type: ignore[arg-type]
+        lab = StubLab()
+        measure(lab, made)
         asked |= lab.asked
     names = {name for name, _ in asked}
     assert {key for key in REACH if key not in asked and not (key[1] is None and key[0] in names)} == set()
@@ -122,9 +109,8 @@ def test_everything_that_is_to_be_reached_is_measured(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("no_daemon")
 def test_without_a_jvm_and_redis_the_rest_is_measured() -> None:
     """Rows beside other peers stay; those beside the missing ones go, and none is beside nobody by mistake."""
-    suites = list(SUITES.values())
-    everything = asked_of(suites, jvm=True, redis=True)
-    left = asked_of(suites, jvm=False, redis=False)
+    everything = asked_by_all()
+    left = asked_by_all(peers_from_elsewhere=False)
     assert {peer for _, peer in left} == {
         "asyncio", "heapq", "echo", "self", "uvloop", "none", "fsync", "registering", None,
     }  # fmt: skip
