@@ -17,10 +17,9 @@ from typing import Final
 from bench.measure.instructions import UNIT, CountingMissing, counted_rows
 from bench.measure.lab import Lab
 from bench.measure.pairing import Figure
-from bench.measure.processes import ROOT
+from bench.measure.processes import ROOT, run_of
 from bench.measure.result_rows import HIGHER_IS_BETTER, Row, read_rows, write_rows
 from bench.scale import QUICK, Scale
-from bench.suites.engine_suite import run_of
 from purgatory.engine import COMPILED
 
 __all__ = ["TOLERANCE", "Verdict", "compared"]
@@ -83,20 +82,24 @@ def measured_rows() -> tuple[list[Row], list[str]]:
 
 def guarded(lab: Lab) -> None:
     """Counters and ratios that need no peer from elsewhere and repeat well."""
-    engine, wheel = lab.worker("bench.subjects.engine_runs"), lab.worker("bench.subjects.wheel_runs")
-    heap = lab.worker("bench.peers.heap_timers")
+    engine = lab.worker("bench.subjects.engine_runs")
     many = {"keys": 1_000, "hot": 1_000, "step": 1, "events": 1_000, "seconds": SCALE.seconds}
     lab.measure(
         [Figure("guard/total-pending", "ops/s")],
         ("engine", run_of(engine, "register-complete", **many, pending=200)),
         {"self": run_of(engine, "register-complete", **many, pending=1)},
     )
-    cancel = {"pending": SCALE.timers, "seconds": SCALE.seconds}
-    lab.measure(
-        [Figure("guard/timer-add-cancel", "ops/s")],
-        ("wheel", run_of(wheel, "timer-add-cancel", **cancel)),
-        {"heapq": run_of(heap, "timer-add-cancel", **cancel)},
+    wheel, heapq = (
+        run_of(
+            lab.worker("bench.subjects.timers", timer),
+            "timer-add-cancel",
+            timer=timer,
+            pending=SCALE.timers,
+            seconds=SCALE.seconds,
+        )
+        for timer in ("wheel", "heapq")
     )
+    lab.measure([Figure("guard/timer-add-cancel", "ops/s")], ("wheel", wheel), {"heapq": heapq})
     lab.measure_once(
         [Figure("guard/fetch-evaluations", "evaluations/fetch", "evaluations")],
         "engine",

@@ -9,14 +9,14 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 from bench.measure.worker import Numbers
 
-__all__ = ["ROOT", "Server", "Worker", "WorkerFailed", "daemon", "python_worker"]
+__all__ = ["ROOT", "Server", "Worker", "WorkerFailed", "daemon", "python_worker", "run_of"]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 ANSWER_TIMEOUT_S: Final = 600.0
@@ -115,6 +115,11 @@ class Worker(Process):
             raise WorkerFailed(f"{self.name}: {answered['error']}")
         numbers: Numbers = answered
         return numbers
+
+
+def run_of(worker: Worker, workload: str, **parameters: str | float) -> Callable[[], Numbers]:
+    """A measurement: this workload, each time with these parameters."""
+    return lambda: worker.run(workload, **parameters)
 
 
 class Server(Process):

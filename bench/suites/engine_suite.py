@@ -5,13 +5,14 @@ from typing import Final
 
 from bench.measure.lab import Lab
 from bench.measure.pairing import Figure, Measure
-from bench.measure.processes import Worker
+from bench.measure.processes import Worker, run_of
 
 __all__ = ["engine", "memory", "timers", "uneven"]
 
 ENGINE: Final = "bench.subjects.engine_runs"
 PATTERNS: Final = "bench.subjects.engine_patterns"
 CONDITIONS: Final = "bench.peers.conditions"
+TIMERS: Final = "bench.subjects.timers"
 DAEMON_SLOPE_KEYS: Final = 1_000
 UNEVEN: Final[dict[str, dict[str, float]]] = {
     "five-partitions": {"partitions": 100, "pending": 2_000},
@@ -21,12 +22,8 @@ UNEVEN: Final[dict[str, dict[str, float]]] = {
 """Work that is not one rising offset on each key, by workload."""
 
 
-def run_of(worker: Worker, workload: str, **parameters: float) -> Measure:
-    return lambda: worker.run(workload, **parameters)
-
-
 def running(peers: Mapping[str, Worker | None], workload: str, **parameters: float) -> dict[str, Measure | None]:
-    """The same of each peer; None of those that could not be had."""
+    """The workload of each peer; None of those that could not be had."""
     return {name: None if worker is None else run_of(worker, workload, **parameters) for name, worker in peers.items()}
 
 
@@ -99,25 +96,22 @@ def uneven(lab: Lab) -> None:
 def timers(lab: Lab) -> None:
     """Add and cancel, add and expire, and the drain of one deadline: the wheel beside four other timers."""
     scale = lab.scale
-    wheel = lab.worker("bench.subjects.wheel_runs")
-    peers = {
-        "kafka": lab.jvm("kafka"),
-        "netty": lab.jvm("netty"),
-        "asyncio": lab.worker("bench.peers.asyncio_timers"),
-        "heapq": lab.worker("bench.peers.heap_timers"),
+    jvm = {name: lab.jvm(name) for name in ("kafka", "netty")}
+    figures = {
+        "timer-add-cancel": [Figure("timer/add-cancel", "ops/s")],
+        "timer-add-expire": [Figure("timer/add-expire", "ops/s"), Figure("timer/drain", "ops/s", "drain_rate")],
     }
-    cancel = {"pending": scale.timers, "seconds": scale.seconds}
-    lab.measure(
-        [Figure("timer/add-cancel", "ops/s")],
-        ("wheel", run_of(wheel, "timer-add-cancel", **cancel)),
-        running(peers, "timer-add-cancel", **cancel),
-    )
-    expire = {"count": scale.herd, "delay_ms": scale.delay_ms}
-    lab.measure(
-        [Figure("timer/add-expire", "ops/s"), Figure("timer/drain", "ops/s", "drain_rate")],
-        ("wheel", run_of(wheel, "timer-add-expire", **expire)),
-        running(peers, "timer-add-expire", **expire),
-    )
+    works: dict[str, dict[str, float]] = {
+        "timer-add-cancel": {"pending": scale.timers, "seconds": scale.seconds},
+        "timer-add-expire": {"count": scale.herd, "delay_ms": scale.delay_ms},
+    }
+    for workload, work in works.items():
+        in_python = {
+            name: run_of(lab.worker(TIMERS, name), workload, timer=name, **work)
+            for name in ("wheel", "asyncio", "heapq")
+        }
+        ours = in_python.pop("wheel")
+        lab.measure(figures[workload], ("wheel", ours), {**running(jvm, workload, **work), **in_python})
 
 
 def memory(lab: Lab) -> None:

@@ -9,7 +9,7 @@ from typing import Final
 from bench.drivers.latency import WARM_UP
 from bench.measure.lab import Lab
 from bench.measure.pairing import Figure, Measure
-from bench.measure.processes import daemon
+from bench.measure.processes import daemon, run_of
 from bench.measure.worker import Numbers
 
 __all__ = ["archived", "columns", "receipts", "recovery"]
@@ -43,10 +43,9 @@ def archived(lab: Lab) -> None:
 
 def _beside_none(lab: Lab, name: str, *arguments: str) -> None:
     client = lab.worker(CLIENT)
-    work = {"batch": 500, "lanes": LANES, "seconds": 2 * lab.scale.seconds}
 
     def loading(address: str) -> Measure:
-        return lambda: client.run("columns", address=address, **work)
+        return run_of(client, "columns", address=address, batch=500, lanes=LANES, seconds=2 * lab.scale.seconds)
 
     lab.measure(
         [Figure(f"{name}/batch=500", "ops/s")],

@@ -5,7 +5,7 @@ from typing import Final
 
 from bench.measure.lab import Lab
 from bench.measure.pairing import Figure, Measure
-from bench.measure.processes import WorkerFailed
+from bench.measure.processes import WorkerFailed, run_of
 from bench.measure.worker import Numbers
 
 __all__ = ["herd", "huge", "latency", "lateness", "throughput"]
@@ -14,6 +14,7 @@ CLIENT: Final = "bench.drivers.client"
 UNARY: Final = "bench.drivers.unary"
 LATENCY: Final = "bench.drivers.latency"
 PARKED: Final = "bench.drivers.parked"
+REDIS: Final = "bench.drivers.redis_load"
 ECHO: Final = "bench.peers.echo_server"
 LANES: Final = 8
 CALLERS: Final = 32
@@ -34,29 +35,29 @@ def throughput(lab: Lab) -> None:
     conditions = lab.server("bench.peers.conditions_server").address
     lab.measure(
         [Figure("service/columns/batch=500", "ops/s")],
-        ("daemon", lambda: client.run("columns", address=ours, **batches)),
+        ("daemon", run_of(client, "columns", address=ours, **batches)),
         {
-            "echo": lambda: client.run("columns", address=echo, **batches),
+            "echo": run_of(client, "columns", address=echo, **batches),
             "redis": _redis_columns(lab, seconds, together=1),
-            "asyncio": lambda: unary.run("conditions", address=conditions, batch=100, lanes=LANES, seconds=seconds),
+            "asyncio": run_of(unary, "conditions", address=conditions, batch=100, lanes=LANES, seconds=seconds),
         },
     )
     lab.measure(
         [Figure("service/columns/batch=500/one-script-call", "ops/s")],
-        ("daemon", lambda: client.run("columns", address=ours, **batches)),
+        ("daemon", run_of(client, "columns", address=ours, **batches)),
         {"redis": _redis_columns(lab, seconds, together=500)},
     )
     single = {"in_flight": scale.in_flight, "seconds": seconds}
     lab.measure(
         [Figure(f"service/individual/in-flight={scale.in_flight}", "ops/s")],
-        ("daemon", lambda: client.run("individual", address=ours, **single)),
-        {"echo": lambda: client.run("individual", address=echo, **single)},
+        ("daemon", run_of(client, "individual", address=ours, **single)),
+        {"echo": run_of(client, "individual", address=echo, **single)},
     )
     calls = {"callers": CALLERS, "seconds": seconds}
     lab.measure(
         [Figure("service/wait-satisfied", "calls/s")],
-        ("daemon", lambda: unary.run("wait-satisfied", address=ours, **calls)),
-        {"echo": lambda: unary.run("empty", address=echo, **calls)},
+        ("daemon", run_of(unary, "wait-satisfied", address=ours, **calls)),
+        {"echo": run_of(unary, "empty", address=echo, **calls)},
     )
 
 
@@ -64,8 +65,8 @@ def _redis_columns(lab: Lab, seconds: float, together: int) -> Measure | None:
     server = lab.redis()
     if server is None:
         return None
-    driver, work = lab.worker("bench.drivers.redis_load"), {"batch": 500, "lanes": LANES, "seconds": seconds}
-    return lambda: driver.run("columns", address=server.address, together=together, **work)
+    driver = lab.worker(REDIS)
+    return run_of(driver, "columns", address=server.address, together=together, batch=500, lanes=LANES, seconds=seconds)
 
 
 def latency(lab: Lab) -> None:
@@ -73,10 +74,8 @@ def latency(lab: Lab) -> None:
     scale = lab.scale
     process, echo = lab.daemon(), lab.server(ECHO).address
     probe, ping, client = lab.worker(LATENCY), lab.worker(LATENCY, "ping"), lab.worker(CLIENT)
-    pinging: Measure = lambda: ping.run("ping", address=echo, count=scale.probes)  # noqa: E731 - one of two
-    probing: Measure = lambda: probe.run(  # noqa: E731 - the other
-        "event-to-result", address=process.address, count=scale.probes
-    )
+    pinging = run_of(ping, "ping", address=echo, count=scale.probes)
+    probing = run_of(probe, "event-to-result", address=process.address, count=scale.probes)
     lab.measure(
         [
             Figure("service/event-to-result/p50", "us", "p50_us", "p50_us"),
@@ -127,10 +126,10 @@ def lateness(lab: Lab) -> None:
             Figure("service/expiry-lateness/p50", "ms", "p50_ms"),
             Figure("service/expiry-lateness/p99", "ms", "p99_ms"),
         ],
-        ("daemon", lambda: ours.run("waits", rate=rate, pending=scale.total_pending, seconds=seconds)),
+        ("daemon", run_of(ours, "waits", rate=rate, pending=scale.total_pending, seconds=seconds)),
         {
-            "asyncio": lambda: bare.run("timers", rate=rate, seconds=seconds),
-            "uvloop": lambda: bare.run("uvloop-timers", rate=rate, seconds=seconds),
+            "asyncio": run_of(bare, "timers", rate=rate, seconds=seconds),
+            "uvloop": run_of(bare, "uvloop-timers", rate=rate, seconds=seconds),
         },
         runs=min(3, scale.runs),
         warm_up=False,
@@ -141,20 +140,20 @@ def herd(lab: Lab) -> None:
     """Many operations with one same deadline: how fast they drain, and what an `Advance` takes meanwhile."""
     scale = lab.scale
     address = lab.daemon().address
-    driver, teller = lab.worker(PARKED), lab.worker(LATENCY)
+    driver, prober, redis_driver = lab.worker(PARKED), lab.worker(LATENCY), lab.worker(REDIS)
     kafka, redis = lab.jvm("kafka"), lab.redis()
     drain_s, filling_s = 1.0, scale.delay_ms / 1_000
 
     def advances(start_s: float, seconds: float) -> Numbers:
-        teller.begin("advances", address=address, interval_ms=INTERVAL_MS, start_s=start_s, seconds=seconds)
-        return teller.result()
+        prober.begin("advances", address=address, interval_ms=INTERVAL_MS, start_s=start_s, seconds=seconds)
+        return prober.result()
 
     def stampede() -> Numbers:
         nonlocal drain_s, filling_s
         for attempt in range(ATTEMPTS):
             deadline_s = time.monotonic() + filling_s
             driver.begin("herd", address=address, count=scale.herd, keys=100, deadline_s=deadline_s)
-            told = advances(deadline_s, 0.9 * drain_s)
+            advanced = advances(deadline_s, 0.9 * drain_s)
             try:
                 numbers = driver.result()
             except WorkerFailed:
@@ -164,7 +163,7 @@ def herd(lab: Lab) -> None:
                 continue
             drain_s = numbers["seconds"]
             break
-        return {**numbers, "p99_us": told["p99_us"]}
+        return {**numbers, "p99_us": advanced["p99_us"]}
 
     expire = {"count": scale.herd, "delay_ms": scale.delay_ms}
     lab.measure(
@@ -175,10 +174,8 @@ def herd(lab: Lab) -> None:
         ],
         ("daemon", stampede),
         {
-            "kafka": None if kafka is None else lambda: kafka.run("timer-add-expire", **expire),
-            "redis": None
-            if redis is None
-            else lambda: lab.worker("bench.drivers.redis_load").run("herd", address=redis.address, count=scale.herd),
+            "kafka": None if kafka is None else run_of(kafka, "timer-add-expire", **expire),
+            "redis": None if redis is None else run_of(redis_driver, "herd", address=redis.address, count=scale.herd),
             "self": lambda: advances(time.monotonic(), max(1.0, drain_s)),
         },
         runs=min(3, scale.runs),
@@ -187,16 +184,13 @@ def herd(lab: Lab) -> None:
 
 def huge(lab: Lab) -> None:
     """Ten million operations pending in one daemon: its memory, and whether it still completes others."""
-    from bench.measure.processes import daemon  # noqa: PLC0415 - this one needs another limit
-
-    driver = lab.worker(PARKED)
-    with daemon("--limits-pending-operations-max", str(HUGE + 100_000)) as process:
-        before = driver.run("complete", address=process.address, count=100_000)
-        parked = driver.run("park", address=process.address, process_id=process.process_id, count=HUGE, keys=10_000)
-        lab.measure_once([Figure("huge/memory", "B", "resident")], "daemon", lambda: parked)
-        lab.measure(
-            [Figure("huge/complete", "ops/s")],
-            ("daemon", lambda: driver.run("complete", address=process.address, count=100_000)),
-            {"self": lambda: before},
-            runs=1,
-        )
+    driver, process = lab.worker(PARKED), lab.daemon("--limits-pending-operations-max", str(HUGE + 100_000))
+    before = driver.run("complete", address=process.address, count=100_000)
+    parked = driver.run("park", address=process.address, process_id=process.process_id, count=HUGE, keys=10_000)
+    lab.measure_once([Figure("huge/memory", "B", "resident")], "daemon", lambda: parked)
+    lab.measure(
+        [Figure("huge/complete", "ops/s")],
+        ("daemon", run_of(driver, "complete", address=process.address, count=100_000)),
+        {"self": lambda: before},
+        runs=1,
+    )

@@ -1,12 +1,9 @@
 """The suites measure all that is to be reached, and leave out only peers that cannot be had."""
 
-import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from bench.__main__ import SUITES
 from bench.measure.lab import Lab
@@ -63,18 +60,6 @@ class StubLab(Lab):
                 self.asked.add((figure.name, None))
 
 
-@pytest.fixture
-def no_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The suite with ten million pending starts none."""
-
-    @contextlib.contextmanager
-    def daemon(*arguments: str) -> Iterator[Stub]:
-        del arguments
-        yield Stub()
-
-    monkeypatch.setattr("bench.measure.processes.daemon", daemon)
-
-
 def asked_by_all(*, peers_from_elsewhere: bool = True) -> set[tuple[str, str | None]]:
     lab = StubLab(peers_from_elsewhere=peers_from_elsewhere)
     for suite in SUITES.values():
@@ -93,7 +78,6 @@ def histories(folder: Path) -> list[Path]:
     return [folder / str(size) for size in sizes]
 
 
-@pytest.mark.usefixtures("no_daemon")
 def test_everything_that_is_to_be_reached_is_measured(tmp_path: Path) -> None:
     """No figure is promised that no suite measures, beside the very peer it is promised for."""
     made = histories(tmp_path)
@@ -106,7 +90,6 @@ def test_everything_that_is_to_be_reached_is_measured(tmp_path: Path) -> None:
     assert {key for key in REACH if key not in asked and not (key[1] is None and key[0] in names)} == set()
 
 
-@pytest.mark.usefixtures("no_daemon")
 def test_without_a_jvm_and_redis_the_rest_is_measured() -> None:
     """Rows beside other peers stay; those beside the missing ones go, and none is beside nobody by mistake."""
     everything = asked_by_all()

@@ -8,13 +8,8 @@ import pytest
 from bench.counted import WORKLOADS
 from bench.measure.processes import WorkerFailed, python_worker
 from bench.measure.worker import Numbers, Workload, answer
-from bench.peers import asyncio_timers, conditions, heap_timers
-from bench.subjects import engine_patterns, engine_runs, lateness, wheel_runs
-from bench.subjects.timer_loops import TimerDriver, timer_workloads
-
-DRIVERS: list[type[TimerDriver]] = [
-    wheel_runs.WheelDriver, heap_timers.HeapDriver, asyncio_timers.AsyncioDriver,
-]  # fmt: skip
+from bench.peers import conditions
+from bench.subjects import engine_patterns, engine_runs, lateness, timers
 
 
 def test_lines_are_answered_whatever_they_say() -> None:
@@ -35,13 +30,13 @@ def test_lines_are_answered_whatever_they_say() -> None:
 @pytest.mark.slow  # a process is started
 def test_a_worker_goes_on_after_a_failure() -> None:
     """What failed raises in the harness; the next workload is served; the process ends with the block."""
-    with python_worker("bench.subjects.wheel_runs") as worker:
+    with python_worker("bench.subjects.timers") as worker:
         with pytest.raises(WorkerFailed, match="no such workload"):
             worker.run("nothing")
-        assert worker.run("timer-add-expire", count=10, delay_ms=5)["operations"] == 10
+        assert worker.run("timer-add-expire", timer="heapq", count=10, delay_ms=5)["operations"] == 10
         process = worker
     with pytest.raises(ValueError, match="closed"):
-        process.run("timer-add-expire", count=10, delay_ms=5)
+        process.run("timer-add-expire", timer="heapq", count=10, delay_ms=5)
 
 
 @pytest.mark.parametrize(
@@ -84,10 +79,10 @@ def test_a_long_poll_is_evaluated_a_few_times() -> None:
     assert 1 <= numbers["evaluations"] <= 20
 
 
-@pytest.mark.parametrize("make", DRIVERS)
-def test_timers_fire_each_once_when_due(make: type[TimerDriver]) -> None:
+@pytest.mark.parametrize("timer", timers.TIMERS)
+def test_timers_fire_each_once_when_due(timer: str) -> None:
     """None before its time; of a timer that was replaced, only the last one."""
-    driver = make(30)  # type: ignore[call-arg]
+    driver = timers.TIMERS[timer](30)
     driver.add_all(range(30), [1_000] * 30)
     driver.replace_all(range(10), [5_000] * 10)
     driver.turn()
@@ -95,12 +90,11 @@ def test_timers_fire_each_once_when_due(make: type[TimerDriver]) -> None:
     driver.close()
 
 
-@pytest.mark.parametrize("make", DRIVERS)
-def test_timer_workloads_run(make: type[TimerDriver]) -> None:
+@pytest.mark.parametrize("timer", timers.TIMERS)
+def test_timer_workloads_run(timer: str) -> None:
     """Both workloads come to an end and count what they did."""
-    workloads = timer_workloads(make)
-    assert workloads["timer-add-cancel"](pending=1_500, seconds=0.001)["operations"] >= 500
-    numbers = workloads["timer-add-expire"](count=2_000, delay_ms=50)
+    assert timers.add_cancel(timer, pending=1_500, seconds=0.001)["operations"] >= 500
+    numbers = timers.add_expire(timer, count=2_000, delay_ms=50)
     assert numbers["operations"] == 2_000
     assert numbers["drain_rate"] > 0
 

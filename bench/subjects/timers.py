@@ -1,0 +1,217 @@
+"""The timing wheel and the timers that Python has, each behind one driver: add and cancel, add and expire.
+
+    python -m bench.subjects.timers     # then lines such as: run timer-add-cancel timer=wheel pending=1000 seconds=1
+
+The wheel is called from plain Python, once for each timer. The engine calls it from compiled code, without the cost of
+such calls; so its figures here are an upper bound. The loops around the drivers cost the same for all.
+"""
+
+import asyncio
+import gc
+import heapq
+import time
+from abc import ABC, abstractmethod
+from typing import Final
+
+from bench.measure.worker import Numbers, measured, serve
+from purgatory.engine.waiting.wheel import TimingWheel
+
+__all__ = ["TIMERS", "add_cancel", "add_expire"]
+
+FAR_MS: Final = 30_000
+TURNS: Final = 1_000
+FIRED_PER_CALL: Final = 100_000
+HEAP_SLACK: Final = 64
+
+
+class TimerDriver(ABC):
+    """A timer with places for `count` timers. Its time is milliseconds from 0 and not the machine's."""
+
+    @abstractmethod
+    def __init__(self, count: int) -> None: ...
+
+    @abstractmethod
+    def add_all(self, places: range, delays_ms: list[int]) -> None:
+        """Sets a timer at each place."""
+
+    @abstractmethod
+    def replace_all(self, places: range, delays_ms: list[int]) -> None:
+        """Cancels the timer at each place and sets a new one there, one after the other."""
+
+    @abstractmethod
+    def expire(self, after_ms: int) -> int:
+        """Runs what is due at `after_ms`; returns how many."""
+
+    def turn(self) -> None:  # noqa: B027 - not all need it
+        """What the timer needs now and then to keep up, with nothing due."""
+
+    def close(self) -> None:  # noqa: B027 - not all need it
+        """Releases what it holds."""
+
+
+class WheelDriver(TimerDriver):
+    """A wheel as the daemon has it: tick of 1 ms, 20 buckets."""
+
+    def __init__(self, count: int) -> None:
+        self._wheel: Final = TimingWheel(1, 20, 0)
+        self._wheel.ensure(count)
+
+    def add_all(self, places: range, delays_ms: list[int]) -> None:
+        add = self._wheel.add
+        for place, delay_ms in zip(places, delays_ms, strict=True):
+            add(place, delay_ms)
+
+    # One call for each: adding unlinks the timer that is there.
+    replace_all = add_all
+
+    def turn(self) -> None:
+        """Lets the wheel drop the buckets that ran empty."""
+        self._wheel.next_expiration_ms()
+
+    def expire(self, after_ms: int) -> int:
+        """Takes what is due, in slices, until nothing is."""
+        wheel = self._wheel
+        count = 0
+        while 0 <= wheel.next_expiration_ms() <= after_ms:
+            fired: list[int] = []
+            wheel.advance(after_ms, FIRED_PER_CALL, fired)
+            count += len(fired)
+        return count
+
+
+class HeapDriver(TimerDriver):
+    """The timer most people write: `heapq` of (deadline, number), cancelled ones dropped when they come up.
+
+    Where more than half are cancelled the heap is built again, as asyncio does, or it would only grow.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._heap: list[tuple[int, int, int]] = []
+        self._live: Final = [-1] * count
+        self._number = 0
+        self._cancelled = 0
+        self._now_ms = 0
+
+    def add_all(self, places: range, delays_ms: list[int]) -> None:
+        heap, live, push, now_ms = self._heap, self._live, heapq.heappush, self._now_ms
+        number = self._number
+        for place, delay_ms in zip(places, delays_ms, strict=True):
+            number += 1
+            live[place] = number
+            push(heap, (now_ms + delay_ms, number, place))
+        self._number = number
+
+    def replace_all(self, places: range, delays_ms: list[int]) -> None:
+        """Forgets the live entry of each place and pushes another."""
+        self._cancelled += len(places)
+        self.add_all(places, delays_ms)
+        if self._cancelled * 2 > len(self._heap) + HEAP_SLACK:
+            live = self._live
+            self._heap = [entry for entry in self._heap if live[entry[2]] == entry[1]]
+            heapq.heapify(self._heap)
+            self._cancelled = 0
+
+    def expire(self, after_ms: int) -> int:
+        heap, live, pop = self._heap, self._live, heapq.heappop
+        now_ms = self._now_ms = self._now_ms + after_ms
+        count = 0
+        while heap and heap[0][0] <= now_ms:
+            _, number, place = pop(heap)
+            if live[place] == number:
+                live[place] = -1
+                count += 1
+        return count
+
+
+class HandLoop(asyncio.SelectorEventLoop):
+    """The loop of the standard library with a clock that is moved by hand, so that nothing is waited for."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        super().__init__()
+
+    def time(self) -> float:
+        """Seconds, as last set."""
+        return self.now_s
+
+
+class AsyncioDriver(TimerDriver):
+    """asyncio's own timers: `call_later` on its event loop."""
+
+    def __init__(self, count: int) -> None:
+        self._loop: Final = HandLoop()
+        self._handles: Final[list[asyncio.TimerHandle | None]] = [None] * count
+        self._count = 0
+
+    def _fire(self) -> None:
+        self._count += 1
+
+    def add_all(self, places: range, delays_ms: list[int]) -> None:
+        call_later, fire, handles = self._loop.call_later, self._fire, self._handles
+        for place, delay_ms in zip(places, delays_ms, strict=True):
+            handles[place] = call_later(delay_ms / 1_000, fire)
+
+    def replace_all(self, places: range, delays_ms: list[int]) -> None:
+        call_later, fire, handles = self._loop.call_later, self._fire, self._handles
+        for place, delay_ms in zip(places, delays_ms, strict=True):
+            handle = handles[place]
+            if handle is not None:
+                handle.cancel()
+            handles[place] = call_later(delay_ms / 1_000, fire)
+
+    def turn(self) -> None:
+        """One turn of the loop: it drops cancelled timers when they are many."""
+        self._loop.call_soon(self._loop.stop)
+        self._loop.run_forever()
+
+    def expire(self, after_ms: int) -> int:
+        """Moves the clock and lets the loop turn until nothing is due."""
+        self._loop.now_s += after_ms / 1_000 + 1e-6
+        self._loop.call_soon(self._loop.call_soon, self._loop.stop)
+        self._loop.run_forever()
+        return self._count
+
+    def close(self) -> None:
+        self._loop.close()
+
+
+TIMERS: Final[dict[str, type[TimerDriver]]] = {"wheel": WheelDriver, "heapq": HeapDriver, "asyncio": AsyncioDriver}
+
+
+def add_cancel(timer: str, pending: int, seconds: float) -> Numbers:
+    """One more timer and one less, over and over, beside `pending` others."""
+    driver = TIMERS[timer](pending)
+    delays = [FAR_MS + place % FAR_MS for place in range(pending)]
+    driver.add_all(range(pending), delays)
+    parts = [range(first, min(first + TURNS, pending)) for first in range(0, pending, TURNS)]
+    parts_delays = [delays[part.start : part.stop] for part in parts]
+    gc.collect()
+    operations, at, taken_s = 0, 0, 0.0
+    started = time.perf_counter()
+    while taken_s < seconds:
+        driver.replace_all(parts[at], parts_delays[at])
+        operations += len(parts[at])
+        at = at + 1 if at + 1 < len(parts) else 0
+        driver.turn()
+        taken_s = time.perf_counter() - started
+    driver.close()
+    return measured(taken_s, operations)
+
+
+def add_expire(timer: str, count: int, delay_ms: int) -> Numbers:
+    """`count` timers with one same deadline: the time to add them, and to run them all once they are due."""
+    driver = TIMERS[timer](count)
+    delays = [delay_ms] * count
+    gc.collect()
+    started = time.perf_counter()
+    driver.add_all(range(count), delays)
+    added = time.perf_counter()
+    fired = driver.expire(delay_ms)
+    ended = time.perf_counter()
+    driver.close()
+    assert fired == count, f"{fired} of {count} timers fired"
+    return {**measured(ended - started, count), "drain_rate": count / (ended - added)}
+
+
+if __name__ == "__main__":
+    serve({"timer-add-cancel": add_cancel, "timer-add-expire": add_expire})
