@@ -20,27 +20,26 @@ TARGETS = ("servicer", "daemon", "direct")
 
 
 def fuzz_over_grpc(seed: int, requests: int, targets: Sequence[str]) -> Tally:
-    """So many requests to the servicer, the daemon, or both; says how the daemon's memory went."""
+    """So many requests to the servicer, the daemon, or both; prints how the daemon's memory went."""
     tally = Tally()
     share = 0.0 if "servicer" not in targets else SERVICER_SHARE if "daemon" in targets else 1.0
-    if share > 0:
-        tally.merge(asyncio.run(fuzz_servicer(seed, round(requests * share))))
+    of_servicer = round(requests * share)
+    if of_servicer:
+        asyncio.run(fuzz_servicer(seed, of_servicer, tally))
     if share < 1:
-        ours = requests - round(requests * share)
-        warm_up = round(ours * WARM_UP_SHARE)
-        tried, memory = asyncio.run(fuzz_daemon(seed, ours - warm_up, warm_up=warm_up, check_memory=True))
-        tally.merge(tried)
+        warm_up = round((requests - of_servicer) * WARM_UP_SHARE)
+        memory = asyncio.run(fuzz_daemon(seed, requests - of_servicer - warm_up, tally, warm_up=warm_up))
         print(f"memory of the daemon: {memory}")
     return tally
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Prints what was sent and found. Exit code 1 if anything was found."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--seed", type=int, default=None, help="default: a random one")
     parser.add_argument("--requests", type=int, default=50_000, help="how many, and cases for direct (default 50000)")
     parser.add_argument("--target", choices=(*TARGETS, "all"), default="all")
-    given = parser.parse_args(arguments)
+    given = parser.parse_args()
     seed = secrets.randbelow(1_000_000) if given.seed is None else given.seed
     print(f"seed {seed}, {'compiled' if COMPILED else 'uncompiled'} engine", flush=True)
     targets = TARGETS if given.target == "all" else (given.target,)

@@ -80,8 +80,7 @@ class FuzzingCaller:
             for service in services
             for descriptor in service.methods
         }
-        self._names: Final = list(self._methods)
-        self._weights: Final = [WEIGHTS.get(name, 1) for name in self._names]
+        self._weights: Final = [WEIGHTS.get(name, 1) for name in self._methods]
 
     async def run(self, requests: int, callers: int = 24) -> None:
         """Sends at least `requests` requests, `callers` of them at a time."""
@@ -92,8 +91,7 @@ class FuzzingCaller:
 
     async def _call_on(self, goal: int) -> None:
         while self.tally.total < goal:
-            [name] = self.rng.choices(self._names, self._weights)
-            method = self._methods[name]
+            [(name, method)] = self.rng.choices(list(self._methods.items()), self._weights)
             if method.many_in:
                 await self._two_way(name, method)
             elif method.many_out:
@@ -136,7 +134,7 @@ class FuzzingCaller:
         try:
             answer = await call
         except grpc.aio.AioRpcError as error:
-            self._judge(name, method, error, request)
+            self._judge(name, error.code().name, error.details(), request, may_wait=method.waits)
         except asyncio.CancelledError:
             if not call.cancelled():
                 raise
@@ -152,7 +150,7 @@ class FuzzingCaller:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.rng.choice((0.01, 0.03, 0.1))):
                 await self._read(call, session_id)
-        await self._end(name, method, call, request, 1)
+        await self._end(name, call, request, 1)
 
     async def _two_way(self, name: str, method: Method) -> None:
         rng = self.rng
@@ -176,7 +174,7 @@ class FuzzingCaller:
             pass  # the stream has ended: its status is judged below
         if reader is not None:
             await asyncio.wait([reader], timeout=rng.choice((0.005, 0.05, 0.3)))
-        await self._end(name, method, call, request, sent)
+        await self._end(name, call, request, sent)
         if reader is not None:
             await asyncio.wait([reader])
 
@@ -191,23 +189,19 @@ class FuzzingCaller:
             while (answer := await _read_one(call)) is not grpc.aio.EOF:
                 self._note_answer(answer, session_id)
 
-    async def _end(self, name: str, method: Method, call: Any, request: Message | bytes, sent: int) -> None:  # noqa: ANN401
+    async def _end(self, name: str, call: Any, request: Message | bytes, sent: int) -> None:  # noqa: ANN401
         """Cuts a stream off if it has not ended, and judges its status: that of its last message."""
         if not call.done():
             call.cancel()
         code = await call.code()
         self.tally.count(name, "OK", sent - 1)
         status = "OK" if code is grpc.StatusCode.CANCELLED else code.name
-        details = await call.details()
-        if status == "DEADLINE_EXCEEDED":
-            self.tally.find(f"{method.name}: no answer in {PATIENCE_S} s for {shown(request)}")
-        self.tally.judge(name, status, details or "", request)
+        self._judge(name, status, await call.details(), request, may_wait=False)
 
-    def _judge(self, name: str, method: Method, error: grpc.aio.AioRpcError, request: Message | bytes) -> None:
-        code = error.code()
-        if code is grpc.StatusCode.DEADLINE_EXCEEDED and not method.waits:
-            self.tally.find(f"{method.name}: no answer in {PATIENCE_S} s for {shown(request)}")
-        self.tally.judge(name, code.name, error.details() or "", request)
+    def _judge(self, name: str, status: str, details: str | None, request: Message | bytes, *, may_wait: bool) -> None:
+        if status == "DEADLINE_EXCEEDED" and not may_wait:
+            self.tally.find(f"{name}: no answer in {PATIENCE_S} s for {shown(request)}")
+        self.tally.judge(name, status, details or "", request)
 
     def _note_answer(self, answer: Message, session_id: str) -> None:
         self.world.learn_from(answer, session_id)

@@ -22,54 +22,40 @@ def frame(kind: int, flags: int, stream_id: int, payload: bytes, length: int | N
 
 def headers(path: str, content_type: str = "application/grpc", **extra: str) -> bytes:
     """A header block, HPACK literals only."""
-    fields = {
-        ":method": "POST",
-        ":scheme": "http",
-        ":path": path,
-        ":authority": "x",
-        "content-type": content_type,
-        "te": "trailers",
-        **{name.replace("_", "-"): value for name, value in extra.items()},
-    }
-    parts = [b"\0" + _text(name) + _text(value) for name, value in fields.items()]
-    return b"".join(parts)
+    fields = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "x", "te": "trailers"}
+    fields["content-type"] = content_type
+    fields |= {name.replace("_", "-"): value for name, value in extra.items()}
+    return b"".join(b"\0" + _literal(name) + _literal(value) for name, value in fields.items())
 
 
-def _text(value: str) -> bytes:
-    data = value.encode()[:126]
-    return bytes((len(data),)) + data
+def _literal(text: str) -> bytes:
+    return bytes((len(text),)) + text.encode()
 
 
 def grpc_garbage(rng: random.Random) -> bytes:
     """Bytes for the gRPC port, from none that make sense to nearly a call."""
     path = f"/purgatory.v1.PurgatoryService/{rng.choice(METHODS)}"
     body = rng.randbytes(rng.choice((0, 1, 4, 5, 40, 300)))
-    drawn = rng.randrange(10)
-    if drawn == 0:
-        return rng.randbytes(rng.choice((1, 24, 500, 20_000)))
-    if drawn == 1:
-        return PREFACE[: rng.randrange(1, len(PREFACE))]
-    if drawn == 2:
-        return b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
-    if drawn == 3:
-        return PREFACE + rng.randbytes(rng.choice((1, 9, 100, 5_000)))
-    if drawn == 4:
-        frames = [
-            frame(rng.randrange(12), rng.randrange(256), rng.choice((0, 1, 2, 3, 2**31 - 1)), rng.randbytes(8))
-            for _ in range(5)
-        ]
-        return PREFACE + SETTINGS + b"".join(frames)
     opening = PREFACE + SETTINGS + frame(1, 4, 1, headers(path))
-    if drawn == 5:
-        return opening + frame(0, 1, 1, body, length=rng.choice((2**24 - 1, 16_384, len(body) + 1)))
-    if drawn == 6:
-        return opening + frame(0, 1, 1, bytes((rng.randrange(256),)) + rng.randbytes(4) + body)
-    if drawn == 7:
-        return opening + frame(0, 1, 1, b"\0" + len(body).to_bytes(4, "big") + body)
-    if drawn == 8:
-        odd = headers(path, rng.choice(("text/plain", "application/grpc+json", "")), grpc_timeout="99999999999999H")
-        return PREFACE + SETTINGS + frame(1, 5, 1, odd) + frame(3, 0, 1, b"\0\0\0\x08")
-    return opening[: rng.randrange(len(PREFACE), len(opening))]
+    frames = [
+        frame(rng.randrange(12), rng.randrange(256), rng.choice((0, 1, 2, 3, 2**31 - 1)), rng.randbytes(8))
+        for _ in range(5)
+    ]
+    odd = headers(path, rng.choice(("text/plain", "application/grpc+json", "")), grpc_timeout="99999999999999H")
+    return rng.choice(
+        (
+            rng.randbytes(rng.choice((1, 24, 500, 20_000))),
+            PREFACE[: rng.randrange(1, len(PREFACE))],
+            b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+            PREFACE + rng.randbytes(rng.choice((1, 9, 100, 5_000))),
+            PREFACE + SETTINGS + b"".join(frames),
+            opening + frame(0, 1, 1, body, length=rng.choice((2**24 - 1, 16_384, len(body) + 1))),
+            opening + frame(0, 1, 1, bytes((rng.randrange(256),)) + rng.randbytes(4) + body),
+            opening + frame(0, 1, 1, b"\0" + len(body).to_bytes(4, "big") + body),
+            PREFACE + SETTINGS + frame(1, 5, 1, odd) + frame(3, 0, 1, b"\0\0\0\x08"),
+            opening[: rng.randrange(len(PREFACE), len(opening))],
+        )
+    )
 
 
 def http_garbage(rng: random.Random) -> bytes:
@@ -82,18 +68,15 @@ def http_garbage(rng: random.Random) -> bytes:
         ("", "*/*", "application/openmetrics-text", ";;;=", "\xff", "text/plain;version=" + "9" * 50, "a/b;q=x")
     )
     head = f"{verb} {path} HTTP/1.1\r\nHost: x\r\nAccept: {accept}\r\nConnection: close\r\n"
-    drawn = rng.randrange(7)
-    if drawn == 0:
-        return rng.randbytes(rng.choice((1, 30, 3_000)))
-    if drawn == 1:
-        return head.encode("latin-1")[: rng.randrange(1, len(head))]
-    if drawn == 2:
-        return (head + "Content-Length: -1\r\n\r\n").encode("latin-1")
-    if drawn == 3:
-        return (head + "Transfer-Encoding: chunked\r\n\r\nzz\r\nxx\r\n").encode("latin-1")
-    if drawn == 4:
-        return (head + "X: " + "y" * 20_000 + "\r\n\r\n").encode("latin-1")
-    return (head + "\r\n").encode("latin-1")
+    odd = (
+        rng.randbytes(rng.choice((1, 30, 3_000))).decode("latin-1"),
+        head[: rng.randrange(1, len(head))],
+        head + "Content-Length: -1\r\n\r\n",
+        head + "Transfer-Encoding: chunked\r\n\r\nzz\r\nxx\r\n",
+        head + "X: " + "y" * 20_000 + "\r\n\r\n",
+        *[head + "\r\n"] * 2,
+    )
+    return rng.choice(odd).encode("latin-1")
 
 
 async def send_grpc_garbage(address: str, rng: random.Random, tally: Tally, times: int) -> None:

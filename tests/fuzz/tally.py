@@ -52,28 +52,18 @@ class Tally:
         if self._kinds[kind] <= ALIKE_MAX and len(self.findings) < FINDINGS_MAX:
             self.findings.append(what)
 
-    def merge(self, other: Tally) -> None:
-        self.requests.update(other.requests)
-        self.items.update(other.items)
-        for finding in other.findings:
-            self.find(finding)
-
     def table(self) -> str:
         """Requests by RPC (rows) and status (columns)."""
-        statuses = sorted({status for _, status in self.requests}, key=lambda status: (status != "OK", status))
-        rpcs = sorted({rpc for rpc, _ in self.requests})
-        heads = ["RPC", *statuses, "all"]
-        rows = [[rpc, *[self.requests[rpc, status] for status in statuses]] for rpc in rpcs]
-        rows = [[*row, sum(cell for cell in row if isinstance(cell, int))] for row in rows]
-        sums = [sum(self.requests[rpc, status] for rpc in rpcs) for status in statuses]
-        rows.append(["all", *sums, self.total])
-        texts = [[cell if isinstance(cell, str) else f"{cell:,}" if cell else "-" for cell in row] for row in rows]
-        widths = [max(len(row[place]) for row in [heads, *texts]) for place in range(len(heads))]
-        lines = [
-            "  ".join(
-                cell.ljust(width) if not place else cell.rjust(width) for place, (cell, width) in enumerate(cells)
-            )
-            for cells in (zip(row, widths, strict=True) for row in [heads, *texts])
-        ]
+        cells: Counter[tuple[str, str]] = Counter()
+        for (rpc, status), count in self.requests.items():
+            for key in ((rpc, status), (rpc, "all"), ("all", status), ("all", "all")):
+                cells[key] += count
+        columns = sorted({column for _, column in cells}, key=lambda column: (column == "all", column != "OK", column))
+        rows = sorted({row for row, _ in cells}, key=lambda row: (row == "all", row))
+        widths = [len(column) + 8 for column in columns]
+        lines = ["RPC".ljust(24) + "".join(map(str.rjust, columns, widths))]
+        for row in rows:
+            counts = [f"{cells[row, column]:,}" if cells[row, column] else "-" for column in columns]
+            lines.append(row.ljust(24) + "".join(map(str.rjust, counts, widths)))
         items = ", ".join(f"{what} {count:,}" for what, count in sorted(self.items.items()))
         return "\n".join([*lines, f"items of batches: {items}"] if items else lines)

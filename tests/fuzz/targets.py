@@ -23,20 +23,19 @@ from tests.fuzz.tally import Tally
 from tests.fuzz.verdict import check_metrics, check_serves, faults_in, rss_bytes, wait_until_tidy
 from tests.service.serving import serving
 
-LIMITS: Final = {
+# Low, so that every limit is met, and that the daemon holds early in a run all that it may hold.
+ENGINE_LIMITS: Final = {
     "pending_operations_max": 100,
     "partitions_max": 50,
     "signal_keys_max": 60,
     "items_per_operation_max": 100,
+}
+HOST_LIMITS: Final = {
     "sessions_max": 24,
     "unacknowledged_results_max": 200,
     "operations_per_batch_max": 5_000,
     "events_per_batch_max": 5_000,
 }
-"""Low, so that every limit is met, and that the daemon holds early in a run all that it may hold."""
-
-ENGINE_LIMITS: Final = ("pending_operations_max", "partitions_max", "signal_keys_max", "items_per_operation_max")
-"""Those of them that are the engine's."""
 
 SESSION_TTL_MS: Final = 1_500
 TIDY_INTERVAL_MS: Final = 1_000
@@ -76,46 +75,26 @@ async def faults_noted(tally: Tally) -> AsyncIterator[None]:
         logging.getLogger().removeHandler(handler)
 
 
-async def fuzz_servicer(seed: int, requests: int) -> Tally:
+async def fuzz_servicer(seed: int, requests: int, tally: Tally) -> None:
     """The real servicer and host in this process, over a loopback channel."""
-    tally = Tally()
-    engine_limits = {name: LIMITS[name] for name in ENGINE_LIMITS}
-    host_limits = {name: value for name, value in LIMITS.items() if name not in engine_limits}
     settings = HostSettings(
-        limits=LimitsSettings(**host_limits),
+        limits=LimitsSettings(**HOST_LIMITS),
         session=SessionSettings(ttl_ms=SESSION_TTL_MS, heartbeat_interval_ms=HEARTBEAT_INTERVAL_MS),
     )
     async with (
         faults_noted(tally),
-        serving(settings, EngineLimits(**engine_limits)) as served,
+        serving(settings, EngineLimits(**ENGINE_LIMITS)) as served,
         grpc.aio.insecure_channel(served.address, CHANNEL_OPTIONS) as channel,
     ):
         await FuzzingCaller(channel, PlausibleValues(seed), tally).run(requests)
         await check_serves(channel)
-    return tally
 
 
-class Memory:
-    """Resident memory of the daemon at three moments, bytes."""
+async def fuzz_daemon(seed: int, requests: int, tally: Tally, *, warm_up: int) -> str:
+    """The real daemon: every service it has, and its ports. `requests` come on top of those of the warm-up.
 
-    def __init__(self, start: int, warm: int, end: int) -> None:
-        self.start: Final = start
-        self.warm: Final = warm
-        self.end: Final = end
-
-    @property
-    def growth(self) -> float:
-        """From warm to end, as a share of warm."""
-        return self.end / self.warm - 1
-
-    def __str__(self) -> str:
-        figures = [f"{figure / 2**20:.1f} MiB" for figure in (self.start, self.warm, self.end)]
-        return f"{figures[0]} at start, {figures[1]} warm, {figures[2]} at the end ({self.growth:+.1%})"
-
-
-async def fuzz_daemon(seed: int, requests: int, *, warm_up: int, check_memory: bool) -> tuple[Tally, Memory]:
-    """The real daemon: every service it has, and its ports. `requests` come on top of those of the warm-up."""
-    tally = Tally()
+    Returns how its memory went. Growth after a warm-up is a finding.
+    """
     world = PlausibleValues(seed)
     with tempfile.TemporaryDirectory() as folder:
         daemon = DaemonProcess(Path(folder), daemon_arguments())
@@ -124,9 +103,12 @@ async def fuzz_daemon(seed: int, requests: int, *, warm_up: int, check_memory: b
             await _fuzz_address(daemon, world, tally, warm_up)
             warm = rss_bytes(daemon.process.pid)
             await _fuzz_address(daemon, world, tally, requests)
-            memory = Memory(start, warm, rss_bytes(daemon.process.pid))
+            end = rss_bytes(daemon.process.pid)
+            growth = end / warm - 1
+            figures = [f"{figure / 2**20:.1f} MiB" for figure in (start, warm, end)]
+            memory = f"{figures[0]} at start, {figures[1]} warm, {figures[2]} at the end ({growth:+.1%})"
             check_metrics(daemon.http_address)
-            if check_memory and abs(memory.growth) > GROWTH_MAX:
+            if warm_up and abs(growth) > GROWTH_MAX:
                 tally.find(f"memory: {memory}")
             exit_code = daemon.stop()
             if exit_code != 0:
@@ -135,12 +117,13 @@ async def fuzz_daemon(seed: int, requests: int, *, warm_up: int, check_memory: b
                 tally.find(f"in the daemon's log: {fault}")
         finally:
             daemon.kill()
-    return tally, memory
+    return memory
 
 
 def daemon_arguments() -> list[str]:
     """Flags of a daemon whose limits are met."""
-    limits = [flag for name, value in LIMITS.items() for flag in (f"--limits-{name.replace('_', '-')}", str(value))]
+    all_limits = ENGINE_LIMITS | HOST_LIMITS
+    limits = [flag for name, value in all_limits.items() for flag in (f"--limits-{name.replace('_', '-')}", str(value))]
     session = ["--session-ttl-ms", str(SESSION_TTL_MS), "--session-heartbeat-interval-ms", str(HEARTBEAT_INTERVAL_MS)]
     return [*limits, *session, "--gc-tidy-interval-ms", str(TIDY_INTERVAL_MS), "--shutdown-grace-ms", "2000"]
 

@@ -6,8 +6,8 @@ import binascii
 import gc
 import json
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -59,25 +59,21 @@ async def test_ids_wider_than_the_engines_are_not_pending(operation_id: int) -> 
         assert list(message.cancelled.not_pending_operation_ids) == [operation_id]
 
 
-@pytest.mark.parametrize("page_token", [base64.urlsafe_b64encode(b"[" * 100_000).decode(), token(), token([[[[]]]])])
-async def test_page_tokens_of_brackets_are_refused(page_token: str) -> None:
-    """A token that nests deeper than the JSON reader recurses is refused like any other bad one."""
+DIGEST = binascii.crc32(b"operations '' 0 None ''")
+BRACKETS = base64.urlsafe_b64encode(b"[" * 100_000).decode()
+STARTS = [token(DIGEST, start) for start in (-1, 2**31, 2**63, 10**300)]
+
+
+@pytest.mark.parametrize("page_token", [BRACKETS, token(), token([[[[]]]]), *STARTS])
+async def test_forged_page_tokens_are_refused(page_token: str) -> None:
+    """Those that nest deeper than the JSON reader recurses, and those with a correct checksum and a start nowhere."""
     async with serving() as served:
+        genuine = served.stub.ListOperations(wire.ListOperationsRequest(page_token=token(DIGEST, 0)))
+        assert list((await genuine).operations) == []
         operations = served.stub.ListOperations(wire.ListOperationsRequest(page_token=page_token))
         assert await code_of(operations) is grpc.StatusCode.INVALID_ARGUMENT
         partitions = served.stub.ListPartitions(wire.ListPartitionsRequest(page_token=page_token))
         assert await code_of(partitions) is grpc.StatusCode.INVALID_ARGUMENT
-
-
-@pytest.mark.parametrize("start", [-1, 2**31, 2**63, 10**300])
-async def test_forged_page_tokens_that_begin_nowhere_are_refused(start: int) -> None:
-    """A token with a correct checksum and an impossible start is refused."""
-    async with serving() as served:
-        digest = binascii.crc32(b"operations '' 0 None ''")
-        genuine = served.stub.ListOperations(wire.ListOperationsRequest(page_token=token(digest, 0)))
-        assert list((await genuine).operations) == []
-        forged = served.stub.ListOperations(wire.ListOperationsRequest(page_token=token(digest, start)))
-        assert await code_of(forged) is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_standard_services_refuse_what_does_not_decode(daemon: DaemonProcess) -> None:
@@ -165,47 +161,44 @@ async def test_replicas_of_a_partition_are_bounded() -> None:
         assert {refusal.code for refusal in answer.receipt.refusals} == {grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]}
 
 
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
+def alive(kinds: tuple[type, ...]) -> int:
+    """How many objects of these types there are that the garbage collector knows of."""
+    return sum(isinstance(one, kinds) for one in gc.get_objects())
+
+
+@asynccontextmanager
+async def nothing_left_of(*kinds: type) -> AsyncIterator[None]:
+    """Without a garbage collection, which is rare by design, the block leaves no more of these than there were."""
     gc.collect()
+    before = alive(kinds)  # of streams of other tests, cut in a read that gRPC never ends
     gc.disable()
     try:
         yield
+        await eventually(lambda: alive(kinds) <= before, "all of it is gone")
     finally:
         gc.enable()
 
 
-def alive(kind: type) -> int:
-    """How many objects of a type there are that the garbage collector knows of."""
-    return sum(isinstance(one, kind) for one in gc.get_objects())
-
-
 async def test_refused_calls_leave_nothing_to_the_garbage_collector() -> None:
-    """A refused call or stream is gone when it has ended, its request with it: full collections are rare by design."""
-    with no_garbage_collection():
-        async with serving() as served:
-            for _ in range(3):
-                get = served.stub.GetPartition(wire.GetPartitionRequest())
-                assert await code_of(get) is grpc.StatusCode.NOT_FOUND
-                peer = await Peer(served, "s").open()
-                await peer.send(open=wire.OpenSession(session_id="again"))
-                assert await peer.code() is grpc.StatusCode.INVALID_ARGUMENT
-            await eventually(lambda: alive(CallRefused) == alive(ResultStream) == 0, "all of it is gone")
+    """A refused call or stream is gone when it has ended, its request with it."""
+    async with serving() as served, nothing_left_of(CallRefused, ResultStream):
+        for _ in range(3):
+            get = served.stub.GetPartition(wire.GetPartitionRequest())
+            assert await code_of(get) is grpc.StatusCode.NOT_FOUND
+            peer = await Peer(served, "s").open()
+            await peer.send(open=wire.OpenSession(session_id="again"))
+            assert await peer.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_refused_streams_leave_no_message_behind() -> None:
     """A stream that is refused in its midst is gone, its last message too, without a garbage collection."""
     unreadable = event_pb2.EventColumns(type=[event_pb2.EVENT_TYPE_HIGH_WATERMARK] * 3, offset=[1, 2])
-    gc.collect()
-    before = alive(wire.AdvanceStreamRequest)  # of streams of other tests, cut in a read that gRPC never ends
-    with no_garbage_collection():
-        async with serving() as served:
-            for _ in range(3):
-                call = served.stub.AdvanceStream()
-                await call.write(wire.AdvanceStreamRequest(columns=unreadable))
-                assert await asyncio.wait_for(call.code(), 10) is grpc.StatusCode.INVALID_ARGUMENT
-                del call
-            await eventually(lambda: alive(wire.AdvanceStreamRequest) <= before, "all messages are gone")
+    async with serving() as served, nothing_left_of(wire.AdvanceStreamRequest):
+        for _ in range(3):
+            call = served.stub.AdvanceStream()
+            await call.write(wire.AdvanceStreamRequest(columns=unreadable))
+            assert await asyncio.wait_for(call.code(), 10) is grpc.StatusCode.INVALID_ARGUMENT
+            del call
 
 
 async def test_callers_that_go_cancel_no_read() -> None:
@@ -237,9 +230,7 @@ async def test_callers_that_go_cancel_no_read() -> None:
 
 
 async def test_callers_that_send_no_request_are_refused() -> None:
-    """A method of one request that answers with many messages says what is missing, and one whose caller has gone
-    before it was read leaves nothing: it is read like a stream.
-    """
+    """A method of one request that answers with many messages says what is missing: it is read like a stream."""
     async with serving() as served:
         call: grpc.aio.StreamStreamCall[bytes, bytes] = served.channel.stream_stream(
             "/purgatory.v1.PurgatoryService/StreamResults"
@@ -255,14 +246,15 @@ async def test_aborted_health_checks_leave_no_request_behind() -> None:
     add_to_server(health.aio.HealthServicer(), server, UnaryCalls(), health_pb2.DESCRIPTOR.services_by_name["Health"])
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    with no_garbage_collection():
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            stub = health_pb2_grpc.HealthStub(channel)
-            for _ in range(3):
-                check = stub.Check(health_pb2.HealthCheckRequest(service="nobody"))
-                assert await check.code() is grpc.StatusCode.NOT_FOUND
-                del check
-            await eventually(lambda: alive(health_pb2.HealthCheckRequest) == 0, "all requests are gone")
+    async with (
+        grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+        nothing_left_of(health_pb2.HealthCheckRequest),
+    ):
+        stub = health_pb2_grpc.HealthStub(channel)
+        for _ in range(3):
+            check = stub.Check(health_pb2.HealthCheckRequest(service="nobody"))
+            assert await check.code() is grpc.StatusCode.NOT_FOUND
+            del check
     await server.stop(0)
 
 
@@ -278,11 +270,9 @@ def test_callers_that_go_while_they_are_answered_are_no_fault() -> None:
 
 async def test_a_stream_that_waits_keeps_no_message() -> None:
     """An open stream keeps nothing of a message it has answered, however long it waits for the next."""
-    gc.collect()
-    before = alive(wire.AdvanceStreamRequest)
     async with serving() as served:
-        call = served.stub.AdvanceStream()
-        await call.write(wire.AdvanceStreamRequest(rows=event_pb2.EventRows()))
-        assert isinstance(await asyncio.wait_for(call.read(), 10), wire.AdvanceStreamResponse)
-        await eventually(lambda: alive(wire.AdvanceStreamRequest) <= before, "the message is gone")
+        async with nothing_left_of(wire.AdvanceStreamRequest):
+            call = served.stub.AdvanceStream()
+            await call.write(wire.AdvanceStreamRequest(rows=event_pb2.EventRows()))
+            assert isinstance(await asyncio.wait_for(call.read(), 10), wire.AdvanceStreamResponse)
         await call.done_writing()
