@@ -23,8 +23,7 @@ from bench.measure.lab import Lab
 from bench.measure.processes import ROOT, environment
 from bench.measure.result_rows import Row, read_rows, table, write_rows
 from bench.pipeline.multiplied import multiply
-from bench.pipeline.time_replay import replay
-from bench.pipeline.time_report import operations_in, report
+from bench.pipeline.timings import operations_in, replay, report
 from bench.render.page import write_table
 from bench.scale import FULL
 

@@ -9,7 +9,7 @@ from purgatory_pipeline.archive.catalog import ArchiveCatalog, find_archive
 from purgatory_pipeline.archive.daemon_runs import read_runs
 
 from bench.pipeline.multiplied import multiply
-from bench.pipeline.time_report import operations_in
+from bench.pipeline.timings import operations_in
 from purgatory.archive import schema
 from tests.pipeline.archive.histories import START, small_history
 
