@@ -4,6 +4,7 @@ right.
 
 import itertools
 import json
+import random
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -16,15 +17,16 @@ from purgatory_pipeline.generate.history_plan import HistoryPlan, make_plan
 from purgatory_pipeline.generate.make_archive import make_run
 from purgatory_pipeline.generate.truth import Truth
 from purgatory_pipeline.generate.truth_summary import summarize
+from purgatory_pipeline.replay.load.call_windows import windows
+from purgatory_pipeline.replay.load.run_files import RunContext
+from purgatory_pipeline.replay.play.replay_sums import CHANGES, EQUAL, ReplaySums
+from purgatory_pipeline.replay.play.run_replay import RunReplay
+from purgatory_pipeline.replay.policy import UNCHANGED
 
 from purgatory.archive import schema
-from purgatory.archive.records import Names, Record, completion_records
-from purgatory.archive.rows import make_rows
 from purgatory.archive.run_details import RunDetails
-from purgatory.archive.vocabulary import CallStamp, Registrant
-from purgatory.engine.engine import Engine
-from purgatory.engine.waiting.tables import Owner
-from tests.archive.archive_replay import KIND_OF, events_of, operations_of, read_table
+from tests.archive.archive_replay import read_table
+from tests.pipeline.replay.recorded_run import chunks_of
 
 pytestmark = pytest.mark.slow  # a run of six thousand operations is made, read and played again
 
@@ -160,54 +162,19 @@ def test_wall_clock_time_is_the_planned_one(made: tuple[Path, Truth]) -> None:
         assert (at_ms - found["time_ms"].to_numpy() == PLAN.run(0).start_ms).all()
 
 
-def test_an_unchanged_replay_gives_the_same_outcomes(rows: Rows) -> None:
-    """A plain loop over the archive's rows, through a fresh engine, ends every operation as recorded."""
+def test_an_unchanged_replay_gives_the_same_outcomes(made: tuple[Path, Truth], rows: Rows) -> None:
+    """The pipeline's replay of the archive's rows ends every operation as recorded: when, how and with what answer."""
     details = RunDetails.from_json(rows[schema.MARKERS][0]["detail"])
-    engine = details.make_engine(0)
-    owners = {number: engine.add_owner() for number in range(6)}
-    names: Names = {}
-    ended: list[Record] = []
-    whose = {row["session_number"]: row for row in rows[schema.REGISTRATIONS]}
-    registrants = {
-        owners[number].owner_id: Registrant(number, row["session_id"], row["principal"])
-        for number, row in whose.items()
-    }
-    tables = (schema.REGISTRATIONS, schema.EVENTS, schema.CALLS, schema.OUTCOMES)
-    causes = sorted(
-        ((row["call_number"], place, row) for place, table in enumerate(tables) for row in rows[table]),
-        key=lambda entry: entry[:2],
-    )
-    for number, group in itertools.groupby(causes, key=lambda entry: entry[0]):
-        call = list(group)
-        own = [row for _, place, row in call if place == call[0][1]]
-        _replay(engine, owners, tables[call[0][1]], own, details.expired_per_slice)
-        stamp = CallStamp(own[0]["run_id"], number, own[0]["time_ms"], 0)
-        for completions in engine.take_completions():
-            ended += completion_records(names, stamp, registrants[completions.owner_id], completions)
-    assert engine.pending == 0
-    replayed = make_rows(schema.OUTCOMES, ended, list(names))
-    assert replayed.drop_columns(["at"]).to_pylist() == rows[schema.OUTCOMES]
-
-
-def _replay(engine: Engine, owners: dict[int, Owner], table: str, rows: list[Row], expired_per_slice: int) -> None:
-    """Plays one call from its rows; a call with outcomes only advanced the clock."""
-    first = rows[0]
-    now_ms = first["time_ms"]
-    if table == schema.REGISTRATIONS:
-        engine.register(owners[first["session_number"]], KIND_OF[first["kind"]], operations_of(rows), now_ms)
-    elif table == schema.EVENTS:
-        engine.apply(events_of(rows), now_ms, 0, 10**9)
-    elif table == schema.OUTCOMES:
-        engine.advance_clock(now_ms, expired_per_slice)
-    elif first["call"] == schema.CANCEL:
-        engine.cancel(owners[first["session_number"]], first["operation_ids"], now_ms)
-    elif first["call"] == schema.CANCEL_PARTITION:
-        engine.cancel_partition((first["topic"], first["partition"]), now_ms)
-    elif first["call"] == schema.CANCEL_KEY:
-        engine.cancel_key(first["topic"], now_ms)
-    else:
-        assert first["call"] == schema.SHUT_DOWN
-        engine.shut_down(now_ms, first["ended"])
+    chunks = chunks_of({table: read_table(made[0], table) for table in schema.TABLES}, random.Random(26))
+    sums = ReplaySums()
+    run = RunReplay(RunContext(PLAN.run(0).run_id, details), [UNCHANGED], sums)
+    for window in windows(chunks, 0, rows_min=100):
+        run.take(window)
+    run.finish()
+    verdicts: Counter[int] = Counter()
+    for row in sums.batch().to_pylist():
+        verdicts[row["detail"]] += row["operations"] if row["section"] == CHANGES else 0
+    assert +verdicts == {EQUAL: PLAN.operations}
 
 
 def test_satisfied_produces_waited_as_long_as_they_needed(

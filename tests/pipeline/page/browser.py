@@ -86,6 +86,15 @@ class Opened:
         self.complaints.append(f"dialog: {dialog.message}")
         dialog.dismiss()
 
+    def check(self) -> None:
+        """Nothing was said on the console, only the file itself was asked for, nothing sticks out of the window, and
+        every plot is there with marks that can be seen.
+        """
+        assert self.complaints == []
+        assert self.requests == [self.page.url]
+        assert self.sticking_out() == []
+        assert [plot.title for plot in self.plots() if not plot.drawn or plot.marks == 0 or plot.nonsense] == []
+
     def plots(self) -> list[Drawn]:
         """All plots, in their order."""
         return [Drawn(**plot) for plot in self.page.evaluate(_PLOTS)]

@@ -13,19 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import Markup
 from purgatory_pipeline.page import document, wording
-from purgatory_pipeline.page.parts import (
-    Finding,
-    Grid,
-    Headline,
-    LegendEntry,
-    Page,
-    PageColumn,
-    PageTable,
-    Plot,
-    Section,
-)
+from purgatory_pipeline.page.parts import Finding, Grid, Headline, LegendEntry, Page, PageTable, Plot, Section, columns
 
 HOSTILE = "</script><script>alert(1)</script>"
+TABLE_TAGS = {"figure", "figcaption", "div", "table", "thead", "tbody", "tr", "th", "td", "code", "bdi"}
 
 
 class Elements(HTMLParser):
@@ -74,8 +65,8 @@ def page_of(*parts: Plot | PageTable | Grid, title: str = "A page") -> Page:
 
 def table_of(values: list[str], rows_max: int = 12) -> PageTable:
     frame = pd.DataFrame({"topic": values, "number": range(len(values))})
-    columns = (PageColumn("topic", "topic", wording.name), PageColumn("number", "number", wording.count))
-    return PageTable("Topics", frame, columns, rest="topics.csv", rows_max=rows_max)
+    shown = (*columns(wording.name, "topic"), *columns(wording.count, "number"))
+    return PageTable("Topics", frame, shown, rest="topics.csv", rows_max=rows_max)
 
 
 @given(st.text(st.characters()))
@@ -83,19 +74,7 @@ def test_any_text_is_one_cell(value: str) -> None:
     """Whatever a topic is called, its row has two cells, and the first holds what is shown of it."""
     elements = Elements(document.render_part(table_of([value])))
     assert elements.cells == [wording.text(value), "0"]
-    assert set(elements.tags) <= {
-        "figure",
-        "figcaption",
-        "div",
-        "table",
-        "thead",
-        "tbody",
-        "tr",
-        "th",
-        "td",
-        "code",
-        "bdi",
-    }
+    assert set(elements.tags) <= TABLE_TAGS
 
 
 @given(st.recursive(st.text(st.characters()) | st.none() | st.booleans() | st.integers(), st.lists))
@@ -153,7 +132,7 @@ def test_tables_are_bounded_and_say_so() -> None:
 def test_long_texts_may_be_broken_and_marked_rows_stand_out() -> None:
     """A long topic does not widen its table; rows that are marked carry a class for it."""
     frame = pd.DataFrame({"topic": ["x" * 60, "y"], "odd": [False, True]})
-    html = document.render_part(PageTable("Topics", frame, (PageColumn("topic", "topic"),), marked="odd"))
+    html = document.render_part(PageTable("Topics", frame, columns(wording.text, "topic"), marked="odd"))
     assert html.count('<td class="long">') == 1
     assert html.count('<tr class="marked">') == 1
 

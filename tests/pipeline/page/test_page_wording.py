@@ -1,6 +1,7 @@
 """Numbers and other people's texts as a page writes them."""
 
 import unicodedata
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 
 import pandas as pd
@@ -14,41 +15,39 @@ NBSP = "\u00a0"
 DASH = "\u2013"
 
 
+WRITTEN: dict[Callable[[object], str], dict[object, str]] = {
+    wording.count: {0: "0", 12_345: "12,345", 12_345.4: "12,345", None: DASH, float("nan"): DASH, pd.NA: DASH},
+    wording.rough_count: {999_999: "999,999", 12_345_678: "12.3 million", 4e9: "4 billion"},
+    wording.share: {
+        0: "0 %", 1: "100 %", 0.031: "3.1 %", 0.00373: "0.37 %", 0.63: "63.0 %", 0.985: "98.5 %", 0.99951: "99.95 %",
+        1e-7: "< 0.01 %", 1 - 1e-7: "> 99.99 %", 0.99996: "> 99.99 %", 0.00004: "< 0.01 %", 0.9988: "99.9 %",
+    },
+    wording.share_in_sentence: {0.63: "63 %", 0.631: "63.1 %"},
+    wording.milliseconds: {
+        0: "0 ms", 0.4: "0.4 ms", 740: "740 ms", 1_240: "1,240 ms", 12_400: "12.4 s", 210_000: "3.5 min",
+        7_560_000: "2.1 h", float("inf"): "\u221e",
+    },
+    wording.total_time: {
+        740: "740 ms", 7_379: "7.4 s", 144_000: "2.4 min", 6_300_000: "105 min", 51_120_000: "14.2 h",
+        1_080_000_000: "12.5 days",
+    },
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("value", "shown"),
-    [(0, "0"), (12_345, "12,345"), (12_345.0, "12,345"), (None, DASH), (float("nan"), DASH), (pd.NA, DASH)],
-)
-def test_counts(value: object, shown: str) -> None:
-    """Counts have commas; what is missing is a dash."""
-    assert wording.count(value) == shown
-
-
-@pytest.mark.parametrize(("value", "shown"), [(999_999, "999,999"), (12_345_678, "12.3 million"), (4e9, "4 billion")])
-def test_rough_counts(value: float, shown: str) -> None:
-    """Large counts are rounded for headlines, small ones are exact."""
-    assert wording.rough_count(value) == shown.replace(" ", NBSP)
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
+    ("written", "value", "shown"),
     [
-        (0, "0 %"),
-        (1, "100 %"),
-        (0.031, "3.1 %"),
-        (0.00373, "0.37 %"),
-        (0.63, "63.0 %"),
-        (0.985, "98.5 %"),
-        (0.99951, "99.95 %"),
-        (1e-7, "< 0.01 %"),
-        (1 - 1e-7, "> 99.99 %"),
-        (0.99996, "> 99.99 %"),
-        (0.00004, "< 0.01 %"),
-        (0.9988, "99.9 %"),
+        pytest.param(written, value, shown, id=f"{written.__name__}-{value}-is-{shown}")
+        for written, cases in WRITTEN.items()
+        for value, shown in cases.items()
     ],
 )
-def test_shares(value: float, shown: str) -> None:
-    """Shares are per cent, with more places at the ends, and never rounded to nothing or all."""
-    assert wording.share(value) == shown.replace(" ", NBSP)
+def test_figures(written: Callable[[object], str], value: object, shown: str) -> None:
+    """Figures have commas, suitable units and precision; headlines are rounded; shares never to nothing or all.
+
+    What is missing is a dash, and a figure stays on one line with its unit.
+    """
+    assert written(value) == shown.replace(" ", NBSP)
 
 
 @given(st.floats(min_value=0, max_value=1))
@@ -57,46 +56,6 @@ def test_a_share_is_all_or_nothing_only_if_it_is(value: float) -> None:
     shown = wording.share(value)
     assert (shown in {f"0{NBSP}%", f"100{NBSP}%"}) == (value in {0, 1})
     assert not shown.startswith(("0.00", "100.0"))
-
-
-def test_a_share_inside_a_sentence_drops_the_empty_place() -> None:
-    """63 %, not 63.0 %; other figures stay as they are."""
-    assert wording.share_in_sentence(0.63) == f"63{NBSP}%"
-    assert wording.share_in_sentence(0.631) == f"63.1{NBSP}%"
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        (0, "0 ms"),
-        (0.4, "0.4 ms"),
-        (740, "740 ms"),
-        (1_240, "1,240 ms"),
-        (12_400, "12.4 s"),
-        (210_000, "3.5 min"),
-        (7_560_000, "2.1 h"),
-        (float("inf"), "\u221e"),
-    ],
-)
-def test_waits(value: float, shown: str) -> None:
-    """One wait: in the unit that fits."""
-    assert wording.milliseconds(value) == shown.replace(" ", NBSP)
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        (740, "740 ms"),
-        (7_379, "7.4 s"),
-        (144_000, "2.4 min"),
-        (6_300_000, "105 min"),
-        (51_120_000, "14.2 h"),
-        (1_080_000_000, "12.5 days"),
-    ],
-)
-def test_times_added_up(value: float, shown: str) -> None:
-    """Time in all: coarser than one wait."""
-    assert wording.total_time(value) == shown.replace(" ", NBSP)
 
 
 @pytest.mark.parametrize(

@@ -155,8 +155,7 @@ def test_curves_fall_within_their_bounds(page: Page) -> None:
 
 def test_nothing_is_said_of_an_empty_archive() -> None:
     """Each section of an empty report is a sentence, without plots or findings; the page can be written."""
-    info = report_frames.report_info(first_at=None, last_at=None, slow_over_ms=None, totals={}, notes=())
-    page = report_page(report_frames.empty_frames(), info)
+    page = report_page(report_frames.empty_frames(), report_frames.empty_info())
     assert page.findings == ()
     assert [part for section in page.sections for part in parts_of(section) if isinstance(part, Plot)] == []
     assert [section.anchor for section in page.sections if not section.lead] == []
@@ -185,13 +184,7 @@ windows = st.dictionaries(
 def test_merged_windows_keep_their_sums(counts: dict[tuple[int, str], int]) -> None:
     """However many windows there are, at most so many points are drawn, and nothing is lost from the counts."""
     rows = [
-        {
-            **report_frames.window(number, kind),
-            "registered": registered,
-            "window_start": pd.Timestamp(START + number * WINDOW),
-            "kind": kind,
-        }
-        for (number, kind), registered in counts.items()
+        report_frames.window(number, kind) | {"registered": registered} for (number, kind), registered in counts.items()
     ]
     lines = window_series.timeline(pd.DataFrame(rows), 3_600_000)
     assert lines.frame["registered"].sum() == sum(counts.values())

@@ -104,16 +104,6 @@ def test_known_example() -> None:
     assert (round(low, 3), round(high, 3)) == (0.188, 0.680)
 
 
-def test_expired_ones_are_not_taken_for_done() -> None:
-    """Waits that need 1 to 100 ms, cut at 50: the median is known, and nothing is claimed beyond 50 ms."""
-    curve = curve_of([(min(need, 50), need <= 50) for need in range(1, 101)])
-    assert curve.need_ms(0.4)[0] == 40
-    assert curve.need_ms(0.9)[0] is None
-    assert curve.expires(25).value == pytest.approx(0.75)
-    assert curve.expires(80).value is None
-    assert curve.expires(80).high == curve.expires(50).high
-
-
 def test_all_done_long_before_a_timeout() -> None:
     """Where all were satisfied, a longer timeout expires nothing, but for what chance may have hidden."""
     curve = curve_of([(need, True) for need in range(1, 101)])
