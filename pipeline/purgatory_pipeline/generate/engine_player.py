@@ -6,8 +6,9 @@ but for a small lateness of some of its turns.
 
 import gc
 from collections import Counter
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -23,28 +24,88 @@ from purgatory.archive.records import (
 )
 from purgatory.archive.rows import rows_by_table
 from purgatory.archive.vocabulary import CallStamp
-from purgatory.engine.batches import EventBatch
-from purgatory.engine.codes import KEY_SIGNALLED
+from purgatory.engine.batches import EventBatch, OperationBatch
+from purgatory.engine.codes import KEY_SIGNALLED, KINDS, SIGNAL
 from purgatory.engine.engine import Engine
+from purgatory.engine.kinds.operation_columns import columns_of
 from purgatory.engine.limits import EngineLimits
-from purgatory_pipeline.generate.draw.arrivals import REGISTRANTS
+from purgatory_pipeline.generate.draw import schedule
+from purgatory_pipeline.generate.draw.arrivals import REGISTRANTS, UNARY, WITHOUT_EPOCHS
 from purgatory_pipeline.generate.draw.drawn_run import DrawnRun
-from purgatory_pipeline.generate.draw.schedule import (
-    CANCEL,
-    CANCEL_KEY,
-    CANCEL_PARTITION,
-    EVENTS,
-    RARE,
-    REGISTER,
-    SIGNALS,
-)
-from purgatory_pipeline.generate.messages import CallBatches
+from purgatory_pipeline.generate.draw.topology import Flags, Ints
 
 CALLS_PER_CHUNK: Final = 2_048
 ENDED_PER_CALL: Final = 2_000
 """As many as the daemon's reaper."""
 
 LIMITS: Final = EngineLimits()
+OPERATION_COLUMNS: Final = {
+    kind: {"operation_ids", "timeouts_ms", "item_indexes", *(column.batch_name for column in columns_of(kind))}
+    for kind in KINDS
+}
+"""What can be said of the operations of each kind."""
+
+
+class CallBatches:
+    """The batches of a chunk of calls. Columns become lists once, from which each call takes its rows."""
+
+    def __init__(self, run: DrawnRun, first: int, stop: int) -> None:
+        self._run: Final = run
+        calls = run.timeline.calls
+        what, start, end = (column[first:stop] for column in (calls.what, calls.start, calls.stop))
+        self._first_event, rows = _extent(start, end, what == schedule.EVENTS)
+        self._events: Final = {name: run.timeline.events[name][rows].tolist() for name in schedule.NUMBERS[1:]}
+        self._first, rows = _extent(start, end, what == schedule.REGISTER)
+        arrivals, requests = run.arrivals, run.requests
+        self._session: Final = arrivals.session[rows].tolist()
+        self._kind: Final = arrivals.kind[rows].tolist()
+        self._first_items: Final = arrivals.first_item[rows.start : rows.stop + 1].tolist()
+        items = slice(self._first_items[0], self._first_items[-1])
+        self._item_counts: Final = np.diff(self._first_items).tolist()
+        operations = {"operation_ids": arrivals.operation_id, **requests.operations}
+        self._operations: Final = {name: column[rows].tolist() for name, column in operations.items()}
+        of_items = {"item_indexes": run.item_index, **requests.items}
+        self._items: Final = {name: column[items].tolist() for name, column in of_items.items()}
+        self._places: Final = arrivals.item_place[items].tolist()
+
+    def events(self, start: int, stop: int) -> EventBatch:
+        rows = slice(start - self._first_event, stop - self._first_event)
+        columns: dict[str, Any] = {name: column[rows] for name, column in self._events.items()}
+        return EventBatch(partitions=self._run.cluster.names, **columns)
+
+    def operations(self, start: int, stop: int) -> tuple[int, int, OperationBatch]:
+        """Session, kind and batch of these operations."""
+        first = start - self._first
+        rows = slice(first, stop - self._first)
+        session, kind = self._session[first], self._kind[first]
+        before = self._first_items[0]
+        items = slice(self._first_items[first] - before, self._first_items[rows.stop] - before)
+        both = ((self._operations, rows), (self._items, items))
+        columns: dict[str, Any] = {
+            name: column[part]
+            for whole, part in both
+            for name, column in whole.items()
+            if name in OPERATION_COLUMNS[kind]
+        }
+        if items.stop - items.start > len(columns["operation_ids"]):
+            columns["item_counts"] = self._item_counts[rows]
+        if session == WITHOUT_EPOCHS:
+            columns.pop("leader_epochs", None)
+        if kind == SIGNAL:
+            columns["keys"] = self._run.keys
+        elif session == UNARY:
+            columns["partitions"] = [self._run.cluster.names[place] for place in self._places[items]]
+            del columns["item_indexes"]
+        else:
+            columns["partitions"] = self._run.session_names[session]
+        return session, kind, OperationBatch(**columns)
+
+
+def _extent(start: Ints, stop: Ints, chosen: Flags) -> tuple[int, slice]:
+    """The rows of the chosen calls, which are contiguous."""
+    if not chosen.any():
+        return 0, slice(0, 0)
+    return int(start[chosen].min()), slice(int(start[chosen].min()), int(stop[chosen].max()))
 
 
 class EnginePlayer:
@@ -84,17 +145,17 @@ class EnginePlayer:
         messages = CallBatches(self._run, first, stop)
         for what, time_ms, start, end in zip(*(column[first:stop].tolist() for column in columns), strict=True):
             self._expire(time_ms)
-            if what == REGISTER:
+            if what == schedule.REGISTER:
                 self._register(messages, time_ms, start, end)
-            elif what == EVENTS:
+            elif what == schedule.EVENTS:
                 self._apply(messages.events(start, end), time_ms)
-            elif what == SIGNALS:
+            elif what == schedule.SIGNALS:
                 keys = self._run.timeline.signalled[start:end].tolist()
                 batch = EventBatch([KEY_SIGNALLED] * len(keys), keys=self._run.keys, item_indexes=keys, offsets=[1])
                 self._apply(batch, time_ms)
-            elif what == RARE:
+            elif what == schedule.RARE:
                 self._apply(self._run.timeline.rare[start], time_ms)
-            elif what == CANCEL:
+            elif what == schedule.CANCEL:
                 self._cancel(time_ms, start, end)
             else:
                 self._cancel_all_of(what, time_ms)
@@ -152,12 +213,12 @@ class EnginePlayer:
         self._note(schema.CANCEL, time_ms, session_number=number, operation_ids=ids, ended=ended)
 
     def _cancel_all_of(self, what: int, time_ms: int) -> None:
-        if what == CANCEL_PARTITION:
+        if what == schedule.CANCEL_PARTITION:
             name = self._run.cluster.names[-1]
             ended = self._engine.cancel_partition(name, time_ms)
             self._note(schema.CANCEL_PARTITION, time_ms, topic=name[0], partition=name[1], ended=ended)
         else:
-            assert what == CANCEL_KEY, f"a call of kind {what}"
+            assert what == schedule.CANCEL_KEY, f"a call of kind {what}"
             key = self._run.keys[-1]
             ended = self._engine.cancel_key(key, time_ms)
             self._note(schema.CANCEL_KEY, time_ms, topic=key, partition=schema.NO_PARTITION, ended=ended)

@@ -5,19 +5,10 @@ from typing import Final
 
 import numpy as np
 
+from purgatory_pipeline.generate.draw import schedule
 from purgatory_pipeline.generate.draw.arrivals import FLUSH_MS, REGISTRANTS, SIGNAL_KEYS, Arrivals, draw_arrivals
 from purgatory_pipeline.generate.draw.log_marks import Appends, LogMarks, draw_appends, draw_fetches, follow
 from purgatory_pipeline.generate.draw.requests import OperationRequests, draw_requests, move_log_starts
-from purgatory_pipeline.generate.draw.schedule import (
-    CANCEL_KEY,
-    CANCEL_PARTITION,
-    Schedule,
-    draw_cancels,
-    draw_signals,
-    order_calls,
-    order_events,
-    rare_events,
-)
 from purgatory_pipeline.generate.draw.topology import Ints, LeaderChange, Log, Topology, draw_logs, place_partitions
 from purgatory_pipeline.generate.history_plan import BROKERS, RunPlan
 
@@ -39,7 +30,7 @@ class DrawnRun:
     appends: Appends
     marks: LogMarks
     requests: OperationRequests
-    timeline: Schedule
+    timeline: schedule.Schedule
     keys: list[str]
     session_names: list[list[tuple[str, int]]]
     """For each session the partitions that its broker leads at any time."""
@@ -58,14 +49,14 @@ def draw_run(plan: RunPlan) -> DrawnRun:
     appends = draw_appends(cluster, logs, fetches, arrivals, generators[3])
     marks = follow(cluster, logs, fetches, appends)
     requests = draw_requests(cluster, logs, arrivals, appends, marks, generators[4])
-    events = order_events(logs, appends, marks, move_log_starts(cluster, arrivals, requests))
-    rare = rare_events(cluster, logs, changes, appends, marks)
-    signals_ms, signalled = draw_signals(arrivals, plan.life_ms, generators[5])
-    cancels_ms, cancelled = draw_cancels(arrivals, generators[6])
-    single = [(plan.life_ms * 2 // 3, CANCEL_PARTITION), (plan.life_ms * 3 // 4, CANCEL_KEY)]
+    events = schedule.order_events(logs, appends, marks, move_log_starts(cluster, arrivals, requests))
+    rare = schedule.rare_events(cluster, logs, changes, appends, marks)
+    signals_ms, signalled = schedule.draw_signals(arrivals, plan.life_ms, generators[5])
+    cancels_ms, cancelled = schedule.draw_cancels(arrivals, generators[6])
+    single = [(plan.life_ms * 2 // 3, schedule.CANCEL_PARTITION), (plan.life_ms * 3 // 4, schedule.CANCEL_KEY)]
     rare_ms = np.array([at_ms for at_ms, _ in rare])
-    calls = order_calls(arrivals, events, rare_ms, signals_ms, (cancels_ms, cancelled), single)
-    timeline = Schedule(
+    calls = schedule.order_calls(arrivals, events, rare_ms, signals_ms, (cancels_ms, cancelled), single)
+    timeline = schedule.Schedule(
         events=events,
         rare=[batch for _, batch in rare],
         signalled=signalled,

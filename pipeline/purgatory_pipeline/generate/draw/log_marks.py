@@ -17,8 +17,7 @@ import numpy as np
 from purgatory.engine.codes import PRODUCE
 from purgatory_pipeline.generate.draw.arrivals import Arrivals
 from purgatory_pipeline.generate.draw.topology import FOR_EVER_MS, Absence, Flags, Ints, Log, Topology
-from purgatory_pipeline.generate.history_plan import RunPlan
-from purgatory_pipeline.generate.topics import Topic
+from purgatory_pipeline.generate.history_plan import RunPlan, Topic
 
 FETCHES_AFTER_THE_END: Final = 3
 """So that every follower has reported the last records."""

@@ -10,8 +10,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from purgatory_pipeline.generate.history_plan import BROKERS, RunPlan
-from purgatory_pipeline.generate.topics import Topic
+from purgatory_pipeline.generate.history_plan import BROKERS, RunPlan, Topic
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -82,38 +81,31 @@ class LeaderChange:
 
 def place_partitions(topics: tuple[Topic, ...]) -> Topology:
     """Leaders and followers in turn over the brokers, as Kafka places replicas."""
-    names: list[tuple[str, int]] = []
-    topic_of: list[int] = []
-    followers: list[tuple[int, int]] = []
-    load: list[float] = []
-    for index, topic in enumerate(topics):
-        weights = 1 / np.arange(1, topic.partitions + 1) ** HOTNESS
-        for partition in range(topic.partitions):
-            shift = 1 + len(names) // BROKERS % (BROKERS - 1)
-            leader = len(names) % BROKERS
-            second = (leader + shift) % BROKERS
-            third = next(
-                broker % BROKERS for broker in range(second + 1, second + 3) if broker % BROKERS not in {leader, second}
-            )
-            followers.append((second + 1, third + 1))
-            names.append((topic.name, partition))
-            topic_of.append(index)
-            load.append(float(topic.share * weights[partition] / weights.sum()))
-    leaders = np.arange(len(names), dtype=np.int64) % BROKERS + 1
-    shares = np.array(load)
+    names = [(topic.name, number) for topic in topics for number in range(topic.partitions)]
+    place = np.arange(len(names), dtype=np.int64)
+    leader = place % BROKERS
+    second = (leader + 1 + place // BROKERS % (BROKERS - 1)) % BROKERS
+    third = (second + 1) % BROKERS
+    third = np.where(third == leader, (third + 1) % BROKERS, third)
+    weights = [1 / np.arange(1, topic.partitions + 1) ** HOTNESS for topic in topics]
+    load = np.concatenate([topic.share * own / own.sum() for topic, own in zip(topics, weights, strict=True)])
     return Topology(
-        topics, names, np.array(topic_of), leaders, np.array(followers, dtype=np.int64), shares / shares.sum()
+        topics=topics,
+        names=names,
+        topic_of=np.repeat(np.arange(len(topics)), [topic.partitions for topic in topics]),
+        leader_of=leader + 1,
+        followers_of=np.stack([second, third], axis=1) + 1,
+        load=load / load.sum(),
     )
 
 
 def draw_logs(cluster: Topology, run: RunPlan, rng: np.random.Generator) -> tuple[list[Log], list[LeaderChange]]:
     """The logs of a run: one for each partition in order, then those after a leader change."""
     count = len(cluster.names)
-    chosen = rng.choice(count, size=min(LEADER_CHANGES + ABSENCES, count), replace=False)
-    changing = chosen[:LEADER_CHANGES]
+    chosen = rng.choice(count, size=min(LEADER_CHANGES + ABSENCES, count), replace=False).tolist()
     changes: list[LeaderChange] = []
     later: list[Log] = []
-    for partition in changing.tolist():
+    for partition in chosen[:LEADER_CHANGES]:
         resigned_ms = int(rng.integers(run.life_ms * 3 // 10, run.life_ms * 6 // 10))
         elected_ms = resigned_ms + int(rng.integers(40, 400))
         leader, (one, other) = int(cluster.leader_of[partition]), cluster.followers_of[partition].tolist()
@@ -132,15 +124,14 @@ def draw_logs(cluster: Topology, run: RunPlan, rng: np.random.Generator) -> tupl
         later.append(new)
         changes.append(LeaderChange(partition, partition, new.index, resigned_ms, elected_ms))
     resigned = {change.partition: change.resigned_ms for change in changes}
-    absences = {
-        partition: _draw_absence(cluster, run, partition, rng) for partition in chosen[LEADER_CHANGES:].tolist()
-    }
+    absences = {partition: _draw_absence(cluster, run, partition, rng) for partition in chosen[LEADER_CHANGES:]}
+    leaders, followers = cluster.leader_of.tolist(), [(one, other) for one, other in cluster.followers_of.tolist()]
     first = [
         Log(
             index=partition,
             partition=partition,
-            leader=int(cluster.leader_of[partition]),
-            followers=(int(cluster.followers_of[partition][0]), int(cluster.followers_of[partition][1])),
+            leader=leaders[partition],
+            followers=followers[partition],
             epoch=0,
             start_ms=0,
             end_ms=resigned.get(partition, FOR_EVER_MS),
