@@ -172,7 +172,7 @@ def test_an_unchanged_replay_gives_the_same_outcomes(made: tuple[Path, Truth], r
         run.take(window)
     run.finish()
     verdicts: Counter[int] = Counter()
-    for row in sums.batch().to_pylist():
+    for row in sums.table().to_pylist():
         verdicts[row["detail"]] += row["operations"] if row["section"] == CHANGES else 0
     assert +verdicts == {EQUAL: PLAN.operations}
 
