@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="bench", description="Measures this house beside its peers.")
+    parser = argparse.ArgumentParser(prog="bench", description="Measures Purgatory beside its peers.")
     parser.add_argument("--quick", action="store_true", help="small sizes, one pair each; nothing is written")
     parser.add_argument("--only", default="", help="suites whose name fits, such as 'timer/*'; nothing is written")
     parser.add_argument("--runs", type=int, default=0, help="pairs of each benchmark")

@@ -1,7 +1,7 @@
 """The guard: fails when a count of instructions, a counter or a ratio is over 15 % worse than the committed baseline.
 
     python -m bench.compare              # measures a little, compares, exits with 1 when something is worse
-    python -m bench.compare --update     # measures, and writes the baseline anew
+    python -m bench.compare --update     # measures, and writes a new baseline
 
 Never an absolute time. A ratio counts as worse only when the best of its pairs is: a disturbed machine may spoil some
 of them. What cannot be measured here, or not on the terms of the baseline, is named and not compared.
@@ -11,7 +11,6 @@ import argparse
 import dataclasses
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 from bench.measure.instructions import UNIT, CountingMissing, counted_rows
@@ -44,22 +43,21 @@ class Verdict:
 def main() -> None:
     """Measures and compares; exits with 1 when something is worse."""
     parser = argparse.ArgumentParser(prog="bench.compare", description="Compares with the committed baseline.")
-    parser.add_argument("--update", action="store_true", help="write the baseline anew instead")
-    parser.add_argument("--baseline", type=Path, default=BASELINE, help="the rows to compare with")
+    parser.add_argument("--update", action="store_true", help="write a new baseline instead")
     arguments = parser.parse_args()
     if not COMPILED:
         print("nothing is compared: the engine is not compiled")
         return
-    if not arguments.update and not arguments.baseline.exists():
-        sys.exit(f"there is no baseline at {arguments.baseline}; --update makes one")
+    if not arguments.update and not BASELINE.exists():
+        sys.exit(f"there is no baseline at {BASELINE}; --update makes one")
     rows, skipped = measured_rows()
     for line in skipped:
         print(f"-- {line}")
     if arguments.update:
-        write_rows(rows, arguments.baseline)
-        print(f"written: {arguments.baseline}")
+        write_rows(rows, BASELINE)
+        print(f"written: {BASELINE}")
         return
-    verdicts = compared(read_rows(arguments.baseline), rows)
+    verdicts = compared(read_rows(BASELINE), rows)
     print(shown(verdicts))
     worse = [verdict.name for verdict in verdicts if verdict.said == WORSE]
     if worse:

@@ -136,7 +136,7 @@ def client(operations: int) -> None:
     from purgatory_client.results import OperationKind
     from purgatory_client.session.session_core import SessionCore
 
-    from bench.peers.echoed import echoed
+    from bench.drivers.messages import echoed
     from purgatory.v1 import purgatory_service_pb2 as wire
 
     core = SessionCore("bench", 1_000_000)

@@ -1,11 +1,14 @@
-"""The wire's messages that several drivers send, for produce waits on the partitions of one topic."""
+"""The wire's messages that several drivers and peers send, for produce waits on the partitions of one topic.
+
+It imports the wire alone, and so is quick to import.
+"""
 
 import itertools
 import time
 from collections.abc import Sequence
 from typing import Final
 
-from purgatory.v1 import event_pb2, operation_pb2
+from purgatory.v1 import event_pb2, operation_pb2, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 
 TIMEOUT_MS: Final = 600_000
@@ -78,3 +81,15 @@ def acknowledgement(results: wire.ResultBatch) -> wire.SessionRequest:
     """Acknowledges these results."""
     last = results.first_sequence + len(results.columns.operation_id) - 1
     return wire.SessionRequest(acknowledge=wire.AcknowledgeResults(sequence=last))
+
+
+def echoed(batch: wire.RegisterBatch) -> result_pb2.ResultColumns:
+    """Results for a registration that nobody had to wait for: as many and as large as the daemon's."""
+    columns = batch.columns
+    answer = result_pb2.ResultColumns(kind=columns.kind, partitions=columns.partitions)
+    answer.operation_id.extend(columns.operation_id)
+    answer.outcome.append(result_pb2.OUTCOME_SATISFIED)
+    answer.item_index.extend(columns.item_index)
+    answer.required_offset.extend(columns.offset)
+    answer.reached_offset.extend(columns.offset[-1:])
+    return answer

@@ -9,8 +9,7 @@ from purgatory_client.session.channel import OPTIONS, open_channel
 from purgatory_client.session.session_driver import Call
 
 from bench.drivers.messages import HOUR_MS, acknowledgement, mark_request, new_topic, opening, produce_batch
-from bench.measure.memory import resident_bytes
-from bench.measure.worker import Numbers, measured, on_uvloop, serve
+from bench.measure.worker import Numbers, measured, on_uvloop, resident_bytes, serve
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 

@@ -1,20 +1,23 @@
 """Where a suite measures: its scale, its processes, and the rows that come of it, printed as they come."""
 
 import contextlib
+import os
+import platform
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from bench.measure.machine import description
 from bench.measure.pairing import Figure, Measure, in_turn
 from bench.measure.processes import DaemonProcess, Server, Worker, daemon, python_server, python_worker
 from bench.measure.result_rows import Row, figure
-from bench.peers.jvm import JvmMissing, jvm_worker
+from bench.peers.jvm import JvmMissing, java_version, jvm_worker
 from bench.peers.redis import RedisMissing, RedisServer
 from bench.scale import Scale
+from purgatory.engine import COMPILED
 
 __all__ = ["Lab"]
 
@@ -64,7 +67,7 @@ class Lab:
         return self._started(jvm_worker, peer)
 
     def daemon(self, *arguments: str) -> DaemonProcess:
-        """The daemon of this house, one for each command line."""
+        """Our daemon, one for each command line."""
         process = self._started(daemon, *arguments)
         assert process is not None
         return process
@@ -108,3 +111,25 @@ class Lab:
     def measure_once(self, figures: Sequence[Figure], name: str, measure: Measure) -> None:
         """One measurement, with no warming up and no peer."""
         self.measure(figures, (name, measure), {}, runs=1, warm_up=False)
+
+
+@cache
+def description() -> str:
+    """What was measured on, for every row: cores, processor, memory, kernel, Python, Java, compiled or not."""
+    parts = [
+        f"{len(os.sched_getaffinity(0))} cores",
+        _first_value("/proc/cpuinfo", "model name"),
+        f"{int(_first_value('/proc/meminfo', 'MemTotal').split()[0]) // 1_000_000} GB",
+        f"Linux {platform.release().split('-')[0]}",
+        f"{platform.python_implementation()} {'.'.join(str(part) for part in sys.version_info[:3])}",
+        java_version(),
+        "compiled engine" if COMPILED else "UNCOMPILED engine",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _first_value(path: str, name: str) -> str:
+    for line in Path(path).read_text("utf-8").splitlines():
+        if line.startswith(name):
+            return line.partition(":")[2].strip()
+    return "0"

@@ -145,9 +145,9 @@ class DaemonProcess(Process):
         super().__init__([*command, *arguments], wants_input=False)
         try:
             self._wait_for(ready)
-            told = json.loads(ready.read_text("utf-8"))
-            self.address: Final[str] = told["grpc_address"]
-            self._metrics: Final = f"http://{told['http_address']}/metrics"
+            addresses = json.loads(ready.read_text("utf-8"))
+            self.address: Final[str] = addresses["grpc_address"]
+            self._metrics: Final = f"http://{addresses['http_address']}/metrics"
         except BaseException:
             self.stop()
             raise

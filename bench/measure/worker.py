@@ -10,11 +10,12 @@ import json
 import sys
 from collections.abc import Callable, Coroutine, Mapping
 from functools import wraps
+from pathlib import Path
 from typing import Any, ParamSpec, get_type_hints
 
 import uvloop
 
-__all__ = ["Numbers", "Workload", "measured", "on_uvloop", "serve"]
+__all__ = ["Numbers", "Workload", "measured", "on_uvloop", "resident_bytes", "serve"]
 
 Numbers = dict[str, float]
 """What a workload answers, by name; "seconds" and "operations" where something was counted in a time."""
@@ -28,6 +29,15 @@ P = ParamSpec("P")
 def measured(seconds: float, operations: int) -> Numbers:
     """The answer of a workload that did so many operations in such a time."""
     return {"seconds": seconds, "operations": float(operations)}
+
+
+def resident_bytes(process_id: int | None = None) -> int:
+    """Resident memory of a process, by default of this one."""
+    folder = "self" if process_id is None else str(process_id)
+    for line in Path("/proc", folder, "status").read_text("utf-8").splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise ValueError(f"/proc/{folder}/status has no VmRSS")
 
 
 def on_uvloop(work: Callable[P, Coroutine[Any, Any, Numbers]]) -> Callable[P, Numbers]:

@@ -1,1 +1,1 @@
-"""The peers that are measured beside this house, each a process that speaks the protocol of bench/measure/worker.py."""
+"""The peers that we are measured against, each a process with the protocol of bench/measure/worker.py."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc.aio
 
-from bench.peers.echoed import echoed
+from bench.drivers.messages import echoed
 from bench.peers.grpc_server import serve_until_signal
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceServicer

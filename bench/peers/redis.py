@@ -1,4 +1,4 @@
-"""Redis as a purgatory: waiters in sorted sets by what they require and by deadline, moved by Lua, told by pub/sub.
+"""Redis as a purgatory: waiters in sorted sets by what they require and by deadline, moved by Lua, results by pub/sub.
 
 Three scripts. `register` puts one waiter into the set of its key and the set of deadlines, or publishes at once;
 `advance` raises a mark and publishes whoever it passes; `expire` publishes whoever is due. A server of Debian's package
@@ -134,7 +134,7 @@ class RedisConnection:
             self.scripts[name] = (await self.ask(command(b"SCRIPT", b"LOAD", text), 2))[1]
 
     async def ask(self, commands: bytes, answers: int) -> list[bytes]:
-        """Sends commands that are answered by so many lines, and gives the lines. Raises RuntimeError on an error."""
+        """Sends commands that are answered by so many lines, and returns those. Raises RuntimeError on an error."""
         self._writer.write(commands)
         data = b""
         while data.count(b"\r\n") < answers:

@@ -1,1 +1,1 @@
-"""Parts of this house by themselves, driven as fast as they go: each is a worker."""
+"""Our own parts by themselves, driven as fast as they go: each is a worker."""

@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from bench.measure.memory import resident_bytes
-from bench.measure.worker import Numbers, measured, serve
+from bench.measure.worker import Numbers, measured, resident_bytes, serve
 from purgatory.engine.batches import EventBatch, OperationBatch, PartitionName
 from purgatory.engine.codes import FETCH, HIGH_WATERMARK, LEADER_APPEND, PRODUCE
 from purgatory.engine.engine import Engine

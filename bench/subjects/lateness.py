@@ -1,7 +1,7 @@
 """How late a wait expires: the daemon's own host and reaper on a real clock, beside bare `call_later` timers.
 
-Both are told of timers at the same rate and at any moment, as calls come in from a network, which neither has. Lateness
-is measured with a finer clock than the daemon's, from the very moment of registration: below zero is too early. No wait
+Both get timers at the same rate and at random moments, as calls come in from a network, which neither has. Lateness is
+measured with a finer clock than the daemon's, from the very moment of registration: below zero is too early. No wait
 may be, nor is any timer of asyncio's own loop. Those of uvloop, on which the daemon runs, are by up to a millisecond.
 """
 
@@ -59,17 +59,17 @@ def summary(late_s: list[float]) -> Numbers:
     }
 
 
-async def told(turn: Callable[[], None], seconds: float) -> None:
-    """Calls it on the running loop once within each turn, for so long: another thread says when, as a network would."""
+async def at_random_moments(turn: Callable[[], None], seconds: float) -> None:
+    """Calls it on the running loop once in each turn, for a time: another thread says when, as a network would."""
     loop, moment = asyncio.get_running_loop(), random.Random(1)
 
-    def tell() -> None:
+    def schedule() -> None:
         start_s = time.monotonic()
         for number in range(round(seconds / TURN_S)):
             time.sleep(max(0.0, start_s + (number + moment.random()) * TURN_S - time.monotonic()))
             loop.call_soon_threadsafe(turn)
 
-    await asyncio.to_thread(tell)
+    await asyncio.to_thread(schedule)
 
 
 @on_uvloop
@@ -103,7 +103,7 @@ async def waits(rate: int, pending: int, seconds: float) -> Numbers:
         host.register(session, [OperationRun(PRODUCE, batch)], [])
         session.acknowledge(session.outbox.last_sequence)
 
-    await told(register, seconds)
+    await at_random_moments(register, seconds)
     while watch.due_s:  # noqa: ASYNC110 - once, at the end
         await asyncio.sleep(TURN_S)
     await host.stop()
@@ -133,7 +133,7 @@ async def _timers(rate: int, seconds: float) -> Numbers:
             loop.call_later(TIMEOUT_MS / 1_000, fire, time.monotonic() + TIMEOUT_MS / 1_000)
 
     each = round(rate * TURN_S)
-    await told(set_timers, seconds)
+    await at_random_moments(set_timers, seconds)
     while len(late_s) < set_count:  # noqa: ASYNC110 - once, at the end
         await asyncio.sleep(TURN_S)
     return summary(late_s)

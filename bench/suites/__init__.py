@@ -1,1 +1,1 @@
-"""What is measured beside whom: a function of a lab for each suite."""
+"""What is measured, and against which peers: a function of a lab for each suite."""

@@ -1,4 +1,4 @@
-"""The operation that programs subclass: the engine's, and a coroutine may await its end, whatever thread brings it."""
+"""The operation that programs subclass: the engine's, which coroutines may also await, whichever thread ends it."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class OperationType(ABCMeta):
 class DelayedOperation(GenericOperation, metaclass=OperationType):
     """One waiting request: subclass it, and give each subclass its `try_complete` and `on_complete`.
 
-    `await operation` gives its outcome once its effects have run, on any event loop and from any number of tasks. To
-    cancel such a task leaves the operation pending; call `EmbeddedPurgatory.cancel` if nobody else wants it.
+    `await operation` returns its outcome once its effects have run, on any event loop and from any number of tasks.
+    Cancelling such a task leaves the operation pending; call `EmbeddedPurgatory.cancel` if nobody else wants it.
 
     Args:
         timeout_ms: milliseconds from registration to expiry; 0 or less: at once; None: it never expires. Never early.
@@ -54,14 +54,14 @@ async def _outcome(operation: GenericOperation) -> int:
         if not answered.done():
             answered.set_result(None)
 
-    def tell_loop() -> None:
+    def wake_loop() -> None:
         # A loop that was closed meanwhile has no task left that could be waiting for this.
         if not loop.is_closed():
             loop.call_soon_threadsafe(answer)
 
-    operation.purgatory_listen(tell_loop)
+    operation.purgatory_listen(wake_loop)
     try:
         await answered
     finally:
-        operation.purgatory_forget(tell_loop)
+        operation.purgatory_forget(wake_loop)
     return operation.outcome

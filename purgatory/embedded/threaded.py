@@ -21,7 +21,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 SLICE: Final = 1_000
-"""The lock is let go after so many expiries or shutdowns."""
+"""The lock is released after this many expiries or shutdowns."""
 
 
 def log_error(operation: GenericOperation, error: Exception) -> None:
@@ -45,14 +45,14 @@ class EmbeddedPurgatory:
 
     Args:
         name: for threads and messages.
-        on_error: `on_error(operation, exception)` is told, outside the lock, of what hooks raise; by default it is
-            logged.
+        on_error: `on_error(operation, exception)` is called, outside the lock, with what hooks raise; by default
+            that is logged.
         clock: where time comes from; by default the machine's monotonic clock.
         tick_ms: deadlines are rounded up to a multiple of it, in milliseconds.
         wheel_size: buckets of each level of the timing wheel.
         timer_enabled: False: nothing expires.
         reaper_enabled: False: no thread; the program calls `advance_clock` itself.
-        pending_max: as many operations may be pending; None: any number.
+        pending_max: how many operations may be pending; None: any number.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong type or out of range; the message names it.
@@ -90,7 +90,7 @@ class EmbeddedPurgatory:
         self._is_forked = False
         self._core: Final = DelayedOperationPurgatory(
             self._clock.now_ms(),
-            lambda operation, error: self._failures.append((operation, error)),  # told outside the lock
+            lambda operation, error: self._failures.append((operation, error)),  # reported outside the lock
             tick_ms=tick_ms,
             wheel_size=wheel_size,
             timer_enabled=bool(timer_enabled),
@@ -171,7 +171,7 @@ class EmbeddedPurgatory:
         """Re-test the operations watched on a key, oldest first. Call it after every change that could end one.
 
         Args:
-            key: any hashable; one that nobody waits on costs a look-up.
+            key: any hashable; one that nobody waits on costs one lookup.
 
         Returns:
             How many operations this call completed, not counting those that effects completed in turn.
@@ -230,7 +230,7 @@ class EmbeddedPurgatory:
         """Expire operations that are due, in order of deadline. The reaper does this by itself.
 
         Args:
-            limit: as many at most; what is left shows as `next_expiration_ms()` at or before now.
+            limit: how many at most; what is left shows as `next_expiration_ms()` at or before now.
 
         Returns:
             How many expired.

@@ -37,7 +37,7 @@ class AsyncTimer(Timer):
         self._handle: asyncio.TimerHandle | None = None
         self._armed_ms = -1
         # Not the loop's own time: uvloop's is rounded down to milliseconds, so a delay could end a fraction early.
-        super().__init__(tick_ms=tick_ms, wheel_size=wheel_size, on_error=on_error or self._tell_loop)
+        super().__init__(tick_ms=tick_ms, wheel_size=wheel_size, on_error=on_error or self._report_to_loop)
 
     def call_later(self, delay_ms: SupportsIndex, callback: Callable[..., object], *arguments: object) -> TimerTask:
         """Call `callback(*arguments)` on the loop after a delay, in a copy of the caller's context.
@@ -96,5 +96,5 @@ class AsyncTimer(Timer):
         finally:
             self._arm()
 
-    def _tell_loop(self, task: TimerTask, error: BaseException) -> None:
+    def _report_to_loop(self, task: TimerTask, error: BaseException) -> None:
         self._loop.call_exception_handler({"message": f"{task!r} raised", "exception": error})

@@ -23,7 +23,7 @@ class SystemTimer(Timer):
     Args:
         name: for threads and messages.
         executor: runs the tasks, and stays the caller's to shut down; by default one thread of the timer's own.
-        clock, tick_ms, wheel_size, on_error: as for `Timer`; `on_error` is told on the executor's thread.
+        clock, tick_ms, wheel_size, on_error: as for `Timer`; `on_error` is called on the executor's thread.
 
     """
 

@@ -17,7 +17,7 @@ from purgatory.threads import RefusedAfterFork, refuse_after_fork
 logger = logging.getLogger(__name__)
 
 SLICE: Final = 1_000
-"""One `advance_clock` takes at most so many tasks out of the wheel, by default."""
+"""How many tasks one `advance_clock` takes out of the wheel at most, by default."""
 DELAY_MS_MAX: Final = 2**DEADLINE_BITS
 
 IDLE: Final = 0
@@ -105,7 +105,7 @@ class Timer:
         clock: where time comes from; by default the machine's monotonic clock.
         tick_ms: deadlines are rounded up to a multiple of it, in milliseconds.
         wheel_size: buckets of each level of the wheel.
-        on_error: `on_error(task, exception)` is told of what tasks raise; by default it is logged.
+        on_error: `on_error(task, exception)` is called with what tasks raise; by default that is logged.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong type or out of range; the message names it.
@@ -187,7 +187,7 @@ class Timer:
         """Take tasks that are due out of the wheel and run them, in order of deadline. Unlike Kafka's it never waits.
 
         Args:
-            limit: as many at most; what is left shows as `next_expiration_ms()` at or before now.
+            limit: how many at most; what is left shows as `next_expiration_ms()` at or before now.
 
         Returns:
             How many were taken out.
@@ -231,7 +231,7 @@ class Timer:
         self._run(task, turn)
 
     def _run(self, task: TimerTask, turn: int) -> None:
-        """Run a task, unless it was cancelled or added anew since it fell due."""
+        """Run a task, unless it was cancelled or added again since it fell due."""
         with self._lock:
             if task.timer_turn != turn:
                 return

@@ -56,7 +56,7 @@ def test_a_session_is_filled_with_scattered_waits() -> None:
 
 @pytest.mark.slow  # processes are started
 def test_what_is_filled_survives_and_is_emptied() -> None:
-    """A daemon is filled and killed; the next one gives each wait its result, or the driver would never end."""
+    """A daemon is filled and killed; the next one answers each wait, or the driver would never end."""
     lab = Lab(QUICK, [])
     try:
         numbers = journal_suite.life(lab, 2_000)

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import pytest
 
 from purgatory.embedded import EmbeddedPurgatory
-from tests.engine.generic.recording_operation import never_told
+from tests.engine.generic.recording_operation import never_called
 
 
 @pytest.fixture
 def purgatory() -> Iterator[EmbeddedPurgatory]:
-    with EmbeddedPurgatory("test", never_told) as embedded:
+    with EmbeddedPurgatory("test", never_called) as embedded:
         yield embedded

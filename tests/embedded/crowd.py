@@ -219,9 +219,9 @@ class Crowd:
         for member in self.members:
             assert member.error is None, f"{member.name} failed: {member.error!r}"
         planted = {id(operation) for operation in self.operations if 0 < operation.raises_at <= operation.evaluations}
-        # One that is told of and not accepted was ended by the closing purgatory; it is nobody's.
-        for operation, error in self.errors.told:
-            assert isinstance(error, ArithmeticError), f"on_error was told of {error!r} by {operation}"
+        # One that is reported and was not accepted was ended by the closing purgatory; it is nobody's.
+        for operation, error in self.errors.reported:
+            assert isinstance(error, ArithmeticError), f"on_error was called with {error!r} by {operation}"
         assert {id(operation) for operation in self.errors.operations} >= planted
 
     def is_answered(self) -> bool:
@@ -245,7 +245,7 @@ class Crowd:
         assert self.purgatory.pending == outcomes[PENDING]
 
     def demand_answers(self) -> None:
-        """Everyone who ended was told once, those that expired once more and never early, the others not at all."""
+        """Everyone who ended was answered once, those that expired once more and never early, the others not at all."""
         for operation in self.operations:
             if operation.outcome == PENDING:
                 assert (operation.completed, operation.expired) == (0, 0)

@@ -23,7 +23,7 @@ from tests.embedded.crowd import KEYS, Crowd, watch
 from tests.engine.generic.recording_operation import (
     RecordingOperation,
     assert_empty,
-    never_told,
+    never_called,
     run_all,
     wait_until,
 )
@@ -95,7 +95,7 @@ def test_a_crowd_that_is_closed_on(seed: int) -> None:
 def test_forced_while_another_thread_registers(others_force_too: bool) -> None:
     """Between any two lines of force_complete another thread registers the operation: one end, and nothing is left."""
     for step in itertools.count(1):
-        with EmbeddedPurgatory("forced", never_told, reaper_enabled=False) as purgatory:
+        with EmbeddedPurgatory("forced", never_called, reaper_enabled=False) as purgatory:
             operation = RecordingOperation()
 
             def intrude(purgatory: EmbeddedPurgatory = purgatory, operation: RecordingOperation = operation) -> None:

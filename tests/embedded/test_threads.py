@@ -17,7 +17,7 @@ from tests.engine.generic.recording_operation import (
     RecordingOperation,
     assert_empty,
     fail,
-    never_told,
+    never_called,
     register,
     run_all,
     threads_of,
@@ -56,7 +56,7 @@ def test_lesson_65_threads_close_at_the_same_time(purgatory: EmbeddedPurgatory) 
 
 
 def test_case_30_sixteen_threads_check_one_key(purgatory: EmbeddedPurgatory) -> None:
-    """One operation, 16 threads checking its key: told once, and the counts sum to 1."""
+    """One operation, 16 threads checking its key: answered once, and the counts sum to 1."""
     (operation,) = register(purgatory, "k")
     operation.is_met = True
     counts: list[int] = []
@@ -67,7 +67,7 @@ def test_case_30_sixteen_threads_check_one_key(purgatory: EmbeddedPurgatory) -> 
 
 @pytest.mark.slow
 def test_case_32_expiry_and_check_race() -> None:
-    """A check and the timer race 300 times: told once each time, on_expiration exactly if the timer won."""
+    """A check and the timer race 300 times: answered once each time, on_expiration exactly if the timer won."""
     purgatory = ManualPurgatory()
     for _ in range(300):
         (operation,) = register(purgatory, "k", timeout_ms=10)
@@ -99,7 +99,7 @@ def test_case_33_check_returns_while_the_timer_is_inside_on_complete(purgatory: 
 
 
 def test_case_34_completed_while_being_registered() -> None:
-    """Forced by another thread while its registration is under way: told once, and no timer entry stays behind."""
+    """Forced by another thread while its registration is under way: answered once, and no timer entry stays behind."""
     purgatory, operation = ManualPurgatory(), RecordingOperation()
     with ThreadPoolExecutor(1) as pool:
         forced: list[Future[bool]] = []
@@ -213,7 +213,7 @@ def test_effects_of_a_torn_thread_still_run(purgatory: EmbeddedPurgatory) -> Non
 
 
 def test_errors_are_told_outside_the_lock() -> None:
-    """on_error, told of a failed try_complete, may wait for another thread that uses the purgatory."""
+    """on_error, called for a failed try_complete, may wait for another thread that uses the purgatory."""
     counts: list[int] = []
 
     def on_error(_operation: GenericOperation, _error: Exception) -> None:
@@ -228,7 +228,7 @@ def test_errors_are_told_outside_the_lock() -> None:
 
 def test_close_from_an_effect_on_the_callers_thread() -> None:
     """It returns how many were left, and they end as SHUTTING_DOWN."""
-    purgatory = EmbeddedPurgatory("closing", never_told)
+    purgatory = EmbeddedPurgatory("closing", never_called)
     first, *leftovers = register(purgatory, "k", count=11)
     closed: list[int] = []
     first.when_completed = lambda: closed.append(purgatory.close())

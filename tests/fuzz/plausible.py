@@ -22,7 +22,7 @@ RENEWED_EACH: Final = 3_000
 
 
 class PlausibleValues:
-    """Names and numbers for messages, and what the answers told. One for each run; all chance comes from its `rng`."""
+    """Names and numbers for messages, and what answers teach. One for each run; all chance comes from its `rng`."""
 
     def __init__(self, seed: int) -> None:
         self.rng: Final = random.Random(seed)
@@ -115,7 +115,7 @@ class PlausibleValues:
             text = json.dumps(parts[: self.pick((1, 2, 3, 3))])
         return base64.urlsafe_b64encode(text.encode()).decode()
 
-    # What the answers tell.
+    # What answers teach.
 
     def learn_from(self, answer: Message, session_id: str = "") -> None:
         """Remembers what later requests can use."""

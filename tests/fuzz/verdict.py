@@ -23,7 +23,7 @@ def rss_bytes(pid: int) -> int:
     for line in Path(f"/proc/{pid}/status").read_text("utf-8").splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024
-    raise AssertionError(f"process {pid} tells no VmRSS")
+    raise AssertionError(f"process {pid} has no VmRSS")
 
 
 def faults_in(log: str) -> list[str]:

@@ -15,7 +15,7 @@ from tests.client.session.flaky_proxy import FlakyProxy
 from tests.client.session.wire_script import opened, results, sent
 from tests.client.until import until_pending
 from tests.daemon_process import DaemonProcess
-from tests.engine.generic.recording_operation import DEADLINE_S, RecordingOperation, never_told
+from tests.engine.generic.recording_operation import DEADLINE_S, RecordingOperation, never_called
 
 LONG = 120.0
 
@@ -24,7 +24,7 @@ LONG = 120.0
 def test_lesson_20_an_end_waits_until_the_condition_has_been_looked_at(is_met: bool) -> None:
     """The timer comes while try_complete runs: on_complete is not run beside it, and there is one end."""
     clock = ManualClock()
-    with EmbeddedPurgatory("lesson-20", never_told, clock=clock, reaper_enabled=False) as purgatory:
+    with EmbeddedPurgatory("lesson-20", never_called, clock=clock, reaper_enabled=False) as purgatory:
         log: list[str] = []
         at_the_timer, release = threading.Event(), threading.Event()
 

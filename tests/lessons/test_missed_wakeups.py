@@ -20,7 +20,7 @@ from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
 from tests.client.until import until
 from tests.daemon_process import DaemonProcess
-from tests.engine.generic.recording_operation import DEADLINE_S, RecordingOperation, never_told
+from tests.engine.generic.recording_operation import DEADLINE_S, RecordingOperation, never_called
 from tests.lessons.daemon_calls import DaemonCalls, produce_columns
 from tests.service.serving import eventually
 
@@ -30,7 +30,7 @@ LONG = 120.0
 @pytest.mark.parametrize("at_evaluation", [1, 2])
 def test_lesson_01_state_that_changes_while_it_is_looked_at(at_evaluation: int) -> None:
     """Right after the first or second look saw "not yet" another thread changes the state and checks: it completes."""
-    with EmbeddedPurgatory("lesson-1", never_told) as purgatory:
+    with EmbeddedPurgatory("lesson-1", never_called) as purgatory:
         others: list[threading.Thread] = []
 
         def change_and_check(operation: RecordingOperation) -> None:

@@ -38,7 +38,7 @@ class Signal(TimerTask):
 
 
 def add(owner: Owner, delay_ms: int, then: Callable[[], object] | None = None) -> RecordingOperation | Signal:
-    """Something that comes to its end after a delay, by the owner's thread."""
+    """Something that ends after a delay, by the owner's thread."""
     if isinstance(owner, SystemTimer):
         task = Signal(delay_ms, then)
         owner.add(task)

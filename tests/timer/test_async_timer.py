@@ -56,15 +56,15 @@ async def test_one_handle_of_the_loop_for_all() -> None:
 
 @pytest.mark.parametrize("own_handler", [True, False])
 async def test_a_call_that_raises(own_handler: bool) -> None:
-    """on_error is told, or else the loop's exception handler; the calls beside it are made."""
-    loop, told, done = asyncio.get_running_loop(), list[BaseException](), asyncio.Event()
-    loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
-    with AsyncTimer(on_error=(lambda _, error: told.append(error)) if own_handler else None) as timer:
+    """on_error is called, or else the loop's exception handler; the calls beside it are made."""
+    loop, reported, done = asyncio.get_running_loop(), list[BaseException](), asyncio.Event()
+    loop.set_exception_handler(lambda _, context: reported.append(context["exception"]))
+    with AsyncTimer(on_error=(lambda _, error: reported.append(error)) if own_handler else None) as timer:
         timer.call_later(1, fail)
         timer.call_later(1, done.set)
         async with asyncio.timeout(DEADLINE_S):
             await done.wait()
-    assert [type(error) for error in told] == [ArithmeticError]
+    assert [type(error) for error in reported] == [ArithmeticError]
 
 
 async def test_the_loop_has_its_turn_between_slices() -> None:

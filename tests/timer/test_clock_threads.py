@@ -45,7 +45,7 @@ def test_lesson_13_a_quiet_system_still_fires(kind: type[Owner]) -> None:
 
 @both_owners
 def test_lesson_14_wake_ups_are_not_lost(kind: type[Owner]) -> None:
-    """Short additions and cancels in quick succession: every one left alone still comes to its end."""
+    """Short additions and cancels in quick succession: every one left alone still ends."""
     with kind("hasty") as owner:
         left_alone = []
         for number in range(300):
@@ -60,7 +60,7 @@ def test_lesson_14_wake_ups_are_not_lost(kind: type[Owner]) -> None:
 @both_owners
 @pytest.mark.parametrize("threads", [1, 2])
 def test_no_addition_is_missed(kind: type[Owner], threads: int) -> None:
-    """Threads that add only when their last one has ended: with nobody else about, the thread hears of each."""
+    """Threads that add only when their last one has ended: with nobody else about, the thread notices each."""
     with kind("quiet") as owner:
 
         def add_one_after_the_other() -> None:

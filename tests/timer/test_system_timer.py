@@ -21,12 +21,12 @@ def timer() -> Iterator[SystemTimer]:
 
 
 def test_an_executor_of_the_callers() -> None:
-    """It runs the tasks and outlives the timer; when it has been shut down, on_error hears of the task."""
-    told: list[tuple[TimerTask, str]] = []
+    """It runs the tasks and outlives the timer; when it has been shut down, on_error gets the task."""
+    reported: list[tuple[TimerTask, str]] = []
     executor = ThreadPoolExecutor(1, "mine")
 
     def on_error(task: TimerTask, error: BaseException) -> None:
-        told.append((task, str(error)))
+        reported.append((task, str(error)))
 
     with SystemTimer(executor=executor, on_error=on_error) as timer:
         ran, failing, late = Signal(1), Signal(1, fail), Signal(1)
@@ -34,13 +34,13 @@ def test_an_executor_of_the_callers() -> None:
             timer.add(task)
             assert task.answered.wait(DEADLINE_S)
             assert task.answered_on.startswith("mine")
-        wait_until(lambda: told == [(failing, "planted")])
+        wait_until(lambda: reported == [(failing, "planted")])
     assert executor.submit(int).result(DEADLINE_S) == 0
     executor.shutdown()
     with SystemTimer(executor=executor, on_error=on_error) as timer:
         timer.add(late)
-        wait_until(lambda: told[-1][0] is late)
-        assert "shutdown" in told[-1][1]
+        wait_until(lambda: reported[-1][0] is late)
+        assert "shutdown" in reported[-1][1]
 
 
 def test_close_with_tasks_left() -> None:

@@ -1,4 +1,4 @@
-"""The timer on a clock that moves when told: when tasks run, where they may be, and what cancel and close promise."""
+"""The timer on a manual clock: when tasks run, where they may be, and what cancel and close promise."""
 
 import gc
 import random
@@ -19,13 +19,13 @@ class Timers:
 
     def __init__(self, timers: int = 1, **settings: int) -> None:
         self.clock = ManualClock(1_000)
-        self.told: list[tuple[TimerTask, BaseException]] = []
+        self.reported: list[tuple[TimerTask, BaseException]] = []
         self.timers = [Timer(self.clock, on_error=self._on_error, **settings) for _ in range(timers)]
         self.timer = self.timers[0]
         self.log: list[str] = []
 
     def _on_error(self, task: TimerTask, error: BaseException) -> None:
-        self.told.append((task, error))
+        self.reported.append((task, error))
 
     def task(self, name: str, delay_ms: int, then: Callable[[], object] | None = None) -> TimerTask:
         def run() -> None:
@@ -150,7 +150,7 @@ def test_cancelled_or_added_again_while_it_fires() -> None:
 
 @pytest.mark.parametrize("interrupt", [None, KeyboardInterrupt, SystemExit])
 def test_a_task_that_raises(interrupt: type[BaseException] | None) -> None:
-    """on_error is told of an Exception, an interrupt is raised when all have run; later tasks run too."""
+    """on_error gets an Exception, an interrupt is raised when all have run; later tasks run too."""
     world = Timers()
 
     def fail() -> None:
@@ -164,14 +164,14 @@ def test_a_task_that_raises(interrupt: type[BaseException] | None) -> None:
     world.clock.jump(10)
     if interrupt is None:
         assert world.timer.advance_clock() == 2
-        assert [(task, type(error)) for task, error in world.told] == [(failing, ArithmeticError)]
+        assert [(task, type(error)) for task, error in world.reported] == [(failing, ArithmeticError)]
     else:
         with pytest.raises(interrupt, match="planted"):
             world.timer.advance_clock()
-        assert world.told == []
+        assert world.reported == []
     assert world.log == ["failing", "next"]
     assert world.pass_ms(10) == ["later"]
-    assert world.told[-1][0] is nothing_to_run
+    assert world.reported[-1][0] is nothing_to_run
 
 
 def test_close_returns_what_is_left() -> None:

@@ -1,4 +1,4 @@
-"""Arguments and answers of a program's own code, looked at: what is wrong is refused by name, the same in both builds.
+"""Checks of what a program's own code passes and returns: what is wrong is refused by name, the same in both builds.
 
 The parameters are typed so that compiled code does not check them by itself: its errors name no argument.
 """

@@ -127,7 +127,7 @@ class GenericOperation:
 
 
 OnError = Callable[[Any, Exception], object]
-"""Told of each exception that a hook of an operation raised: (operation, exception). It should not raise."""
+"""Called with each exception that a hook of an operation raised: (operation, exception). It should not raise."""
 
 
 def run_effects(operation: GenericOperation, on_error: OnError) -> None:

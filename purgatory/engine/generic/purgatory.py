@@ -5,10 +5,10 @@ contract in its 4.1+ form (docs/semantics.md, section 2), with its gaps closed:
 
 * An ended operation is unlinked from every key and from the timer the moment it is claimed, so nothing is purged, no
   payload outlives its operation, and `watched` counts pending entries only.
-* What a hook raises is contained: `on_error` is told, the operation stays as it was, the others go on. What is no
+* What a hook raises is contained: `on_error` is called, the operation stays as it was, the others go on. What is no
   `Exception` (KeyboardInterrupt, SystemExit, CancelledError) reaches the caller, after the others had their turn.
 * A registration that raises leaves nothing behind: arguments are looked at first, and what was linked is unlinked.
-* Cancel and shutdown are outcomes, and `on_complete` hears of them. No operation is forgotten.
+* Cancel and shutdown are outcomes, for which `on_complete` runs too. No operation is forgotten.
 * Never early: a deadline is rounded up to a tick.
 
 User predicates have no threshold, so a visit to a key costs its watchers. (The daemon's kinds do better: `watches`.)
@@ -41,8 +41,8 @@ TIMEOUT_MS_MAX: Final = 2**62
 class DelayedOperationPurgatory:
     """Pending operations by watch key and by deadline. All times are monotonic milliseconds and must not go back.
 
-    `on_error(operation, exception)` is told of what hooks raise; what it raises itself reaches the caller, after the
-    state is settled. `timer_enabled=False`: nothing expires. `pending_max` operations may be pending, None: any number.
+    `on_error(operation, exception)` is called with what hooks raise; what it raises reaches the caller, after the state
+    is settled. `timer_enabled=False`: nothing expires. `pending_max` operations may be pending, None: any number.
     `claim` replaces the purgatory's own `force_complete` for operations that are forced from outside: a wrapper with a
     lock passes its own.
     """
@@ -291,7 +291,7 @@ class DelayedOperationPurgatory:
         return has_ended
 
     def _has_ended_meanwhile(self, operation: GenericOperation) -> bool:
-        """Whether `on_error`, told of a failed evaluation, ended the operation or shut the purgatory down."""
+        """Whether `on_error`, called for a failed evaluation, ended the operation or shut the purgatory down."""
         if self.is_closed:
             self._claim(operation, SHUTTING_DOWN)
         return operation.outcome != PENDING

@@ -80,25 +80,25 @@ class Gate:
 
 
 class Errors:
-    """What `on_error` was told, in order; an instance is the callback."""
+    """What was reported to `on_error`, in order; an instance is the callback."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[GenericOperation, Exception]] = []
+        self.reported: list[tuple[GenericOperation, Exception]] = []
 
     def __call__(self, operation: GenericOperation, error: Exception) -> None:
-        self.told.append((operation, error))
+        self.reported.append((operation, error))
 
     @property
     def operations(self) -> list[GenericOperation]:
-        return [operation for operation, _ in self.told]
+        return [operation for operation, _ in self.reported]
 
 
 def fail(message: str = "planted") -> NoReturn:
     raise ArithmeticError(message)
 
 
-def never_told(operation: GenericOperation, error: Exception) -> None:
-    raise AssertionError(f"on_error was told of {error!r}") from error
+def never_called(operation: GenericOperation, error: Exception) -> None:
+    raise AssertionError(f"on_error was called with {error!r}") from error
 
 
 class FineClock(ManualClock):
@@ -111,7 +111,7 @@ class FineClock(ManualClock):
 class BarePurgatory:
     """The engine's purgatory on a manual clock, with the calls of the embedded one."""
 
-    def __init__(self, on_error: OnError = never_told, **settings: Any) -> None:  # noqa: ANN401 - some are wrong
+    def __init__(self, on_error: OnError = never_called, **settings: Any) -> None:  # noqa: ANN401 - some are wrong
         self.clock = ManualClock(1_000)
         self.core = DelayedOperationPurgatory(self.clock.now_ms(), on_error, **settings)
 
@@ -132,9 +132,9 @@ class BarePurgatory:
 
 
 class ManualPurgatory(EmbeddedPurgatory):
-    """An embedded purgatory with no reaper, on a clock that moves only when told."""
+    """An embedded purgatory with no reaper, on a clock that the test moves."""
 
-    def __init__(self, on_error: OnError = never_told, **settings: Any) -> None:  # noqa: ANN401 - some are wrong
+    def __init__(self, on_error: OnError = never_called, **settings: Any) -> None:  # noqa: ANN401 - some are wrong
         self.clock = ManualClock(1_000)
         super().__init__("manual", on_error, clock=self.clock, reaper_enabled=False, **settings)
 

@@ -1,7 +1,7 @@
 """Histories of a purgatory beside a model of it: the cases of docs/semantics.md that are histories, and random ones.
 
-After every step the model says what each operation must have come to, how often it was evaluated, what `on_error` was
-told, and what is watched, timed and counted.
+After every step the model says what each operation must have come to, how often it was evaluated, what was reported to
+`on_error`, and what is watched, timed and counted.
 """
 
 import sys

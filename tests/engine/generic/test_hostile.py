@@ -82,7 +82,7 @@ def test_case_25_a_bad_key_takes_no_slot(
     ids=["changes its hash", "raises at last"],
 )
 def test_a_key_that_can_not_be_found_again(key: Key) -> None:
-    """Its operation ends all the same, on_error is told why, and no other is hurt, whoever gets the slot next."""
+    """Its operation ends all the same, on_error says why, and no other is hurt, whoever gets the slot next."""
     errors, log = Errors(), list[str]()
     purgatory = BarePurgatory(errors)
     operations = [RecordingOperation(name=name, log=log) for name in "abcd"]
@@ -185,7 +185,7 @@ def test_an_interrupt_at_expiry_costs_the_others_nothing(make: Level) -> None:
 
 
 class Answering(RecordingOperation):
-    """Its `try_complete` gives the answer of a function."""
+    """Its `try_complete` returns what a function returns."""
 
     def __init__(self, answer: Callable[[], object]) -> None:
         super().__init__()
@@ -215,11 +215,11 @@ async def look() -> bool:
     [(look, TypeError, "try_complete is a coroutine function"), (lambda: np.zeros(2), ValueError, "ambiguous")],
 )
 def test_answers_without_a_truth_are_errors(answer: Callable[[], object], error: type[Exception], says: str) -> None:
-    """A coroutine would be true before it has looked, an array has no truth: on_error is told, the operation waits."""
+    """A coroutine would be true before it has looked, an array has none: on_error is called, the operation waits."""
     errors = Errors()
     assert not BarePurgatory(errors).try_complete_else_watch(Answering(answer), ["k"])
-    assert [type(told) for _, told in errors.told] == [error, error]
-    assert says in str(errors.told[0][1])
+    assert [type(one) for _, one in errors.reported] == [error, error]
+    assert says in str(errors.reported[0][1])
 
 
 WRONG: Any = "wrong"

@@ -18,7 +18,7 @@ from tests.engine.generic.recording_operation import (
     assert_empty,
     both_levels,
     fail,
-    never_told,
+    never_called,
     register,
 )
 
@@ -172,7 +172,7 @@ def test_shut_down_by_on_error_while_registering() -> None:
 
 @both_levels
 def test_the_error_handler_may_end_the_failed_operation(make: Level) -> None:
-    """on_error may cancel the operation it is told about; the check does not count that as completed."""
+    """on_error may cancel the operation it is called for; the check does not count that as completed."""
     purgatory = make(lambda operation, error: cancelled.append(purgatory.cancel(operation)))
     cancelled: list[bool] = []
     (operation,) = register(purgatory, "k")
@@ -203,13 +203,13 @@ def test_an_error_handler_that_raises_reaches_the_caller() -> None:
 
 @both_levels
 def test_try_complete_must_not_call_back(make: Level) -> None:
-    """A try_complete that calls its purgatory is told so; the purgatory stays whole."""
+    """A try_complete that calls its purgatory gets a ReentrantCall; the purgatory stays whole."""
     errors = Errors()
     purgatory = make(errors)
     (operation,) = register(purgatory, "k")
     operation.when_evaluated = lambda: purgatory.check_and_complete("k")
     assert purgatory.check_and_complete("k") == 0
-    assert [type(error) for _, error in errors.told] == [ReentrantCall]
+    assert [type(error) for _, error in errors.reported] == [ReentrantCall]
     operation.when_evaluated = None
     operation.is_met = True
     assert purgatory.check_and_complete("k") == 1
@@ -235,13 +235,13 @@ def test_operations_without_try_complete_are_refused(make: Level) -> None:
     errors = Errors()
     purgatory = make(errors)
     purgatory.try_complete_else_watch(GenericOperation(10), ["k"])
-    assert {type(error) for _, error in errors.told} == {NotImplementedError}
+    assert {type(error) for _, error in errors.reported} == {NotImplementedError}
     assert purgatory.cancel_for_key("k") == errors.operations[:1]
 
 
 def test_the_clock_must_not_go_back() -> None:
     """An earlier now is a broken invariant, reported with both times; what was pending still is."""
-    purgatory, operation = DelayedOperationPurgatory(100, never_told), RecordingOperation()
+    purgatory, operation = DelayedOperationPurgatory(100, never_called), RecordingOperation()
     assert not purgatory.try_complete_else_watch(operation, ["k"], 100)
     with pytest.raises(AssertionError, match="now_ms=99 purgatory=100"):
         purgatory.advance_clock(99, 10)
