@@ -30,6 +30,12 @@ COLUMNS: Final = (
 )  # fmt: skip
 """Not why a partition is gone: what was resolved before it went does not say so."""
 
+RESULT_COLUMNS: Final = ("operation_ids", "kinds", "outcomes", "waited_ms", "lateness_ms")
+ITEM_COLUMNS: Final = (
+    "error_codes", "required_offsets", "reached_offsets", "log_start_offsets", "estimated_remaining_ms",
+    "paces_per_second",
+)  # fmt: skip
+
 BOOT: Final = "boot-1"
 PATIENCE_S: Final = 30.0
 
@@ -169,18 +175,8 @@ def rows_of(part: Any) -> list[tuple[Any, ...]]:  # noqa: ANN401 - a slice of an
     item, fetched = part.item_start, part.fetched_start
     for place in range(part.start, part.stop):
         count = completions.item_counts[place]
-        items = [
-            (
-                tuple(completions.item_partitions[item + within]),
-                completions.error_codes[item + within],
-                completions.required_offsets[item + within],
-                completions.reached_offsets[item + within],
-                completions.log_start_offsets[item + within],
-                completions.estimated_remaining_ms[item + within],
-                completions.paces_per_second[item + within],
-            )
-            for within in range(count)
-        ]
+        names = [tuple(name) for name in completions.item_partitions[item : item + count]]
+        items = [list(getattr(completions, column))[item : item + count] for column in ITEM_COLUMNS]
         reads = []
         if part.kind == codes.FETCH and isinstance(completions, Completions):
             reads = [
@@ -188,10 +184,7 @@ def rows_of(part: Any) -> list[tuple[Any, ...]]:  # noqa: ANN401 - a slice of an
                 for one in completions.fetched[fetched : fetched + count]
             ]
         why = part.refusals[place].message if part.refusals else ""
-        rows.append(
-            (completions.operation_ids[place], completions.kinds[place], completions.outcomes[place],
-             completions.waited_ms[place], completions.lateness_ms[place], items, reads, why)
-        )  # fmt: skip
+        rows.append((*(getattr(completions, column)[place] for column in RESULT_COLUMNS), names, items, reads, why))
         item += count
         fetched += count
     return rows
