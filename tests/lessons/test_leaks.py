@@ -20,8 +20,8 @@ from purgatory.v1 import purgatory_service_pb2, result_pb2
 from tests.client.until import until_pending
 from tests.conftest import StartDaemon
 from tests.daemon_process import daemon_environment
-from tests.lessons.daemon_calls import DaemonCalls, produce_columns
-from tests.service.serving import Peer, eventually, produce, signal
+from tests.lessons.daemon_calls import DaemonCalls
+from tests.service.serving import Peer, eventually, produce, produce_columns, signal
 from tests.service.test_daemon import fetch_page
 
 LONG = 3_600.0

@@ -21,8 +21,8 @@ from purgatory.testing import ManualClock
 from tests.client.until import until
 from tests.daemon_process import DaemonProcess
 from tests.engine.generic.recording_operation import DEADLINE_S, RecordingOperation, never_called
-from tests.lessons.daemon_calls import DaemonCalls, produce_columns
-from tests.service.serving import eventually
+from tests.lessons.daemon_calls import DaemonCalls
+from tests.service.serving import eventually, produce_columns
 
 LONG = 120.0
 

@@ -1,13 +1,14 @@
-"""A real host and a real gRPC server on a free port, and the caller's side of a session stream."""
+"""A real host and a real gRPC server on a free port, the caller's side of a session stream, and messages to send."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
 import grpc
+import pytest
 
 from purgatory.clock import Clock, SystemClock
 from purgatory.engine.engine import Engine
@@ -24,25 +25,32 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 PATIENCE_S = 10.0
 
 
-class ServedHost:
+class Calls:
+    """A channel to a daemon or a served host, and its stub."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        # Without the bandwidth probe a stream that is not read is held back after some 64 KiB.
+        self.channel = grpc.aio.insecure_channel(address, options=[("grpc.http2.bdp_probe", 0)])
+        self.stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(self.channel)
+
+
+class ServedHost(Calls):
     """A host that is being served."""
 
     def __init__(self, host: Host, server: grpc.aio.Server, port: int) -> None:
+        super().__init__(f"127.0.0.1:{port}")
         self.host = host
         self.server = server
-        self.address = f"127.0.0.1:{port}"
-        # Without the bandwidth probe a stream that is not read is held back after some 64 KiB.
-        self.channel = grpc.aio.insecure_channel(self.address, options=[("grpc.http2.bdp_probe", 0)])
-        self.stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(self.channel)
 
     async def high_watermark(self, topic: str, offset: int, partition: int = 0) -> wire.AdvanceReceipt:
         """Pushes one high watermark."""
-        event = event_pb2.Event(
-            topic_partition=operation_pb2.TopicPartition(topic=topic, partition=partition),
-            high_watermark=event_pb2.HighWatermark(offset=offset),
-        )
+        return await self.advance(high_watermark(topic, offset, partition))
+
+    async def advance(self, *events: event_pb2.Event) -> wire.AdvanceReceipt:
+        """Pushes a batch of events as rows."""
         answer: wire.AdvanceResponse = await self.stub.Advance(
-            wire.AdvanceRequest(rows=event_pb2.EventRows(events=[event]))
+            wire.AdvanceRequest(rows=event_pb2.EventRows(events=events))
         )
         return answer.receipt
 
@@ -85,16 +93,18 @@ async def serving(
         await host.stop()
 
 
-class Reachable(Protocol):
-    """Anything whose calls can be made: a `Served` host, or a daemon elsewhere."""
-
-    stub: purgatory_service_pb2_grpc.PurgatoryServiceStub
+@contextmanager
+def refused(code: grpc.StatusCode, match: str | None = None) -> Iterator[pytest.ExceptionInfo[grpc.aio.AioRpcError]]:
+    """The call made within ends with this status, and a message that matches."""
+    with pytest.raises(grpc.aio.AioRpcError, match=match) as raised:
+        yield raised
+    assert raised.value.code() == code
 
 
 class Peer:
     """The caller's side of a session stream."""
 
-    def __init__(self, served: Reachable, session_id: str) -> None:
+    def __init__(self, served: Calls, session_id: str) -> None:
         self._call = served.stub.Session()
         self._session_id = session_id
         self.opened = wire.SessionOpened()
@@ -179,6 +189,29 @@ def produce(
     )
     return operation_pb2.Operation(
         operation_id=operation_id, timeout_ms=timeout_ms, produce=operation_pb2.Produce(partitions=[item])
+    )
+
+
+def produce_columns(
+    operation_ids: range, topic: str = "orders", *, offset: int = 1, timeout_ms: int = 600_000
+) -> wire.RegisterBatch:
+    """Equal waits for one mark of partition 0 of a topic, as columns."""
+    columns = operation_pb2.OperationColumns(
+        kind=operation_pb2.OPERATION_KIND_PRODUCE,
+        partitions=[operation_pb2.TopicPartition(topic=topic)],
+        operation_id=operation_ids,
+        offset=[offset],
+        timeout_ms=[timeout_ms],
+    )
+    return wire.RegisterBatch(batch_id=operation_ids.start, columns=columns)
+
+
+def high_watermark(topic: str, offset: int, partition: int = 0, leader_epoch: int | None = None) -> event_pb2.Event:
+    """A high watermark as a row."""
+    return event_pb2.Event(
+        topic_partition=operation_pb2.TopicPartition(topic=topic, partition=partition),
+        leader_epoch=leader_epoch,
+        high_watermark=event_pb2.HighWatermark(offset=offset),
     )
 
 

@@ -6,7 +6,6 @@ import queue
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -25,9 +24,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import purgatory
 from purgatory.engine import COMPILED
-from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2, purgatory_service_pb2_grpc, result_pb2
+from purgatory.v1 import event_pb2, purgatory_service_pb2_grpc, result_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.conftest import StartDaemon
 from tests.daemon_process import DEADLINE_S, DaemonProcess, run_to_end
+from tests.service.serving import high_watermark, produce, produce_columns
 
 SERVICE = "purgatory.v1.PurgatoryService"
 
@@ -38,20 +39,12 @@ def channel(daemon: DaemonProcess) -> Iterator[grpc.Channel]:
         yield opened
 
 
-def wait_request(topic: str, required_offset: int, timeout_ms: int = 60_000) -> purgatory_service_pb2.WaitRequest:
-    partition = operation_pb2.ProducePartition(
-        topic_partition=operation_pb2.TopicPartition(topic=topic, partition=3), required_offset=required_offset
-    )
-    operation = operation_pb2.Operation(timeout_ms=timeout_ms, produce=operation_pb2.Produce(partitions=[partition]))
-    return purgatory_service_pb2.WaitRequest(operation=operation)
+def wait_request(topic: str, required_offset: int, timeout_ms: int = 60_000) -> wire.WaitRequest:
+    return wire.WaitRequest(operation=produce(0, topic, required_offset, timeout_ms))
 
 
-def advance_request(topic: str, high_watermark: int) -> purgatory_service_pb2.AdvanceRequest:
-    event = event_pb2.Event(
-        topic_partition=operation_pb2.TopicPartition(topic=topic, partition=3),
-        high_watermark=event_pb2.HighWatermark(offset=high_watermark),
-    )
-    return purgatory_service_pb2.AdvanceRequest(rows=event_pb2.EventRows(events=[event]))
+def advance_rows(topic: str, offset: int) -> event_pb2.EventRows:
+    return event_pb2.EventRows(events=[high_watermark(topic, offset)])
 
 
 def fetch_page(daemon: DaemonProcess, path: str) -> tuple[int, str]:
@@ -135,7 +128,7 @@ def test_probes_answer(daemon: DaemonProcess) -> None:
 def work_of_every_outcome(daemon: DaemonProcess, channel: grpc.Channel) -> object:
     """Two satisfied, one expired, one cancelled, one refused; one pending as long as what is returned is held."""
     stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
-    stub.Advance(advance_request("done", 10), timeout=DEADLINE_S)
+    stub.Advance(wire.AdvanceRequest(rows=advance_rows("done", 10)), timeout=DEADLINE_S)
     for _ in range(2):
         assert stub.Wait(wait_request("done", 10), timeout=DEADLINE_S).result.outcome == result_pb2.OUTCOME_SATISFIED
     expired = stub.Wait(wait_request("late", 10, timeout_ms=1), timeout=DEADLINE_S).result
@@ -241,17 +234,9 @@ def test_health_watchers_see_the_shutdown_first(daemon: DaemonProcess, channel: 
 @contextmanager
 def session_that_never_reads(daemon: DaemonProcess) -> Iterator[None]:
     """A client with so many waits that their results do not fit into the buffers of a connection that is not read."""
-    wire = purgatory_service_pb2
-    columns = operation_pb2.OperationColumns(
-        kind=operation_pb2.OPERATION_KIND_PRODUCE,
-        partitions=[operation_pb2.TopicPartition(topic="orders", partition=3)],
-        operation_id=range(1, 50_001),
-        timeout_ms=[600_000],
-        offset=[42],
-    )
     requests: queue.SimpleQueue[wire.SessionRequest | None] = queue.SimpleQueue()
     requests.put(wire.SessionRequest(open=wire.OpenSession(session_id="deaf", columns=True)))
-    requests.put(wire.SessionRequest(register=wire.RegisterBatch(batch_id=1, columns=columns)))
+    requests.put(wire.SessionRequest(register=produce_columns(range(1, 50_001))))
     with grpc.insecure_channel(daemon.address) as channel:
         call = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel).Session(iter(requests.get, None))
         assert next(call).HasField("opened")
@@ -286,8 +271,8 @@ def test_streams_without_end_do_not_use_up_the_grace_period(start_daemon: StartD
     with grpc.insecure_channel(daemon.address) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
-        requests: queue.SimpleQueue[purgatory_service_pb2.AdvanceStreamRequest] = queue.SimpleQueue()
-        requests.put(purgatory_service_pb2.AdvanceStreamRequest(rows=advance_request("orders", 1).rows))
+        requests: queue.SimpleQueue[wire.AdvanceStreamRequest] = queue.SimpleQueue()
+        requests.put(wire.AdvanceStreamRequest(rows=advance_rows("orders", 1)))
         advances = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel).AdvanceStream(iter(requests.get, None))
         assert next(advances).HasField("receipt")
         assert daemon.stop() == 0
@@ -342,21 +327,13 @@ def test_bad_setting_is_one_line_and_exit_2(tmp_path: Path, arguments: list[str]
 
 
 @pytest.mark.parametrize("setting", ["grpc.address", "http.address"])
-def test_port_in_use_is_one_line_and_exit_1(tmp_path: Path, setting: str) -> None:
-    """The line names the address, the setting and the reason. A second daemon never shares the first one's port."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        addresses = {"grpc.address": "127.0.0.1:0", "http.address": "127.0.0.1:0", setting: address}
-        flags = ["--grpc-address", addresses["grpc.address"], "--http-address", addresses["http.address"]]
-        ended = run_to_end(tmp_path, flags)
+def test_port_in_use_is_one_line_and_exit_1(daemon: DaemonProcess, tmp_path: Path, setting: str) -> None:
+    """The line names the address, the setting and the reason: a second daemon never shares the first one's port."""
+    taken = {"grpc.address": daemon.address, "http.address": daemon.http_address}[setting]
+    addresses = {"grpc.address": "127.0.0.1:0", "http.address": "127.0.0.1:0", setting: taken}
+    flags = ["--grpc-address", addresses["grpc.address"], "--http-address", addresses["http.address"]]
+    ended = run_to_end(tmp_path, flags)
     assert ended.returncode == 1
     assert len(ended.stderr.splitlines()) == 1, ended.stderr
-    for fragment in (address, setting, "in use"):
+    for fragment in (taken, setting, "in use"):
         assert fragment in ended.stderr
-
-
-def test_two_daemons_do_not_share_a_port(daemon: DaemonProcess, tmp_path: Path) -> None:
-    """The port of a running daemon is taken, also for another daemon."""
-    ended = run_to_end(tmp_path, ["--grpc-address", daemon.address, "--http-address", "127.0.0.1:0"])
-    assert ended.returncode == 1
-    assert "in use" in ended.stderr

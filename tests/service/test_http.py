@@ -10,27 +10,18 @@ from prometheus_client.parser import text_string_to_metric_families
 from purgatory.service.http.site import HttpSite
 
 
-class Readiness:
-    """A switch for the site under test."""
-
-    def __init__(self) -> None:
-        self.ready = True
-
-    def __call__(self) -> bool:
-        return self.ready
+@pytest.fixture
+def readiness() -> set[str]:
+    """What keeps the site under test from being ready."""
+    return set()
 
 
 @pytest.fixture
-def readiness() -> Readiness:
-    return Readiness()
-
-
-@pytest.fixture
-async def session(readiness: Readiness) -> AsyncIterator[aiohttp.ClientSession]:
+async def session(readiness: set[str]) -> AsyncIterator[aiohttp.ClientSession]:
     """A client of a running site."""
     registry = CollectorRegistry()
     Gauge("purgatory_answer", "For the test.", registry=registry).set(42)
-    site = HttpSite(registry, readiness)
+    site = HttpSite(registry, lambda: not readiness)
     port = await site.start("127.0.0.1", 0)
     async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:
         yield client
@@ -53,10 +44,10 @@ async def test_open_metrics_on_request(session: aiohttp.ClientSession) -> None:
         assert (await response.text()).endswith("# EOF\n")
 
 
-async def test_health_stays_when_readiness_goes(session: aiohttp.ClientSession, readiness: Readiness) -> None:
+async def test_health_stays_when_readiness_goes(session: aiohttp.ClientSession, readiness: set[str]) -> None:
     """A daemon that is shutting down is alive and not ready."""
     assert (await status(session, "/readyz"), await status(session, "/healthz")) == (200, 200)
-    readiness.ready = False
+    readiness.add("shutting down")
     assert (await status(session, "/readyz"), await status(session, "/healthz")) == (503, 200)
 
 
