@@ -29,6 +29,7 @@ from purgatory.clock import Clock, ContinuedClock, SystemClock
 from purgatory.engine import COMPILED
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
+from purgatory.journal.errors import JournalError
 from purgatory.service import garbage
 from purgatory.service.draining import drain
 from purgatory.service.flags import config_lines, read_command_line
@@ -37,10 +38,9 @@ from purgatory.service.http.site import HttpSite
 from purgatory.service.listeners.archive import ArchiveListener, start_archive, writer_config
 from purgatory.service.listeners.exposition import make_registry
 from purgatory.service.listeners.metrics import Metrics
-from purgatory.service.listeners.recovery import JournalError, OpenJournal, open_journal
+from purgatory.service.listeners.recovery import OpenJournal
 from purgatory.service.log import start_logging
-from purgatory.service.rpc.handlers import SERVICE, add_to_server
-from purgatory.service.rpc.in_flight import UnaryCalls
+from purgatory.service.rpc.handlers import SERVICE, UnaryCalls, add_to_server
 from purgatory.service.rpc.servicer import PurgatoryServicer
 from purgatory.service.setting_sources import SettingsError, unknown_variables
 from purgatory.service.settings import EngineLimitsSettings, HostSettings, Settings, split_address
@@ -75,8 +75,11 @@ class Daemon:
         self._metrics: Final = Metrics()
         self._pauses: Final = garbage.PauseWatch()
         self._health: Final = health.aio.HealthServicer()
-        self._journal: Final = open_journal(settings.journal)
-        clock = continued_clock(self._journal)
+        self._journal: OpenJournal | None = None
+        clock: Clock = SystemClock()
+        if settings.journal.dir is not None:
+            self._journal = OpenJournal(settings.journal.dir, is_sync=settings.journal.mode == "sync")
+            clock = ContinuedClock(clock, self._journal.start_ms)
         self._engine_started_ms: Final = clock.now_ms()
         self._host: Final = make_host(settings, self._metrics, clock, self._engine_started_ms)
         self._memory_trimmer: Final = garbage.MemoryTrimmer(
@@ -188,12 +191,6 @@ class Daemon:
             is_continued=self._journal is not None and self._journal.is_continued,
         )
         return await start_archive(self.settings.archive, config, limits.timeout_ms_default)
-
-
-def continued_clock(journal: OpenJournal | None) -> Clock:
-    """The machine's clock; with a journal, continued from where the last daemon stopped."""
-    clock = SystemClock()
-    return clock if journal is None else ContinuedClock(clock, journal.start_ms)
 
 
 def why_not_bindable(address: str) -> str | None:

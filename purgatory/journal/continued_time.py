@@ -33,7 +33,6 @@ ReadClocks = Callable[[], ClockReading]
 
 
 def read_clocks() -> ClockReading:
-    """Reads the clocks of this machine."""
     return ClockReading(time.time_ns() // NS_PER_MS, _boot_ms(), _boot_id())
 
 

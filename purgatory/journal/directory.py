@@ -38,7 +38,6 @@ class Directory:
             pass  # a full disk: the lock holds without the process id, which is only for error messages
 
     def release(self) -> None:
-        """Unlocks the folder."""
         os.close(self._lock)
 
     def sync(self) -> None:

@@ -31,13 +31,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "purgatory journ
     """Runs the command; gives the exit code."""
     given = _parser(program).parse_args(arguments)
     try:
-        if given.command == "import":
-            return _import(given.folder, given.file)
-        directory = _existing(given.folder)
-        try:
-            return _run(given, directory)
-        finally:
-            directory.release()
+        return _import(given.folder, given.file) if given.command == "import" else _run(given)
     except (JournalError, OSError, sqlite3.Error) as error:
         print(f"{program}: {error}", file=sys.stderr)
         return EXIT_FAILED
@@ -54,16 +48,16 @@ def _parser(program: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _existing(folder: Path) -> Directory:
-    if not folder.is_dir():
-        raise JournalError(f"there is no folder {folder}")
-    return Directory(folder)
-
-
-def _run(given: argparse.Namespace, directory: Directory) -> int:
-    if given.command == "export":
-        return _export(directory, given.file)
-    inspection = repair(directory) if given.command == "repair" else inspect(directory)
+def _run(given: argparse.Namespace) -> int:
+    if not given.folder.is_dir():
+        raise JournalError(f"there is no folder {given.folder}")
+    directory = Directory(given.folder)
+    try:
+        if given.command == "export":
+            return _export(directory, given.file)
+        inspection = repair(directory) if given.command == "repair" else inspect(directory)
+    finally:
+        directory.release()
     if given.command == "dump":
         _dump(inspection)
         return 0

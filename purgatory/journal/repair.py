@@ -4,10 +4,9 @@ Damage in anything of a session sets the whole session aside: its client is then
 sends again what it waits for. That is better than a session that looks whole and has forgotten some of its waits.
 """
 
+import itertools
 import sqlite3
-from collections.abc import Iterable
 from contextlib import closing
-from pathlib import Path
 from typing import Any, Final
 
 from purgatory.journal.directory import Directory
@@ -119,9 +118,11 @@ def repair(directory: Directory) -> JournalInspection:
         migrate(database, str(repaired))
         database.execute("BEGIN")
         for table, rows in inspection.rows.items():
-            _insert(database, table, rows)
+            marks = ", ".join("?" * (len(COLUMNS[table]) + 1))
+            database.executemany(f"INSERT INTO {name_on_disk(table)} VALUES ({marks})", rows)  # noqa: S608 - our own names
         database.execute("COMMIT")
-    aside = _unused_name(directory.path)
+    places = (directory.path / f"damaged-{number}.db" for number in itertools.count(1))
+    aside = next(place for place in places if not place.exists())
     for suffix in ("-wal", "-shm", ""):
         path = directory.database.with_name(directory.database.name + suffix)
         if path.exists():
@@ -129,15 +130,3 @@ def repair(directory: Directory) -> JournalInspection:
     repaired.replace(directory.database)
     directory.sync()
     return inspection
-
-
-def _insert(database: sqlite3.Connection, table: str, rows: Iterable[tuple[Any, ...]]) -> None:
-    marks = ", ".join("?" * (len(COLUMNS[table]) + 1))
-    database.executemany(f"INSERT INTO {name_on_disk(table)} VALUES ({marks})", rows)  # noqa: S608 - our own names
-
-
-def _unused_name(folder: Path) -> Path:
-    number = 1
-    while (folder / f"damaged-{number}.db").exists():
-        number += 1
-    return folder / f"damaged-{number}.db"

@@ -26,7 +26,6 @@ RESULTS_HEADER: Final = struct.Struct("<BI")
 
 
 def checksum(*values: Value) -> int:
-    """The checksum of a row with these values."""
     crc = 0
     for value in values:
         if isinstance(value, int):
@@ -60,7 +59,6 @@ def pack_changes(changes: list[tuple[PartitionName, bytes]]) -> bytes:
 
 
 def unpack_changes(content: bytes) -> list[tuple[PartitionName, bytes]]:
-    """The partitions of a row of changes."""
     changes: list[tuple[PartitionName, bytes]] = []
     place = 0
     while place < len(content):

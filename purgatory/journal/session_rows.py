@@ -7,7 +7,7 @@ operations that have progressed (some of their partitions have come to an end) w
 
 from bisect import bisect_right
 from collections import deque
-from typing import Final
+from typing import Final, NamedTuple
 
 from librt.vecs import vec
 from mypy_extensions import i64
@@ -18,14 +18,11 @@ EMPTY_ROWS_MIN: Final = 16
 """So many empty rows, beyond half of all, are dropped from the lists together: one at a time would cost n each."""
 
 
-class RegistrationRow:
+class RegistrationRow(NamedTuple):
     """One row of registrations, and who of it still waits."""
 
-    __slots__ = ("registration", "roster")
-
-    def __init__(self, registration: int, roster: Roster) -> None:
-        self.registration: Final = registration
-        self.roster: Final = roster
+    registration: int
+    roster: Roster
 
 
 class SessionRows:

@@ -108,7 +108,6 @@ SURROGATE_KEYED: Final = {"moment", "partitions", "keys"}
 
 
 def name_on_disk(table: str) -> str:
-    """What a table is called in SQL."""
     return NAMES_ON_DISK.get(table, table)
 
 
@@ -119,7 +118,6 @@ def select(table: str) -> str:
 
 
 def version_of(database: sqlite3.Connection) -> int:
-    """The version of a file's tables."""
     return int(database.execute("PRAGMA user_version").fetchone()[0])
 
 

@@ -9,7 +9,7 @@ from purgatory.engine.batches import PartitionName
 from purgatory.engine.snapshot.roster import Roster
 from purgatory.engine.snapshot.saved_operations import SavedOperations
 from purgatory.journal.group import Group, SessionChanges
-from purgatory.journal.row_codec import checksum, pack_changes, pack_results
+from purgatory.journal.row_codec import Value, checksum, pack_changes, pack_results
 from purgatory.journal.session_rows import RegistrationRow, SessionRows
 from purgatory.journal.sql_schema import name_on_disk
 
@@ -99,7 +99,6 @@ class StatementBuilder:
     # Groups.
 
     def statements(self, group: Group) -> Statements:
-        """The statements of a group's transaction."""
         out: Statements = {sql: [] for sql in ORDER}
         for part in group.sessions:
             if part.dropped:
@@ -110,11 +109,10 @@ class StatementBuilder:
             self._add_partitions(group, out)
         for key, count in group.keys:
             if count:
-                out[UPSERT_KEY].append((key, count, checksum(key, count)))
+                _put(out, UPSERT_KEY, key, count)
             else:
                 out[DELETE_KEY].append((key,))
-        moment = (*group.moment, group.number, int(group.is_last))
-        out[UPSERT_MOMENT].append((*moment, checksum(*moment)))
+        _put(out, UPSERT_MOMENT, *group.moment, group.number, int(group.is_last))
         return out
 
     def _add_partitions(self, group: Group, out: Statements) -> None:
@@ -124,12 +122,11 @@ class StatementBuilder:
         if not few and len(self._change_rows) < CHANGE_ROWS_MAX:
             self._last_change += 1
             self._change_rows.append(self._last_change)
-            row = (self._last_change, pack_changes(group.partitions))
-            out[UPSERT_CHANGES].append((*row, checksum(*row)))
+            _put(out, UPSERT_CHANGES, self._last_change, pack_changes(group.partitions))
             return
         for (topic, number), content in self._unmerged.items():
             if content:
-                out[UPSERT_PARTITION].append((topic, number, content, checksum(topic, number, content)))
+                _put(out, UPSERT_PARTITION, topic, number, content)
             else:
                 out[DELETE_PARTITION].append((topic, number))
         out[DELETE_CHANGES].extend((change,) for change in self._change_rows)
@@ -157,8 +154,7 @@ class StatementBuilder:
             changed.update((row.registration, row) for row in rows.strike(part.progressed.operation_ids))
         for row in changed.values():
             if row.roster.left:
-                bits = row.roster.gone()
-                out[UPSERT_GONE].append((row.registration, bits, checksum(row.registration, bits)))
+                _put(out, UPSERT_GONE, row.registration, row.roster.gone())
         self._delete_registrations([row.registration for row in changed.values() if not row.roster.left], out)
         if part.registered is not None and len(part.registered):
             row_id = self._insert_registration(state.session, part.registered, out)
@@ -169,14 +165,14 @@ class StatementBuilder:
         self._delete_results(rows.acknowledge(state.acknowledged_sequence), out)
         if part.results and state.last_sequence > state.acknowledged_sequence:  # acknowledged already: never written
             self._insert_results(part, rows, out)
-        out[UPSERT_SESSION].append((*state, checksum(*state)))
+        _put(out, UPSERT_SESSION, *state)
         self._update_awaiting_resume(state.session, part.uncertain_after, out)
 
     def _update_awaiting_resume(self, session: int, after_sequence: int, out: Statements) -> None:
         """The row is written once, and stays until the client has resumed the session."""
         if after_sequence >= 0 and session not in self._awaiting_resume:
             self._awaiting_resume.add(session)
-            out[UPSERT_AWAITING_RESUME].append((session, after_sequence, checksum(session, after_sequence)))
+            _put(out, UPSERT_AWAITING_RESUME, session, after_sequence)
         elif after_sequence < 0 and session in self._awaiting_resume:
             self._awaiting_resume.remove(session)
             out[DELETE_AWAITING_RESUME].append((session,))
@@ -188,8 +184,8 @@ class StatementBuilder:
         self._last_registration += 1
         self.registrations += 1
         ids = saved.operation_ids
-        row = (self._last_registration, session, ids[0], ids[len(ids) - 1], len(ids), saved.to_bytes())
-        out[UPSERT_REGISTRATION].append((*row, checksum(*row)))
+        first, last = ids[0], ids[len(ids) - 1]
+        _put(out, UPSERT_REGISTRATION, self._last_registration, session, first, last, len(ids), saved.to_bytes())
         return self._last_registration
 
     def _insert_results(self, part: SessionChanges, rows: SessionRows, out: Statements) -> None:
@@ -198,8 +194,7 @@ class StatementBuilder:
         content, count = pack_results(part.results)
         last = part.first_sequence + count - 1
         assert last == part.state.last_sequence, f"results end at {last}, the session at {part.state.last_sequence}"
-        row = (self._last_result, part.state.session, part.first_sequence, count, content)
-        out[UPSERT_RESULTS].append((*row, checksum(*row)))
+        _put(out, UPSERT_RESULTS, self._last_result, part.state.session, part.first_sequence, count, content)
         rows.add_results(self._last_result, last)
 
     def _delete_registrations(self, rows: list[int], out: Statements) -> None:
@@ -211,3 +206,8 @@ class StatementBuilder:
     def _delete_results(self, rows: list[int], out: Statements) -> None:
         self.results -= len(rows)
         out[DELETE_RESULTS].extend((row,) for row in rows)
+
+
+def _put(out: Statements, sql: str, *row: Value) -> None:
+    """A row with its checksum."""
+    out[sql].append((*row, checksum(*row)))

@@ -18,8 +18,8 @@ from purgatory.journal.crash_points import (
 )
 from purgatory.journal.directory import Directory
 from purgatory.journal.errors import JournalDamaged, JournalError
-from purgatory.journal.group import Moment, SessionState, WriteFailure
-from purgatory.journal.row_codec import is_intact, unpack_changes
+from purgatory.journal.group import Moment, WriteFailure
+from purgatory.journal.row_codec import is_intact
 from purgatory.journal.sql_schema import COLUMNS, migrate, name_on_disk, select
 from purgatory.journal.statements import ORDER, Statements
 
@@ -66,7 +66,7 @@ class Store:
         path = self._directory.database
         try:
             self._finish_rewrite()
-            database = _connect(path)
+            database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=64)
             try:
                 _prepare(database, str(path))
                 self._directory.sync()
@@ -117,7 +117,6 @@ class Store:
             self._directory.sync()
 
     def close(self) -> None:
-        """Closes the connection."""
         self._database.close()
 
     # Writing.
@@ -181,10 +180,9 @@ class Store:
         return int(self._database.execute("PRAGMA freelist_count").fetchone()[0])
 
     def size_bytes(self) -> int:
-        """The size of the database and its log."""
         return self._directory.database.stat().st_size + self._wal_bytes()
 
-    # Reading. Each raises `JournalDamaged` at the first row that is not as written.
+    # Reading.
 
     def verify(self) -> None:
         """Checks the file's own structure. Raises `JournalDamaged`."""
@@ -197,51 +195,18 @@ class Store:
 
     def moment(self) -> tuple[Moment, int, bool] | None:
         """The last group's moment and number, and whether the last daemon shut down cleanly. None in a new journal."""
-        for row in self._rows("moment"):
-            return Moment(*row[1:5]), row[5], bool(row[6])
+        for _, engine_ms, wall_ms, boot_ms, boot_id, number, is_clean in self.rows("moment"):
+            return Moment(engine_ms, wall_ms, boot_ms, boot_id), number, bool(is_clean)
         return None
 
-    def sessions(self) -> Iterator[SessionState]:
-        for row in self._rows("sessions"):
-            yield SessionState(*row)
-
-    def awaiting_resume(self) -> Iterator[tuple[int, int]]:
-        """(session, sequence number above which its client may have other results than those here)."""
-        for row in self._rows("awaiting_resume"):
-            yield row[0], row[1]
-
-    def partitions(self) -> Iterator[tuple[tuple[str, int], bytes]]:
-        """(name, content) in order of first mention."""
-        for _, topic, number, content in self._rows("partitions"):
-            yield (topic, number), content
-
-    def changes(self) -> Iterator[tuple[int, list[tuple[tuple[str, int], bytes]]]]:
-        """(row, partitions that changed after the rows of `partitions` were written)."""
-        for change, content in self._rows("changes"):
-            yield change, unpack_changes(content)
-
-    def signal_keys(self) -> Iterator[tuple[str, int]]:
-        """(key, count), the one signalled last at the end."""
-        for _, key, count in self._rows("keys"):
-            yield key, count
-
-    def registrations(self) -> Iterator[tuple[int, int, bytes, bytes]]:
-        """(row, session, content, bits of the operations that are gone)."""
-        bits = dict(self._rows("gone"))
-        for row in self._rows("registrations"):
-            yield row[0], row[1], row[5], bits.get(row[0], b"")
-
-    def results(self) -> Iterator[tuple[int, int, int, int, bytes]]:
-        """(row, session, first sequence number, count, content)."""
-        for row in self._rows("results"):
-            yield row[0], row[1], row[2], row[3], row[4]
-
     def count(self, table: str) -> int:
-        """The number of rows of a table."""
         return int(self._database.execute(f"SELECT count(*) FROM {name_on_disk(table)}").fetchone()[0])  # noqa: S608 - ours
 
-    def _rows(self, table: str) -> Iterator[tuple[Any, ...]]:
-        """All rows of a table in order of its first column."""
+    def rows(self, table: str) -> Iterator[tuple[Any, ...]]:
+        """All rows of a table, with the values of its `COLUMNS`, in order of the first.
+
+        Raises `JournalDamaged` at the first row that is not as written.
+        """
         folder = self._directory.path
         try:
             for row in self._database.execute(select(table)):
@@ -252,10 +217,6 @@ class Store:
                 yield row[:-1]
         except sqlite3.DatabaseError as error:
             raise damaged(folder, f"table {name_on_disk(table)} cannot be read: {error}") from None
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=64)
 
 
 def _prepare(database: sqlite3.Connection, name: str) -> None:

@@ -20,8 +20,7 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.errors import InvalidBatch
 from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX
 from purgatory.service.engine_time import EngineTime
-from purgatory.service.listeners.journal import Journal
-from purgatory.service.listeners.listener import Listener
+from purgatory.service.listeners.listener import Journal, Listener
 from purgatory.service.reaper import EXPIRED_PER_SLICE, Reaper
 from purgatory.service.rpc.statuses import BatchRefused, from_refusal, unavailable, unreadable_batch
 from purgatory.service.sessions.outbox import ResultSlice, slices_of
@@ -129,10 +128,9 @@ class Host:
         """Why nothing can be registered in this session now; None: it can. The refusal's index means nothing."""
         if self.draining:
             return Refusal(0, codes.UNAVAILABLE, "", SHUTTING_DOWN_MESSAGE)
-        for listener in self.listeners:
-            reason = listener.reason_to_refuse()
-            if reason is not None:
-                return reason
+        reason = self._listeners_reason()
+        if reason is not None:
+            return reason
         limit = self.settings.limits.unacknowledged_results_max
         unacknowledged = session.outbox.unacknowledged
         if unacknowledged >= limit:
@@ -143,6 +141,10 @@ class Host:
                 f"the session has {unacknowledged} unacknowledged results, the limit is {limit}: read and acknowledge",
             )
         return None
+
+    def _listeners_reason(self) -> Refusal | None:
+        """The first listener's that has one."""
+        return next((reason for listener in self.listeners if (reason := listener.reason_to_refuse())), None)
 
     def _check_journal_writable(self) -> None:
         """Refuses the whole batch while the journal cannot be written: nothing is begun that could not be kept."""
@@ -212,10 +214,9 @@ class Host:
         """
         if self.draining:
             raise unavailable(SHUTTING_DOWN_MESSAGE)
-        for listener in self.listeners:
-            reason = listener.reason_to_refuse()
-            if reason is not None:
-                raise unavailable(reason.message)
+        reason = self._listeners_reason()
+        if reason is not None:
+            raise unavailable(reason.message)
         failing = self.journal.why_closed()
         if failing is not None:
             raise from_refusal(failing, "journal")
@@ -255,10 +256,9 @@ class Host:
 
         Raises `BatchRefused` when the columns cannot be read, or no events are taken now.
         """
-        for listener in self.listeners:
-            reason = listener.reason_to_refuse()
-            if reason is not None:
-                raise BatchRefused(reason)
+        reason = self._listeners_reason()
+        if reason is not None:
+            raise BatchRefused(reason)
         self._check_journal_writable()
         whole = EventsReceipt()
         while True:
@@ -272,7 +272,10 @@ class Host:
             self._count_refused(part.refusals)
             self.deliver()
             self.reaper.deadline_may_be_earlier()
-            _join(whole, part)
+            whole.next_index = part.next_index
+            whole.ended.extend(part.ended)
+            whole.unchanged += part.unchanged
+            whole.refusals.extend(part.refusals)
             if whole.next_index >= len(batch.types):
                 return whole
             await asyncio.sleep(0)
@@ -385,10 +388,3 @@ class Host:
                     listener.tick()
             except Exception:
                 LOGGER.exception("session maintenance failed; it continues")
-
-
-def _join(whole: EventsReceipt, part: EventsReceipt) -> None:
-    whole.next_index = part.next_index
-    whole.ended.extend(part.ended)
-    whole.unchanged += part.unchanged
-    whole.refusals.extend(part.refusals)

@@ -59,13 +59,14 @@ def load_settings(flags: Values) -> Settings:
 
 def source_of(name: str, flags: Values, settings: Settings) -> str:
     """Where the value of a setting came from: its flag, its environment variable, the file, or 'default'."""
+    in_file = settings.config is not None and _contains(tomllib.loads(settings.config.read_text("utf-8")), name)
+    return _flag_or_variable(name, flags) or (f"file {settings.config}" if in_file else "default")
+
+
+def _flag_or_variable(name: str, flags: Values) -> str | None:
     if _contains(flags, name):
         return f"flag {flag_name(name)}"
-    if os.environ.get(environment_name(name)):
-        return f"environment {environment_name(name)}"
-    if settings.config is not None and _contains(tomllib.loads(settings.config.read_text("utf-8")), name):
-        return f"file {settings.config}"
-    return "default"
+    return f"environment {environment_name(name)}" if os.environ.get(environment_name(name)) else None
 
 
 def unknown_variables() -> list[str]:
@@ -101,10 +102,4 @@ def _explained(fault: Values, flags: Values) -> str:
     message = str(fault["msg"]).removeprefix("Value error, ").removeprefix("Input ")
     if name not in setting_names():
         return f"{name}: {message}"
-    if _contains(flags, name):
-        source = f"flag {flag_name(name)}"
-    elif os.environ.get(environment_name(name)):
-        source = f"environment {environment_name(name)}"
-    else:
-        source = "file"
-    return f"{name}: {message}, not {fault['input']!r} ({source})"
+    return f"{name}: {message}, not {fault['input']!r} ({_flag_or_variable(name, flags) or 'file'})"

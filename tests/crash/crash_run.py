@@ -23,6 +23,7 @@ from tests.crash.outbox_caller import OutboxCaller
 from tests.crash.power_cut import Power
 from tests.crash.wire_caller import TOPICS, Broken, PushedMarks, WireCaller
 from tests.daemon_process import DaemonProcess
+from tests.service.serving import high_watermark
 
 CALLERS: Final = 3
 LIFE_S_MAX: Final = 0.7
@@ -158,28 +159,17 @@ class CrashRun:
     async def _run_out(self, room: LimitedDisk, daemon: DaemonProcess) -> None:
         """Each caller is refused; most times there is room again, and then each is served without anybody's help."""
         room.fill(daemon.process.pid)
-        refused = [caller.refused_batches for caller in self._callers]
-        await self._until(
-            lambda: all(caller.refused_batches > before for caller, before in zip(self._callers, refused, strict=True)),
-            daemon,
-            "to be refused for want of room",
-        )
+        await self._until_all_rise(lambda caller: caller.refused_batches, daemon, "to be refused for want of room")
         if self._random.random() < KILLED_WHILE_FULL:
             return
         room.free()
-        accepted = [caller.accepted_batches for caller in self._callers]
-        await self._until(
-            lambda: all(
-                caller.accepted_batches > before for caller, before in zip(self._callers, accepted, strict=True)
-            ),
-            daemon,
-            "to be served again",
-        )
+        await self._until_all_rise(lambda caller: caller.accepted_batches, daemon, "to be served again")
 
-    async def _until(self, condition: Callable[[], bool], daemon: DaemonProcess, what: str) -> None:
-        """Waits until the condition holds or the daemon is dead. Raises `Broken` after SETTLE_S."""
+    async def _until_all_rise(self, count: Callable[[WireCaller], int], daemon: DaemonProcess, what: str) -> None:
+        """Waits until this count has risen for each caller or the daemon is dead. Raises `Broken` after SETTLE_S."""
+        before = {caller: count(caller) for caller in self._callers}
         deadline_s = time.monotonic() + SETTLE_S
-        while not condition() and daemon.process.poll() is None:
+        while not all(count(caller) > before[caller] for caller in before) and daemon.process.poll() is None:
             self._check_tasks()
             if time.monotonic() > deadline_s:
                 raise Broken(f"the callers waited in vain {what}; the daemon's log:\n{daemon.log[-4_000:]}")
@@ -215,8 +205,8 @@ class CrashRun:
             return
         marks.sent[topic] += self._random.randint(0, 10)
         offset = marks.sent[topic]
-        event = event_pb2.Event(topic_partition=name, high_watermark=event_pb2.HighWatermark(offset=offset))
-        await stub.Advance(wire.AdvanceRequest(rows=event_pb2.EventRows(events=[event])), timeout=CALL_S)
+        rows = event_pb2.EventRows(events=[high_watermark(topic, offset)])
+        await stub.Advance(wire.AdvanceRequest(rows=rows), timeout=CALL_S)
         marks.answered[topic] = max(marks.answered[topic], offset)
 
     async def _settle(self) -> None:

@@ -34,9 +34,8 @@ class Broken(AssertionError):
 
 
 class Asked(NamedTuple):
-    topics: tuple[str, ...]
+    operation: operation_pb2.Operation
     required: int
-    timeout_ms: int
     at_s: float
 
 
@@ -152,26 +151,15 @@ class WireCaller:
             topics = tuple(self._random.sample(TOPICS, self._random.choice((1, 1, 1, 2))))
             required = max(self._marks.sent[topic] for topic in topics) + self._random.randint(-3, AHEAD_MAX)
             timeout_ms = self._random.choice((50, 400, 2_000, 600_000, 600_000))
-            self.asked[number] = Asked(topics, max(0, required), timeout_ms, time.monotonic())
+            operation = operation_pb2.Operation(operation_id=number, timeout_ms=timeout_ms)
+            for topic in topics:
+                item = operation.produce.partitions.add(required_offset=max(0, required))
+                item.topic_partition.topic = topic
+            self.asked[number] = Asked(operation, max(0, required), time.monotonic())
         return ids
 
     async def _register(self, call: Any, ids: list[int]) -> None:  # noqa: ANN401 - as above
-        operations = []
-        for number in ids:
-            asked = self.asked[number]
-            partitions = [
-                operation_pb2.ProducePartition(
-                    topic_partition=operation_pb2.TopicPartition(topic=topic), required_offset=asked.required
-                )
-                for topic in asked.topics
-            ]
-            operations.append(
-                operation_pb2.Operation(
-                    operation_id=number,
-                    timeout_ms=asked.timeout_ms,
-                    produce=operation_pb2.Produce(partitions=partitions),
-                )
-            )
+        operations = [self.asked[number].operation for number in ids]
         self._unanswered[ids[-1]] = ids
         batch = wire.RegisterBatch(batch_id=ids[-1], rows=operation_pb2.OperationRows(operations=operations))
         await call.write(wire.SessionRequest(register=batch))
@@ -222,7 +210,7 @@ class WireCaller:
                     raise Broken(f"{self.name}: {number} was satisfied at {partition.reached_offset}: {asked}")
                 self._marks.seen[topic] = max(self._marks.seen[topic], partition.reached_offset)
         elif outcome == EXPIRED:
-            if time.monotonic() - asked.at_s < asked.timeout_ms / 1_000:
+            if time.monotonic() - asked.at_s < asked.operation.timeout_ms / 1_000:
                 raise Broken(f"{self.name}: {number} expired after {time.monotonic() - asked.at_s} s: {asked}")
         elif outcome not in {CANCELLED, REFUSED}:
             raise Broken(f"{self.name}: {number} ended as {outcome}")

@@ -13,13 +13,11 @@ from purgatory.engine.limits import EngineLimits
 from purgatory.service.draining import drain
 from purgatory.service.host import Host
 from purgatory.service.listeners.listener import Listener
-from purgatory.service.rpc.handlers import add_to_server
-from purgatory.service.rpc.in_flight import UnaryCalls
-from purgatory.service.rpc.servicer import PurgatoryServicer
 from purgatory.service.settings import HostSettings, LimitsSettings, SessionSettings
 from tests.daemon_simulation.engine_tap import EngineTap
 from tests.daemon_simulation.faulty_proxy import NOBODY
 from tests.daemon_simulation.plan import Plan
+from tests.service.serving import start_server
 
 DRAIN_S: Final = 10.0
 
@@ -84,11 +82,7 @@ class Served:
         self._host = Host(cast(Engine, tap), self.clock, settings, self.listener)
         tap.session_of = self._host.sessions.of_owner
         self.taps.append(tap)
-        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-        add_to_server(PurgatoryServicer(self._host), self._server, UnaryCalls())
-        port = self._server.add_insecure_port("127.0.0.1:0")
-        self._host.start()
-        await self._server.start()
+        self._server, port = await start_server(self._host, [("grpc.so_reuseport", 0)])
         self.address = f"127.0.0.1:{port}"
 
     async def drain(self) -> None:

@@ -15,8 +15,7 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from purgatory.service.rpc.handlers import Requests, add_to_server, is_server_fault
-from purgatory.service.rpc.in_flight import UnaryCalls
+from purgatory.service.rpc.handlers import Requests, UnaryCalls, add_to_server, is_server_fault
 from purgatory.service.rpc.statuses import CallRefused
 from purgatory.service.sessions.result_stream import ResultStream
 from purgatory.v1 import event_pb2, operation_pb2

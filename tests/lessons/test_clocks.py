@@ -8,8 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-from purgatory_client import waits
-from purgatory_client.session.session_core import SessionCore
 
 import purgatory
 from purgatory.engine import COMPILED, codes
@@ -23,7 +21,6 @@ from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import result_pb2
-from tests.client.session.wire_script import opened, sent
 from tests.engine.world import World
 from tests.service.serving import Peer, eventually, produce, serving
 
@@ -147,18 +144,6 @@ async def test_lesson_53_a_herd_goes_in_slices_and_events_in_between() -> None:
         assert max(turns) <= reaper_module.EXPIRED_PER_SLICE
         assert served_between >= herd // reaper_module.EXPIRED_PER_SLICE // 2
         assert session.outbox.last_sequence == herd
-
-
-def test_lesson_54_a_restart_does_not_give_time_anew() -> None:
-    """Daemons that forget everything, one after the other, are each asked for the time that remains only."""
-    core = SessionCore("s", 10)
-    core.submit(waits.produce({"orders-0": 1}, timeout=10), 0.0)
-    asked: list[int] = []
-    for now in (0.0, 2.0, 5.0, 9.0, 30.0):
-        core.receive(opened(), now)
-        asked += [ms for message in sent(core, now) for ms in message.register.columns.timeout_ms]
-        core.connection_lost(now + 0.5)
-    assert asked == [10_000, 8_000, 5_000, 1_000, 1]
 
 
 def test_lesson_54_a_change_of_leader_does_not_give_time_anew() -> None:

@@ -5,14 +5,11 @@ import signal
 import threading
 
 import pytest
-from purgatory_client import AsyncClient, Outcome, waits
-from purgatory_client.session.session_core import SessionCore
+from purgatory_client import AsyncClient, Outcome
 
 from purgatory.embedded import EmbeddedPurgatory
 from purgatory.engine.codes import EXPIRED, SATISFIED
 from purgatory.testing import ManualClock
-from tests.client.session.flaky_proxy import FlakyProxy
-from tests.client.session.wire_script import opened, results, sent
 from tests.client.until import until_pending
 from tests.daemon_process import DaemonProcess
 from tests.engine.generic.recording_operation import DEADLINE_S, RecordingOperation, never_called
@@ -59,37 +56,6 @@ def test_lesson_20_an_end_waits_until_the_condition_has_been_looked_at(is_met: b
         if is_met and log[0] == "look begins":
             assert operation.outcome == SATISFIED
         assert purgatory.pending == purgatory.num_delayed == 0
-
-
-def test_lesson_25_the_client_drops_what_it_has_seen() -> None:
-    """A result that is delivered twice ends its wait once: the sequence number tells."""
-    core = SessionCore("s", 10)
-    core.receive(opened(), 0.0)
-    for _ in range(3):
-        core.submit(waits.signal(["k"], timeout=5), 0.0)
-    sent(core, 0.0)
-    delivered = [core.receive(results(1, [2, 1], kind=4), 0.0), core.receive(results(1, [2, 1], kind=4), 0.0)]
-    delivered.append(core.receive(results(1, [2, 1, 3], kind=4), 0.0))
-    assert [len(ended) for ended in delivered] == [2, 0, 1]
-
-
-async def test_lesson_25_a_long_wait_outlives_many_connections(daemon: DaemonProcess) -> None:
-    """A wait far longer than any connection is registered once and ends once, however often it is taken up again."""
-    async with (
-        FlakyProxy(daemon.address) as proxy,
-        AsyncClient(daemon.address) as direct,
-        AsyncClient(proxy.address) as client,
-    ):
-        waiting = asyncio.create_task(client.produce({"orders-0": 1}, timeout=LONG))
-        await until_pending(direct, 1)
-        for offset in range(1, 6):
-            proxy.drop_all()
-            other = await client.produce({"orders-1": offset}, timeout=0.001)
-            assert other.outcome is Outcome.EXPIRED
-        await direct.advance("orders-0", high_watermark=1)
-        assert (await waiting).satisfied
-        produces = (await direct.status()).kinds[0]
-        assert (produces.registered, produces.satisfied, produces.expired) == (6, 1, 5)
 
 
 @pytest.mark.slow

@@ -15,8 +15,7 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.host import Host
 from purgatory.service.listeners.listener import Listener
-from purgatory.service.rpc.handlers import add_to_server
-from purgatory.service.rpc.in_flight import UnaryCalls
+from purgatory.service.rpc.handlers import UnaryCalls, add_to_server
 from purgatory.service.rpc.servicer import PurgatoryServicer
 from purgatory.service.settings import HostSettings
 from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2_grpc
@@ -79,11 +78,7 @@ async def serving(
     clock = clock or SystemClock()
     engine = Engine(engine_limits or EngineLimits(), clock.now_ms())
     host = Host(engine, clock, settings or HostSettings(), *([listener] if listener else []))
-    server = grpc.aio.server(options=options)
-    add_to_server(PurgatoryServicer(host), server, UnaryCalls())
-    port = server.add_insecure_port("127.0.0.1:0")
-    host.start()
-    await server.start()
+    server, port = await start_server(host, options)
     served = ServedHost(host, server, port)
     try:
         yield served
@@ -91,6 +86,16 @@ async def serving(
         await served.channel.close()
         await server.stop(0)
         await host.stop()
+
+
+async def start_server(host: Host, options: list[tuple[str, Any]] | None = None) -> tuple[grpc.aio.Server, int]:
+    """Starts a host, and a server for it on a free port."""
+    server = grpc.aio.server(options=options)
+    add_to_server(PurgatoryServicer(host), server, UnaryCalls())
+    port = server.add_insecure_port("127.0.0.1:0")
+    host.start()
+    await server.start()
+    return server, port
 
 
 @contextmanager

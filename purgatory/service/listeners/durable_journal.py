@@ -24,7 +24,7 @@ from purgatory.journal.group import Group, Moment, RefusedRows, SessionChanges, 
 from purgatory.journal.statements import StatementBuilder
 from purgatory.journal.thread import JournalThread
 from purgatory.service.engine_time import EngineTime
-from purgatory.service.listeners.journal import ASYNC, SYNC, Journal
+from purgatory.service.listeners.listener import ASYNC, SYNC, Journal
 from purgatory.service.sessions.refused import RefusedOperation
 from purgatory.service.sessions.session import Session
 
@@ -117,7 +117,6 @@ class DurableJournal(Journal):
         self._is_scheduled = False
 
     def start(self, thread: JournalThread, builder: StatementBuilder) -> None:
-        """Starts writing."""
         self._thread, self._builder = thread, builder
         thread.start()
         self._schedule_commit()

@@ -53,7 +53,6 @@ class HostCollector(Collector):
         self._pauses: Final = pauses
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics of our own."""
         yield _build_info()
         yield from self._operations()
         yield from self._times()

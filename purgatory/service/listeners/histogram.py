@@ -27,12 +27,10 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many values have been observed."""
         return sum(self._counts)
 
     @property
     def sum_seconds(self) -> float:
-        """Their sum."""
         return self.sum_ms / 1_000
 
     def cumulative(self) -> list[tuple[str, float]]:

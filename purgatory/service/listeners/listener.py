@@ -8,8 +8,8 @@ A hook must not block or raise, and changes nothing of the host. `now_ms` is the
 session of None stands for the unary waits.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import ClassVar, Final
 
 from prometheus_client.core import Metric
 
@@ -17,6 +17,11 @@ from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, 
 from purgatory.engine.completions import Completions
 from purgatory.service.sessions.refused import RefusedOperation
 from purgatory.service.sessions.session import Session
+
+NONE: Final = 1
+SYNC: Final = 2
+ASYNC: Final = 3
+"""What a receipt is worth: kept in memory, on disk before it is answered, on disk soon after. As on the wire."""
 
 
 class Listener:
@@ -110,3 +115,34 @@ class Listener:
 
     def reaper_failed(self) -> None:
         """A turn of the reaper raised; it was logged, and the reaper goes on."""
+
+
+class Journal(Listener):
+    """A listener that also says when what it heard is durable; this one keeps nothing, for a daemon without a journal.
+
+    What leaves the daemon because of a change is given to `when_durable`, or waits for `durable`, after the change was
+    told. `durable_journal` has the journal on disk.
+    """
+
+    durability = NONE
+    """What a receipt is worth: NONE, SYNC or ASYNC."""
+
+    keeps = False
+    """Whether what is pending survives the daemon."""
+
+    def why_closed(self) -> Refusal | None:
+        """Why nothing may be admitted now; None: everything may. The refusal's index means nothing.
+
+        Unlike with `reason_to_refuse`, refusals have no results then: nothing can be kept, so nothing is begun.
+        """
+        return None
+
+    def changed(self, session: Session) -> None:
+        """Something of a session has changed that the caller is going to wait for."""
+
+    def when_durable(self, answer: Callable[[], None]) -> None:
+        """Calls it once all that was told so far is durable; at once if there is nothing to wait for."""
+        answer()
+
+    async def durable(self) -> None:
+        """Returns once all that was told so far is durable."""

@@ -17,9 +17,8 @@ from purgatory.engine.snapshot.saved_operations import SavedOperations
 from purgatory.journal.continued_time import ReadClocks, journal_now_ms, read_clocks
 from purgatory.journal.crash_points import CrashPoints
 from purgatory.journal.directory import Directory
-from purgatory.journal.errors import JournalError
 from purgatory.journal.group import SessionState
-from purgatory.journal.row_codec import unpack_results
+from purgatory.journal.row_codec import unpack_changes, unpack_results
 from purgatory.journal.statements import StatementBuilder
 from purgatory.journal.store import Store, damaged
 from purgatory.journal.thread import JournalThread
@@ -28,7 +27,6 @@ from purgatory.service.listeners.durable_journal import DurableJournal
 from purgatory.service.sessions.outbox import slices_of
 from purgatory.service.sessions.refused import RefusedCompletions, RefusedOperation
 from purgatory.service.sessions.session import Session
-from purgatory.service.settings import JournalSettings
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -93,19 +91,20 @@ class OpenJournal:
 
     def _restore_marks(self, host: Host) -> None:
         snapshots = host.engine.snapshots
-        partitions = dict(self._store.partitions())
-        for row, changes in self._store.changes():
+        partitions = {(topic, number): content for _, topic, number, content in self._store.rows("partitions")}
+        for row, content in self._store.rows("changes"):
+            changes = unpack_changes(content)
             partitions.update(changes)
             self._builder.add_existing_changes(row, changes)
         for name, content in partitions.items():
             if content:
                 snapshots.restore_partition(name, content)
-        for key, count in self._store.signal_keys():
+        for _, key, count in self._store.rows("keys"):
             snapshots.restore_key(key, count)
 
     def _restore_sessions(self, host: Host) -> None:
-        awaiting_resume = dict(self._store.awaiting_resume())
-        states = list(self._store.sessions())
+        awaiting_resume: dict[int, int] = dict(self._store.rows("awaiting_resume"))
+        states = [SessionState(*row) for row in self._store.rows("sessions")]
         for state in states:
             self._sessions[state.session] = self._restore_session(host, state, awaiting_resume.get(state.session, -1))
         with_results = self._restore_results()
@@ -138,7 +137,7 @@ class OpenJournal:
     def _restore_results(self) -> set[int]:
         """Fills the outboxes; gives the sessions that have results."""
         started: set[int] = set()
-        for row, number, first, count, content in self._store.results():
+        for row, number, first, count, content in self._store.rows("results"):
             session = self._sessions[number]
             if number not in started:
                 started.add(number)
@@ -158,8 +157,9 @@ class OpenJournal:
 
     async def _restore_operations(self, host: Host, journal: DurableJournal) -> None:
         paused_s = reported_s = time.monotonic()
-        for rows, (row, number, content, gone) in enumerate(self._store.registrations(), 1):
-            session = self._sessions[number]
+        gone_bits: dict[int, bytes] = dict(self._store.rows("gone"))
+        for rows, (row, number, _, _, _, content) in enumerate(self._store.rows("registrations"), 1):
+            session, gone = self._sessions[number], gone_bits.get(row, b"")
             saved = SavedOperations.from_bytes(content)
             self._builder.add_existing_registration(number, row, Roster(saved.operation_ids, gone))
             now_ms = host.time.now_ms()
@@ -184,13 +184,3 @@ class OpenJournal:
             return True
         finally:
             self._directory.release()
-
-
-def open_journal(settings: JournalSettings) -> OpenJournal | None:
-    """The journal, if the settings ask for one. Raises `JournalError`."""
-    if settings.dir is None:
-        return None
-    return OpenJournal(settings.dir, is_sync=settings.mode == "sync")
-
-
-__all__ = ["JournalError", "OpenJournal", "open_journal"]

@@ -12,6 +12,7 @@ import contextlib
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from types import TracebackType
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -19,16 +20,54 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from purgatory.service.rpc.in_flight import UnaryCalls
 from purgatory.service.rpc.statuses import CallRefused, invalid_argument
 from purgatory.v1 import purgatory_service_pb2
 
 GRPC_LOGGER: Final = logging.getLogger("grpc._cython.cygrpc")
 SERVICE: Final = purgatory_service_pb2.DESCRIPTOR.services_by_name["PurgatoryService"]
 
+QUIET_S: Final = 0.05
+"""Shutdown waits until no unary call has ended for so long."""
+
 T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]
 Method = Callable[[Any, Context], Awaitable[Message | None]]
+
+
+class UnaryCalls:
+    """Counts the unary calls in flight, each served within `with calls:`, so that shutdown can wait for their answers.
+
+    A gRPC server that stops gives its grace period to all calls alike: unary ones whose answer is on its way, and
+    streams that would never end by themselves (a health watch, an idle stream of events). Only the first deserve it.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._served = 0
+
+    def __enter__(self) -> None:
+        self.count += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.count -= 1
+        self._served += 1
+        assert self.count >= 0, f"{self.count} calls are being served"
+
+    async def wait_quiet(self, timeout_s: float) -> None:
+        """Returns once no call has ended for `QUIET_S`, or after `timeout_s`.
+
+        Calls that have arrived but have not been started yet would otherwise be cut off, rather than told UNAVAILABLE.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                served = -1
+                while self.count or served != self._served:
+                    served = self._served
+                    await asyncio.sleep(QUIET_S)
+        except TimeoutError:
+            return
 
 
 class Undecodable:

@@ -53,10 +53,7 @@ class PurgatoryServicer(InspectionCalls):
         # crash.
         stream.send(wire.SessionResponse(opened=opened))
         stream.reader = asyncio.create_task(serve_requests(self._host, requests, stream), name="session reader")
-        try:
-            await self._write(stream, context)
-        finally:
-            self._host.sessions.detach(stream, self._host.clock.now_ms())
+        await self._write(stream, context)
 
     async def Register(self, request: wire.RegisterRequest, _: Context) -> wire.RegisterResponse:
         """Registers a batch in a session, which is created on first use."""
@@ -70,20 +67,13 @@ class PurgatoryServicer(InspectionCalls):
 
     async def StreamResults(self, request: wire.StreamResultsRequest, context: Context) -> None:
         """Streams a session's results until either side ends it."""
+        answer = wire.StreamResultsResponse
         stream, _ = self._connect(
-            wire.StreamResultsResponse,
-            request.session_id,
-            request.last_sequence,
-            request.columns,
-            expects_heartbeats=False,
+            answer, request.session_id, request.last_sequence, request.columns, expects_heartbeats=False
         )
-        try:
-            await self._write(stream, context)
-        finally:
-            self._host.sessions.detach(stream, self._host.clock.now_ms())
+        await self._write(stream, context)
 
     async def Acknowledge(self, request: wire.AcknowledgeRequest, _: Context) -> wire.AcknowledgeResponse:
-        """Acknowledges a session's results."""
         session = self._host.sessions.get(request.session_id)
         self._host.sessions.touch(session, self._host.clock.now_ms())
         self._host.acknowledge(session, request.sequence)
@@ -164,4 +154,8 @@ class PurgatoryServicer(InspectionCalls):
         return stream, opened
 
     async def _write(self, stream: ResultStream, context: Context) -> None:
-        await stream.run_writer(context.write, self._host.clock.now_ms)
+        """Writes what the stream has until it ends, and detaches it from its session."""
+        try:
+            await stream.run_writer(context.write, self._host.clock.now_ms)
+        finally:
+            self._host.sessions.detach(stream, self._host.clock.now_ms())

@@ -13,7 +13,7 @@ be served at all is a `BatchRefused`: a status where the call is unary, a receip
 from typing import Final
 
 import grpc
-from google.protobuf import any_pb2, duration_pb2
+from google.protobuf import duration_pb2
 from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
@@ -37,18 +37,13 @@ class CallRefused(Exception):
         self.message: Final = message
         self.details: Final = details
 
-    def to_status(self) -> status_pb2.Status:
-        status = status_pb2.Status(code=self.code, message=self.message)
-        for detail in self.details:
-            packed = any_pb2.Any()
-            packed.Pack(detail)
-            status.details.append(packed)
-        return status
-
     def to_grpc(self) -> grpc.Status:
         """Code, details and trailing metadata as gRPC takes them."""
-        status: grpc.Status = rpc_status.to_status(self.to_status())
-        return status
+        status = status_pb2.Status(code=self.code, message=self.message)
+        for detail in self.details:
+            status.details.add().Pack(detail)
+        as_grpc: grpc.Status = rpc_status.to_status(status)
+        return as_grpc
 
 
 class BatchRefused(Exception):

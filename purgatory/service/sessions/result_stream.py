@@ -74,7 +74,6 @@ class ResultStream:
         self._waiting_for_peer = True
 
     def message_received(self, now_ms: int) -> None:
-        """A message of the peer has arrived."""
         self._waiting_for_peer = False
         self._silent_checks = 0
         self.last_read_ms = now_ms
@@ -129,7 +128,6 @@ class ResultStream:
         self._finish(self._response_type(going_away=purgatory_service_pb2.GoingAway(reason=reason)))
 
     def fail(self, error: Exception) -> None:
-        """Ends the stream with an error."""
         self._finish(error)
 
     def _finish(self, last: Response | Exception) -> None:
@@ -139,7 +137,6 @@ class ResultStream:
 
     @property
     def closing(self) -> bool:
-        """Whether the stream is ending or has ended."""
         return self._last_message is not None or self.ended
 
     def check(self, now_ms: int, heartbeat_interval_ms: int) -> None:

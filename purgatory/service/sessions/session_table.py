@@ -55,7 +55,6 @@ class Sessions:
 
     @property
     def unacknowledged_results(self) -> int:
-        """Unacknowledged results of all sessions."""
         return sum(session.outbox.unacknowledged for session in self._by_id.values())
 
     def find(self, session_id: str) -> Session | None:

@@ -101,7 +101,6 @@ class _RowField:
         self.may_be_absent: Final = message.fields_by_name[column.row_name].has_presence
 
     def of(self, message: Any) -> Any:  # noqa: ANN401 - any message that has the field
-        """Its value in a row."""
         if self.may_be_absent and not message.HasField(self.name):
             return self.default
         return getattr(message, self.name)
@@ -138,7 +137,6 @@ class _RowBatch:
         self._of_item: Final = [(field, getattr(batch, field.batch_name)) for field in self._shape.of_item]
 
     def add(self, index: int, operation_id: int, operation: operation_pb2.Operation) -> None:
-        """Appends one row."""
         timeout_ms = operation.timeout_ms if operation.HasField("timeout_ms") else self._timeout_ms_default
         condition = getattr(operation, self._shape.condition)
         items = getattr(condition, self._shape.items)
@@ -158,7 +156,6 @@ class _RowBatch:
                 values.append(field.of(item))
 
     def finish(self) -> OperationRun:
-        """The run that was filled."""
         if self._shape.are_keys:
             self._batch.keys.extend(key for key, _ in self._names)
         else:

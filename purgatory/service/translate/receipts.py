@@ -22,31 +22,30 @@ def runs_of(
     batch: wire.RegisterBatch, operations_max: int, timeout_ms_default: int
 ) -> tuple[list[OperationRun], list[tuple[Refusal, int]]]:
     """A batch as runs of one kind, and the refusals found on the way, with their ids. Raises `BatchRefused`."""
-    shape = batch.WhichOneof("shape")
-    if shape is None:
-        raise unreadable_batch("shape", "is not set: set rows or columns")
-    if shape == "columns":
-        _check_size("columns.operation_id", len(batch.columns.operation_id), operations_max)
+    if _shape_of(batch, "operation_id", "operations", operations_max) == "columns":
         return runs_from_columns(batch.columns), []
-    _check_size("rows.operations", len(batch.rows.operations), operations_max)
     return runs_from_rows(batch.rows.operations, timeout_ms_default)
 
 
 def events_of(request: wire.AdvanceRequest | wire.AdvanceStreamRequest, events_max: int) -> IncomingEvents:
     """A batch of events. Raises `BatchRefused`."""
-    shape = request.WhichOneof("shape")
-    if shape is None:
-        raise unreadable_batch("shape", "is not set: set rows or columns")
-    if shape == "columns":
-        _check_size("columns.type", len(request.columns.type), events_max)
+    if _shape_of(request, "type", "events", events_max) == "columns":
         return events_from_columns(request.columns)
-    _check_size("rows.events", len(request.rows.events), events_max)
     return events_from_rows(request.rows.events)
 
 
-def _check_size(field: str, count: int, most: int) -> None:
+def _shape_of(
+    batch: wire.RegisterBatch | wire.AdvanceRequest | wire.AdvanceStreamRequest, column: str, rows: str, most: int
+) -> str:
+    """`columns` or `rows`, of which there are at most `most`, going by the field of that name."""
+    shape: str | None = batch.WhichOneof("shape")
+    if shape is None:
+        raise unreadable_batch("shape", "is not set: set rows or columns")
+    field = column if shape == "columns" else rows
+    count = len(getattr(getattr(batch, shape), field))
     if count > most:
-        raise unreadable_batch(field, f"has {count} values, the most in one batch is {most}")
+        raise unreadable_batch(f"{shape}.{field}", f"has {count} values, the most in one batch is {most}")
+    return shape
 
 
 def receipt(batch_id: int, registered: BatchReceipt, durability: int) -> wire.Receipt:
@@ -71,7 +70,6 @@ def refused_receipt(batch_id: int, highest_operation_id: int, refusal: Refusal) 
 
 
 def advance_receipt(events: IncomingEvents, done: EventsReceipt) -> wire.AdvanceReceipt:
-    """What a batch of events did."""
     return wire.AdvanceReceipt(
         ended=done.ended,
         ended_total=sum(done.ended),

@@ -42,7 +42,6 @@ OF_FETCHED: Final = (
 
 
 def operation_refusal(refusal: Refusal, operation_id: int, *, brief: bool = False) -> operation_pb2.OperationRefusal:
-    """Why one operation was refused."""
     return operation_pb2.OperationRefusal(
         index=refusal.index,
         operation_id=operation_id,
@@ -207,5 +206,4 @@ def _fill_fetched_partition(message: result_pb2.FetchedPartition, fetched: Fetch
 
 
 def topic_partition(name: tuple[str, int]) -> operation_pb2.TopicPartition:
-    """(topic, partition) as a message."""
     return operation_pb2.TopicPartition(topic=name[0], partition=name[1])

@@ -1,9 +1,10 @@
 """The engine's views as messages of the wire. Pure functions: wall time is an argument."""
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from google.protobuf import timestamp_pb2
+from google.protobuf.message import Message
 
 from purgatory.engine import codes
 from purgatory.engine.batches import PartitionName
@@ -52,12 +53,10 @@ def pending_operation(
 
 
 def no_remaining_times() -> RemainingTimes:
-    """An empty histogram."""
     return RemainingTimes(list(REMAINING_BOUNDS_MS))
 
 
 def remaining(times: RemainingTimes) -> purgatory_service_pb2.RemainingTime:
-    """The histogram as a message."""
     return purgatory_service_pb2.RemainingTime(
         soonest_ms=times.soonest_ms if times.soonest_ms >= 0 else None,
         latest_ms=times.latest_ms if times.latest_ms >= 0 else None,
@@ -78,39 +77,23 @@ def _item(item: ItemView, kind: int) -> result_pb2.PartitionResult:
 
 
 def partition(view: PartitionView) -> purgatory_service_pb2.Partition:
-    """A partition's marks, replicas and waits."""
     return purgatory_service_pb2.Partition(
         topic_partition=topic_partition(view.name),
-        leader_epoch=view.leader_epoch,
-        is_leader=view.is_leader,
-        leader_id=view.leader_id,
-        storage_failed=view.storage_failed,
-        log_start_offset=view.log_start_offset,
-        last_stable_offset=view.last_stable_offset,
-        high_watermark=view.high_watermark,
-        log_end_offset=view.log_end_offset,
-        low_watermark=view.low_watermark,
-        min_in_sync_replicas=view.min_in_sync_replicas,
-        in_sync_replica_ids=view.in_sync_replica_ids,
         replicas=[
-            purgatory_service_pb2.Replica(
-                replica_id=replica.replica_id,
-                log_end_offset=replica.log_end_offset,
-                log_start_offset=replica.log_start_offset,
-                in_sync=replica.in_sync,
-                dead=replica.dead,
-                fenced=replica.fenced,
-            )
+            purgatory_service_pb2.Replica(**_same_fields(purgatory_service_pb2.Replica, replica))
             for replica in view.replicas
         ],
-        watched=view.watched,
-        unchanged_events=view.unchanged_events,
-        stale_events=view.stale_events,
+        **_same_fields(purgatory_service_pb2.Partition, view, "topic_partition", "replicas"),
     )
 
 
+def _same_fields(message_type: type[Message], view: object, *others: str) -> dict[str, Any]:
+    """The values of a message's fields, but for `others`, from a view that calls them the same."""
+    names = [field.name for field in message_type.DESCRIPTOR.fields if field.name not in others]
+    return {name: getattr(view, name) for name in names}
+
+
 def partition_name(message: operation_pb2.TopicPartition) -> PartitionName:
-    """(topic, partition) of a message."""
     return (message.topic, message.partition)
 
 
@@ -120,20 +103,5 @@ def is_known_kind(kind: int) -> bool:
 
 
 def kind_statuses(counts_of: Callable[[int], KindCounts]) -> list[purgatory_service_pb2.KindStatus]:
-    """The counters of all kinds."""
-    return [kind_status(kind, counts_of(kind)) for kind in codes.KINDS]
-
-
-def kind_status(kind: int, counts: KindCounts) -> purgatory_service_pb2.KindStatus:
-    """The counters of one kind."""
-    return purgatory_service_pb2.KindStatus(
-        kind=kind,
-        registered=counts.registered,
-        pending=counts.pending,
-        watched=counts.watched,
-        satisfied=counts.satisfied,
-        failed=counts.failed,
-        expired=counts.expired,
-        cancelled=counts.cancelled,
-        shutting_down=counts.shutting_down,
-    )
+    message = purgatory_service_pb2.KindStatus
+    return [message(kind=kind, **_same_fields(message, counts_of(kind), "kind")) for kind in codes.KINDS]
