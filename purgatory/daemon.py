@@ -254,7 +254,7 @@ async def serve(settings: Settings) -> None:
 
 
 def main(arguments: Sequence[str] | None = None, *, program: str = "server.py") -> int:
-    """Runs the daemon with these command line arguments (None: the process's own); gives the exit code."""
+    """Runs the daemon with these command line arguments (None: the process's own); returns the exit code."""
     try:
         command_line = read_command_line(arguments, program)
     except SettingsError as error:

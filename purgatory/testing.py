@@ -1,4 +1,4 @@
-"""For tests of programs that embed the purgatory: time that moves only when told."""
+"""For tests of programs that embed the purgatory: time that moves only when moved."""
 
 from typing import Final
 

@@ -71,7 +71,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 class ClockThread(threading.Thread):
     """A daemon thread that advances time, and sleeps until there is something to do, or for good when there is not.
 
-    `advance` does what is due. `wait_ms` tells how long to sleep, 0 for not at all, -1 for until woken; it also sets
+    `advance` does what is due. `wait_ms` returns how long to sleep, 0 for not at all, -1 for until woken; it also sets
     `armed_ms`, the time to wake at (-1: none), which is written and read under the owner's lock. The thread survives
     whatever the two raise; `failures` counts that.
     """

@@ -5,7 +5,8 @@ clock changes nothing while a daemon runs. The time between two daemons is:
 
 - within one boot of the machine: exactly what the boot clock says; setting the wall clock changes nothing;
 - otherwise: what the wall clock says, but never negative. A clock that was set back makes waits that much longer, never
-  shorter than asked; one that was set forward cannot be told from a long pause, and is believed.
+  shorter than asked; one that was set forward cannot be distinguished from a long pause, and is
+  believed.
 """
 
 import functools

@@ -28,7 +28,7 @@ COMMANDS: Final = {
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "purgatory journal") -> int:
-    """Runs the command; gives the exit code."""
+    """Runs the command and returns its exit code."""
     given = _parser(program).parse_args(arguments)
     try:
         return _import(given.folder, given.file) if given.command == "import" else _run(given)

@@ -1,7 +1,7 @@
 """A damaged journal: what is wrong with it, and what of it can be used again.
 
-Damage in anything of a session sets the whole session aside: its client is then told that the session is not known, and
-sends again what it waits for. That is better than a session that looks whole and has forgotten some of its waits.
+Damage to any part of a session sets the whole session aside: its client then learns that the session is not known, and
+registers its waits again. That is better than a session that looks whole and has forgotten some of its waits.
 """
 
 import itertools
@@ -32,7 +32,7 @@ class JournalInspection:
         """Ids of sessions that cannot be restored."""
         self._damaged: Final[set[int]] = set()
         self._damaged_ids: Final[dict[int, str]] = {}
-        """Sessions whose own row is damaged, and the id it gives for them."""
+        """Sessions whose own row is damaged, with the id in that row."""
         self._all_damaged = False
         try:
             answer = database.execute("PRAGMA quick_check(1)").fetchone()[0]

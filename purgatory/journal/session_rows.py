@@ -60,7 +60,7 @@ class SessionRows:
             self._moved[operation_id] = row
 
     def strike(self, ids: vec[i64]) -> list[RegistrationRow]:
-        """Crosses operations off that have ended or moved; gives the rows that this changed."""
+        """Strikes off operations that have ended or moved; returns the rows that this changed."""
         changed: dict[int, RegistrationRow] = {}
         place, count = 0, len(ids)
         while place < count:
@@ -97,7 +97,7 @@ class SessionRows:
         self._results.append((result, last_sequence))
 
     def acknowledge(self, sequence: int) -> list[int]:
-        """Results up to `sequence` are acknowledged; gives the rows of results that this makes unneeded."""
+        """Results up to `sequence` are acknowledged; returns the rows of results that are no longer needed."""
         unneeded: list[int] = []
         while self._results and self._results[0][1] <= sequence:
             unneeded.append(self._results.popleft()[0])

@@ -122,7 +122,7 @@ def version_of(database: sqlite3.Connection) -> int:
 
 
 def migrate(database: sqlite3.Connection, name: str, migrations: tuple[str, ...] = MIGRATIONS) -> int:
-    """Brings a journal to the newest version, one transaction per version; gives the version that it had.
+    """Brings a journal to the newest version, one transaction per version; returns the version that it had.
 
     Raises `JournalTooNew` for one of a later version than this program knows.
     """

@@ -42,7 +42,7 @@ from purgatory.service.translate.receipts import BatchReceipt
 LOGGER: Final = logging.getLogger(__name__)
 
 ENDED_PER_SLICE: Final = 2_000
-"""Events plus ended operations that one engine call may come to before the loop is free again."""
+"""The most events plus ended operations that one engine call handles before the loop is free again."""
 
 SHUTTING_DOWN_MESSAGE: Final = "the daemon is shutting down; try another one, or later"
 
@@ -58,9 +58,9 @@ class Host:
         """For the engine."""
         self.settings: Final = settings
         self.listeners: Final = list(listeners)
-        """All that hear of this host's work. To be added to before anything happens."""
+        """Everything that is notified of this host's work. Add to it before anything happens."""
         self.journal = Journal()
-        """One of these, where there is one: set it by `use_journal`."""
+        """Set by `use_journal`; without that, one that keeps nothing."""
         self.sessions: Final = Sessions(engine, settings, self.listeners, self._before_drop)
         self.unary_waits: Final = UnaryWaits(engine.add_owner())
         self.draining = False
@@ -143,7 +143,7 @@ class Host:
         return None
 
     def _listeners_reason(self) -> Refusal | None:
-        """The first listener's that has one."""
+        """The first reason that any listener has."""
         return next((reason for listener in self.listeners if (reason := listener.reason_to_refuse())), None)
 
     def _check_journal_writable(self) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from tests.crash.crash_run import CrashRun
-from tests.crash.limited_disk import DISKS, DiskUnavailable
-from tests.crash.power_cut import Power, ShimUnavailable
+from tests.crash.limited_disk import DISKS, NotPossibleHere
+from tests.crash.power_cut import Power
 
 ASYNC_SHARE: Final = 4
 POWER_SHARE: Final = 10
@@ -43,14 +43,14 @@ def main() -> None:
         try:
             power = Power(folder / "shim")
             run("power cuts", given.kills // POWER_SHARE, CrashRun(folder / "power", given.seed, power=power))
-        except ShimUnavailable as error:
+        except NotPossibleHere as error:
             print(f"power cuts: SKIPPED, {error}", flush=True)
         for room_in in DISKS:
             title = room_in.__name__.replace("_", " ")
             try:
                 with room_in(folder / title / "disk") as room:
                     run(title, given.kills // ROOM_SHARE, CrashRun(folder / title, given.seed, room=room))
-            except DiskUnavailable as error:
+            except NotPossibleHere as error:
                 print(f"{title}: SKIPPED, {error}", flush=True)
     print("lost: 0, ended twice: 0, too early: 0")
 

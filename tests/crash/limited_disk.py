@@ -13,8 +13,8 @@ SIZE_MB: Final = 64
 CHUNK: Final = bytes(65_536)
 
 
-class DiskUnavailable(Exception):
-    """Such a disk cannot be had here; the message says why."""
+class NotPossibleHere(Exception):
+    """A kind of crash test needs what this machine lacks; the message says what."""
 
 
 class LimitedDisk(Protocol):
@@ -74,15 +74,15 @@ class FileSizeLimit:
 
 @contextmanager
 def small_file_system(folder: Path) -> Iterator[LimitedDisk]:
-    """A file system that is mounted on a new folder. Raises `DiskUnavailable` where that is not allowed."""
+    """A file system that is mounted on a new folder. Raises `NotPossibleHere` where that is not allowed."""
     mount, unmount = shutil.which("mount"), shutil.which("umount")
     if mount is None or unmount is None:
-        raise DiskUnavailable("there is no mount")
+        raise NotPossibleHere("there is no mount")
     folder.mkdir(parents=True)
     options = ["-t", "tmpfs", "-o", f"size={SIZE_MB}m", "purgatory-crash-test", str(folder)]
     tried = subprocess.run([mount, *options], capture_output=True, text=True, check=False)
     if tried.returncode:
-        raise DiskUnavailable(f"a file system may not be mounted: {tried.stderr.strip()}")
+        raise NotPossibleHere(f"a file system may not be mounted: {tried.stderr.strip()}")
     try:
         yield SmallFileSystem(folder)
     finally:
@@ -91,9 +91,9 @@ def small_file_system(folder: Path) -> Iterator[LimitedDisk]:
 
 @contextmanager
 def file_size_limit(folder: Path) -> Iterator[LimitedDisk]:
-    """A folder in which a process can be kept from writing. Raises `DiskUnavailable` where the system cannot."""
+    """A folder in which a process can be kept from writing. Raises `NotPossibleHere` where the system cannot."""
     if not hasattr(resource, "prlimit"):
-        raise DiskUnavailable("limits of another process cannot be set here")
+        raise NotPossibleHere("limits of another process cannot be set here")
     folder.mkdir(parents=True)
     yield FileSizeLimit(folder)
 

@@ -7,28 +7,26 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
+from tests.crash.limited_disk import NotPossibleHere
+
 SOURCE: Final = Path(__file__).with_name("machine.c")
 FILES: Final = ("journal.db", "journal.db-wal")
 
 
-class ShimUnavailable(Exception):
-    """The library cannot be had here; the message says why."""
-
-
 class Power:
-    """The synced files of one journal. Raises `ShimUnavailable`."""
+    """The synced files of one journal. Raises `NotPossibleHere`."""
 
     def __init__(self, folder: Path) -> None:
         compiler = shutil.which("cc")
         if compiler is None:
-            raise ShimUnavailable("there is no C compiler")
+            raise NotPossibleHere("there is no C compiler")
         self._durable: Final = folder / "durable"
         self._durable.mkdir(parents=True)
         library = folder / "machine.so"
         arguments = ["-shared", "-fPIC", "-O2", "-o", str(library), str(SOURCE), "-ldl"]
         tried = subprocess.run([compiler, *arguments], capture_output=True, text=True, check=False)
         if tried.returncode:
-            raise ShimUnavailable(f"it does not compile: {tried.stderr.strip()}")
+            raise NotPossibleHere(f"it does not compile: {tried.stderr.strip()}")
         self._library: Final = library
 
     def environment(self, wall_step_s: int) -> dict[str, str]:

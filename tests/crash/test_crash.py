@@ -10,8 +10,8 @@ import pytest
 
 from purgatory.journal.crash_points import VARIABLE
 from tests.crash.crash_run import CrashRun
-from tests.crash.limited_disk import DISKS, DiskUnavailable, LimitedDisk
-from tests.crash.power_cut import Power, ShimUnavailable
+from tests.crash.limited_disk import DISKS, LimitedDisk, NotPossibleHere
+from tests.crash.power_cut import Power
 from tests.daemon_process import run_to_end
 
 KILLS = 10
@@ -40,7 +40,7 @@ def test_no_power_cut_loses_anything(tmp_path: Path) -> None:
     """Each daemon begins with the files as they were last synced, and another wall clock: a receipt needs no more."""
     try:
         power = Power(tmp_path / "shim")
-    except ShimUnavailable as error:
+    except NotPossibleHere as error:
         pytest.skip(str(error))
     tally = asyncio.run(CrashRun(tmp_path, 2, power=power).run(CUTS))
     assert tally.operations > CUTS
@@ -55,7 +55,7 @@ def test_a_disk_that_fills_up_loses_nothing(
     try:
         with room_in(tmp_path / "disk") as room:
             tally = asyncio.run(CrashRun(tmp_path, 3, room=room).run(KILLS_WHILE_FULL))
-    except DiskUnavailable as error:
+    except NotPossibleHere as error:
         pytest.skip(str(error))
     assert tally.refused_batches
     assert tally.operations > KILLS_WHILE_FULL

@@ -200,10 +200,8 @@ def event_of(event: EventPlan) -> Event:
         return events.leadership(name, is_leader=event.flag, leader_epoch=event.epoch)
     if kind == codes.PARTITION_REMOVED:
         return events.removed(name, moved=event.flag)
-    if kind == codes.STORAGE_FAILED:
-        return events.storage_failed(name)
-    if kind == codes.STORAGE_ONLINE:
-        return events.storage_online(name)
+    if kind in {codes.STORAGE_FAILED, codes.STORAGE_ONLINE}:
+        return events.storage_failed(name) if kind == codes.STORAGE_FAILED else events.storage_online(name)
     make = {
         codes.HIGH_WATERMARK: events.high_watermark,
         codes.LEADER_APPEND: events.log_end_offset,

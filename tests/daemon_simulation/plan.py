@@ -142,14 +142,9 @@ class Plan:
 
     def describe(self) -> str:
         """One line with the settings and the number of everything."""
-        return (
-            f"{self.clients} clients, {self.operations} waits, {self.advancers} advancers, "
-            f"{sum(map(len, self.pushes))} pushes, {len(self.faults)} faults, {len(self.cancels)} operator cancels, "
-            f"{len(self.restarts)} restarts; heartbeat {self.heartbeat_interval_ms} ms, ttl {self.session_ttl_ms} ms, "
-            f"unacknowledged max {self.unacknowledged_results_max}, batch max {self.operations_per_batch_max}, "
-            f"give up after {self.give_up_after} s, {'uvloop' if self.uvloop else 'asyncio'}, "
-            f"{'drained' if self.ends_with_drain else 'healed'} at the end"
-        )
+        counts = {name: len(value) for name, value in vars(self).items() if isinstance(value, list)}
+        said = vars(self) | counts | {"steps": self.operations, "pushes": sum(map(len, self.pushes))}
+        return ", ".join(f"{name}={value}" for name, value in said.items())
 
 
 class Drawing:

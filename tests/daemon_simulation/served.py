@@ -1,23 +1,19 @@
 """The daemon of a simulated day: a real host and gRPC server on a free port; it can end and be replaced by another."""
 
-from collections import Counter
-from collections.abc import Sequence
 from typing import Final, cast
 
 import grpc.aio
 
 from purgatory.clock import SystemClock
-from purgatory.engine.batches import Refusal
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.draining import drain
 from purgatory.service.host import Host
-from purgatory.service.listeners.listener import Listener
 from purgatory.service.settings import HostSettings, LimitsSettings, SessionSettings
 from tests.daemon_simulation.engine_tap import EngineTap
 from tests.daemon_simulation.faulty_proxy import NOBODY
 from tests.daemon_simulation.plan import Plan
-from tests.service.serving import start_server
+from tests.service.serving import RecordingListener, start_server
 
 DRAIN_S: Final = 10.0
 
@@ -37,27 +33,13 @@ class DayClock:
         return self._clock.ceiling_ms() + self.ahead_ms
 
 
-class CountingListener(Listener):
-    """Counts what should not happen."""
-
-    def __init__(self) -> None:
-        self.reaper_failures = 0
-        self.refusals: Counter[int] = Counter()
-
-    def reaper_failed(self) -> None:
-        self.reaper_failures += 1
-
-    def refused(self, refusals: Sequence[Refusal]) -> None:
-        self.refusals.update(refusal.code for refusal in refusals)
-
-
 class Served:
     """One daemon after the other. `taps` has one for each, in order."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self.clock: Final = DayClock()
-        self.listener: Final = CountingListener()
+        self.listener: Final = RecordingListener()
         self.taps: Final[list[EngineTap]] = []
         self.address = NOBODY
         self._server: grpc.aio.Server | None = None

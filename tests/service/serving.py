@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
@@ -11,17 +12,52 @@ import grpc
 import pytest
 
 from purgatory.clock import Clock, SystemClock
+from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, Refusal, RegisterReceipt
+from purgatory.engine.completions import Completions
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.host import Host
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.rpc.handlers import UnaryCalls, add_to_server
 from purgatory.service.rpc.servicer import PurgatoryServicer
+from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings
 from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2_grpc
 from purgatory.v1 import purgatory_service_pb2 as wire
 
 PATIENCE_S = 10.0
+
+
+class RecordingListener(Listener):
+    """Counts what it hears of."""
+
+    def __init__(self) -> None:
+        self.outcomes: Counter[int] = Counter()
+        self.accepted = 0
+        self.refusals: Counter[int] = Counter()
+        self.event_slices: list[tuple[int, int]] = []
+        self.lags: list[float] = []
+        self.reaper_failures = 0
+
+    def registered(
+        self, session: Session | None, kind: int, batch: OperationBatch, receipt: RegisterReceipt, now_ms: int
+    ) -> None:
+        self.accepted += receipt.accepted
+
+    def refused(self, refusals: Sequence[Refusal]) -> None:
+        self.refusals.update(refusal.code for refusal in refusals)
+
+    def completed(self, session: Session | None, completions: Completions) -> None:
+        self.outcomes.update(completions.outcomes)
+
+    def applied(self, batch: EventBatch, start: int, receipt: EventsReceipt, now_ms: int) -> None:
+        self.event_slices.append((start, receipt.next_index))
+
+    def loop_lag_ms(self, ms: float) -> None:
+        self.lags.append(ms)
+
+    def reaper_failed(self) -> None:
+        self.reaper_failures += 1
 
 
 class Calls:

@@ -1,16 +1,13 @@
 """The host by itself and at its end: slices, the reaper, what observers hear, and the drain."""
 
 import asyncio
-from collections import Counter
-from collections.abc import Sequence
 
 import grpc
 import pytest
 
 from purgatory.clock import SystemClock
 from purgatory.engine import codes
-from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, Refusal, RegisterReceipt
-from purgatory.engine.completions import Completions
+from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service import draining
@@ -18,46 +15,12 @@ from purgatory.service import host as host_module
 from purgatory.service import reaper as reaper_module
 from purgatory.service.draining import drain
 from purgatory.service.host import Host
-from purgatory.service.listeners.listener import Listener
-from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings
 from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import result_pb2
-from tests.service.serving import Peer, eventually, produce, refused, serving, signal
-
-
-class RecordingListener(Listener):
-    """Counts what it hears of."""
-
-    def __init__(self) -> None:
-        self.outcomes: Counter[int] = Counter()
-        self.accepted = 0
-        self.refusals: Counter[int] = Counter()
-        self.event_slices: list[tuple[int, int]] = []
-        self.lags: list[float] = []
-        self.reaper_failures = 0
-
-    def registered(
-        self, session: Session | None, kind: int, batch: OperationBatch, receipt: RegisterReceipt, now_ms: int
-    ) -> None:
-        self.accepted += receipt.accepted
-
-    def refused(self, refusals: Sequence[Refusal]) -> None:
-        self.refusals.update(refusal.code for refusal in refusals)
-
-    def completed(self, session: Session | None, completions: Completions) -> None:
-        self.outcomes.update(completions.outcomes)
-
-    def applied(self, batch: EventBatch, start: int, receipt: EventsReceipt, now_ms: int) -> None:
-        self.event_slices.append((start, receipt.next_index))
-
-    def loop_lag_ms(self, ms: float) -> None:
-        self.lags.append(ms)
-
-    def reaper_failed(self) -> None:
-        self.reaper_failures += 1
+from tests.service.serving import Peer, RecordingListener, eventually, produce, refused, serving, signal
 
 
 def produces(count: int, topic: str, timeout_ms: int = 600_000, first_id: int = 1) -> OperationRun:

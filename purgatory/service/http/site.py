@@ -53,7 +53,7 @@ class HttpSite:
         self._runner: Final = web.AppRunner(application, access_log=None, logger=logger, shutdown_timeout=1.0)
 
     async def start(self, host: str, port: int) -> int:
-        """Binds and serves; gives the bound port (`port` 0: any free one). Raises OSError when it cannot bind."""
+        """Binds and serves; returns the bound port (`port` 0: any free one). Raises OSError when it cannot bind."""
         await self._runner.setup()
         await web.TCPSite(self._runner, host, port).start()
         return int(self._runner.addresses[0][1])

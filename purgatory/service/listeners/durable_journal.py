@@ -208,7 +208,7 @@ class DurableJournal(Journal):
                 self._partitions[batch.partitions[place]] = None
 
     def when_durable(self, answer: Callable[[], None]) -> None:
-        """Calls it once all that was told so far is durable."""
+        """Calls it once every change so far is durable."""
         if not self._must_hold():
             answer()
         elif self._changed:
@@ -219,7 +219,7 @@ class DurableJournal(Journal):
             answer()
 
     async def durable(self) -> None:
-        """Returns once all that was told so far is durable."""
+        """Returns once every change so far is durable."""
         if not self._must_hold() or not (self._changed or self._committing is not None):
             return
         reached: asyncio.Future[None] = self._loop.create_future()

@@ -1,8 +1,8 @@
-"""What the host tells of its work: one base class whose hooks do nothing. Metrics, archive and journal are subclasses.
+"""Notifications of the host's work: one base class whose hooks do nothing. Metrics, archive and journal subclass it.
 
-The host calls all listeners in turn, a batch at a time and never for a single operation. An engine call is told in this
-order: the call itself, then what it completed for each owner, then `call_finished`. All of them have heard of a
-completion before its results get their sequence numbers, so no listener depends on another one's turn.
+The host calls all listeners in turn, once per batch and never per operation. For an engine call the order is: the call
+itself, then what it completed for each owner, then `call_finished`. All listeners have seen a completion before its
+results get their sequence numbers, so none depends on the order of the list.
 
 A hook must not block or raise, and changes nothing of the host. `now_ms` is the time that the engine was given; a
 session of None stands for the unary waits.
@@ -28,8 +28,8 @@ class Listener:
     """Hooks that do nothing: override those that matter."""
 
     records_dropped_sessions: ClassVar[bool] = False
-    """Whether the operations of a dropped session are to be cancelled by a call of their own, which is told here: by
-    itself the engine reports nothing of an owner that it removes."""
+    """Whether the operations of a dropped session are cancelled by a call of their own, which this listener then sees:
+    by itself the engine reports nothing of an owner that it removes."""
 
     def reason_to_refuse(self) -> Refusal | None:
         """Why registrations and events should not be taken now; None: they may. The refusal's index means nothing."""
@@ -78,7 +78,7 @@ class Listener:
         """Operations of a session that is being dropped were cancelled: nobody gets their results."""
 
     def call_finished(self) -> None:
-        """Everything that the call completed was told. Harmless when there was no call."""
+        """Everything that the call completed was reported. Harmless when there was no call."""
 
     # Refusals.
 
@@ -118,10 +118,10 @@ class Listener:
 
 
 class Journal(Listener):
-    """A listener that also says when what it heard is durable; this one keeps nothing, for a daemon without a journal.
+    """A listener that also says when changes are durable; this one keeps nothing, for a daemon without a journal.
 
-    What leaves the daemon because of a change is given to `when_durable`, or waits for `durable`, after the change was
-    told. `durable_journal` has the journal on disk.
+    Whatever leaves the daemon because of a change goes through `when_durable`, or waits for `durable`, after the
+    change. `durable_journal` has the journal on disk.
     """
 
     durability = NONE
@@ -141,8 +141,8 @@ class Journal(Listener):
         """Something of a session has changed that the caller is going to wait for."""
 
     def when_durable(self, answer: Callable[[], None]) -> None:
-        """Calls it once all that was told so far is durable; at once if there is nothing to wait for."""
+        """Calls it once every change so far is durable; at once if there is nothing to wait for."""
         answer()
 
     async def durable(self) -> None:
-        """Returns once all that was told so far is durable."""
+        """Returns once every change so far is durable."""

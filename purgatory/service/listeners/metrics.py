@@ -1,4 +1,4 @@
-"""What the host tells of its work, added up: times, events, refusals, sessions. `exposition` gives it to Prometheus.
+"""Counts and times of the host's work: waits, events, refusals, sessions. `exposition` shows them to Prometheus.
 
 Only what the engine does not count itself is counted here, a batch at a time. No topic, partition, session or operation
 is ever a key, so that nothing here grows with use.
@@ -32,7 +32,7 @@ LAG_BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 5_000)
 
 
 class Metrics(Listener):
-    """Adds up what it hears of. Holds nothing per key."""
+    """Adds up what happens. Holds nothing per key."""
 
     def __init__(self) -> None:
         self.waits: Final[dict[tuple[int, int], Histogram]] = {}

@@ -135,7 +135,7 @@ class OpenJournal:
         return session
 
     def _restore_results(self) -> set[int]:
-        """Fills the outboxes; gives the sessions that have results."""
+        """Fills the outboxes; returns the sessions that have results."""
         started: set[int] = set()
         for row, number, first, count, content in self._store.rows("results"):
             session = self._sessions[number]

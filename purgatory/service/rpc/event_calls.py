@@ -28,7 +28,7 @@ async def advance(host: Host, request: wire.AdvanceRequest | wire.AdvanceStreamR
 
 
 async def advance_durably(host: Host, request: wire.AdvanceRequest | wire.AdvanceStreamRequest) -> wire.AdvanceReceipt:
-    """Applies a batch of events; gives its receipt once that is durable."""
+    """Applies a batch of events; returns its receipt once that is durable."""
     receipt = await advance(host, request)
     await host.journal.durable()
     await asyncio.sleep(0)  # lets results be written first: those who wait for one have waited longer

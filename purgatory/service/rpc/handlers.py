@@ -1,8 +1,8 @@
 """Registers a servicer's methods on a gRPC server: refused calls become statuses, and so do undecodable requests.
 
 The generated code answers a request that does not decode (broken encoding, invalid UTF-8) with UNKNOWN and a traceback
-in the log. Here decoding never raises but gives an `Undecodable`, and the call ends with INVALID_ARGUMENT. That is why
-the standard services (health, reflection) are registered here too.
+in the log. Here decoding returns an `Undecodable` instead of raising, and the call ends with INVALID_ARGUMENT. That is
+why the standard services (health, reflection) are registered here too.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class UnaryCalls:
     async def wait_quiet(self, timeout_s: float) -> None:
         """Returns once no call has ended for `QUIET_S`, or after `timeout_s`.
 
-        Calls that have arrived but have not been started yet would otherwise be cut off, rather than told UNAVAILABLE.
+        Calls that have arrived but have not been started yet would otherwise be cut off, not answered with UNAVAILABLE.
         """
         try:
             async with asyncio.timeout(timeout_s):

@@ -163,7 +163,7 @@ def make_token(request: str, place: Place) -> str:
 def read_token(request: str, token: str, shape: tuple[type, ...]) -> Place | None:
     """Where the page begins; None for the first one. Refuses forged tokens and those of other requests.
 
-    `shape` gives the types of the place's parts.
+    `shape`: the types of the place's parts.
     """
     if not token:
         return None

@@ -27,7 +27,7 @@ def register_or_refuse(host: Host, session: Session, batch: wire.RegisterBatch) 
 
 
 def cancel(host: Host, session: Session, operation_ids: Iterable[int]) -> tuple[list[int], list[int]]:
-    """Cancels operations of a session; gives the ids that were cancelled, and those that were not pending."""
+    """Cancels operations of a session; returns the ids that were cancelled, and those that were not pending."""
     ids = list(operation_ids)
     cancelled: list[int] = []
     not_pending: list[int] = []

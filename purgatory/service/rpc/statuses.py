@@ -22,7 +22,7 @@ from purgatory.engine import codes
 from purgatory.engine.batches import Refusal
 
 RETRY_AFTER_MS: Final = 1_000
-"""How long a refused caller is told to wait before it tries again."""
+"""How long a refused caller is asked to wait before it tries again."""
 
 VALUE_LENGTH_MAX: Final = 80
 """Values quoted in a message are cut to this length: messages travel in headers, which are small."""

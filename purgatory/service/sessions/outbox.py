@@ -1,4 +1,4 @@
-"""The results that a session has not acknowledged yet, as the engine gave them; translated only when they are written.
+"""The results that a session has not acknowledged yet, as the engine returned them; translated only when written.
 
 A result's sequence number is its place in the order in which it entered the outbox, from 1. The outbox is two queues of
 slices: those written on the current stream, and the others. A new stream starts with all of them unwritten again.
@@ -28,7 +28,7 @@ Results = Completions | RefusedCompletions
 
 @dataclass(slots=True, eq=False)
 class ResultSlice:
-    """Results `start` to `stop` of some completions, all of one kind; `refusals` gives the reasons of refused ones."""
+    """Results `start` to `stop` of some completions, all of one kind; `refusals` has the reasons of refused ones."""
 
     completions: Results
     kind: int

@@ -53,7 +53,7 @@ def runs_from_columns(columns: operation_pb2.OperationColumns) -> list[Operation
 
 
 def run_from_row(operation: operation_pb2.Operation, operation_id: int, timeout_ms_default: int) -> OperationRun | None:
-    """One row by itself, whose own id is passed over. None: it has no condition."""
+    """One row by itself; its own id is ignored. None: it has no condition."""
     condition = operation.WhichOneof("condition")
     if condition is None:
         return None
@@ -123,7 +123,7 @@ ROW_SHAPES: Final = {kind: _RowShape(kind) for kind in codes.KINDS}
 
 
 class _RowBatch:
-    """The columns of the run that is being filled. Every column is full: a row gives each value or has its default."""
+    """The columns of the run that is being filled. Every column is full: a row has each value or its default."""
 
     def __init__(self, kind: int, timeout_ms_default: int) -> None:
         self.kind: Final = kind
