@@ -5,11 +5,11 @@ from typing import Self
 
 from purgatory.v1 import purgatory_service_pb2
 from tests.daemon_process import DaemonProcess
-from tests.service.serving import Calls, Peer
+from tests.service.serving import DaemonChannel, Peer
 from tests.service.test_daemon import fetch_page, sums_by_kind
 
 
-class DaemonCalls(Calls):
+class DaemonCalls(DaemonChannel):
     """A channel to a daemon, and its stub. Enter it."""
 
     def __init__(self, daemon: DaemonProcess) -> None:

@@ -60,7 +60,7 @@ class RecordingListener(Listener):
         self.reaper_failures += 1
 
 
-class Calls:
+class DaemonChannel:
     """A channel to a daemon or a served host, and its stub."""
 
     def __init__(self, address: str) -> None:
@@ -70,7 +70,7 @@ class Calls:
         self.stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(self.channel)
 
 
-class ServedHost(Calls):
+class ServedHost(DaemonChannel):
     """A host that is being served."""
 
     def __init__(self, host: Host, server: grpc.aio.Server, port: int) -> None:
@@ -145,7 +145,7 @@ def refused(code: grpc.StatusCode, match: str | None = None) -> Iterator[pytest.
 class Peer:
     """The caller's side of a session stream."""
 
-    def __init__(self, served: Calls, session_id: str) -> None:
+    def __init__(self, served: DaemonChannel, session_id: str) -> None:
         self._call = served.stub.Session()
         self._session_id = session_id
         self.opened = wire.SessionOpened()
