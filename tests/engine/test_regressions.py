@@ -3,7 +3,7 @@
 import pytest
 
 from purgatory.engine.generic.purgatory import DelayedOperationPurgatory
-from tests.engine.generic.recording_operation import RecordingOperation, never_told
+from tests.engine.generic.recording_operation import RecordingOperation, never_called
 from tests.engine.world import World
 
 
@@ -111,7 +111,7 @@ def test_a_follower_waits_for_less_and_sees_the_new_high_watermark() -> None:
 @pytest.mark.parametrize("evaluation", [1, 2])
 def test_an_operation_forced_while_it_is_registered_leaves_nothing(evaluation: int) -> None:
     """It completes once, whichever evaluation the force falls into, and is neither watched nor timed afterwards."""
-    purgatory, operation = DelayedOperationPurgatory(0, never_told), RecordingOperation(1_000)
+    purgatory, operation = DelayedOperationPurgatory(0, never_called), RecordingOperation(1_000)
 
     def force_as_another_thread() -> None:
         """The other thread read that the operation was not registered, and goes on only now."""
