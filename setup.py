@@ -97,29 +97,29 @@ def accept_enum_numbers(stub: str) -> str:
     )
 
 
-class Stubs(Command):
-    """`python setup.py stubs`."""
+class Step(Command):
+    """A command without options."""
 
-    description = "generate purgatory/v1/ from proto/"
     user_options: ClassVar[list[tuple[str, str | None, str]]] = []
 
     def initialize_options(self) -> None: ...
 
     def finalize_options(self) -> None: ...
+
+
+class Stubs(Step):
+    """`python setup.py stubs`."""
+
+    description = "generate purgatory/v1/ from proto/"
 
     def run(self) -> None:
         generate_stubs()
 
 
-class Profile(Command):
+class Profile(Step):
     """`python setup.py profile`: compiles the engine in place, instrumented, and runs the training workloads."""
 
     description = "record a profile that later builds of the engine are optimised by"
-    user_options: ClassVar[list[tuple[str, str | None, str]]] = []
-
-    def initialize_options(self) -> None: ...
-
-    def finalize_options(self) -> None: ...
 
     def run(self) -> None:
         shutil.rmtree(PROFILE, ignore_errors=True)

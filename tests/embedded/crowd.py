@@ -6,7 +6,6 @@ What a thread draws depends on its seed alone; how the threads interleave does n
 from __future__ import annotations
 
 import faulthandler
-import itertools
 import random
 import tempfile
 import threading
@@ -18,8 +17,7 @@ from purgatory.clock import SystemClock
 from purgatory.embedded import EmbeddedPurgatory
 from purgatory.engine.codes import CANCELLED, EXPIRED, PENDING, SATISFIED
 from purgatory.engine.errors import OperationEnded, PurgatoryClosed
-from purgatory.engine.generic.operation import GenericOperation
-from tests.engine.generic.recording_operation import Errors
+from tests.engine.generic.recording_operation import Errors, RecordingOperation
 
 STUCK_AFTER_S = 60.0
 """So long without a single operation done by anyone means that they wait for each other."""
@@ -28,65 +26,29 @@ SHORT_TIMEOUTS_MS = (0, 1, 2, 3, 5)
 LONG_TIMEOUT_MS = 3_600_000
 
 
-class CrowdMarks:
-    """What operations wait for: a mark for each key, which only rises. Reading takes no lock."""
+class MarkOperation(RecordingOperation):
+    """Waits until every one of its keys has reached its threshold. One evaluation may raise."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.values = dict.fromkeys(KEYS, 0)
-
-    def raise_by(self, key: str, count: int) -> None:
-        with self._lock:
-            self.values[key] += count
-
-
-class MarkOperation(GenericOperation):
-    """Waits until every one of its keys has reached its threshold. `then` is called by its on_complete."""
-
-    def __init__(
-        self,
-        timeout_ms: int,
-        marks: CrowdMarks,
-        thresholds: dict[str, int],
-        then: Callable[[MarkOperation], None] | None,
-    ) -> None:
+    def __init__(self, timeout_ms: int, marks: dict[str, int], thresholds: dict[str, int], raises_at: int) -> None:
         super().__init__(timeout_ms)
-        self.is_short = timeout_ms <= 5
         self.thresholds = thresholds
-        self.completions = itertools.count()
-        self.completed = 0
-        self.expired = 0
-        self.due_ms = 0
-        self.ended_ms = 0
-        self.raises_at = -1
-        self.evaluations = 0
+        self.raises_at = raises_at
+        self.due_ms = SystemClock().now_ms() + timeout_ms
         self._marks = marks
-        self._then = then
-        self._is_being_asked = threading.Lock()
+        self._is_being_evaluated = threading.Lock()
 
-    def is_met(self) -> bool:
-        return all(self._marks.values[key] >= threshold for key, threshold in self.thresholds.items())
+    def holds(self) -> bool:
+        return all(self._marks[key] >= threshold for key, threshold in self.thresholds.items())
 
     def try_complete(self) -> bool:
-        assert self._is_being_asked.acquire(blocking=False), "two threads evaluate one operation at a time"
+        assert self._is_being_evaluated.acquire(blocking=False), "two threads evaluate one operation at a time"
         try:
             self.evaluations += 1
             if self.evaluations == self.raises_at:
                 raise ArithmeticError("planted")
-            return self.is_met() and self.force_complete()
+            return self.holds() and self.force_complete()
         finally:
-            self._is_being_asked.release()
-
-    def on_complete(self) -> None:
-        # next() on a count is one step under the interpreter's lock, which += is not.
-        self.completed = next(self.completions) + 1
-        self.ended_ms = SystemClock().now_ms()
-        if self._then is not None:
-            self._then(self)
-
-    def on_expiration(self) -> None:
-        assert self.completed == 1, "on_expiration came before on_complete"
-        self.expired += 1
+            self._is_being_evaluated.release()
 
 
 class Member(threading.Thread):
@@ -103,22 +65,20 @@ class Member(threading.Thread):
         """The operation that is about to be registered, or was last."""
         self.answered: Counter[str] = Counter()
         self.error: BaseException | None = None
-        self.actions = [
-            (self.register, 50),
-            (self.raise_and_check, 30),
-            (self.cancel, 10),
-            (self.force, 8),
-            (self.advance, 4),
-            (self.check_only, 3),
-            (self.cancel_key, 1),
-        ]
 
     def run(self) -> None:
-        actions = [action for action, _ in self.actions]
-        weights = [weight for _, weight in self.actions]
+        weights = {
+            self.register: 50,
+            self.raise_and_check: 30,
+            self.cancel: 10,
+            self.force: 8,
+            self.advance: 4,
+            self.check_only: 3,
+            self.cancel_key: 1,
+        }
         try:
             for _ in range(self.operations_max):
-                self.rng.choices(actions, weights)[0]()
+                self.rng.choices(list(weights), list(weights.values()))[0]()
                 self.done += 1
         except BaseException as error:
             self.error = error
@@ -127,13 +87,16 @@ class Member(threading.Thread):
     def register(self) -> None:
         keys = self.rng.sample(KEYS, self.rng.choice([1, 1, 2, 3]))
         marks = self.crowd.marks
-        thresholds = {key: marks.values[key] + self.rng.randint(-1, 6) for key in keys}
+        thresholds = {key: marks[key] + self.rng.randint(-1, 6) for key in keys}
         timeout_ms = self.rng.choice(SHORT_TIMEOUTS_MS) if self.rng.random() < 0.3 else LONG_TIMEOUT_MS
-        calls_back = self.rng.random() < 0.2
-        operation = MarkOperation(timeout_ms, marks, thresholds, self.check_another if calls_back else None)
-        if self.rng.random() < 0.05:
-            operation.raises_at = self.rng.randint(1, 3)
-        operation.due_ms = SystemClock().now_ms() + timeout_ms
+        raises_at = self.rng.randint(1, 3) if self.rng.random() < 0.05 else -1
+        operation = MarkOperation(timeout_ms, marks, thresholds, raises_at)
+        if self.rng.random() < 0.2:
+            # An effect that calls back in, on whatever thread ends the operation.
+            other_key = KEYS[(KEYS.index(keys[0]) + 1) % len(KEYS)]
+            operation.when_completed = lambda: self.crowd.satisfied_in_effects.append(
+                self.crowd.purgatory.check_and_complete(other_key)
+            )
         self.arriving = operation
         try:
             if self.crowd.purgatory.try_complete_else_watch(operation, keys):
@@ -148,16 +111,11 @@ class Member(threading.Thread):
 
     def raise_and_check(self) -> None:
         key = self.rng.choice(KEYS)
-        self.crowd.marks.raise_by(key, 1)
+        self.crowd.raise_mark(key, 1)
         self.answered["satisfied"] += self.crowd.purgatory.check_and_complete(key)
 
     def check_only(self) -> None:
         self.answered["satisfied"] += self.crowd.purgatory.check_and_complete(self.rng.choice(KEYS))
-
-    def check_another(self, operation: MarkOperation) -> None:
-        """An effect that calls back in, on whatever thread ended the operation."""
-        key = KEYS[(KEYS.index(next(iter(operation.thresholds))) + 1) % len(KEYS)]
-        self.crowd.count_satisfied_in_effects(self.crowd.purgatory.check_and_complete(key))
 
     def anyone(self) -> MarkOperation | None:
         """An operation of any thread: ended, pending, or only about to be registered."""
@@ -188,16 +146,16 @@ class Crowd:
     """Some threads and the purgatory between them."""
 
     def __init__(self, seed: int, threads: int, operations_each: int) -> None:
-        self.marks = CrowdMarks()
+        self.marks = dict.fromkeys(KEYS, 0)
         self.errors = Errors()
         self.purgatory = EmbeddedPurgatory("crowd", self.errors)
-        self._effects_lock = threading.Lock()
-        self._satisfied_in_effects = 0
+        self.satisfied_in_effects: list[int] = []
+        self._marks_lock = threading.Lock()
         self.members = [Member(self, seed * 1_000 + number, operations_each) for number in range(threads)]
 
-    def count_satisfied_in_effects(self, count: int) -> None:
-        with self._effects_lock:
-            self._satisfied_in_effects += count
+    def raise_mark(self, key: str, count: int) -> None:
+        with self._marks_lock:
+            self.marks[key] += count
 
     @property
     def operations(self) -> list[MarkOperation]:
@@ -226,11 +184,7 @@ class Crowd:
 
     def is_answered(self) -> bool:
         """Whether all effects of what has ended have run, the reaper's too."""
-        return all(
-            operation.completed and (operation.expired or operation.outcome != EXPIRED)
-            for operation in self.operations
-            if operation.outcome != PENDING
-        )
+        return all(operation.answered.is_set() for operation in self.operations if operation.outcome != PENDING)
 
     def outcomes(self) -> Counter[int]:
         """How all have ended so far."""
@@ -240,20 +194,16 @@ class Crowd:
         """What the calls answered is what has happened."""
         outcomes = self.outcomes()
         answered = sum((member.answered for member in self.members), Counter[str]())
-        assert answered["satisfied"] + self._satisfied_in_effects == outcomes[SATISFIED]
+        assert answered["satisfied"] + sum(self.satisfied_in_effects) == outcomes[SATISFIED]
         assert answered["cancelled"] == outcomes[CANCELLED]
         assert self.purgatory.pending == outcomes[PENDING]
 
     def demand_answers(self) -> None:
         """Everyone who ended was answered once, those that expired once more and never early, the others not at all."""
         for operation in self.operations:
-            if operation.outcome == PENDING:
-                assert (operation.completed, operation.expired) == (0, 0)
-                continue
-            assert operation.completed == 1, f"on_complete ran {operation.completed} times"
-            assert operation.expired == (operation.outcome == EXPIRED)
-            if operation.outcome == EXPIRED:
-                assert operation.ended_ms >= operation.due_ms, "it expired early"
+            effects = {PENDING: [], EXPIRED: ["complete", "expire"]}.get(operation.outcome, ["complete"])
+            assert operation.effects == effects
+            assert operation.outcome != EXPIRED or operation.answered_at_ms >= operation.due_ms, "it expired early"
 
 
 def watch(threads: Sequence[threading.Thread], progress: Callable[[], int]) -> None:

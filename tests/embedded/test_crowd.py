@@ -19,7 +19,7 @@ from purgatory.engine import COMPILED
 from purgatory.engine.codes import CANCELLED, EXPIRED, PENDING, SATISFIED, SHUTTING_DOWN
 from purgatory.engine.errors import OperationEnded
 from tests.embedded import crowd as crowd_module
-from tests.embedded.crowd import KEYS, Crowd, watch
+from tests.embedded.crowd import KEYS, LONG_TIMEOUT_MS, Crowd, watch
 from tests.engine.generic.recording_operation import (
     RecordingOperation,
     assert_empty,
@@ -48,16 +48,16 @@ def test_case_23_a_crowd_that_finishes(seed: int) -> None:
     crowd = Crowd(seed, THREADS, OPERATIONS_EACH)
     crowd.start()
     crowd.join()
-    wait_until(lambda: not any(o.outcome == PENDING and o.is_short for o in crowd.operations))
+    wait_until(lambda: not any(o.outcome == PENDING and o.timeout_ms != LONG_TIMEOUT_MS for o in crowd.operations))
     wait_until(crowd.is_answered)
     # One that raised when it was asked is asked again at the next check only: that is its contract, not a lost wake-up.
     waiting = [operation for operation in crowd.operations if operation.outcome == PENDING]
-    missed = [operation for operation in waiting if operation.is_met() and operation.raises_at != operation.evaluations]
+    missed = [operation for operation in waiting if operation.holds() and operation.raises_at != operation.evaluations]
     assert missed == []
     crowd.demand_counts()
     crowd.demand_answers()
     for key in KEYS:
-        crowd.marks.raise_by(key, 1_000)
+        crowd.raise_mark(key, 1_000)
     for key in (*KEYS, *KEYS):  # once more for those that raise when they are asked
         crowd.members[0].answered["satisfied"] += crowd.purgatory.check_and_complete(key)
     assert_empty(crowd.purgatory)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import grpc
-from google.protobuf.descriptor_pool import Default
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
+from bench.measure.worker import resident_bytes
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.settings import HostSettings, LimitsSettings, SessionSettings
 from tests.daemon_process import DaemonProcess
@@ -20,7 +20,7 @@ from tests.fuzz.fuzzing_caller import SERVICE, FuzzingCaller
 from tests.fuzz.plausible import PlausibleValues
 from tests.fuzz.raw_bytes import send_grpc_garbage, send_http_garbage
 from tests.fuzz.tally import Tally
-from tests.fuzz.verdict import check_metrics, check_serves, faults_in, rss_bytes, wait_until_tidy
+from tests.fuzz.verdict import check_metrics, check_serves, faults_in, wait_until_tidy
 from tests.service.serving import serving
 
 # Low, so that every limit is met, and that the daemon holds early in a run all that it may hold.
@@ -99,15 +99,15 @@ async def fuzz_daemon(seed: int, requests: int, tally: Tally, *, warm_up: int) -
     with tempfile.TemporaryDirectory() as folder:
         daemon = DaemonProcess(Path(folder), daemon_arguments())
         try:
-            start = rss_bytes(daemon.process.pid)
+            start = resident_bytes(daemon.process.pid)
             await _fuzz_address(daemon, world, tally, warm_up)
-            warm = rss_bytes(daemon.process.pid)
+            warm = resident_bytes(daemon.process.pid)
             await _fuzz_address(daemon, world, tally, requests)
-            end = rss_bytes(daemon.process.pid)
+            end = resident_bytes(daemon.process.pid)
             growth = end / warm - 1
             figures = [f"{figure / 2**20:.1f} MiB" for figure in (start, warm, end)]
             memory = f"{figures[0]} at start, {figures[1]} warm, {figures[2]} at the end ({growth:+.1%})"
-            check_metrics(daemon.http_address)
+            check_metrics(daemon)
             if warm_up and abs(growth) > GROWTH_MAX:
                 tally.find(f"memory: {memory}")
             exit_code = daemon.stop()
@@ -130,7 +130,8 @@ def daemon_arguments() -> list[str]:
 
 async def _fuzz_address(daemon: DaemonProcess, world: PlausibleValues, tally: Tally, requests: int) -> None:
     """So many requests, bytes at both ports meanwhile, then proof that it still serves."""
-    services = [SERVICE, *(_service(file, name) for file, name in STANDARD_SERVICES)]
+    health, reflection = health_pb2.DESCRIPTOR.services_by_name, reflection_pb2.DESCRIPTOR.services_by_name
+    services = [SERVICE, health["Health"], reflection["ServerReflection"]]
     raw = max(20, min(2_000, requests // 200))
     async with grpc.aio.insecure_channel(daemon.address, CHANNEL_OPTIONS) as channel:
         async with asyncio.TaskGroup() as group:
@@ -139,14 +140,4 @@ async def _fuzz_address(daemon: DaemonProcess, world: PlausibleValues, tally: Ta
             group.create_task(send_http_garbage(daemon.http_address, world.rng, tally, raw))
         assert daemon.process.poll() is None, f"the daemon ended with {daemon.process.returncode}:\n{daemon.log}"
         await check_serves(channel)
-        await wait_until_tidy(channel, daemon.http_address)
-
-
-STANDARD_SERVICES: Final = (
-    (health_pb2.DESCRIPTOR.name, "Health"),
-    (reflection_pb2.DESCRIPTOR.name, "ServerReflection"),
-)
-
-
-def _service(file: str, name: str) -> Any:  # noqa: ANN401 - descriptors of packages without types
-    return Default().FindFileByName(file).services_by_name[name]
+        await wait_until_tidy(channel, daemon)

@@ -28,6 +28,13 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 PATIENCE_S = 10.0
 
 
+def check_counts(status: wire.GetStatusResponse) -> None:
+    """What was registered = ended + pending, for each kind."""
+    for kind in status.kinds:
+        ended = kind.satisfied + kind.failed + kind.expired + kind.cancelled + kind.shutting_down
+        assert kind.registered == ended + kind.pending, f"the counts do not agree: {kind}"
+
+
 class RecordingListener(Listener):
     """Counts what it hears of."""
 
@@ -92,9 +99,7 @@ class ServedHost(DaemonChannel):
     async def status(self) -> wire.GetStatusResponse:
         """GetStatus, after checking the identity of each kind."""
         status: wire.GetStatusResponse = await self.stub.GetStatus(wire.GetStatusRequest())
-        for kind in status.kinds:
-            ended = kind.satisfied + kind.failed + kind.expired + kind.cancelled + kind.shutting_down
-            assert kind.registered == ended + kind.pending, kind
+        check_counts(status)
         return status
 
     def raw(self, method: str) -> grpc.aio.UnaryUnaryMultiCallable[Any, Any]:
