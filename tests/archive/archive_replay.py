@@ -12,13 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from purgatory.archive import schema
-from purgatory.archive.records import Names, completion_records
+from purgatory.archive.records import REPLICA_COLUMNS, Names, completion_records
 from purgatory.archive.rows import make_rows
 from purgatory.archive.run_details import RunDetails
 from purgatory.archive.vocabulary import CallStamp, Registrant
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch, PartitionName, ReplicaSets
 from purgatory.engine.engine import Engine
+from purgatory.engine.kinds.operation_columns import OPERATION, columns_of
 from purgatory.engine.waiting.tables import Owner
 
 Row = dict[str, Any]
@@ -123,30 +124,22 @@ def operations_of(rows: list[Row]) -> OperationBatch:
     heads = [row for row in rows if row["item"] == 0]
     names: dict[PartitionName, int] = {}
     places = [names.setdefault((row["topic"], row["partition"]), len(names)) for row in rows]
-    is_signal = rows[0]["kind"] == "signal"
+    kind = KIND_OF[rows[0]["kind"]]
 
     def column(of: list[Row], name: str, default: Any) -> list[Any]:  # noqa: ANN401 - any column
         return [default if row[name] is None else row[name] for row in of]
 
+    details = {
+        of.batch_name: column(heads if of.level == OPERATION else rows, of.name, of.default) for of in columns_of(kind)
+    }
     return OperationBatch(
         column(heads, "operation_id", None),
-        partitions=[] if is_signal else list(names),
-        keys=[key for key, _ in names] if is_signal else [],
+        partitions=[] if kind == codes.SIGNAL else list(names),
+        keys=[key for key, _ in names] if kind == codes.SIGNAL else [],
         timeouts_ms=column(heads, "timeout_ms", None),
         item_counts=column(heads, "item_count", None),
         item_indexes=places,
-        offsets=column(rows, "offset", 1 if is_signal else 0),
-        local_error_codes=column(rows, "local_error_code", 0),
-        leader_epochs=column(rows, "leader_epoch", -1),
-        min_bytes=column(heads, "min_bytes", 1),
-        replica_ids=column(heads, "replica_id", -1),
-        isolation_levels=column(heads, "isolation_level", 0),
-        follower_reads=column(heads, "follower_reads", False),
-        partition_max_bytes=column(rows, "partition_max_bytes", 1_048_576),
-        last_fetched_epochs=column(rows, "last_fetched_epoch", -1),
-        throttled=column(rows, "throttled", False),
-        any_key=column(heads, "any_key", False),
-        from_now=column(heads, "from_now", False),
+        **details,
     )
 
 
@@ -171,15 +164,7 @@ def events_of(rows: list[Row]) -> EventBatch:
         log_start_offsets=column("log_start_offset", -1),
         flags=column("flags", 0),
         replica_sets=[
-            None
-            if row["leader_id"] is None
-            else ReplicaSets(
-                replicas=row["replicas"],
-                in_sync=row["in_sync"],
-                proposed=row["proposed"],
-                leader_id=row["leader_id"],
-                min_in_sync_replicas=row["min_in_sync_replicas"],
-            )
+            None if row["leader_id"] is None else ReplicaSets(**{name: row[name] for name in REPLICA_COLUMNS})
             for row in rows
         ],
     )

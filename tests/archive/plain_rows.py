@@ -19,11 +19,26 @@ OF_KIND = {
     codes.DELETE_RECORDS: {"offset", "local_error_code"},
     codes.SIGNAL: {"offset", "any_key", "from_now"},
 }  # fmt: skip
+ALIKE = {"min_bytes", "follower_reads", "any_key", "from_now", "partition_max_bytes", "throttled", "flags"}
+"""Columns whose attribute in a batch has the same name; that of all others is a plural."""
+OF_OPERATIONS = ("min_bytes", "replica_id", "isolation_level", "follower_reads", "any_key", "from_now")
+OF_ITEMS = ("offset", "local_error_code", "leader_epoch", "partition_max_bytes", "last_fetched_epoch", "throttled")
+OF_OUTCOMES = ("error_code", "required_offset", "reached_offset", "log_start_offset")
+OF_FETCHES = ("available_bytes", "high_watermark", "last_stable_offset", "diverging_epoch", "diverging_end_offset")
+OF_EVENTS = (
+    "offset", "leader_epoch", "replica_id", "byte_position", "segment_base_offset", "log_start_offset", "flags",
+)  # fmt: skip
+OF_REPLICA_SETS = ("replicas", "in_sync", "proposed", "leader_id", "min_in_sync_replicas")
 
 
 def at(values: list[Any], row: int) -> Any:  # noqa: ANN401 - any column
     """The value of a row of a column with a value for each, one for all, or none."""
     return values[row] if len(values) > 1 else values[0] if values else None
+
+
+def given(batch: object, names: tuple[str, ...], row: int) -> Row:
+    """What a row of a batch has in these columns."""
+    return {name: at(getattr(batch, name if name in ALIKE else f"{name}s"), row) for name in names}
 
 
 def common(stamp: CallStamp, whose: Registrant | None = None) -> Row:
@@ -46,53 +61,33 @@ def plain_registrations(
     first_item = 0
     for index, operation_id in enumerate(batch.operation_ids):
         count = 1 if at(batch.item_counts, index) is None else at(batch.item_counts, index)
-        of_operation = common(stamp, whose) | {
-            "operation_id": min(operation_id, 2**63 - 1),
-            "kind": codes.KIND_NAMES[kind],
-            "timeout_ms": at(batch.timeouts_ms, index) or 30_000,
-            "refusal_code": codes_by_index.get(index, schema.ACCEPTED),
-            "item_count": count,
-            "min_bytes": at(batch.min_bytes, index),
-            "replica_id": at(batch.replica_ids, index),
-            "isolation_level": at(batch.isolation_levels, index),
-            "follower_reads": at(batch.follower_reads, index),
-            "any_key": at(batch.any_key, index),
-            "from_now": at(batch.from_now, index),
-        }
+        of_operation = (
+            common(stamp, whose)
+            | {
+                "operation_id": min(operation_id, 2**63 - 1),
+                "kind": codes.KIND_NAMES[kind],
+                "timeout_ms": at(batch.timeouts_ms, index) or 30_000,
+                "refusal_code": codes_by_index.get(index, schema.ACCEPTED),
+                "item_count": count,
+            }
+            | given(batch, OF_OPERATIONS, index)
+        )
         items: list[Row] = []
         for item in range(count):
             place = first_item + item
             where = at(batch.item_indexes, place) or 0
             name = names[where] if where < len(names) else None
-            items.append(
-                {
-                    "item": item,
-                    "topic": name and name[0],
-                    "partition": name and name[1],
-                    "offset": at(batch.offsets, place),
-                    "local_error_code": at(batch.local_error_codes, place),
-                    "leader_epoch": at(batch.leader_epochs, place),
-                    "partition_max_bytes": at(batch.partition_max_bytes, place),
-                    "last_fetched_epoch": at(batch.last_fetched_epochs, place),
-                    "throttled": at(batch.throttled, place),
-                }
-            )
+            named = {"item": item, "topic": name and name[0], "partition": name and name[1]}
+            items.append(named | given(batch, OF_ITEMS, place))
         first_item += count
         if 1 <= operation_id <= known:
             continue
         names_one_twice = count > 1 and len(batch.item_indexes) <= 1
         if not items or names_one_twice or any(item["topic"] is None for item in items):
-            blank = dict.fromkeys(items[0] if items else NO_ITEM)
-            items = [blank | {"item": 0}]
+            items = [dict.fromkeys(("topic", "partition", *OF_ITEMS)) | {"item": 0}]
         rows += [of_operation | item for item in items]
     not_of_kind = dict.fromkeys(set.union(*OF_KIND.values()) - OF_KIND[kind])
     return [row | not_of_kind for row in rows]
-
-
-NO_ITEM = (
-    "item", "topic", "partition", "offset", "local_error_code", "leader_epoch", "partition_max_bytes",
-    "last_fetched_epoch", "throttled",
-)  # fmt: skip
 
 
 def plain_outcomes(stamp: CallStamp, whose: Registrant, completions: Completions) -> list[Row]:
@@ -117,18 +112,11 @@ def plain_outcomes(stamp: CallStamp, whose: Registrant, completions: Completions
                     "item_count": completions.item_counts[index],
                     "topic": completions.item_partitions[place][0],
                     "partition": completions.item_partitions[place][1],
-                    "error_code": completions.error_codes[place],
-                    "required_offset": completions.required_offsets[place],
-                    "reached_offset": completions.reached_offsets[place],
-                    "log_start_offset": completions.log_start_offsets[place],
                     "estimated_remaining_ms": remaining if remaining >= 0 else None,
                     "pace_per_second": pace if pace >= 0 else None,
-                    "available_bytes": read and read.available_bytes,
-                    "high_watermark": read and read.high_watermark,
-                    "last_stable_offset": read and read.last_stable_offset,
-                    "diverging_epoch": read and read.diverging_epoch,
-                    "diverging_end_offset": read and read.diverging_end_offset,
                 }
+                | given(completions, OF_OUTCOMES, place)
+                | {name: read and getattr(read, name) for name in OF_FETCHES}
             )
             place += 1
     return rows
@@ -151,20 +139,10 @@ def plain_events(stamp: CallStamp, batch: EventBatch, start: int, receipt: Event
                 "type": codes.EVENT_NAMES.get(event_type, ""),
                 "topic": name and name[0],
                 "partition": name and name[1],
-                "offset": at(batch.offsets, place),
-                "leader_epoch": at(batch.leader_epochs, place),
-                "replica_id": at(batch.replica_ids, place),
-                "byte_position": at(batch.byte_positions, place),
-                "segment_base_offset": at(batch.segment_base_offsets, place),
-                "log_start_offset": at(batch.log_start_offsets, place),
-                "flags": at(batch.flags, place),
-                "replicas": sets and sets.replicas,
-                "in_sync": sets and sets.in_sync,
-                "proposed": sets and sets.proposed,
-                "leader_id": sets and sets.leader_id,
-                "min_in_sync_replicas": sets and sets.min_in_sync_replicas,
                 "refusal_code": codes_by_index.get(place, schema.ACCEPTED),
                 "ended": receipt.ended[place - start],
             }
+            | given(batch, OF_EVENTS, place)
+            | {name: sets and getattr(sets, name) for name in OF_REPLICA_SETS}
         )
     return rows

@@ -249,7 +249,7 @@ def archive_metrics(daemon: DaemonProcess) -> dict[str, float]:
     return values
 
 
-@pytest.mark.parametrize("place", ["{file}/below", "nonsense://x"])
+@pytest.mark.parametrize("place", ["{file}/below", "nonsense://x", "file://relative"])
 def test_a_place_that_is_of_no_use_ends_the_start_in_one_line(tmp_path: Path, place: str) -> None:
     """Exit code 1, the place and the reason, and no traceback."""
     file = tmp_path / "file"

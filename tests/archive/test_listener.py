@@ -20,7 +20,7 @@ from purgatory.service.rpc.statuses import BatchRefused, CallRefused
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings
 from purgatory.service.translate.operations import OperationRun
-from tests.archive.archive_kit import AT_MS, CLOSE_S, ArchivedHost
+from tests.archive.archive_kit import AT_MS, ArchivedHost
 from tests.archive.failing_disk import FailingDisk
 from tests.service.serving import eventually
 
@@ -344,18 +344,6 @@ async def test_metrics_tell_of_the_archive(tmp_path: Path) -> None:
         "purgatory_archive_files_total": 2,
     }
     assert samples(Host(Engine(EngineLimits(), 0), kept.clock, HostSettings())) == {}
-
-
-async def test_a_run_whose_end_nobody_told_has_crashed_and_is_kept(tmp_path: Path) -> None:
-    """What keeps it sees that nothing more comes: all that was sent is in its place, and a marker says how far."""
-    kept = ArchivedHost(tmp_path)
-    full(kept, calls=3, each=4)
-    await kept.start()
-    assert await kept.link.close(CLOSE_S, kept.listener.send)
-    assert [row["call_number"] for row in kept.rows(schema.REGISTRATIONS)] == [1] * 4 + [2] * 4 + [3] * 4
-    [crashed] = kept.rows(schema.MARKERS)
-    assert (crashed["marker"], crashed["run_id"], crashed["call_number"]) == (schema.CRASHED, "run-a", 3)
-    assert list((tmp_path / layout.WRITING).iterdir()) == []
 
 
 async def test_rows_that_cannot_be_packed_are_lost_and_told_of(tmp_path: Path) -> None:

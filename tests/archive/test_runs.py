@@ -8,17 +8,10 @@ from pyarrow import fs
 from purgatory.archive import layout
 from purgatory.archive.run_details import LIMIT_NAMES, RunDetails
 from purgatory.archive.runs import SILENT_S, RunFile, RunState, claim_dead_runs, remove_unfinished
+from purgatory.testing import ManualClock
 from tests.archive.failing_disk import FailingDisk
 
-
-class HandWallClock:
-    """Wall-clock milliseconds, moved by hand."""
-
-    def __init__(self) -> None:
-        self.now_ms = 1_700_000_000_000
-
-    def __call__(self) -> int:
-        return self.now_ms
+START_MS = 1_700_000_000_000
 
 
 @pytest.fixture
@@ -33,35 +26,35 @@ def state_of(run_id: str) -> RunState:
 
 def test_a_run_on_a_local_disk_lives_as_long_as_its_lock(root: str) -> None:
     """However long it is silent; when its process is gone it is dead at once, and can be claimed by one only."""
-    local, clock = fs.LocalFileSystem(), HandWallClock()
-    run = RunFile.create(local, root, state_of("run-a"), clock)
-    clock.now_ms += int(SILENT_S * 10_000)
-    assert claim_dead_runs(local, root, "run-b", clock) == []
+    local, clock = fs.LocalFileSystem(), ManualClock(START_MS)
+    run = RunFile.create(local, root, state_of("run-a"), clock.now_ms)
+    clock.jump(int(SILENT_S * 10_000))
+    assert claim_dead_runs(local, root, "run-b", clock.now_ms) == []
     run.state.call_number = 9
     run.renew()
     run.release()
-    [dead] = claim_dead_runs(local, root, "run-b", clock)
+    [dead] = claim_dead_runs(local, root, "run-b", clock.now_ms)
     assert dead.state == run.state
     assert dead.state.call_number == 9
-    assert claim_dead_runs(local, root, "run-c", clock) == []
+    assert claim_dead_runs(local, root, "run-c", clock.now_ms) == []
     dead.release()
-    [dead] = claim_dead_runs(local, root, "run-c", clock)
+    [dead] = claim_dead_runs(local, root, "run-c", clock.now_ms)
     dead.remove()
-    assert claim_dead_runs(local, root, "run-c", clock) == []
+    assert claim_dead_runs(local, root, "run-c", clock.now_ms) == []
     assert list(Path(root, layout.WRITING).iterdir()) == []
 
 
 def test_a_run_elsewhere_lives_as_long_as_it_says_so(root: str) -> None:
     """Where there are no locks, silence decides."""
-    disk, clock = FailingDisk().filesystem(), HandWallClock()
-    run = RunFile.create(disk, root, state_of("run-a"), clock)
-    clock.now_ms += int(SILENT_S * 900)
-    assert claim_dead_runs(disk, root, "run-b", clock) == []
+    disk, clock = FailingDisk().filesystem(), ManualClock(START_MS)
+    run = RunFile.create(disk, root, state_of("run-a"), clock.now_ms)
+    clock.jump(int(SILENT_S * 900))
+    assert claim_dead_runs(disk, root, "run-b", clock.now_ms) == []
     run.renew()
-    clock.now_ms += int(SILENT_S * 900)
-    assert claim_dead_runs(disk, root, "run-b", clock) == []
-    clock.now_ms += int(SILENT_S * 100)
-    [dead] = claim_dead_runs(disk, root, "run-b", clock)
+    clock.jump(int(SILENT_S * 900))
+    assert claim_dead_runs(disk, root, "run-b", clock.now_ms) == []
+    clock.jump(int(SILENT_S * 100))
+    [dead] = claim_dead_runs(disk, root, "run-b", clock.now_ms)
     assert dead.state.run_id == "run-a"
 
 
@@ -76,10 +69,10 @@ def test_a_run_that_ended_left_nothing(root: str, local: bool) -> None:
 
 def test_a_run_does_not_claim_itself(root: str) -> None:
     """Also where there are no locks."""
-    disk, clock = FailingDisk().filesystem(), HandWallClock()
-    RunFile.create(disk, root, state_of("run-a"), clock)
-    clock.now_ms += int(SILENT_S * 2_000)
-    assert claim_dead_runs(disk, root, "run-a", clock) == []
+    disk, clock = FailingDisk().filesystem(), ManualClock(START_MS)
+    RunFile.create(disk, root, state_of("run-a"), clock.now_ms)
+    clock.jump(int(SILENT_S * 2_000))
+    assert claim_dead_runs(disk, root, "run-a", clock.now_ms) == []
 
 
 def test_only_leftovers_of_the_dead_run_are_removed(root: str) -> None:

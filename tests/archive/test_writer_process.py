@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from purgatory.archive import layout, schema
 from purgatory.archive.writer_process import NICENESS, LineOutput, serve
 from purgatory.archive.writer_protocol import decode_frame, encode_frame, read_frame
 from tests.archive.archive_kit import NOWHERE
-from tests.archive.archive_replay import rows_of
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere niceness belongs to a process")
@@ -31,13 +29,6 @@ def test_rows_and_files_are_made_at_the_priority_asked_for(tmp_path: Path, low_p
     thread.join()
     before = os.getpriority(os.PRIO_PROCESS, 0)
     assert niceness == [min(19, before + NICENESS) if low_priority else before]
-
-
-def test_a_daemon_that_says_nothing_more_has_crashed(tmp_path: Path) -> None:
-    """The process writes the marker itself, and leaves nothing aside."""
-    assert serve(io.BytesIO(encode_frame(NOWHERE._replace(place=str(tmp_path)))), LineOutput(io.BytesIO()))
-    assert [row["marker"] for row in rows_of(tmp_path, schema.MARKERS)] == [schema.STARTED, schema.CRASHED]
-    assert list((tmp_path / layout.WRITING).iterdir()) == []
 
 
 @pytest.mark.parametrize("kept", [0, 3, 9, 20, -1])
