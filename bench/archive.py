@@ -1,234 +1,148 @@
-"""Measures what keeping history costs the batched path: two real daemons side by side, one with an archive, in turn.
+"""What keeping history costs in instructions: the same waits, kept up to some point.
 
-    python -m bench.archive
-    python -m bench.archive --batch 5000 --pairs 9
-    python -m bench.archive --instructions    # counted by valgrind: for a machine that is busy with other things
+    python -m bench.archive                # counts all of these, beside each other
+    python -m bench.archive plain 20000    # bytes in, host, engine, bytes out; no network
+    python -m bench.archive records 20000  # and made records of, and sent
+    python -m bench.archive rows 20000     # and rows of all of it, as the writer process makes them
+    python -m bench.archive files 20000    # and files of those
 
-Each run registers produce waits in columns on a session stream and completes them with columns of high watermarks, a
-few batches in flight so that the daemon never waits for its caller. Messages are made before the clock starts. Printed
-are the medians, and the median of the ratios of each pair: of wall-clock time, and of the processor time of the thread
-of the daemon's event loop and of all its threads. Nothing is asserted.
+A daemon pays for the records; rows and files are the writer process's. All of it runs in one thread here, so that two
+runs count the same. By the clock `archive/columns` measures it, beside the same daemon without an archive.
 """
 
-from __future__ import annotations
-
-import argparse
-import itertools
-import json
-import os
-import queue
-import re
-import shutil
-import statistics
-import subprocess
+import asyncio
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from collections.abc import Sequence
+from typing import Final
 
-import grpc
-
-from bench.archive_counted import MODES
-from purgatory.engine import COMPILED
+from bench.measure.instructions import CountingMissing, count, counting_tool
+from purgatory.archive.files import ArchiveWriter, open_archive
+from purgatory.archive.records import Record
+from purgatory.archive.rows import rows_by_table
+from purgatory.archive.run_details import RunDetails
+from purgatory.archive.writer_link import WriterLink
+from purgatory.archive.writer_protocol import WriterConfig, WriterStatistics, decode_frame, encode_frame
+from purgatory.engine.batches import PartitionName
+from purgatory.engine.engine import Engine
+from purgatory.engine.limits import EngineLimits
+from purgatory.service.host import Host
+from purgatory.service.listeners.archive import ArchiveListener
+from purgatory.service.listeners.metrics import Metrics
+from purgatory.service.rpc import event_calls, session_requests
+from purgatory.service.settings import ArchiveSettings, HostSettings
+from purgatory.service.translate.results import fill_batch
+from purgatory.testing import ManualClock
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 
-PARTITIONS: Final = 100
+BATCH: Final = 1_000
 FEW: Final = 20_000
 MANY: Final = 70_000
-VALGRIND: Final = ("valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null")
-TIMEOUT_MS: Final = 600_000
-READY_S: Final = 30.0
-PATIENCE_S: Final = 120.0
+PARTITIONS: Final = 100
+MODES: Final = ("plain", "records", "rows", "files")
+NAMES: Final = [operation_pb2.TopicPartition(topic="bench", partition=number) for number in range(PARTITIONS)]
+STEP: Final = BATCH // PARTITIONS
 
 
-class Cost(NamedTuple):
-    """What a run of so many operations took, in seconds: wall-clock, processor of the loop, processor of all."""
+class SameThreadLink(WriterLink):
+    """A writer process's work, done by the caller."""
 
-    operations: int
-    wall_s: float
-    loop_s: float
-    all_s: float
+    def __init__(self, folder: str, mode: str) -> None:
+        super().__init__(
+            WriterConfig(folder, "run", RunDetails("bench"), WriterStatistics(), 60.0, 1, low_priority=False)
+        )
+        self._has_process.set()
+        self._makes_rows: Final = mode != "records"
+        self._files: Final = ArchiveWriter(*open_archive(folder), "run") if mode == "files" else None
+        self.listener: Final = ArchiveListener(self, ArchiveSettings(), 30_000)
 
+    def send(self, names: Sequence[PartitionName], records: Sequence[Record]) -> None:
+        """Keeps a frame."""
+        received_names, received = decode_frame(encode_frame((names, records))[8:])
+        if not self._makes_rows:
+            return
+        for table, rows in rows_by_table(received, received_names).items():
+            if self._files is not None:
+                self._files.write(table, rows)
 
-class Daemon:
-    """A daemon on free ports."""
-
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        ready = folder / "ready.json"
-        listen = ["--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--ready-file", str(ready)]
-        self.process: Final = subprocess.Popen([sys.executable, "-m", "purgatory", "serve", *listen, *arguments])
-        deadline = time.monotonic() + READY_S
-        while not ready.exists():
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                self.process.kill()
-                raise SystemExit("the daemon did not get to serve")
-            time.sleep(0.05)
-        self.channel: Final = grpc.insecure_channel(json.loads(ready.read_text("utf-8"))["grpc_address"])
-
-    def processor_s(self) -> tuple[float, float]:
-        """Processor time so far of the main thread, where the event loop runs, and of all threads."""
-        process_id = self.process.pid
-        main = Path(f"/proc/{process_id}/task/{process_id}/stat").read_text("utf-8")
-        return seconds_in(main), seconds_in(Path(f"/proc/{process_id}/stat").read_text("utf-8"))
-
-    def stream(self, method: str, read: Callable[[bytes], Any] | None) -> grpc.StreamStreamMultiCallable[Any, Any]:
-        """A streaming method that takes bytes as they are."""
-        return self.channel.stream_stream(f"/purgatory.v1.PurgatoryService/{method}", response_deserializer=read)
-
-    def stop(self) -> None:
-        """Ends it."""
-        self.channel.close()
-        self.process.terminate()
-        self.process.wait(READY_S)
+    def finish(self) -> None:
+        """Sends what is left, and writes the files."""
+        self.listener.send()
+        if self._files is not None:
+            self._files.roll()
 
 
-def seconds_in(stat: str) -> float:
-    """User and system time of a line of /proc."""
-    fields = stat.rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-class Work:
-    """Messages of one run, in bytes: registrations, and the events that complete them."""
-
-    def __init__(self, topic: str, batches: int, batch: int) -> None:
-        self.session_id: Final = topic
-        self.operations: Final = batches * batch
-        names = [operation_pb2.TopicPartition(topic=topic, partition=number) for number in range(PARTITIONS)]
-        places = [number % PARTITIONS for number in range(batch)]
-        step = (batch + PARTITIONS - 1) // PARTITIONS
-        self.registrations: Final[list[bytes]] = []
-        self.events: Final[list[bytes]] = []
-        for number in range(batches):
-            columns = operation_pb2.OperationColumns(
-                kind=operation_pb2.OPERATION_KIND_PRODUCE,
-                partitions=names,
-                operation_id=range(number * batch + 1, (number + 1) * batch + 1),
-                timeout_ms=[TIMEOUT_MS],
-                item_index=places,
-                offset=[number * step + place // PARTITIONS + 1 for place in range(batch)],
-            )
-            register = wire.RegisterBatch(batch_id=number + 1, columns=columns)
-            self.registrations.append(wire.SessionRequest(register=register).SerializeToString())
-            marks = event_pb2.EventColumns(
-                partitions=names,
-                type=[event_pb2.EVENT_TYPE_HIGH_WATERMARK] * PARTITIONS,
-                item_index=range(PARTITIONS),
-                offset=[(number + 1) * step],
-            )
-            self.events.append(wire.AdvanceStreamRequest(columns=marks).SerializeToString())
-
-
-def run(daemon: Daemon, work: Work, in_flight: int) -> Cost:
-    """Sends all of it, and waits until each operation has had its result."""
-    requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-    marks: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-    session: Iterator[wire.SessionResponse] = daemon.stream("Session", wire.SessionResponse.FromString)(
-        until_none(requests), timeout=PATIENCE_S
+def registrations(first_id: int, mark: int) -> bytes:
+    """A message of a session stream: produce waits that the next mark completes."""
+    columns = operation_pb2.OperationColumns(
+        kind=operation_pb2.OPERATION_KIND_PRODUCE,
+        partitions=NAMES,
+        operation_id=range(first_id, first_id + BATCH),
+        timeout_ms=[600_000],
+        item_index=[number % PARTITIONS for number in range(BATCH)],
+        offset=[mark + number // PARTITIONS + 1 for number in range(BATCH)],
     )
-    advance: Iterator[bytes] = daemon.stream("AdvanceStream", None)(until_none(marks), timeout=PATIENCE_S)
-    reader = threading.Thread(target=lambda: list(advance))
-    reader.start()
-    opening = wire.OpenSession(session_id=work.session_id, columns=True)
-    requests.put(wire.SessionRequest(open=opening).SerializeToString())
-    next(session)
-    before, started = daemon.processor_s(), time.perf_counter()
-    to_send = iter(zip(work.registrations, work.events, strict=True))
-    for registration, _ in itertools.islice(zip(work.registrations, work.events, strict=True), in_flight):
-        requests.put(registration)
-    ahead = iter(work.registrations[in_flight:])
-    ended = 0
-    for response in session:  # ends by itself: the daemon ends a stream that was half-closed
-        if response.HasField("receipt"):
-            marks.put(next(to_send)[1])
-            following = next(ahead, None)
-            if following is not None:
-                requests.put(following)
-        elif response.HasField("results"):
-            results = response.results
-            ended += len(results.columns.operation_id)
-            last = results.first_sequence + len(results.columns.operation_id) - 1
-            requests.put(wire.SessionRequest(acknowledge=wire.AcknowledgeResults(sequence=last)).SerializeToString())
-            if ended == work.operations:
-                wall_s, after = time.perf_counter() - started, daemon.processor_s()
-                requests.put(None)
-                marks.put(None)
-    reader.join()
-    return Cost(work.operations, wall_s, after[0] - before[0], after[1] - before[1])
+    return wire.RegisterBatch(batch_id=1, columns=columns).SerializeToString()
 
 
-def until_none(messages: queue.SimpleQueue[bytes | None]) -> Iterator[bytes]:
-    """Messages as they are put, until None."""
-    return iter(messages.get, None)
+def marks(mark: int) -> bytes:
+    """The events that complete them."""
+    columns = event_pb2.EventColumns(
+        partitions=NAMES,
+        type=[event_pb2.EVENT_TYPE_HIGH_WATERMARK] * PARTITIONS,
+        item_index=range(PARTITIONS),
+        offset=[mark],
+    )
+    return wire.AdvanceRequest(columns=columns).SerializeToString()
 
 
-def main() -> None:
-    """Prints the figures."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--batch", type=int, default=1_000, help="operations in a message")
-    parser.add_argument("--operations", type=int, default=400_000, help="operations of a run")
-    parser.add_argument("--in-flight", type=int, default=8, help="batches that are under way at a time")
-    parser.add_argument("--pairs", type=int, default=5, help="pairs of runs, after one that does not count")
-    parser.add_argument("--instructions", action="store_true", help="count instructions instead; takes minutes")
-    given = parser.parse_args()
-    if given.instructions:
-        count_instructions()
-        return
-    batches = max(given.in_flight, given.operations // given.batch)
-    print(f"engine: {'compiled' if COMPILED else 'UNCOMPILED'}; {batches} batches of {given.batch:,} a run")
-    with tempfile.TemporaryDirectory(prefix="bench-archive-") as name:
-        for part in ("plain", "kept"):
-            Path(name, part).mkdir()
-        plain = Daemon(Path(name, "plain"), "--log-level", "warning")
-        kept = Daemon(Path(name, "kept"), "--log-level", "warning", "--archive", str(Path(name, "archive")))
-        pairs: list[tuple[Cost, Cost]] = []
-        try:
-            for number in range(given.pairs + 1):
-                work = Work(f"run-{number}", batches, given.batch)
-                pairs.append((run(plain, work, given.in_flight), run(kept, work, given.in_flight)))
-        finally:
-            plain.stop()
-            kept.stop()
-        files = list(Path(name, "archive").rglob("*.parquet"))
-        size = sum(path.stat().st_size for path in files)
-    show(pairs[1:], size / sum(cost.operations for _, cost in pairs), len(files))
+async def work(operations: int, link: SameThreadLink | None) -> None:
+    """So many waits, from bytes to bytes."""
+    clock = ManualClock(1)
+    host = Host(Engine(EngineLimits(), 1), clock, HostSettings(), Metrics())
+    if link is not None:
+        host.listeners.append(link.listener)
+    session, _ = host.sessions.open("bench", 1)
+    for number in range(operations // BATCH):
+        clock.jump(2)
+        batch = wire.RegisterBatch.FromString(registrations(number * BATCH + 1, number * STEP))
+        session_requests.register_or_refuse(host, session, batch).SerializeToString()
+        clock.jump(1)
+        receipt = await event_calls.advance(host, wire.AdvanceRequest.FromString(marks((number + 1) * STEP)))
+        receipt.SerializeToString()
+        first_sequence, slices = session.outbox.take(BATCH)
+        assert sum(map(len, slices)) == BATCH
+        results = wire.ResultBatch()
+        fill_batch(results, first_sequence, slices, columns=True)
+        results.SerializeToString()
+        session.acknowledge(session.outbox.last_sequence)
 
 
-def count_instructions() -> None:
-    """Prints what a wait takes in instructions, and what rows and files add to it."""
-    if not shutil.which(VALGRIND[0]):
-        raise SystemExit("instructions are not counted: there is no valgrind")
-    each: dict[str, float] = {}
+async def run(mode: str, operations: int) -> None:
+    """One run. It never waits, so what would be sent after a time is not: only what is enough."""
+    with tempfile.TemporaryDirectory(prefix="bench-archive-") as folder:
+        link = None if mode == MODES[0] else SameThreadLink(folder, mode)
+        await work(operations, link)
+        if link is not None:
+            link.finish()
+
+
+def count_all() -> None:
+    """Prints what a wait takes, and what records, rows and files add to it."""
+    tool, each = counting_tool(), dict.fromkeys(MODES, 0.0)
     for mode in MODES:
-        counts = [counted(mode, operations) for operations in (FEW, MANY)]
-        each[mode] = (counts[1] - counts[0]) / (MANY - FEW)
-        added = "" if mode == MODES[0] else f", {(each[mode] / each[MODES[0]] - 1) * 100:.1f} % more than without"
-        print(f"  {mode:6} {each[mode]:8,.0f} instructions a wait{added}", flush=True)
-
-
-def counted(mode: str, operations: int) -> int:
-    """Instructions of one run."""
-    command = [*VALGRIND, sys.executable, "-m", "bench.archive_counted", mode, str(operations)]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    found = re.search(r"Collected\s*:\s*(\d+)", said)
-    assert found is not None, said[-300:]
-    return int(found.group(1))
-
-
-def show(pairs: list[tuple[Cost, Cost]], bytes_each: float, files: int) -> None:
-    """Medians and ratios."""
-    for name, field in (("wall clock", "wall_s"), ("event loop's thread", "loop_s"), ("all threads", "all_s")):
-        plain = statistics.median(getattr(cost, field) / cost.operations for cost, _ in pairs) * 1e6
-        kept = statistics.median(getattr(cost, field) / cost.operations for _, cost in pairs) * 1e6
-        ratios = [getattr(second, field) / getattr(first, field) for first, second in pairs]
-        ratio = f"{statistics.median(ratios):.2f} x ({min(ratios):.2f} to {max(ratios):.2f})"
-        print(f"  {name:20} {plain:6.2f} µs an operation, {kept:6.2f} with an archive: {ratio}")
-    print(f"  archive: {bytes_each:.1f} bytes an operation, {files} files")
+        few, many = (count(tool, mode, operations, "bench.archive") for operations in (FEW, MANY))
+        each[mode] = (many - few) / (MANY - FEW)
+        added = (each[mode] / each[MODES[0]] - 1) * 100
+        print(f"  {mode:7} {each[mode]:8,.0f} instructions a wait, {added:.1f} % more than plain", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    if len(sys.argv) > 1:
+        asyncio.run(run(sys.argv[1], int(sys.argv[2])))
+    else:
+        try:
+            count_all()
+        except CountingMissing as missing:
+            raise SystemExit(str(missing)) from None

@@ -20,7 +20,7 @@ from bench.measure.processes import ROOT, environment
 from bench.measure.result_rows import Row
 from purgatory.engine import COMPILED
 
-__all__ = ["UNIT", "CountingMissing", "counted_rows"]
+__all__ = ["UNIT", "CountingMissing", "count", "counted_rows", "counting_tool"]
 
 UNIT: Final = "instructions/op"
 FEW: Final = 5_000
@@ -76,9 +76,9 @@ def first_line(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.split("\n", 1)[0].strip()
 
 
-def count(tool: Sequence[str], workload: str, operations: int) -> int:
+def count(tool: Sequence[str], workload: str, operations: int, module: str = "bench.counted") -> int:
     """Instructions of one run. Raises CountingMissing when the tool does not say."""
-    command = [*tool, sys.executable, "-m", "bench.counted", workload, str(operations)]
+    command = [*tool, sys.executable, "-m", module, workload, str(operations)]
     ran = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
     found = counted_by_valgrind(ran.stderr) if tool[0] == "valgrind" else counted_by_perf(ran.stderr)
     if ran.returncode != 0 or found is None:
