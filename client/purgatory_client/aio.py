@@ -123,7 +123,6 @@ class AsyncClient:
         await self._session.close(finish)
         self._closed = True
         await self._event_sender.close()
-        self._events.close()
         if self._channel is not None:
             await self._channel.close()
 

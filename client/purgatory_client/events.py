@@ -14,53 +14,27 @@ from typing import Final
 
 from purgatory.v1 import event_pb2 as wire
 from purgatory_client.number_checks import int32, int64
-from purgatory_client.partition_names import checked_key, partition_name
+from purgatory_client.partition_names import PartitionName, checked_key, partition_name
 from purgatory_client.plain_errors import PurgatoryClientError
 from purgatory_client.waits import Name
 
 STALE_EPOCH: Final = 74
 
 
+@dataclass(slots=True, eq=False)
 class Event:
     """One event, made by a function of this module; -1 stands for "not given"."""
 
-    __slots__ = (
-        "byte_position",
-        "key",
-        "leader_epoch",
-        "log_start_offset",
-        "name",
-        "offset",
-        "replica_id",
-        "row",
-        "segment_base_offset",
-        "type",
-    )
-
-    def __init__(
-        self,
-        event_type: int,
-        name: Name | None,
-        *,
-        key: str = "",
-        offset: int | None = None,
-        leader_epoch: int | None = None,
-        replica_id: int = -1,
-        byte_position: int | None = None,
-        segment_base_offset: int | None = None,
-        log_start_offset: int | None = None,
-        row: wire.Event | None = None,
-    ) -> None:
-        self.type = event_type
-        self.name = None if name is None else partition_name(name)
-        self.key = checked_key(key)
-        self.offset = _given(offset, "offset")
-        self.leader_epoch = -1 if leader_epoch is None else int32(leader_epoch, "leader_epoch")
-        self.replica_id = int32(replica_id, "replica_id")
-        self.byte_position = _given(byte_position, "byte_position")
-        self.segment_base_offset = _given(segment_base_offset, "segment_base_offset")
-        self.log_start_offset = _given(log_start_offset, "log_start_offset")
-        self.row = row
+    type: int
+    name: PartitionName | None
+    key: str = ""
+    offset: int = -1
+    leader_epoch: int = -1
+    replica_id: int = -1
+    byte_position: int = -1
+    segment_base_offset: int = -1
+    log_start_offset: int = -1
+    row: wire.Event | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -139,7 +113,7 @@ def log_end_offset(
     leader_epoch: int | None = None,
 ) -> Event:
     """The leader's log has grown to this log end offset; `byte_position` and the segment are those of that offset."""
-    return Event(
+    return _event(
         wire.EVENT_TYPE_LEADER_APPEND,
         name,
         offset=offset,
@@ -158,7 +132,7 @@ def follower_progress(
     leader_epoch: int | None = None,
 ) -> Event:
     """A follower has fetched: its log end offset, and its log start offset where it has moved."""
-    return Event(
+    return _event(
         wire.EVENT_TYPE_FOLLOWER_PROGRESS,
         name,
         offset=log_end_offset,
@@ -170,43 +144,43 @@ def follower_progress(
 
 def high_watermark(name: Name, offset: int, *, leader_epoch: int | None = None) -> Event:
     """The high watermark has moved."""
-    return Event(wire.EVENT_TYPE_HIGH_WATERMARK, name, offset=offset, leader_epoch=leader_epoch)
+    return _event(wire.EVENT_TYPE_HIGH_WATERMARK, name, offset=offset, leader_epoch=leader_epoch)
 
 
 def last_stable_offset(name: Name, offset: int | None, *, leader_epoch: int | None = None) -> Event:
     """The start of the oldest open transaction; None: none is open."""
-    return Event(wire.EVENT_TYPE_LAST_STABLE_OFFSET, name, offset=offset, leader_epoch=leader_epoch)
+    return _event(wire.EVENT_TYPE_LAST_STABLE_OFFSET, name, offset=offset, leader_epoch=leader_epoch)
 
 
 def log_start_offset(name: Name, offset: int, *, leader_epoch: int | None = None) -> Event:
     """The first readable offset has moved up."""
-    return Event(wire.EVENT_TYPE_LOG_START_OFFSET, name, offset=offset, leader_epoch=leader_epoch)
+    return _event(wire.EVENT_TYPE_LOG_START_OFFSET, name, offset=offset, leader_epoch=leader_epoch)
 
 
 def truncation(name: Name, offset: int, *, leader_epoch: int | None = None) -> Event:
     """The log was cut to this log end offset."""
-    return Event(wire.EVENT_TYPE_TRUNCATION, name, offset=offset, leader_epoch=leader_epoch)
+    return _event(wire.EVENT_TYPE_TRUNCATION, name, offset=offset, leader_epoch=leader_epoch)
 
 
 def storage_failed(name: Name, *, leader_epoch: int | None = None) -> Event:
     """The log directory failed; all that waits on the partition ends (56)."""
-    return Event(wire.EVENT_TYPE_STORAGE_FAILED, name, leader_epoch=leader_epoch)
+    return _event(wire.EVENT_TYPE_STORAGE_FAILED, name, leader_epoch=leader_epoch)
 
 
 def storage_online(name: Name, *, leader_epoch: int | None = None) -> Event:
     """The log directory is back."""
-    return Event(wire.EVENT_TYPE_STORAGE_ONLINE, name, leader_epoch=leader_epoch)
+    return _event(wire.EVENT_TYPE_STORAGE_ONLINE, name, leader_epoch=leader_epoch)
 
 
 def signalled(key: str, count: int = 1) -> Event:
     """A key was signalled so many times."""
-    return Event(wire.EVENT_TYPE_SIGNAL, None, key=key, offset=count)
+    return Event(wire.EVENT_TYPE_SIGNAL, None, checked_key(key), int64(count, "offset"))
 
 
 def removed(name: Name, *, moved: bool = False, leader_epoch: int | None = None) -> Event:
     """The partition is gone: deleted (waits end with 3), or moved elsewhere (6)."""
     row = wire.Event(partition_removed=wire.PartitionRemoved(moved=True)) if moved else None
-    return Event(wire.EVENT_TYPE_PARTITION_REMOVED, name, leader_epoch=leader_epoch, row=row)
+    return _event(wire.EVENT_TYPE_PARTITION_REMOVED, name, leader_epoch=leader_epoch, row=row)
 
 
 def in_sync_replicas(
@@ -228,7 +202,7 @@ def in_sync_replicas(
         ),
     )
     row = wire.Event(in_sync_replicas=change)
-    return Event(wire.EVENT_TYPE_IN_SYNC_REPLICAS, name, leader_epoch=leader_epoch, row=row)
+    return _event(wire.EVENT_TYPE_IN_SYNC_REPLICAS, name, leader_epoch=leader_epoch, row=row)
 
 
 def leadership(
@@ -248,7 +222,7 @@ def leadership(
         epoch_start_offset=None if epoch_start_offset is None else int64(epoch_start_offset, "epoch_start_offset"),
     )
     row = wire.Event(leadership=change)
-    return Event(wire.EVENT_TYPE_LEADERSHIP, name, leader_epoch=leader_epoch, row=row)
+    return _event(wire.EVENT_TYPE_LEADERSHIP, name, leader_epoch=leader_epoch, row=row)
 
 
 def replica_state(
@@ -257,11 +231,20 @@ def replica_state(
     """A replica's broker died or came back, or may (not) join the in-sync set."""
     change = wire.ReplicaState(replica_id=int32(replica_id, "replica_id"), dead=dead, fenced=fenced)
     row = wire.Event(replica_state=change)
-    return Event(wire.EVENT_TYPE_REPLICA_STATE, name, leader_epoch=leader_epoch, row=row)
+    return _event(wire.EVENT_TYPE_REPLICA_STATE, name, leader_epoch=leader_epoch, row=row)
 
 
-def _given(value: int | None, field: str) -> int:
-    return -1 if value is None else int64(value, field)
+def _event(
+    event_type: int, name: Name, *, leader_epoch: int | None, row: wire.Event | None = None, **values: int | None
+) -> Event:
+    """An event on a partition. `values` are attributes of it, None where not given."""
+    event = Event(event_type, partition_name(name), row=row)
+    if leader_epoch is not None:
+        event.leader_epoch = int32(leader_epoch, "leader_epoch")
+    for field, value in values.items():
+        if value is not None:
+            setattr(event, field, int32(value, field) if field == "replica_id" else int64(value, field))
+    return event
 
 
 def _ids(values: Iterable[int], field: str) -> Sequence[int]:

@@ -9,16 +9,27 @@ None for the default.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from purgatory_client.errors import InvalidRequest, PurgatoryClientError
 from purgatory_client.number_checks import INT32_MAX, INT64_MAX, check_length, int_column
 from purgatory_client.partition_names import PartitionName, checked_key, partition_name
 from purgatory_client.results import OperationKind, Outcome, ResultColumns
-from purgatory_client.waits import Name, Wait
+from purgatory_client.waits import ITEM_DEFAULTS, Name, Wait
 from purgatory_client.wire.decode_results import GatheredResults, ResultsArrived, ResultSegment
+
+_RANGES: Final = {
+    "leader_epoch": (INT32_MAX, -1),
+    "local_error_code": (INT32_MAX, -INT32_MAX),
+    "min_bytes": (INT64_MAX, -INT64_MAX),
+    "replica_id": (INT32_MAX, -1),
+    "isolation_level": (2, 0),
+    "partition_max_bytes": (INT64_MAX, -INT64_MAX),
+    "last_fetched_epoch": (INT32_MAX, -1),
+}
+"""The highest and lowest value of columns that not every batch has, by their names on the wire. Others are booleans."""
 
 
 class WaitColumns:
@@ -62,15 +73,18 @@ class WaitColumns:
         if not names or not self.count:
             raise InvalidRequest("partitions" if kind != OperationKind.SIGNAL else "keys", "none; the batch is empty")
 
-    def set_operations(self, name: str, values: Sequence[int] | None, highest: int, lowest: int) -> None:
-        """Set a column with a value for each operation, by its name on the wire. Raises InvalidRequest."""
-        self.operation_columns[name] = int_column(values, self.count, name, highest, lowest)
-
-    def set_items(
-        self, name: str, values: Sequence[int] | None, highest: int, lowest: int, argument: str | None = None
-    ) -> None:
-        """Set a column with a value for each item, likewise; `argument`: what an error calls it."""
-        self.item_columns[name] = int_column(values, self.item_total, argument or name, highest, lowest)
+    def set_columns(self, columns: Mapping[str, Sequence[int] | None]) -> None:
+        """Set columns by their names on the wire. Raises InvalidRequest for one that does not fit."""
+        for name, values in columns.items():
+            is_of_items = name in ITEM_DEFAULTS
+            count = self.item_total if is_of_items else self.count
+            field = f"current_{name}" if (self.kind, name) == (OperationKind.FETCH, "leader_epoch") else name
+            if name in _RANGES:
+                column = int_column(values, count, field, *_RANGES[name])
+            else:
+                column = [bool(value) for value in values or ()]
+                check_length(column, count, field)
+            (self.item_columns if is_of_items else self.operation_columns)[name] = column
 
     def pending_positions(self, start: int = 0) -> Sequence[int]:
         """Positions from `start` on of operations that have not ended; a range where that is all of them."""
@@ -166,8 +180,7 @@ def produce(
         InvalidRequest: The lengths of the columns disagree, the batch is empty, or a value does not fit the wire.
     """
     batch = partition_columns(OperationKind.PRODUCE, partitions, indexes, offsets, timeouts_ms, item_counts)
-    batch.set_items("leader_epoch", leader_epochs, INT32_MAX, -1)
-    batch.set_items("local_error_code", local_error_codes, INT32_MAX, -INT32_MAX)
+    batch.set_columns({"leader_epoch": leader_epochs, "local_error_code": local_error_codes})
     return batch
 
 
@@ -211,14 +224,17 @@ def fetch(
         InvalidRequest: As for `produce`.
     """
     batch = partition_columns(OperationKind.FETCH, partitions, indexes, offsets, timeouts_ms, item_counts)
-    batch.set_operations("min_bytes", min_bytes, INT64_MAX, -INT64_MAX)
-    batch.set_operations("replica_id", replica_ids, INT32_MAX, -1)
-    batch.set_operations("isolation_level", isolation_levels, 2, 0)
-    batch.operation_columns["follower_reads"] = bool_column(follower_reads, batch.count, "follower_reads")
-    batch.set_items("leader_epoch", current_leader_epochs, INT32_MAX, -1, "current_leader_epoch")
-    batch.set_items("partition_max_bytes", partition_max_bytes, INT64_MAX, -INT64_MAX)
-    batch.set_items("last_fetched_epoch", last_fetched_epochs, INT32_MAX, -1)
-    batch.item_columns["throttled"] = bool_column(throttled, batch.item_total, "throttled")
+    columns = {
+        "min_bytes": min_bytes,
+        "replica_id": replica_ids,
+        "isolation_level": isolation_levels,
+        "follower_reads": follower_reads,
+        "leader_epoch": current_leader_epochs,
+        "partition_max_bytes": partition_max_bytes,
+        "last_fetched_epoch": last_fetched_epochs,
+        "throttled": throttled,
+    }
+    batch.set_columns(columns)
     return batch
 
 
@@ -248,7 +264,7 @@ def delete_records(
         InvalidRequest: As for `produce`.
     """
     batch = partition_columns(OperationKind.DELETE_RECORDS, partitions, indexes, offsets, timeouts_ms, item_counts)
-    batch.set_items("local_error_code", local_error_codes, INT32_MAX, -INT32_MAX)
+    batch.set_columns({"local_error_code": local_error_codes})
     return batch
 
 
@@ -281,9 +297,15 @@ def signal(
         InvalidRequest: As for `produce`.
     """
     places = range(len(keys)) if indexes is None and item_counts is None else indexes
-    batch = key_columns(keys, places, counts, timeouts_ms, item_counts)
-    batch.operation_columns["any"] = bool_column(any, batch.count, "any")
-    batch.operation_columns["from_now"] = bool_column(from_now, batch.count, "from_now")
+    batch = WaitColumns(
+        OperationKind.SIGNAL,
+        [checked_key(key) for key in keys],
+        indexes=places,
+        offsets=counts,
+        timeouts_ms=timeouts_ms,
+        item_counts=item_counts,
+    )
+    batch.set_columns({"any": any, "from_now": from_now})
     return batch
 
 
@@ -298,27 +320,6 @@ def partition_columns(
     """A batch of operations on partitions with only the columns that every kind has; arguments as for `produce`."""
     names = [partition_name(name) for name in partitions]
     return WaitColumns(kind, names, indexes=indexes, offsets=offsets, timeouts_ms=timeouts_ms, item_counts=item_counts)
-
-
-def key_columns(
-    keys: Sequence[str],
-    indexes: Sequence[int] | None,
-    counts: Sequence[int] | None,
-    timeouts_ms: Sequence[int] | None,
-    item_counts: Sequence[int] | None,
-) -> WaitColumns:
-    """A batch of waits for signals without `any` and `from_now`; arguments as for `signal`."""
-    names = [checked_key(key) for key in keys]
-    return WaitColumns(
-        OperationKind.SIGNAL, names, indexes=indexes, offsets=counts, timeouts_ms=timeouts_ms, item_counts=item_counts
-    )
-
-
-def bool_column(values: Sequence[bool] | None, count: int, field: str) -> list[bool]:
-    """A column of booleans. Raises InvalidRequest when its length does not fit."""
-    column = [bool(value) for value in values or ()]
-    check_length(column, count, field)
-    return column
 
 
 def _item_counts(counts: Sequence[int] | None) -> list[int]:

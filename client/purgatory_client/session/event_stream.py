@@ -23,52 +23,20 @@ class EventStream:
         self._open_call: Final = open_call
         self._timeout: Final = timeout
         self._idle: Call | None = None
-        self._busy: Call | None = None
-        self._late = False
-        self._due_at = 0.0
-        self._timer: asyncio.TimerHandle | None = None
 
     async def exchange(self, request: wire.AdvanceStreamRequest) -> wire.AdvanceReceipt:
         """Send a message and return its receipt; one at a time. Raises Unavailable, or gRPC's error when refused."""
         call, self._idle = self._idle, None
         if call is None or call.done():
             call = self._open_call()
-        self._busy, self._late = call, False
-        self._watch()
         try:
-            receipt = await _exchanged(call, request)
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if self._late and not (task and task.cancelling()):
-                raise Unavailable(f"the daemon did not answer these events within {self._timeout:g} s") from None
-            raise
-        finally:
-            self._busy = None
+            async with asyncio.timeout(self._timeout):
+                receipt = await _exchanged(call, request)
+        except TimeoutError:
+            call.cancel()
+            raise Unavailable(f"the daemon did not answer these events within {self._timeout:g} s") from None
         self._idle = call
         return receipt
-
-    def close(self) -> None:
-        """Let go of the stream, which ends with its channel."""
-        self._idle = None
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _watch(self) -> None:
-        """Cancel the exchange when it takes too long. One timer serves many messages, as hardly any is ever late."""
-        loop = asyncio.get_running_loop()
-        self._due_at = loop.time() + self._timeout
-        if self._timer is None:
-            self._timer = loop.call_at(self._due_at, self._check_late, loop)
-
-    def _check_late(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._timer = None
-        if self._busy is None:
-            return
-        self._late = loop.time() >= self._due_at
-        if self._late:
-            self._busy.cancel()
-        else:
-            self._timer = loop.call_at(self._due_at, self._check_late, loop)
 
 
 async def _exchanged(call: Call, request: wire.AdvanceStreamRequest) -> wire.AdvanceReceipt:

@@ -37,8 +37,7 @@ def batch_of(columns: wire.OperationColumns) -> WaitColumns:
         item_counts=list(columns.item_count) or None,
     )
     assert batch.count == len(columns.operation_id), f"{len(columns.operation_id)} ids for {batch.count} operations"
-    batch.operation_columns = _present(columns, OPERATION_COLUMNS)
-    batch.item_columns = _present(columns, ITEM_DEFAULTS)
+    batch.set_columns(_present(columns, (*OPERATION_COLUMNS, *ITEM_DEFAULTS)))
     batch.operation_id = columns.operation_id[0]
     return batch
 

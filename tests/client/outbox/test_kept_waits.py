@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 from purgatory_client import AsyncClient, Client, Outcome, Ticket, errors, waits
-from purgatory_client.many import WaitColumns, key_columns, partition_columns
+from purgatory_client.many import WaitColumns, partition_columns
 from purgatory_client.many import fetch as fetch_many
+from purgatory_client.many import signal as signal_many
 from purgatory_client.outbox.outbox_file import OutboxFile
 from purgatory_client.results import OperationKind
 
@@ -104,7 +105,7 @@ async def test_every_kind_of_wait_survives(shared_daemon: DaemonProcess, client:
         await away.submit(waits.signal({"a": 3, "b": 3}, timeout=LONG, any=True))
         await away.submit(waits.produce({"p-1": 5}))
         await away.submit_many(many)
-        await away.submit_many(key_columns(["k", "l"], [0, 1], [2, 1], [90_000], None))
+        await away.submit_many(signal_many(["k", "l"], counts=[2, 1], timeouts_ms=[90_000]))
         assert away.pending == 9
     async with AsyncClient(shared_daemon.address, outbox=path) as back:
         assert len(await back.recovered()) == 7

@@ -113,7 +113,6 @@ async def test_a_cancelled_caller_is_not_told_of_a_late_daemon() -> None:
     with pytest.raises(asyncio.CancelledError):
         await waiting
     await stream.exchange(MESSAGE)
-    stream.close()
 
 
 async def test_each_message_has_its_own_time() -> None:
