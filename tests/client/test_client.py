@@ -361,24 +361,19 @@ async def test_closing_may_let_waits_finish(client: AsyncClient, shared_daemon: 
     await closing
 
 
-async def test_the_limit_of_this_client(client: AsyncClient, shared_daemon: DaemonProcess) -> None:
-    """More pending operations than the client may have are refused before they are sent."""
-    async with AsyncClient(shared_daemon.address, pending_max=2) as small:
-        waiting = [asyncio.create_task(small.produce({"orders-3": 42}, timeout=LONG)) for _ in range(2)]
-        await until_pending(client, 2)
-        with pytest.raises(errors.LimitExceeded, match="pending_max"):
-            await small.produce({"orders-3": 42}, timeout=LONG)
-        await client.advance("orders-3", high_watermark=42)
-        assert all(result.satisfied for result in await asyncio.gather(*waiting))
-
-
-async def test_the_limit_of_the_daemon(start_daemon: StartDaemon) -> None:
-    """A daemon that is full refuses with LimitExceeded, and those admitted go on."""
-    daemon = start_daemon("--limits-pending-operations-max", "2")
-    async with AsyncClient(daemon.address) as client:
+@pytest.mark.parametrize(
+    ("flags", "pending_max", "says"),
+    [([], 2, "pending_max"), (["--limits-pending-operations-max", "2"], 100, "2")],
+    ids=["of-the-client", "of-the-daemon"],
+)
+async def test_the_limit_on_pending_operations(
+    start_daemon: StartDaemon, flags: list[str], pending_max: int, says: str
+) -> None:
+    """More pending operations than client or daemon may have raise LimitExceeded, and those admitted go on."""
+    async with AsyncClient(start_daemon(*flags).address, pending_max=pending_max) as client:
         waiting = [asyncio.create_task(client.produce({"orders-3": 42}, timeout=LONG)) for _ in range(2)]
         await until_pending(client, 2)
-        with pytest.raises(errors.LimitExceeded):
+        with pytest.raises(errors.LimitExceeded, match=says):
             await client.produce({"orders-3": 42}, timeout=LONG)
         await client.advance("orders-3", high_watermark=42)
         assert all(result.satisfied for result in await asyncio.gather(*waiting))

@@ -1,20 +1,8 @@
-"""Waiting for a condition with a deadline, for what only a look from outside can tell."""
-
-import asyncio
-import time
-from collections.abc import Awaitable, Callable
+"""Waiting for what only a look at the daemon can tell."""
 
 from purgatory_client import AsyncClient
 
-DEADLINE_S = 30.0
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Returns when the condition holds; fails after a deadline."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not await condition():
-        assert time.monotonic() < deadline, f"not so within {DEADLINE_S} s"
-        await asyncio.sleep(0.01)
+from tests.service.serving import eventually
 
 
 async def until_pending(client: AsyncClient, count: int) -> None:
@@ -23,4 +11,4 @@ async def until_pending(client: AsyncClient, count: int) -> None:
     async def reached() -> bool:
         return sum(kind.pending for kind in (await client.status()).kinds) == count
 
-    await until(reached)
+    await eventually(reached, f"{count} operations are pending")

@@ -22,15 +22,20 @@ class _Pipe:
 
 
 class FaultyProxy:
-    """Listens on a free port of 127.0.0.1 and passes bytes on to wherever `target` says the daemon is now."""
+    """Listens on a free port of 127.0.0.1 and passes bytes on to `target`: the daemon's address, or what says where the
+    daemon is now.
+    """
 
-    def __init__(self, target: Callable[[], str]) -> None:
-        self._target = target
+    def __init__(self, target: str | Callable[[], str]) -> None:
+        self.target = target
         self.address = ""
+        self.accepted = 0
+        """Connections taken so far."""
         self.faults = 0
         """Faults so far."""
+        self.silent = False
+        """True: bytes are taken and thrown away, and connections stay open."""
         self._refusing = False
-        self._swallowing = False
         self._passing = asyncio.Event()
         self._passing.set()
         self._bytes_left = -1
@@ -50,14 +55,14 @@ class FaultyProxy:
         assert self._server is not None
         self._server.close()
         self.heal()
-        self._drop()
+        self.drop_all()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def inflict(self, kind: str, amount: int) -> None:
         """One fault, from its begin to its end. `amount`: bytes for "cut", else milliseconds."""
         self.faults += 1
         if kind == "drop":
-            self._drop()
+            self.drop_all()
         elif kind == "cut":
             self._bytes_left = amount
         elif kind == "hold":
@@ -65,14 +70,14 @@ class FaultyProxy:
             await asyncio.sleep(amount / 1_000)
             self._passing.set()
         elif kind == "swallow":
-            self._swallowing = True
+            self.silent = True
             await asyncio.sleep(amount / 1_000)
             # What was swallowed can't be given back: these connections are of no use any more.
-            self._swallowing = False
-            self._drop()
+            self.silent = False
+            self.drop_all()
         elif kind == "refuse":
             self._refusing = True
-            self._drop()
+            self.drop_all()
             await asyncio.sleep(amount / 1_000)
             self._refusing = False
         else:
@@ -80,17 +85,19 @@ class FaultyProxy:
 
     def heal(self) -> None:
         """The end of all faults; what was held back is passed on."""
-        swallowed, self._swallowing = self._swallowing, False
+        swallowed, self.silent = self.silent, False
         self._refusing = False
         self._bytes_left = -1
         self._passing.set()
         if swallowed:
-            self._drop()
+            self.drop_all()
 
-    def _drop(self) -> None:
+    def drop_all(self) -> int:
+        """Reset every connection; returns how many there were."""
         pipes, self._pipes = self._pipes, set()
         for pipe in pipes:
             pipe.abort()
+        return len(pipes)
 
     def _half_close(self, *, far: bool) -> None:
         for pipe in self._pipes:
@@ -101,7 +108,9 @@ class FaultyProxy:
                     writer.write_eof()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        host, _, port = self._target().rpartition(":")
+        self.accepted += 1
+        target = self.target if isinstance(self.target, str) else self.target()
+        host, _, port = target.rpartition(":")
         try:
             if self._refusing:
                 raise ConnectionRefusedError("this proxy is refusing")
@@ -120,7 +129,7 @@ class FaultyProxy:
         try:
             while data := await source.read(65_536):
                 await self._passing.wait()
-                if self._swallowing:
+                if self.silent:
                     continue
                 if 0 <= self._bytes_left < len(data):
                     sink.write(data[: self._bytes_left])

@@ -9,9 +9,10 @@ import pytest
 from purgatory_client.aio import AsyncClient
 from purgatory_client.results import Outcome
 
-from tests.client.until import until, until_pending
+from tests.client.until import until_pending
 from tests.daemon_process import DaemonProcess
 from tests.journal.kit import PATIENCE_S
+from tests.service.serving import eventually
 
 
 def free_address() -> str:
@@ -57,7 +58,7 @@ async def live(folder: Path, end: Callable[[DaemonProcess], object]) -> None:
             async def as_before() -> bool:
                 return await pending(client) in {203, 204}
 
-            await until(as_before)
+            await eventually(as_before, "what was pending is pending again")
             assert (await client.partition("orders-0")).high_watermark == 105
             await client.advance("orders-0", high_watermark=400)
             await client.advance("other-0", high_watermark=8)

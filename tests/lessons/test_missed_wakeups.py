@@ -18,7 +18,6 @@ from purgatory.service.host import Host
 from purgatory.service.settings import HostSettings
 from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
-from tests.client.until import until
 from tests.daemon_process import DaemonProcess
 from tests.engine.generic.recording_operation import DEADLINE_S, RecordingOperation, never_called
 from tests.lessons.daemon_calls import DaemonCalls
@@ -147,7 +146,7 @@ async def test_lesson_17_fetches_end_by_what_is_produced(daemon: DaemonProcess) 
 
         consuming = [asyncio.create_task(consume()) for _ in range(consumers)]
         for offset in range(1, rounds + 1):
-            await until(somebody_waits)
+            await eventually(somebody_waits, "somebody waits")
             await client.advance("orders-0", log_end_offset=offset, high_watermark=offset)
         ends = await asyncio.gather(*consuming)
         assert [offset for _, offset in ends] == [rounds] * consumers

@@ -25,7 +25,7 @@ from purgatory.service.settings import HostSettings
 from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2_grpc
 from purgatory.v1 import purgatory_service_pb2 as wire
 
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 
 
 def check_counts(status: wire.GetStatusResponse) -> None:

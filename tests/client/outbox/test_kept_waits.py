@@ -13,9 +13,10 @@ from purgatory_client.outbox.outbox_file import OutboxFile
 from purgatory_client.results import OperationKind
 
 from tests.client.outbox.test_outbox_file import limit_pages
-from tests.client.session.flaky_proxy import FlakyProxy
-from tests.client.until import until, until_pending
+from tests.client.until import until_pending
 from tests.daemon_process import DaemonProcess
+from tests.daemon_simulation.faulty_proxy import FaultyProxy
+from tests.service.serving import eventually
 
 LONG = 120.0
 
@@ -175,7 +176,7 @@ async def test_what_cannot_be_written_is_refused_and_nothing_else(
 async def test_results_wait_for_room(shared_daemon: DaemonProcess, client: AsyncClient, tmp_path: Path) -> None:
     """Results that cannot be written are left to the daemon, and come again over the next connection."""
     async with (
-        FlakyProxy(shared_daemon.address) as proxy,
+        FaultyProxy(shared_daemon.address) as proxy,
         AsyncClient(proxy.address, outbox=tmp_path / "o.db") as kept,
     ):
         ticket = await kept.submit_many(batch_of(*range(1, 5_001)), "many")
@@ -209,7 +210,7 @@ async def test_a_connection_that_breaks_changes_nothing(
     """Waits through a connection that is dropped again and again: each ends once, and the file is empty after it."""
     path = tmp_path / "o.db"
     before = (await client.status()).unacknowledged_results
-    async with FlakyProxy(shared_daemon.address) as proxy, AsyncClient(proxy.address, outbox=path) as kept:
+    async with FaultyProxy(shared_daemon.address) as proxy, AsyncClient(proxy.address, outbox=path) as kept:
         tickets: list[Ticket] = []
         for step in range(1, 31):
             tickets.append(await kept.submit(waits.produce({"p-1": step}, timeout=LONG), str(step)))
@@ -224,7 +225,7 @@ async def test_a_connection_that_breaks_changes_nothing(
         async def acknowledged() -> bool:
             return (await client.status()).unacknowledged_results == before
 
-        await until(acknowledged)
+        await eventually(acknowledged, "all results are acknowledged")
     file = OutboxFile(path)
     assert (file.registrations(), file.results(), file.next_operation_id) == ([], [], 31)
     file.close()

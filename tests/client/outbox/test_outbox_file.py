@@ -35,35 +35,6 @@ def arrived(*operation_ids: int) -> ResultsRecord:
     return ResultsRecord(batch.SerializeToString())
 
 
-def test_what_was_committed_is_there_again(tmp_path: Path) -> None:
-    """The session's id, registrations in the order of ids, results in the order in which they came, and the next id."""
-    file = OutboxFile(tmp_path / "o.db")
-    session_id = file.session_id
-    assert (file.next_operation_id, file.registrations(), file.results()) == (1, [], [])
-    batch, single = registration(1, 3, "batch"), registration(4, tag="ünï")
-    file.commit([batch, single, arrived(4), arrived(2, 3)])
-    file.close()
-    again = OutboxFile(tmp_path / "o.db")
-    assert (again.session_id, again.next_operation_id) == (session_id, 5)
-    assert again.registrations() == [batch, single]
-    assert again.results() == [arrived(4).batch, arrived(2, 3).batch]
-    again.close()
-
-
-def test_results_go_with_the_last_that_needs_them(tmp_path: Path) -> None:
-    """A message of results is deleted once all its waits are confirmed; one without new results is not stored."""
-    file = OutboxFile(tmp_path / "o.db")
-    file.commit([registration(1), registration(2), registration(3, 2)])
-    file.commit([arrived(1, 2, 3), arrived(77), arrived(1)])
-    assert len(file.results()) == 1
-    file.commit([ConfirmationRecord(1), ConfirmationRecord(3), ConfirmationRecord(99)])
-    assert [one.first_operation_id for one in file.registrations()] == [2]
-    assert len(file.results()) == 1
-    file.commit([ConfirmationRecord(2), arrived(2)])
-    assert (file.registrations(), file.results(), file.next_operation_id) == ([], [], 5)
-    file.close()
-
-
 def test_a_second_client_is_told_who_has_the_file(tmp_path: Path) -> None:
     """From this process or another: OutboxInUse with the process id; a holder that is killed leaves no lock."""
     file = OutboxFile(tmp_path / "o.db")
@@ -137,23 +108,6 @@ def test_a_file_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     database.close()
     with pytest.raises(OutboxTooNew, match="version 7, this client knows up to 1"):
         OutboxFile(tmp_path / "o.db")
-
-
-def test_a_full_disk_writes_nothing_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
-    """A commit that does not fit raises OutboxUnwritable and leaves the file as it was; smaller ones still work."""
-    file = OutboxFile(tmp_path / "o.db")
-    file.commit([registration(1)])
-    limit_pages(file)
-    with pytest.raises(OutboxUnwritable, match="full"):
-        file.commit([registration(2), ConfirmationRecord(1), registration(3, size=1_000_000)])
-    assert [one.first_operation_id for one in file.registrations()] == [1]
-    assert file.next_operation_id == 2
-    file.commit([registration(3), arrived(1, 3), ConfirmationRecord(1)])
-    file.close()
-    again = OutboxFile(tmp_path / "o.db")
-    assert [one.first_operation_id for one in again.registrations()] == [3]
-    assert len(again.results()) == 1
-    again.close()
 
 
 def limit_pages(file: OutboxFile, pages: int = 20) -> None:

@@ -11,9 +11,9 @@ from purgatory_client.cli.exits import Exit
 from tests.client.cli.test_commands import purgatory
 from tests.client.outbox.outbox_child import OFFSET_MAX
 from tests.client.outbox.outbox_killed import Killed
-from tests.client.session.flaky_proxy import FlakyProxy
 from tests.client.until import until_pending
 from tests.daemon_process import DaemonProcess
+from tests.daemon_simulation.faulty_proxy import FaultyProxy
 
 LONG = 120.0
 SINGLES = 300
@@ -30,7 +30,7 @@ async def test_waits_outlive_a_daemon_that_remembers(tmp_path: Path) -> None:
     """Killed three times while waits are registered and end: none is lost and none registered twice."""
     daemon = daemon_on(tmp_path, 0)
     try:
-        async with FlakyProxy(daemon.address) as proxy, AsyncClient(proxy.address) as client:
+        async with FaultyProxy(daemon.address) as proxy, AsyncClient(proxy.address) as client:
             offsets = list(range(1, IN_COLUMNS + 1))
             many = asyncio.create_task(client.produce_many(["many-0"], offsets=offsets, timeouts_ms=[120_000]))
             waiting: list[asyncio.Task[Result]] = []

@@ -14,10 +14,10 @@ from purgatory_client.session.event_sender import EVENTS_PER_MESSAGE_MAX, EventS
 from purgatory_client.session.event_stream import Call, EventStream
 
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.client.session.flaky_proxy import FlakyProxy
-from tests.client.until import until
 from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess
+from tests.daemon_simulation.faulty_proxy import FaultyProxy
+from tests.service.serving import eventually
 
 MESSAGE = wire.AdvanceStreamRequest()
 RECEIPT = wire.AdvanceStreamResponse(receipt=wire.AdvanceReceipt(ended=[3]))
@@ -143,7 +143,7 @@ async def test_a_refused_message_fails_alone(start_daemon: StartDaemon) -> None:
 
 async def test_events_go_on_after_a_connection_was_lost(daemon: DaemonProcess) -> None:
     """A lost connection costs at most the events in flight; later ones go over a new stream."""
-    async with FlakyProxy(daemon.address) as proxy, AsyncClient(proxy.address) as client:
+    async with FaultyProxy(daemon.address) as proxy, AsyncClient(proxy.address) as client:
 
         async def told(offset: int) -> bool:
             try:
@@ -153,9 +153,9 @@ async def test_events_go_on_after_a_connection_was_lost(daemon: DaemonProcess) -
             return True
 
         for offset in (1, 2, 3):
-            await until(partial(told, offset))
+            await eventually(partial(told, offset), "an event arrives")
             assert proxy.drop_all() == 1
-        await until(partial(told, 4))
+        await eventually(partial(told, 4), "an event arrives")
         assert (await client.partition("orders-3")).high_watermark == 4
 
 

@@ -93,27 +93,19 @@ def test_results_end_waits_and_are_acknowledged_later() -> None:
     assert acknowledgement.acknowledge.sequence == 2
 
 
-def test_thousands_of_results_are_acknowledged_at_once() -> None:
-    """The daemon's memory is not held for long when results come fast."""
-    core, _ = core_with_sent(5_000)
-    core.receive(results(1, list(range(1, 5_000))), 0.1)
-    assert sent(core, 0.1) == []
-    core.receive(results(5_000, [5_000]), 0.2)
-    assert sent(core, 0.2)[0].acknowledge.sequence == 5_000
-
-
-def test_a_daemon_that_keeps_few_results_gets_acknowledgements_sooner() -> None:
-    """Half of what the daemon keeps unacknowledged is acknowledged at once; it refuses registrations at the limit."""
-    core = SessionCore("s", 100)
+@pytest.mark.parametrize(("kept", "at_once"), [(0, 5_000), (4, 2)], ids=["by-default", "half-of-what-is-kept"])
+def test_many_results_are_acknowledged_at_once(kept: int, at_once: int) -> None:
+    """The daemon's memory is not held for long: it refuses registrations at the limit of what it keeps."""
+    core = SessionCore("s", 1_000_000)
     opening = opened()
-    opening.opened.unacknowledged_results_max = 4
+    opening.opened.unacknowledged_results_max = kept
     core.receive(opening, 0.0)
-    submit(core, 2)
+    submit(core, at_once)
     sent(core, 0.0)
-    core.receive(results(1, [1]), 0.1)
+    core.receive(results(1, list(range(1, at_once))), 0.1)
     assert sent(core, 0.1) == []
-    core.receive(results(2, [2]), 0.1)
-    assert sent(core, 0.1)[0].acknowledge.sequence == 2
+    core.receive(results(at_once, [at_once]), 0.1)
+    assert sent(core, 0.1)[0].acknowledge.sequence == at_once
 
 
 def test_lesson_25_repeated_results_are_dropped() -> None:
@@ -132,20 +124,22 @@ def test_missing_results_are_an_error() -> None:
         core.receive(results(5, [1]), 0.0)
 
 
-def test_what_is_above_the_highest_id_is_sent_again() -> None:
+@pytest.mark.parametrize(
+    ("highest", "again"), [(9, []), (6, [[7, 8, 9]]), (3, [[4, 5], [6, 7, 8, 9]])], ids=["knows-all", "batch", "both"]
+)
+def test_what_is_above_the_highest_id_is_sent_again(highest: int, again: list[list[int]]) -> None:
     """After a reconnect the daemon says what it knows; only what is above goes out again, under the same ids."""
     core = open_core()
     submit(core, 5)
-    batch = many(4)
-    core.submit(batch, 0.0)
+    core.submit(many(4), 0.0)
     sent(core, 0.0)
     core.connection_lost(0.5)
     assert core.next_message(1.0) is None
-    late = produce(99)
-    core.submit(late, 1.0)
+    core.submit(produce(99), 1.0)
     assert core.open_message().open.last_sequence == 0
-    core.receive(opened(resumed=True, highest=6), 2.0)
-    assert registered(sent(core, 2.0)) == [[7, 8, 9], [10]]
+    core.receive(opened(resumed=True, highest=highest), 2.0)
+    assert registered(sent(core, 2.0)) == [*again, [10]]
+    assert len(core.receive(results(1, list(range(1, 11))), 2.0)) == 7
 
 
 def test_lesson_54_a_resent_wait_has_the_time_that_remains() -> None:
@@ -184,15 +178,6 @@ def test_a_daemon_that_forgot_the_session_gets_everything_again() -> None:
     ended = core.receive(results(1, [1, 3]), 1.0)
     assert [wait.operation_id for wait, _ in ended if isinstance(wait, Wait)] == [1, 3]
     assert core.pending == 0
-
-
-def test_a_known_session_with_nothing_lost_sends_nothing_again() -> None:
-    """When the daemon knows every id, a reconnect sends nothing."""
-    core, _ = core_with_sent(3)
-    core.connection_lost(0.5)
-    core.receive(opened(resumed=True, highest=3), 1.0)
-    assert sent(core, 1.0) == []
-    assert len(core.receive(results(1, [1, 2, 3]), 1.0)) == 3
 
 
 def test_ids_go_on_above_what_the_daemon_knows() -> None:
