@@ -97,7 +97,7 @@ def accept_enum_numbers(stub: str) -> str:
     )
 
 
-class Step(Command):
+class BuildCommand(Command):
     """A command without options."""
 
     user_options: ClassVar[list[tuple[str, str | None, str]]] = []
@@ -107,7 +107,7 @@ class Step(Command):
     def finalize_options(self) -> None: ...
 
 
-class Stubs(Step):
+class Stubs(BuildCommand):
     """`python setup.py stubs`."""
 
     description = "generate purgatory/v1/ from proto/"
@@ -116,7 +116,7 @@ class Stubs(Step):
         generate_stubs()
 
 
-class Profile(Step):
+class Profile(BuildCommand):
     """`python setup.py profile`: compiles the engine in place, instrumented, and runs the training workloads."""
 
     description = "record a profile that later builds of the engine are optimised by"
