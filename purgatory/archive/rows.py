@@ -92,7 +92,7 @@ def dictionary_encoded(places: pa.Array, labels: Sequence[str]) -> pa.Array:
 
 
 def null_below_zero(column: pa.Array) -> pa.Array:
-    """The column with null for what is absent, which completions give as -1."""
+    """The column with null for what is absent, which is -1 in completions."""
     values = plain(column, np.dtype(column.type.to_pandas_dtype()))
     absent = values < 0
     return constant(None, column.type, len(column)) if absent.all() else arrow(values, absent, column.type)

@@ -10,7 +10,7 @@ Columns that all tables have:
 - `run_id`: one life of one daemon. Numbers of calls and of sessions are counted within it.
 - `call_number`: the engine call, rising from 1 within a run; orders everything in it.
 - `time_ms`: the engine's clock at that call, monotonic milliseconds.
-- `at`: the same instant as wall-clock time (UTC). Anchored anew every minute, so it may jump, even back.
+- `at`: the same instant as wall-clock time (UTC). Looked up again every minute, so it may jump, even back.
 
 A value that was not given, and so takes the wire's default, is null; so is one that the kind does not have.
 """

@@ -32,7 +32,7 @@ IDLE_S: Final = 0.2
 
 
 class LineOutput(logging.Handler):
-    """Writes lines to the daemon, which also knows where its log goes. Once it is gone there is nobody to tell."""
+    """Writes lines to the daemon, which also knows where its log goes. Once it is gone, nobody reads them."""
 
     def __init__(self, stream: BinaryIO) -> None:
         super().__init__()
@@ -65,23 +65,23 @@ def serve(frames: BinaryIO, output: LineOutput) -> bool:
         output.write({"unusable": str(error)})
         return False
     output.report(history.statistics)
+    return keep_all(frames, history, low_priority=config.low_priority)
+
+
+def keep_all(frames: BinaryIO, history: HistoryWriter, *, low_priority: bool) -> bool:
+    """Keeps frame after frame until there are no more, and the run's end; whether that could be written."""
     waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-    threading.Thread(target=read_all, args=(frames, waiting, history), name="archive-frames", daemon=True).start()
-    if config.low_priority:
+
+    def read_all() -> None:
+        # Takes frames in as they come: what is still in the daemon's memory is lost when it is killed.
+        while (frame := read_frame(frames)) is not None:
+            waiting.put(frame)
+        history.ending.set()
+        waiting.put(None)
+
+    threading.Thread(target=read_all, name="archive-frames", daemon=True).start()
+    if low_priority:
         os.nice(NICENESS)  # of this thread, on Linux
-    return keep_all(waiting, history)
-
-
-def read_all(frames: BinaryIO, waiting: queue.SimpleQueue[bytes | None], history: HistoryWriter) -> None:
-    """Takes frames in as they come: what is still in the daemon's memory is lost when it is killed."""
-    while (frame := read_frame(frames)) is not None:
-        waiting.put(frame)
-    history.ending.set()
-    waiting.put(None)
-
-
-def keep_all(waiting: queue.SimpleQueue[bytes | None], history: HistoryWriter) -> bool:
-    """Keeps frame after frame until None, and the run's end; whether that could be written."""
     try:
         while True:
             if history.is_due:

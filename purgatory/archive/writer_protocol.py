@@ -51,14 +51,14 @@ class WriterConfig(NamedTuple):
     run_id: str
     details: RunDetails
     statistics: WriterStatistics
-    """Where it begins: at the instant when the run's engine was made; or, where the writer process before died and this
-    one goes on with its run, with the last that was heard of it."""
+    """To begin with: the instant at which the run's engine was made; or, where this process continues the run of one
+    that died, the last that it reported."""
     roll_s: float
     roll_bytes: int
     low_priority: bool
     """Whether rows and files are made at a lower priority than the daemon's own work."""
     is_continued: bool = False
-    """Whether another writer process began the run."""
+    """Whether it continues the run of a writer process that died."""
 
 
 def encode_frame(content: Any) -> bytes:  # noqa: ANN401 - plain data

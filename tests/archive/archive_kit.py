@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import queue
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ from purgatory.archive.history_writer import HistoryWriter
 from purgatory.archive.run_details import RunDetails
 from purgatory.archive.runs import RunFile, RunState
 from purgatory.archive.writer_link import WriterLink
-from purgatory.archive.writer_process import LineOutput, keep_all, read_all, serve
+from purgatory.archive.writer_process import LineOutput, keep_all, serve
 from purgatory.archive.writer_protocol import WriterConfig, WriterStatistics, read_frame
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
@@ -120,12 +119,7 @@ class ArchivedHost:
         self._output = output
         assert read_frame(frames) is not None, "the configuration comes first"
         output.report(self.history.statistics)
-        waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        reader = threading.Thread(target=read_all, args=(frames, waiting, self.history))
-        reader.start()
-        kept = keep_all(waiting, self.history)
-        reader.join()
-        return kept
+        return keep_all(frames, self.history, low_priority=False)
 
     def keep_by_hand(self, calls: int) -> None:
         """Calls up to this one are kept, and lie in their files, before the start."""
@@ -153,3 +147,7 @@ class ArchivedHost:
     def rows(self, table: str) -> list[dict[str, Any]]:
         """What lies in the archive."""
         return rows_of(self.folder, table)
+
+    def markers(self, marker: str) -> list[dict[str, Any]]:
+        """Rows of one kind of marker."""
+        return [row for row in self.rows(schema.MARKERS) if row["marker"] == marker]

@@ -1,4 +1,4 @@
-"""Feeds an archive's calls to a fresh engine, in order and at their times, and gives the outcomes that come of it.
+"""Feeds an archive's calls to a fresh engine, in order and at their times, and collects the outcomes.
 
 Written from the archive's own description (purgatory.archive.schema), with lists and loops, one row at a time.
 """

@@ -1,4 +1,4 @@
-"""What a host was told and said is all in its archive: a fresh engine fed with it ends everything the same way."""
+"""All that goes into a host and comes out is in its archive: played by a fresh engine, it ends all the same way."""
 
 from collections import Counter
 from pathlib import Path

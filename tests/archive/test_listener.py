@@ -70,10 +70,10 @@ async def test_a_session_that_is_dropped_says_how_its_operations_ended(tmp_path:
     """History has a cancel_session and its outcomes; the listener hears nothing of them, as without an archive."""
 
     class CountingListener(Listener):
-        told = 0
+        completed_count = 0
 
         def completed(self, session: Session | None, completions: Completions) -> None:
-            self.told += len(completions)
+            self.completed_count += len(completions)
 
     listener = CountingListener()
     kept = ArchivedHost(tmp_path, listener=listener)
@@ -90,7 +90,7 @@ async def test_a_session_that_is_dropped_says_how_its_operations_ended(tmp_path:
     ]
     outcomes = Counter((row["session_number"], row["outcome"]) for row in kept.rows(schema.OUTCOMES))
     assert outcomes == {(1, "cancelled"): 3, (2, "cancelled"): 3}
-    assert listener.told == 0
+    assert listener.completed_count == 0
 
 
 async def test_unary_waits_are_session_number_0(tmp_path: Path) -> None:
@@ -156,18 +156,18 @@ async def test_a_gap_takes_no_memory(tmp_path: Path) -> None:
     assert [record.stamp.call_number for record in kept.listener._records] == [1]
     assert list(kept.listener._names) == [("orders", 0)]
     await kept.start_and_close()
-    [dropped] = [row for row in kept.rows(schema.MARKERS) if row["marker"] == schema.DROPPED]
+    [dropped] = kept.markers(schema.DROPPED)
     assert (dropped["table"], dropped["rows"]) == (schema.EVENTS, 100)
 
 
-async def test_a_gap_that_lasts_to_the_end_is_told(tmp_path: Path) -> None:
+async def test_a_gap_that_lasts_to_the_end_is_reported(tmp_path: Path) -> None:
     """The end of the run reports what is being dropped just then, of every table."""
     kept = ArchivedHost(tmp_path, rows_max=4)
     full(kept, calls=2, each=4)
     await kept.host.apply(marks(10))  # ends all: 8 outcomes
     await kept.start_and_close()
-    told = {row["table"]: row["rows"] for row in kept.rows(schema.MARKERS) if row["marker"] == schema.DROPPED}
-    assert told == {schema.REGISTRATIONS: 4, schema.EVENTS: 1, schema.OUTCOMES: 8}
+    dropped = {row["table"]: row["rows"] for row in kept.markers(schema.DROPPED)}
+    assert dropped == {schema.REGISTRATIONS: 4, schema.EVENTS: 1, schema.OUTCOMES: 8}
     assert len(kept.rows(schema.REGISTRATIONS)) == 4
 
 
@@ -217,11 +217,11 @@ async def test_history_waits_for_a_disk_that_fails(tmp_path: Path, caplog: pytes
     full(kept, calls=1, each=1)
     assert await kept.close()
     assert [record.levelname for record in caplog.records if "written again" in record.message] == ["INFO"]
-    told = sum(row["rows"] for row in kept.rows(schema.MARKERS) if row["marker"] == schema.DROPPED)
-    assert told > 0
-    assert len(kept.rows(schema.REGISTRATIONS)) + told == 4 + 40 + 1
+    dropped = sum(row["rows"] for row in kept.markers(schema.DROPPED))
+    assert dropped > 0
+    assert len(kept.rows(schema.REGISTRATIONS)) + dropped == 4 + 40 + 1
     assert kept.link.statistics.rows_kept[schema.REGISTRATIONS] == len(kept.rows(schema.REGISTRATIONS))
-    assert kept.listener.rows_dropped(schema.REGISTRATIONS) == told
+    assert kept.listener.rows_dropped(schema.REGISTRATIONS) == dropped
 
 
 async def test_an_end_that_cannot_be_written_is_a_crash(tmp_path: Path) -> None:
@@ -251,9 +251,9 @@ async def test_a_crashed_run_is_marked_by_the_next(tmp_path: Path) -> None:
         await following.start_and_close()
     assert not leftover.exists()
     assert list((tmp_path / layout.WRITING).iterdir()) == []
-    [told] = [row for row in following.rows(schema.MARKERS) if row["marker"] == schema.CRASHED]
-    assert (told["run_id"], told["call_number"], told["time_ms"]) == ("run-a", 1, 1_000)
-    assert '"found_by": "run-b"' in told["detail"]
+    [crashed_marker] = following.markers(schema.CRASHED)
+    assert (crashed_marker["run_id"], crashed_marker["call_number"], crashed_marker["time_ms"]) == ("run-a", 1, 1_000)
+    assert '"found_by": "run-b"' in crashed_marker["detail"]
     assert [row["call_number"] for row in following.rows(schema.REGISTRATIONS)] == [1, 1, 1]
 
 
@@ -271,7 +271,7 @@ async def test_files_part_at_the_hour_between_two_calls(tmp_path: Path) -> None:
     assert [row["at"].hour for row in kept.rows(schema.REGISTRATIONS)] == [1, 1, 1, 4, 4, 4, 4, 4, 4]
 
 
-async def test_rows_that_cannot_be_made_are_lost_and_told_of(tmp_path: Path) -> None:
+async def test_rows_that_cannot_be_made_are_lost_and_reported(tmp_path: Path) -> None:
     """A name that is no text spoils the rows made together with it, and nothing else."""
     kept = ArchivedHost(tmp_path)
     full(kept, calls=1, each=2)
@@ -285,19 +285,24 @@ async def test_rows_that_cannot_be_made_are_lost_and_told_of(tmp_path: Path) -> 
     await kept.start_and_close()
     assert kept.rows(schema.REGISTRATIONS) == []
     assert len(kept.rows(schema.OUTCOMES)) == 2
-    [told] = [row for row in kept.rows(schema.MARKERS) if row["marker"] == schema.DROPPED]
-    assert (told["table"], told["rows"], told["call_number"], told["last_call_number"]) == ("registrations", 3, 1, 2)
+    [dropped] = kept.markers(schema.DROPPED)
+    assert (dropped["table"], dropped["rows"], dropped["call_number"], dropped["last_call_number"]) == (
+        "registrations",
+        3,
+        1,
+        2,
+    )
     assert kept.listener.rows_dropped(schema.REGISTRATIONS) == 3
     assert kept.listener.rows_waiting == 0
 
 
 async def test_a_call_that_was_interrupted_is_kept(tmp_path: Path) -> None:
-    """What a host was told and did not finish to tell of comes with the next call, not out of order."""
+    """A call that the host never finished is kept with the next one, not out of order."""
     kept = ArchivedHost(tmp_path)
     full(kept, calls=1, each=1)
     batch = EventBatch([codes.HIGH_WATERMARK], partitions=[("clicks", 7)], offsets=[1])
     kept.listener.applied(batch, 0, kept.host.engine.apply(batch, 1_000), 1_000)
-    kept.listener._send_late()  # while the call is being told of: its names must stay
+    kept.listener._send_late()  # in the middle of the call: its names must stay
     await kept.host.apply(marks(2))
     await kept.start_and_close()
     events = [(row["call_number"], row["topic"], row["partition"]) for row in kept.rows(schema.EVENTS)]
@@ -312,8 +317,8 @@ async def test_runs_may_share_an_archive(tmp_path: Path) -> None:
         full(kept, calls=1, each=2)
     assert await second.close()
     assert await first.close()
-    told = [(row["run_id"], row["marker"]) for row in first.rows(schema.MARKERS)]
-    assert told == [("run-a", schema.ENDED), ("run-b", schema.ENDED)]
+    marked = [(row["run_id"], row["marker"]) for row in first.rows(schema.MARKERS)]
+    assert marked == [("run-a", schema.ENDED), ("run-b", schema.ENDED)]
     assert [row["run_id"] for row in first.rows(schema.REGISTRATIONS)] == ["run-a"] * 2 + ["run-b"] * 2
 
 
@@ -335,9 +340,9 @@ async def test_metrics_tell_of_the_archive(tmp_path: Path) -> None:
     await kept.start()
     assert "purgatory_archive_queue_rows" in samples(kept.host)
     assert await kept.close()
-    told = samples(kept.host)
-    assert told.pop("purgatory_archive_bytes_total") > 0
-    assert {name: value for name, value in told.items() if value} == {
+    shown = samples(kept.host)
+    assert shown.pop("purgatory_archive_bytes_total") > 0
+    assert {name: value for name, value in shown.items() if value} == {
         "purgatory_archive_rows_total registrations": 4,
         "purgatory_archive_rows_total markers": 2,
         "purgatory_archive_dropped_rows_total registrations": 4,
@@ -346,7 +351,7 @@ async def test_metrics_tell_of_the_archive(tmp_path: Path) -> None:
     assert samples(Host(Engine(EngineLimits(), 0), kept.clock, HostSettings())) == {}
 
 
-async def test_rows_that_cannot_be_packed_are_lost_and_told_of(tmp_path: Path) -> None:
+async def test_rows_that_cannot_be_packed_are_lost_and_reported(tmp_path: Path) -> None:
     """A number that no column holds costs its call's rows, and neither the call nor what comes next."""
     kept = ArchivedHost(tmp_path)
     batch = EventBatch([codes.HIGH_WATERMARK], partitions=[("orders", 0)], offsets=[2**70])
@@ -357,6 +362,6 @@ async def test_rows_that_cannot_be_packed_are_lost_and_told_of(tmp_path: Path) -
     full(kept, calls=1, each=2)
     await kept.start_and_close()
     assert len(kept.rows(schema.REGISTRATIONS)) == 2
-    [told] = [row for row in kept.rows(schema.MARKERS) if row["marker"] == schema.DROPPED]
-    assert (told["table"], told["call_number"], told["last_call_number"]) == (schema.EVENTS, 1, 1)
+    [dropped] = kept.markers(schema.DROPPED)
+    assert (dropped["table"], dropped["call_number"], dropped["last_call_number"]) == (schema.EVENTS, 1, 1)
     assert kept.listener.rows_dropped(schema.EVENTS) == 1

@@ -1,4 +1,4 @@
-"""The link to the writer process: nothing waits for it, nothing changes its order, and what is lost is told."""
+"""The link to the writer process: nothing waits for it, nothing changes its order, and what is lost is reported."""
 
 import threading
 from typing import Any, BinaryIO

@@ -54,7 +54,7 @@ FULL_MESSAGE: Final = "the archive cannot keep up, and nothing may be lost from 
 
 
 class ArchiveListener(Listener):
-    """Keeps everything it is told. Used on the event loop only; `close` it at the end."""
+    """Records every call. Used on the event loop only; `close` it at the end."""
 
     records_dropped_sessions = True
 
@@ -76,12 +76,12 @@ class ArchiveListener(Listener):
         self._wall_offset_ms = 0
         self._anchored_until_ms = -1
         self._call: CallStamp | None = None
-        """The call that is being told of, if one is."""
+        """The call in progress, if any."""
         self._records: Final[list[Record]] = []
-        """Of calls that were not sent yet, and from `_call_start` on what this call has added so far."""
+        """Of calls that have not been sent, and from `_call_start` on those of the call in progress."""
         self._call_start = 0
         self._names: Final[Names] = {}
-        """Those that the records point at; from `_call_first_name` on those that only this call's do."""
+        """Those that the records point at; from `_call_first_name` on, those that only the call in progress needs."""
         self._call_first_name = 0
         self._unsent_rows = 0
         """Of finished calls."""
@@ -203,7 +203,7 @@ class ArchiveListener(Listener):
         else:
             self._send_soon()
 
-    # The run's end.
+    # The end of the run.
 
     def mark(self, marker: str, now_ms: int) -> None:
         """A marker at this point of the run. It belongs to no call, so it has the number of the last one. Sends all."""
