@@ -10,7 +10,7 @@ from purgatory_client import AsyncClient
 
 
 async def main(address: str) -> None:
-    """Registers one wait, ends it from elsewhere, prints the result."""
+    """Register one wait, end it from elsewhere, print the result."""
     async with AsyncClient(address) as client:
         wait = asyncio.create_task(client.produce({"orders-3": 42}, timeout=5))
 

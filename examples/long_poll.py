@@ -53,7 +53,7 @@ class NewMessages(DelayedOperation):
         self._number = number
 
     def try_complete(self) -> bool:
-        """Looks, and no more: this runs with the purgatory's lock held."""
+        """Only looks: this runs with the purgatory's lock held."""
         self.messages = self._board.after(self._room, self._number)
         return bool(self.messages) and self.force_complete()
 
@@ -105,7 +105,7 @@ class App(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(port: int = 0, polls_max: int = POLLS_MAX) -> Iterator[str]:
-    """The app on a port of 127.0.0.1, 0 for any; gives its address. At the end every waiting poll is answered."""
+    """The app on a port of 127.0.0.1, 0 for any; yields its address. At the end every waiting poll is answered."""
     purgatory = EmbeddedPurgatory("long-poll", pending_max=polls_max)
     app = type("BoundApp", (App,), {"board": Board(), "purgatory": purgatory})
     with ThreadingHTTPServer(("127.0.0.1", port), app) as server:

@@ -12,7 +12,7 @@ ORDERS = 3
 
 
 async def ship(client: AsyncClient, ticket: Ticket) -> None:
-    """Ships an order when its wait has ended. The confirmation comes last: after a crash before it the order is shipped
+    """Ship an order when its wait has ended. The confirmation comes last: after a crash before it the order is shipped
     again, under the same tag, by which a real desk would know it.
     """
     result = await client.result(ticket)
@@ -21,7 +21,7 @@ async def ship(client: AsyncClient, ticket: Ticket) -> None:
 
 
 async def main(address: str, outbox: str) -> None:
-    """Goes on with what an earlier run has left, or takes new orders."""
+    """Resume what an earlier run left, or take new orders."""
     async with AsyncClient(address, outbox=outbox) as client:
         tickets = await client.recovered()
         print(f"{len(tickets)} orders of an earlier run")

@@ -1,6 +1,4 @@
-"""`AsyncClient`, the client for asyncio. It checks what callers pass, and leaves waiting to the session and the rest to
-single calls.
-"""
+"""`AsyncClient`, the client for asyncio: checks arguments, leaves waiting to its session, and makes single calls."""
 
 from __future__ import annotations
 
@@ -68,10 +66,10 @@ class AsyncClient:
 
     Args:
         address: The daemon's gRPC address, "host:port".
-        name: Begins the session's id, so that one finds it in listings. Not with an outbox, whose file has the id.
+        name: Prefix of the session's id, to find it in listings. Ignored with an outbox, whose file has the id.
         pending_max: Operations that may be pending in this client; more raise LimitExceeded.
         give_up_after: Seconds without a connection after which everything pending raises Unavailable; None: never.
-            Never with an outbox either: what is in its file is not given up.
+            With an outbox, never: what is in its file is not given up.
         outbox: Path of a file that makes a crash of this program safe (docs/client.md); made where there is none.
 
     Raises:
@@ -110,7 +108,7 @@ class AsyncClient:
         await self.close()
 
     async def close(self, *, finish: bool = False) -> None:
-        """Leave the daemon. Harmless when closed already.
+        """Close the client. Does nothing if it is closed already.
 
         What is pending raises ClientClosed here and is cancelled at the daemon; with an outbox it stays pending there.
 
@@ -128,7 +126,7 @@ class AsyncClient:
 
     @property
     def session_id(self) -> str:
-        """The session's id as the daemon lists it. It changes when this client has given a daemon up."""
+        """The session's id as the daemon lists it. It changes after this client has given up a daemon."""
         return self._session.session_id
 
     @property
@@ -197,7 +195,7 @@ class AsyncClient:
         return await self._session.submit_kept(batch, tag)
 
     async def recovered(self) -> list[Ticket]:
-        """What an earlier client has left unconfirmed in the outbox, in the order of operation ids; it goes on.
+        """What an earlier client left unconfirmed in the outbox, in the order of operation ids. It is still pending.
 
         Raises:
             OutboxError: This client has no outbox, or it cannot be read.
@@ -205,7 +203,7 @@ class AsyncClient:
         return list(self._session.outbox().recovered)
 
     async def result(self, ticket: Ticket) -> Result:
-        """The result of one wait, once there is one. May be asked for again; cancelling this call cancels nothing else.
+        """The result of one wait, once there is one. May be called again; cancelling this call cancels nothing else.
 
         Args:
             ticket: From `submit` or `recovered`.
@@ -216,16 +214,17 @@ class AsyncClient:
             SessionTakenOver: Another client has opened the session.
             ClientClosed: The client is closed, or was closed meanwhile.
         """
-        return await self._session.outbox().result(ticket)
+        return await self._session.outbox().result(ticket, Result, "is of a batch; ask for it by result_many")
 
     async def result_many(self, ticket: Ticket) -> ResultColumns:
         """As `result`, for a ticket from `submit_many`."""
-        return await self._session.outbox().result_many(ticket)
+        otherwise = "is of a single wait; ask for it by result"
+        return await self._session.outbox().result(ticket, ResultColumns, otherwise)
 
     async def confirm(self, ticket: Ticket) -> None:
         """Remove a wait and its result from the outbox: the result has been used.
 
-        Returns when it is certain not to be recovered again. Harmless when confirmed already.
+        Returns once it can no longer be recovered. Does nothing if it is confirmed already.
 
         Args:
             ticket: From `submit`, `submit_many` or `recovered`, of a wait that has ended.
@@ -241,7 +240,7 @@ class AsyncClient:
     async def register(self, session_id: str, first_operation_id: int, batch: WaitColumns) -> Registered:
         """Register a batch in a session that is not this client's, without waiting; `results` collects its results.
 
-        Tried again until the daemon has answered, which is harmless: it passes over ids that it knows.
+        Tried again until the daemon has answered, which is safe: it skips ids that it knows.
 
         Args:
             session_id: The session, new or known to the daemon.
@@ -267,7 +266,7 @@ class AsyncClient:
             session_id: The session. A client that has it open is cut off with SessionTakenOver.
 
         Yields:
-            Results in the order in which they came to be, a batch at a time.
+            Results in the order in which the operations ended, a batch at a time.
 
         Raises:
             NotFound: The daemon does not know the session.
@@ -387,7 +386,7 @@ class AsyncClient:
                 return
 
     async def partition(self, partition: Name) -> views.Partition:
-        """One partition's marks, replicas and waits. Raises NotFound when the daemon has not heard of it."""
+        """One partition's marks, replicas and waits. Raises NotFound when the daemon does not know it."""
         request = purgatory_service_pb2.GetPartitionRequest(topic_partition=_topic_partition(partition))
         response = await self._answer(self._stub().GetPartition(request, timeout=CALL_TIMEOUT))
         return views.partition(response.partition)

@@ -21,17 +21,18 @@ TIMEOUT_S_MAX: Final = INT32_MAX / 1_000
 
 def int32(value: int, field: str) -> int:
     """`value`, if it fits 32 signed bits. Raises InvalidRequest, or TypeError for what is not an integer."""
-    number = index(value)
-    if not -INT32_MAX - 1 <= number <= INT32_MAX:
-        raise InvalidRequest(field, f"{number} does not fit 32 bits")
-    return number
+    return _signed(value, field, 32)
 
 
 def int64(value: int, field: str) -> int:
-    """`value`, if it fits 64 signed bits. Raises InvalidRequest, or TypeError for what is not an integer."""
+    """`value`, if it fits 64 signed bits. Raises like `int32`."""
+    return _signed(value, field, 64)
+
+
+def _signed(value: int, field: str, bits: int) -> int:
     number = index(value)
-    if not -INT64_MAX - 1 <= number <= INT64_MAX:
-        raise InvalidRequest(field, f"{number} does not fit 64 bits")
+    if number.bit_length() >= bits and number != -(1 << bits - 1):
+        raise InvalidRequest(field, f"{number} does not fit {bits} bits")
     return number
 
 

@@ -70,13 +70,13 @@ COLUMNS: Final = {**OPERATION_COLUMNS, **FETCH_COLUMNS, "item_indexes": ("item_i
 
 @dataclass(slots=True, eq=False)
 class FetchedPartition:
-    """What a read of a partition gives when its fetch ends.
+    """What can be read from a partition when its fetch ends.
 
     Attributes:
         available_bytes: Bytes that can be read.
         high_watermark: -1 where not known.
         last_stable_offset: -1 where not known.
-        diverging_epoch: With the next one, where the reader's log leaves the leader's. None: it does not.
+        diverging_epoch: With the next one, where the reader's log diverges from the leader's. None: it does not.
         diverging_end_offset: The offset to truncate to.
     """
 
@@ -95,12 +95,12 @@ class PartitionResult:
         name: "orders-3", or the key.
         error_code: Kafka's error code; 0: reached, 7: not reached in time.
         required_offset: What was waited for.
-        reached_offset: How far it came.
+        reached_offset: How far it got.
         log_start_offset: The partition's first readable offset.
         estimated_remaining: Of expired waits: seconds until the offset would have been reached at the pace that its
             mark had. None where the mark stood still.
         pace_per_second: That pace, in offsets per second, or None.
-        fetched: Of fetches: what a read gives.
+        fetched: Of fetches: what can be read.
     """
 
     name: str
@@ -120,7 +120,7 @@ class PartitionResult:
 
 
 class ResultColumns:
-    """The results of many operations of one kind, one list for each field. Iterating gives a `Result` for each.
+    """The results of many operations of one kind, one list for each field. Iterating yields a `Result` for each.
 
     `outcomes`, `waited_ms`, `lateness_ms` and `item_counts` have a value for each operation, the other lists one for
     each item: each partition (or key) of each operation, in the order of the request. Offsets are -1 where not known,

@@ -1,4 +1,4 @@
-"""What the daemon tells of itself: pending operations, partitions, its status. Plain values, made from wire messages.
+"""What the daemon says about itself: pending operations, partitions, its status. Plain values, made from wire messages.
 
 Offsets are -1 where not known, durations are seconds, times are aware datetimes in UTC.
 """

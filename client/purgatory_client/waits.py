@@ -1,8 +1,7 @@
 """Single waits: a function for each kind of operation, and the `Wait` that it makes.
 
 The methods of the clients with the same names take the same arguments and wait at once; a `Wait` is for `submit` and
-`wait_once`. Arguments are checked only as far as they must be to travel in a batch with others: all other rules are the
-daemon's.
+`wait_once`. Arguments are checked only as far as needed to share a batch with others; all other rules are the daemon's.
 """
 
 import asyncio
@@ -107,7 +106,7 @@ def fetch(
     last_fetched_epochs: ByPartition | int | None = None,
     throttled: Iterable[Name] = (),
 ) -> Wait:
-    """Wait until `min_bytes` can be read past the offsets, or one partition gives a reason to answer at once.
+    """Wait until `min_bytes` can be read past the offsets, or one partition has a reason to answer at once.
 
     Args:
         offsets: The offset to read from, by partition.

@@ -1,6 +1,6 @@
 """The consumer: reads the log from its start by long poll, checks that offsets follow each other, keeps what it got.
 
-What it got goes to a file as records, for the proof. It ends when it has as many as it was told there will be.
+What it got goes to a file as records, for the proof. It ends when it has `records` of them.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """A follower: fetches from the leader without end, and appends the records to its own log.
 
-It may be killed at any moment. Started again it goes on where its file ends.
+It may be killed at any moment. Restarted, it continues where its file ends.
 """
 
 from pathlib import Path

@@ -7,7 +7,7 @@ What must be waited for is a delayed operation at the daemon; what happens here 
     consumer fetch                DelayedFetch for min_bytes below the high watermark, unless they are there
     delete records                LOG_START_OFFSET, then DelayedDeleteRecords until every replica has followed
 
-The daemon computes the high watermark; the leader only knows the highest that it has heard of, which is always safe:
+The daemon computes the high watermark; the leader only knows the highest that a result brought, which is always safe:
 below it everything is on all in-sync replicas, and nothing above it is ever shown to a consumer.
 """
 

@@ -126,7 +126,7 @@ class LogFile:
             self.log_start_offset = offset
 
     def reset(self, offset: int) -> None:
-        """Forget all records and go on at `offset`: for a copy whose original begins beyond its end."""
+        """Drop all records and continue at `offset`: for a copy whose original starts beyond its end."""
         self._file.truncate(0)
         self._positions.clear()
         self.byte_size = 0

@@ -54,7 +54,7 @@ def result(answer: Result, *, as_json: bool) -> None:
 
 
 def item_line(item: PartitionResult, outcome: Outcome) -> str:
-    """One partition or key of a result: how far it came, its error, when it would have been reached."""
+    """One partition or key of a result: how far it got, its error, when it would have been reached."""
     reached = "nothing known" if item.reached_offset < 0 else f"reached {item.reached_offset}"
     parts = [f"{item.name}: {reached} of {item.required_offset}"]
     if item.fetched is not None:

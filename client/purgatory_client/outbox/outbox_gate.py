@@ -14,7 +14,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -29,11 +29,12 @@ from purgatory_client.outbox.outbox_file import (
 )
 from purgatory_client.outbox.outbox_writer import OutboxWriter
 from purgatory_client.outbox.ticket import Ticket, ticket_of
-from purgatory_client.results import Result, ResultColumns
 from purgatory_client.session.pending_waits import Ended, settle
 from purgatory_client.session.session_core import SessionCore
 from purgatory_client.wire.decode_waits import batch_of, wait_of
 from purgatory_client.wire.encode_waits import fill_with_many, fill_with_waits
+
+T = TypeVar("T")
 
 NEVER_LOST: Final = float("-inf")
 
@@ -93,16 +94,13 @@ class OutboxGate:
         await written
         return ticket_of(entry, tag, _wall_time(entry))
 
-    async def result(self, ticket: Ticket) -> Result:
-        answer = await self._answer(ticket)
-        if not isinstance(answer, Result):
-            raise InvalidRequest("ticket", "is of a batch; ask for it by result_many")
-        return answer
-
-    async def result_many(self, ticket: Ticket) -> ResultColumns:
-        answer = await self._answer(ticket)
-        if not isinstance(answer, ResultColumns):
-            raise InvalidRequest("ticket", "is of a single wait; ask for it by result")
+    async def result(self, ticket: Ticket, expected: type[T], otherwise: str) -> T:
+        """The answer of a ticket, once there is one. `otherwise`: what to do if it is not of the type `expected`."""
+        future = ticket.entry.future
+        assert future is not None, f"{ticket} is of no outbox"
+        answer = await asyncio.shield(future)
+        if not isinstance(answer, expected):
+            raise InvalidRequest("ticket", otherwise)
         return answer
 
     async def confirm(self, ticket: Ticket) -> None:
@@ -241,11 +239,6 @@ class OutboxGate:
         self._tags[entry] = tag
         entry.future = asyncio.get_running_loop().create_future()
         entry.future.add_done_callback(lambda future: future.cancelled() or future.exception())
-
-    @staticmethod
-    async def _answer(ticket: Ticket) -> Result | ResultColumns:
-        assert ticket.entry.future is not None, f"{ticket} is of no outbox"
-        return await asyncio.shield(ticket.entry.future)
 
     def _forget(self, entry: Entry) -> None:
         if entry.operation_id:

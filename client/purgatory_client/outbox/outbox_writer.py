@@ -2,7 +2,7 @@
 next one, so a sync of the disk is shared by all that wait for it.
 
 Methods are called on the event loop, and so is `done`: for each commit, in the order of writing, with its error if it
-failed. Only confirmations that failed are tried again, with the next commit: their callers have been told, but a result
+failed. Only confirmations that failed are tried again, with the next commit: their callers got the error, but a result
 that was used should not come back. A registration or a result that failed was refused, and must not appear later.
 """
 

@@ -1,4 +1,4 @@
-"""`Ticket`: what a caller holds of a wait in the outbox, to ask for its result now or after a crash."""
+"""`Ticket`: a caller's handle to a wait in the outbox, to get its result now or after a crash."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -29,7 +29,7 @@ class Ticket:
 
     @property
     def is_batch(self) -> bool:
-        """True: a batch, whose results `result_many` gives."""
+        """True: a batch, whose results `result_many` returns."""
         return isinstance(self.entry, WaitColumns)
 
 

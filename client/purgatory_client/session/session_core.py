@@ -122,7 +122,7 @@ class SessionCore:
         return [*self._table.entries(), *chain.from_iterable(self._unsent.values())]
 
     def drain(self) -> list[Entry]:
-        """Forget everything that somebody waits for, and return it; the daemon is not told."""
+        """Forget everything that somebody waits for, and return it, without a word to the daemon."""
         drained = self.waiting()
         self._table.clear()
         self._unsent.clear()
@@ -135,7 +135,7 @@ class SessionCore:
     # For the outbox
 
     def restore(self, entries: Sequence[Entry], next_id: int, now: float) -> None:
-        """Go on with what an outbox holds of the session, in the order of ids.
+        """Resume what an outbox holds of the session, in the order of ids.
 
         Results count from wherever the daemon's next batch says: the file does not keep the number of the last one.
         Setting the time of the last loss makes restored waits go out with their remaining time, by the wall clock.
@@ -188,7 +188,7 @@ class SessionCore:
     def connection_lost(self, now: float) -> None:
         """Note that the connection is gone or could not be made.
 
-        Whether the daemon got the batches in flight is not known here; the next opening tells by the highest id.
+        Whether the daemon got the batches in flight is not known here; the highest id of the next opening shows it.
         """
         self.opened = False
         self._lost_at = now

@@ -83,13 +83,13 @@ class Collector:
         self._give_up_after: Final = give_up_after
         self._call: Call | None = None
         self._used = 0
-        """The sequence number up to which the caller has had results."""
+        """The sequence number of the last result that the caller got."""
         self._acknowledged = 0
 
     async def next(self, stub: PurgatoryServiceStub) -> Collected | None:
         """Acknowledge the results before and return the next ones; None: nothing is pending any more.
 
-        The caller asking for more is what tells that those before are used: only then may the daemon forget them.
+        Asking for more shows that those before have been used: only then may the daemon forget them.
         """
         retry = Retry(self._give_up_after)
         while True:
