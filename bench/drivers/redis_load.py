@@ -48,7 +48,7 @@ def register(script: bytes, key: bytes, ids: range, offsets: range, deadline_ms:
 @asynccontextmanager
 async def connected(address: str) -> AsyncIterator[tuple[RedisConnection, Results]]:
     """A connection with the scripts loaded, and what is published meanwhile."""
-    async with await RedisConnection.open(address) as redis, await RedisConnection.open(address) as listener:
+    async with RedisConnection.open(address) as redis, RedisConnection.open(address) as listener:
         await redis.load_scripts()
         await listener.subscribe()
         results = Results()

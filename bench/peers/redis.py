@@ -10,7 +10,8 @@ import os
 import shutil
 import socket
 import subprocess
-from types import TracebackType
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final, Self
 
 from bench.measure.processes import ROOT, Process
@@ -109,24 +110,24 @@ class RedisConnection:
         self.scripts: Final[dict[str, bytes]] = {}
 
     @classmethod
-    async def open(cls, address: str) -> Self:
-        """Connects, and waits for a server that is only starting."""
+    @asynccontextmanager
+    async def open(cls, address: str) -> AsyncIterator[Self]:
+        """Connects, and waits for a server that is only starting. Raises ConnectionError."""
         host, _, port = address.rpartition(":")
         for _ in range(START_ATTEMPTS):
             try:
-                return cls(*await asyncio.open_connection(host, int(port), limit=1 << 24))
+                reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 24)
             except OSError:
                 await asyncio.sleep(0.05)
-        raise ConnectionError(f"no Redis at {address}")
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._writer.close()
-        await self._writer.wait_closed()
+            else:
+                break
+        else:
+            raise ConnectionError(f"no Redis at {address}")
+        try:
+            yield cls(reader, writer)
+        finally:
+            writer.close()
+            await writer.wait_closed()
 
     async def load_scripts(self) -> None:
         """Loads the scripts; `scripts` holds their digests afterwards."""

@@ -30,10 +30,7 @@ def test_commands_are_written_as_redis_reads_them() -> None:
 async def test_redis_wakes_whom_a_mark_passes_and_who_is_due() -> None:
     """One published result for each: passed by the mark, registered below it, due by its deadline; and no other."""
     with RedisServer() as server:
-        async with (
-            await RedisConnection.open(server.address) as redis,
-            await RedisConnection.open(server.address) as ear,
-        ):
+        async with RedisConnection.open(server.address) as redis, RedisConnection.open(server.address) as ear:
             await redis.load_scripts()
             await ear.subscribe()
 
