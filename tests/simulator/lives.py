@@ -32,25 +32,16 @@ def steps_of(generator: Generator, steps_max: int) -> Iterator[steps.Step]:
         yield step
 
 
-def fails_likewise(swarm: Swarm, sequence: Sequence[steps.Step], cause: type[BaseException]) -> bool:
-    """Whether these steps fail too, with the same type of error."""
-    try:
-        Simulation(swarm).run(sequence)
-    except Failure as failure:
-        return type(failure.cause) is cause
-    return False
-
-
 def live(seed: int, steps_max: int, shrink_seconds: float) -> SeedResult:
     """One seed, engine against oracle. A difference is cut down to few steps, which the report shows."""
     generator = Generator(seed)
     simulation = Simulation(generator.swarm)
+    report = ""
     try:
         simulation.run(steps_of(generator, steps_max))
     except Failure as failure:
         report = f"seed {seed}: {failure}\n" + shortest(seed, steps_max, failure, shrink_seconds)
-        return SeedResult(seed, simulation.weight_done, simulation.ended, simulation.trace, report)
-    return SeedResult(seed, simulation.weight_done, simulation.ended, simulation.trace, "")
+    return SeedResult(seed, simulation.weight_done, simulation.ended, simulation.trace, report)
 
 
 def live_without_oracle(seed: int, steps_max: int) -> SeedResult:
@@ -65,10 +56,14 @@ def shortest(seed: int, steps_max: int, failure: Failure, seconds: float) -> str
     generator = Generator(seed)
     swarm = generator.swarm
     taken = list(steps_of(generator, steps_max))[: failure.step_index + 1]
-    cause = type(failure.cause)
 
     def fails(some: Sequence[steps.Step]) -> bool:
-        return fails_likewise(swarm, some, cause)
+        """Whether these steps fail too, with the same type of error."""
+        try:
+            Simulation(swarm).run(some)
+        except Failure as other:
+            return type(other.cause) is type(failure.cause)
+        return False
 
     prefix = shrink(taken, fails, seconds)
     return f"{describe(swarm, prefix)}\nreplay with: python -m tests.simulator --seed {seed} --steps {steps_max}"

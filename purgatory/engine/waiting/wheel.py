@@ -171,10 +171,6 @@ class TimingWheel:
         self._unlink(self._base + slot)
         return True
 
-    def is_linked(self, slot: i64) -> bool:
-        """Whether the slot has a deadline that has not fired and was not removed."""
-        return self._next[self._base + slot] != UNLINKED
-
     def deadline_ms(self, slot: i64) -> i64:
         """The last deadline given to the slot, as rounded up to a tick."""
         return self._deadlines[slot]

@@ -1,5 +1,7 @@
 """Cases 69 to 85: long polls of followers and consumers. 78 is with the marks, 80 with the produce waits."""
 
+import pytest
+
 from tests.engine import plain
 from tests.engine.world import World
 
@@ -25,18 +27,6 @@ def test_case_70_consumer_waits_for_the_high_watermark() -> None:
     assert world.item(handle).reached == 1
 
 
-def test_read_committed_waits_for_the_last_stable_offset() -> None:
-    """Data of an open transaction is not shown."""
-    world = World()
-    world.append("orders-0", 20)
-    world.last_stable("orders-0", 10)
-    world.high_watermark("orders-0", 15)
-    handle = world.fetch({"orders-0": 10}, committed=True)
-    assert world.outcome(handle) == "pending"
-    assert world.last_stable("orders-0", -1).ended == 1
-    assert (world.item(handle).reached, world.item(handle).last_stable) == (15, 15)
-
-
 def test_case_71_segments_are_not_compared_at_equal_offsets() -> None:
     """A roll with the fetch offset at the high watermark is no reason to answer."""
     world = World()
@@ -58,13 +48,15 @@ def test_case_72_old_segment_answers_at_once() -> None:
     assert (world.outcome(handle), world.errors(handle)) == ("satisfied", [0])
 
 
-def test_case_73_truncation_below_the_fetch_offset_ends_it() -> None:
-    """The reader is beyond the log: 1."""
+@pytest.mark.parametrize("happens", ["truncated to 40", "deleted up to 51"])
+def test_case_73_reader_that_falls_out_of_the_log_ends(happens: str) -> None:
+    """The log is cut below the fetch offset, or starts above it: 1, at once."""
     world = World()
-    world.append("orders-0", 50)
-    world.high_watermark("orders-0", 50)
-    handle = world.fetch({"orders-0": 50})
-    assert world.truncate("orders-0", 40).ended == 1
+    world.append("orders-0", 60)
+    world.high_watermark("orders-0", 60)
+    handle = world.fetch({"orders-0": 50}, min_bytes=100)
+    answer = world.truncate("orders-0", 40) if "truncated" in happens else world.log_start("orders-0", 51)
+    assert answer.ended == 1
     assert (world.outcome(handle), world.errors(handle)) == ("failed", [1])
 
 
@@ -105,30 +97,20 @@ def test_case_75_partition_maximum_bounds_its_share() -> None:
     assert [item.available_bytes for item in world.result(two).items] == [100, 100]
 
 
-def throttled_follower(*in_sync: int) -> tuple[World, int]:
-    """A throttled follower 2 whose fetch is on an old segment, with bytes ready."""
+@pytest.mark.parametrize(
+    ("in_sync", "outcome", "available_bytes"), [((1,), "expired", 0), ((1, 2), "satisfied", 1_048_576)]
+)
+def test_case_76_and_77_throttled_follower(in_sync: tuple[int, ...], outcome: str, available_bytes: int) -> None:
+    """Bytes of an old segment are ready: out of sync it waits for its timeout and gets none, in sync it is served."""
     world = World()
     world.in_sync("orders-0", *in_sync)
     world.append("orders-0", 49, position=499, segment=0)
     world.append("orders-0", 60, position=100, segment=50)
     handle = world.fetch({"orders-0": 49}, replica_id=2, throttled=True)
-    return world, handle
-
-
-def test_case_76_throttled_follower_out_of_sync_gets_nothing() -> None:
-    """It waits for its timeout, and then gets an empty answer without error."""
-    world, handle = throttled_follower(1)
     world.append("orders-0", 70, position=200, segment=50)
-    assert world.outcome(handle) == "pending"
     world.wait(1_000)
-    assert (world.outcome(handle), world.errors(handle)) == ("expired", [0])
-    assert world.item(handle).available_bytes == 0
-
-
-def test_case_77_throttled_follower_in_sync_is_served() -> None:
-    """Members of the in-sync set are never throttled."""
-    world, handle = throttled_follower(1, 2)
-    assert world.outcome(handle) == "satisfied"
+    assert (world.outcome(handle), world.errors(handle)) == (outcome, [0])
+    assert world.item(handle).available_bytes == available_bytes
 
 
 def test_case_79_newer_epoch_fences_the_reader() -> None:
@@ -216,12 +198,3 @@ def test_several_partitions_add_up() -> None:
     assert world.outcome(handle) == "pending"
     assert world.high_watermark("orders-1", 4).ended == 1
     assert [item.available_bytes for item in world.result(handle).items] == [3, 4, 3]
-
-
-def test_log_start_above_the_fetch_offset_ends_it() -> None:
-    """What was wanted is deleted: 1, with no waiting."""
-    world = World()
-    world.high_watermark("orders-0", 10)
-    handle = world.fetch({"orders-0": 3}, min_bytes=100)
-    assert world.log_start("orders-0", 5).ended == 1
-    assert (world.outcome(handle), world.errors(handle)) == ("failed", [1])

@@ -20,32 +20,20 @@ def test_case_47_high_watermark_is_the_lowest_in_sync_end() -> None:
     assert world.marks("orders-0").high_watermark == 9
 
 
-def caught_up_follower() -> World:
-    """ISR is the leader alone; replica 2 is at 7 and caught up; the leader's log then grew to 10."""
+@pytest.mark.parametrize(("dead", "fenced"), [(False, False), (True, False), (False, True)])
+def test_case_48_caught_up_follower_outside_the_set_holds_back(dead: bool, fenced: bool) -> None:
+    """A follower that could join the in-sync set at any moment counts already; a dead or fenced one could not."""
     world = World()
     world.in_sync("orders-0", 1)
     world.append("orders-0", 7)
     world.follower("orders-0", 2, 7)
-    world.append("orders-0", 10)
-    return world
-
-
-def test_case_48_caught_up_follower_outside_the_set_holds_back() -> None:
-    """Who could join the in-sync set at any moment counts already."""
-    world = caught_up_follower()
-    assert world.marks("orders-0").high_watermark == 7
     world.append("orders-0", 11)
     assert world.marks("orders-0").high_watermark == 7
     world.follower("orders-0", 2, 11)
     assert world.marks("orders-0").high_watermark == 11
-
-
-def test_case_48_fenced_follower_does_not_hold_back() -> None:
-    """Who may not join does not count."""
-    world = caught_up_follower()
-    world.replica("orders-0", 2, fenced=True)
-    world.append("orders-0", 11)
-    assert world.marks("orders-0").high_watermark == 11
+    world.replica("orders-0", 2, dead=dead, fenced=fenced)
+    world.append("orders-0", 12)
+    assert world.marks("orders-0").high_watermark == (12 if dead or fenced else 11)
 
 
 def test_case_48_follower_that_lags_too_long_does_not_hold_back() -> None:

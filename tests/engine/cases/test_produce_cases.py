@@ -118,8 +118,8 @@ def test_case_80_the_epoch_of_the_caller_is_checked(partition_epoch: int, code: 
             assert world.errors(handle) == [code]
 
 
-def test_estimate_says_when_it_would_have_been() -> None:
-    """From 10 to 20 of 25 in 100 ms: 50 ms more at 100 a second. A mark that stood still gives none."""
+def test_an_expired_wait_estimates_when_it_would_have_ended() -> None:
+    """From 10 to 20 of 25 in 100 ms: 50 ms more at 100 a second. A mark that stood still gives no estimate."""
     world = World()
     world.high_watermark("orders-0", 10)
     world.high_watermark("orders-1", 10)

@@ -53,17 +53,6 @@ def test_any_key_is_enough() -> None:
     world.assert_empty()
 
 
-def test_expired_wait_says_how_far_it_came() -> None:
-    """7 of 10 in 70 ms: 30 more at 100 a second."""
-    world = World()
-    handle = world.wait_signal({"a": 10}, timeout_ms=70)
-    world.signal("a", 7)
-    world.wait(70)
-    item = world.item(handle)
-    assert (world.outcome(handle), item.error, item.reached) == ("expired", 7, 7)
-    assert (item.remaining_ms, item.pace) == (30, 100.0)
-
-
 def test_count_must_be_positive() -> None:
     """A signal given 0 times is refused."""
     world = World()

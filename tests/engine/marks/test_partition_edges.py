@@ -18,18 +18,6 @@ def test_proposed_members_count_towards_the_minimum(proposed: tuple[int, ...], e
     assert world.item(world.produce({P: 5})).error == error
 
 
-def test_the_dead_do_not_hold_the_high_watermark_back() -> None:
-    """A replica that had caught up, and died, is not waited for; alive it is."""
-    for dead in (True, False):
-        world = World()
-        world.in_sync(P, 1)
-        world.append(P, 10)
-        world.follower(P, 2, 10)
-        world.replica(P, 2, dead=dead)
-        world.append(P, 20)
-        assert world.marks(P).high_watermark == (20 if dead else 10)
-
-
 def test_caught_up_when_it_asked_not_when_it_arrived() -> None:
     """A follower that reaches the end of its last fetch's time was caught up then: at 0, not at 90."""
     world = World(lag_max_ms=100)

@@ -38,7 +38,7 @@ class CheckedWheel:
         else:
             assert deadline_ms <= self.wheel.level_clock(1) <= self.now_ms
         assert self.wheel.deadline_ms(slot) == rounded
-        assert self.wheel.is_linked(slot) == (slot in self.model)
+        assert self.wheel.count == len(self.model)
 
     def remove(self, slot: int) -> None:
         assert self.wheel.remove(slot) == (self.model.pop(slot, None) is not None)
