@@ -92,7 +92,7 @@ class Engine:
         return self._registration.register(owner, kind, batch, now_ms)
 
     def apply(self, batch: EventBatch, now_ms: int, start: int = 0, limit: int = 100_000) -> EventsReceipt:
-        """Applies events from `start` on until events and ended operations together come to `limit`; see `next_index`.
+        """Applies events from `start` on until events and ended operations together reach `limit`; see `next_index`.
 
         The effects of one event are never split. Raises InvalidBatch as `register` does.
         """
@@ -218,7 +218,7 @@ class Engine:
         partition: PartitionName | None = None,
         key: str = "",
     ) -> tuple[list[PendingView], int]:
-        """Pending operations in order of slot from `start` on, at most `limit`, and where to go on (-1: at the end).
+        """Pending operations in order of slot from `start` on, at most `limit`, and where to continue (-1: at the end).
 
         The filters go together. One call looks at a bounded number of slots, so a page may be short or empty.
         """

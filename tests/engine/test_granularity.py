@@ -21,7 +21,7 @@ UNLIMITED = 1_000_000
 
 
 class Happening(NamedTuple):
-    """Something that is told to the engine, so many milliseconds after what came before it.
+    """A call on the engine, so many milliseconds after what came before it.
 
     With `snaps_to_ms` an operation's deadline goes up to the next multiple of it, so that many deadlines coincide.
     """

@@ -28,7 +28,7 @@ def test_an_epoch_without_records_leaves_no_entry() -> None:
 
 
 def test_a_follower_that_turns_leader_within_an_epoch_enters_it() -> None:
-    """A reader that has that epoch's records is served, not told that the epoch is unknown."""
+    """A reader that has that epoch's records is served, not refused as if the epoch were unknown."""
     world = World()
     world.follow("orders-0", 5)
     world.lead("orders-0", 5)
@@ -49,7 +49,7 @@ def test_divergence_at_epoch_0_and_offset_0_is_divergence() -> None:
 
 
 def test_a_throttled_fetch_hears_the_first_append() -> None:
-    """It adds no bytes, but it must be told that its offset is beyond the log."""
+    """It adds no bytes, but an offset beyond the log must end it."""
     world = World()
     handle = world.fetch({"orders-0": 5}, replica_id=3, throttled=True)
     world.append("orders-0", 3)

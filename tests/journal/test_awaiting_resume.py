@@ -16,7 +16,9 @@ async def end_two(daemon: JournaledHost) -> None:
 
 
 async def first_life(folder: Path, copy: Path) -> None:
-    """Waits are registered; then two end, and the daemon dies before that is written, but not before it is told."""
+    """Waits are registered durably. Then, as far as the client is concerned, it is sent the results of two of them, and
+    the daemon dies before it writes that they ended.
+    """
     daemon = await JournaledHost.start(folder)
     register(daemon.host, daemon.session, {number: number for number in range(1, WAITS + 1)})
     await daemon.host.journal.durable()

@@ -116,7 +116,7 @@ async def test_a_dump_says_every_row(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_two_daemons_cannot_share_a_folder(tmp_path: Path) -> None:
-    """The second is told which process has it."""
+    """The second is refused, with the process that has it."""
     directory = Directory(tmp_path / "data")
     with pytest.raises(JournalLocked, match=r"in use by process \d+"):
         OpenJournal(tmp_path / "data", is_sync=True)

@@ -92,7 +92,7 @@ async def test_what_runs_goes_on_while_the_disk_fails(tmp_path: Path, code: int,
 
 
 async def test_a_file_that_cannot_be_opened_again_is_tried_again(tmp_path: Path) -> None:
-    """After an I/O error the file is opened anew, and where that fails too, until it succeeds."""
+    """After an I/O error the file is opened again, and where that fails too, until it succeeds."""
     daemon = await JournaledHost.start(tmp_path / "data")
     host = daemon.host
     store: Any = daemon.opened._store

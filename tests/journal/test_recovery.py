@@ -36,7 +36,7 @@ def watch_seals(life: Life, opened: OpenJournal) -> dict[int, Any]:
 
 
 async def live(life: Life) -> None:
-    """Random steps, after some of which all that was told becomes durable."""
+    """Random steps, after some of which everything so far becomes durable."""
     pace = random.Random(life.clock.now_ms())
     for _ in range(STEPS):
         await life.live(1)

@@ -1,4 +1,4 @@
-"""The journal's files: the write-ahead log is begun anew in place while groups come, and emptied when none does."""
+"""The journal's files: the write-ahead log is restarted in place while groups come, and truncated when idle."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,7 +41,7 @@ def fill_log(store: Store, wal: Path) -> int:
     return wal.stat().st_size
 
 
-def test_the_log_is_begun_anew_in_place(tmp_path: Path, store: Store) -> None:
+def test_the_log_is_restarted_in_place(tmp_path: Path, store: Store) -> None:
     """Between groups it is copied once it is long, and what comes next is written over it: the file keeps its size."""
     wal = tmp_path / "journal.db-wal"
     store.maintain(idle=True)
@@ -59,7 +59,7 @@ def test_the_log_is_begun_anew_in_place(tmp_path: Path, store: Store) -> None:
 
 
 def test_a_log_that_has_become_too_long_is_cut(tmp_path: Path, store: Store) -> None:
-    """What it grew to in a busy hour is given back when it is begun anew."""
+    """What it grew to in a busy hour is given back when the log restarts."""
     wal = tmp_path / "journal.db-wal"
     for number in range(1, 10 * PAGES_MAX):
         commit(store, number)

@@ -1,4 +1,4 @@
-"""What a simulation is made of: steps as plain data, so that a failing run can be cut down and told to others.
+"""What a simulation is made of: steps as plain data, so that a failing run can be shrunk and reported.
 
 Counted is what is drawn, applied and compared one by one: a registration, an event, an id to cancel, a move of the
 clock, or one of the rare calls. A batch counts for each of its members (`weight`).

@@ -5,7 +5,7 @@ contract in its 4.1+ form (docs/semantics.md, section 2), with its gaps closed:
 
 * An ended operation is unlinked from every key and from the timer the moment it is claimed, so nothing is purged, no
   payload outlives its operation, and `watched` counts pending entries only.
-* What a hook raises is contained: `on_error` is called, the operation stays as it was, the others go on. What is no
+* What a hook raises is contained: `on_error` is called, the operation stays as it was, the others continue. What is no
   `Exception` (KeyboardInterrupt, SystemExit, CancelledError) reaches the caller, after the others had their turn.
 * A registration that raises leaves nothing behind: arguments are looked at first, and what was linked is unlinked.
 * Cancel and shutdown are outcomes, for which `on_complete` runs too. No operation is forgotten.
@@ -194,7 +194,7 @@ class DelayedOperationPurgatory:
                     claimed += 1
                     self._claim(operation, EXPIRED)
             finally:
-                # The wheel has let go of them all: if an interrupt cut this short, the rest is still due.
+                # The wheel has released them all: if an interrupt cut this short, the rest is still due.
                 for slot in slots[claimed:]:
                     self._due[slot] = None
             return len(slots)

@@ -1,4 +1,4 @@
-"""Kinds that count down: an operation ends when each of its partitions has come to an end, one by one.
+"""Kinds that count down: an operation ends when each of its partitions has been resolved, one by one.
 
 An item waits for one mark of its partition and is watched at a threshold of that mark. It is resolved once, with an
 error code; the operation ends with its last item. A kind says which mark, which threshold, and what the state is.
@@ -37,7 +37,7 @@ __all__ = ["Countdown", "Draft", "partition_fault"]
 def partition_fault(partition: Partition, leader_epoch: i64) -> i64:
     """Why nothing can be waited for on a partition; NONE if something can. `leader_epoch` -1: any.
 
-    The epoch comes before leadership: whoever waits under an old epoch is told so even where the partition has moved.
+    The epoch comes before leadership: a wait under an old epoch is fenced even where the partition has moved.
     """
     if partition.removed_error_code != NONE:
         return partition.removed_error_code
@@ -84,7 +84,7 @@ class Countdown(Kind):
         self.items: Final = pending.items
         self.answers_mark_of_now: Final = answers_mark_of_now
 
-    # What a kind says of itself.
+    # What each kind defines.
 
     def mark(self, partition: Partition) -> i64:
         """The mark that its items wait for."""
@@ -95,7 +95,7 @@ class Countdown(Kind):
         raise NotImplementedError
 
     def threshold(self, partition: Partition, required: i64) -> i64:
-        """The lowest mark at which an unresolved item may come to an end; always above the mark of now."""
+        """The lowest mark at which an unresolved item may be resolved; always above the current mark."""
         return required
 
     def mark_told(self, partition: Partition, error: i64) -> i64:
@@ -233,7 +233,7 @@ class Countdown(Kind):
             removed = saved.removed[item]
             log_start = saved.log_starts[item]
             if error != UNRESOLVED and removed == 0 and self.partitions.get(name) is None:
-                # It has gone since it was resolved, and is only to be named: no new partition must come of that.
+                # It was removed after it was resolved and is only named here: that must not create a new partition.
                 removed = UNKNOWN_TOPIC_OR_PARTITION
                 log_start = 0
             partition = self.partitions.mention_again(name, removed, log_start)

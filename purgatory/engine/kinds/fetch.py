@@ -186,8 +186,8 @@ class FetchKind(Kind):
         self.recheck(partition, now_ms)
 
     def anchor(self, partition: Partition, now_ms: i64) -> None:
-        """The partition has told its first byte position: until now a byte stood for a record. The starts of waiting
-        fetches are taken anew, in bytes.
+        """The partition's first byte position is known: until now a byte stood for a record. The starts of waiting
+        fetches are computed again, in bytes.
         """
         for watch in partition.fetch_watches():
             for ref in watch.entries.drain():
@@ -243,7 +243,7 @@ class FetchKind(Kind):
                 saved.last_fetched_epochs[extra],
                 saved.throttled[extra] != 0,
             )
-            # Not where the log stands now: the fetch goes on from where it was anchored when it came.
+            # Not where the log stands now: the fetch continues from where it was anchored at registration.
             part.start_segment = saved.start_segments[extra]
             part.start_reach = saved.start_reaches[extra]
             fetch.items.append(part)

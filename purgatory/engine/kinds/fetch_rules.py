@@ -1,7 +1,7 @@
 """The rules of a fetch: when a long poll may answer, what it then answers, and which reach it waits for meanwhile.
 
 A fetch is a sum over partitions. Instead of adding it up at every append, each partition gets a share of the missing
-bytes as its threshold; only when one passes its share is the sum taken again and the rest shared out anew. If no
+bytes as its threshold; only when one passes its share is the sum computed again and the rest shared out again. If no
 partition has grown by its share (the missing bytes divided by the partitions that can still grow, rounded up), their
 sum is short of what is missing; so nothing is overlooked, and a fetch is examined O(partitions * log(min_bytes)) times,
 not once an append.
@@ -172,7 +172,7 @@ def examine(fetch: Fetch) -> bool:
 
 
 def share_out(fetch: Fetch) -> list[i64]:
-    """The reach to watch for on each partition, after `examine` said no; always above the reach of now."""
+    """The reach to watch for on each partition, after `examine` returned no answer; always above the current reach."""
     missing = fetch.min_bytes
     growing: i64 = 0
     for item in fetch.items:

@@ -51,7 +51,7 @@ class Kind:
         return False
 
     def answer(self, slot: i64, outcome: i64, waited_ms: i64, completions: Completions) -> bool:
-        """Writes down what each item of an ending operation answers and lets go of its watches, items and targets.
+        """Records what each item of an ending operation answers and releases its watches, items and targets.
         Returns whether an item failed.
         """
         raise NotImplementedError

@@ -16,7 +16,7 @@ __all__ = ["OperationChecks"]
 
 
 class OperationChecks:
-    """The checks of one operation of a batch, in the order in which its faults are told."""
+    """The checks of one operation of a batch, in the order in which faults are reported."""
 
     def __init__(self, limits: EngineLimits, partitions: Partitions, keys: SignalKeys) -> None:
         self.limits: Final = limits

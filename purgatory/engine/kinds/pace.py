@@ -1,4 +1,4 @@
-"""How fast a mark moved while an operation waited, and when it would have arrived: what an expired wait is told."""
+"""How fast a mark moved while an operation waited, and when it would have arrived: what an expired wait reports."""
 
 from mypy_extensions import i64
 

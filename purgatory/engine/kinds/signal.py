@@ -21,7 +21,7 @@ __all__ = ["SignalKind"]
 
 @final
 class SignalKind(Kind):
-    """The only kind whose targets are keys. A key is watched at the count it must come to, and never fails."""
+    """The only kind whose targets are keys. A key is watched at the count it must reach, and never fails."""
 
     def __init__(self, pending: PendingOperations) -> None:
         super().__init__(SIGNAL, pending.partitions, on_partitions=False)

@@ -66,7 +66,7 @@ class Events:
         self._named: Final = NamedPartitions(partitions)
 
     def apply(self, batch: EventBatch, now_ms: i64, start: int, limit: int) -> EventsReceipt:
-        """Applies events from `start` on until events and ended operations together come to `limit`.
+        """Applies events from `start` on until events and ended operations together reach `limit`.
 
         Raises InvalidBatch before anything is done.
         """

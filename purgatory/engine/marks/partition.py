@@ -23,7 +23,7 @@ NO_FETCH_OFFSET: Final[i64] = 2**62
 
 
 class Replica:
-    """A remote replica: what its last fetch told, and whether it counts."""
+    """A remote replica: what its last fetch reported, and whether it counts."""
 
     def __init__(self, replica_id: int) -> None:
         self.replica_id: Final = replica_id
@@ -71,7 +71,7 @@ class Partition:
         self.announced = False
         """An event has spoken of it; until then it was only mentioned by those who wait."""
         self.removed_error_code: i64 = 0
-        """Other than 0: it is gone, and this is what those who wait are told."""
+        """Other than 0: it is gone, and its waits are answered with this code."""
         self.storage_failed = False
         self.leader_epoch: i64 = -1
         self.is_leader = True
@@ -143,15 +143,15 @@ class Partition:
     # Marks.
 
     def raise_high_watermark(self, offset: i64) -> bool:
-        """A high watermark was told. On a leader it only moves up; on a follower it is what the leader says, clamped to
-        its own log, and may go down.
+        """A high watermark was reported. On a leader it only moves up; on a follower it is what the leader says,
+        clamped to its own log, and may go down.
         """
         if offset < self.log_start_offset:
             offset = self.log_start_offset
         if self.is_leader:
             if offset <= self.high_watermark:
                 return False
-            # What is committed is in the log, even if no append has told so yet.
+            # What is committed is in the log, even if no append has reported it yet.
             if self.log_end_offset < offset:
                 self.log_end_offset = offset
         elif self.log_end_offset < 0:
@@ -186,7 +186,7 @@ class Partition:
         return True
 
     def set_first_unstable(self, offset: i64) -> bool:
-        """The oldest open transaction begins at `offset`; -1: none is open. The last stable offset never goes back."""
+        """The oldest open transaction starts at `offset`; -1: none is open. The last stable offset never goes back."""
         if offset == self.first_unstable_offset or (0 <= offset < self.last_stable_offset()):
             return False
         self.first_unstable_offset = offset

@@ -1,13 +1,13 @@
 """Where offsets lie in bytes: what a fetch needs to know how much it could read.
 
-An index of (offset, segment base offset, byte position in the segment), one entry for each append that told its
+An index of (offset, segment base offset, byte position in the segment), one entry for each append that reported its
 position. Segments come one after the other, so every offset also has a *reach*: a single number that rises with the
 offset through all segments and grows by the bytes in between. Fetches wait for a reach; within a segment a difference
 of reaches is a number of bytes.
 
-Between two entries, and above the last, each offset counts one byte, as every record has at least one: what is told
-late is counted late, never early. A partition that never told a position has no entries, and its reach is the offset
-itself.
+Between two entries, and above the last, each offset counts one byte, as every record has at least one: what is reported
+late is counted late, never early. A partition that never reported a position has no entries, and its reach is the
+offset itself.
 
 The index is bounded: when it is full every second entry of its older half goes. The oldest entry stays.
 """
@@ -39,12 +39,12 @@ class PositionIndex:
         return len(self.offsets)
 
     def last_segment(self) -> i64:
-        """Base offset of the newest segment; 0 where none was told."""
+        """Base offset of the newest segment; 0 where none was reported."""
         count: i64 = len(self.offsets)
         return self.segments[count - 1] if count else 0
 
     def fault(self, offset: i64, segment: i64, position: i64) -> str:
-        """Why an append cannot lie there, or an empty string. `segment` and `position` may be -1 (not told)."""
+        """Why an append cannot lie there, or an empty string. `segment` and `position` may be -1 (not reported)."""
         count: i64 = len(self.offsets)
         newest: i64 = self.last_segment()
         if segment >= 0 and segment > offset:
@@ -58,7 +58,7 @@ class PositionIndex:
         return ""
 
     def add(self, offset: i64, segment: i64, position: i64) -> None:
-        """Notes that the log end `offset` lies at `position` of `segment` (-1: not told; `fault` must be empty)."""
+        """Notes that the log end `offset` lies at `position` of `segment` (-1: not reported; `fault` must be empty)."""
         count: i64 = len(self.offsets)
         if position < 0 and segment < 0:
             return
@@ -81,7 +81,7 @@ class PositionIndex:
 
     def _push(self, offset: i64, segment: i64, position: i64, reach: i64) -> None:
         count: i64 = len(self.offsets)
-        # Offsets must rise strictly for the search below; a segment that begins at the log end replaces that entry.
+        # Offsets must rise strictly for the search below; a segment that starts at the log end replaces that entry.
         if count and self.offsets[count - 1] >= offset:
             self.truncate(offset - 1)
         elif count >= ENTRIES_MAX:
@@ -150,7 +150,7 @@ class PositionIndex:
         return low
 
     def reach(self, offset: i64) -> i64:
-        """How far `offset` reaches; -1 where it lies below all that was told (or is itself -1)."""
+        """How far `offset` reaches; -1 where it lies below all that was reported (or is itself -1)."""
         if not len(self.offsets) or offset < 0:
             return offset
         place: i64 = self._floor(offset)
@@ -159,7 +159,7 @@ class PositionIndex:
         return self.reaches[place] + offset - self.offsets[place]
 
     def segment(self, offset: i64) -> i64:
-        """Base offset of the segment that `offset` lies in; -1 where it lies below all that was told."""
+        """Base offset of the segment that `offset` lies in; -1 where it lies below all that was reported."""
         if not len(self.offsets):
             return 0
         place: i64 = self._floor(offset)

@@ -17,7 +17,7 @@ class Partitions:
 
     def __init__(self, strict: bool) -> None:
         self.strict: Final = strict
-        """A partition is not made by being waited for: only events make it known."""
+        """Waits create no partitions: only events make one known."""
         self.by_name: Final[dict[PartitionName, Partition]] = {}
         self.by_index: Final[list[Partition | None]] = []
         self._free: Final[list[int]] = []

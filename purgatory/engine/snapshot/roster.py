@@ -15,7 +15,7 @@ class Roster:
         """`given` are the ids, a `vec[i64]`; `gone` has a bit for each, the lowest of the first byte for the first; it
         may be too short.
 
-        A compiled function that is handed a `vec` by Python that is not compiled never lets go of it, unless it takes
+        A compiled function that is handed a `vec` by Python that is not compiled never releases it, unless it takes
         it as an object.
         """
         ids = cast("vec[i64]", given)

@@ -1,4 +1,4 @@
-"""One partition as bytes and back: all that events have told of it. Who waits on it is saved with the operations."""
+"""One partition as bytes and back: all that events have reported of it. Its waits are saved with the operations."""
 
 from typing import Final
 
@@ -48,7 +48,7 @@ def partition_to(partition: Partition) -> bytes:
 
 
 def replica_to(replica: Replica) -> list[int]:
-    """What is known of a replica; its membership of the sets is told by these."""
+    """What is known of a replica; its membership is in the sets themselves."""
     return [
         replica.replica_id,
         int(replica.log_end_offset),

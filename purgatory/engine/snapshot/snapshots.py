@@ -1,7 +1,7 @@
 """Saves what an engine holds (pending operations, partitions, counts of keys) and restores it into another one.
 
 What is saved of an operation is not the request but what became of it: the offsets it waits for, the marks its pace is
-measured from, the items that have ended. So in another engine that is told the same time it waits on as though nothing
+measured from, the items that have ended. So in another engine at the same time it waits on as though nothing
 had happened. Partitions and keys must be restored before the operations that wait on them: an operation on a partition
 that is not known would make a new one, without marks.
 """

@@ -1,4 +1,4 @@
-"""All pending operations: how they are admitted, how each ends exactly once, and what is then said of it.
+"""All pending operations: how they are admitted, how each ends exactly once, and what is then recorded of it.
 
 Slots, items, timer, owners and counters are kept in step here. When an operation ends is decided by its kind; whatever
 it decides comes through `resolve` or `end`, so that an operation leaves the pending ones once.
@@ -77,7 +77,7 @@ class PendingOperations:
     # The one end.
 
     def resolve(self, item: i64, error_code: i64, mark: i64, now_ms: i64) -> None:
-        """One item of a countdown has come to `error_code` at `mark`; with the last one the operation ends.
+        """One item of a countdown is resolved with `error_code` at `mark`; with the last one the operation ends.
 
         Its watch entry must have been popped. What is resolved is never looked at again.
         """
@@ -92,7 +92,7 @@ class PendingOperations:
             self.progressed.append(int(slot))
 
     def end(self, slot: i64, outcome: i64, now_ms: i64) -> None:
-        """Ends a pending operation: unlinks it everywhere, and writes down how it ended. SATISFIED with errors is
+        """Ends a pending operation: unlinks it everywhere, and records how it ended. SATISFIED with errors is
         FAILED.
         """
         # The order matters: the kind still needs slot and items to answer, so they are released after it.
@@ -122,7 +122,7 @@ class PendingOperations:
     def end_at_once(
         self, completions: Completions, operation_id: i64, kind: i64, outcome: i64, item_count: i64
     ) -> None:
-        """Writes down the end of an operation that was never pending, after its items."""
+        """Records the end of an operation that was never pending, after its items."""
         completions.add_operation(operation_id, kind, outcome, 0, 0, item_count)
         self._count_end(kind, outcome)
 

@@ -25,7 +25,7 @@ __all__ = ["Registration"]
 
 
 class Registration:
-    """Takes batches of operations in."""
+    """Registers batches of operations."""
 
     def __init__(self, pending: PendingOperations, limits: EngineLimits) -> None:
         self.pending: Final = pending
@@ -87,7 +87,7 @@ class Registration:
     def take(
         self, kind: Kind, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64
     ) -> Fault | None:
-        """Takes one operation in, or says why it is refused. A refused one uses up its id."""
+        """Admits one operation, or returns why it is refused. A refused one uses up its id."""
         operation_id = columns.operation_ids.at(row)
         if operation_id == OUT_OF_RANGE:
             message = f"{columns.operation_ids.given(row)} is not in 1..{OPERATION_ID_MAX}"

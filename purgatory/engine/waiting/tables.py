@@ -2,7 +2,7 @@
 owner.
 
 An *item* is one partition (or key) of one operation. Items of an operation are linked in the order of the request. Both
-tables re-use freed rows; an item's generation changes when it is freed or watched anew, so a stale watch entry can't
+tables re-use freed rows; an item's generation changes when it is freed or watched again, so a stale watch entry can't
 touch its successor. No rules live here.
 
 Bytes a pending operation with one item takes, timer and watch included: about 130 (see `make bench`).

@@ -1,7 +1,7 @@
 """The watches of one key, ordered by threshold: the value the key must reach before the watcher can possibly end.
 
 An entry is (threshold, ref). A ref names an item of the owner's tables and the item's generation, so a stale entry can
-be told from its successor without unlinking it: entries of ended items stay until they are passed or compacted away.
+be told apart from its successor without unlinking it: entries of ended items stay until passed or compacted away.
 
 Thresholds nearly always rise, so the entries are a sorted run in two packed arrays, appended at the tail and popped at
 the head. A threshold a little out of order (at most SHIFT_MAX places from the tail) is shifted into the run; any other

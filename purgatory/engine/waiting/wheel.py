@@ -104,7 +104,7 @@ def levels_needed(tick_ms: i64, wheel_size: i64) -> i64:
 class TimingWheel:
     """Timers for slots: small indexes chosen by the caller, each with at most one deadline.
 
-    `count` is the number of linked slots, `levels` the number of levels in use so far, `now_ms` the latest time told.
+    `count` is the number of linked slots, `levels` the number of levels in use so far, `now_ms` the latest time given.
     Read them, never set them. All times are milliseconds.
     """
 

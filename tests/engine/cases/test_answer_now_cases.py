@@ -77,7 +77,7 @@ def test_a_fetch_below_its_minimum_answers_with_what_there_is() -> None:
 
 
 def test_a_failed_wait_is_failed() -> None:
-    """What has come to an error on all its partitions fails, as with any other timeout."""
+    """An operation with an error on all its partitions fails, as with any other timeout."""
     world = world_at_five()
     world.storage_failed("orders-0")
     assert world.outcome(world.produce({"orders-0": 9}, timeout_ms=0)) == "failed"

@@ -19,7 +19,7 @@ def full() -> PositionIndex:
 
 
 def test_the_newest_entries_stay_exact() -> None:
-    """Thinning takes from the older half: the newest quarter of what fits is told to the byte."""
+    """Thinning takes from the older half: the newest quarter of what fits is exact to the byte."""
     index = full()
     for offset in range(APPENDS - ENTRIES_MAX // 4, APPENDS + 1):
         assert index.reach(offset) == BYTES * offset

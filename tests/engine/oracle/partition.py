@@ -44,7 +44,7 @@ class Partition:
         self.proposed: set[int] = set()
         self.replicas: dict[int, Replica] = {}
         self.removed_code = 0
-        """Other than 0: the partition is gone, and this is what those hear who waited on it."""
+        """Other than 0: the partition is gone, and its waits are answered with this code."""
         self.index = Index()
         self.epochs: list[tuple[int, int]] = []
         """(leader epoch, its first offset), in order."""
@@ -138,7 +138,7 @@ class Partition:
     # Events. Each is known to be acceptable when it comes here; see refusals.py.
 
     def take_epoch_and_role(self, event: plain.Event) -> None:
-        """An event's epoch (and role) come first: whom they fence hears the marks of before."""
+        """An event's epoch (and role) come first: fenced waits are answered with the marks before the event."""
         if event.type == plain.LEADERSHIP:
             self.lead(event)
             return

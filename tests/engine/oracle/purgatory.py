@@ -1,7 +1,7 @@
 """A naive purgatory: lists and loops. After every call each pending operation that could be concerned is tested again.
 
-It is told who expires and who is shut down (`finish`), as the order among those due at once is the engine's choice; it
-says who is due and checks that nobody is early.
+The order among operations that are due at once, or shut down, is the engine's choice: `finish` is given what the engine
+ended. The oracle says which are due and checks that none is early.
 """
 
 from tests.engine import plain
@@ -48,7 +48,7 @@ class Oracle:
         self.highest_ids[owner_id] = 0
 
     def remove_owner(self, owner_id: int, now_ms: int) -> None:
-        """All its operations are cancelled, and nobody hears of it."""
+        """All its operations are cancelled, and their results are dropped."""
         self.cancel_all(owner_id, now_ms)
         self.ended = [ended for ended in self.ended if ended.owner_id != owner_id]
         del self.highest_ids[owner_id]
@@ -139,7 +139,7 @@ class Oracle:
         return plain.made(plain.EventAnswer, (self.check(self.waiting_on(event.name), now_ms), False, None))
 
     def remove_partition(self, name: plain.Name, code: int, now_ms: int) -> int:
-        """Everything that waits on it hears so; then it is as if it had never been."""
+        """Everything that waits on it ends; then it is as if it had never existed."""
         concerned = self.waiting_on(name)
         self.world.partitions.pop(name).removed_code = code
         ended = self.check(concerned, now_ms)
@@ -276,7 +276,7 @@ class Oracle:
         self.ended.append(plain.made(plain.Ended, values))
 
     def answer(self, waiting: Waiting, item: WaitingItem, outcome: int, now_ms: int) -> plain.EndedItem:
-        """What one item comes to."""
+        """How one item ends."""
         operation = waiting.operation
         if operation.kind == plain.FETCH:
             return operations.read(operation, item)

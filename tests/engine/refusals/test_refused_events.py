@@ -1,4 +1,4 @@
-"""Events that are refused: each rule with the values on both sides of its edge, and what the caller is told."""
+"""Events that are refused: each rule with the values on both sides of its edge, and the error."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -33,7 +33,7 @@ def event(
     return EventBatch([kind], offsets=[offset], replica_sets=[sets] if sets else [], **named, **values)
 
 
-def told(batch: EventBatch, engine: Engine | None = None) -> tuple[int, str, str, int] | None:
+def fault(batch: EventBatch, engine: Engine | None = None) -> tuple[int, str, str, int] | None:
     """(code, field, message, error code) with which the event of a batch is refused; None: it is accepted. By default
     on an engine that knows nothing.
     """
@@ -105,28 +105,33 @@ def test_ranges(field: str, values: Range) -> None:
     """
     accepted = {values.lowest, values.greatest} | ({-1} if values.may_lack else set())
     for value in accepted:
-        assert told(values.event_with(value)) is None
+        assert fault(values.event_with(value)) is None
     for value in {-2, values.lowest - 1, values.greatest + 1} - accepted:
         refused = (INVALID, field, f"{value} is not in {values.lowest}..{values.greatest}{values.why}", 0)
-        assert told(values.event_with(value)) == refused
+        assert fault(values.event_with(value)) == refused
         knowing = Engine(EngineLimits(), 0)
-        assert told(leadership(), knowing) is None
-        assert told(values.event_with(value), knowing) == refused
+        assert fault(leadership(), knowing) is None
+        assert fault(values.event_with(value), knowing) == refused
 
 
 def test_number_of_replicas_in_an_event() -> None:
     """A list has at most 1,000 replicas."""
-    assert told(in_sync(in_sync=list(range(1_000)))) is None
+    assert fault(in_sync(in_sync=list(range(1_000)))) is None
     message = "1001 ids are over the limit of 1000"
-    assert told(in_sync(in_sync=list(range(1_001)))) == (INVALID, "in_sync_replicas.replica_ids", message, 0)
-    assert told(in_sync(proposed=list(range(1_001)))) == (INVALID, "in_sync_replicas.proposed_replica_ids", message, 0)
-    assert told(leadership(replicas=list(range(1_001)))) == (INVALID, "leadership.replica_ids", message, 0)
+    assert fault(in_sync(in_sync=list(range(1_001)))) == (INVALID, "in_sync_replicas.replica_ids", message, 0)
+    assert fault(in_sync(proposed=list(range(1_001)))) == (
+        INVALID,
+        "in_sync_replicas.proposed_replica_ids",
+        message,
+        0,
+    )
+    assert fault(leadership(replicas=list(range(1_001)))) == (INVALID, "leadership.replica_ids", message, 0)
 
 
 def test_number_of_replicas_of_a_partition() -> None:
     """Followers that nobody assigned are counted too; one more than 1,000 is refused, those that are known go on."""
     engine = Engine(EngineLimits(), 0)
-    assert told(in_sync(in_sync=list(range(1, 999)), leader_id=0), engine) is None
+    assert fault(in_sync(in_sync=list(range(1, 999)), leader_id=0), engine) is None
     union = event(codes.IN_SYNC_REPLICAS, sets=ReplicaSets(in_sync=[999, 1_000], proposed=[1_001]))
     refused = (
         EXHAUSTED,
@@ -134,21 +139,21 @@ def test_number_of_replicas_of_a_partition() -> None:
         "998 replicas are known, the most is 1000; a leadership event says which are assigned",
         0,
     )
-    assert told(union, engine) == refused
+    assert fault(union, engine) == refused
     for replica_id in (999, 1_000):
-        assert told(event(codes.FOLLOWER_PROGRESS, 0, replica_id=replica_id), engine) is None
+        assert fault(event(codes.FOLLOWER_PROGRESS, 0, replica_id=replica_id), engine) is None
     one_more = event(codes.REPLICA_STATE, replica_id=1_001)
-    assert told(one_more, engine) == (EXHAUSTED, "replica_state", refused[2].replace("998", "1000"), 0)
-    assert told(event(codes.FOLLOWER_PROGRESS, 0, replica_id=1_001), engine) is not None
-    assert told(event(codes.REPLICA_STATE, replica_id=1_000), engine) is None
-    assert told(event(codes.FOLLOWER_PROGRESS, 5, replica_id=999), engine) is None
+    assert fault(one_more, engine) == (EXHAUSTED, "replica_state", refused[2].replace("998", "1000"), 0)
+    assert fault(event(codes.FOLLOWER_PROGRESS, 0, replica_id=1_001), engine) is not None
+    assert fault(event(codes.REPLICA_STATE, replica_id=1_000), engine) is None
+    assert fault(event(codes.FOLLOWER_PROGRESS, 5, replica_id=999), engine) is None
 
 
 def test_leadership_needs_its_epoch() -> None:
     """Without an epoch nobody could tell which of two leaders is the later."""
     batch = event(codes.LEADERSHIP, sets=LEADS)
-    assert told(batch) == (INVALID, "leader_epoch", "a leadership event needs its leader epoch", 0)
-    assert told(event(codes.LEADERSHIP, sets=LEADS, leader_epoch=0)) is None
+    assert fault(batch) == (INVALID, "leader_epoch", "a leadership event needs its leader epoch", 0)
+    assert fault(event(codes.LEADERSHIP, sets=LEADS, leader_epoch=0)) is None
 
 
 def test_the_leader_is_no_follower() -> None:
@@ -156,46 +161,56 @@ def test_the_leader_is_no_follower() -> None:
     engine = Engine(EngineLimits(), 0)
     for leader_id in (-2, 2**31):
         message = f"{leader_id} is not in 0..{INT32_MAX}"
-        assert told(in_sync(leader_id=leader_id), engine) == (INVALID, "in_sync_replicas.leader_id", message, 0)
+        assert fault(in_sync(leader_id=leader_id), engine) == (INVALID, "in_sync_replicas.leader_id", message, 0)
     unknown = (INVALID, "in_sync_replicas.leader_id", "the leader's id is not known yet; give it here", 0)
-    assert told(in_sync(leader_id=-1), engine) == unknown
-    assert told(in_sync(leader_id=1), engine) is None
-    assert told(in_sync(leader_id=-1), engine) is None
+    assert fault(in_sync(leader_id=-1), engine) == unknown
+    assert fault(in_sync(leader_id=1), engine) is None
+    assert fault(in_sync(leader_id=-1), engine) is None
     message = "1 is the leader; its progress is a leader_append"
     follower = event(codes.FOLLOWER_PROGRESS, 5, replica_id=1)
-    assert told(follower, engine) == (INVALID, "follower_progress.replica_id", message, 0)
-    assert told(event(codes.REPLICA_STATE, replica_id=1), engine) == (INVALID, "replica_state.replica_id", message, 0)
+    assert fault(follower, engine) == (INVALID, "follower_progress.replica_id", message, 0)
+    assert fault(event(codes.REPLICA_STATE, replica_id=1), engine) == (
+        INVALID,
+        "replica_state.replica_id",
+        message,
+        0,
+    )
 
 
 def test_strict_partitions_must_be_announced() -> None:
     """In strict mode only a leadership or an append makes a partition; a removal of none changes nothing."""
     engine = Engine(EngineLimits(), 0, strict_partitions=True)
     message = "orders-0 is not known; announce it with a leadership or leader_append event"
-    assert told(event(codes.HIGH_WATERMARK, 5), engine) == (MISSING, "topic_partition", message, 3)
-    assert told(event(codes.PARTITION_REMOVED), engine) is None
-    assert told(event(codes.LEADER_APPEND, 5), engine) is None
-    assert told(event(codes.HIGH_WATERMARK, 5), engine) is None
-    assert told(event(codes.LEADERSHIP, sets=LEADS, leader_epoch=1, name=("other", 0)), engine) is None
+    assert fault(event(codes.HIGH_WATERMARK, 5), engine) == (MISSING, "topic_partition", message, 3)
+    assert fault(event(codes.PARTITION_REMOVED), engine) is None
+    assert fault(event(codes.LEADER_APPEND, 5), engine) is None
+    assert fault(event(codes.HIGH_WATERMARK, 5), engine) is None
+    assert fault(event(codes.LEADERSHIP, sets=LEADS, leader_epoch=1, name=("other", 0)), engine) is None
 
 
 def test_number_of_partitions() -> None:
     """As many partitions as the limit says; those that are known go on, and removing an unknown one needs no room."""
     engine = Engine(EngineLimits(partitions_max=1), 0)
-    assert told(event(codes.HIGH_WATERMARK, 5), engine) is None
+    assert fault(event(codes.HIGH_WATERMARK, 5), engine) is None
     message = "1 partitions are known, the most allowed"
-    assert told(event(codes.HIGH_WATERMARK, 5, name=("b", 0)), engine) == (EXHAUSTED, "topic_partition", message, 0)
-    assert told(event(codes.PARTITION_REMOVED, name=("b", 0)), engine) is None
-    assert told(event(codes.HIGH_WATERMARK, 6), engine) is None
+    assert fault(event(codes.HIGH_WATERMARK, 5, name=("b", 0)), engine) == (
+        EXHAUSTED,
+        "topic_partition",
+        message,
+        0,
+    )
+    assert fault(event(codes.PARTITION_REMOVED, name=("b", 0)), engine) is None
+    assert fault(event(codes.HIGH_WATERMARK, 6), engine) is None
 
 
 def test_stale_epoch() -> None:
-    """An older leader is told the epoch of now; the same epoch, or none, is taken."""
+    """An older leader is refused with the current epoch; the same epoch, or none, is accepted."""
     engine = Engine(EngineLimits(), 0)
-    assert told(event(codes.HIGH_WATERMARK, 5, leader_epoch=4), engine) is None
+    assert fault(event(codes.HIGH_WATERMARK, 5, leader_epoch=4), engine) is None
     stale = event(codes.HIGH_WATERMARK, 6, leader_epoch=3)
-    assert told(stale, engine) == (PRECONDITION, "leader_epoch", "3 is stale; the partition is at epoch 4", 74)
-    assert told(event(codes.HIGH_WATERMARK, 6, leader_epoch=4), engine) is None
-    assert told(event(codes.HIGH_WATERMARK, 7), engine) is None
+    assert fault(stale, engine) == (PRECONDITION, "leader_epoch", "3 is stale; the partition is at epoch 4", 74)
+    assert fault(event(codes.HIGH_WATERMARK, 6, leader_epoch=4), engine) is None
+    assert fault(event(codes.HIGH_WATERMARK, 7), engine) is None
 
 
 @pytest.mark.parametrize("kind", codes.EVENT_NAMES)
@@ -204,30 +219,30 @@ def test_failed_storage(kind: int) -> None:
     if kind == codes.KEY_SIGNALLED:
         return
     engine = Engine(EngineLimits(), 0)
-    assert told(event(codes.STORAGE_FAILED), engine) is None
+    assert fault(event(codes.STORAGE_FAILED), engine) is None
     batch = event(kind, 0, sets=LEADS, leader_epoch=1, replica_id=2)
     taken = {codes.STORAGE_ONLINE, codes.STORAGE_FAILED, codes.PARTITION_REMOVED, codes.LEADERSHIP}
     message = "the storage of orders-0 has failed; tell when it is online again"
-    assert told(batch, engine) == (None if kind in taken else (PRECONDITION, "topic_partition", message, 56))
+    assert fault(batch, engine) == (None if kind in taken else (PRECONDITION, "topic_partition", message, 56))
 
 
 def test_log_start_above_the_high_watermark() -> None:
     """What is not committed cannot have been deleted; up to the mark, and where it is unknown, it can."""
     engine = Engine(EngineLimits(), 0)
-    assert told(event(codes.LOG_START_OFFSET, 5), engine) is None
-    assert told(event(codes.HIGH_WATERMARK, 10), engine) is None
-    assert told(event(codes.LOG_START_OFFSET, 10), engine) is None
+    assert fault(event(codes.LOG_START_OFFSET, 5), engine) is None
+    assert fault(event(codes.HIGH_WATERMARK, 10), engine) is None
+    assert fault(event(codes.LOG_START_OFFSET, 10), engine) is None
     message = "11 is above the high watermark 10"
-    assert told(event(codes.LOG_START_OFFSET, 11), engine) == (INVALID, "log_start_offset.offset", message, 1)
+    assert fault(event(codes.LOG_START_OFFSET, 11), engine) == (INVALID, "log_start_offset.offset", message, 1)
 
 
 def test_positions_that_go_back() -> None:
     """An append behind the last known position is refused with what is wrong."""
     engine = Engine(EngineLimits(), 0)
-    assert told(event(codes.LEADER_APPEND, 5, segment_base_offset=0, byte_position=100), engine) is None
+    assert fault(event(codes.LEADER_APPEND, 5, segment_base_offset=0, byte_position=100), engine) is None
     message = "byte_position 99 is below 100, that of the append before"
     back = event(codes.LEADER_APPEND, 6, segment_base_offset=0, byte_position=99)
-    assert told(back, engine) == (INVALID, "leader_append.byte_position", message, 1)
+    assert fault(back, engine) == (INVALID, "leader_append.byte_position", message, 1)
 
 
 @pytest.mark.parametrize(
@@ -244,29 +259,39 @@ def test_positions_that_go_back() -> None:
 def test_partition_names(name: tuple[str, int], message: str) -> None:
     """A topic is 1 to 249 characters, a partition 32 bits and not negative."""
     refused = (INVALID, "topic_partition", message, 0) if message else None
-    assert told(event(codes.HIGH_WATERMARK, 5, name=name)) == refused
+    assert fault(event(codes.HIGH_WATERMARK, 5, name=name)) == refused
 
 
 def test_signals() -> None:
     """A key is 1 to 249 characters; counts add up to the greatest offset at most; without a count it is one."""
     engine = Engine(EngineLimits(), 0)
-    assert told(event(codes.KEY_SIGNALLED, 1, name=("", 0))) == (INVALID, "key_signalled.key", "the key is missing", 0)
+    assert fault(event(codes.KEY_SIGNALLED, 1, name=("", 0))) == (
+        INVALID,
+        "key_signalled.key",
+        "the key is missing",
+        0,
+    )
     long = "the key has 250 characters, the most allowed are 249"
-    assert told(event(codes.KEY_SIGNALLED, 1, name=("x" * 250, 0))) == (INVALID, "key_signalled.key", long, 0)
-    assert told(event(codes.KEY_SIGNALLED, 1, name=("x" * 249, 0))) is None
-    assert told(event(codes.KEY_SIGNALLED, -1), engine) is None
+    assert fault(event(codes.KEY_SIGNALLED, 1, name=("x" * 250, 0))) == (INVALID, "key_signalled.key", long, 0)
+    assert fault(event(codes.KEY_SIGNALLED, 1, name=("x" * 249, 0))) is None
+    assert fault(event(codes.KEY_SIGNALLED, -1), engine) is None
     message = f"{OFFSET_MAX} is not in 1..{OFFSET_MAX - 1}"
-    assert told(event(codes.KEY_SIGNALLED, OFFSET_MAX), engine) == (INVALID, "key_signalled.count", message, 0)
-    assert told(event(codes.KEY_SIGNALLED, OFFSET_MAX - 1), engine) is None
+    assert fault(event(codes.KEY_SIGNALLED, OFFSET_MAX), engine) == (INVALID, "key_signalled.count", message, 0)
+    assert fault(event(codes.KEY_SIGNALLED, OFFSET_MAX - 1), engine) is None
 
 
 def test_events_of_no_type_or_place() -> None:
     """A type that nobody knows, and an index outside the dictionary, of partitions or of keys."""
-    assert told(EventBatch([99], partitions=[NAME])) == (INVALID, "event", "type 99 is not known; set one event", 0)
+    assert fault(EventBatch([99], partitions=[NAME])) == (
+        INVALID,
+        "event",
+        "type 99 is not known; set one event",
+        0,
+    )
     for index in (-1, 1):
         message = f"{index} is outside the dictionary of 1"
-        assert told(event(codes.HIGH_WATERMARK, 5, item_index=index)) == (INVALID, "item_index", message, 0)
-        assert told(event(codes.KEY_SIGNALLED, 1, item_index=index)) == (INVALID, "item_index", message, 0)
+        assert fault(event(codes.HIGH_WATERMARK, 5, item_index=index)) == (INVALID, "item_index", message, 0)
+        assert fault(event(codes.KEY_SIGNALLED, 1, item_index=index)) == (INVALID, "item_index", message, 0)
 
 
 COLUMNS = {
@@ -304,12 +329,12 @@ def test_replica_sets_of_the_wrong_length() -> None:
 def test_columns_that_are_not_given() -> None:
     """Without a position an append counts an offset as a byte; without flags a removed partition has not moved."""
     engine = Engine(EngineLimits(), 0)
-    assert told(event(codes.LEADER_APPEND, 5, segment_base_offset=0), engine) is None
+    assert fault(event(codes.LEADER_APPEND, 5, segment_base_offset=0), engine) is None
     message = "byte_position 0 is below 5, that of the append before"
-    assert told(append(6), engine) == (INVALID, "leader_append.byte_position", message, 1)
+    assert fault(append(6), engine) == (INVALID, "leader_append.byte_position", message, 1)
     owner = engine.add_owner()
     engine.register(owner, codes.PRODUCE, OperationBatch([1], partitions=[NAME], offsets=[9]), 0)
-    assert told(event(codes.PARTITION_REMOVED), engine) is None
+    assert fault(event(codes.PARTITION_REMOVED), engine) is None
     (completions,) = engine.take_completions()
     assert list(completions.error_codes) == [codes.UNKNOWN_TOPIC_OR_PARTITION]
 

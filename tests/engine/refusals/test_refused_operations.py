@@ -1,4 +1,4 @@
-"""Operations that are refused: each rule with the values on both sides of its edge, and what the caller is told."""
+"""Operations that are refused: each rule with the values on both sides of its edge, and the error."""
 
 from typing import Any
 
@@ -15,10 +15,10 @@ OFFSET_MAX = 2**61 - 1
 INVALID, EXHAUSTED = 3, 8
 HOLDERS = {PRODUCE: "produce", FETCH: "fetch", DELETE_RECORDS: "delete_records", SIGNAL: "signal"}
 
-Told = list[tuple[int, int, str, str]]
+Refused = list[tuple[int, int, str, str]]
 
 
-def register(kind: int, engine: Engine | None = None, **columns: Any) -> Told:  # noqa: ANN401 - columns of the batch
+def register(kind: int, engine: Engine | None = None, **columns: Any) -> Refused:  # noqa: ANN401 - columns of the batch
     """(index, code, field, message) of each refusal of a batch: of operation 1 on one partition or key, unless said."""
     engine = engine or Engine(EngineLimits(), 0)
     names: dict[str, Any] = {"keys": ["a"]} if kind == SIGNAL else {"partitions": [("orders", 0)]}
@@ -61,7 +61,7 @@ NOT_GIVEN = {"leader_epochs": -1, "last_fetched_epochs": -1, "replica_ids": -1}
 def test_ranges(kind: int, column: str, field: str, lowest: int, greatest: int) -> None:
     """The lowest and the greatest value are taken, what lies beyond is refused; another kind ignores the column."""
 
-    def registered(value: int, kind: int = kind) -> Told:
+    def registered(value: int, kind: int = kind) -> Refused:
         columns: dict[str, Any] = {column: [value]}
         return register(kind, **columns)
 
@@ -118,7 +118,7 @@ def test_names(kind: int) -> None:
     """Each item names an entry of the dictionary that is a name, and no entry twice."""
     item = f"{HOLDERS[kind]}.{'keys[{}].key' if kind == SIGNAL else 'partitions[{}].topic_partition'}"
 
-    def named(*names: str, indexes: tuple[int, ...] = (0,)) -> Told:
+    def named(*names: str, indexes: tuple[int, ...] = (0,)) -> Refused:
         given: Any = {"keys": list(names)} if kind == SIGNAL else {"partitions": [(name, 7) for name in names]}
         return register(kind, item_counts=[len(indexes)], item_indexes=list(indexes), **given)
 
@@ -240,7 +240,7 @@ def test_batches_that_cannot_be_read() -> None:
 
 
 def test_items_of_counts_that_differ() -> None:
-    """Item columns have as many values as the counts come to."""
+    """Item columns have as many values as the item counts add up to."""
     batch: dict[str, Any] = {"operation_ids": [1, 2], "partitions": [("a", 0), ("a", 1)], "item_counts": [2, 1]}
     assert register(PRODUCE, **batch, item_indexes=[0, 1, 0], offsets=[1, 2, 3]) == []
     assert broken(PRODUCE, **batch, item_indexes=[0, 1, 0], offsets=[1, 2])[0] == "offset"

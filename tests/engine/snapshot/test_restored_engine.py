@@ -21,7 +21,7 @@ COLUMNS = (
 
 
 class ComparableRun(EngineRun):
-    """An engine whose answers and ends can be compared with another's: owners are told by their place."""
+    """An engine whose answers and ends can be compared with another's: owners are known by their place."""
 
     def __init__(self, swarm: Swarm) -> None:
         super().__init__(swarm)

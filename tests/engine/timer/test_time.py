@@ -34,7 +34,7 @@ def one_of_each_kind(world: World, timeout_ms: int) -> list[int]:
 
 
 def reap(world: World, until_ms: int) -> int:
-    """What a perfect reaper does: it comes exactly when it is told to. Says how often it had to come."""
+    """A perfect reaper: advances the clock exactly at each next expiration. Returns how often that was."""
     calls = 0
     while 0 <= world.engine.next_expiration_ms() <= until_ms:
         world.wait(max(0, world.engine.next_expiration_ms() - world.now_ms))

@@ -42,7 +42,7 @@ def test_a_throttled_fetch_that_ended_is_not_remembered() -> None:
 
 
 def test_a_follower_whose_high_watermark_goes_down_answers_who_reads_beyond_it() -> None:
-    """What the new leader says holds: a reader at an offset that is not readable any more is told at once."""
+    """What the new leader says holds: a reader at an offset that is not readable any more is answered at once."""
     world = World()
     world.append("a-0", 10)
     world.high_watermark("a-0", 8)

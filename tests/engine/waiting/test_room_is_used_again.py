@@ -29,7 +29,7 @@ def test_an_owner_forgets_what_has_ended() -> None:
 
 
 def test_places_of_partitions_and_keys_are_used_again() -> None:
-    """Names that are waited for once and never told of leave nothing."""
+    """Names that are waited for once and that no event names leave nothing."""
     world = World()
     for number in range(ROUNDS):
         world.produce({f"orders-{number}": 10})
