@@ -243,21 +243,11 @@ def test_wait_in_a_hook_is_refused(hook: str) -> None:
     assert {type(error) for error in reported} == {ReentrantCall}
 
 
-class Answer(DelayedOperation):
-    """Waits for a flag."""
-
-    is_met = False
-
-    def try_complete(self) -> bool:
-        return self.is_met
-
-
 async def test_operations_are_awaited() -> None:
     """Tasks await operations that threads end: completed, expired, cancelled, ended before; each gets the outcome."""
     with EmbeddedPurgatory("awaited", never_called) as purgatory:
-        forced, expired, ended = Answer(None), Answer(5), Answer(None)
-        for operation in (forced, expired):
-            purgatory.try_complete_else_watch(operation, ["k"])
+        (forced,), (expired,) = register(purgatory, "k", timeout_ms=None), register(purgatory, "k", timeout_ms=5)
+        ended = RecordingOperation()
         ended.force_complete()
         tasks = [asyncio.ensure_future(_await(one)) for one in (forced, forced, expired, ended)]
         impatient = asyncio.ensure_future(_await(forced))
@@ -277,8 +267,7 @@ async def _await(operation: DelayedOperation) -> int:
 def test_an_operation_outlives_the_loop_that_awaits_it() -> None:
     """Its loop is closed with the wait unfinished: the thread that ends the operation is not hurt."""
     with EmbeddedPurgatory("outlived", never_called) as purgatory:
-        operation = Answer(None)
-        purgatory.try_complete_else_watch(operation, ["k"])
+        (operation,) = register(purgatory, "k")
         loop = asyncio.new_event_loop()
         waiting = _await(operation)
         task = loop.create_task(waiting)

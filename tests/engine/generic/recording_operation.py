@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import pytest
 
 from purgatory.clock import SystemClock
-from purgatory.embedded import EmbeddedPurgatory
+from purgatory.embedded import DelayedOperation, EmbeddedPurgatory
 from purgatory.engine.codes import EXPIRED
 from purgatory.engine.generic.operation import GenericOperation, OnError
 from purgatory.engine.generic.purgatory import DelayedOperationPurgatory
@@ -22,7 +22,7 @@ DEADLINE_S = 20.0
 """Beyond any hiccup of a busy machine; no test waits for it unless it fails."""
 
 
-class RecordingOperation(GenericOperation):
+class RecordingOperation(DelayedOperation):
     """Completes when `is_met`; counts its evaluations and records its effects in order."""
 
     def __init__(self, timeout_ms: int | None = 60_000, name: str = "", log: list[str] | None = None) -> None:
