@@ -6,7 +6,7 @@
 
 Histories lie in `.build/histories` and are made where they are missing: a whole multiple of the first by writing that
 again on further days (`multiplied`), any other by `purgatory-pipeline generate`. Rows of the same name are replaced in
-`bench/results/pipeline.json`, and the table in docs/pipeline.md is written anew.
+`bench/results/pipeline.json`, and the table in docs/pipeline.md is written again.
 """
 
 import argparse
@@ -65,7 +65,7 @@ def parsed() -> argparse.Namespace:
 
 
 def history(folder: Path, size: str, first: Path | None) -> Path:
-    """A history of so many operations; made, if it is not there, of the first or anew."""
+    """A history of so many operations; if it is not there, it is made from the first one or generated."""
     path = folder / size.lower()
     if (path / "_truth" / "truth.json").exists():
         return path

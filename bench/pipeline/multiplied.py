@@ -69,7 +69,7 @@ def rows_of(history: Path, table: str, run: str) -> Iterator[pa.RecordBatch]:
 
 
 def moved(rows: pa.RecordBatch, run_id: str, later_ms: int) -> pa.RecordBatch:
-    """The rows as those of another run, later by the wall clock; the engine's clock begins anew in each run."""
+    """The rows as those of another run, later by the wall clock; the engine's clock starts at 0 in each run."""
     names = pa.DictionaryArray.from_arrays(np.zeros(rows.num_rows, np.int32), [run_id])
     at = rows.column("at")
     later = pa.array(at.cast(pa.int64()).to_numpy() + later_ms).cast(at.type)

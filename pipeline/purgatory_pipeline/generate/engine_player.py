@@ -51,10 +51,10 @@ class CallBatches:
 
     def __init__(self, run: DrawnRun, first: int, stop: int) -> None:
         self._run: Final = run
-        calls = run.timeline.calls
+        calls = run.calls
         what, start, end = (column[first:stop] for column in (calls.what, calls.start, calls.stop))
         self._first_event, rows = _extent(start, end, what == schedule.EVENTS)
-        self._events: Final = {name: run.timeline.events[name][rows].tolist() for name in schedule.NUMBERS[1:]}
+        self._events: Final = {name: run.events[name][rows].tolist() for name in schedule.NUMBERS[1:]}
         self._first, rows = _extent(start, end, what == schedule.REGISTER)
         arrivals, requests = run.arrivals, run.requests
         self._session: Final = arrivals.session[rows].tolist()
@@ -129,7 +129,7 @@ class EnginePlayer:
         collecting = gc.isenabled()
         gc.disable()  # everything here is acyclic, and a chunk is freed with its last reference
         try:
-            count = len(self._run.timeline.calls.what)
+            count = len(self._run.calls.what)
             for first in range(0, count, CALLS_PER_CHUNK):
                 self._play_chunk(first, min(first + CALLS_PER_CHUNK, count))
                 self._write()
@@ -140,7 +140,7 @@ class EnginePlayer:
                 gc.enable()
 
     def _play_chunk(self, first: int, stop: int) -> None:
-        calls = self._run.timeline.calls
+        calls = self._run.calls
         columns = (calls.what, calls.time_ms, calls.start, calls.stop)
         messages = CallBatches(self._run, first, stop)
         for what, time_ms, start, end in zip(*(column[first:stop].tolist() for column in columns), strict=True):
@@ -150,11 +150,11 @@ class EnginePlayer:
             elif what == schedule.EVENTS:
                 self._apply(messages.events(start, end), time_ms)
             elif what == schedule.SIGNALS:
-                keys = self._run.timeline.signalled[start:end].tolist()
+                keys = self._run.signalled[start:end].tolist()
                 batch = EventBatch([KEY_SIGNALLED] * len(keys), keys=self._run.keys, item_indexes=keys, offsets=[1])
                 self._apply(batch, time_ms)
             elif what == schedule.RARE:
-                self._apply(self._run.timeline.rare[start], time_ms)
+                self._apply(self._run.rare[start], time_ms)
             elif what == schedule.CANCEL:
                 self._cancel(time_ms, start, end)
             else:
@@ -205,7 +205,7 @@ class EnginePlayer:
             start = receipt.next_index
 
     def _cancel(self, time_ms: int, start: int, end: int) -> None:
-        operations = self._run.timeline.cancelled[start:end]
+        operations = self._run.cancelled[start:end]
         session = int(self._run.arrivals.session[operations[0]])
         ids = self._run.arrivals.operation_id[operations].tolist()
         ended = sum(self._engine.cancel(self._owners[session], ids, time_ms))
@@ -224,7 +224,7 @@ class EnginePlayer:
             self._note(schema.CANCEL_KEY, time_ms, topic=key, partition=schema.NO_PARTITION, ended=ended)
 
     def _shut_down(self) -> None:
-        end_ms = self._run.timeline.end_ms
+        end_ms = self._run.end_ms
         self._expire(end_ms)
         while True:
             ended = self._engine.shut_down(end_ms, ENDED_PER_CALL)

@@ -59,7 +59,7 @@ def make_run(plan: RunPlan, out: str) -> Truth:
     run = draw_run(plan)
     player = EnginePlayer(run, writer)
     player.play()
-    end_ms = run.timeline.end_ms
+    end_ms = run.end_ms
     end = CallStamp(plan.run_id, player.call_number, end_ms, plan.start_ms + end_ms)
     writer.write(MARKERS, make_rows(MARKERS, [row_record(MARKERS, end, marker=ENDED)]))
     writer.roll()

@@ -133,21 +133,10 @@ def bars(
     note: str = "",
     legend: Sequence[LegendEntry] = (),
 ) -> Plot:
-    """Horizontal bars from zero, each with its figure at its end.
+    """Horizontal bars from zero, each with its unique label, and with its value as it is `written` at its end.
 
-    Args:
-        labels: Of the bars from the top; must be unique.
-        values: Of the bars, in the unit of the axis.
-        written: The same in words.
-        title: Of the plot.
-        axis: What the values are, with their unit.
-        colours: Of the bars.
-        shares: Whether values are shares, from 0 to 1.
-        by: What each bar is: all are then named in the description.
-        description: In words what the plot shows.
-        note: Stands below the title.
-        legend: Of the colours.
-
+    `axis` says what the values are, and their unit. Without a `description`, all bars are named, and `by` says what
+    they are.
     """
     rows = [
         {"label": label, "place": place, "value": value, "written": words, "colour": colour}

@@ -81,30 +81,22 @@ def share_in_sentence(value: object) -> str:
 def milliseconds(value: object) -> str:
     """The length of one wait: 0.4 ms, 740 ms, 1,240 ms, 12.4 s, 3.5 min, 2.1 h."""
     number = number_of(value)
-    if math.isnan(number):
-        return MISSING
     if math.isinf(number):
         return "∞"
-    size = abs(number)
-    if size < 10_000:
-        places = 1 if size < 10 and number != int(number) else 0
-        return f"{number:,.{places}f}{NBSP}ms"
-    if size < 120_000:
-        return f"{number / 1_000:.1f}{NBSP}s"
-    if size < 7_200_000:
-        return f"{number / 60_000:.1f}{NBSP}min"
-    return f"{number / 3_600_000:.1f}{NBSP}h"
+    for limit_ms, unit_ms, unit in ((7_200_000, 3_600_000, "h"), (120_000, 60_000, "min"), (10_000, 1_000, "s")):
+        if abs(number) >= limit_ms:
+            return f"{number / unit_ms:.1f}{NBSP}{unit}"
+    places = 1 if abs(number) < 10 and number != int(number) else 0
+    return MISSING if math.isnan(number) else f"{number:,.{places}f}{NBSP}ms"
 
 
 def total_time(value: object) -> str:
     """A sum of times: 740 ms, 7.4 s, 105 min, 14.2 h, 12.5 days."""
     number = number_of(value)
-    if math.isnan(number):
-        return MISSING
-    for size, unit in ((172_800_000, "days"), (7_200_000, "h"), (120_000, "min"), (1_000, "s")):
-        if number >= size:
-            per = 86_400_000 if unit == "days" else size if unit == "s" else size // 2
-            amount = number / per
+    days = (172_800_000, 86_400_000, "days")
+    for limit_ms, unit_ms, unit in (days, (7_200_000, 3_600_000, "h"), (120_000, 60_000, "min"), (1_000, 1_000, "s")):
+        if number >= limit_ms:
+            amount = number / unit_ms
             return f"{amount:,.{0 if amount >= 100 else 1}f}{NBSP}{unit}"
     return milliseconds(number)
 

@@ -9,7 +9,7 @@ Plain pandas, over a row for each window, topic and kind: of the largest topics,
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pandas as pd
@@ -57,7 +57,12 @@ def anomalies(windows: pd.DataFrame, window_ms: int) -> pa.Table:
     striking = _without_returns(scored[scored["score"] >= STRIKING])
     by = ["score", "window", "topic", "kind", "measure"]
     first = striking.sort_values(by, ascending=[False, True, True, True, True], kind="stable").head(ROWS_MAX)
-    return pa.Table.from_pylist([_row(row, window_ms) for row in first.to_dict("records")], schema=ANOMALIES.schema)
+    instants = {
+        name: pd.to_datetime(first[of] * window_ms, unit="ms", utc=True)
+        for name, of in (("window_start", "window"), ("compared_with", "compared"))
+    }
+    rows = first.assign(topic=first["topic"].mask(first["is_all"], None), **instants)
+    return pa.Table.from_pandas(rows, ANOMALIES.schema, preserve_index=False)
 
 
 def _compared(windows: pd.DataFrame, window_ms: int) -> pd.DataFrame:
@@ -116,12 +121,3 @@ def _without_returns(striking: pd.DataFrame) -> pd.DataFrame:
         for *row, direction in striking[[*names, "compared", "direction"]].itertuples(index=False)
     ]
     return striking[~np.array(is_return, dtype=bool)]
-
-
-def _row(row: dict[str, Any], window_ms: int) -> dict[str, Any]:
-    return {
-        **{name: row[name] for name in ("kind", "measure", "value", "usual", "direction", "score")},
-        "topic": None if row["is_all"] else row["topic"],
-        "window_start": pd.Timestamp(row["window"] * window_ms, unit="ms", tz="UTC"),
-        "compared_with": pd.Timestamp(row["compared"] * window_ms, unit="ms", tz="UTC"),
-    }

@@ -37,14 +37,22 @@ def deepest_backlog(
         waits = waits.unionAll(
             _waits(unfinished.where("waited_ms is not null"), F.col("time_ms"), never, approximate=approximate)
         )
-    steps = _steps(waits, _deep_slots(waits).localCheckpoint())
+    steps = (
+        waits.unpivot([*KEY, "key", "ahead_ms"], ["begin_ms", "end_ms"], "border", "step_ms")
+        .where("step_ms is not null")
+        .withColumns({"slot": F.shiftright("step_ms", SLOT_BITS), "step": F.expr("if(border = 'begin_ms', 1, -1)")})
+    )
+    deep = _deep_slots(steps).localCheckpoint()
+    if deep.count() <= BROADCAST_ROWS_MAX:
+        deep = F.broadcast(deep)
     along = Window.partitionBy("key", "slot").orderBy("step_ms")
     # A sorted window's default frame includes all steps of the same millisecond.
     pending = F.col("before") + F.sum("step").over(along)
     return (
-        steps.withColumn("pending", pending)
+        steps.join(deep, ["key", "slot"])
+        .withColumns({"pending": pending, "earlier": -(F.col("step_ms") + F.col("ahead_ms"))})
         .groupBy("topic", "partition", "kind")
-        .agg(F.max(F.struct("pending", (-F.col("at_ms")).alias("earlier"), "run_id")).alias("best"))
+        .agg(F.max(F.struct("pending", "earlier", "run_id")).alias("best"))
         .where("best.pending > 0")
         .withColumns(
             {
@@ -58,11 +66,11 @@ def deepest_backlog(
 
 
 def _waits(rows: DataFrame, begin_ms: Column, end_ms: Column, *, approximate: bool) -> DataFrame:
-    """From when to when a wait was pending on the engine's clock (end null: it still is), and its wall clock's
-    offset.
+    """From when to when a wait was pending on the engine's clock (end null: it still is), and how far the wall clock is
+    ahead of that.
     """
     if approximate:
-        begin_ms, end_ms = _next_second(begin_ms), _next_second(end_ms)
+        begin_ms, end_ms = ((F.floor(time_ms / COARSE_MS) + 1) * COARSE_MS for time_ms in (begin_ms, end_ms))
     return rows.select(
         *KEY,
         F.xxhash64(*KEY).alias("key"),
@@ -72,24 +80,9 @@ def _waits(rows: DataFrame, begin_ms: Column, end_ms: Column, *, approximate: bo
     ).where("end_ms is null or begin_ms < end_ms")
 
 
-def _next_second(time_ms: Column) -> Column:
-    return (F.floor(time_ms / COARSE_MS) + 1) * COARSE_MS
-
-
-def _slot(time_ms: str) -> Column:
-    return F.shiftright(time_ms, SLOT_BITS)
-
-
-def _deep_slots(waits: DataFrame) -> DataFrame:
+def _deep_slots(steps: DataFrame) -> DataFrame:
     """Slots that may hold the deepest moment: `key`, `slot`, and what was pending `before`."""
-    slotted = waits.select("key", _slot("begin_ms").alias("begun"), _slot("end_ms").alias("ended"))
-    counts = (
-        slotted.unpivot("key", ["begun", "ended"], "step", "slot")
-        .where("slot is not null")
-        .groupBy("key", "slot")
-        .agg(F.count_if(F.col("step") == "begun").alias("begun"), F.count(F.lit(1)).alias("steps"))
-        .withColumn("net", 2 * F.col("begun") - F.col("steps"))
-    )
+    counts = steps.groupBy("key", "slot").agg(F.count_if(F.col("step") > 0).alias("begun"), F.sum("step").alias("net"))
     along = Window.partitionBy("key").orderBy("slot")
     sums = counts.withColumn("after", F.sum("net").over(along)).withColumn("before", F.col("after") - F.col("net"))
     # Of the slots that end with the most pending, the first.
@@ -101,35 +94,4 @@ def _deep_slots(waits: DataFrame) -> DataFrame:
         sums.withColumn("highest", highest)
         .where((F.col("begun") > 0) & (can_be_deeper | can_be_first))
         .select("key", "slot", "before")
-    )
-
-
-def _steps(waits: DataFrame, deep: DataFrame) -> DataFrame:
-    """The steps in those slots: `step_ms`, `step`, and the wall clock's `at_ms`."""
-    if deep.count() <= BROADCAST_ROWS_MAX:
-        deep = F.broadcast(deep)
-    began = deep.select("key", F.col("slot").alias("begun"), F.col("before").alias("before_begun"))
-    ended = deep.select("key", F.col("slot").alias("ended"), F.col("before").alias("before_ended"))
-    both = F.array(
-        *(
-            F.struct(
-                F.col(slot).alias("slot"),
-                F.col(before).alias("before"),
-                F.col(time_ms).alias("step_ms"),
-                (F.col(time_ms) + F.col("ahead_ms")).alias("at_ms"),
-                F.lit(step).alias("step"),
-            )
-            for slot, before, time_ms, step in (
-                ("begun", "before_begun", "begin_ms", 1),
-                ("ended", "before_ended", "end_ms", -1),
-            )
-        )
-    )
-    return (
-        waits.withColumns({"begun": _slot("begin_ms"), "ended": _slot("end_ms")})
-        .join(began, ["key", "begun"], "left")
-        .join(ended, ["key", "ended"], "left")
-        .where("before_begun is not null or before_ended is not null")
-        .select(*KEY, "key", F.inline(both))
-        .where("before is not null")
     )

@@ -1,7 +1,7 @@
 """All tables of a report from the tables of an archive: DataFrames in, DataFrames out.
 
 Registrations and outcomes are counted (`facts`) and, unless the intake has done so, compared with each other
-(`unmatched_rows`). Outcomes are read again for the backlog and for slow produces, and the events around these, a few
+there. Outcomes are read again for the backlog and for slow produces, and the events around these, a few
 columns each. Everything else is made of facts, which Spark caches in memory or on disk.
 """
 
@@ -18,8 +18,15 @@ from pyspark.sql import DataFrame, SparkSession
 from purgatory.engine import codes
 from purgatory_pipeline.errors import PolicyInvalid
 from purgatory_pipeline.report import advice, anomalies, backlog, rollups, stragglers
-from purgatory_pipeline.report.facts import ENDS, SATISFIED, condensed, make_facts, registered_counts
-from purgatory_pipeline.report.unmatched_rows import UnmatchedRows, find_unmatched
+from purgatory_pipeline.report.facts import (
+    ENDS,
+    SATISFIED,
+    UnmatchedRows,
+    condensed,
+    find_unmatched,
+    make_facts,
+    registered_counts,
+)
 
 PRODUCE: Final = codes.KIND_NAMES[codes.PRODUCE]
 WINDOW_MS_MIN: Final = 1_000

@@ -72,9 +72,11 @@ def held_back(slow: DataFrame, events: DataFrame) -> DataFrame:
     `slow` comes from `slow_waits`; it is read several times, so persist it.
     """
     applied = events.where(F.col("refusal_code") == ACCEPTED)
-    told = _told(applied).localCheckpoint()
-    waits = slow.join(_reached(slow, applied), "wait", "left").join(_stayed(told), [*_PLACE, "end_call"], "left")
-    judged = _judged(_with_states(waits, _states(told)))
+    is_about_roles = F.col("type").isin(IN_SYNC, LEADERSHIP)
+    roles = applied.where(is_about_roles).select(*_PLACE, "call_number", "row", "type", "in_sync", "leader_id")
+    roles = roles.localCheckpoint()  # few rows
+    waits = slow.join(_reached(slow, applied), "wait", "left").join(_stayed(roles), [*_PLACE, "end_call"], "left")
+    judged = _judged(_with_states(waits, _states(roles)))
     best = F.max(F.struct("rank", "row", "partition", "topic", "cause", "replica_id", "held_ms", "waited_ms"))
     return (
         judged.groupBy("run_id", "session_number", "operation_id")
@@ -110,23 +112,16 @@ def stragglers(counts: pd.DataFrame) -> pa.Table:
     return pa.Table.from_pandas(rows.assign(**found, share=share), STRAGGLERS.schema, preserve_index=False)
 
 
-def _told(applied: DataFrame) -> DataFrame:
-    """Events that set leaders and in-sync replicas: few rows."""
-    return applied.where(F.col("type").isin(IN_SYNC, LEADERSHIP)).select(
-        *_PLACE, "call_number", "row", "type", "in_sync", "leader_id"
-    )
-
-
-def _stayed(told: DataFrame) -> DataFrame:
+def _stayed(roles: DataFrame) -> DataFrame:
     """By call that set the in-sync replicas: who `stayed`."""
     first = F.min_by("in_sync", "row").alias("stayed")
-    return told.where(F.col("type") == IN_SYNC).groupBy(*_PLACE, F.col("call_number").alias("end_call")).agg(first)
+    return roles.where(F.col("type") == IN_SYNC).groupBy(*_PLACE, F.col("call_number").alias("end_call")).agg(first)
 
 
-def _states(told: DataFrame) -> DataFrame:
+def _states(roles: DataFrame) -> DataFrame:
     """Spans of calls in which a partition had the same in-sync replicas and leader."""
     along = Window.partitionBy(*_PLACE).orderBy("call_number", "row")
-    return told.select(
+    return roles.select(
         *_PLACE,
         F.last(F.when(F.size("in_sync") > 0, F.col("in_sync")), ignorenulls=True).over(along).alias("members"),
         F.last(F.when(F.col("leader_id") >= 0, F.col("leader_id")), ignorenulls=True).over(along).alias("leader"),
@@ -205,13 +200,12 @@ def _judged(waits: DataFrame) -> DataFrame:
     def first_of(steps: Column) -> Column:
         return F.get(steps, F.lit(0))
 
-    # The latest first. Where the in-sync replicas are not known, all replicas count.
-    followers = F.sort_array(
-        F.filter(
-            steps_of(PROGRESS), lambda step: F.coalesce(F.array_contains("members", step["replica"]), F.lit(True))
-        ),
-        asc=False,
-    )
+    def is_member(step: Column) -> Column:
+        """Where the in-sync replicas are not known, all replicas count."""
+        return F.coalesce(F.array_contains("members", step["replica"]), F.lit(True))
+
+    # The latest first.
+    followers = F.sort_array(F.filter(steps_of(PROGRESS), is_member), asc=False)
     had_it = F.transform(steps_of(PROGRESS), lambda step: step["replica"])
     gone = F.array_sort(F.array_except(F.array_except("members", "stayed"), had_it))
     known = waits.withColumns(
@@ -241,11 +235,8 @@ def _judged(waits: DataFrame) -> DataFrame:
             "replica_id": replica,
             "held_ms": F.when(replica.isNotNull(), F.col("end_ms") - since_ms),
             "rank": F.array_position(F.array(*(F.lit(word) for word in CAUSES)), F.col("cause")),
-            "row": F.coalesce(
-                F.when(F.col("cause") == "follower", _row(last["moment"])).when(
-                    F.col("cause") == "leader", _row(append["moment"])
-                ),
-                F.lit(0),
-            ),
+            "row": F.when(F.col("cause") == "follower", _row(last["moment"]))
+            .when(F.col("cause") == "leader", _row(append["moment"]))
+            .otherwise(0),
         }
     )

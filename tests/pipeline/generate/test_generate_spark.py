@@ -31,23 +31,20 @@ def archive(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.mark.slow  # asks Spark
 def test_readers_find_the_whole_history_and_nothing_wrong(spark: SparkSession, archive: Path) -> None:
-    """Every row is used, every operation has its end, every run is complete; the truth beside it is skipped."""
-    taken = account(spark, find_archive(str(archive)))
+    """Every row is used, every operation has its end, every run is complete; the truth beside it is skipped, and counts
+    rows and outcomes as Spark does.
+    """
+    found = find_archive(str(archive))
+    taken = account(spark, found)
     truth = json.loads((archive / "_truth" / "truth.json").read_text())
     assert taken.rows_in() == taken.rows_used() == sum(truth["totals"]["rows"].values())
     assert taken.findings == ()
     assert taken.notes() == []
     assert {run.state for run in taken.runs} == {schema.ENDED}
     assert len(taken.runs) == PLAN.runs
-
-
-@pytest.mark.slow  # asks Spark
-def test_totals_of_the_truth_are_those_of_the_archive(spark: SparkSession, archive: Path) -> None:
-    """Outcomes by kind, as Spark counts them."""
-    truth = json.loads((archive / "_truth" / "truth.json").read_text())
-    outcomes = find_archive(str(archive)).read(spark, schema.OUTCOMES).where(F.col("item") == 0)
     counted: dict[str, dict[str, int]] = {}
-    for row in outcomes.groupBy("kind", "outcome").count().collect():
+    first = found.read(spark, schema.OUTCOMES).where(F.col("item") == 0)
+    for row in first.groupBy("kind", "outcome").count().collect():
         counted.setdefault(row["kind"], {})[row["outcome"]] = row["count"]
     assert counted == truth["outcomes"]
     assert truth["totals"]["operations"] == PLAN.operations

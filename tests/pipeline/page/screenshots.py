@@ -44,17 +44,12 @@ def take(browser: Browser, page: Path, pictures: tuple[Picture, ...], folder: Pa
     for picture in pictures:
         path = folder / f"{picture.name}.png"
         with opened(browser, page, DESK, picture.scheme) as seen:
-            boxes = [seen.page.locator(selector).first.bounding_box() for selector in (picture.first, picture.last)]
-            top, bottom = boxes[0], boxes[1]
+            top, bottom = (seen.page.locator(one).first.bounding_box() for one in (picture.first, picture.last))
             assert top is not None, f"{page} has no {picture.first}"
             assert bottom is not None, f"{page} has no {picture.last}"
             start = max(top["y"] - _MARGIN, 0)
-            clip = {
-                "x": 0.0,
-                "y": start,
-                "width": float(DESK["width"]),
-                "height": bottom["y"] + bottom["height"] + _MARGIN - start,
-            }
+            height = bottom["y"] + bottom["height"] + _MARGIN - start
+            clip = {"x": 0.0, "y": start, "width": float(DESK["width"]), "height": height}
             seen.page.screenshot(path=path, full_page=True, clip=clip)  # type: ignore[arg-type]
         taken.append(path)
     return taken

@@ -100,7 +100,7 @@ def test_a_replica_is_named_if_it_stands_out(held_back: tuple[int, ...], named: 
 
 
 def test_timeouts_that_cut_off_most_are_findings(page: Page) -> None:
-    """The advice on what expires most operations is told, of one fetch at most; all topics together are not."""
+    """The advice on what expires most operations is given, of one fetch at most; all topics together are not."""
     told = [text_of(finding.sentence) for finding in page.findings if finding.anchor == "timeouts"]
     assert [sentence.partition(":")[0] for sentence in told] == ["clickstream (produce)", "clickstream (fetch)"]
 
@@ -225,7 +225,7 @@ def test_bars_stand_on_each_other() -> None:
     ],
 )
 def test_lengths_of_windows_in_words(step_ms: int, words: str) -> None:
-    """Windows are told in the largest unit that is exact."""
+    """Windows are named in the largest unit that is exact."""
     assert window_series.duration(step_ms).replace(wording.NBSP, " ") == words
 
 

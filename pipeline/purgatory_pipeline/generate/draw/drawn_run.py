@@ -5,6 +5,7 @@ from typing import Final
 
 import numpy as np
 
+from purgatory.engine.batches import EventBatch
 from purgatory_pipeline.generate.draw import schedule
 from purgatory_pipeline.generate.draw.arrivals import FLUSH_MS, REGISTRANTS, SIGNAL_KEYS, Arrivals, draw_arrivals
 from purgatory_pipeline.generate.draw.log_marks import Appends, LogMarks, draw_appends, draw_fetches, follow
@@ -30,7 +31,15 @@ class DrawnRun:
     appends: Appends
     marks: LogMarks
     requests: OperationRequests
-    timeline: schedule.Schedule
+    events: schedule.EventColumns
+    """All events of partitions but the rare ones, in order."""
+    rare: list[EventBatch]
+    signalled: Ints
+    """Keys, in the order of their signals."""
+    cancelled: Ints
+    """Operations, in the order of their cancels."""
+    calls: schedule.ScheduledCalls
+    end_ms: int
     keys: list[str]
     session_names: list[list[tuple[str, int]]]
     """For each session the partitions that its broker leads at any time."""
@@ -56,14 +65,6 @@ def draw_run(plan: RunPlan) -> DrawnRun:
     single = [(plan.life_ms * 2 // 3, schedule.CANCEL_PARTITION), (plan.life_ms * 3 // 4, schedule.CANCEL_KEY)]
     rare_ms = np.array([at_ms for at_ms, _ in rare])
     calls = schedule.order_calls(arrivals, events, rare_ms, signals_ms, (cancels_ms, cancelled), single)
-    timeline = schedule.Schedule(
-        events=events,
-        rare=[batch for _, batch in rare],
-        signalled=signalled,
-        cancelled=cancelled,
-        calls=calls,
-        end_ms=int(calls.time_ms[-1]) + 1,
-    )
     session_names, item_index = _dictionaries(cluster, logs, arrivals)
     late = generators[7].random(TURNS) < LATE_SHARE
     return DrawnRun(
@@ -75,7 +76,12 @@ def draw_run(plan: RunPlan) -> DrawnRun:
         appends=appends,
         marks=marks,
         requests=requests,
-        timeline=timeline,
+        events=events,
+        rare=[batch for _, batch in rare],
+        signalled=signalled,
+        cancelled=cancelled,
+        calls=calls,
+        end_ms=int(calls.time_ms[-1]) + 1,
         keys=[f"job-{key:02d}/finished" for key in range(SIGNAL_KEYS)],
         session_names=session_names,
         item_index=item_index,

@@ -103,17 +103,16 @@ def _offsets(
     time_ms = arrivals.time_ms[operation]
     offset = np.ones(len(operation), dtype=np.int64)
     offset[appends.written] = appends.end_offset
-    behind_ms = np.where(
-        rng.random(len(operation)) < CAUGHT_UP_SHARE, 0, rng.integers(1, BEHIND_MS_MAX, len(operation))
-    )
-    rows = np.flatnonzero((kind == FETCH) & is_follower[operation])
-    offset[rows] = appends.offsets.at(log[rows], time_ms[rows])
-    rows = np.flatnonzero((kind == FETCH) & ~is_follower[operation])
-    offset[rows] = marks.high_watermarks.at(log[rows], time_ms[rows] - behind_ms[rows])
-    rows = np.flatnonzero(kind == DELETE_RECORDS)
-    offset[rows] = marks.high_watermarks.at(log[rows], time_ms[rows] - RETENTION_MS)
-    rows = np.flatnonzero((kind == PRODUCE) & (arrivals.item_too_late | appends.repeated))
-    offset[rows] = marks.high_watermarks.at(log[rows], time_ms[rows])
+    is_caught_up = rng.random(len(operation)) < CAUGHT_UP_SHARE
+    behind_ms = np.where(is_caught_up, 0, rng.integers(1, BEHIND_MS_MAX, len(operation)))
+    by_follower = is_follower[operation]
+    for chosen, steps, at_ms in (
+        ((kind == FETCH) & by_follower, appends.offsets, time_ms),
+        ((kind == FETCH) & ~by_follower, marks.high_watermarks, time_ms - behind_ms),
+        (kind == DELETE_RECORDS, marks.high_watermarks, time_ms - RETENTION_MS),
+        ((kind == PRODUCE) & (arrivals.item_too_late | appends.repeated), marks.high_watermarks, time_ms),
+    ):
+        offset[chosen] = steps.at(log[chosen], at_ms[chosen])
     return offset
 
 

@@ -9,17 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, ReplicaSets
-from purgatory.engine.codes import (
-    FOLLOWER_PROGRESS,
-    IN_SYNC_REPLICAS,
-    LEADER_APPEND,
-    LEADERSHIP,
-    LOG_START_OFFSET,
-    REPLICA_STATE,
-    SIGNAL,
-    TRUNCATION,
-)
 from purgatory_pipeline.generate.draw.arrivals import UNARY, Arrivals, key_load, pick
 from purgatory_pipeline.generate.draw.log_marks import Appends, LogMarks
 from purgatory_pipeline.generate.draw.requests import LogStarts
@@ -43,24 +34,15 @@ CANCEL: Final = 4
 CANCEL_PARTITION: Final = 5
 CANCEL_KEY: Final = 6
 
-
 EventColumns = dict[str, Ints]
 """`time_ms`, and columns named as in an `EventBatch`."""
-ABSENT: Final = {
-    "types": -1,
-    "item_indexes": 0,
-    "offsets": -1,
-    "leader_epochs": -1,
-    "replica_ids": -1,
-    "byte_positions": -1,
-    "segment_base_offsets": -1,
-    "log_start_offsets": -1,
-    "flags": 0,
-    "replica_sets": None,
-}
-"""The columns of events, and what stands where a value is not given."""
-NUMBERS: Final = ("time_ms", *list(ABSENT)[:8])
+NUMBERS: Final = (
+    "time_ms", "types", "item_indexes", "offsets", "leader_epochs", "replica_ids", "byte_positions",
+    "segment_base_offsets", "log_start_offsets",
+)  # fmt: skip
 """The columns of all events but the rare ones."""
+ABSENT: Final[dict[str, Any]] = dict.fromkeys(NUMBERS[1:], -1) | {"item_indexes": 0, "flags": 0, "replica_sets": None}
+"""What stands where a value of an event is not given."""
 
 
 @dataclass(frozen=True)
@@ -71,19 +53,6 @@ class ScheduledCalls:
     what: Ints
     start: Ints
     stop: Ints
-
-
-@dataclass(frozen=True)
-class Schedule:
-    events: EventColumns
-    """All events of partitions but the rare ones, in order."""
-    rare: list[EventBatch]
-    signalled: Ints
-    """Keys, in the order of their signals."""
-    cancelled: Ints
-    """Operations, in the order of their cancels."""
-    calls: ScheduledCalls
-    end_ms: int
 
 
 def order_events(logs: list[Log], appends: Appends, marks: LogMarks, starts: LogStarts) -> EventColumns:
@@ -100,7 +69,7 @@ def order_events(logs: list[Log], appends: Appends, marks: LogMarks, starts: Log
     parts.append(
         _events(
             appends.offsets.times[written],
-            LEADER_APPEND,
+            codes.LEADER_APPEND,
             item_indexes=partition_of[log],
             offsets=appends.offsets.values[written],
             leader_epochs=epochs[log],
@@ -113,7 +82,7 @@ def order_events(logs: list[Log], appends: Appends, marks: LogMarks, starts: Log
     parts.append(
         _events(
             starts.steps.times[moved],
-            LOG_START_OFFSET,
+            codes.LOG_START_OFFSET,
             item_indexes=partition_of[log],
             offsets=starts.steps.values[moved],
             leader_epochs=epochs[log],
@@ -135,7 +104,7 @@ def _progress(log: Log, place: int, marks: LogMarks, starts: LogStarts) -> Event
     news[0] = log.before >= 0
     return _events(
         times[news],
-        FOLLOWER_PROGRESS,
+        codes.FOLLOWER_PROGRESS,
         item_indexes=log.partition,
         offsets=ends[news],
         leader_epochs=log.epoch,
@@ -164,14 +133,18 @@ def rare_events(
         leads = {"leader_epochs": new.epoch, "replica_sets": ReplicaSets(replicas=replicas, leader_id=new.leader)}
         resigned = _batch(
             name,
-            {"types": LEADERSHIP, "flags": 0, **leads},
-            {"types": LEADER_APPEND, "offsets": last + 1, "leader_epochs": old.epoch},
+            {"types": codes.LEADERSHIP, "flags": 0, **leads},
+            {"types": codes.LEADER_APPEND, "offsets": last + 1, "leader_epochs": old.epoch},
         )
         elected = _batch(
             name,
-            {"types": TRUNCATION, "offsets": base, "leader_epochs": new.epoch},
-            {"types": LEADERSHIP, "offsets": base, "flags": 1, **leads},
-            {"types": IN_SYNC_REPLICAS, "leader_epochs": new.epoch, "replica_sets": _in_sync(new.leader, replicas)},
+            {"types": codes.TRUNCATION, "offsets": base, "leader_epochs": new.epoch},
+            {"types": codes.LEADERSHIP, "offsets": base, "flags": 1, **leads},
+            {
+                "types": codes.IN_SYNC_REPLICAS,
+                "leader_epochs": new.epoch,
+                "replica_sets": _in_sync(new.leader, replicas),
+            },
         )
         batches += [(change.resigned_ms, resigned), (change.elected_ms, elected)]
     for log in logs:
@@ -185,8 +158,8 @@ def rare_events(
 def _sync(cluster: Topology, log: Log, absence: Absence, *, leaves: bool) -> EventBatch:
     """A follower is fenced and leaves the in-sync replicas, or is back."""
     members = sorted({log.leader, *log.followers} - ({absence.follower} if leaves else set()))
-    state = {"types": REPLICA_STATE, "replica_ids": absence.follower, "flags": FENCED if leaves else 0}
-    in_sync = {"types": IN_SYNC_REPLICAS, "replica_sets": _in_sync(log.leader, members)}
+    state = {"types": codes.REPLICA_STATE, "replica_ids": absence.follower, "flags": FENCED if leaves else 0}
+    in_sync = {"types": codes.IN_SYNC_REPLICAS, "replica_sets": _in_sync(log.leader, members)}
     epoch = {"leader_epochs": log.epoch}
     return _batch([cluster.names[log.partition]], state | epoch, in_sync | epoch)
 
@@ -200,11 +173,11 @@ def _beginning(cluster: Topology, logs: list[Log], bases: list[int]) -> EventBat
         at_base = of_log | {"offsets": bases[log.index]}
         leads = ReplicaSets(replicas=everyone, leader_id=log.leader)
         events += [
-            of_log | {"types": LEADERSHIP, "flags": 1, "replica_sets": leads},
-            of_log | {"types": IN_SYNC_REPLICAS, "replica_sets": _in_sync(log.leader, everyone)},
-            at_base | {"types": LEADER_APPEND, "segment_base_offsets": bases[log.index]},
+            of_log | {"types": codes.LEADERSHIP, "flags": 1, "replica_sets": leads},
+            of_log | {"types": codes.IN_SYNC_REPLICAS, "replica_sets": _in_sync(log.leader, everyone)},
+            at_base | {"types": codes.LEADER_APPEND, "segment_base_offsets": bases[log.index]},
             *(
-                at_base | {"types": FOLLOWER_PROGRESS, "replica_ids": follower, "log_start_offsets": 0}
+                at_base | {"types": codes.FOLLOWER_PROGRESS, "replica_ids": follower, "log_start_offsets": 0}
                 for follower in log.followers
             ),
         ]
@@ -224,7 +197,7 @@ def _batch(partitions: list[tuple[str, int]], *events: dict[str, Any]) -> EventB
 
 def draw_signals(arrivals: Arrivals, life_ms: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
     """When which keys are signalled: about as often as they are waited for."""
-    count = int((arrivals.kind == SIGNAL).sum())
+    count = int((arrivals.kind == codes.SIGNAL).sum())
     times = np.sort(rng.integers(1, life_ms // SIGNALS_EVERY_MS + 2, count)) * SIGNALS_EVERY_MS
     return times, pick(key_load(), rng.random(count))
 
