@@ -200,9 +200,7 @@ def time_axis(span: Span) -> alt.X:
     )
 
 
-def milliseconds_axis(
-    channel: type[Channel], key: str, title: str, low: float, high: float, *, grid: bool = True
-) -> Channel:
+def milliseconds_axis(channel: type[Channel], key: str, title: str, low: float, high: float) -> Channel:
     """Durations on a logarithmic scale, with labels such as 20 ms and 5 s."""
     low, high = max(low, SHORTEST_MS), max(high, low * 2, SHORTEST_MS * 10)
     bottom = max((step for step in _STEPS_MS if step <= low), default=low)
@@ -214,7 +212,7 @@ def milliseconds_axis(
         f"{key}:Q",
         title=title,
         scale=alt.Scale(type="log", domain=[bottom, top], nice=False),
-        axis=alt.Axis(values=steps, labelExpr=_MS_LABEL, grid=grid),
+        axis=alt.Axis(values=steps, labelExpr=_MS_LABEL, grid=True),
     )
 
 
@@ -224,11 +222,11 @@ def drawn_ms(value: object) -> float | None:
     return None if math.isnan(number) else max(number, SHORTEST_MS)
 
 
-def rows_axis(title: str | None = None) -> alt.Y:
+def rows_axis() -> alt.Y:
     """One line of a plot for each row, in the order of `place`, labelled by `label`, which must be unique."""
     return alt.Y(
         "label:N",
-        title=title,
+        title=None,
         sort=alt.EncodingSortField(field="place", op="min", order="ascending"),
         scale=alt.Scale(paddingInner=0.35, paddingOuter=0.2),
         axis=alt.Axis(labelColor="var(--ink)", labelPadding=10),

@@ -118,7 +118,6 @@ class Finding:
 
     sentence: Markup
     anchor: str
-    alarming: bool = False
 
 
 @dataclass(frozen=True)

@@ -48,10 +48,13 @@ def report(
     top: Annotated[int, typer.Option(metavar="N", help="How many hot keys are listed, of each kind.")] = 20,
 ) -> None:
     """Reports on a purgatory: rates, waits, backlog, hot keys, stragglers, advice on timeouts, anomalies."""
+    import pyarrow as pa
+
     from purgatory_pipeline.archive.accounting import account
     from purgatory_pipeline.archive.catalog import find_archive
-    from purgatory_pipeline.archive.location import open_output
+    from purgatory_pipeline.archive.location import open_output, write_by_path
     from purgatory_pipeline.report import outputs
+    from purgatory_pipeline.report.page.report_page import write_page
     from purgatory_pipeline.report.report_builder import ReportOptions, make_report
     from purgatory_pipeline.report.report_tables import INTAKE, TABLES
     from purgatory_pipeline.spark.failures import unwrapped_errors
@@ -80,7 +83,7 @@ def report(
     )
     with unwrapped_errors():
         made = make_report(registrations, outcomes, events, options, is_matched=intake.is_matched)
-        known = {INTAKE.name: outputs.intake_table(intake.rows()), **made.known}
+        known = {INTAKE.name: pa.Table.from_pylist(intake.rows(), INTAKE.schema), **made.known}
         with ThreadPoolExecutor(WRITERS) as pool:
             writing = {
                 name: pool.submit(outputs.write_computed, made.computed[name], table, place)
@@ -93,7 +96,8 @@ def report(
         made.release()
     for line in advised(frames["advice"]):
         typer.echo(line)
-    page = outputs.write_report_page(frames, _info(found, intake, made, options, rows), place)
+    info = _info(found, intake, made, options, rows)
+    page = write_by_path(place, "report.html", lambda path: write_page(frames, info, path))
     typer.echo(f"tables in {out}/tables and {out}/csv; the page: {page}")
 
 

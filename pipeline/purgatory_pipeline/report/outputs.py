@@ -3,24 +3,14 @@
 Spark writes what it computed, however large. The CSV files and the page get the first rows of each table in its order.
 """
 
-from collections.abc import Mapping
-from typing import Final
-
 import pandas as pd
 import pyarrow as pa
 from pyarrow import dataset, parquet
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from purgatory_pipeline.archive.location import Location, write_by_path, write_file
-from purgatory_pipeline.report.page.report_page import write_page
-from purgatory_pipeline.report.report_tables import INTAKE, PAGE_ROWS_MAX, ReportInfo, ResultTable
-
-PAGE: Final = "report.html"
-
-
-def intake_table(rows: list[dict[str, object]]) -> pa.Table:
-    return pa.Table.from_pylist(rows, INTAKE.schema)
+from purgatory_pipeline.archive.location import Location, write_file
+from purgatory_pipeline.report.report_tables import PAGE_ROWS_MAX, ResultTable
 
 
 def write_computed(frame: DataFrame, table: ResultTable, place: Location) -> tuple[pd.DataFrame, int]:
@@ -51,7 +41,3 @@ def _shown(rows: pa.Table, table: ResultTable, place: Location) -> pd.DataFrame:
     shown = shown.assign(**{name: zoned[name].dt.tz_localize(None) for name in zoned})
     write_file(place, f"csv/{table.name}.csv", shown.to_csv(index=False).encode())
     return shown
-
-
-def write_report_page(frames: Mapping[str, pd.DataFrame], info: ReportInfo, place: Location) -> str:
-    return write_by_path(place, PAGE, lambda path: write_page(frames, info, path))

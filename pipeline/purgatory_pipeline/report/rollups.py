@@ -52,7 +52,7 @@ def rolled_up(facts: DataFrame, few: DataFrame) -> DataFrame:
     """A row for each group, each topic and kind (of waits), each window and kind, each window, topic and kind (of
     operations).
 
-        `level` says which; the columns are those of the tables `groups` and `topics`. `few` are the condensed facts.
+    `level` says which; the columns are those of the tables `groups` and `topics`. `few` are the condensed facts.
     """
     whole = ("window", "topic", "partition", "kind", "principal")
     of_waits = _laid_out(facts, _level(OF_GROUPS, "waits", *whole), _level(OF_TOPICS, "waits", *whole[1:4]))
@@ -128,7 +128,7 @@ def measured(laid_out: pa.Table) -> pa.Table:
     row, first = _rows_of(laid_out)
     rows = len(first)
     weight, waited_ms = (laid_out.column(name).fill_null(0).to_numpy() for name in ("weight", "waited_ms"))
-    fate = _codes(laid_out.column("fate"), FATES)
+    fate = pc.index_in(laid_out.column("fate"), pa.array(FATES)).to_numpy()
     has_ended = fate < len(ENDS)
     counted = _added(row * len(FATES) + fate, weight, rows * len(FATES)).reshape(rows, len(FATES))
     by_fate = {name: counted[:, place] for place, name in enumerate(FATES)}
@@ -165,12 +165,6 @@ def _rows_of(laid_out: pa.Table) -> tuple[Ints, Ints]:
             code = np.where(level == OF_GROUPS, code, 0)
         _, first, row = np.unique(row * (len(codes.dictionary) + 1) + code, return_index=True, return_inverse=True)
     return row, first
-
-
-def _codes(words: pa.ChunkedArray, known: tuple[str, ...]) -> Ints:
-    """The place of each word among the known ones."""
-    codes: Ints = pc.index_in(words, pa.array(known)).to_numpy().astype(np.int64)
-    return codes
 
 
 def _added(place: Ints, weight: Ints, places: int) -> Ints:
