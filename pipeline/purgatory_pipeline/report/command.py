@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -77,10 +78,8 @@ def report(
     spark = spark_session("report")
     intake = account(spark, found, since=start, until=end, topics=topic)
     intake.print()
-    tables = ("registrations", "outcomes", "events")
-    registrations, outcomes, events = (
-        found.read(spark, table, since=start, until=end, topics=topic) for table in tables
-    )
+    read = partial(found.read, spark, since=start, until=end, topics=topic)
+    registrations, outcomes, events = (read(table) for table in ("registrations", "outcomes", "events"))
     with unwrapped_errors():
         made = make_report(registrations, outcomes, events, options, is_matched=intake.is_matched)
         known = {INTAKE.name: pa.Table.from_pylist(intake.rows(), INTAKE.schema), **made.known}
