@@ -31,6 +31,7 @@ FOLLOWERS: Final = (2, 3)
 KILLED: Final = 3
 EVERYBODY: Final = [LEADER, *FOLLOWERS]
 STEP_SECONDS_MAX: Final = 120.0
+WAIT_SECONDS_MAX: Final = 60.0
 
 
 class Options(NamedTuple):
@@ -136,7 +137,7 @@ class Story:
     async def _trim(self, offset: int) -> list[Check]:
         """Delete the records below `offset` everywhere and check what is left."""
         async with connect(self._leader_port) as channel:
-            answer = (await call(channel, "delete_records", offset=offset, timeout_s=STEP_SECONDS_MAX)).fields
+            answer = (await call(channel, "delete_records", offset=offset, timeout_s=WAIT_SECONDS_MAX)).fields
         self._note(f"trimmed to offset {offset}: the low watermark is {answer['low_watermark']}")
         done = answer["error"] == 0 and answer["low_watermark"] >= offset
         checks = [Check(done, f"delete records below {offset}: error {answer['error']}")]
@@ -179,7 +180,7 @@ class Story:
 
     async def _wait_in_sync(self, client: AsyncClient, in_sync: list[int], times: int) -> None:
         """Wait, at the daemon, until the leader has signalled this in-sync set so often."""
-        wait = client.signal({in_sync_key(self._partition, in_sync): times}, timeout=STEP_SECONDS_MAX)
+        wait = client.signal({in_sync_key(self._partition, in_sync): times}, timeout=WAIT_SECONDS_MAX)
         (await self._ledger.entered("signal", wait)).raise_for_outcome()
         self._note(f"in sync: {in_sync}")
 

@@ -38,14 +38,15 @@ MEANINGS: Final[dict[Exit, str]] = {
     Exit.INTERRUPTED: "interrupted (Ctrl-C); a wait was cancelled at the daemon",
 }
 
-OF_OUTCOME: Final[dict[Outcome, Exit]] = {
-    Outcome.SATISFIED: Exit.OK,
-    Outcome.FAILED: Exit.FAILED,
-    Outcome.EXPIRED: Exit.EXPIRED,
-    Outcome.CANCELLED: Exit.CANCELLED,
-    Outcome.SHUTTING_DOWN: Exit.SHUTTING_DOWN,
-    Outcome.REFUSED: Exit.REFUSED,
-}
+_GRAVEST_FIRST: Final = (
+    Outcome.REFUSED,
+    Outcome.FAILED,
+    Outcome.SHUTTING_DOWN,
+    Outcome.CANCELLED,
+    Outcome.EXPIRED,
+)
+
+OF_OUTCOME: Final = {Outcome.SATISFIED: Exit.OK, **{outcome: Exit[outcome.name] for outcome in _GRAVEST_FIRST}}
 
 _OF_ERROR: Final[tuple[tuple[type[errors.PurgatoryClientError], Exit], ...]] = (
     (errors.Unavailable, Exit.UNAVAILABLE),
@@ -54,15 +55,6 @@ _OF_ERROR: Final[tuple[tuple[type[errors.PurgatoryClientError], Exit], ...]] = (
     (errors.LimitExceeded, Exit.REFUSED),
     (errors.PermissionDenied, Exit.REFUSED),
     (errors.EventRefused, Exit.REFUSED),
-)
-
-
-_GRAVEST_FIRST: Final = (
-    Outcome.REFUSED,
-    Outcome.FAILED,
-    Outcome.SHUTTING_DOWN,
-    Outcome.CANCELLED,
-    Outcome.EXPIRED,
 )
 
 
