@@ -10,6 +10,7 @@ import pytest
 
 from purgatory.embedded import EmbeddedPurgatory
 from purgatory.engine.codes import PENDING, SATISFIED, SHUTTING_DOWN
+from purgatory.engine.errors import OperationEnded
 from purgatory.engine.generic.operation import GenericOperation
 from tests.engine.generic.recording_operation import (
     BarePurgatory,
@@ -124,6 +125,24 @@ def test_an_interrupt_at_registration_leaves_nothing(
     purgatory.clock.jump(5)
     assert purgatory.advance_clock() == 1
     assert operation.effects == ["complete", "expire"]
+
+
+@both_levels
+def test_an_interrupt_after_the_end_leaves_it_ended(make: Level) -> None:
+    """An operation that forced itself before Ctrl-C came is answered once, and can't be registered again."""
+    purgatory, operation = make(), RecordingOperation()
+
+    def end_and_interrupt() -> None:
+        operation.force_complete()
+        raise KeyboardInterrupt
+
+    operation.when_evaluated = end_and_interrupt
+    with pytest.raises(KeyboardInterrupt):
+        purgatory.try_complete_else_watch(operation, ["k"])
+    assert operation.effects == ["complete"]
+    assert_empty(purgatory)
+    with pytest.raises(OperationEnded):
+        purgatory.try_complete_else_watch(operation, ["k"])
 
 
 @both_levels
