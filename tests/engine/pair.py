@@ -22,24 +22,17 @@ def demand(what: str, engine: object, oracle: object) -> None:
         raise Difference(f"{what}\n  engine: {plain.brief(engine)}\n  oracle: {plain.brief(oracle)}")
 
 
-def compare_end(row: plain.Ended, wanted: plain.Ended) -> None:
-    """The end of one operation, narrowed down to the item that differs."""
-    what = f"the end of {(row.owner_id, row.operation_id)} of kind {row.kind}"
-    for item, wanted_item in zip(row.items, wanted.items, strict=False):
-        demand(what, item, wanted_item)
-    demand(what, row, wanted)
-
-
 def compare_ends(rows: list[plain.Ended], expected: list[plain.Ended]) -> None:
-    """Tell how the ends of operations differ, however they are ordered."""
+    """Says how the ends of operations differ, however they are ordered, narrowed down to the item."""
     ended = {(row.owner_id, row.operation_id): row for row in rows}
     wanted = {(row.owner_id, row.operation_id): row for row in expected}
     demand("nobody ends twice", len(ended), len(rows))
     demand("who ended", sorted(ended), sorted(wanted))
     for key, row in ended.items():
-        if row != wanted[key]:
-            compare_end(row, wanted[key])
-    demand("what ended", sorted(rows), sorted(expected))
+        what = f"the end of {key} of kind {row.kind}"
+        for item, wanted_item in zip(row.items, wanted[key].items, strict=False):
+            demand(what, item, wanted_item)
+        demand(what, row, wanted[key])
 
 
 class Pair:

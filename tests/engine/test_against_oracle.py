@@ -3,17 +3,13 @@
 The simulator does the same with long lives; here they are short and every failure is cut down to its shortest form.
 """
 
-import itertools
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.engine import plain
 from tests.engine.pair import Pair
-from tests.simulator.generator import Generator
-from tests.simulator.simulation import Simulation
 
 NAMES = [("orders", 0), ("orders", 1)]
 KEYS = [("a", -1), ("b", -1)]
@@ -151,10 +147,3 @@ def test_engine_equals_oracle(drawn: list[Drawn], tick_ms: int, lag_max_ms: int,
         owner_id = take(pair, owner_id, next_id, step)
         pair.compare_everything()
     pair.heal()
-
-
-@pytest.mark.parametrize("seed", range(24))
-def test_simulated_life_equals_oracle(seed: int) -> None:
-    """A life of 700 steps from the simulator, which has more of everything."""
-    generator = Generator(seed)
-    Simulation(generator.swarm).run(itertools.islice(iter(generator.next_step, None), 700))

@@ -162,11 +162,3 @@ async def test_a_journal_of_the_first_version_is_sound_and_goes_on(tmp_path: Pat
     with closing(sqlite3.connect(folder / "journal.db")) as database:
         assert database.execute("PRAGMA user_version").fetchone() == (len(schema.MIGRATIONS),)
         assert database.execute("SELECT count(*) FROM unheard").fetchone() == (0,)
-
-
-async def test_a_newer_journal_is_refused(tmp_path: Path) -> None:
-    """With a line that says what to do, and nothing is changed."""
-    await write(tmp_path / "data")
-    alter(tmp_path / "data", "PRAGMA user_version = 99")
-    with pytest.raises(JournalTooNew, match="version 99"):
-        OpenJournal(tmp_path / "data", is_sync=True)

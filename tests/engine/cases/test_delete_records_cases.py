@@ -48,15 +48,6 @@ def test_case_88_offsets_at_registration() -> None:
     assert world.item(minus_one).required == 100
 
 
-def test_case_88_negative_offset_is_refused() -> None:
-    """-7 is not an offset: refused, with nothing registered."""
-    world = three_replicas()
-    operation = plain.Operation(plain.DELETE_RECORDS, 1, 1_000, (plain.Item(("orders", 0), -7),))
-    receipt = world.register_all([operation])
-    assert [(refusal.index, refusal.code) for refusal in receipt.refusals] == [(0, 3)]
-    world.assert_empty()
-
-
 def test_case_89_expires_with_the_low_watermark_of_registration() -> None:
     """7, with the low watermark that it had at the local step."""
     world = three_replicas()

@@ -96,11 +96,15 @@ def test_lesson_09_lost_partition_ends_every_kind_at_once(
     world.assert_empty()
 
 
-def test_lesson_10_resigning_leader_answers_all() -> None:
-    """A thousand waits end with the event, none later."""
+@pytest.mark.parametrize("ends", ["satisfied", "failed"])
+def test_lesson_10_32_a_thousand_waits_end_and_leave_nothing(ends: str) -> None:
+    """All end with the event, reached or resigned; no list keeps an entry and no timer outlives its wait."""
     world = World()
-    world.produce_many(1_000)
-    assert world.follow("orders-0", 1).ended == 1_000
+    handles = world.produce_many(1_000, timeout_ms=15_000)
+    assert world.engine.next_expiration_ms() >= 0
+    answer = world.high_watermark("orders-0", 5) if ends == "satisfied" else world.follow("orders-0", 1)
+    assert answer.ended == 1_000
+    assert {world.outcome(handle) for handle in handles} == {ends}
     world.assert_empty()
 
 
@@ -169,24 +173,19 @@ def test_lesson_22_34_counters_add_up_and_equal_a_recount() -> None:
     assert (c.satisfied, c.failed, c.expired, c.cancelled, c.shutting_down) == (2, 1, 1, 1, 1)
 
 
-def test_lesson_32_timers_of_ended_waits_are_gone() -> None:
-    """No timer outlives its wait."""
-    world = World()
-    world.produce_many(1_000, timeout_ms=15_000)
-    assert world.engine.next_expiration_ms() >= 0
-    world.high_watermark("orders-0", 5)
-    world.assert_empty()
-
-
-def test_lesson_39_marks_do_not_go_back() -> None:
-    """A lower mark is counted as unchanged, an older epoch refused; neither is applied. A newer epoch is taken over."""
+def test_lesson_39_42_marks_do_not_go_back() -> None:
+    """A lower mark, as of a late checkpoint, is counted as unchanged, an older epoch refused: neither is applied. A
+    newer epoch is taken over.
+    """
     world = World()
     world.high_watermark("orders-0", 10, epoch=5)
     assert world.high_watermark("orders-0", 7, epoch=5).unchanged
     assert world.high_watermark("orders-0", 10).unchanged
+    assert world.high_watermark("orders-0", 0).unchanged
     assert world.high_watermark("orders-0", 20, epoch=4).refused == (9, 74)
     marks = world.marks("orders-0")
-    assert (marks.epoch, marks.high_watermark, marks.unchanged, marks.stale) == (5, 10, 2, 1)
+    assert (marks.epoch, marks.high_watermark, marks.unchanged, marks.stale) == (5, 10, 3, 1)
+    assert world.outcome(world.produce({"orders-0": 10})) == "satisfied"
     world.append("orders-0", 20, epoch=6)
     assert world.marks("orders-0").epoch == 6
 
@@ -231,15 +230,6 @@ def test_lesson_41_marks_below_the_log_start_break_nothing() -> None:
     marks = world.marks("orders-0")
     assert (marks.log_start, marks.high_watermark, marks.log_end) == (0, 0, 0)
     assert world.outcome(world.fetch({"orders-0": 0})) == "pending"
-
-
-def test_lesson_42_late_checkpoint_does_not_lower_the_mark() -> None:
-    """A mark of 0, reported after 10 was acknowledged, is ignored."""
-    world = World()
-    world.high_watermark("orders-0", 10)
-    assert world.outcome(world.produce({"orders-0": 10})) == "satisfied"
-    assert world.high_watermark("orders-0", 0).unchanged
-    assert world.outcome(world.produce({"orders-0": 10})) == "satisfied"
 
 
 def test_lesson_43_new_epoch_fences_waits_of_the_old() -> None:

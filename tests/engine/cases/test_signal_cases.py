@@ -53,12 +53,6 @@ def test_any_key_is_enough() -> None:
     world.assert_empty()
 
 
-def test_count_must_be_positive() -> None:
-    """A signal given 0 times is refused."""
-    world = World()
-    assert world.signal("a", 0).refused == (3, 0)
-
-
 def test_one_event_wakes_all_who_wait_for_it() -> None:
     """Waits for 1, 2 and 3 signals; two at once end two."""
     world = World()

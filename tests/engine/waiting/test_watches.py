@@ -1,5 +1,6 @@
 """The watch list of one key against a naive sorted list, and its memory and compaction."""
 
+import bisect
 import random
 
 import pytest
@@ -21,23 +22,13 @@ STEPS = st.one_of(
 )
 
 
-class NaiveWatchList:
-    """The model: entries (threshold, ref) in insertion order, sorted when asked."""
+Model = list[tuple[int, int]]
+"""(threshold, ref), sorted. Refs rise from item to item, so equal thresholds stay in the order of insertion."""
 
-    def __init__(self) -> None:
-        self.entries: list[tuple[int, int]] = []
 
-    def pop_reached(self, mark: int) -> int:
-        if not self.entries:
-            return -1
-        lowest = min(self.entries, key=lambda entry: entry[0])  # min keeps the first of equals
-        if lowest[0] > mark:
-            return -1
-        self.entries.remove(lowest)
-        return lowest[1]
-
-    def lowest_threshold(self) -> int:
-        return min((threshold for threshold, _ in self.entries), default=-1)
+def popped(model: Model, mark: int) -> int:
+    """The ref of the first entry, if a mark reaches its threshold, which is then taken from the model; -1 otherwise."""
+    return model.pop(0)[1] if model and model[0][0] <= mark else -1
 
 
 def generations_of(count: int) -> vec[i32]:
@@ -54,7 +45,7 @@ def pop_all(watches: WatchList, mark: int) -> list[int]:
 @given(st.lists(STEPS, max_size=300))
 def test_watch_list_against_a_naive_list(steps: list[tuple[str, int]]) -> None:
     """Any mix of adds, pops, compactions and drains gives a naive list's answers, ties in insertion order."""
-    watches, model = WatchList(), NaiveWatchList()
+    watches, model = WatchList(), Model()
     generations = generations_of(len(steps))
     ended: set[int] = set()
     items, high = 0, 0
@@ -63,10 +54,10 @@ def test_watch_list_against_a_naive_list(steps: list[tuple[str, int]]) -> None:
             high = high + value if step == "rise" else high
             threshold = high if step == "rise" else value
             watches.add(threshold, make_ref(items, 0))
-            model.entries.append((threshold, make_ref(items, 0)))
+            bisect.insort(model, (threshold, make_ref(items, 0)))
             items += 1
         elif step == "pop":
-            assert watches.pop_reached(value) == model.pop_reached(value)
+            assert watches.pop_reached(value) == popped(model, value)
         elif step == "end" and items:
             item = value % items
             if item not in ended:
@@ -74,17 +65,16 @@ def test_watch_list_against_a_naive_list(steps: list[tuple[str, int]]) -> None:
                 generations[item] = 1
                 watches.forget()
         elif step == "compact":
-            stale = [entry for entry in model.entries if ref_item(entry[1]) in ended]
-            assert watches.compact(generations) == len(stale)
-            model.entries = [entry for entry in model.entries if entry not in stale]
+            live = [entry for entry in model if ref_item(entry[1]) not in ended]
+            assert watches.compact(generations) == len(model) - len(live)
+            model = live
         elif step == "drain":
-            in_order = sorted(model.entries, key=lambda entry: entry[0])
-            assert watches.drain() == [ref for _, ref in in_order]
-            model.entries = []
-        assert len(watches) == len(model.entries)
-        assert watches.lowest_threshold() == model.lowest_threshold()
+            assert watches.drain() == [ref for _, ref in model]
+            model = []
+        assert len(watches) == len(model)
+        assert watches.lowest_threshold() == (model[0][0] if model else -1)
         assert watches.live == items - len(ended)
-    assert pop_all(watches, 2**62) == [ref for _, ref in sorted(model.entries, key=lambda entry: entry[0])]
+    assert pop_all(watches, 2**62) == [ref for _, ref in model]
 
 
 @pytest.mark.parametrize("item", [0, 1, 2**31 - 1])
@@ -141,16 +131,16 @@ def test_popped_entries_give_their_memory_back() -> None:
 
 def test_overflow_positions_are_given_back() -> None:
     """A steady mix of out-of-order adds and pops, never empty, keeps the overflow bounded and in exact order."""
-    watches, model, rng = WatchList(), NaiveWatchList(), random.Random(5)
+    watches, model, rng = WatchList(), Model(), random.Random(5)
     for item in range(SHIFT_MAX + 2):
         watches.add(10**9, make_ref(item, 0))
-        model.entries.append((10**9, make_ref(item, 0)))
+        bisect.insort(model, (10**9, make_ref(item, 0)))
     for item in range(SHIFT_MAX + 2, 5000):
         threshold = item + rng.randrange(40)
         watches.add(threshold, make_ref(item, 0))
-        model.entries.append((threshold, make_ref(item, 0)))
-        if len(model.entries) > 50:
-            assert watches.pop_reached(10**8) == model.pop_reached(10**8)
+        bisect.insort(model, (threshold, make_ref(item, 0)))
+        if len(model) > 50:
+            assert watches.pop_reached(10**8) == popped(model, 10**8)
         assert len(watches._overflow_refs) <= 2 * watches._overflow.size + SLACK + 1
 
 
