@@ -55,7 +55,7 @@ class DaemonProcess:
         return self.log_path.read_text("utf-8")
 
     def stop(self, signal_number: signal.Signals = signal.SIGTERM) -> int:
-        """Asks it to end, waits for that, and gives its exit code. Harmless when it has ended."""
+        """Asks it to end, waits for that, and returns its exit code. Harmless when it has ended."""
         if self.process.poll() is None:
             self.process.send_signal(signal_number)
         try:

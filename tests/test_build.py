@@ -23,7 +23,7 @@ def engine_files() -> dict[str, str]:
 
 
 def test_engine_is_wholly_one_build() -> None:
-    """All modules of the engine are compiled, or none is; COMPILED tells which."""
+    """All modules of the engine are compiled, or none is; COMPILED says which."""
     suffixes = SUFFIXES["compiled" if purgatory.engine.COMPILED else "pure"]
     assert [file for file in engine_files().values() if not file.endswith(suffixes)] == []
 

@@ -204,7 +204,7 @@ def test_planted_circle_is_found() -> None:
 
 
 def test_planted_dead_modules_are_found() -> None:
-    """A module that nothing imports is found; an entry point and a module that imports only itself are told apart."""
+    """A module that nothing imports is found; an entry point is not, a module that imports only itself is."""
     planted = [
         rules.Module.parse("purgatory/alive.py", ""),
         rules.Module.parse("purgatory/dead.py", "import purgatory.dead"),

@@ -1,10 +1,4 @@
-"""What can be wrong with a journal.
-
-- `JournalError`: one line that names the folder and says what to do
-    - `JournalLocked`: another process is using it
-    - `JournalTooNew`: a newer version of this program wrote it
-    - `JournalDamaged`: a row or the file is not as written; see `purgatory journal check` and `repair`
-"""
+"""What can be wrong with a journal."""
 
 
 class JournalError(Exception):
@@ -20,4 +14,4 @@ class JournalTooNew(JournalError):
 
 
 class JournalDamaged(JournalError):
-    """A row, or the file, is not what was written."""
+    """A row, or the file, is not what was written: see `purgatory journal check` and `repair`."""

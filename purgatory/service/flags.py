@@ -8,7 +8,6 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from purgatory import __version__
@@ -82,14 +81,10 @@ def _parser(program: str) -> argparse.ArgumentParser:
         if name not in models:
             _add_flag(parser, name, field)
     for part, model in models.items():
-        _add_part(parser, part, model)
+        group = parser.add_argument_group((model.__doc__ or "").rstrip("."))
+        for name, field in model.model_fields.items():
+            _add_flag(group, f"{part}.{name}", field)
     return parser
-
-
-def _add_part(parser: argparse.ArgumentParser, part: str, model: type[BaseModel]) -> None:
-    group = parser.add_argument_group((model.__doc__ or "").rstrip("."))
-    for name, field in model.model_fields.items():
-        _add_flag(group, f"{part}.{name}", field)
 
 
 def _add_flag(parser: argparse._ActionsContainer, name: str, field: FieldInfo) -> None:

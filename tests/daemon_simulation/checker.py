@@ -19,7 +19,7 @@ from tests.daemon_simulation.model import ExpectedEnd, Run
 from tests.daemon_simulation.plan import Batch, Plan, PlannedWait
 
 CLOCK_MS = 1.0
-"""The daemon counts whole milliseconds and rounds up when it registers: a time it tells may be so much ahead."""
+"""The daemon counts whole milliseconds and rounds up when it registers: a time it reports may be this much ahead."""
 
 
 class Seen:
@@ -167,10 +167,10 @@ class Checker:
     # The rest.
 
     def _check_drained(self) -> None:
-        """Every caller that waited over a living connection at a drain has been told."""
+        """Every caller that waited over a living connection at a drain has its answer."""
         for call in self._ledger.drained:
             if isinstance(call.error, ClientClosed | Unavailable):
-                self._complain(f"drained, and not told so: {list(seen_of(call))}")
+                self._complain(f"drained without an answer: {list(seen_of(call))}")
 
     def _check_pushes(self) -> None:
         """An acknowledged push has been applied once, any other at most once."""

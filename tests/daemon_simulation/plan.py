@@ -77,7 +77,7 @@ class EventPlan:
 
 @dataclass(frozen=True)
 class Push:
-    """A batch of events. Its number is signalled too, on the advancer's own key, so that it can be told apart."""
+    """A batch of events. Its number is signalled too, on the advancer's own key, to identify it."""
 
     at_ms: int
     number: int

@@ -132,7 +132,7 @@ def test_the_checker_accepts_what_must_be() -> None:
         ([tap.OwnerRemoved(1, 1_020)], SATISFIED | {"outcome": codes.CANCELLED, "code": 7}, 1_020.5),
         ([tap.Applied(mark(5), 0, 1, 1_020)], {}, 0.0),
     ],
-    ids=["no mark", "not expired", "code", "time", "before it was", "told of a dropped session", "lost"],
+    ids=["no mark", "not expired", "code", "time", "before it was", "result of a dropped session", "lost"],
 )
 def test_the_checker_finds_what_must_not_be(entries: list[tap.Entry], seen: dict[str, int], ended_ms: float) -> None:
     """Each planted fault has its complaint."""
@@ -140,7 +140,7 @@ def test_the_checker_finds_what_must_not_be(entries: list[tap.Entry], seen: dict
 
 
 def test_the_checker_finds_an_early_expiry() -> None:
-    """A wait that went out with too little of its time expires too early, though the daemon kept what it was told."""
+    """A wait that went out with too little of its time expires too early, though the daemon kept to what it got."""
     run = run_with(tap.ClockAdvanced(1_100, 10))
     expired = {"outcome": codes.EXPIRED, "waited_ms": 100, "code": 7}
     assert judged(run, expired, submitted_ms=999.2, ended_ms=1_100.5) == []

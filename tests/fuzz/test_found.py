@@ -44,8 +44,7 @@ async def test_ids_wider_than_the_engines_are_not_pending(operation_id: int) -> 
     """An id that no operation can have is NOT_FOUND, or not pending where it is to be cancelled."""
     async with serving() as served:
         peer = await Peer(served, "s").open()
-        await peer.register(produce(1, "orders", 5))
-        await peer.receipt()
+        await peer.registered(produce(1, "orders", 5))
         get = served.stub.GetOperation(wire.GetOperationRequest(session_id="s", operation_id=operation_id))
         assert await code_of(get) is grpc.StatusCode.NOT_FOUND
         cancelled = await served.stub.Cancel(wire.CancelRequest(session_id="s", operation_ids=[operation_id, 1]))

@@ -1,4 +1,4 @@
-"""Lessons 19 to 27, where not told of the engine alone: ends that come twice, torn, or after a cancel."""
+"""Lessons 19 to 27, but for those of the engine alone: ends that come twice, torn, or after a cancel."""
 
 import asyncio
 import signal

@@ -1,4 +1,4 @@
-"""Lessons 28 to 38, where not told of the engine alone: what grows, and what callers that vanish leave behind."""
+"""Lessons 28 to 38, but for those of the engine alone: what grows, and what callers that vanish leave behind."""
 
 import asyncio
 import contextlib
@@ -20,9 +20,8 @@ from purgatory.v1 import purgatory_service_pb2, result_pb2
 from tests.client.until import until_pending
 from tests.conftest import StartDaemon
 from tests.daemon_process import daemon_environment
-from tests.lessons.daemon_calls import DaemonCalls
-from tests.service.serving import Peer, eventually, produce, produce_columns, signal
-from tests.service.test_daemon import fetch_page
+from tests.service.serving import DaemonChannel, Peer, eventually, produce, produce_columns, signal
+from tests.service.test_daemon import fetch_page, sums_by_kind
 
 LONG = 3_600.0
 
@@ -48,10 +47,9 @@ async def read_results(peer: Peer, count: int) -> tuple[set[int], int]:
 async def test_lesson_33_a_full_purgatory_says_when_to_come_again(start_daemon: StartDaemon) -> None:
     """Over the limit: RESOURCE_EXHAUSTED with RetryInfo at once; a cancel makes room at once, not at the timeout."""
     daemon = start_daemon("--limits-pending-operations-max", "2")
-    async with DaemonCalls(daemon) as calls:
-        peer = await calls.session("s")
-        await peer.register(signal(1, "k"), signal(2, "k"))
-        await peer.receipt()
+    async with DaemonChannel(daemon.address) as calls:
+        peer = await Peer(calls, "s").open()
+        await peer.registered(signal(1, "k"), signal(2, "k"))
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await calls.stub.Wait(purgatory_service_pb2.WaitRequest(operation=produce(0, "orders", 1)))
         assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -73,8 +71,8 @@ async def test_lesson_33_a_flood_of_registrations_does_not_grow_the_daemon(start
     """Round after round half are refused and the others cancelled long before their time: memory settles."""
     room, flood = 5_000, 10_000
     daemon = start_daemon("--limits-pending-operations-max", str(room))
-    async with DaemonCalls(daemon) as calls:
-        peer = await calls.session("s", columns=True)
+    async with DaemonChannel(daemon.address) as calls:
+        peer = await Peer(calls, "s").open(columns=True)
         sizes: list[int] = []
         for round_number in range(12):
             first = round_number * flood + 1
@@ -106,7 +104,7 @@ async def test_lesson_36_gauges_are_right_whoever_closes_first(start_daemon: Sta
     daemon = start_daemon("--session-ttl-ms", "100", "--session-heartbeat-interval-ms", "200")
     rng = random.Random(36)
 
-    async def live(calls: DaemonCalls, number: int) -> None:
+    async def live(calls: DaemonChannel, number: int) -> None:
         session_id = f"s-{number % 6}"
         peer = Peer(calls, session_id)
         try:
@@ -122,7 +120,11 @@ async def test_lesson_36_gauges_are_right_whoever_closes_first(start_daemon: Sta
         finally:
             peer.cancel()
 
-    async with DaemonCalls(daemon) as calls, AsyncClient(daemon.address) as other:
+    def metric(name: str) -> float:
+        """Over all its labels."""
+        return sum(sums_by_kind(fetch_page(daemon, "/metrics")[1], name).values())
+
+    async with DaemonChannel(daemon.address) as calls, AsyncClient(daemon.address) as other:
         for _ in range(12):
             lives = [asyncio.create_task(live(calls, number)) for number in range(12)]
             for topic in range(3):
@@ -132,14 +134,14 @@ async def test_lesson_36_gauges_are_right_whoever_closes_first(start_daemon: Sta
 
         def all_gone() -> bool:
             gauges = ("purgatory_pending_operations", "purgatory_watched_entries", "purgatory_result_backlog")
-            return all(calls.metric(name) == 0 for name in gauges) and calls.metric("purgatory_sessions") <= 1
+            return all(metric(name) == 0 for name in gauges) and metric("purgatory_sessions") <= 1
 
         async def are_all_gone() -> bool:
             return await asyncio.to_thread(all_gone)
 
         await eventually(are_all_gone, "everything that the vanished left is gone")
-        streams = [calls.metric(f"purgatory_streams_{what}_total") for what in ("connected", "disconnected")]
-        assert streams[0] - streams[1] == calls.metric("purgatory_sessions_connected")
+        streams = [metric(f"purgatory_streams_{what}_total") for what in ("connected", "disconnected")]
+        assert streams[0] - streams[1] == metric("purgatory_sessions_connected")
         kinds = (await calls.status()).kinds
         assert kinds[0].registered > 100, "hardly anybody got as far as registering"
         assert all(k.registered == k.satisfied + k.failed + k.expired + k.cancelled for k in kinds)

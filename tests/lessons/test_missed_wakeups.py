@@ -1,4 +1,4 @@
-"""Lessons 1 to 18, where not told of the engine alone: waits that nobody wakes, or that wait behind others."""
+"""Lessons 1 to 18, but for those of the engine alone: waits that nobody wakes, or that wait behind others."""
 
 import asyncio
 import itertools
@@ -20,8 +20,7 @@ from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
 from tests.daemon_process import DaemonProcess
 from tests.engine.generic.recording_operation import DEADLINE_S, RecordingOperation, never_called
-from tests.lessons.daemon_calls import DaemonCalls
-from tests.service.serving import eventually, produce_columns
+from tests.service.serving import DaemonChannel, Peer, eventually, produce_columns
 
 LONG = 120.0
 
@@ -105,8 +104,8 @@ async def test_lesson_02_one_event_is_enough_beside_noisy_readers(daemon: Daemon
 async def test_lesson_16_a_reader_that_lags_keeps_nobody_waiting_and_misses_nothing(daemon: DaemonProcess) -> None:
     """Results of a stream that is not read wait; a sibling is served; read at last, all come, without a gap."""
     many, topic = 20_000, "x" * 200
-    async with DaemonCalls(daemon) as calls, AsyncClient(daemon.address) as sibling:
-        slow = await calls.session("slow")
+    async with DaemonChannel(daemon.address) as calls, AsyncClient(daemon.address) as sibling:
+        slow = await Peer(calls, "slow").open()
         await slow.send(register=produce_columns(range(1, many + 1), topic))
         assert (await slow.receipt()).accepted == many
         await sibling.advance((topic, 0), high_watermark=1)
@@ -157,8 +156,8 @@ async def test_lesson_17_fetches_end_by_what_is_produced(daemon: DaemonProcess) 
 async def test_lesson_18_events_do_not_queue_behind_registrations(daemon: DaemonProcess) -> None:
     """While a caller pours in registrations, events of another are answered before these are through."""
     batches, size = 120, 1_000
-    async with DaemonCalls(daemon) as calls, AsyncClient(daemon.address) as other:
-        peer = await calls.session("flood", columns=True)
+    async with DaemonChannel(daemon.address) as calls, AsyncClient(daemon.address) as other:
+        peer = await Peer(calls, "flood").open(columns=True)
         receipts = 0
 
         async def pour() -> None:

@@ -1,4 +1,4 @@
-"""Lessons 57 to 68, where not told of the engine alone: locks, sharing by key, and how it all ends."""
+"""Lessons 57 to 68, but for those of the engine alone: locks, sharing by key, and how it all ends."""
 
 import ast
 import asyncio
@@ -117,7 +117,7 @@ def test_lesson_59_work_on_a_key_does_not_grow_with_the_others() -> None:
 
 @pytest.mark.slow
 async def test_lesson_65_sigterm_with_a_hundred_thousand_waits(start_daemon: StartDaemon) -> None:
-    """Each is told SHUTTING_DOWN, the process ends by itself, with 0, long before its grace period is over."""
+    """Each ends as SHUTTING_DOWN, and the process ends by itself, with 0, long before its grace period is over."""
     many = 100_000 if COMPILED else 20_000
     daemon = start_daemon("--shutdown-grace-ms", "600000")
     async with AsyncClient(daemon.address) as client:

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import Any, Self
 
 import grpc
 import pytest
@@ -76,6 +76,22 @@ class DaemonChannel:
         self.channel = grpc.aio.insecure_channel(address, options=[("grpc.http2.bdp_probe", 0)])
         self.stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(self.channel)
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.channel.close()
+
+    async def status(self) -> wire.GetStatusResponse:
+        """GetStatus, after checking the identity of each kind."""
+        status: wire.GetStatusResponse = await self.stub.GetStatus(wire.GetStatusRequest())
+        check_counts(status)
+        return status
+
+    async def pending(self) -> int:
+        """Pending operations of all kinds."""
+        return sum(kind.pending for kind in (await self.status()).kinds)
+
 
 class ServedHost(DaemonChannel):
     """A host that is being served."""
@@ -95,12 +111,6 @@ class ServedHost(DaemonChannel):
             wire.AdvanceRequest(rows=event_pb2.EventRows(events=events))
         )
         return answer.receipt
-
-    async def status(self) -> wire.GetStatusResponse:
-        """GetStatus, after checking the identity of each kind."""
-        status: wire.GetStatusResponse = await self.stub.GetStatus(wire.GetStatusRequest())
-        check_counts(status)
-        return status
 
     def raw(self, method: str) -> grpc.aio.UnaryUnaryMultiCallable[Any, Any]:
         """A unary call that sends and receives bytes as they are."""
@@ -172,6 +182,11 @@ class Peer:
         """Registers rows."""
         rows = operation_pb2.OperationRows(operations=operations)
         await self.send(register=wire.RegisterBatch(batch_id=batch_id, rows=rows))
+
+    async def registered(self, *operations: operation_pb2.Operation, batch_id: int = 1) -> wire.Receipt:
+        """Registers rows, and reads the receipt, which must come next."""
+        await self.register(*operations, batch_id=batch_id)
+        return await self.receipt()
 
     async def acknowledge(self, sequence: int) -> None:
         """Acknowledges all results up to `sequence`."""

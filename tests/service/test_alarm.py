@@ -59,7 +59,7 @@ async def test_rings_at_the_beginning_of_a_millisecond_and_not_before(make: Make
 
 @both
 async def test_only_the_last_setting_rings(make: Make) -> None:
-    """Set anew, it rings then, earlier or later, and not when it was set to before."""
+    """Set again, it rings then, earlier or later, and not when it was set to before."""
     rings = Rings()
     alarm = make(rings.ring)
     alarm.set(3_600_000)

@@ -80,7 +80,7 @@ def pending(daemon: DaemonProcess) -> float:
 
 
 def test_start_says_version_engine_and_addresses(daemon: DaemonProcess) -> None:
-    """One line on stderr tells all that an operator asks first."""
+    """One line on stderr answers what an operator asks first."""
     lines = daemon.log.splitlines()
     assert len(lines) == 1, daemon.log
     engine = "compiled engine" if COMPILED else "UNCOMPILED engine"
@@ -180,7 +180,7 @@ def test_metrics_pass_the_linter(daemon: DaemonProcess, channel: grpc.Channel) -
 
 
 def test_sigterm_answers_pending_waits_and_exits_0(daemon: DaemonProcess, channel: grpc.Channel) -> None:
-    """Each pending wait is told that the daemon shuts down, by its own outcome; nobody sees a broken connection."""
+    """Each pending wait ends with the outcome of a shutdown; nobody sees a broken connection."""
     stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
     answers = [stub.Wait.future(wait_request("orders", 42)) for _ in range(20)]
     until(lambda: pending(daemon) == 20)
@@ -213,7 +213,7 @@ def test_sigint_ends_an_idle_daemon_at_once(daemon: DaemonProcess) -> None:
 
 
 def test_health_watchers_see_the_shutdown_first(daemon: DaemonProcess, channel: grpc.Channel) -> None:
-    """A load balancer that watches is told NOT_SERVING before the connection closes."""
+    """A load balancer that watches sees NOT_SERVING before the connection closes."""
     seen: list[int] = []
 
     def watch() -> None:
@@ -289,7 +289,7 @@ def test_log_as_json(start_daemon: StartDaemon) -> None:
 
 
 def test_environment_sets_the_daemon(start_daemon: StartDaemon) -> None:
-    """A variable is used, and one that is misspelt is told of."""
+    """A variable is used, and the log names one that is misspelt."""
     environment = {"PURGATORY_LIMITS_TIMEOUT_MS_MAX": "40000", "PURGATORY_LIMITS_TIMEOUT_MAX_MS": "1"}
     daemon = start_daemon(environment=environment)
     with grpc.insecure_channel(daemon.address) as channel, pytest.raises(grpc.RpcError) as caught:

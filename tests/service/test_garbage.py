@@ -23,7 +23,7 @@ class Cycle:
 
 @pytest.fixture
 def no_collections() -> Iterator[None]:
-    """The collector runs only when it is told to."""
+    """The collector runs only when it is called."""
     gc.collect()
     gc.disable()
     yield

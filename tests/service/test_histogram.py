@@ -18,7 +18,7 @@ def test_bounds_are_inclusive_and_cumulative() -> None:
 
 
 def test_column_equals_single_values() -> None:
-    """observe_all of a column gives what observing each value gives."""
+    """observe_all of a column counts the same as observing each value."""
     seeded = random.Random(8131)
     values = [seeded.randrange(100) for _ in range(1_000)]
     column, single = Histogram((5, 50)), Histogram((5, 50))

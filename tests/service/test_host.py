@@ -117,7 +117,7 @@ def test_registrations_do_not_hold_back_those_that_are_due() -> None:
 
 
 class BrokenClock(SystemClock):
-    """A clock that fails when told to."""
+    """A clock that fails a given number of times."""
 
     failures = 0
 
@@ -152,16 +152,14 @@ async def test_the_end_forgets_nobody() -> None:
         unary = asyncio.create_task(_wait(served.stub.Wait, wire.WaitRequest(operation=produce(1, "a", 1))))
         peer = await Peer(served, "s").open()
         silent = served.stub.StreamResults(wire.StreamResultsRequest(session_id="other"))
-        await peer.register(*(signal(place, "k") for place in range(1, 101)))
-        await peer.receipt()
+        await peer.registered(*(signal(place, "k") for place in range(1, 101)))
         await eventually(lambda: served.host.engine.pending == 101, "101 pending")
         await eventually(lambda: served.host.sessions.connected == 2, "both streams are there")
         draining_task = asyncio.create_task(drain(served.host, 5.0))
         batch = await peer.results()
         assert {result.outcome for result in batch.rows.results} == {result_pb2.OUTCOME_SHUTTING_DOWN}
         assert len(batch.rows.results) == 100
-        await peer.register(signal(101, "k"))
-        receipt = await peer.receipt()
+        receipt = await peer.registered(signal(101, "k"))
         assert [refusal.code for refusal in receipt.refusals] == [codes.UNAVAILABLE]
         assert (await peer.results()).first_sequence == 101
         await peer.acknowledge(101)
@@ -190,8 +188,7 @@ async def test_the_end_does_not_wait_for_a_peer_that_acknowledges_nothing(monkey
     monkeypatch.setattr(draining, "UNACKNOWLEDGED_MS_MAX", 50)
     async with serving() as served:
         peer = await Peer(served, "s").open()
-        await peer.register(signal(1, "k"))
-        await peer.receipt()
+        await peer.registered(signal(1, "k"))
         await drain(served.host, 30.0)
         assert (await peer.results()).rows.results[0].outcome == result_pb2.OUTCOME_SHUTTING_DOWN
         assert (await peer.read()).HasField("going_away")

@@ -2,7 +2,7 @@
 
 Whatever comes first decides; what comes second finds nothing to end. First on the real host with a clock that stands
 still, so that "the same instant" is one; then over a real server, where nobody knows which is first, and where all that
-is told of it must agree.
+is reported must agree.
 """
 
 import asyncio
@@ -192,7 +192,7 @@ PAIRS = [
 
 
 class Contest:
-    """`COUNT` waits of one session over a real server, each on a key of its own, and what is told of them."""
+    """`COUNT` waits of one session over a real server, each on a key of its own, and what is reported of them."""
 
     def __init__(self, served: ServedHost, clock: ManualClock, peer: Peer) -> None:
         self.served = served
@@ -251,7 +251,7 @@ class Contest:
         return operation_id in self.cancelled | self.not_cancelled or self.read_all
 
     async def read(self) -> None:
-        """Reads and acknowledges until the stream ends, or all is told and every cancel answered."""
+        """Reads and acknowledges until the stream ends, or every result has come and every cancel is answered."""
         try:
             while (message := await self.peer.read_raw()) is not grpc.aio.EOF:
                 self.cancelled.update(message.cancelled.cancelled_operation_ids)
@@ -290,7 +290,7 @@ async def test_lesson_21_all_that_is_told_agrees(one: str, other: str) -> None:
         await asyncio.gather(contest.happen(one, other), contest.happen(other, one))
         await eventually(lambda: served.host.engine.pending == 0, "all have ended")
         if not gone and "shutdown" not in {one, other}:
-            await eventually(lambda: len(contest.outcomes) == COUNT, "all is told")
+            await eventually(lambda: len(contest.outcomes) == COUNT, "every result has come")
             if "cancel" in {one, other}:
                 await eventually(lambda: contest.cancelled | contest.not_cancelled == set(IDS), "cancels are answered")
             peer.cancel()
@@ -330,8 +330,8 @@ async def test_what_ends_while_nobody_is_connected_is_told_once_on_return(cause:
         assert len(told) == COUNT
         back.cancel()
         again = await Peer(served, "s").open(last_sequence=COUNT)
-        await again.register(signal(COUNT + 1, "k1" if cause == "event" else "other", 1), batch_id=2)
-        assert (await again.receipt()).accepted == 1
+        key = "k1" if cause == "event" else "other"
+        assert (await again.registered(signal(COUNT + 1, key, 1), batch_id=2)).accepted == 1
         clock.jump(1)
         served.host.reaper.wake()
         assert [result.operation_id for result in (await again.results()).rows.results] == [COUNT + 1]

@@ -36,10 +36,6 @@ async def wait(served: ServedHost, operation: operation_pb2.Operation) -> result
     return answer.result
 
 
-async def pending(served: ServedHost) -> int:
-    return sum(kind.pending for kind in (await served.status()).kinds)
-
-
 async def test_a_wait_ends_when_its_mark_is_reached(served: ServedHost) -> None:
     """The answer says the outcome, the caller's own id and the offset reached."""
     task = asyncio.create_task(wait(served, produce(77, "orders", 42, partition=3)))
@@ -129,7 +125,7 @@ async def test_bytes_that_are_no_message_are_invalid(served: ServedHost, method:
     """INVALID_ARGUMENT, and the daemon goes on."""
     with refused(grpc.StatusCode.INVALID_ARGUMENT):
         await served.raw(method)(data)
-    assert await pending(served) == 0
+    assert await served.pending() == 0
 
 
 async def test_wrong_utf8_is_invalid(served: ServedHost) -> None:
@@ -144,7 +140,7 @@ async def test_wrong_utf8_is_invalid(served: ServedHost) -> None:
     await stream.write(b"\xff\xff")
     assert await stream.code() == grpc.StatusCode.INVALID_ARGUMENT
     await eventually(lambda: served.host.sessions.connected == 0, "no stream")
-    assert await pending(served) == 0
+    assert await served.pending() == 0
 
 
 async def test_a_message_that_is_too_big_is_refused(served: ServedHost) -> None:
@@ -155,7 +151,7 @@ async def test_a_message_that_is_too_big_is_refused(served: ServedHost) -> None:
     await peer.register(*(signal(place + 1, "k" * 240) for place in range(1_000)))
     assert await peer.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     await eventually(lambda: served.host.sessions.connected == 0, "no stream")
-    assert await pending(served) == 0
+    assert await served.pending() == 0
 
 
 async def test_lesson_24_the_rest_of_a_batch_of_events_is_applied(served: ServedHost) -> None:
@@ -233,8 +229,7 @@ async def test_a_stream_of_events_is_answered_in_order(served: ServedHost) -> No
 async def test_operations_are_listed_page_by_page_described_and_cancelled(served: ServedHost) -> None:
     """Every pending operation is on exactly one page; filters narrow; tokens of other requests are refused."""
     peer = await Peer(served, "s").open()
-    await peer.register(*(produce(place, f"t{place % 2}", 42) for place in range(1, 21)), signal(21, "k"))
-    await peer.receipt()
+    await peer.registered(*(produce(place, f"t{place % 2}", 42) for place in range(1, 21)), signal(21, "k"))
     seen: list[int] = []
     token = ""
     while True:

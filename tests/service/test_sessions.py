@@ -30,8 +30,7 @@ async def test_the_receipt_comes_before_any_result_of_its_batch() -> None:
         await served.high_watermark("orders", 42)
         peer = await Peer(served, "s").open()
         assert not peer.opened.resumed
-        await peer.register(*(produce(place, "orders", 42) for place in range(1, 101)), batch_id=9)
-        receipt = await peer.receipt()
+        receipt = await peer.registered(*(produce(place, "orders", 42) for place in range(1, 101)), batch_id=9)
         assert (receipt.batch_id, receipt.accepted, receipt.highest_operation_id) == (9, 100, 100)
         batch = await peer.results()
         assert ids_and_sequences(batch) == [(place, place) for place in range(1, 101)]
@@ -39,7 +38,7 @@ async def test_the_receipt_comes_before_any_result_of_its_batch() -> None:
 
 
 async def test_lesson_16_who_missed_results_is_told_as_often_as_it_asks() -> None:
-    """A client that had results of a forgotten session is told that it begins anew, as often as it asks."""
+    """A client that had results of a forgotten session learns that its session is a new one, as often as it asks."""
     async with serving() as served:
         for _ in range(2):
             peer = await Peer(served, "s").open(last_sequence=24)
@@ -47,8 +46,7 @@ async def test_lesson_16_who_missed_results_is_told_as_often_as_it_asks() -> Non
             peer.cancel()
             await drained(served, "s")
         peer = await Peer(served, "s").open(last_sequence=24)
-        await peer.register(signal(7, "k", 1))
-        assert (await peer.receipt()).accepted == 1
+        assert (await peer.registered(signal(7, "k", 1))).accepted == 1
         assert ids_and_sequences(await peer.results()) == [(1, 7)]
         peer.cancel()
         await drained(served, "s")
@@ -68,8 +66,7 @@ async def test_lesson_24_the_rest_of_a_batch_is_registered() -> None:
             signal(5, "k"),
             produce(0, "orders", 1),
         ]
-        await peer.register(*rows)
-        receipt = await peer.receipt()
+        receipt = await peer.registered(*rows)
         assert (receipt.accepted, receipt.already_known, receipt.highest_operation_id) == (2, 0, 5)
         assert [(refusal.index, refusal.operation_id, refusal.field) for refusal in receipt.refusals] == [
             (1, 2, "produce.partitions[0].required_offset"),
@@ -84,8 +81,7 @@ async def test_lesson_24_the_rest_of_a_batch_is_registered() -> None:
             (place, result_pb2.OUTCOME_REFUSED) for place in (2, 3, 4, 0)
         ]
         assert results[1].refusal.message == receipt.refusals[1].message
-        await peer.register(*rows[:5], batch_id=2)
-        again = await peer.receipt()
+        again = await peer.registered(*rows[:5], batch_id=2)
         assert (again.accepted, again.already_known, list(again.refusals)) == (0, 5, [])
         assert served.host.engine.pending == 2
         assert served.host.sessions.unacknowledged_results == 4
@@ -95,8 +91,7 @@ async def test_an_id_has_one_result_however_often_it_is_in_a_batch() -> None:
     """The repetition is refused in the receipt, but the one result of the id is that of the operation that waits."""
     async with serving() as served:
         peer = await Peer(served, "s").open()
-        await peer.register(produce(5, "orders", 42), produce(5, "orders", 43), signal(3, "k"))
-        receipt = await peer.receipt()
+        receipt = await peer.registered(produce(5, "orders", 42), produce(5, "orders", 43), signal(3, "k"))
         assert receipt.accepted == 1
         assert [(refusal.index, refusal.field) for refusal in receipt.refusals] == [
             (1, "operation_id"),
@@ -137,16 +132,14 @@ async def test_a_batch_that_cannot_be_read_is_refused_as_a_whole(batch: wire.Reg
         assert receipt.highest_operation_id == 0
         with refused(grpc.StatusCode.INVALID_ARGUMENT, "batch"):
             await served.stub.Register(wire.RegisterRequest(session_id="s", batch=batch))
-        await peer.register(signal(1, "k"))
-        assert (await peer.receipt()).accepted == 1
+        assert (await peer.registered(signal(1, "k"))).accepted == 1
 
 
 async def test_lesson_25_a_broken_stream_loses_nothing_and_repeats_nothing() -> None:
     """What was not acknowledged comes again on the next stream, with its sequence numbers; pending ones wait on."""
     async with serving() as served:
         peer = await Peer(served, "s").open()
-        await peer.register(*(produce(place, "orders", place) for place in range(1, 11)))
-        await peer.receipt()
+        await peer.registered(*(produce(place, "orders", place) for place in range(1, 11)))
         await served.high_watermark("orders", 6)
         received = dict(ids_and_sequences(await peer.results()))
         await peer.acknowledge(2)
@@ -166,11 +159,10 @@ async def test_lesson_25_a_broken_stream_loses_nothing_and_repeats_nothing() -> 
 
 
 async def test_a_second_stream_takes_the_session_over() -> None:
-    """The first one is told so and ends; results go to the second only."""
+    """The first one learns so and ends; results go to the second only."""
     async with serving() as served:
         first = await Peer(served, "s").open()
-        await first.register(produce(1, "orders", 1))
-        await first.receipt()
+        await first.registered(produce(1, "orders", 1))
         second = await Peer(served, "s").open()
         message = await first.read()
         assert message.going_away.reason == wire.GoingAway.REASON_TAKEN_OVER
@@ -208,8 +200,7 @@ async def test_cancels_are_answered_on_the_stream() -> None:
     """Those cancelled now and those not pending; the results follow."""
     async with serving() as served:
         peer = await Peer(served, "s").open()
-        await peer.register(signal(1, "k"), signal(2, "k"))
-        await peer.receipt()
+        await peer.registered(signal(1, "k"), signal(2, "k"))
         await peer.send(cancel=wire.CancelOperations(operation_ids=[2, 7]))
         answer = (await peer.read()).cancelled
         assert (list(answer.cancelled_operation_ids), list(answer.not_pending_operation_ids)) == ([2], [7])
@@ -245,8 +236,7 @@ async def test_lesson_37_a_session_ends_some_time_after_its_last_stream() -> Non
     settings = HostSettings(session=SessionSettings(heartbeat_interval_ms=40, ttl_ms=5_000))
     async with serving(settings, clock=clock) as served:
         peer = await Peer(served, "s").open()
-        await peer.register(signal(1, "k"), signal(2, "j"))
-        await peer.receipt()
+        await peer.registered(signal(1, "k"), signal(2, "j"))
         peer.cancel()
         await drained(served, "s")
         clock.jump(4_999)
@@ -256,9 +246,9 @@ async def test_lesson_37_a_session_ends_some_time_after_its_last_stream() -> Non
         await eventually(lambda: served.host.engine.pending == 0, "the waits are freed")
         status = await served.status()
         assert (status.sessions, sum(kind.cancelled for kind in status.kinds)) == (0, 2)
-        anew = await Peer(served, "s").open(last_sequence=17)
-        assert not anew.opened.resumed
-        assert anew.opened.highest_operation_id == 0
+        again = await Peer(served, "s").open(last_sequence=17)
+        assert not again.opened.resumed
+        assert again.opened.highest_operation_id == 0
 
 
 async def test_lesson_37_both_sides_hear_each_other() -> None:
@@ -308,21 +298,17 @@ async def test_lesson_38_results_that_are_not_acknowledged_are_limited() -> None
     async with serving(settings) as served:
         await served.high_watermark("orders", 1)
         peer = await Peer(served, "s").open()
-        await peer.register(*(produce(place, "orders", 1) for place in (1, 2, 3)))
-        assert (await peer.receipt()).accepted == 3
+        assert (await peer.registered(*(produce(place, "orders", 1) for place in (1, 2, 3)))).accepted == 3
         await peer.results()
-        await peer.register(*(produce(place, "orders", 1) for place in (4, 5, 6, 7)))
-        receipt = await peer.receipt()
+        receipt = await peer.registered(*(produce(place, "orders", 1) for place in (4, 5, 6, 7)))
         assert [refusal.code for refusal in receipt.refusals] == [8] * 4
         await peer.results()
-        await peer.register(produce(8, "orders", 1))
-        receipt = await peer.receipt()
+        receipt = await peer.registered(produce(8, "orders", 1))
         assert receipt.batch_refusal.code == 8
         assert receipt.highest_operation_id == 7
         assert served.host.sessions.unacknowledged_results == 7
         await peer.acknowledge(7)
-        await peer.register(produce(8, "orders", 1))
-        assert (await peer.receipt()).accepted == 1
+        assert (await peer.registered(produce(8, "orders", 1))).accepted == 1
         assert ids_and_sequences(await peer.results()) == [(8, 8)]
 
 
