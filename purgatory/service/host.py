@@ -15,10 +15,11 @@ from typing import Final
 
 from purgatory.clock import Clock
 from purgatory.engine import codes
-from purgatory.engine.batches import EventBatch, EventsReceipt, PartitionName, Refusal
+from purgatory.engine.batches import EventBatch, EventsReceipt, PartitionName, Refusal, RegisterReceipt
 from purgatory.engine.engine import Engine
 from purgatory.engine.errors import InvalidBatch
 from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX
+from purgatory.engine.waiting.tables import Owner
 from purgatory.service.engine_time import EngineTime
 from purgatory.service.listeners.listener import Journal, Listener
 from purgatory.service.reaper import EXPIRED_PER_SLICE, Reaper
@@ -161,19 +162,23 @@ class Host:
             raise BatchRefused(Refusal(0, codes.RESOURCE_EXHAUSTED, "", message))
 
     def _register_run(self, session: Session, run: OperationRun, receipt: BatchReceipt) -> list[RefusedOperation]:
-        now_ms = self._registration_ms()
         try:
-            answer = self.engine.register(session.owner, run.kind, run.batch, now_ms)
+            answer = self._register(session.owner, session, run)
         except InvalidBatch as error:
             raise unreadable_batch(f"columns.{error.field}", error.message) from None
-        for listener in self.listeners:
-            listener.registered(session, run.kind, run.batch, answer, now_ms)
-        self.deliver()
-        self.reaper.deadline_may_be_earlier()
         receipt.accepted += answer.accepted
         receipt.already_known += answer.already_known
         ids = run.batch.operation_ids
         return [RefusedOperation(located(run, refusal), ids[refusal.index], run.kind) for refusal in answer.refusals]
+
+    def _register(self, owner: Owner, session: Session | None, run: OperationRun) -> RegisterReceipt:
+        now_ms = self._registration_ms()
+        receipt = self.engine.register(owner, run.kind, run.batch, now_ms)
+        for listener in self.listeners:
+            listener.registered(session, run.kind, run.batch, receipt, now_ms)
+        self.deliver()
+        self.reaper.deadline_may_be_earlier()
+        return receipt
 
     def _deliver_refused(self, session: Session, refused: list[RefusedOperation]) -> None:
         """Refused registrations get results like all others, and from then on their ids count as known."""
@@ -229,13 +234,8 @@ class Host:
 
     def register_unary_wait(self, run: OperationRun) -> None:
         """Registers the one operation of a unary wait. Raises `CallRefused` if the operation is refused."""
-        now_ms = self._registration_ms()
-        receipt = self.engine.register(self.unary_waits.owner, run.kind, run.batch, now_ms)
-        for listener in self.listeners:
-            listener.registered(None, run.kind, run.batch, receipt, now_ms)
+        receipt = self._register(self.unary_waits.owner, None, run)
         self._count_refused(receipt.refusals)
-        self.deliver()
-        self.reaper.deadline_may_be_earlier()
         if receipt.refusals:
             raise from_refusal(located(run, receipt.refusals[0]), "operation")
 
