@@ -29,7 +29,7 @@ def generate(
     """Generates a history of any size through the real engine, with its ground truth in DIR/_truth."""
     from purgatory_pipeline.generate.history_plan import make_plan
     from purgatory_pipeline.generate.make_archive import check_empty, make_archive
-    from purgatory_pipeline.generate.truth_summary import summarize
+    from purgatory_pipeline.generate.truth import summarize
     from purgatory_pipeline.spark.spark_session import spark_session
 
     plan = make_plan(

@@ -28,11 +28,8 @@ from purgatory_pipeline.errors import ArchiveUnusable
 from purgatory_pipeline.generate.draw.drawn_run import draw_run
 from purgatory_pipeline.generate.engine_player import ENDED_PER_CALL, EnginePlayer
 from purgatory_pipeline.generate.history_plan import HistoryPlan, RunPlan
-from purgatory_pipeline.generate.truth import Truth, run_truth
+from purgatory_pipeline.generate.truth import RUNS, Truth, run_truth, write_text
 
-TRUTH: Final = "_truth"
-"""Below the archive; readers skip folders that begin with an underscore."""
-RUNS: Final = f"{TRUTH}/runs"
 ROLL_BYTES: Final = 2**40
 """Never reached: a run's files are moved to their places together."""
 
@@ -70,14 +67,6 @@ def make_run(plan: RunPlan, out: str) -> Truth:
     return truth
 
 
-def write_text(filesystem: fs.FileSystem, folder: str, name: str, text: str) -> None:
-    """Writes a small file, whole or not at all."""
-    filesystem.create_dir(folder, recursive=True)
-    with filesystem.open_output_stream(f"{folder}/.{name}.part") as stream:
-        stream.write(text.encode())
-    filesystem.move(f"{folder}/.{name}.part", f"{folder}/{name}")
-
-
 def check_empty(out: str) -> None:
     """Raises `ArchiveUnusable` if the folder has files in it or cannot be written."""
     try:
@@ -91,7 +80,7 @@ def check_empty(out: str) -> None:
 
 
 def make_archive(spark: SparkSession, plan: HistoryPlan, out: str) -> MadeArchive:
-    """Makes the whole archive; its truth is summed up by `truth_summary`. Raises `ArchiveUnusable`."""
+    """Makes the whole archive; its truth is summed up by `summarize`. Raises `ArchiveUnusable`."""
     check_empty(out)
     started_s = time.perf_counter()
     place = out if "://" in out else str(Path(out).absolute())  # executors may stand elsewhere

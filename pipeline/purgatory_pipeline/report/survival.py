@@ -78,7 +78,7 @@ class Curve:
         if last_known < 0:
             nothing_yet = place == 0 and self._known > 0
             return Share(1.0 if nothing_yet else None, 1.0 if nothing_yet else 0.0, 1.0)
-        high = _or(self.high[last_known], rule_of_three)
+        high = rule_of_three if np.isnan(self.high[last_known]) else float(self.high[last_known])
         if self.waiting[place - 1] == 0:
             return Share(0.0, 0.0, high)
         if timeout_ms > self.seen_until_ms:
@@ -122,7 +122,3 @@ def estimate(waited_ms: Ints, satisfied: Ints, others: Ints) -> Curve:
     bounds = [np.exp(np.where(has_fallen, logarithm, 0.0) * np.exp(sign * width)) for sign in (1, -1)]
     low, high = (np.where(is_over, np.nan, bound) for bound in bounds)
     return Curve(waited_ms, at_risk, waiting, low, high)
-
-
-def _or(value: float, otherwise: float) -> float:
-    return otherwise if np.isnan(value) else float(value)

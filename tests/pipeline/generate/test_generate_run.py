@@ -13,10 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from purgatory_pipeline.generate.history_plan import HistoryPlan, make_plan
+from purgatory_pipeline.generate.history_plan import make_plan
 from purgatory_pipeline.generate.make_archive import make_run
-from purgatory_pipeline.generate.truth import Truth
-from purgatory_pipeline.generate.truth_summary import summarize
+from purgatory_pipeline.generate.truth import Truth, summarize
 from purgatory_pipeline.replay.load.call_windows import windows
 from purgatory_pipeline.replay.load.run_files import RunContext
 from purgatory_pipeline.replay.play.replay_sums import CHANGES, EQUAL, ReplaySums
@@ -261,8 +260,7 @@ def test_a_run_that_is_made_twice_is_there_once(tmp_path: Path) -> None:
 
 def test_quantiles_and_stragglers_of_the_whole(made: tuple[Path, Truth]) -> None:
     """The summary's quantiles are those of all waits of its runs, and the slow replica is the worst straggler."""
-    plan: HistoryPlan = PLAN
-    whole = summarize(plan, str(made[0]))
+    whole = summarize(PLAN, str(made[0]))
     waits = made[1]["waits"]
     for topic in {"", *waits["topic"]}:
         of_topic = [place for place, name in enumerate(waits["topic"]) if topic in {"", name}]
@@ -271,8 +269,8 @@ def test_quantiles_and_stragglers_of_the_whole(made: tuple[Path, Truth]) -> None
         assert said["operations"] == len(every)
         for name, quantile in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p999", 0.999)):
             assert said[name] == np.quantile(every, quantile, method="inverted_cdf")
-    assert plan.slow_replica is not None
-    assert whole["stragglers"][0]["replica_id"] == plan.slow_replica.replica_id
+    assert PLAN.slow_replica is not None
+    assert whole["stragglers"][0]["replica_id"] == PLAN.slow_replica.replica_id
     assert json.loads((made[0] / "_truth" / "truth.json").read_text()) == whole
     table: pa.Table = pq.read_table(made[0] / "_truth" / "produce_waits.parquet")
     assert sum(table["operations"].to_pylist()) == whole["produce_waits_without_timeout"][""]["operations"]

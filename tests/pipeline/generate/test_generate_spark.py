@@ -10,7 +10,7 @@ from purgatory_pipeline.cli import EXIT_UNUSABLE, main
 from purgatory_pipeline.errors import ArchiveUnusable
 from purgatory_pipeline.generate.history_plan import make_plan
 from purgatory_pipeline.generate.make_archive import make_archive, make_run
-from purgatory_pipeline.generate.truth_summary import summarize
+from purgatory_pipeline.generate.truth import summarize
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 

@@ -16,17 +16,9 @@ import pytest
 from playwright.sync_api import Browser, Dialog, Page, ViewportSize, sync_playwright
 
 FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--force-color-profile=srgb",
-    "--hide-scrollbars",
-)
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update", "--force-color-profile=srgb", "--hide-scrollbars",
+)  # fmt: skip
 WIDE: ViewportSize = {"width": 1280, "height": 900}
 PHONE: ViewportSize = {"width": 390, "height": 844}
 LOAD_MS_MAX = 120_000
@@ -82,7 +74,6 @@ class Opened:
     requests: list[str] = field(default_factory=list)
 
     def refuse(self, dialog: Dialog) -> None:
-        """No dialog may open."""
         self.complaints.append(f"dialog: {dialog.message}")
         dialog.dismiss()
 
@@ -96,7 +87,6 @@ class Opened:
         assert [plot.title for plot in self.plots() if not plot.drawn or plot.marks == 0 or plot.nonsense] == []
 
     def plots(self) -> list[Drawn]:
-        """All plots, in their order."""
         return [Drawn(**plot) for plot in self.page.evaluate(_PLOTS)]
 
     def sticking_out(self) -> list[str]:

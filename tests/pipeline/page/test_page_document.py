@@ -31,7 +31,6 @@ class Elements(HTMLParser):
         self.feed(html)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Remembers the tag, and where following text belongs."""
         self.tags.append(tag)
         if tag == "td":
             self.inside = self.cells
@@ -41,12 +40,10 @@ class Elements(HTMLParser):
             self.data.append("")
 
     def handle_endtag(self, tag: str) -> None:
-        """The end of a cell or a script."""
         if tag in {"td", "script"}:
             self.inside = None
 
     def handle_data(self, data: str) -> None:
-        """Text of a cell or a script."""
         if self.inside is not None:
             self.inside[-1] += data
 

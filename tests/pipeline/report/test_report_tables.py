@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from purgatory_pipeline.generate.history_plan import make_plan
 from purgatory_pipeline.generate.make_archive import make_archive
-from purgatory_pipeline.generate.truth_summary import summarize
+from purgatory_pipeline.generate.truth import summarize
 from purgatory_pipeline.report.command import report
 from purgatory_pipeline.report.report_tables import TABLES
 from pyspark.sql import SparkSession
