@@ -107,12 +107,10 @@ def _info(found: ArchiveCatalog, summary: ReplayAccount, out: str) -> ReplayInfo
     from purgatory import __version__
     from purgatory_pipeline.replay.page.replay_page import ReplayInfo
 
-    first = [file.first_at for file in found.used if file.first_at is not None]
-    last = [file.last_at for file in found.used if file.last_at is not None]
     return ReplayInfo(
         archive=found.uri,
-        first_at=min(first, default=None),
-        last_at=max(last, default=None),
+        first_at=min((file.first_at for file in found.used if file.first_at is not None), default=None),
+        last_at=max((file.last_at for file in found.used if file.last_at is not None), default=None),
         policies=tuple(policy.label for policy in summary.policies if not policy.is_unchanged),
         compared=summary.compared,
         equal=summary.equal,

@@ -1,43 +1,42 @@
 """Packs a chunk into few bytes for Spark's shuffle, where a byte costs more than all the work done on it here.
 
-Most columns hold one value, or rise by little, or lie close together: Parquet keeps these as differences of few bits.
+Most columns rise by little, or lie close together. So each becomes its steps, or distances from its lowest value, in
+the smallest integers that hold them.
 """
 
-import json
-from typing import Final
+import pickle
+from dataclasses import replace
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from purgatory_pipeline.replay.load.row_chunk import RowChunk
-
-_REST: Final = b"rest"
-"""Key of the metadata that holds all but the columns."""
+from purgatory_pipeline.replay.load.row_chunk import Column, RowChunk
 
 
 def pack(chunk: RowChunk) -> bytes:
-    """The chunk as a Parquet file."""
-    rest = json.dumps([chunk.table, chunk.names, chunk.detail_rows.tolist(), chunk.details])
-    columns = {name: values.astype(np.int64, copy=False) for name, values in chunk.columns.items()}
-    out = pa.BufferOutputStream()
-    pq.write_table(
-        pa.table(columns, metadata={_REST: rest}),
-        out,
-        compression="none",
-        use_dictionary=False,
-        column_encoding="DELTA_BINARY_PACKED",
-        write_statistics=False,
-    )
-    packed: bytes = out.getvalue().to_pybytes()
-    return packed
+    """The chunk as bytes for another task of the same job."""
+    encoded = {name: _encoded(values.astype(np.int64)) for name, values in chunk.columns.items()}
+    return pickle.dumps((encoded, replace(chunk, columns={})))
 
 
 def unpack(packed: bytes) -> RowChunk:
     """Reverses `pack`; all columns come back as 64-bit integers."""
-    found = pq.read_table(pa.BufferReader(packed), use_threads=False)
-    table, names, detail_rows, details = json.loads(found.schema.metadata[_REST])
-    columns = {name: found[name].to_numpy() for name in found.column_names}
-    return RowChunk(
-        table, columns, [(topic, place) for topic, place in names], np.array(detail_rows, np.int64), details
-    )
+    rest: RowChunk
+    encoded, rest = pickle.loads(packed)  # noqa: S301 -- made by `pack`
+    return replace(rest, columns={name: _decoded(*column) for name, column in encoded.items()})
+
+
+def _encoded(values: Column) -> tuple[int, bool, Column]:
+    """The value to count from, whether numbers are steps, and the numbers. Sums that overflow come back right."""
+    if not len(values):
+        return 0, False, values
+    steps = np.diff(values, prepend=values[0])
+    rises = bool(np.all(steps >= 0))
+    base = int(values[0] if rises else values.min())
+    numbers = (steps if rises else values - base).view(np.uint64)
+    return base, rises, numbers.astype(np.min_scalar_type(int(numbers.max())))
+
+
+def _decoded(base: int, rises: bool, numbers: Column) -> Column:
+    whole = numbers.astype(np.int64)
+    decoded: Column = (np.cumsum(whole) if rises else whole) + base
+    return decoded

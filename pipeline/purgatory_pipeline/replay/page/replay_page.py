@@ -21,7 +21,17 @@ import pandas as pd
 from markupsafe import Markup
 
 from purgatory_pipeline.page import document, wording
-from purgatory_pipeline.page.parts import Finding, Grid, Headline, Page, PageColumn, PageTable, Section, footer_lines
+from purgatory_pipeline.page.parts import (
+    ROWS_MAX,
+    Finding,
+    Grid,
+    Headline,
+    Page,
+    PageColumn,
+    PageTable,
+    Section,
+    footer_lines,
+)
 from purgatory_pipeline.replay.page import replay_charts
 from purgatory_pipeline.replay.page.replay_charts import UNCHANGED, Policies
 
@@ -49,6 +59,35 @@ class ReplayInfo:
     """What a reader must know before the figures, such as what could not be replayed; as sentences."""
     options: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+
+
+def policy_name(policy: object) -> str | Markup:
+    return "as recorded" if policy == UNCHANGED else wording.name(policy)
+
+
+def _outcome(outcome: object) -> str:
+    return wording.text(outcome).replace("_", " ")
+
+
+COLUMNS: Final = {
+    column.key: column
+    for column in (
+        PageColumn("topic", "topic", wording.name),
+        PageColumn("kind", "kind"),
+        PageColumn("policy", "policy", policy_name),
+        PageColumn("recorded", "recorded", _outcome),
+        PageColumn("replayed", "replayed", _outcome),
+        PageColumn("operations", "operations", wording.count),
+        PageColumn("wait_p50_ms", "half", wording.milliseconds),
+        PageColumn("wait_p90_ms", "90 %", wording.milliseconds),
+        PageColumn("wait_p99_ms", "99 %", wording.milliseconds),
+    )
+}
+
+
+def _table(caption: str, frame: pd.DataFrame, keys: str, rest: str, *more: PageColumn, rows_max: int = 24) -> PageTable:
+    """The columns of these keys, then `more`."""
+    return PageTable(caption, frame, (*(COLUMNS[key] for key in keys.split()), *more), rest=rest, rows_max=rows_max)
 
 
 def write_replay_page(frames: Mapping[str, pd.DataFrame], info: ReplayInfo, path: Path) -> None:
@@ -104,31 +143,22 @@ def _findings(outcomes: pd.DataFrame, policies: Policies) -> tuple[Finding, ...]
     expired = outcomes[outcomes["topic"].isna() & (outcomes["outcome"] == "expired")]
     found: list[tuple[float, Finding]] = []
     for kind in _kinds(outcomes):
-        shares = {
-            str(policy): wording.number_of(share)
-            for policy, share in zip(
-                expired[expired["kind"] == kind]["policy"], expired[expired["kind"] == kind]["share"], strict=True
-            )
-        }
-        recorded = shares.pop(UNCHANGED, 0.0)
+        of_kind = expired[expired["kind"] == kind].set_index("policy")["share"]
+        shares = {str(policy): wording.number_of(share) for policy, share in of_kind.items()}
+        recorded = shares.get(UNCHANGED, 0.0)
         tried = {policy: shares.get(policy, 0.0) for policy in policies.names}
-        if not tried or max(abs(share - recorded) for share in tried.values()) < NOTABLE:
+        moved = max((abs(share - recorded) for share in tried.values()), default=0.0)
+        if moved < NOTABLE:
             continue
-        least, most = min(tried, key=lambda name: tried[name]), max(tried, key=lambda name: tried[name])
-        moved = max(abs(tried[most] - recorded), abs(tried[least] - recorded))
-        found.append((moved, Finding(_moved(kind, recorded, tried, least, most), "outcomes")))
-    return tuple(finding for _, finding in sorted(found, key=lambda pair: -pair[0]))
-
-
-def _moved(kind: str, recorded: float, tried: Mapping[str, float], least: str, most: str) -> Markup:
-    sentence = Markup("Of {} operations {} expired as recorded").format(
-        wording.text(kind), wording.strong(wording.share_in_sentence(recorded))
-    )
-    for policy in dict.fromkeys((most, least)):
-        sentence += Markup(", {} with {}").format(
-            wording.strong(wording.share_in_sentence(tried[policy])), wording.name(policy)
+        sentence = Markup("Of {} operations {} expired as recorded").format(
+            wording.text(kind), wording.strong(wording.share_in_sentence(recorded))
         )
-    return sentence + Markup(".")
+        ends = max(tried, key=lambda name: tried[name]), min(tried, key=lambda name: tried[name])
+        for policy in dict.fromkeys(ends):
+            share = wording.strong(wording.share_in_sentence(tried[policy]))
+            sentence += Markup(", {} with {}").format(share, wording.name(policy))
+        found.append((moved, Finding(sentence + Markup("."), "outcomes")))
+    return tuple(finding for _, finding in sorted(found, key=lambda pair: -pair[0]))
 
 
 def _moved_kinds(frames: Mapping[str, pd.DataFrame]) -> list[str]:
@@ -186,19 +216,9 @@ def _outcomes_table(outcomes: pd.DataFrame, policies: Policies) -> PageTable:
     wide = outcomes.pivot_table(index=key, columns="outcome", values="share", aggfunc="sum", fill_value=0.0)
     words = [word for word in replay_charts.OUTCOMES if word in wide.columns]
     frame = wide.assign(operations=outcomes.groupby(key)["operations"].sum()).reset_index()
-    frame["place"] = frame["policy"].map(policies.place)
-    return PageTable(
-        "Outcomes by policy, over all topics",
-        frame.sort_values(["kind", "place"], kind="stable"),
-        (
-            PageColumn("kind", "kind"),
-            PageColumn("policy", "policy", policy_name),
-            PageColumn("operations", "operations", wording.count),
-            *(PageColumn(word, word.replace("_", " "), wording.share) for word in words),
-        ),
-        rest="outcomes.csv",
-        rows_max=24,
-    )
+    shares = (PageColumn(word, word.replace("_", " "), wording.share) for word in words)
+    title = "Outcomes by policy, over all topics"
+    return _table(title, policies.in_order(frame, "kind", "place"), "kind policy operations", "outcomes.csv", *shares)
 
 
 def _expired_table(outcomes: pd.DataFrame, policies: Policies) -> PageTable:
@@ -209,20 +229,12 @@ def _expired_table(outcomes: pd.DataFrame, policies: Policies) -> PageTable:
     operations = outcomes[outcomes["policy"] == UNCHANGED].groupby(key)["operations"].sum()
     frame = wide.assign(operations=operations).reset_index()
     frame = frame.sort_values(["operations", *key], ascending=[False, True, True], kind="stable")
-    shown = [name for name in policies.names[:POLICIES_SIDE_BY_SIDE] if name in wide.columns]
-    titles = [policies.label(name) for name in shown]
-    return PageTable(
-        f"Share that expired, by topic and {policies.title}",
-        frame,
-        (
-            PageColumn("topic", "topic", wording.name),
-            PageColumn("kind", "kind"),
-            PageColumn("operations", "operations", wording.count),
-            *((PageColumn(UNCHANGED, "as recorded", wording.share),) if UNCHANGED in wide.columns else ()),
-            *(PageColumn(name, title, wording.share) for name, title in zip(shown, titles, strict=True)),
-        ),
-        rest="outcomes.csv",
-    )
+    titles = {UNCHANGED: "as recorded"} | {
+        name: policies.label(name) for name in policies.names[:POLICIES_SIDE_BY_SIDE]
+    }
+    shares = (PageColumn(name, title, wording.share) for name, title in titles.items() if name in wide.columns)
+    caption = f"Share that expired, by topic and {policies.title}"
+    return _table(caption, frame, "topic kind operations", "outcomes.csv", *shares, rows_max=ROWS_MAX)
 
 
 def _waits_section(waits: pd.DataFrame, moved: Sequence[str], policies: Policies) -> Section:
@@ -231,17 +243,11 @@ def _waits_section(waits: pd.DataFrame, moved: Sequence[str], policies: Policies
     if overall.empty:
         return Section("waits", title, ("Nothing was replayed.",))
     panels = tuple(replay_charts.waits_plot(overall, kind, policies) for kind in moved)
-    frame = overall.assign(place=overall["policy"].map(policies.place)).sort_values(["kind", "place"], kind="stable")
-    columns = (
-        PageColumn("kind", "kind"),
-        PageColumn("policy", "policy", policy_name),
-        PageColumn("wait_p50_ms", "half", wording.milliseconds),
-        PageColumn("wait_p90_ms", "90 %", wording.milliseconds),
-        PageColumn("wait_p99_ms", "99 %", wording.milliseconds),
-    )
-    lead = "How long operations would have waited, whatever the outcome."
-    table = PageTable("Waits by policy, over all topics", frame, columns, rest="waits.csv", rows_max=24)
+    keys = "kind policy wait_p50_ms wait_p90_ms wait_p99_ms"
+    frame = policies.in_order(overall, "kind", "place")
+    table = _table("Waits by policy, over all topics", frame, keys, "waits.csv")
     parts = (Grid(panels, replay_charts.WAITS_LEGEND), table) if panels else (table,)
+    lead = "How long operations would have waited, whatever the outcome."
     return Section("waits", title, (lead, *_unmoved(waits, moved)), parts)
 
 
@@ -250,26 +256,11 @@ def _changes_section(changes: pd.DataFrame, policies: Policies) -> Section:
     changed = changes[changes["policy"].isin(policies.names)]
     if changed.empty:
         return Section("changes", title, ("Every operation would have ended as it was recorded.",))
-    frame = changed.assign(place=changed["policy"].map(policies.place))
-    frame = frame.sort_values(["place", "operations"], ascending=[True, False], kind="stable")
-    columns = (
-        PageColumn("policy", "policy", policy_name),
-        PageColumn("kind", "kind"),
-        PageColumn("recorded", "recorded", _outcome),
-        PageColumn("replayed", "replayed", _outcome),
-        PageColumn("operations", "operations", wording.count),
-    )
-    table = PageTable("Outcomes that differ from the recorded ones", frame, columns, rest="changes.csv", rows_max=24)
+    frame = policies.in_order(changed.sort_values("operations", ascending=False, kind="stable"), "place")
+    keys = "policy kind recorded replayed operations"
+    table = _table("Outcomes that differ from the recorded ones", frame, keys, "changes.csv")
     plot = replay_charts.changes_plot(changed, policies)
     return Section("changes", title, ("Operations with another outcome than recorded.",), (plot, table))
-
-
-def policy_name(policy: object) -> str | Markup:
-    return "as recorded" if policy == UNCHANGED else wording.name(policy)
-
-
-def _outcome(outcome: object) -> str:
-    return wording.text(outcome).replace("_", " ")
 
 
 def _kinds(frame: pd.DataFrame) -> list[str]:
