@@ -55,6 +55,14 @@ class ArchiveCatalog:
     def rows(self, table: str) -> int:
         return sum(file.rows for file in self.files(table))
 
+    def lost_files(self, table: str, run_id: str) -> list[str]:
+        """Paths of files that were set aside and, by their names, hold rows of a run that are in no other file."""
+        return [
+            file.path
+            for file in self.set_aside
+            if file.table == table and not file.is_copy and run_id in file.path.rpartition("/")[2]
+        ]
+
     def run_ids(self) -> list[str]:
         return sorted({file.run_id for file in self.used})
 

@@ -82,7 +82,7 @@ def some_runs(run_ids: Iterable[str]) -> str:
 
 def _reason(one: UnmatchedCount, run: DaemonRun, archive: ArchiveCatalog) -> str:
     if one.what == NO_OUTCOME:
-        if _is_set_aside(archive, schema.OUTCOMES, run.run_id):
+        if archive.lost_files(schema.OUTCOMES, run.run_id):
             return names.OUTCOME_SET_ASIDE
         # A run that ended has written every outcome that it had; what is then missing was dropped, or waits on in the
         # journal for the next run, whose rows have the outcome under that run's id.
@@ -92,7 +92,7 @@ def _reason(one: UnmatchedCount, run: DaemonRun, archive: ArchiveCatalog) -> str
             return names.KEPT if run.has_journal else names.OUTCOME_MISSING
         return names.PENDING if run.state == OPEN else names.CRASHED
     if one.what == NO_REGISTRATION:
-        if _is_set_aside(archive, schema.REGISTRATIONS, run.run_id):
+        if archive.lost_files(schema.REGISTRATIONS, run.run_id):
             return names.REGISTRATION_SET_ASIDE
         # Registered before this run began: the registration is among the rows of the run that it continues.
         if one.before_run and run.is_continued:
@@ -101,11 +101,3 @@ def _reason(one: UnmatchedCount, run: DaemonRun, archive: ArchiveCatalog) -> str
             return names.ROLLED_AWAY
         return names.REGISTRATION_DROPPED if run.dropped_rows.get(schema.REGISTRATIONS) else names.REGISTRATION_MISSING
     return names.REPEATED
-
-
-def _is_set_aside(archive: ArchiveCatalog, table: str, run_id: str) -> bool:
-    """Whether a file of that run, judged by its name, was set aside and was not a copy."""
-    return any(
-        file.table == table and run_id in file.path.rsplit("/", 1)[-1] and not file.is_copy
-        for file in archive.set_aside
-    )

@@ -1,10 +1,12 @@
 """Histories with something wrong: nothing is silently left out, and what cannot be compared is not."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+import pytest
 from purgatory_pipeline.archive.catalog import find_archive
 from purgatory_pipeline.replay.load.run_files import NEVER, find_runs
 from purgatory_pipeline.replay.policy import UNCHANGED, Policy, parse_policy
@@ -12,7 +14,7 @@ from purgatory_pipeline.replay.replay_account import ReplayAccount
 from purgatory_pipeline.replay.replay_task import ReplayPlan, replay_runs
 
 from purgatory.archive import schema
-from tests.pipeline.archive.histories import History, small_history
+from tests.pipeline.archive.histories import History, small_history, write_file
 
 
 def replayed(root: Path, *policies: Policy) -> ReplayAccount:
@@ -55,14 +57,63 @@ def history_of_marks(run_id: str = "run-a") -> History:
     return history
 
 
-def test_a_history_written_by_hand_is_reproduced(tmp_path: Path) -> None:
-    """All operations are compared and equal, and the sentence says so."""
-    history_of_marks().write(tmp_path, rows_per_file=3)
+def change_answers(history: History) -> None:
+    history.rows[schema.OUTCOMES][7]["reached_offset"] = 99
+    history.rows[schema.OUTCOMES][11]["lateness_ms"] = 1
+
+
+def crash(history: History) -> None:
+    without(history, schema.MARKERS, chosen=lambda row: row["marker"] == schema.ENDED)
+    last = history.rows[schema.OUTCOMES][14]["call_number"]
+    history.mark(schema.CRASHED, 160, call_number=last)
+
+
+def turn_back_clock(history: History) -> None:
+    history.rows[schema.EVENTS][8]["time_ms"] = 1
+
+
+def drop(table: str, column: str, *values: object) -> Callable[[History], History]:
+    """Leaves out the rows that have one of these values."""
+    return lambda history: without(history, table, chosen=lambda row: row[column] in values)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected", "said"),
+    [
+        pytest.param(lambda _: None, (20, 0, 0, 0), "100 % of 20 outcomes equal", id="as written: all equal"),
+        pytest.param(change_answers, (18, 2, 0, 0), "2 operations did not end as recorded", id="one answer differs"),
+        pytest.param(
+            drop(schema.OUTCOMES, "operation_id", 3, 5),
+            (18, 0, 2, 0),
+            "2 operations have no recorded outcome",
+            id="outcomes lost: the others are compared",
+        ),
+        pytest.param(
+            drop(schema.REGISTRATIONS, "operation_id", 3, 5),
+            (18, 0, 0, 0),
+            "2 without registration",
+            id="registrations rolled away: nothing expires in their place",
+        ),
+        pytest.param(crash, (15, 0, 0, 5), "events are missing", id="crashed: compared up to the last whole call"),
+        pytest.param(
+            drop(schema.MARKERS, "marker", schema.STARTED),
+            (20, 0, 0, 0),
+            "settings are not recorded",
+            id="no beginning: the usual settings",
+        ),
+        pytest.param(turn_back_clock, (20, 0, 0, 0), "clock went back", id="a clock that fell: counted"),
+    ],
+)
+def test_what_is_wrong_is_counted_and_said(
+    tmp_path: Path, change: Callable[[History], object], expected: tuple[int, int, int, int], said: str
+) -> None:
+    """Operations are equal, different, without an outcome or in doubt, and a sentence says why."""
+    history = history_of_marks()
+    change(history)
+    history.write(tmp_path, rows_per_file=30)
     account = replayed(tmp_path)
-    assert verdicts(account) == (20, 0, 0, 0)
-    assert account.sentence() == "unchanged policy: 100 % of 20 outcomes equal"
-    assert account.totals()[0] == "registrations: 20 in = 20 replayed + 0 recorded as refused + 0 incomplete"
-    assert account.notes() == []
+    assert verdicts(account) == expected
+    assert said in "\n".join([account.sentence(), *account.totals(), *account.notes()])
 
 
 def test_a_history_that_no_engine_wrote_is_found_out(tmp_path: Path) -> None:
@@ -72,31 +123,6 @@ def test_a_history_that_no_engine_wrote_is_found_out(tmp_path: Path) -> None:
     assert account.different > 0
     assert account.sentence() != "unchanged policy: 100 % of 10 outcomes equal"
     assert "did not end as recorded" in account.notes()[0]
-
-
-def test_one_answer_that_differs_is_found(tmp_path: Path) -> None:
-    """An outcome that is right but for one reached offset, or one lateness, is different."""
-    history = history_of_marks()
-    history.rows[schema.OUTCOMES][7]["reached_offset"] = 99
-    history.rows[schema.OUTCOMES][11]["lateness_ms"] = 1
-    history.write(tmp_path)
-    assert verdicts(replayed(tmp_path)) == (18, 2, 0, 0)
-
-
-def test_outcomes_that_are_missing_are_counted(tmp_path: Path) -> None:
-    """Operations without an outcome are replayed and reported; those that have one are still compared."""
-    without(history_of_marks(), schema.OUTCOMES, chosen=lambda row: row["operation_id"] in {3, 5}).write(tmp_path)
-    account = replayed(tmp_path)
-    assert verdicts(account) == (18, 0, 2, 0)
-    assert any("no recorded outcome" in note for note in account.notes())
-
-
-def test_registrations_that_are_missing_are_counted(tmp_path: Path) -> None:
-    """Outcomes whose registration was rolled away are counted and expire nothing else in its place."""
-    without(history_of_marks(), schema.REGISTRATIONS, chosen=lambda row: row["operation_id"] in {3, 5}).write(tmp_path)
-    account = replayed(tmp_path)
-    assert verdicts(account) == (18, 0, 0, 0)
-    assert "2 without registration" in account.totals()[2]
 
 
 def test_after_lost_events_nothing_is_compared(tmp_path: Path) -> None:
@@ -119,15 +145,6 @@ def test_after_lost_events_nothing_is_compared(tmp_path: Path) -> None:
     assert any("events are missing" in note for note in account.notes())
 
 
-def test_a_run_that_crashed_is_compared_up_to_its_last_whole_call(tmp_path: Path) -> None:
-    """Of a crashed run, what ended behind the last call that was kept whole is in doubt."""
-    history = without(history_of_marks(), schema.MARKERS, chosen=lambda row: row["marker"] == schema.ENDED)
-    last = history.rows[schema.OUTCOMES][14]["call_number"]
-    history.mark(schema.CRASHED, 160, call_number=last)
-    history.write(tmp_path)
-    assert verdicts(replayed(tmp_path)) == (15, 0, 0, 5)
-
-
 def test_a_missing_file_of_events_casts_doubt_on_what_follows(tmp_path: Path) -> None:
     """A gap in the numbers of a table's files counts like dropped rows; of registrations, it does not."""
     files = history_of_marks().write(tmp_path, rows_per_file=4)
@@ -141,14 +158,6 @@ def test_a_missing_file_of_events_casts_doubt_on_what_follows(tmp_path: Path) ->
     assert account.equal >= 6
 
 
-def test_a_run_without_its_beginning_is_replayed_with_the_usual_settings(tmp_path: Path) -> None:
-    """Where the marker of the start is gone, that is said."""
-    without(history_of_marks(), schema.MARKERS, chosen=lambda row: row["marker"] == schema.STARTED).write(tmp_path)
-    account = replayed(tmp_path)
-    assert verdicts(account) == (20, 0, 0, 0)
-    assert any("settings are not recorded" in note for note in account.notes())
-
-
 def test_rows_that_are_there_twice_do_not_count_twice(tmp_path: Path) -> None:
     """A second file with rows of the first, as after a copy that was cut off, changes nothing."""
     history = history_of_marks()
@@ -157,29 +166,10 @@ def test_rows_that_are_there_twice_do_not_count_twice(tmp_path: Path) -> None:
     copy.rows[schema.MARKERS].clear()
     for table, rows in copy.rows.items():
         if rows:
-            write_second(tmp_path, table, rows)
+            write_file(tmp_path, table, rows, "run-a", 2)
     account = replayed(tmp_path)
     assert verdicts(account) == (20, 0, 0, 0)
     assert any("duplicate rows" in note for note in account.notes())
-
-
-def write_second(root: Path, table: str, rows: list[dict[str, object]]) -> None:
-    """Rows of a run in a file with another number."""
-    from tests.pipeline.archive.histories import write_file
-
-    write_file(root, table, rows, "run-a", 2)
-
-
-def test_a_clock_that_went_back_is_counted(tmp_path: Path) -> None:
-    """Rows whose clock is behind that of earlier calls are taken at the latest instant, and counted."""
-    history = history_of_marks()
-    for row in history.rows[schema.EVENTS]:
-        if row["call_number"] == history.rows[schema.EVENTS][8]["call_number"]:
-            row["time_ms"] = 1
-    history.write(tmp_path)
-    account = replayed(tmp_path)
-    assert any("clock went back" in note for note in account.notes())
-    assert sum(verdicts(account)) == 20
 
 
 def test_what_still_waits_at_the_end_stays_open(tmp_path: Path) -> None:

@@ -80,8 +80,7 @@ def facts_of(
             details, known = RunDetails.from_json(started["detail"] or ""), True
         except (ValueError, TypeError):
             known = False
-    doubts = [gap_in([file for file in files if file.table == table]) for table in DECISIVE]
-    doubts += [_set_aside(run_id, table, files, archive) for table in DECISIVE]
+    doubts = [_first_missing(run_id, table, files, archive) for table in DECISIVE]
     doubts += [row["call_number"] for row in markers if row["marker"] == DROPPED and row["table"] in DECISIVE]
     doubts += _unfinished(markers, files)
     if details.continued:
@@ -97,30 +96,18 @@ def facts_of(
     )
 
 
-def gap_in(files: Sequence[ArchiveFile]) -> int:
-    """The first call after the first missing file of a table, whose files are numbered from 1."""
-    last_call = -1
-    for number, file in enumerate(sorted(files, key=lambda file: file.file_number), 1):
-        if file.file_number != number:
-            return last_call + 1
-        last_call = file.last_call if file.last_call is not None else last_call
-    return NEVER
-
-
-def _set_aside(run_id: str, table: str, files: Sequence[ArchiveFile], archive: ArchiveCatalog) -> int:
-    """The first call that may have been in a file that was set aside."""
-    first = NEVER
-    for other in archive.set_aside:
-        if other.table != table or other.is_copy or run_id not in other.path.rpartition("/")[2]:
-            continue
-        number = _NUMBER.search(other.path)
-        before = [
-            file.last_call
-            for file in files
-            if file.table == table and file.last_call is not None and number and file.file_number < int(number[1])
-        ]
-        first = min(first, max(before, default=-1) + 1)
-    return first
+def _first_missing(run_id: str, table: str, files: Sequence[ArchiveFile], archive: ArchiveCatalog) -> int:
+    """The first call that may be in a file of a table that is missing or set aside. Files are numbered from 1."""
+    own = {file.file_number: file for file in files if file.table == table}
+    named = [_NUMBER.search(path) for path in archive.lost_files(table, run_id)]
+    aside = [int(found[1]) for found in named if found is not None]
+    if len(aside) < len(named):
+        return 0
+    missing = next((number for number in range(1, max([*own, *aside], default=0) + 1) if number not in own), None)
+    if missing is None:
+        return NEVER
+    before = [file.last_call for number, file in own.items() if number < missing and file.last_call is not None]
+    return max(before, default=-1) + 1
 
 
 def _unfinished(markers: Sequence[dict[str, Any]], files: Sequence[ArchiveFile]) -> list[int]:

@@ -142,7 +142,7 @@ def chunk_of(table: str, part: pa.Table, counts: Counter[str]) -> RowChunk:
         if values is not None and (default is None or not bool(np.all(values == default))):
             columns[own] = values
     kept = columns[own_word] >= 0
-    counts[UNREADABLE] += _count_missing(kept)
+    counts[UNREADABLE] += int(np.count_nonzero(~kept))
     if "refusal_code" in part.column_names:
         kept &= _accepted(part, table, columns, counts)
     chunk = RowChunk(table, columns)
@@ -215,12 +215,9 @@ def _accepted(part: pa.Table, table: str, columns: dict[str, Column], counts: Co
         return np.ones(part.num_rows, np.bool_)
     accepted: Column = refusal_codes == ACCEPTED
     refused = ~accepted
-    if table == REGISTRATIONS:
-        if "item" in columns:
-            refused = refused & (columns["item"] == 0)
-        counts[REFUSED_REGISTRATIONS] += int(np.count_nonzero(refused))
-    else:
-        counts[REFUSED_EVENTS] += int(np.count_nonzero(refused))
+    if table == REGISTRATIONS and "item" in columns:
+        refused &= columns["item"] == 0
+    counts[REFUSED_REGISTRATIONS if table == REGISTRATIONS else REFUSED_EVENTS] += int(np.count_nonzero(refused))
     return accepted
 
 
@@ -231,7 +228,3 @@ def _sets(part: pa.Table, types: Column) -> tuple[Column, list[Any]]:
         return np.empty(0, np.int64), []
     found = part.select(SETS).take(pa.array(rows)).to_pydict()
     return rows, list(zip(*(found[name] for name in SETS), strict=True))
-
-
-def _count_missing(kept: Column) -> int:
-    return len(kept) - int(np.count_nonzero(kept))
