@@ -23,7 +23,7 @@ ROWS_PER_TASK: Final = 2_000_000
 SURVEYS_MAX: Final = 64
 """Each sends the driver less than a megabyte."""
 LATE: Final = timedelta(hours=1)
-"""An outcome is looked for until so long after the operation's timeout."""
+"""Outcomes are searched for until this long after the operation's timeout."""
 _MARGIN: Final = timedelta(milliseconds=MARGIN_MS)
 
 

@@ -67,7 +67,7 @@ class ArchiveCatalog:
         return sorted({file.run_id for file in self.used})
 
     def overlapping(self, table: str) -> list[ArchiveFile]:
-        """Files of one run whose ranges of calls overlap, so that rows may be there twice. Usually none."""
+        """Files of one run whose ranges of calls overlap, so that some rows may be duplicated. Usually none."""
         found: dict[str, ArchiveFile] = {}
         widest: ArchiveFile | None = None
         known = [file for file in self.files(table) if file.first_call is not None]

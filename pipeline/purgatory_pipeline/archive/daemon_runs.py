@@ -26,7 +26,7 @@ _COLUMNS: Final = ["run_id", "call_number", "time_ms", "at", "marker", "table", 
 
 @dataclass(frozen=True)
 class DaemonRun:
-    """One life of one daemon. `state` is ENDED, CRASHED or OPEN."""
+    """A daemon from its start to its end. `state` is ENDED, CRASHED or OPEN."""
 
     run_id: str
     state: str = OPEN
@@ -70,8 +70,9 @@ def _run(run_id: str, markers: Iterable[Mapping[str, Any]]) -> DaemonRun:
     dropped: Counter[str] = Counter()
     for row in markers:
         if row["marker"] == schema.STARTED:
-            journal, continued = _journal_of(row["detail"] or "")
-            run = replace(run, started_at=row["at"], has_journal=journal, is_continued=continued)
+            run = replace(run, started_at=row["at"])
+            if details := details_of(row):
+                run = replace(run, has_journal=details.journal, is_continued=details.continued)
         elif row["marker"] == schema.DROPPED:
             dropped[row["table"]] += row["rows"] or 0
         elif row["marker"] == schema.ENDED or run.state != schema.ENDED:  # it may have ended after it was given up
@@ -79,9 +80,9 @@ def _run(run_id: str, markers: Iterable[Mapping[str, Any]]) -> DaemonRun:
     return replace(run, dropped_rows=dict(dropped))
 
 
-def _journal_of(detail: str) -> tuple[bool, bool]:
+def details_of(started: Mapping[str, Any]) -> RunDetails | None:
+    """What a STARTED marker says of its run; None if that cannot be read."""
     try:
-        details = RunDetails.from_json(detail)
+        return RunDetails.from_json(started["detail"] or "")
     except (ValueError, TypeError):
-        return False, False
-    return details.journal, details.continued
+        return None

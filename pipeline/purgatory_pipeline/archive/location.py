@@ -22,7 +22,7 @@ _GLOB: Final = frozenset("\\*?[]{}")
 
 @dataclass(frozen=True)
 class Location:
-    """The root folder of an archive. `filesystem` is pyarrow's and is opened anew in every process that needs it."""
+    """The root folder of an archive. `filesystem` is pyarrow's; every process that needs it opens its own."""
 
     uri: str
     filesystem: Any

@@ -28,7 +28,7 @@ def replay(
     ] = None,
     slow_replica: Annotated[
         list[str] | None,
-        typer.Option(metavar="ID=+MSms", help="A replica whose progress is heard so much later. May be repeated."),
+        typer.Option(metavar="ID=+MSms", help="A replica whose progress arrives so much later. May be repeated."),
     ] = None,
     sweep: Annotated[
         list[str] | None,

@@ -41,7 +41,7 @@ def windows(
 ) -> Iterator[CallWindow]:
     """The windows of one run. `chunks`: of all its tables, by first call, those of one table in their order.
 
-    `first_ms` is when the run began. `repeated`: rows may be there twice.
+    `first_ms` is when the run began. `repeated`: some rows may be duplicated.
     """
     merger = _Merger(first_ms, repeated)
     for chunk in chunks:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from purgatory.archive.run_details import RunDetails
 from purgatory.archive.schema import CALLS, CRASHED, DROPPED, ENDED, EVENTS, STARTED
 from purgatory_pipeline.archive.catalog import ArchiveCatalog
-from purgatory_pipeline.archive.daemon_runs import read_markers
+from purgatory_pipeline.archive.daemon_runs import details_of, read_markers
 from purgatory_pipeline.archive.footer import ArchiveFile
 from purgatory_pipeline.replay.load.row_chunk import TABLES
 
@@ -35,7 +35,7 @@ class RunContext:
     in_doubt_from: int = NEVER
     """The first call from which on rows are missing that other operations depend on."""
     repeated: bool = False
-    """Rows may be there twice."""
+    """Some rows may be duplicated."""
     settings_known: bool = True
 
 
@@ -74,12 +74,8 @@ def facts_of(
 ) -> RunContext:
     """The context of one run, from its markers and the files that are there or missing."""
     started = next((row for row in markers if row["marker"] == STARTED), None)
-    details, known = RunDetails(version=""), False
-    if started is not None:
-        try:
-            details, known = RunDetails.from_json(started["detail"] or ""), True
-        except (ValueError, TypeError):
-            known = False
+    known = None if started is None else details_of(started)
+    details = known or RunDetails(version="")
     doubts = [_first_missing(run_id, table, files, archive) for table in DECISIVE]
     doubts += [row["call_number"] for row in markers if row["marker"] == DROPPED and row["table"] in DECISIVE]
     doubts += _unfinished(markers, files)
@@ -92,7 +88,7 @@ def facts_of(
         last_ms=max((row["time_ms"] for row in markers if row["marker"] == ENDED), default=0),
         in_doubt_from=min(doubts),
         repeated=repeated,
-        settings_known=known,
+        settings_known=known is not None,
     )
 
 

@@ -76,8 +76,8 @@ class EventRewriter:
         self._followed: Final[set[Name]] = set()
 
     def take(self, chunk: RowChunk | None, last_ms: int) -> RowChunk | None:
-        """The events up to `last_ms`, in the order in which the engine hears of them: those of a window, and those
-        delayed from before.
+        """The events up to `last_ms`, in the order in which they reach the engine: those of a window, and those delayed
+        from before.
         """
         if chunk is not None:
             chunk = self._delayed(self._with_minimum(self._without_pushed(chunk)))
@@ -123,7 +123,7 @@ class EventRewriter:
         return name in self._in_sync_known and name not in self._followed
 
     def _follow_role(self, name: Name, event_type: int, flag: bool, detail: Sequence[Any] | None) -> None:
-        """Follows whether a partition knows its in-sync set, and whether it is led elsewhere (a follower is told its
+        """Follows whether a partition knows its in-sync set, and whether it is led elsewhere (a follower gets its
         mark).
         """
         if event_type == codes.IN_SYNC_REPLICAS:
