@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from purgatory_pipeline.archive.integers import hash_operations, stable_order
 from purgatory_pipeline.replay.divide.connections import ALL_KEYS, Connections
-from purgatory_pipeline.replay.divide.placement import place
+from purgatory_pipeline.replay.divide.placement import balanced, place
 from purgatory_pipeline.replay.load.call_windows import windows
 from purgatory_pipeline.replay.load.row_chunk import RowChunk, join
 from purgatory_pipeline.replay.load.row_packing import pack, unpack
@@ -223,6 +223,16 @@ def test_every_operation_has_one_bin_and_finds_its_events_there(
         own = set(at[chunk.columns["operation"] == number].tolist())
         assert len(own) == 1
         assert all((name, *own) in told for name in names)
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=20), st.integers(1, 5))
+def test_bins_are_balanced(weights: list[int], bins: int) -> None:
+    """Everything is in one bin, the heaviest bin comes first, and bins differ by one thing at most."""
+    found = balanced(weights, bins)
+    sums = [sum(weights[thing] for thing in own) for own in found]
+    assert sorted(chain(*found)) == list(range(len(weights)))
+    assert sums == sorted(sums, reverse=True)
+    assert sums[0] - sums[-1] <= max(weights)
 
 
 def test_a_group_that_is_too_large_is_divided() -> None:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from purgatory.archive.schema import CALLS, EVENTS, OUTCOMES, REGISTRATIONS
 from purgatory_pipeline.archive.footer import ArchiveFile
-from purgatory_pipeline.archive.location import Location, open_location
+from purgatory_pipeline.archive.location import open_location
 from purgatory_pipeline.replay.divide.connections import Connections
 from purgatory_pipeline.replay.divide.placement import Placement
 from purgatory_pipeline.replay.load.row_chunk import Column, RowChunk, join
@@ -86,14 +86,9 @@ def units_of(runs: Sequence[RunFiles], tables: Sequence[str], rows_max: int) -> 
 def find_connections(uri: str, unit: Unit, keys_max: int) -> pa.RecordBatch:
     """The names of a unit's rows and how they are connected."""
     keep_freed_memory()
-    place = open_location(uri)
     connections = Connections(keys_max)
-    for file in unit.files:
-        table = TableReader(place, file.path, file.table)
-        for group in range(table.groups):
-            chunk = table.chunk(group, Counter(), columns=NAMING[file.table])
-            if len(chunk):
-                connections.add(chunk)
+    for chunk in _chunks(uri, unit, Counter(), columns=NAMING[unit.files[0].table]):
+        connections.add(chunk)
     entries = connections.entries()
     return batch_of([(unit.run, *name, *root, *counts) for name, root, *counts in entries], CONNECTIONS)
 
@@ -108,9 +103,8 @@ NAMING: Final = {
 def scatter(uri: str, unit: Unit, placing: Placement) -> Iterator[pa.RecordBatch]:
     """A unit's rows by bin, packed; at the end what was counted."""
     keep_freed_memory()
-    place = open_location(uri)
     counts: Counter[str] = Counter()
-    for number, chunk in enumerate(_gathered(place, unit, counts)):
+    for number, chunk in enumerate(_gathered(uri, unit, counts)):
         spread_out, bins = spread(chunk, placing, counts)
         order = np.argsort(bins, kind="stable")  # stable: within a bin rows stay in the order of their calls
         bins = bins[order]
@@ -153,20 +147,27 @@ def replay_bins(
         yield from tally.table().to_batches()
 
 
-def _gathered(place: Location, unit: Unit, counts: Counter[str]) -> Iterator[RowChunk]:
+def _gathered(uri: str, unit: Unit, counts: Counter[str]) -> Iterator[RowChunk]:
     """The row groups of a unit, small ones joined."""
     held: list[RowChunk] = []
+    for chunk in _chunks(uri, unit, counts):
+        held.append(chunk)
+        if sum(len(part) for part in held) >= GATHERED_ROWS:
+            yield join(held)
+            held = []
+    if held:
+        yield join(held)
+
+
+def _chunks(uri: str, unit: Unit, counts: Counter[str], columns: Sequence[str] | None = None) -> Iterator[RowChunk]:
+    """The row groups of a unit that have rows."""
+    place = open_location(uri)
     for file in unit.files:
         table = TableReader(place, file.path, file.table)
         for group in range(table.groups):
-            chunk = table.chunk(group, counts, names=True)
+            chunk = table.chunk(group, counts, names=True, columns=columns)
             if len(chunk):
-                held.append(chunk)
-            if sum(len(part) for part in held) >= GATHERED_ROWS:
-                yield join(held)
-                held = []
-    if held:
-        yield join(held)
+                yield chunk
 
 
 def spread(chunk: RowChunk, placing: Placement, counts: Counter[str]) -> tuple[RowChunk, Column]:
