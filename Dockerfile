@@ -1,6 +1,8 @@
 # The daemon as a small image: the build stage compiles the wheel, the last stage holds only what serves.
 #   docker build -t purgatory .
 #   docker run --rm --read-only -p 127.0.0.1:7440:7440 -p 127.0.0.1:7441:7441 purgatory
+# With a journal in a volume, so that what was receipted survives:
+#   docker run --rm --read-only -v purgatory:/data -p 127.0.0.1:7440:7440 purgatory serve --data-dir /data
 
 FROM python:3.11-slim-bookworm AS build
 RUN command -v gcc >/dev/null \
@@ -27,7 +29,9 @@ ENV PATH=/opt/purgatory/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PURGATORY_GRPC_ADDRESS=0.0.0.0:7440 \
     PURGATORY_HTTP_ADDRESS=0.0.0.0:7441
-# Needs no home, no shell, no capability and writes no file.
+# Where a volume for the journal goes: a new volume takes over the owner of this folder.
+RUN install -d -o 10001 -g 10001 -m 700 /data
+# Needs no home, no shell and no capability, and writes to /data alone, if --data-dir says so.
 USER 10001:10001
 WORKDIR /
 EXPOSE 7440 7441

@@ -85,7 +85,9 @@ class Daemon:
         self._memory_trimmer: Final = garbage.MemoryTrimmer(
             settings.gc.tidy_interval_ms, lambda: self._host.engine.pending
         )
-        self._site: Final = HttpSite(make_registry(self._host, self._metrics, self._pauses), self._is_ready)
+        self._site: Final = HttpSite(
+            make_registry(self._host, self._metrics, self._pauses), self._is_ready, settings.http.metrics_interval_ms
+        )
         self._unary_calls: Final = UnaryCalls()
         self._server: Final = grpc.aio.server(options=server_options(settings))
         self._serving = False
@@ -218,13 +220,16 @@ def server_options(settings: Settings) -> list[tuple[str, int]]:
     """Channel arguments of gRPC. Without so_reuseport=0 a second daemon would silently share the port.
 
     By default a server drops calls at random, without any answer, once 1,000 have arrived that it has not started yet:
-    part of a burst of unary waits would hang until their deadlines. Hence max_pending_requests.
+    part of a burst of unary waits would hang until their deadlines. Hence max_pending_requests. Without
+    max_concurrent_streams a caller that opens and resets streams takes a gigabyte in four seconds.
     """
     server = settings.grpc
     options = [
         ("grpc.so_reuseport", 0),
         ("grpc.server.max_pending_requests", CALLS_UNREAD_MAX),
         ("grpc.server.max_pending_requests_hard_limit", CALLS_UNREAD_MAX),
+        ("grpc.max_allowed_incoming_connections", server.connections_max),
+        ("grpc.max_concurrent_streams", server.streams_per_connection_max),
         ("grpc.max_receive_message_length", server.message_bytes_max),
         ("grpc.max_send_message_length", server.message_bytes_max),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", server.ping_interval_min_ms),

@@ -32,6 +32,7 @@ class DaemonProcess:
         ready_path = folder / "ready.json"
         ready_path.unlink(missing_ok=True)
         listen = ["--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--ready-file", str(ready_path)]
+        listen += ["--http-metrics-interval-ms", "0"]  # what a test reads is of that moment
         with self.log_path.open("a", encoding="utf-8") as log:
             self.process: Final = subprocess.Popen(
                 [sys.executable, "-m", "purgatory", "serve", *listen, *arguments],

@@ -23,7 +23,7 @@ from purgatory.engine.waiting.tables import Owner
 from purgatory.service.engine_time import EngineTime
 from purgatory.service.listeners.listener import Journal, Listener
 from purgatory.service.reaper import EXPIRED_PER_SLICE, Reaper
-from purgatory.service.rpc.statuses import BatchRefused, from_refusal, unavailable, unreadable_batch
+from purgatory.service.rpc.statuses import BatchRefused, from_refusal, resource_exhausted, unavailable, unreadable_batch
 from purgatory.service.sessions.outbox import ResultSlice, slices_of
 from purgatory.service.sessions.refused import (
     RefusedCompletions,
@@ -225,6 +225,9 @@ class Host:
         failing = self.journal.why_closed()
         if failing is not None:
             raise from_refusal(failing, "journal")
+        calls_max = self.settings.limits.unary_waits_max
+        if len(self.unary_waits) >= calls_max:
+            raise resource_exhausted("unary_waits", f"{calls_max} calls of Wait are in flight, the most allowed")
         operation_id, future = self.unary_waits.add()
         try:
             yield operation_id, future

@@ -76,6 +76,10 @@ class GrpcSettings(SettingsGroup):
     keepalive_timeout_ms: DurationMs = setting(
         20_000, "Close a connection that leaves a ping unanswered for this long."
     )
+    connections_max: Count = setting(4_096, "Connections at one time. A further one is closed before it is read.")
+    streams_per_connection_max: Count = setting(
+        1_000, "Calls in flight on one connection. Clients hold further ones back until one ends."
+    )
     connection_age_max_ms: int = setting(
         0, "Ask clients to reconnect after this long, to spread load. 0: never.", ge=0, le=DURATION_MS_MAX
     )
@@ -85,6 +89,9 @@ class HttpSettings(SettingsGroup):
     """HTTP site: metrics and probes."""
 
     address: Address = setting("127.0.0.1:7441", "Where to serve HTTP, host:port. Port 0: any free one.")
+    metrics_interval_ms: int = setting(
+        1_000, "Metrics are computed at most this often. 0: each time.", ge=0, le=DURATION_MS_MAX
+    )
 
 
 class EngineSettings(SettingsGroup):
@@ -125,6 +132,7 @@ class LimitsSettings(EngineLimitsSettings):
 
     operations_per_batch_max: Count = setting(100_000, "Operations in one message.")
     events_per_batch_max: Count = setting(100_000, "Events in one message.")
+    unary_waits_max: Count = setting(10_000, "Calls of Wait at one time.")
     sessions_max: Count = setting(10_000, "Sessions at one time.")
     unacknowledged_results_max: Count = setting(
         1_000_000, "Results a session may leave unacknowledged before its registrations are refused."

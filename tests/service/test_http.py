@@ -1,6 +1,7 @@
 """The HTTP site by itself: what each path answers."""
 
 from collections.abc import AsyncIterator
+from itertools import count
 
 import aiohttp
 import pytest
@@ -42,6 +43,20 @@ async def test_open_metrics_on_request(session: aiohttp.ClientSession) -> None:
     async with session.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"}) as response:
         assert response.headers["Content-Type"].startswith("application/openmetrics-text")
         assert (await response.text()).endswith("# EOF\n")
+
+
+@pytest.mark.parametrize(("interval_ms", "answers"), [(0, [1, 2, 3]), (60_000, [1, 1, 1])])
+async def test_metrics_are_computed_at_most_once_an_interval(interval_ms: int, answers: list[int]) -> None:
+    """However often they are asked for; an interval of 0 computes them each time."""
+    computed = count(1)
+    registry = CollectorRegistry()
+    Gauge("purgatory_computed", "For the test.", registry=registry).set_function(lambda: next(computed))
+    site = HttpSite(registry, lambda: True, interval_ms)
+    port = await site.start("127.0.0.1", 0)
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:
+        pages = [await (await client.get("/metrics")).text() for _ in answers]
+    await site.stop()
+    assert [next(iter(text_string_to_metric_families(page))).samples[0].value for page in pages] == answers
 
 
 async def test_health_stays_when_readiness_goes(session: aiohttp.ClientSession, readiness: set[str]) -> None:

@@ -5,6 +5,8 @@ while the daemon shuts down: it must not be restarted then, and not be sent more
 """
 
 import logging
+import math
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -40,9 +42,14 @@ def is_server_fault(record: logging.LogRecord) -> bool:
 class HttpSite:
     """Serves the site from `start` to `stop`. `is_ready` is called at each probe."""
 
-    def __init__(self, registry: CollectorRegistry, is_ready: Callable[[], bool]) -> None:
+    def __init__(self, registry: CollectorRegistry, is_ready: Callable[[], bool], metrics_interval_ms: int = 0) -> None:
         self._registry: Final = registry
         self._is_ready: Final = is_ready
+        self._metrics_interval_s: Final = metrics_interval_ms / 1_000
+        self._metrics_computed: Final[dict[str, tuple[float, bytes]]] = {}
+        """By content type: when they were last computed (monotonic seconds), and the page. Computing them holds the
+        event loop for milliseconds, which four eager scrapers would make most of its time.
+        """
         application = web.Application()
         application.router.add_get("/", self._page)
         application.router.add_get("/metrics", self._metrics)
@@ -66,7 +73,12 @@ class HttpSite:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
+        now_s = time.monotonic()
+        computed_s, page = self._metrics_computed.get(content_type, (-math.inf, b""))
+        if now_s - computed_s >= self._metrics_interval_s:
+            page = encode(self._registry)
+            self._metrics_computed[content_type] = now_s, page
+        return web.Response(body=page, headers={"Content-Type": content_type})
 
     async def _healthz(self, _request: web.Request) -> web.Response:
         return web.Response(text="ok\n")

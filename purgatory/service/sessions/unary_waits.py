@@ -16,6 +16,10 @@ class UnaryWaits:
         self._futures: Final[dict[int, asyncio.Future[ResultSlice]]] = {}
         self._last_operation_id = 0
 
+    def __len__(self) -> int:
+        """Calls in flight."""
+        return len(self._futures)
+
     def add(self) -> tuple[int, asyncio.Future[ResultSlice]]:
         """A new operation id, and the future of its result: a slice of one."""
         self._last_operation_id += 1
