@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from rich.console import Console
-from rich.markup import escape
+from rich.markup import escape as escape_markup
 from rich.table import Table
 
 from purgatory_client.events import AdvanceReceipt
@@ -36,6 +36,14 @@ ERROR_NAMES: Final[dict[int, str]] = {
 _REFUSAL_FIELDS: Final = ("index", "error_code", "field", "message")
 _SPANS: Final = (("d", 86_400), ("h", 3_600), ("m", 60))
 _COLOURS: Final = {Outcome.SATISFIED: "green", Outcome.EXPIRED: "yellow"}
+
+
+def escape(text: str) -> str:
+    """Text from the daemon, fit for a terminal: markup is shown as it is, and what cannot be printed (control
+    characters, bidirectional overrides) as in a Python string. Topics and session ids are strangers' words, which may
+    hold escape sequences.
+    """
+    return escape_markup("".join(one if one.isprintable() else repr(one)[1:-1] for one in text))
 
 
 def error_line(message: str) -> None:
@@ -271,4 +279,6 @@ def print_either(document: dict[str, Any] | None, *lines: str) -> None:
 
 def print_json(document: dict[str, Any], indent: int | None = 2) -> None:
     """A document on stdout; `indent` None: on one line."""
-    sys.stdout.write(json.dumps(document, indent=indent, ensure_ascii=False) + "\n")
+    text = json.dumps(document, indent=indent, ensure_ascii=False)
+    # JSON escapes the control characters of ASCII alone; a terminal obeys others too.
+    sys.stdout.write("".join(one if one.isprintable() or one == "\n" else json.dumps(one)[1:-1] for one in text) + "\n")

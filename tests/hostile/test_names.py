@@ -1,0 +1,60 @@
+"""Names are strangers' words: whatever they hold, a terminal that shows them obeys none of it."""
+
+import json
+import subprocess
+import sys
+
+import grpc
+
+from purgatory.v1 import operation_pb2, purgatory_service_pb2_grpc
+from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.client.test_blocking import environment
+from tests.daemon_process import DaemonProcess
+
+NAMES = {
+    "ANSI: clears the screen": "\x1b[2J\x1b[H",
+    "OSC: sets the title": "\x1b]0;pwned\x07",
+    "C1: the same in one character": "\x9b2J",
+    "lines that look like ours": "t\r\npurgatory: all is well",
+    "bidirectional override": "t\u202e1-gnitirw",
+    "beyond the basic plane": "t\U000e0041",
+    "rich's markup": "[red]t[/red]",
+}
+
+
+def printed(daemon: DaemonProcess, *arguments: str) -> str:
+    """What a command prints on both outputs, as it is: text mode would turn carriage returns into newlines."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "purgatory", *arguments, "--address", daemon.address],
+        env=environment(),
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+    return (ended.stdout + ended.stderr).decode()
+
+
+def test_names_are_shown_escaped(daemon: DaemonProcess) -> None:
+    """`ls` and an error print nothing but printable characters, and no line of a name's own; JSON says the names."""
+    names = [operation_pb2.TopicPartition(topic=topic, partition=1) for topic in NAMES.values()]
+    produces = [
+        operation_pb2.Produce(partitions=[operation_pb2.ProducePartition(topic_partition=name, required_offset=9)])
+        for name in names
+    ]
+    operations = [
+        operation_pb2.Operation(operation_id=number, timeout_ms=60_000, produce=produce)
+        for number, produce in enumerate(produces, 1)
+    ]
+    session = "".join(NAMES.values())[:60]
+    with grpc.insecure_channel(daemon.address) as channel:
+        stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
+        rows = operation_pb2.OperationRows(operations=operations)
+        registered = stub.Register(wire.RegisterRequest(session_id=session, batch=wire.RegisterBatch(rows=rows)))
+    assert registered.receipt.accepted == len(NAMES)
+    listed = printed(daemon, "ls", "--partitions")
+    document = printed(daemon, "ls", "--partitions", "--json")
+    for output in (listed, document, printed(daemon, "ls"), printed(daemon, "cancel", "--session", f"{session}?")):
+        assert all(one.isprintable() or one == "\n" for one in output), ascii(output)
+        assert "purgatory: all is well" not in output.splitlines()
+    assert NAMES["rich's markup"] in listed
+    assert {json.loads(line)["name"] for line in document.splitlines()} == {f"{topic}-1" for topic in NAMES.values()}
