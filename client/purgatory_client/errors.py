@@ -9,6 +9,7 @@
     ├── EventRefused
     │   └── StaleEpoch
     ├── SessionTakenOver
+    ├── OperationIdInUse
     ├── ClientClosed
     ├── OutboxError
     │   ├── OutboxInUse
@@ -33,6 +34,7 @@ from purgatory_client.plain_errors import (
     InvalidRequest,
     LimitExceeded,
     NotFound,
+    OperationIdInUse,
     OutboxDamaged,
     OutboxError,
     OutboxInUse,
@@ -53,6 +55,7 @@ __all__ = [
     "InvalidRequest",
     "LimitExceeded",
     "NotFound",
+    "OperationIdInUse",
     "OutboxDamaged",
     "OutboxError",
     "OutboxInUse",

@@ -49,6 +49,10 @@ class SessionTakenOver(PurgatoryClientError):
     """Another client opened the same session; this one does not reconnect."""
 
 
+class OperationIdInUse(PurgatoryClientError):
+    """Somebody else registers in this client's session, and used this operation's id first; it was not registered."""
+
+
 class ClientClosed(PurgatoryClientError):
     """The client was closed while the call was waiting, or before it."""
 

@@ -12,6 +12,7 @@ Time is an argument (monotonic seconds). These are the rules of a session:
   daemon's default once more.
 - A repeated result is dropped by its sequence number, and a result that nobody waits for by its id. So each wait ends
   once.
+- A wait whose id somebody else has used in this session fails at once, since no result would ever come for it.
 - A cancelled wait is forgotten here at once; the cancel is repeated until the daemon has answered it.
 - With an outbox (`restore`), waits get their ids when they are staged for its file (`stage`), and only what has been
   written is sent.
@@ -23,8 +24,8 @@ from itertools import chain, islice
 from typing import Final
 
 from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory_client.errors import LimitExceeded, OutboxError
 from purgatory_client.many import Entry, WaitColumns
+from purgatory_client.errors import LimitExceeded, OperationIdInUse, OutboxError
 from purgatory_client.results import Outcome
 from purgatory_client.session.pending_waits import (
     OPERATIONS_PER_CHUNK_MAX,
@@ -272,6 +273,13 @@ class SessionCore:
                 self._table.refuse(operation_id, error, ended)
         for refusal in receipt.refusals:
             self._table.refuse(refusal.operation_id, refusal_error(refusal), ended)
+        if receipt.already_known and chunk is not None:
+            # An id is sent once in a connection, and only if the daemon did not know it when that was opened. So a
+            # stranger has used the lowest ids of the batch, and no result of these operations would ever come.
+            error = OperationIdInUse(f"somebody else registers in session {self.session_id}: the id was known already")
+            for operation_id in islice(chunk.operation_ids(), receipt.already_known):
+                self._table.refuse(operation_id, error, ended)
+            self._table.start_after(receipt.highest_operation_id)
         return ended
 
     def _on_results(self, message: wire.ResultBatch, now: float) -> list[Ended]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
-from purgatory_client import AsyncClient, Outcome, Result, errors
+from purgatory_client import AsyncClient, Outcome, Result, errors, many
 
 from purgatory.v1 import purgatory_service_pb2
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
@@ -128,6 +128,23 @@ async def test_a_session_that_is_taken_over_says_so(daemon: DaemonProcess) -> No
         with pytest.raises(errors.SessionTakenOver):
             await client.produce({"orders-3": 42}, timeout=LONG)
         call.cancel()
+
+
+async def test_a_stranger_in_the_session_is_noticed(daemon: DaemonProcess) -> None:
+    """A wait whose id somebody else has used fails at once and says so, a batch for each such id; later ones work."""
+    async with AsyncClient(daemon.address) as client, AsyncClient(daemon.address) as stranger:
+        assert (await client.produce({"orders-3": 42}, timeout=0)).outcome is Outcome.EXPIRED
+        foreign = many.produce(["elsewhere-0"], offsets=[1], indexes=[0])
+        assert (await stranger.register(client.session_id, 1_000, foreign)).accepted == 1
+        with pytest.raises(errors.OperationIdInUse, match=client.session_id):
+            await client.produce({"orders-3": 42}, timeout=LONG)
+        waiting = asyncio.create_task(client.produce({"orders-3": 42}, timeout=LONG))
+        await until_pending(client, 2)
+        assert (await stranger.register(client.session_id, 2_000, foreign)).accepted == 1
+        answer = await client.produce_many(["orders-3"], offsets=[42, 43], indexes=[0, 0])
+        assert answer.outcomes == [Outcome.REFUSED, Outcome.REFUSED]
+        await client.advance("orders-3", high_watermark=42)
+        assert (await waiting).satisfied
 
 
 async def test_no_daemon_is_given_up_after_a_while() -> None:
