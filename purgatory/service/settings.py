@@ -78,7 +78,7 @@ class GrpcSettings(SettingsGroup):
     )
     connections_max: Count = setting(4_096, "Connections at one time. A further one is closed before it is read.")
     streams_per_connection_max: Count = setting(
-        1_000, "Calls in flight on one connection. Clients hold further ones back until one ends."
+        5_000, "Calls in flight on one connection. Clients hold further ones back until one ends."
     )
     connection_age_max_ms: int = setting(
         0, "Ask clients to reconnect after this long, to spread load. 0: never.", ge=0, le=DURATION_MS_MAX

@@ -16,7 +16,7 @@ from tests.fuzz.raw_bytes import PREFACE, SETTINGS, frame, headers
 
 HEADERS, RST_STREAM, END_HEADERS, CANCEL = 1, 3, 4, 8
 RESETS = 60_000
-GROWTH_MB_MAX = 64
+GROWTH_MB_MAX = 128
 """Without a limit on streams, so many resets cost 450 MB."""
 
 PATIENCE_S = 30.0

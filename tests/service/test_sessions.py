@@ -5,6 +5,7 @@ import asyncio
 import grpc
 import pytest
 
+from purgatory.service.listeners.metrics import Metrics
 from purgatory.service.settings import HostSettings, LimitsSettings, SessionSettings
 from purgatory.testing import ManualClock
 from purgatory.v1 import operation_pb2, result_pb2
@@ -282,14 +283,40 @@ async def test_a_half_closed_stream_ends_when_all_is_told() -> None:
 
 
 async def test_sessions_are_limited() -> None:
-    """RESOURCE_EXHAUSTED for one more; those there go on."""
-    async with serving(HostSettings(limits=LimitsSettings(sessions_max=2))) as served:
-        for name in ("a", "b", "a"):
-            await Peer(served, name).open()
+    """RESOURCE_EXHAUSTED for one more, which is counted; those there go on."""
+    metrics = Metrics()
+    async with serving(HostSettings(limits=LimitsSettings(sessions_max=2)), listener=metrics) as served:
+        connected = [await Peer(served, name).open() for name in ("a", "b", "a")]
         peer = Peer(served, "c")
         await peer.send(open=wire.OpenSession(session_id="c"))
         assert await peer.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert (await served.status()).sessions == 2
+        assert metrics.rejected[8] == 1
+        for peer in connected:
+            peer.cancel()
+
+
+async def test_finished_sessions_make_room() -> None:
+    """At the limit, a session that was left with nothing pending and all acknowledged goes; one with anything stays."""
+    async with serving(HostSettings(limits=LimitsSettings(sessions_max=3))) as served:
+        pending, unacknowledged, finished = [await Peer(served, name).open() for name in ("p", "u", "f")]
+        await served.high_watermark("orders", 1)
+        await pending.register(produce(1, "orders", 9))
+        for peer in (unacknowledged, finished):
+            await peer.register(produce(1, "orders", 1))
+            await peer.receipt()
+            await peer.results()
+        await finished.acknowledge(1)
+        await eventually(lambda: served.host.sessions.unacknowledged_results == 1, "acknowledged")
+        for peer in (pending, unacknowledged, finished):
+            peer.cancel()
+        await eventually(lambda: served.host.sessions.connected == 0, "all have left")
+        new = await Peer(served, "new").open()
+        assert [name for name in ("p", "u", "f", "new") if served.host.sessions.find(name)] == ["p", "u", "new"]
+        further = Peer(served, "further")
+        await further.send(open=wire.OpenSession(session_id="further"))
+        assert await further.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        new.cancel()
 
 
 async def test_lesson_38_results_that_are_not_acknowledged_are_limited() -> None:

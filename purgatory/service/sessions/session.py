@@ -42,6 +42,13 @@ class Session:
         """Whether nothing was ever registered in it."""
         return not self.owner.highest_operation_id and not self.outbox.last_sequence
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing is pending in it, and its client has all results. One that awaits its client since a crash
+        is not: that client may have results which are lost here.
+        """
+        return not self.owner.pending and not self.outbox.unacknowledged and self.uncertain_after < 0
+
     def deliver(self, completions: Completions) -> None:
         """Gives results of completed operations their sequence numbers, and wakes the stream."""
         self.outbox.append(slices_of(completions))

@@ -9,9 +9,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from purgatory.engine.batches import Refusal
+from purgatory.engine.codes import RESOURCE_EXHAUSTED
 from purgatory.engine.engine import Engine
 from purgatory.service.listeners.listener import Listener
-from purgatory.service.rpc.statuses import invalid_argument, not_found, quoted, resource_exhausted
+from purgatory.service.rpc.statuses import from_refusal, invalid_argument, not_found, quoted
 from purgatory.service.sessions.result_stream import ResponseType, ResultStream
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings
@@ -89,9 +91,23 @@ class Sessions:
                 "session_id",
                 f"must have 1 to {SESSION_ID_LENGTH_MAX} characters, not {len(session_id)}: {quoted(session_id)}",
             )
-        if len(self._by_id) >= self._sessions_max:
-            raise resource_exhausted("sessions", f"the daemon keeps at most {self._sessions_max} sessions")
+        if len(self._by_id) >= self._sessions_max and not self._evict_finished(now_ms):
+            message = f"the daemon keeps at most {self._sessions_max} sessions"
+            refused = Refusal(0, RESOURCE_EXHAUSTED, "sessions", message)
+            for listener in self._listeners:
+                listener.refused([refused])
+            raise from_refusal(refused, "")
         return self._add(session_id, self._opened + 1, now_ms), False
+
+    def _evict_finished(self, now_ms: int) -> bool:
+        """Makes room by dropping the session that was left longest ago of those with nothing pending or to deliver.
+
+        Short-lived callers leave many of them, which would lock others out for the time to live.
+        """
+        finished = next((session for session in self._disconnected.values() if session.is_finished), None)
+        if finished is not None:
+            self._drop(finished, now_ms)
+        return finished is not None
 
     def restore(self, session_id: str, number: int, now_ms: int) -> Session:
         """A session from the journal, to be filled with what it had. Its time to live starts over."""
