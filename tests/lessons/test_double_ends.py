@@ -13,6 +13,7 @@ from purgatory.testing import ManualClock
 from tests.client.until import until_pending
 from tests.daemon_process import DaemonProcess
 from tests.engine.generic.recording_operation import DEADLINE_S, RecordingOperation, never_called
+from tests.service.serving import DaemonChannel, Peer, produce_columns
 
 LONG = 120.0
 
@@ -78,3 +79,20 @@ async def test_lesson_26_what_fell_due_while_stopped_fires_once(daemon: DaemonPr
         assert all(result.lateness > 0 for result in answer)
         produces = (await client.status()).kinds[0]
         assert (produces.registered, produces.expired, produces.pending) == (many, many, 0)
+
+
+async def test_lesson_26_a_batch_of_columns_is_not_fired_again(daemon: DaemonProcess) -> None:
+    """Sent once more after it has expired, a batch is known already: nothing fires a second time."""
+    async with DaemonChannel(daemon.address) as calls:
+        peer = await Peer(calls, "s").open(columns=True)
+        batch = produce_columns(range(1, 101), timeout_ms=1)
+        await peer.send(register=batch)
+        assert (await peer.receipt()).accepted == 100
+        ended = 0
+        while ended < 100:
+            ended += len((await peer.results()).columns.operation_id)
+        await peer.send(register=batch)
+        again = await peer.receipt()
+        assert (again.accepted, again.already_known) == (0, 100)
+        assert (await calls.status()).kinds[0].expired == 100
+        peer.cancel()

@@ -179,3 +179,35 @@ async def test_lesson_37_waits_of_a_killed_client_are_freed(start_daemon: StartD
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
         await process.wait()
+
+
+async def test_lesson_38_a_reader_that_stops_reading_is_bounded(start_daemon: StartDaemon) -> None:
+    """Past the limit its registrations are refused, others are served, and what it was owed it gets, with no gap."""
+    limit, size, batches = 1_000, 500, 20
+    daemon = start_daemon(
+        "--limits-unacknowledged-results-max", str(limit), "--limits-operations-per-batch-max", str(size)
+    )
+    async with DaemonChannel(daemon.address) as calls, AsyncClient(daemon.address) as other:
+        await other.advance("orders-0", high_watermark=1)
+        slow = await Peer(calls, "slow").open(columns=True)
+        for number in range(batches):
+            first = number * size + 1
+            await slow.send(register=produce_columns(range(first, first + size)))
+        for offset in range(2, 52):
+            waiting = asyncio.create_task(other.produce({"orders-0": offset}, timeout=LONG))
+            assert (await other.advance("orders-0", high_watermark=offset)).refusals == []
+            assert (await waiting).satisfied
+            assert (await calls.status()).unacknowledged_results < limit + 3 * size
+        receipts: list[purgatory_service_pb2.Receipt] = []
+        sequences: list[int] = []
+        while len(receipts) < batches or len(sequences) < sum(r.accepted + len(r.refusals) for r in receipts):
+            message = await slow.read()
+            if message.HasField("receipt"):
+                receipts.append(message.receipt)
+            else:
+                first = message.results.first_sequence
+                sequences += range(first, first + len(message.results.columns.operation_id))
+        assert sequences == list(range(1, len(sequences) + 1))
+        assert sum(receipt.accepted for receipt in receipts) == limit
+        assert {receipt.batch_refusal.code for receipt in receipts[-3:]} == {8}
+        slow.cancel()

@@ -160,3 +160,21 @@ async def test_lesson_66_out_of_time_cancelled_and_shut_down_are_three_things(da
     assert said == {"expired": "1.0", "cancelled": "1.0", "shutting_down": "0.0"}
     assert sums_by_kind(text, "purgatory_registered_total")["produce"] == 2
     assert not [line for line in daemon.log.splitlines() if "WARNING" in line or "ERROR" in line]
+
+
+async def test_lesson_58_a_partition_is_removed_while_its_waits_end(daemon: DaemonProcess) -> None:
+    """Removal, cancels and events meet on one partition: nobody waits for anybody, and each wait ends once."""
+    async with AsyncClient(daemon.address) as client, AsyncClient(daemon.address) as other:
+        for _ in range(10):
+            waiting = [asyncio.create_task(client.produce({"orders-0": i}, timeout=LONG)) for i in range(1, 101)]
+            await until_pending(other, 100)
+            await asyncio.gather(
+                other.advance("orders-0", high_watermark=30),
+                other.cancel(partition="orders-0"),
+                other.advance("orders-0", removed=True),
+                client.cancel(session_id=client.session_id),
+            )
+            outcomes = {result.outcome for result in await asyncio.gather(*waiting)}
+            assert outcomes <= {Outcome.SATISFIED, Outcome.CANCELLED, Outcome.FAILED}
+        produces = (await other.status()).kinds[0]
+        assert produces.registered == produces.satisfied + produces.cancelled + produces.failed == 1_000
