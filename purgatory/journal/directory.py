@@ -1,7 +1,9 @@
-"""The folder of a journal: its files, and the lock that keeps a second daemon out."""
+"""The folder of a journal: its files, the lock that keeps a second daemon out, and the number of its last group."""
 
+import contextlib
 import fcntl
 import os
+import zlib
 from pathlib import Path
 from typing import Final
 
@@ -9,6 +11,8 @@ from purgatory.journal.errors import JournalError, JournalLocked
 
 DATABASE: Final = "journal.db"
 LOCK: Final = "lock"
+HOLDER_BYTES: Final = 20
+"""The first line of the lock file: the process id of the holder. The second is the last group's number."""
 
 
 class Directory:
@@ -20,28 +24,41 @@ class Directory:
         self.database: Final = path / DATABASE
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock: Final = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise JournalError(f"cannot use {path} as data folder: {error.strerror or error}") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            holder = os.pread(self._lock, 20, 0).decode("ascii", "replace").strip() or "unknown"
+            holder = os.pread(self._lock, HOLDER_BYTES, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(self._lock)
             raise JournalLocked(
                 f"{path} is in use by process {holder}: stop it first, or choose another folder"
             ) from None
-        try:
-            os.ftruncate(self._lock, 0)
-            os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
-        except OSError:
-            pass  # a full disk: the lock holds without the process id, which is only for error messages
+        with contextlib.suppress(OSError):  # a full disk: the process id is only for error messages
+            os.pwrite(self._lock, f"{os.getpid():<{HOLDER_BYTES - 1}}\n".encode(), 0)
 
     def release(self) -> None:
-        os.close(self._lock)
+        lock, self._lock = self._lock, -1  # a thread of the journal that does not end must not write to a later file
+        os.close(lock)
+
+    def note_group(self, number: int) -> None:
+        """Notes that all groups up to this one are in the journal; 0: none need be.
+
+        It is not synced: a kill of the process does not take it back, a power cut may.
+        """
+        text = f"{number:020}"
+        with contextlib.suppress(OSError):  # a full disk: an older note is true as well
+            os.pwrite(self._lock, f"{text} {zlib.crc32(text.encode()):010}\n".encode(), HOLDER_BYTES)
+
+    def noted_group(self) -> int:
+        """The number noted last; 0 if there is none, or it is not as written."""
+        text, _, crc32 = os.pread(self._lock, 32, HOLDER_BYTES).partition(b" ")
+        return int(text) if crc32 == b"%010d\n" % zlib.crc32(text) else 0
 
     def sync(self) -> None:
-        """Makes the folder's entries durable: an fsync of a file does not cover its name."""
+        """Makes the folder's entries durable, which an fsync of a file does not, and the note."""
+        os.fsync(self._lock)
         folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(folder)

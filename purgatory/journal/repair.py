@@ -1,7 +1,8 @@
 """A damaged journal: what is wrong with it, and what of it can be used again.
 
 Damage to any part of a session sets the whole session aside: its client then learns that the session is not known, and
-registers its waits again. That is better than a session that looks whole and has forgotten some of its waits.
+registers its waits again. That is better than a session that looks whole and has forgotten some of its waits. Where
+the log has lost groups, any session may have been in them, and all are set aside.
 """
 
 import itertools
@@ -11,6 +12,7 @@ from typing import Any, Final
 
 from purgatory.journal.directory import Directory
 from purgatory.journal.errors import JournalError
+from purgatory.journal.log_damage import find_damage, open_read_only
 from purgatory.journal.row_codec import is_intact
 from purgatory.journal.sql_schema import ADDED_IN, COLUMNS, MIGRATIONS, migrate, name_on_disk, select, version_of
 
@@ -25,15 +27,15 @@ OF_SESSIONS: Final = ("registrations", "results")
 class JournalInspection:
     """What can be read of a journal: intact rows by table, and what is wrong, in words."""
 
-    def __init__(self, database: sqlite3.Connection) -> None:
+    def __init__(self, database: sqlite3.Connection, log_damage: str | None) -> None:
         self.rows: Final[Rows] = {table: [] for table in COLUMNS}
-        self.faults: Final[list[str]] = []
+        self.faults: Final[list[str]] = [] if log_damage is None else [log_damage]
         self.set_aside: Final[list[str]] = []
         """Ids of sessions that cannot be restored."""
         self._damaged: Final[set[int]] = set()
         self._damaged_ids: Final[dict[int, str]] = {}
         """Sessions whose own row is damaged, with the id in that row."""
-        self._all_damaged = False
+        self._all_damaged = log_damage is not None
         try:
             answer = database.execute("PRAGMA quick_check(1)").fetchone()[0]
         except sqlite3.DatabaseError as error:
@@ -100,10 +102,14 @@ def _version(database: sqlite3.Connection) -> int:
 
 def inspect(directory: Directory) -> JournalInspection:
     """Reads all of a journal. Raises `JournalError` when there is none."""
-    if not directory.database.exists():
+    try:
+        log_damage = find_damage(directory)
+    except sqlite3.DatabaseError:
+        log_damage = None  # the file is damaged itself, which the inspection says
+    if log_damage is None and not directory.database.exists():
         raise JournalError(f"there is no journal in {directory.path}")
-    with closing(sqlite3.connect(directory.database)) as database:
-        return JournalInspection(database)
+    with closing(open_read_only(directory.database)) as database:
+        return JournalInspection(database, log_damage)
 
 
 def repair(directory: Directory) -> JournalInspection:
@@ -128,5 +134,6 @@ def repair(directory: Directory) -> JournalInspection:
         if path.exists():
             path.replace(aside.with_name(aside.name + suffix))
     repaired.replace(directory.database)
+    directory.note_group(0)
     directory.sync()
     return inspection

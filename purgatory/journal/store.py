@@ -3,7 +3,6 @@
 import contextlib
 import os
 import sqlite3
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -19,11 +18,11 @@ from purgatory.journal.crash_points import (
 from purgatory.journal.directory import Directory
 from purgatory.journal.errors import JournalDamaged, JournalError
 from purgatory.journal.group import Moment, WriteFailure
+from purgatory.journal.log_damage import FRAME_BYTES, PAGE_BYTES, WAL_FRAME, WAL_HEADER, find_damage
 from purgatory.journal.row_codec import is_intact
 from purgatory.journal.sql_schema import COLUMNS, migrate, name_on_disk, select
-from purgatory.journal.statements import ORDER, Statements
+from purgatory.journal.statements import ORDER, UPSERT_MOMENT, Statements
 
-PAGE_BYTES: Final = 4_096
 WAL_PAGES_MAX: Final = 4_000
 """Pages of the write-ahead log after which it is checkpointed, between two commits, and restarted in place.
 
@@ -32,12 +31,6 @@ Overwriting it is deliberate: syncing a file that keeps its size takes half as l
 
 WAL_PAGES_KEPT: Final = 2 * WAL_PAGES_MAX
 """A log that has grown beyond this is truncated to it when it is restarted."""
-
-WAL_HEADER: Final = struct.Struct("16x8s8x")
-"""The log's header holds a salt of eight bytes, a new one at each restart (sqlite.org/fileformat2.html)."""
-
-WAL_FRAME: Final = struct.Struct("8x8s8x")
-"""The header of each page in it repeats the salt under which the page was written."""
 
 VACUUM_PAGES: Final = 512
 """Pages that one step of incremental vacuum may move."""
@@ -66,6 +59,9 @@ class Store:
         path = self._directory.database
         try:
             self._finish_rewrite()
+            damage = find_damage(self._directory)
+            if damage is not None:
+                raise damaged(self._directory.path, damage)
             database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=64)
             try:
                 _prepare(database, str(path))
@@ -136,6 +132,8 @@ class Store:
             if database.in_transaction:
                 database.execute("ROLLBACK")
             raise
+        *_, number, _, _ = statements[UPSERT_MOMENT][0]
+        self._directory.note_group(number)
         self._crash.reached(AFTER_COMMIT)
 
     def maintain(self, *, idle: bool) -> bool:
@@ -151,6 +149,9 @@ class Store:
         return False
 
     def _checkpoint(self, mode: str) -> None:
+        # Until the log is restarted, reading only a part of it would mix its pages with newer ones in the file. The
+        # last group's number must be durable, for that to be noticed after a power cut too.
+        self._directory.sync()
         self._database.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
         self._crash.reached(AFTER_CHECKPOINT)
 
@@ -164,13 +165,13 @@ class Store:
         The log's index (-shm) would tell more directly, but closing any descriptor of it in this process would drop the
         POSIX locks that SQLite holds on it.
         """
-        place = WAL_HEADER.size + (WAL_PAGES_MAX - 1) * (WAL_FRAME.size + PAGE_BYTES)
+        place = WAL_HEADER.size + (WAL_PAGES_MAX - 1) * FRAME_BYTES
         if self._wal_bytes() < place + WAL_FRAME.size:
             return False
         with self._sibling("-wal").open("rb") as log:
-            header = log.read(WAL_HEADER.size)
+            _, salt, _ = WAL_HEADER.unpack(log.read(WAL_HEADER.size))
             log.seek(place)
-            return WAL_HEADER.unpack(header) == WAL_FRAME.unpack(log.read(WAL_FRAME.size))
+            return bool(WAL_FRAME.unpack(log.read(WAL_FRAME.size))[1] == salt)
 
     def _sibling(self, suffix: str) -> Path:
         path = self._directory.database

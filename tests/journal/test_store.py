@@ -9,6 +9,7 @@ from purgatory.journal import store as stores
 from purgatory.journal.crash_points import CrashPoints
 from purgatory.journal.directory import Directory
 from purgatory.journal.group import Group, Moment
+from purgatory.journal.log_damage import PAGE_BYTES
 from purgatory.journal.statements import StatementBuilder
 from purgatory.journal.store import Store
 
@@ -46,7 +47,7 @@ def test_the_log_is_restarted_in_place(tmp_path: Path, store: Store) -> None:
     wal = tmp_path / "journal.db-wal"
     store.maintain(idle=True)
     size = fill_log(store, wal)
-    assert size == 32 + PAGES_MAX * (24 + stores.PAGE_BYTES)
+    assert size == 32 + PAGES_MAX * (24 + PAGE_BYTES)
     store.maintain(idle=False)
     commit(store, 1_000)
     assert not store._is_wal_full()
@@ -65,7 +66,7 @@ def test_a_log_that_has_become_too_long_is_cut(tmp_path: Path, store: Store) -> 
         commit(store, number)
     store.maintain(idle=False)
     commit(store, 1_000)
-    assert wal.stat().st_size <= 2 * PAGES_MAX * stores.PAGE_BYTES
+    assert wal.stat().st_size <= 2 * PAGES_MAX * PAGE_BYTES
 
 
 def test_at_rest_the_log_is_emptied(tmp_path: Path, store: Store) -> None:
