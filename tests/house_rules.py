@@ -132,7 +132,6 @@ TWINS = {
 
 SHARED_NAMES = {
     "command": "each verb of the pipeline has one",
-    "outputs": "what a verb of the pipeline writes",
     "conftest": "pytest's",
     "errors": "each layer's tree of errors",
     "events": "the engine's, and the client's face to them",

@@ -94,7 +94,7 @@ def _refuse_row_only(types: list[int], refusals: dict[int, Refusal]) -> None:
             types[index] = REFUSED_TYPE
 
 
-class _RowShape:
+class _EventShape:
     """How the rows of a type of event are read, by the table above and the wire's own description."""
 
     def __init__(self, event_type: int) -> None:
@@ -109,7 +109,7 @@ class _RowShape:
         """What an absent field stands for."""
 
 
-ROW_SHAPES: Final = {name: _RowShape(event_type) for event_type, name in codes.EVENT_NAMES.items()}
+ROW_SHAPES: Final = {name: _EventShape(event_type) for event_type, name in codes.EVENT_NAMES.items()}
 
 
 def events_from_rows(events: Sequence[event_pb2.Event]) -> IncomingEvents:

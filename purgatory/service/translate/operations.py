@@ -106,7 +106,7 @@ class _RowField:
         return getattr(message, self.name)
 
 
-class _RowShape:
+class _OperationShape:
     """Which fields the rows of a kind have, by the table of columns and the wire's own description."""
 
     def __init__(self, kind: int) -> None:
@@ -119,7 +119,7 @@ class _RowShape:
         self.of_item: Final = [_RowField(column, item) for column in columns_of(kind) if column.level == ITEM]
 
 
-ROW_SHAPES: Final = {kind: _RowShape(kind) for kind in codes.KINDS}
+ROW_SHAPES: Final = {kind: _OperationShape(kind) for kind in codes.KINDS}
 
 
 class _RowBatch:

@@ -1,10 +1,10 @@
 """What keeping history costs in instructions: the same waits, kept up to some point.
 
-    python -m bench.archive                # counts all of these, beside each other
-    python -m bench.archive plain 20000    # bytes in, host, engine, bytes out; no network
-    python -m bench.archive records 20000  # and made records of, and sent
-    python -m bench.archive rows 20000     # and rows of all of it, as the writer process makes them
-    python -m bench.archive files 20000    # and files of those
+    python -m bench.archive_instructions                # counts all of these, beside each other
+    python -m bench.archive_instructions plain 20000    # bytes in, host, engine, bytes out; no network
+    python -m bench.archive_instructions records 20000  # and made records of, and sent
+    python -m bench.archive_instructions rows 20000     # and rows of all of it, as the writer process makes them
+    python -m bench.archive_instructions files 20000    # and files of those
 
 A daemon pays for the records; rows and files are the writer process's. All of it runs in one thread here, so that two
 runs count the same. By the clock `archive/columns` measures it, beside the same daemon without an archive.
@@ -132,7 +132,7 @@ def count_all() -> None:
     """Prints what a wait takes, and what records, rows and files add to it."""
     tool, each = counting_tool(), dict.fromkeys(MODES, 0.0)
     for mode in MODES:
-        few, many = (count(tool, mode, operations, "bench.archive") for operations in (FEW, MANY))
+        few, many = (count(tool, mode, operations, "bench.archive_instructions") for operations in (FEW, MANY))
         each[mode] = (many - few) / (MANY - FEW)
         added = (each[mode] / each[MODES[0]] - 1) * 100
         print(f"  {mode:7} {each[mode]:8,.0f} instructions a wait, {added:.1f} % more than plain", flush=True)
