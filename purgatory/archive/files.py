@@ -36,7 +36,8 @@ from purgatory.archive.layout import (
     unfinished_path,
 )
 from purgatory.archive.rows import plain
-from purgatory.archive.schema import EVENTS, SCHEMAS, VERSION
+from purgatory.archive.schema import SCHEMAS, VERSION
+from purgatory.archive.table_columns import DELTA, FEW_VALUES, TABLE_COLUMNS, WORD
 from purgatory.archive.vocabulary import CannotArchive
 from purgatory.archive.writer_protocol import WriterStatistics
 
@@ -51,31 +52,6 @@ COMPRESSION: Final = "snappy"
 
 CANNOT_WRITE: Final = (OSError, pa.ArrowException)
 """What a filesystem raises."""
-
-FEW_VALUES: Final = frozenset({"session_number", "timeout_ms"})
-"""Numbers that are dictionary-encoded, too: pyarrow falls back to plain values if there turn out to be many."""
-
-DELTA_ENCODED: Final = frozenset(
-    {
-        "call_number", "time_ms", "at", "operation_id", "row", "offset", "required_offset", "reached_offset",
-        "waited_ms",
-    }
-)  # fmt: skip
-"""Numbers that are written as differences: fewer bytes, and less work than to look for what they have in common."""
-
-STATISTICS_COLUMNS: Final = frozenset({"call_number", "time_ms", "at", "operation_id"})
-"""Columns with statistics, by which a reader passes over files and row groups."""
-
-NEVER_NULL: Final = frozenset(
-    {
-        "run_id", "call_number", "time_ms", "at", "session_id", "principal", "operation_id", "kind", "timeout_ms",
-        "refusal_code", "item", "item_count", "outcome", "waited_ms", "lateness_ms", "error_code", "required_offset",
-        "reached_offset", "log_start_offset", "row", "type", "call", "marker", "ended",
-    }
-)  # fmt: skip
-"""Columns that are never null, but where `NULLABLE_IN` says so: half the work of writing."""
-
-NULLABLE_IN: Final = frozenset({(EVENTS, "log_start_offset")})
 
 
 def open_archive(place: str) -> tuple[fs.FileSystem, str]:
@@ -115,22 +91,22 @@ class TableFile:
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_rows = 0
         self._sink: Final = pa.BufferOutputStream()
-        schema = SCHEMAS[table]
         metadata = {
             VERSION_KEY: str(VERSION).encode(),
             TABLE_KEY: table.encode(),
             RUN_KEY: run_id.encode(),
             FILE_NUMBER_KEY: str(number).encode(),
         }
-        encoded = [field.name for field in schema if pa.types.is_dictionary(field.type) or field.name in FEW_VALUES]
-        self._schema: Final = pa.schema([as_written(table, field) for field in schema], metadata)
+        columns = TABLE_COLUMNS[table]
+        fields = zip(SCHEMAS[table], columns, strict=True)
+        self._schema: Final = pa.schema([field.with_nullable(column.has_nulls) for field, column in fields], metadata)
         self._writer: Final = pq.ParquetWriter(
             self._sink,
             self._schema,
             compression=COMPRESSION,
-            use_dictionary=encoded,
-            write_statistics=[name for name in schema.names if name in STATISTICS_COLUMNS],
-            column_encoding={field.name: "DELTA_BINARY_PACKED" for field in schema if field.name in DELTA_ENCODED},
+            use_dictionary=[one.name for one in columns if one.type_name == WORD or one.encoding == FEW_VALUES],
+            write_statistics=[one.name for one in columns if one.has_statistics],
+            column_encoding={one.name: "DELTA_BINARY_PACKED" for one in columns if one.encoding == DELTA},
         )
 
     @property
@@ -259,12 +235,6 @@ class ArchiveWriter:
         self.statistics.files += 1
         self.statistics.rows_kept[file.table] += file.rows
         self.statistics.bytes += len(file.content)
-
-
-def as_written(table: str, field: pa.Field) -> pa.Field:
-    """A column as files have it: never null where there is always a value."""
-    is_given = field.name in NEVER_NULL and (table, field.name) not in NULLABLE_IN
-    return field.with_nullable(not is_given)
 
 
 def by_hour(rows: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:

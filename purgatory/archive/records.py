@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+from purgatory.archive.table_columns import EVENT, FETCHED, REPLICAS, copied_columns
 from purgatory.archive.vocabulary import (
     ACCEPTED,
     DROPPED,
@@ -41,38 +42,12 @@ Names = dict[PartitionName, int]
 NAMELESS: Final = -1
 """Place of a row without a name: it pointed outside its dictionary, and was refused."""
 
-# Columns of the archive, and the attributes of `Completions` and `EventBatch` that they come from.
-OUTCOME_OPERATION_COLUMNS: Final = (
-    ("operation_id", "operation_ids"),
-    ("kind", "kinds"),
-    ("outcome", "outcomes"),
-    ("waited_ms", "waited_ms"),
-    ("lateness_ms", "lateness_ms"),
-    ("item_count", "item_counts"),
-)
-OUTCOME_ITEM_COLUMNS: Final = (
-    ("error_code", "error_codes"),
-    ("required_offset", "required_offsets"),
-    ("reached_offset", "reached_offsets"),
-    ("log_start_offset", "log_start_offsets"),
-    ("estimated_remaining_ms", "estimated_remaining_ms"),
-    ("pace_per_second", "paces_per_second"),
-)
-EVENT_COLUMNS: Final = (
-    ("offset", "offsets"),
-    ("leader_epoch", "leader_epochs"),
-    ("replica_id", "replica_ids"),
-    ("byte_position", "byte_positions"),
-    ("segment_base_offset", "segment_base_offsets"),
-    ("log_start_offset", "log_start_offsets"),
-    ("flags", "flags"),
-)
-FETCH_COLUMNS: Final = (
-    "available_bytes", "high_watermark", "last_stable_offset", "diverging_epoch", "diverging_end_offset",
-)  # fmt: skip
-"""Fields of `FetchedPartition`."""
-REPLICA_COLUMNS: Final = ("replicas", "in_sync", "proposed", "leader_id", "min_in_sync_replicas")
-"""Fields of `ReplicaSets`."""
+# Columns of the archive, each with the attribute that it is copied from.
+_COMPLETED_OPERATIONS: Final = copied_columns(OUTCOMES, OPERATION)
+_COMPLETED_ITEMS: Final = copied_columns(OUTCOMES, ITEM)
+_EVENTS: Final = copied_columns(EVENTS, EVENT)
+FETCH_COLUMNS: Final = [name for name, _ in copied_columns(OUTCOMES, FETCHED)]
+REPLICA_COLUMNS: Final = [name for name, _ in copied_columns(EVENTS, REPLICAS)]
 
 
 class Record(NamedTuple):
@@ -138,7 +113,7 @@ def packed(values: Sequence[int]) -> Packed:
     return value
 
 
-def packed_buffer(column: Any) -> bytes | int:  # noqa: ANN401 - a buffer of 64-bit numbers
+def packed_buffer(column: Any) -> Packed:  # noqa: ANN401 - a buffer of 64-bit numbers
     """A column of completions; those that say the same of all, as most do, as one number."""
     octets = bytes(column)
     if octets[8:] != octets[:-8]:
@@ -163,7 +138,7 @@ def registration_records(
     given = [(key, NO_PARTITION) for key in batch.keys] if kind == SIGNAL else batch.partitions
     common = (stamp, registrant, kind, timeout_ms_default)
     if not receipt.refusals and not receipt.already_known:
-        return [_registrations(*common, batch, bytes(places_of(given, names)))]
+        return [_registrations(*common, batch, [ACCEPTED], bytes(places_of(given, names)))]
     if not _is_readable(kind, batch):
         batch = OperationBatch(batch.operation_ids, item_counts=[0])
     # Ids only rise within a session, so the known ones are the lowest of the batch.
@@ -184,11 +159,10 @@ def registration_records(
         else:
             bare.append(row)
     records: list[Record] = []
-    if whole:
-        dictionary = bytes(places_of(given, names))
-        records.append(_registrations(*common, batch, dictionary, whole, items, codes))
-    if bare:
-        records.append(_registrations(*common, batch, b"", bare, None, codes))
+    for rows, own, dictionary in ((whole, items, given), (bare, None, [])):
+        if rows:
+            part, refusal_codes = _part(kind, batch, rows, own), [codes.get(row, ACCEPTED) for row in rows]
+            records.append(_registrations(*common, part, refusal_codes, bytes(places_of(dictionary, names))))
     return records
 
 
@@ -198,42 +172,43 @@ def _registrations(
     kind: int,
     timeout_ms_default: int,
     batch: OperationBatch,
+    refusal_codes: list[int],
     dictionary: bytes,
-    rows: list[int] | None = None,
-    items: list[int] | None = None,
-    codes: dict[int, int] | None = None,
 ) -> Record:
-    """All of a batch; or only these of its operations, with these items (None: bare) and refusal codes."""
-    is_bare = rows is not None and items is None
-    ids, item_counts, refusal_codes = batch.operation_ids, batch.item_counts or [1], [ACCEPTED]
-    if rows is not None and codes is not None:
-        ids = [min(batch.operation_ids[row], INT64_MAX) for row in rows]
-        item_counts = [min(value_at(batch.item_counts, row, 1), INT32_MAX) for row in rows]
-        refusal_codes = [codes.get(row, ACCEPTED) for row in rows]
+    """A row for each item of a batch; one for each operation where `item_indexes` has none or one for all."""
     operations = {
-        "operation_id": packed(ids),
-        "timeout_ms": packed(_chosen(batch.timeouts_ms, rows) or [timeout_ms_default]),
+        "operation_id": packed(batch.operation_ids),
+        "timeout_ms": packed(batch.timeouts_ms or [timeout_ms_default]),
         "refusal_code": packed(refusal_codes),
-        "item_count": packed(item_counts),
+        "item_count": packed(batch.item_counts or [1]),
     }
     columns: dict[str, Packed] = {"kind": kind}
     for column in columns_of(kind):
-        if column.level == OPERATION:
-            operations[column.name] = packed(_chosen(getattr(batch, column.batch_name), rows))
-        elif not is_bare:
-            columns[column.name] = packed(_chosen(getattr(batch, column.batch_name), items))
-    count = len(ids)
-    if is_bare:
-        return Record(REGISTRATIONS, stamp, count, registrant, count, operations, columns, places=NAMELESS)
-    places = packed(_chosen(batch.item_indexes, items) or [0])
+        of_level = operations if column.level == OPERATION else columns
+        of_level[column.name] = packed(getattr(batch, column.batch_name))
+    count, places = len(batch.operation_ids), packed(batch.item_indexes or [0])
     # Operations of several items have an index for each of them.
-    row_count = max(count, len(batch.item_indexes)) if items is None else len(items)
-    return Record(REGISTRATIONS, stamp, row_count, registrant, count, operations, columns, dictionary, places)
+    rows = max(count, len(batch.item_indexes))
+    return Record(REGISTRATIONS, stamp, rows, registrant, count, operations, columns, dictionary, places)
 
 
-def _chosen(values: list[Any], places: list[int] | None) -> list[Any]:
-    """The values at these places of a column, which may also have one for all, or none; all of them for None."""
-    return values if places is None or len(values) <= 1 else [values[place] for place in places]
+def _part(kind: int, batch: OperationBatch, rows: list[int], items: list[int] | None) -> OperationBatch:
+    """These operations of a batch with these items, or (None) bare. Refused, they may say more than a column holds."""
+    values: dict[str, Any] = {
+        "timeouts_ms": _chosen(batch.timeouts_ms, rows),
+        "item_counts": [min(value_at(batch.item_counts, row, 1), INT32_MAX) for row in rows],
+        "item_indexes": [NAMELESS] if items is None else _chosen(batch.item_indexes, items),
+    }
+    for column in columns_of(kind):
+        places = rows if column.level == OPERATION else items
+        if places is not None:
+            values[column.batch_name] = _chosen(getattr(batch, column.batch_name), places)
+    return OperationBatch([min(batch.operation_ids[row], INT64_MAX) for row in rows], **values)
+
+
+def _chosen(values: list[Any], places: list[int]) -> list[Any]:
+    """The values at these places of a column, which may also have one for all, or none."""
+    return values if len(values) <= 1 else [values[place] for place in places]
 
 
 def _have_names(batch: OperationBatch, items: range, names: int) -> bool:
@@ -258,12 +233,10 @@ def completion_records(
     names: Names, stamp: CallStamp, registrant: Registrant, completions: Completions
 ) -> list[Record]:
     """What a call ended of one registrant's, a row for each item."""
-    operations: dict[str, Packed] = {
-        name: packed_buffer(getattr(completions, field)) for name, field in OUTCOME_OPERATION_COLUMNS
-    }
-    columns: dict[str, Packed] = {
-        name: packed_buffer(getattr(completions, field)) for name, field in OUTCOME_ITEM_COLUMNS
-    }
+    operations, columns = (
+        {name: packed_buffer(getattr(completions, source)) for name, source in copied}
+        for copied in (_COMPLETED_OPERATIONS, _COMPLETED_ITEMS)
+    )
     extra = None
     if completions.fetched:
         extra = [tuple(getattr(part, name) for name in FETCH_COLUMNS) for part in completions.fetched]
@@ -284,8 +257,8 @@ def event_records(
         codes = [code_of.get(row, ACCEPTED) for row in range(start, stop)]
         types = [event_type if event_type in EVENT_NAMES else 0 for event_type in types]
     columns = {"type": packed(types), "refusal_code": packed(codes), "ended": packed(receipt.ended)}
-    for name, field in EVENT_COLUMNS:
-        columns[name] = packed(_slice(getattr(batch, field), start, stop))
+    for name, source in _EVENTS:
+        columns[name] = packed(_slice(getattr(batch, source), start, stop))
     given: list[PartitionName] = batch.partitions
     indexes = _slice(batch.item_indexes, start, stop) or [0]
     if batch.keys or receipt.refusals:

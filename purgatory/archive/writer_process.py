@@ -2,6 +2,9 @@
 
 Frames come in on stdin, lines go out on stdout (`writer_protocol`). It ends when its input does: with the daemon,
 however that ended. So it outlives a daemon that was killed for as long as it takes to keep what it was given.
+
+All tables roll together, between two frames: what lies at its place is everything up to one call. While files cannot be
+written it waits and tries again; frames pile up meanwhile.
 """
 
 import contextlib
@@ -13,15 +16,23 @@ import queue
 import signal
 import sys
 import threading
+import time
+from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO, Final
 
-from purgatory.archive.files import CANNOT_WRITE
-from purgatory.archive.history_writer import HistoryWriter, open_history
-from purgatory.archive.vocabulary import CannotArchive
+from purgatory.archive.files import CANNOT_WRITE, ArchiveWriter, open_archive
+from purgatory.archive.records import Record, Span, row_record
+from purgatory.archive.rows import make_rows, records_by_table
+from purgatory.archive.runs import RENEW_S, RunFile, RunState, claim_dead_runs, remove_unfinished
+from purgatory.archive.vocabulary import CRASHED, ENDED, MARKERS, STARTED, CallStamp, CannotArchive
 from purgatory.archive.writer_protocol import WriterConfig, WriterStatistics, decode_frame, read_frame
+from purgatory.engine.batches import PartitionName
 
-LOGGER: Final = logging.getLogger(__name__)
+LOGGER: Final = logging.getLogger("purgatory.archive.writer_process")
+"""Not `__name__`: that is `__main__` in this process, and what `main` sends to the daemon is of `purgatory.archive`."""
 
+RETRY_S: Final = 1.0
+TRIES_AT_END: Final = 3
 NICENESS: Final = 5
 """Of the thread that makes rows and files: a third of what another busy thread gets of a processor they share. The
 thread that reads is not held back, so that what the daemon has sent is not lost with it."""
@@ -29,6 +40,164 @@ YOUNG_MAX: Final = 100_000
 """Objects that may come together before garbage is looked for: hardly anything here is in a cycle."""
 IDLE_S: Final = 0.2
 """How often it looks whether a roll is due while nothing comes."""
+
+Report = Callable[[WriterStatistics], None]
+
+
+def open_history(config: WriterConfig, report: Report) -> "HistoryWriter":
+    """Begins a run in its archive, or goes on with one. Raises `CannotArchive` where it cannot be written to."""
+    filesystem, root = open_archive(config.place)
+    statistics, details = config.statistics, config.details
+    last = CallStamp(config.run_id, statistics.call_number, statistics.time_ms, statistics.at_ms)
+    files = ArchiveWriter(
+        filesystem, root, config.run_id, roll_s=config.roll_s, roll_bytes=config.roll_bytes, statistics=statistics
+    )
+    try:
+        if config.is_continued:
+            remove_unfinished(filesystem, root, config.run_id)
+        run = RunFile.create(filesystem, root, RunState(config.run_id, details.host, details.pid, *last[1:]))
+        try:
+            if not config.is_continued:
+                started = row_record(MARKERS, last, marker=STARTED, detail=details.to_json())
+                files.write(MARKERS, make_rows(MARKERS, [started]))
+                files.roll()
+        except CANNOT_WRITE:
+            run.remove()
+            raise
+    except CANNOT_WRITE as error:
+        raise CannotArchive(f"cannot write an archive to {config.place}: {error}") from None
+    return HistoryWriter(files, run, report)
+
+
+class HistoryWriter:
+    """Keeps the records it is given, in order, and reports what became of them.
+
+    `ending` is set by whoever knows that nothing more comes: then what cannot be written is no longer tried for ever.
+    """
+
+    def __init__(self, files: ArchiveWriter, run: RunFile, report: Report, *, retry_s: float = RETRY_S) -> None:
+        self.ending: Final = threading.Event()
+        self.statistics: Final = files.statistics
+        self._files: Final = files
+        self._run: Final = run
+        self._report: Final = report
+        self._retry_s: Final = retry_s
+        state = run.state
+        self._last_call = CallStamp(state.run_id, state.call_number, state.time_ms, state.at_ms)
+        self._has_ended = False
+        self._maintained_s = -RENEW_S
+        """When it last renewed the run's file and looked for dead runs."""
+        self._is_failing = False
+
+    def keep(self, names: Sequence[PartitionName], records: Sequence[Record]) -> None:
+        """Keeps a frame: the records of some more calls, in order. After it, `maintain`."""
+        for table, some in records_by_table(records).items():
+            try:
+                self._files.write(table, make_rows(table, some, names))
+            except Exception:
+                LOGGER.exception("rows of %s up to call %d cannot be kept", table, some[-1].stamp.call_number)
+                self._lose(table, some)
+        for record in records:
+            self.statistics.rows_done += record.rows
+            # Markers of gaps carry the number of the gap's first call, which may be behind.
+            if record.stamp.call_number >= self._last_call.call_number:
+                self._last_call = record.stamp
+            if record.table == MARKERS:
+                self._has_ended = record.extra["marker"] == ENDED
+        self._report(self.statistics)
+
+    def _lose(self, table: str, records: Sequence[Record]) -> None:
+        """Rows that cannot be made, through no fault of the disk: the archive says so, and the rest goes on."""
+        lost = Span(records)
+        self.statistics.errors += 1
+        self.statistics.rows_lost[table] += lost.rows[table]
+        self._files.write(MARKERS, make_rows(MARKERS, lost.dropped_markers()))
+
+    def maintain(self) -> None:
+        """What is due: rolls files; says that its own run lives, and which runs have crashed.
+
+        Blocks while a file that is due cannot be written.
+        """
+        if self._files.is_due:
+            self.roll()
+        if time.monotonic() - self._maintained_s >= RENEW_S:
+            self._maintained_s = time.monotonic()
+            try:
+                self._run.renew()
+                self._mark_crashed_runs()
+            except CANNOT_WRITE as error:
+                self._note_failure(error)
+
+    def end(self) -> None:
+        """Nothing more comes. A run that did not say that it has ended (the marker ENDED) has crashed.
+
+        Raises OSError (or ArrowException) where the end cannot be written.
+        """
+        self.ending.set()
+        try:
+            self.roll()
+            if not self._has_ended:
+                self._write_crashed(self._run.state, 0)
+                self.roll()
+            self._run.remove()
+        finally:
+            self._run.release()
+
+    def roll(self) -> None:
+        """Puts everything so far at its place. Tries until it is done; at the end of the run only some times."""
+        tries = 0
+        while True:
+            try:
+                # Before the files are there the daemon knows their numbers: a successor must not give one twice.
+                self._report(self.statistics)
+                self._files.roll()
+                state, done = self._run.state, self.statistics
+                _, state.call_number, state.time_ms, state.at_ms = self._last_call
+                _, done.call_number, done.time_ms, done.at_ms = self._last_call
+                self._run.renew()
+                break
+            except CANNOT_WRITE as error:
+                self._note_failure(error)
+                tries += 1
+                if self.ending.is_set() and tries >= TRIES_AT_END:
+                    raise
+                self.ending.wait(self._retry_s)
+        if self._is_failing:
+            self._is_failing = False
+            LOGGER.info("the archive is being written again")
+        self._report(self.statistics)
+
+    def _note_failure(self, error: Exception) -> None:
+        """Says once that something is wrong with the disk, and counts every time."""
+        self.statistics.errors += 1
+        if not self._is_failing:
+            self._is_failing = True
+            LOGGER.error("cannot write the archive; history waits in memory: %s", error)
+
+    def _mark_crashed_runs(self) -> None:
+        """Says in the archive which runs crashed, and removes their files that are not whole."""
+        dead_runs = claim_dead_runs(self._files.filesystem, self._files.root, self._files.run_id)
+        try:
+            for dead in dead_runs:
+                leftovers = remove_unfinished(self._files.filesystem, self._files.root, dead.state.run_id)
+                self._write_crashed(dead.state, leftovers)
+            if dead_runs:
+                self.roll()  # the marker must be at its place before the run's file, which asks for it, goes
+                for dead in dead_runs:
+                    dead.remove()
+        finally:
+            for dead in dead_runs:
+                dead.release()
+
+    def _write_crashed(self, state: RunState, leftovers: int) -> None:
+        detail = {"host": state.host, "pid": state.pid, "found_by": self._files.run_id, "leftovers": leftovers}
+        stamp = CallStamp(state.run_id, state.call_number, state.time_ms, state.at_ms)
+        crashed = row_record(MARKERS, stamp, marker=CRASHED, detail=json.dumps(detail))
+        self._files.write(MARKERS, make_rows(MARKERS, [crashed]))
+        LOGGER.warning(
+            "archive: run %s (%s, pid %d) crashed; its history ends with call %d",
+            state.run_id, state.host, state.pid, state.call_number,
+        )  # fmt: skip
 
 
 class LineOutput(logging.Handler):
@@ -84,8 +253,7 @@ def keep_all(frames: BinaryIO, history: HistoryWriter, *, low_priority: bool) ->
         os.nice(NICENESS)  # of this thread, on Linux
     try:
         while True:
-            if history.is_due:
-                history.maintain()
+            history.maintain()
             try:
                 frame = waiting.get(timeout=IDLE_S)
             except queue.Empty:

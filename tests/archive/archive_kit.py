@@ -11,11 +11,10 @@ from pyarrow import fs
 
 from purgatory.archive import layout, schema
 from purgatory.archive.files import ArchiveWriter
-from purgatory.archive.history_writer import HistoryWriter
 from purgatory.archive.run_details import RunDetails
 from purgatory.archive.runs import RunFile, RunState
 from purgatory.archive.writer_link import WriterLink
-from purgatory.archive.writer_process import LineOutput, keep_all, serve
+from purgatory.archive.writer_process import HistoryWriter, LineOutput, keep_all, serve
 from purgatory.archive.writer_protocol import WriterConfig, WriterStatistics, read_frame
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits

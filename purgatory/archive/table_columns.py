@@ -1,0 +1,162 @@
+"""The columns of the archive's five tables, each with its type, where it comes from and how files have it. No Arrow.
+
+An archive is the list of all calls that one or more engines were given, in order, and of all that came out. So the same
+engine, fed with it, ends every operation the same way. Rows are flat: a registration or an outcome has one row for each
+partition (or key) of its operation; what belongs to the operation as a whole is repeated in each, and `item` is 0 in
+the first, so counting operations is counting rows with `item = 0`.
+
+Columns that all tables have:
+
+- `run_id`: one life of one daemon. Numbers of calls and of sessions are counted within it.
+- `call_number`: the engine call, rising from 1 within a run; orders everything in it.
+- `time_ms`: the engine's clock at that call, monotonic milliseconds.
+- `at`: the same instant as wall-clock time (UTC). Looked up again every minute, so it may jump, even back.
+
+A value that was not given, and so takes the wire's default, is null; so is one that the kind does not have.
+"""
+
+from functools import partial
+from typing import Final, NamedTuple
+
+from purgatory.archive.vocabulary import CALLS, EVENTS, MARKERS, OUTCOMES, REGISTRATIONS
+from purgatory.engine.kinds.operation_columns import COLUMNS_BY_NAME, INT32, INT64, ITEM, OPERATION
+
+# Types, besides those of operation columns.
+WORD: Final = "word"
+"""Text, of which many rows have the same: dictionary-encoded."""
+TEXT: Final = "text"
+INSTANT: Final = "instant"
+FLOAT64: Final = "float64"
+INT32_LIST: Final = "int32 list"
+INT64_LIST: Final = "int64 list"
+
+# Encodings of numbers in files.
+PLAIN: Final = "plain"
+DELTA: Final = "delta"
+"""Written as differences: fewer bytes, and less work than to look for what they have in common."""
+FEW_VALUES: Final = "few values"
+"""Dictionary-encoded, too: pyarrow falls back to plain values if there turn out to be many."""
+
+# What values are copied from, besides `OPERATION` and `ITEM`: the columns of `Completions`.
+EVENT: Final = "event"
+"""`EventBatch`."""
+FETCHED: Final = "fetched"
+"""`FetchedPartition`."""
+REPLICAS: Final = "replicas"
+"""`ReplicaSets`."""
+
+
+class TableColumn(NamedTuple):
+    """A column of one table."""
+
+    name: str
+    type_name: str
+    encoding: str = PLAIN
+    level: str = ""
+    """What its values are copied from, if they are; of operations and items only those of outcomes."""
+    source: str = ""
+    """The attribute that it is there, if it has another name."""
+    has_nulls: bool = True
+    """False, where there is always a value: half the work of writing."""
+    has_statistics: bool = False
+    """True: by it a reader passes over files and row groups."""
+
+
+_given: Final = partial(TableColumn, has_nulls=False)
+
+_COMMON: Final = [
+    _given("run_id", WORD),
+    _given("call_number", INT64, DELTA, has_statistics=True),
+    _given("time_ms", INT64, DELTA, has_statistics=True),
+    _given("at", INSTANT, DELTA, has_statistics=True),
+]
+_OPERATION: Final = [
+    TableColumn("session_number", INT64, FEW_VALUES),  # rises with every new session of the run; 0: unary waits
+    _given("session_id", WORD),  # as the client chose it; empty: unary waits
+    _given("principal", WORD),  # who it belongs to; empty: nobody was asked
+    # Unique within a session number.
+    _given("operation_id", INT64, DELTA, OPERATION, "operation_ids", has_statistics=True),
+    _given("kind", WORD, PLAIN, OPERATION, "kinds"),  # codes.KIND_NAMES
+]
+_NAME: Final = [
+    TableColumn("topic", WORD),  # or the key of a signal
+    TableColumn("partition", INT32),  # NO_PARTITION: a signal
+]
+
+TABLE_COLUMNS: Final[dict[str, list[TableColumn]]] = {
+    REGISTRATIONS: [
+        *_COMMON,
+        *_OPERATION,
+        _given("timeout_ms", INT64, FEW_VALUES),  # the default is filled in
+        _given("refusal_code", INT32),  # ACCEPTED, or why it never waited
+        _given("item", INT32),  # place in the operation, from 0
+        _given("item_count", INT32),
+        *_NAME,
+        *(
+            TableColumn(column.name, column.type_name, DELTA if column.name == "offset" else PLAIN)
+            for column in COLUMNS_BY_NAME.values()
+        ),
+    ],
+    OUTCOMES: [
+        *_COMMON,
+        *_OPERATION,
+        _given("outcome", WORD, PLAIN, OPERATION, "outcomes"),  # codes.OUTCOME_NAMES
+        _given("waited_ms", INT64, DELTA, OPERATION),
+        _given("lateness_ms", INT64, PLAIN, OPERATION),  # of an expiry; 0 otherwise
+        _given("item", INT32),
+        _given("item_count", INT32, PLAIN, OPERATION, "item_counts"),
+        *_NAME,
+        _given("error_code", INT32, PLAIN, ITEM, "error_codes"),
+        _given("required_offset", INT64, DELTA, ITEM, "required_offsets"),
+        _given("reached_offset", INT64, DELTA, ITEM, "reached_offsets"),
+        _given("log_start_offset", INT64, PLAIN, ITEM, "log_start_offsets"),
+        TableColumn("estimated_remaining_ms", INT64, PLAIN, ITEM),
+        TableColumn("pace_per_second", FLOAT64, PLAIN, ITEM, "paces_per_second"),
+        TableColumn("available_bytes", INT64, PLAIN, FETCHED),  # from here on: fetches only
+        TableColumn("high_watermark", INT64, PLAIN, FETCHED),
+        TableColumn("last_stable_offset", INT64, PLAIN, FETCHED),
+        TableColumn("diverging_epoch", INT32, PLAIN, FETCHED),
+        TableColumn("diverging_end_offset", INT64, PLAIN, FETCHED),
+    ],
+    EVENTS: [
+        *_COMMON,
+        _given("row", INT32, DELTA),  # place in its call, from 0
+        _given("type", WORD),  # codes.EVENT_NAMES
+        *_NAME,
+        TableColumn("offset", INT64, DELTA, EVENT, "offsets"),
+        TableColumn("leader_epoch", INT32, PLAIN, EVENT, "leader_epochs"),
+        TableColumn("replica_id", INT32, PLAIN, EVENT, "replica_ids"),
+        TableColumn("byte_position", INT64, PLAIN, EVENT, "byte_positions"),
+        TableColumn("segment_base_offset", INT64, PLAIN, EVENT, "segment_base_offsets"),
+        TableColumn("log_start_offset", INT64, PLAIN, EVENT, "log_start_offsets"),
+        TableColumn("flags", INT32, PLAIN, EVENT),
+        TableColumn("replicas", INT32_LIST, PLAIN, REPLICAS),
+        TableColumn("in_sync", INT32_LIST, PLAIN, REPLICAS),
+        TableColumn("proposed", INT32_LIST, PLAIN, REPLICAS),
+        TableColumn("leader_id", INT32, PLAIN, REPLICAS),
+        TableColumn("min_in_sync_replicas", INT32, PLAIN, REPLICAS),
+        _given("refusal_code", INT32),  # ACCEPTED, or why it changed nothing
+        _given("ended", INT32),  # operations that it ended
+    ],
+    CALLS: [
+        *_COMMON,
+        _given("call", WORD),  # CALL_NAMES
+        TableColumn("session_number", INT64, FEW_VALUES),  # cancel, cancel_session
+        TableColumn("operation_ids", INT64_LIST),  # cancel: as they were asked for
+        *_NAME,  # cancel_partition; for cancel_key the key
+        _given("ended", INT32),
+    ],
+    MARKERS: [
+        *_COMMON,
+        _given("marker", WORD),  # MARKER_NAMES
+        TableColumn("table", WORD),
+        TableColumn("rows", INT64),
+        TableColumn("last_call_number", INT64),
+        TableColumn("detail", TEXT),
+    ],
+}
+
+
+def copied_columns(table: str, level: str) -> list[tuple[str, str]]:
+    """The columns of a table that are copied from there, each with the attribute that it is there."""
+    return [(column.name, column.source or column.name) for column in TABLE_COLUMNS[table] if column.level == level]
