@@ -100,3 +100,17 @@ def daemon_environment(extra: dict[str, str] | None = None) -> dict[str, str]:
     """The environment of the tests, with the package under test first on the path, and `extra` on top."""
     path = os.pathsep.join(filter(None, [str(PACKAGE_PARENT), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "PYTHONPATH": path, **(extra or {})}
+
+
+def children_of(process_id: int) -> list[int]:
+    """The ids of the processes that a process has started: any of its threads may have."""
+    threads = Path(f"/proc/{process_id}/task").iterdir()
+    return [int(child) for thread in threads for child in (thread / "children").read_text("ascii").split()]
+
+
+def is_running(process_id: int) -> bool:
+    """Whether there is such a process, and it has not ended."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{process_id}/status").read_text("utf-8")
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -16,12 +16,17 @@ from purgatory.archive.runs import RunFile, RunState
 from purgatory.archive.writer_link import WriterLink
 from purgatory.archive.writer_process import HistoryWriter, LineOutput, keep_all, serve
 from purgatory.archive.writer_protocol import WriterConfig, WriterStatistics, read_frame
+from purgatory.engine import codes
+from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.host import Host
 from purgatory.service.listeners.archive import ArchiveListener
 from purgatory.service.listeners.listener import Listener
+from purgatory.service.sessions.session import Session
 from purgatory.service.settings import ArchiveSettings, HostSettings, SessionSettings
+from purgatory.service.translate.operations import OperationRun
+from purgatory.service.translate.receipts import BatchReceipt
 from purgatory.testing import ManualClock
 from tests.archive.archive_replay import rows_of
 
@@ -72,6 +77,19 @@ class ThreadLink(WriterLink):
         process = ThreadProcess(self._serves.pop(0) if self._serves else serve, stdin)
         await process.start()
         return process
+
+
+def produces(first_id: int, count: int = 1, timeout_ms: int = 1_000) -> OperationRun:
+    """Waits for offset 10 of orders-0."""
+    ids = list(range(first_id, first_id + count))
+    return OperationRun(
+        codes.PRODUCE, OperationBatch(ids, partitions=[("orders", 0)], offsets=[10], timeouts_ms=[timeout_ms])
+    )
+
+
+def marks(offset: int, topic: str = "orders", partition: int = 0) -> EventBatch:
+    """A high watermark."""
+    return EventBatch([codes.HIGH_WATERMARK], partitions=[(topic, partition)], offsets=[offset])
 
 
 class ArchivedHost:
@@ -129,6 +147,18 @@ class ArchivedHost:
         del listener._records[: len(kept)]
         listener._unsent_rows -= sum(record.rows for record in kept)
 
+    @property
+    def session(self) -> Session:
+        return self.host.sessions.open("s", self.clock.now_ms())[0]
+
+    def register(self, *runs: OperationRun) -> BatchReceipt:
+        return self.host.register(self.session, list(runs), [])
+
+    def fill(self, *, calls: int = 1, each: int) -> None:
+        """Makes so many calls of so many registrations."""
+        for _ in range(calls):
+            assert self.register(produces(self.session.owner.highest_operation_id + 1, each)).accepted
+
     async def start(self) -> None:
         """Everything is kept from now on."""
         await self.link.start()
@@ -150,3 +180,8 @@ class ArchivedHost:
     def markers(self, marker: str) -> list[dict[str, Any]]:
         """Rows of one kind of marker."""
         return [row for row in self.rows(schema.MARKERS) if row["marker"] == marker]
+
+    def dropped(self) -> list[tuple[str, int, int, int]]:
+        """What the markers say is missing: table, rows, first and last call."""
+        columns = ("table", "rows", "call_number", "last_call_number")
+        return [tuple(row[name] for name in columns) for row in self.markers(schema.DROPPED)]

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import copy
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch, ReplicaSets
 from purgatory.engine.engine import Engine
+from purgatory.engine.kinds.operation_columns import OPERATION, OperationColumn, columns_of
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.draining import drain
 from purgatory.service.host import Host
@@ -30,6 +32,20 @@ PARTITIONS: Final = [(topic, partition) for topic in ("orders", "clicks") for pa
 KEYS: Final = ["paid", "shipped", "closed"]
 CLOSE_S: Final = 30.0
 SESSION_TTL_MS: Final = 200
+COLUMN_CHOICES: Final[dict[str, tuple[int, ...]]] = {
+    "leader_epoch": (-1, 0, 1, 2),
+    "local_error_code": (0, 0, 0, 6),
+    "min_bytes": (1, 50, 500),
+    "replica_id": (-1, 2, 3),
+    "isolation_level": (0, 1, 2),
+    "follower_reads": (False, True),
+    "partition_max_bytes": (1_000, 20),
+    "last_fetched_epoch": (-1, 0, 1),
+    "throttled": (False, True),
+    "any_key": (False, True),
+    "from_now": (False, True),
+}
+"""What a drawn operation may have in each column but its offset; some of it is refused."""
 
 
 class Life:
@@ -41,44 +57,35 @@ class Life:
     def __init__(self, folder: Path, seed: int, *, roomy: bool = False) -> None:
         self._random: Final = random.Random(seed)
         self.clock: Final = ManualClock(self._random.randrange(1_000))
-        settings = EngineSettings(
-            tick_ms=self._random.choice((1, 1, 7)),
-            wheel_size=self._random.choice((2, 5, 20)),
-            strict_partitions=self._random.random() < 0.2 and not roomy,
-            replica_lag_time_max_ms=100,
-        )
+        engine_choices: dict[str, Any] = {
+            "tick_ms": self._random.choice((1, 1, 7)),
+            "wheel_size": self._random.choice((2, 5, 20)),
+            "strict_partitions": self._random.random() < 0.2 and not roomy,
+            "replica_lag_time_max_ms": 100,
+        }
         narrow = EngineLimits(
             pending_operations_max=self._random.choice((20, 1_000)), partitions_max=5, signal_keys_max=2
         )
         limits = EngineLimits() if roomy else narrow
+        self.new_engine: Final[Callable[[int], Engine]] = lambda started_ms: Engine(
+            limits, started_ms, **engine_choices
+        )
+        """An engine like that of this life, from the time when it starts."""
         started_ms = self.clock.now_ms()
-        self._settings: Final = settings
-        self._limits: Final = limits
-        engine = self.new_engine(started_ms)
         archive_settings = ArchiveSettings(uri=str(folder))
-        self._link: Final = ThreadLink(writer_config(archive_settings, settings, limits, started_ms))
+        self._link: Final = ThreadLink(
+            writer_config(archive_settings, EngineSettings(**engine_choices), limits, started_ms)
+        )
         self._archive: Final = ArchiveListener(self._link, archive_settings, limits.timeout_ms_default)
         host_settings = HostSettings(
             limits=LimitsSettings(unacknowledged_results_max=200), session=SessionSettings(ttl_ms=SESSION_TTL_MS)
         )
         host_settings = HostSettings() if roomy else host_settings
-        self.host: Final = Host(engine, self.clock, host_settings)
+        self.host: Final = Host(self.new_engine(started_ms), self.clock, host_settings)
         self.host.listeners.append(self._archive)
         self._last_id = 0
         self._marks: Final = dict.fromkeys(PARTITIONS, 0)
         self._epochs: Final = dict.fromkeys(PARTITIONS, 0)
-
-    def new_engine(self, started_ms: int) -> Engine:
-        """An engine with the settings of this life."""
-        settings = self._settings
-        return Engine(
-            self._limits,
-            started_ms,
-            tick_ms=settings.tick_ms,
-            wheel_size=settings.wheel_size,
-            strict_partitions=settings.strict_partitions,
-            replica_lag_time_max_ms=settings.replica_lag_time_max_ms,
-        )
 
     def twin(self, host: Host, clock: ManualClock) -> Life:
         """The same life with another host, drawing what this one will draw."""
@@ -143,7 +150,11 @@ class Life:
             item_counts=counts,
             item_indexes=places,
             offsets=offsets,
-            **self._details(kind, len(ids), len(places)),
+            **{
+                column.batch_name: self._column(column, len(ids), len(places))
+                for column in columns_of(kind)
+                if column.name in COLUMN_CHOICES
+            },
         )
         return OperationRun(kind, batch)
 
@@ -152,24 +163,11 @@ class Life:
             return self._random.randint(0, 4)
         return self._marks[PARTITIONS[place % len(PARTITIONS)]] + self._random.randint(-5, 20)
 
-    def _details(self, kind: int, operations: int, items: int) -> dict[str, Any]:
-        def some(choices: tuple[int, ...], count: int) -> list[int]:
-            return self._random.choice(([], [choices[0]], [self._random.choice(choices) for _ in range(count)]))
-
-        if kind == codes.SIGNAL:
-            return {"any_key": some((False, True), operations), "from_now": some((False, True), operations)}
-        details = {"leader_epochs": some((-1, 0, 1, 2), items), "local_error_codes": some((0, 0, 0, 6), items)}
-        if kind == codes.FETCH:
-            details |= {
-                "min_bytes": some((1, 50, 500), operations),
-                "replica_ids": some((-1, 2, 3), operations),
-                "isolation_levels": some((0, 1, 2), operations),
-                "follower_reads": some((False, True), operations),
-                "partition_max_bytes": some((1_000, 20), items),
-                "last_fetched_epochs": some((-1, 0, 1), items),
-                "throttled": some((False, True), items),
-            }
-        return details
+    def _column(self, column: OperationColumn, operations: int, items: int) -> list[Any]:
+        """A value for each row, one for all, or none."""
+        choices = COLUMN_CHOICES[column.name]
+        rows = operations if column.level == OPERATION else items
+        return self._random.choice(([], [choices[0]], self._random.choices(choices, k=rows)))
 
     async def _advance(self) -> None:
         batch = EventBatch.to_fill()

@@ -15,17 +15,17 @@ import pytest
 from purgatory.archive import layout, schema
 from purgatory.archive.run_details import RunDetails
 from purgatory.service.flags import read_command_line
-from purgatory.v1 import event_pb2, operation_pb2
+from purgatory.v1 import event_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.archive.archive_replay import Replay, Row, rows_of, without
 from tests.conftest import StartDaemon
-from tests.daemon_process import DEADLINE_S, DaemonProcess, run_to_end
-from tests.service.test_daemon import fetch_page
+from tests.daemon_process import DEADLINE_S, DaemonProcess, children_of, is_running, run_to_end
+from tests.service.serving import high_watermark, produce_columns
+from tests.service.test_daemon import fetch_page, sums_by_kind
 
 EACH = 50
 """Waits that a caller registers and completes at a time."""
-NAMES = [operation_pb2.TopicPartition(topic="orders", partition=number) for number in range(4)]
 
 
 class ArchivedCaller:
@@ -34,38 +34,18 @@ class ArchivedCaller:
     def __init__(self, daemon: DaemonProcess) -> None:
         self._channel = grpc.insecure_channel(daemon.address)
         self._stub = PurgatoryServiceStub(self._channel)
-        self._offset = 0
         self.last_id = 0
 
     def work(self) -> None:
         """Registers some waits and completes them."""
         ids = range(self.last_id + 1, self.last_id + EACH + 1)
-        self._offset += 1
-        columns = operation_pb2.OperationColumns(
-            kind=operation_pb2.OPERATION_KIND_PRODUCE,
-            partitions=NAMES,
-            operation_id=ids,
-            item_index=[number % len(NAMES) for number in ids],
-            offset=[self._offset],
-        )
-        request = wire.RegisterRequest(session_id="caller", batch=wire.RegisterBatch(batch_id=1, columns=columns))
-        assert self._stub.Register(request).receipt.accepted == EACH
         self.last_id = ids[-1]
-        marks = event_pb2.EventColumns(
-            partitions=NAMES,
-            type=[event_pb2.EVENT_TYPE_HIGH_WATERMARK] * len(NAMES),
-            item_index=range(len(NAMES)),
-            offset=[self._offset],
-        )
-        assert sum(self._stub.Advance(wire.AdvanceRequest(columns=marks)).receipt.ended) == EACH
+        batch = produce_columns(ids, offset=self.last_id)
+        request = wire.RegisterRequest(session_id="caller", batch=batch)
+        assert self._stub.Register(request).receipt.accepted == EACH
+        marks = event_pb2.EventRows(events=[high_watermark("orders", self.last_id)])
+        assert sum(self._stub.Advance(wire.AdvanceRequest(rows=marks)).receipt.ended) == EACH
         self._stub.Acknowledge(wire.AcknowledgeRequest(session_id="caller", sequence=self.last_id))
-
-    def work_until(self, condition: Callable[[], bool], what: str) -> None:
-        """Works until a condition holds; fails when it does not hold in time."""
-        deadline = time.monotonic() + DEADLINE_S
-        while not condition():
-            assert time.monotonic() < deadline, f"never came to hold: {what}"
-            self.work()
 
     def close(self) -> None:
         self._channel.close()
@@ -100,33 +80,18 @@ def test_a_life_from_start_to_end(start_daemon: StartDaemon, tmp_path: Path) -> 
     assert list((folder / layout.WRITING).iterdir()) == []
 
 
-def writers_of(daemon: DaemonProcess) -> list[int]:
-    """The ids of the processes that a daemon has begun: any of its threads may have."""
-    threads = Path(f"/proc/{daemon.process.pid}/task").iterdir()
-    return [int(child) for thread in threads for child in (thread / "children").read_text("ascii").split()]
-
-
 def writer_of(daemon: DaemonProcess) -> int:
     """The id of a daemon's writer process."""
-    [writer_id] = writers_of(daemon)
+    [writer_id] = children_of(daemon.process.pid)
     return writer_id
 
 
-def is_alive(process_id: int) -> bool:
-    """Whether there is such a process, and it has not ended."""
-    stat = Path(f"/proc/{process_id}/stat")
-    try:
-        return stat.read_text("utf-8").rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    """Waits for a condition; fails when it does not hold in time."""
+def until(condition: Callable[[], bool], what: str, meanwhile: Callable[[], None] = lambda: time.sleep(0.01)) -> None:
+    """Waits for a condition, or does something meanwhile; fails when it does not hold in time."""
     deadline = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < deadline, f"never came to hold: {what}"
-        time.sleep(0.01)
+        meanwhile()
 
 
 def crashed_in(folder: Path) -> Row:
@@ -163,15 +128,13 @@ def test_a_daemon_that_is_killed_leaves_what_it_had_sent(start_daemon: StartDaem
     folder = tmp_path / "archive"
     daemon = start_daemon("--archive", str(folder))
     writer_id, caller = writer_of(daemon), ArchivedCaller(daemon)
-    os.kill(
-        writer_id, signal.SIGTERM
-    )  # a service's processes all get these; only the daemon's end is the writer process's
-    os.kill(writer_id, signal.SIGINT)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        os.kill(writer_id, number)  # all processes of a service get these; the writer ends only with the daemon
     work_until_sent(caller, writer_id)
     daemon.process.send_signal(signal.SIGKILL)
     daemon.process.wait(DEADLINE_S)
     caller.close()
-    until(lambda: not is_alive(writer_id), "its writer process has ended")
+    until(lambda: not is_running(writer_id), "its writer process has ended")
     crashed = crashed_in(folder)
     detail = json.loads(crashed["detail"])
     assert (detail["pid"], detail["found_by"]) == (daemon.process.pid, crashed["run_id"])
@@ -188,10 +151,10 @@ def test_after_a_kill_every_file_is_whole_and_only_the_last_interval_is_missing(
     folder = tmp_path / "archive"
     daemon = start_daemon("--archive", str(folder), "--archive-roll-ms", "100")
     writer_id, caller = writer_of(daemon), ArchivedCaller(daemon)
-    caller.work_until(lambda: len(files_of(folder, schema.OUTCOMES)) >= 1, "a roll is done")
+    until(lambda: len(files_of(folder, schema.OUTCOMES)) >= 1, "a roll is done", caller.work)
     accepted = caller.last_id
-    in_files = 2 * accepted  # registrations and outcomes; events come on top
-    caller.work_until(lambda: archive_metrics(daemon)["purgatory_archive_rows_total"] > 2 * in_files, "so much is kept")
+    twice = 4 * accepted  # registrations and outcomes; events come on top
+    until(lambda: archive_metric(daemon, "rows_total") > twice, "twice as much is kept", caller.work)
     os.kill(daemon.process.pid, signal.SIGSTOP)  # or it would start another one
     os.kill(writer_id, signal.SIGKILL)
     daemon.process.send_signal(signal.SIGKILL)
@@ -227,7 +190,7 @@ def test_another_writer_goes_on_where_one_was_killed(start_daemon: StartDaemon, 
     assert set(names[1:-1]) == {schema.DROPPED}
     dropped = sum(row["rows"] for row in rows_of(folder, schema.MARKERS) if row["marker"] == schema.DROPPED)
     in_files = sum(len(rows_of(folder, table)) for table in schema.TABLES if table != schema.MARKERS)
-    assert in_files + dropped == 3 * (2 * EACH + len(NAMES))  # registrations, outcomes and events
+    assert in_files + dropped == 3 * (2 * EACH + 1)  # registrations, outcomes and events
     assert dropped >= 2 * EACH
     assert len(rows_of(folder, schema.OUTCOMES)) >= EACH
     assert list((folder / layout.WRITING).iterdir()) == []
@@ -235,18 +198,13 @@ def test_another_writer_goes_on_where_one_was_killed(start_daemon: StartDaemon, 
 
 def is_another(daemon: DaemonProcess, before: int, died: int) -> bool:
     """Whether so many writers have died, and one that is not the one before has begun."""
-    writers = writers_of(daemon)
-    return archive_metrics(daemon)["purgatory_archive_errors_total"] >= died and bool(writers) and writers != [before]
+    writers = children_of(daemon.process.pid)
+    return archive_metric(daemon, "errors_total") >= died and bool(writers) and writers != [before]
 
 
-def archive_metrics(daemon: DaemonProcess) -> dict[str, float]:
-    """What the metrics say of the archive, by name, tables added up."""
-    values: dict[str, float] = {}
-    for line in fetch_page(daemon, "/metrics")[1].splitlines():
-        if line.startswith("purgatory_archive"):
-            name, value = line.partition("{")[0].partition(" ")[0], float(line.rpartition(" ")[2])
-            values[name] = values.get(name, 0.0) + value
-    return values
+def archive_metric(daemon: DaemonProcess, name: str) -> float:
+    """The value of a metric of the archive, all tables together."""
+    return sum(sums_by_kind(fetch_page(daemon, "/metrics")[1], f"purgatory_archive_{name}").values())
 
 
 @pytest.mark.parametrize("place", ["{file}/below", "nonsense://x", "file://relative"])

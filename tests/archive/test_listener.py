@@ -8,48 +8,31 @@ import pytest
 from purgatory.archive import layout, schema
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, Refusal, RegisterReceipt
-from purgatory.engine.completions import Completions
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.garbage import PauseWatch
 from purgatory.service.host import Host
 from purgatory.service.listeners.exposition import HostCollector
-from purgatory.service.listeners.listener import Listener
 from purgatory.service.listeners.metrics import Metrics
 from purgatory.service.rpc.statuses import BatchRefused, CallRefused
-from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings
-from purgatory.service.translate.operations import OperationRun
-from tests.archive.archive_kit import AT_MS, ArchivedHost
+from tests.archive.archive_kit import AT_MS, ArchivedHost, marks, produces
 from tests.archive.failing_disk import FailingDisk
-from tests.service.serving import eventually
+from tests.service.serving import RecordingListener, eventually
 
 HOUR_MS = 3_600_000
-
-
-def produces(first_id: int, count: int = 1, timeout_ms: int = 1_000) -> OperationRun:
-    """Waits for offset 10 of orders-0."""
-    ids = list(range(first_id, first_id + count))
-    return OperationRun(
-        codes.PRODUCE, OperationBatch(ids, partitions=[("orders", 0)], offsets=[10], timeouts_ms=[timeout_ms])
-    )
-
-
-def marks(offset: int) -> EventBatch:
-    return EventBatch([codes.HIGH_WATERMARK], partitions=[("orders", 0)], offsets=[offset])
 
 
 async def test_every_call_has_its_number_and_outcomes_that_of_the_call_that_ended_them(tmp_path: Path) -> None:
     """Numbers rise from 1 without a gap, over all tables; expiries have the number of the clock's call."""
     kept = ArchivedHost(tmp_path)
-    session, _ = kept.host.sessions.open("s", 0)
-    kept.host.register(session, [produces(1, 2), produces(3, 2, timeout_ms=50)], [])
+    kept.register(produces(1, 2), produces(3, 2, timeout_ms=50))
     kept.clock.jump(60)
     kept.host.reaper.turn()
     kept.host.reaper.turn()  # nothing expires: no call
-    kept.host.cancel(session, [1, 2**64 - 1])
+    kept.host.cancel(kept.session, [1, 2**64 - 1])
     await kept.host.apply(marks(10))
-    kept.host.register(session, [produces(1)], [])  # known already: no call
+    kept.register(produces(1))  # known already: no call
     await kept.start_and_close()
     numbers = {table: [row["call_number"] for row in kept.rows(table)] for table in schema.TABLES}
     assert numbers == {
@@ -63,24 +46,16 @@ async def test_every_call_has_its_number_and_outcomes_that_of_the_call_that_ende
     assert {row["time_ms"] for row in kept.rows(schema.REGISTRATIONS)} == {1_000}
     assert {row["time_ms"] for row in kept.rows(schema.OUTCOMES)} == {1_060}
     [cancel] = kept.rows(schema.CALLS)
-    assert (cancel["operation_ids"], cancel["ended"], cancel["session_number"]) == ([1, 2**63 - 1], 1, session.number)
+    assert (cancel["operation_ids"], cancel["ended"], cancel["session_number"]) == ([1, 2**63 - 1], 1, 1)
 
 
 async def test_a_session_that_is_dropped_says_how_its_operations_ended(tmp_path: Path) -> None:
     """History has a cancel_session and its outcomes; the listener hears nothing of them, as without an archive."""
-
-    class CountingListener(Listener):
-        completed_count = 0
-
-        def completed(self, session: Session | None, completions: Completions) -> None:
-            self.completed_count += len(completions)
-
-    listener = CountingListener()
+    listener = RecordingListener()
     kept = ArchivedHost(tmp_path, listener=listener)
     for expected_number in (1, 2):  # the same id again is another session
-        session, _ = kept.host.sessions.open("s", kept.clock.now_ms())
-        assert session.number == expected_number
-        kept.host.register(session, [produces(1, 3)], [])
+        assert kept.session.number == expected_number
+        kept.register(produces(1, 3))
         kept.clock.jump(100)
         kept.host.sessions.drop_expired(kept.clock.now_ms())
     await kept.start_and_close()
@@ -90,7 +65,7 @@ async def test_a_session_that_is_dropped_says_how_its_operations_ended(tmp_path:
     ]
     outcomes = Counter((row["session_number"], row["outcome"]) for row in kept.rows(schema.OUTCOMES))
     assert outcomes == {(1, "cancelled"): 3, (2, "cancelled"): 3}
-    assert listener.completed_count == 0
+    assert not listener.outcomes
 
 
 async def test_unary_waits_are_session_number_0(tmp_path: Path) -> None:
@@ -114,67 +89,57 @@ async def test_unary_waits_are_session_number_0(tmp_path: Path) -> None:
 async def test_what_is_refused_before_the_engine_is_history_too(tmp_path: Path) -> None:
     """While draining: a row with its code for each new operation, none for what was known."""
     kept = ArchivedHost(tmp_path)
-    session, _ = kept.host.sessions.open("s", 0)
-    kept.host.register(session, [produces(1, 2)], [])
+    kept.register(produces(1, 2))
     kept.host.draining = True
-    kept.host.register(session, [produces(2, 2)], [])
+    kept.register(produces(2, 2))
     await kept.start_and_close()
     refusals = [(row["operation_id"], row["refusal_code"]) for row in kept.rows(schema.REGISTRATIONS)]
     assert refusals == [(1, 0), (2, 0), (3, codes.UNAVAILABLE)]
 
 
-def full(kept: ArchivedHost, calls: int, each: int) -> None:
-    """So many calls of so many registrations."""
-    session, _ = kept.host.sessions.open("s", kept.clock.now_ms())
-    for _ in range(calls):
-        assert kept.host.register(session, [produces(session.owner.highest_operation_id + 1, each)], []).accepted
-
-
 async def test_what_does_not_fit_is_one_gap_with_a_marker(tmp_path: Path) -> None:
     """Calls are dropped whole until half of the room is free; kept and dropped rows together are all there were."""
     kept = ArchivedHost(tmp_path, rows_max=10)
-    full(kept, calls=5, each=4)  # 8 rows fit, then nothing does
+    kept.fill(calls=5, each=4)  # 8 rows fit, then nothing does
     kept.keep_by_hand(1)  # 4 rows wait: half is free
-    session, _ = kept.host.sessions.open("s", 0)
-    kept.host.register(session, [produces(100, 2)], [])
+    kept.register(produces(100, 2))
     await kept.start_and_close()
     assert [row["call_number"] for row in kept.rows(schema.REGISTRATIONS)] == [1] * 4 + [2] * 4 + [6] * 2
-    dropped, ended = kept.rows(schema.MARKERS)
-    assert dropped["marker"] == schema.DROPPED
-    assert (dropped["table"], dropped["rows"]) == (schema.REGISTRATIONS, 12)
-    assert (dropped["call_number"], dropped["last_call_number"]) == (3, 5)
-    assert ended["marker"] == schema.ENDED
+    assert kept.dropped() == [(schema.REGISTRATIONS, 12, 3, 5)]
+    assert [row["marker"] for row in kept.rows(schema.MARKERS)] == [schema.DROPPED, schema.ENDED]
     assert kept.listener.rows_dropped(schema.REGISTRATIONS) == 12
 
 
 async def test_a_gap_takes_no_memory(tmp_path: Path) -> None:
     """Of calls that are dropped nothing stays, however long it lasts: no names either."""
     kept = ArchivedHost(tmp_path, rows_max=4)
-    full(kept, calls=1, each=4)
+    kept.fill(each=4)
     for number in range(100):
-        await kept.host.apply(EventBatch([codes.HIGH_WATERMARK], partitions=[("clicks", number)], offsets=[1]))
+        await kept.host.apply(marks(1, "clicks", number))
     assert [record.stamp.call_number for record in kept.listener._records] == [1]
     assert list(kept.listener._names) == [("orders", 0)]
     await kept.start_and_close()
-    [dropped] = kept.markers(schema.DROPPED)
-    assert (dropped["table"], dropped["rows"]) == (schema.EVENTS, 100)
+    assert kept.dropped() == [(schema.EVENTS, 100, 2, 101)]
 
 
 async def test_a_gap_that_lasts_to_the_end_is_reported(tmp_path: Path) -> None:
     """The end of the run reports what is being dropped just then, of every table."""
     kept = ArchivedHost(tmp_path, rows_max=4)
-    full(kept, calls=2, each=4)
+    kept.fill(calls=2, each=4)
     await kept.host.apply(marks(10))  # ends all: 8 outcomes
     await kept.start_and_close()
-    dropped = {row["table"]: row["rows"] for row in kept.markers(schema.DROPPED)}
-    assert dropped == {schema.REGISTRATIONS: 4, schema.EVENTS: 1, schema.OUTCOMES: 8}
+    assert {table: rows for table, rows, _, _ in kept.dropped()} == {
+        schema.REGISTRATIONS: 4,
+        schema.EVENTS: 1,
+        schema.OUTCOMES: 8,
+    }
     assert len(kept.rows(schema.REGISTRATIONS)) == 4
 
 
 async def test_a_call_that_is_larger_than_the_room_is_kept_when_it_is_alone(tmp_path: Path) -> None:
     """Otherwise it never would be."""
     kept = ArchivedHost(tmp_path, rows_max=2)
-    full(kept, calls=1, each=5)
+    kept.fill(each=5)
     await kept.start_and_close()
     assert len(kept.rows(schema.REGISTRATIONS)) == 5
 
@@ -182,19 +147,18 @@ async def test_a_call_that_is_larger_than_the_room_is_kept_when_it_is_alone(tmp_
 async def test_strict_refuses_rather_than_drops(tmp_path: Path) -> None:
     """Full: nothing is admitted, what ends is kept all the same; half empty: everything is admitted again."""
     kept = ArchivedHost(tmp_path, rows_max=8, strict=True)
-    session, _ = kept.host.sessions.open("s", 0)
-    assert kept.host.register(session, [produces(1, 8)], []).accepted == 8
-    answer = kept.host.register(session, [produces(9, 2)], [])
+    assert kept.register(produces(1, 8)).accepted == 8
+    answer = kept.register(produces(9, 2))
     assert [refusal.code for refusal, _ in answer.refused] == [codes.UNAVAILABLE] * 2
     with pytest.raises(BatchRefused) as refused:
         await kept.host.apply(marks(10))
     assert refused.value.refusal.code == codes.UNAVAILABLE
     with pytest.raises(CallRefused, match="archive"), kept.host.unary_wait():
         pass
-    assert kept.host.cancel_session(session) == 8
+    assert kept.host.cancel_session(kept.session) == 8
     await kept.start()
     await eventually(lambda: kept.listener.reason_to_refuse() is None, "there is room again")
-    assert kept.host.register(session, [produces(11, 1)], []).accepted == 1
+    assert kept.register(produces(11, 1)).accepted == 1
     assert await kept.close()
     assert [row["operation_id"] for row in kept.rows(schema.REGISTRATIONS)] == [*range(1, 9), 11]
     assert len(kept.rows(schema.OUTCOMES)) == 8
@@ -208,16 +172,16 @@ async def test_history_waits_for_a_disk_that_fails(tmp_path: Path, caplog: pytes
     kept = ArchivedHost(tmp_path, filesystem=disk.filesystem(), rows_max=10)
     disk.fails = {"write"}
     await kept.start()
-    full(kept, calls=1, each=4)
+    kept.fill(each=4)
     await eventually(lambda: kept.link.statistics.errors > 3, "the disk was tried several times")
     assert [record.levelname for record in caplog.records if "cannot write" in record.message] == ["ERROR"]
-    full(kept, calls=10, each=4)
+    kept.fill(calls=10, each=4)
     disk.fails = set()
     await eventually(lambda: kept.listener.rows_waiting == 0, "the disk has followed")
-    full(kept, calls=1, each=1)
+    kept.fill(each=1)
     assert await kept.close()
     assert [record.levelname for record in caplog.records if "written again" in record.message] == ["INFO"]
-    dropped = sum(row["rows"] for row in kept.markers(schema.DROPPED))
+    dropped = sum(rows for _, rows, _, _ in kept.dropped())
     assert dropped > 0
     assert len(kept.rows(schema.REGISTRATIONS)) + dropped == 4 + 40 + 1
     assert kept.link.statistics.rows_kept[schema.REGISTRATIONS] == len(kept.rows(schema.REGISTRATIONS))
@@ -228,11 +192,11 @@ async def test_an_end_that_cannot_be_written_is_a_crash(tmp_path: Path) -> None:
     """The run gives up, without waiting forever; the next one says that it crashed, and where its history ends."""
     disk = FailingDisk()
     kept = ArchivedHost(tmp_path, filesystem=disk.filesystem())
-    full(kept, calls=1, each=4)
+    kept.fill(each=4)
     await kept.start()
     await eventually(lambda: kept.run.state.call_number == 1, "the first call is in its place")
     disk.fails = {"write"}
-    full(kept, calls=1, each=4)
+    kept.fill(each=4)
     assert not await kept.close()
     assert kept.rows(schema.MARKERS) == []
     assert kept.run.state.call_number == 1
@@ -241,7 +205,7 @@ async def test_an_end_that_cannot_be_written_is_a_crash(tmp_path: Path) -> None:
 async def test_a_crashed_run_is_marked_by_the_next(tmp_path: Path) -> None:
     """Its leftovers go, a marker says which call it has everything up to, and it is said once only."""
     crashed = ArchivedHost(tmp_path, run_id="run-a")
-    full(crashed, calls=2, each=3)
+    crashed.fill(calls=2, each=3)
     crashed.keep_by_hand(1)
     leftover = tmp_path / layout.unfinished_path(schema.OUTCOMES, "run-a", 7)
     leftover.write_bytes(b"PAR1 and no end")
@@ -260,11 +224,11 @@ async def test_a_crashed_run_is_marked_by_the_next(tmp_path: Path) -> None:
 async def test_files_part_at_the_hour_between_two_calls(tmp_path: Path) -> None:
     """Wall-clock time is looked at once a minute; what is of the next hour lies in the next hour's folder."""
     kept = ArchivedHost(tmp_path, wall_ms=lambda: AT_MS + 3 * HOUR_MS if kept.clock.now_ms() > 1_000 else AT_MS)
-    full(kept, calls=1, each=2)
+    kept.fill(each=2)
     kept.clock.jump(59_999)
-    full(kept, calls=1, each=1)
+    kept.fill(each=1)
     kept.clock.jump(1)
-    full(kept, calls=2, each=3)
+    kept.fill(calls=2, each=3)
     await kept.start_and_close()
     folders = sorted(path.parent.name for path in (tmp_path / schema.REGISTRATIONS).rglob("*.parquet"))
     assert folders == ["hour=01", "hour=04"]
@@ -274,7 +238,7 @@ async def test_files_part_at_the_hour_between_two_calls(tmp_path: Path) -> None:
 async def test_rows_that_cannot_be_made_are_lost_and_reported(tmp_path: Path) -> None:
     """A name that is no text spoils the rows made together with it, and nothing else."""
     kept = ArchivedHost(tmp_path)
-    full(kept, calls=1, each=2)
+    kept.fill(each=2)
     batch = OperationBatch([7], partitions=[("\udc00", 0)])
     receipt = RegisterReceipt()
     receipt.refusals.append(Refusal(0, codes.INVALID_ARGUMENT, "", ""))
@@ -285,13 +249,7 @@ async def test_rows_that_cannot_be_made_are_lost_and_reported(tmp_path: Path) ->
     await kept.start_and_close()
     assert kept.rows(schema.REGISTRATIONS) == []
     assert len(kept.rows(schema.OUTCOMES)) == 2
-    [dropped] = kept.markers(schema.DROPPED)
-    assert (dropped["table"], dropped["rows"], dropped["call_number"], dropped["last_call_number"]) == (
-        "registrations",
-        3,
-        1,
-        2,
-    )
+    assert kept.dropped() == [(schema.REGISTRATIONS, 3, 1, 2)]
     assert kept.listener.rows_dropped(schema.REGISTRATIONS) == 3
     assert kept.listener.rows_waiting == 0
 
@@ -299,8 +257,8 @@ async def test_rows_that_cannot_be_made_are_lost_and_reported(tmp_path: Path) ->
 async def test_a_call_that_was_interrupted_is_kept(tmp_path: Path) -> None:
     """A call that the host never finished is kept with the next one, not out of order."""
     kept = ArchivedHost(tmp_path)
-    full(kept, calls=1, each=1)
-    batch = EventBatch([codes.HIGH_WATERMARK], partitions=[("clicks", 7)], offsets=[1])
+    kept.fill(each=1)
+    batch = marks(1, "clicks", 7)
     kept.listener.applied(batch, 0, kept.host.engine.apply(batch, 1_000), 1_000)
     kept.listener._send_late()  # in the middle of the call: its names must stay
     await kept.host.apply(marks(2))
@@ -314,7 +272,7 @@ async def test_runs_may_share_an_archive(tmp_path: Path) -> None:
     first, second = (ArchivedHost(tmp_path, run_id=run_id) for run_id in ("run-a", "run-b"))
     for kept in (first, second):
         await kept.start()
-        full(kept, calls=1, each=2)
+        kept.fill(each=2)
     assert await second.close()
     assert await first.close()
     marked = [(row["run_id"], row["marker"]) for row in first.rows(schema.MARKERS)]
@@ -335,7 +293,7 @@ async def test_metrics_tell_of_the_archive(tmp_path: Path) -> None:
         }
 
     kept = ArchivedHost(tmp_path, rows_max=4)
-    full(kept, calls=2, each=4)
+    kept.fill(calls=2, each=4)
     assert kept.listener.rows_waiting == 4
     await kept.start()
     assert "purgatory_archive_queue_rows" in samples(kept.host)
@@ -354,14 +312,13 @@ async def test_metrics_tell_of_the_archive(tmp_path: Path) -> None:
 async def test_rows_that_cannot_be_packed_are_lost_and_reported(tmp_path: Path) -> None:
     """A number that no column holds costs its call's rows, and neither the call nor what comes next."""
     kept = ArchivedHost(tmp_path)
-    batch = EventBatch([codes.HIGH_WATERMARK], partitions=[("orders", 0)], offsets=[2**70])
+    batch = marks(2**70)
     receipt = EventsReceipt()
     receipt.next_index = 1
     kept.listener.applied(batch, 0, receipt, kept.clock.now_ms())
     kept.listener.call_finished()
-    full(kept, calls=1, each=2)
+    kept.fill(each=2)
     await kept.start_and_close()
     assert len(kept.rows(schema.REGISTRATIONS)) == 2
-    [dropped] = kept.markers(schema.DROPPED)
-    assert (dropped["table"], dropped["call_number"], dropped["last_call_number"]) == (schema.EVENTS, 1, 1)
+    assert kept.dropped() == [(schema.EVENTS, 1, 1, 1)]
     assert kept.listener.rows_dropped(schema.EVENTS) == 1

@@ -24,7 +24,9 @@ from purgatory.archive.vocabulary import CallStamp, Registrant
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch, Refusal, RegisterReceipt, ReplicaSets
 from purgatory.engine.engine import Engine
+from purgatory.engine.kinds.operation_columns import COLUMNS_BY_NAME, OPERATION
 from purgatory.engine.limits import EngineLimits
+from tests.archive.archive_life import COLUMN_CHOICES
 from tests.archive.plain_rows import plain_events, plain_outcomes, plain_registrations
 
 WHOSE = Registrant(7, "orders-service", "alice")
@@ -94,17 +96,13 @@ class DrawnCalls:
             item_indexes=self.column((*range(names), *range(names), 99), items),
             timeouts_ms=self.column(range(1, 900), operations),
             offsets=self.column(range(50), items),
-            local_error_codes=self.column(range(4), items),
-            leader_epochs=self.column(range(-1, 3), items),
-            min_bytes=self.column(range(1, 9), operations),
-            replica_ids=self.column(range(4), operations),
-            isolation_levels=self.column(range(4), operations),
-            follower_reads=self.column((False, True), operations),
-            partition_max_bytes=self.column(range(1, 9), items),
-            last_fetched_epochs=self.column(range(4), items),
-            throttled=self.column((False, True), items),
-            any_key=self.column((False, True), operations),
-            from_now=self.column((False, True), operations),
+            **{
+                column.batch_name: self.column(
+                    COLUMN_CHOICES[column.name], operations if column.level == OPERATION else items
+                )
+                for column in COLUMNS_BY_NAME.values()
+                if column.name in COLUMN_CHOICES
+            },
         )
 
     def new_operations(self, kind: int, first_id: int) -> OperationBatch:

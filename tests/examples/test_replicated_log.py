@@ -14,6 +14,7 @@ import pytest
 
 from purgatory.archive.schema import OUTCOMES
 from tests.archive.archive_replay import Replay, rows_of, without
+from tests.daemon_process import children_of, is_running
 
 PROJECT = Path(__file__).resolve().parents[2]
 REAL_LOG = Path(os.environ.get("PURGATORY_REAL_DATA", "/nonexistent")) / "HDFS_2k.log"
@@ -130,14 +131,3 @@ def said_pids(lines: Iterator[str], until: str) -> Iterator[int]:
         if until in line:
             return
     raise AssertionError(f"the run ended before it said {until!r}")
-
-
-def children_of(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
-        return False
