@@ -14,8 +14,6 @@ from typing import Final
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 
-__all__ = ["LIMIT_NAMES", "RunDetails", "new_run_id", "wall_ms"]
-
 LIMIT_NAMES: Final = (
     "pending_operations_max",
     "partitions_max",
@@ -72,8 +70,8 @@ class RunDetails:
         if not isinstance(values, dict) or "version" not in values:
             raise ValueError(f"no details of a run: {detail[:80]!r}")
         known = {name: value for name, value in values.items() if name in cls.__dataclass_fields__}
-        known["limits"] = {name: known.get("limits", {}).get(name) for name in LIMIT_NAMES}
-        known["limits"] = {name: value for name, value in known["limits"].items() if value is not None}
+        limits = known.get("limits", {})
+        known["limits"] = {name: limits[name] for name in LIMIT_NAMES if limits.get(name) is not None}
         return cls(**known)
 
     def engine_limits(self) -> EngineLimits:

@@ -20,6 +20,7 @@ from pyarrow import fs
 
 from purgatory.archive.layout import RUNNING, WRITING, is_unfinished_of, running_path
 from purgatory.archive.run_details import wall_ms
+from purgatory.archive.vocabulary import CallStamp
 
 RENEW_S: Final = 30.0
 """How often the file should be renewed."""
@@ -36,10 +37,14 @@ class RunState:
     host: str
     pid: int
     call_number: int = 0
-    """The last call of which everything is in its place."""
     time_ms: int = 0
     at_ms: int = 0
     renewed_ms: int = 0
+
+    @property
+    def last_call(self) -> CallStamp:
+        """The last call of which everything is in its place."""
+        return CallStamp(self.run_id, self.call_number, self.time_ms, self.at_ms)
 
     def encoded(self) -> bytes:
         """As it stands in the file: padded, so that it can be written over in place."""

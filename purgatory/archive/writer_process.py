@@ -82,8 +82,7 @@ class HistoryWriter:
         self._run: Final = run
         self._report: Final = report
         self._retry_s: Final = retry_s
-        state = run.state
-        self._last_call = CallStamp(state.run_id, state.call_number, state.time_ms, state.at_ms)
+        self._last_call = run.state.last_call
         self._has_ended = False
         self._maintained_s = -RENEW_S
         """When it last renewed the run's file and looked for dead runs."""
@@ -191,8 +190,7 @@ class HistoryWriter:
 
     def _write_crashed(self, state: RunState, leftovers: int) -> None:
         detail = {"host": state.host, "pid": state.pid, "found_by": self._files.run_id, "leftovers": leftovers}
-        stamp = CallStamp(state.run_id, state.call_number, state.time_ms, state.at_ms)
-        crashed = row_record(MARKERS, stamp, marker=CRASHED, detail=json.dumps(detail))
+        crashed = row_record(MARKERS, state.last_call, marker=CRASHED, detail=json.dumps(detail))
         self._files.write(MARKERS, make_rows(MARKERS, [crashed]))
         LOGGER.warning(
             "archive: run %s (%s, pid %d) crashed; its history ends with call %d",
@@ -269,21 +267,20 @@ def keep_all(frames: BinaryIO, history: HistoryWriter, *, low_priority: bool) ->
 
 def main() -> int:
     """Exit code 0: all was kept, and the run's end is written."""
+    # Only the daemon decides when it ends: these are sent to all processes of a terminal, or of a service.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     gc.set_threshold(YOUNG_MAX)
     output = LineOutput(sys.stdout.buffer)
     logger = logging.getLogger("purgatory.archive")
     logger.setLevel(logging.DEBUG)
     logger.addHandler(output)
-    return 0 if serve(sys.stdin.buffer, output) else 1
+    try:
+        return 0 if serve(sys.stdin.buffer, output) else 1
+    except Exception:
+        LOGGER.exception("the archive's writer process failed")
+        return 1
 
 
 if __name__ == "__main__":
-    # Only the daemon decides when it ends: these are sent to all processes of a terminal, or of a service.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    try:
-        code = main()
-    except Exception:
-        LOGGER.exception("the archive's writer process failed")
-        code = 1
-    os._exit(code)  # the thread that reads may still be waiting, and the interpreter would wait for it
+    os._exit(main())  # the thread that reads may still be waiting, and the interpreter would wait for it
