@@ -152,12 +152,11 @@ def test_a_file_that_is_half_written_is_taken_away(tmp_path: Path) -> None:
     assert writer.statistics.rows_kept[schema.CALLS] == 1
 
 
-@pytest.mark.parametrize("place", ["", "file://", "absolute"])
+@pytest.mark.parametrize("place", ["kept/here", "file://{folder}/kept/here", "{folder}/kept/here"])
 def test_a_path_or_a_uri_is_a_place(tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A relative path, an absolute one and a URI lead to the same folder, which is made."""
     monkeypatch.chdir(tmp_path)
-    given = {"": "kept/here", "file://": f"file://{tmp_path}/kept/here", "absolute": f"{tmp_path}/kept/here"}[place]
-    filesystem, root = open_archive(given)
+    filesystem, root = open_archive(place.format(folder=tmp_path))
     assert isinstance(filesystem, fs.LocalFileSystem)
     assert Path(root) == tmp_path / "kept" / "here"
     assert (tmp_path / "kept" / "here" / layout.WRITING).is_dir()

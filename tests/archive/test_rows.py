@@ -79,12 +79,14 @@ class DrawnCalls:
     def rows(self) -> int:
         return self._random.choice((1, 2, 3, 6, 50))
 
-    def operations(self, kind: int) -> OperationBatch:
-        """A batch that an engine can read."""
+    def operations(self, kind: int, first_id: int | None = None) -> OperationBatch:
+        """A batch that an engine can read: all its operations new, from `first_id` on, or some of them known."""
         operations = self.rows()
         ids = sorted(self._random.choices(range(1, 31), k=operations))
         if self._random.random() < 0.5:
             ids[-1] = self._random.choice((0, 2**64 - 1, 2**61))
+        if first_id is not None:
+            ids = list(range(first_id, first_id + operations))
         names = len(KEYS if kind == codes.SIGNAL else PARTITIONS)
         counts = self.column((1, 1, 1, 2, 3, 0), operations)
         items = sum(counts) if len(counts) > 1 else operations * (counts[0] if counts else 1)
@@ -103,19 +105,6 @@ class DrawnCalls:
                 for column in COLUMNS_BY_NAME.values()
                 if column.name in COLUMN_CHOICES
             },
-        )
-
-    def new_operations(self, kind: int, first_id: int) -> OperationBatch:
-        """A batch of single partitions or keys, all of which an engine accepts."""
-        operations = self.rows()
-        return OperationBatch(
-            list(range(first_id, first_id + operations)),
-            partitions=PARTITIONS,
-            keys=KEYS,
-            timeouts_ms=self.column(range(1, 900), operations),
-            offsets=self.column(range(1, 50), operations),
-            item_indexes=self.column(range(len(KEYS)), operations),
-            any_key=self.column((False, True), operations) if kind == codes.SIGNAL else [],
         )
 
     def events(self) -> EventBatch:
@@ -193,7 +182,7 @@ def test_outcomes_are_rows_for_each_item(seed: int) -> None:
     expected: list[dict[str, Any]] = []
     for number, kind in enumerate((*codes.KINDS, codes.PRODUCE), 1):
         now_ms = number * 50
-        engine.register(owner, kind, drawn.new_operations(kind, owner.highest_operation_id + 1), now_ms)
+        engine.register(owner, kind, drawn.operations(kind, owner.highest_operation_id + 1), now_ms)
         engine.apply(drawn.events(), now_ms)
         engine.advance_clock(now_ms, 100)
         if number > 4:
