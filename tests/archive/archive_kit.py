@@ -22,7 +22,6 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.host import Host
 from purgatory.service.listeners.archive import ArchiveListener
-from purgatory.service.listeners.listener import Listener
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import ArchiveSettings, HostSettings, SessionSettings
 from purgatory.service.translate.operations import OperationRun
@@ -39,7 +38,7 @@ Serve = Callable[[BinaryIO, LineOutput], bool]
 
 
 class ThreadProcess:
-    """All that a writer process would do, on a thread of this one, with real pipes."""
+    """All that a writer process does, on a thread of this process, with real pipes."""
 
     def __init__(self, serve: Serve, stdin: int) -> None:
         self.stdout: Final = asyncio.StreamReader()
@@ -67,7 +66,7 @@ class ThreadProcess:
 
 
 class ThreadLink(WriterLink):
-    """A link to such threads: those that are given, one after the other, or as many as it takes."""
+    """A link to such threads: each runs the next of `serves`, or what a real process runs when there is none left."""
 
     def __init__(self, config: WriterConfig, *serves: Serve) -> None:
         super().__init__(config, retry_s=0.01)
@@ -103,7 +102,6 @@ class ArchivedHost:
         rows_max: int = 100_000,
         strict: bool = False,
         wall_ms: Callable[[], int] = lambda: AT_MS,
-        listener: Listener | None = None,
         run_id: str = RUN,
     ) -> None:
         self.folder: Final = folder
@@ -122,9 +120,7 @@ class ArchivedHost:
         settings = ArchiveSettings(queue_rows_max=rows_max, strict=strict)
         self.listener: Final = ArchiveListener(self.link, settings, 30_000, wall_ms)
         host_settings = HostSettings(session=SessionSettings(ttl_ms=100))
-        self.host: Final = Host(
-            Engine(EngineLimits(), 1_000), self.clock, host_settings, *([listener] if listener else [])
-        )
+        self.host: Final = Host(Engine(EngineLimits(), 1_000), self.clock, host_settings)
         self.host.listeners.append(self.listener)
 
     def _report(self, statistics: WriterStatistics) -> None:

@@ -50,9 +50,9 @@ async def test_every_call_has_its_number_and_outcomes_that_of_the_call_that_ende
 
 
 async def test_a_session_that_is_dropped_says_how_its_operations_ended(tmp_path: Path) -> None:
-    """History has a cancel_session and its outcomes; the listener hears nothing of them, as without an archive."""
-    listener = RecordingListener()
-    kept = ArchivedHost(tmp_path, listener=listener)
+    """History has a cancel_session and its outcomes; other listeners hear nothing of them, as without an archive."""
+    kept, listener = ArchivedHost(tmp_path), RecordingListener()
+    kept.host.listeners.append(listener)
     for expected_number in (1, 2):  # the same id again is another session
         assert kept.session.number == expected_number
         kept.register(produces(1, 3))
@@ -280,7 +280,7 @@ async def test_runs_may_share_an_archive(tmp_path: Path) -> None:
     assert [row["run_id"] for row in first.rows(schema.REGISTRATIONS)] == ["run-a"] * 2 + ["run-b"] * 2
 
 
-async def test_metrics_tell_of_the_archive(tmp_path: Path) -> None:
+async def test_metrics_show_the_archive(tmp_path: Path) -> None:
     """Rows kept and dropped by table, what waits, files, bytes and errors; nothing of it without an archive."""
 
     def samples(host: Host) -> dict[str, float]:

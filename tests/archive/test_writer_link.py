@@ -67,7 +67,7 @@ async def test_a_full_pipe_is_not_waited_for() -> None:
     assert {len(row["topic"]) for _, row in process.rows[:100]} == {50_000}
 
 
-async def test_another_process_goes_on_and_tells_what_was_lost() -> None:
+async def test_another_process_goes_on_and_records_what_was_lost() -> None:
     """What was sent and never placed has a marker; what comes later goes to the next one that can open the archive."""
 
     def dies_at_once(frames: BinaryIO, output: LineOutput) -> bool:
@@ -96,7 +96,7 @@ async def test_another_process_goes_on_and_tells_what_was_lost() -> None:
     assert link.rows_lost[vocabulary.CALLS] == 2
 
 
-async def test_what_waited_for_a_process_that_died_is_told_as_lost() -> None:
+async def test_what_waited_for_a_process_that_died_is_recorded_as_lost() -> None:
     """The pipe was full when it died: all calls that were sent have a marker or come to the next one, each once."""
     first, second = NotingProcess(dies_after=1), NotingProcess()
     second.may_read.set()
