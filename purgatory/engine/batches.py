@@ -21,7 +21,7 @@ AsGiven = Any
 """A `PartitionName` that stays the object it is: compiled code unpacks a value typed as a tuple and makes a new one."""
 
 NOTHING: Final[list[Any]] = []
-"""A column that was not given. All batches share it, so it must never change; `to_fill` gives columns to append to."""
+"""A column that was not given. All batches share it, so it must never change. Columns to append to must be given."""
 
 
 class OperationBatch:
@@ -138,14 +138,6 @@ class EventBatch:
         self.log_start_offsets: Final[list[int]] = log_start_offsets
         self.flags: Final[list[int]] = flags
         self.replica_sets: Final[list[ReplicaSets | None]] = replica_sets
-
-    @staticmethod
-    def to_fill() -> EventBatch:
-        """An empty batch whose columns are its own, to be appended to."""
-        return EventBatch(
-            [], partitions=[], item_indexes=[], offsets=[], keys=[], leader_epochs=[], replica_ids=[],
-            byte_positions=[], segment_base_offsets=[], log_start_offsets=[], flags=[], replica_sets=[],
-        )  # fmt: skip
 
 
 class ReplicaSets:

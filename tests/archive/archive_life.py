@@ -170,9 +170,10 @@ class Life:
         return self._random.choice(([], [choices[0]], self._random.choices(choices, k=rows)))
 
     async def _advance(self) -> None:
-        batch = EventBatch.to_fill()
-        batch.partitions.extend(PARTITIONS)
-        batch.keys.extend(KEYS)
+        batch = EventBatch(
+            [], partitions=list(PARTITIONS), keys=list(KEYS), item_indexes=[], offsets=[], leader_epochs=[],
+            replica_ids=[], byte_positions=[], segment_base_offsets=[], log_start_offsets=[], flags=[], replica_sets=[],
+        )  # fmt: skip
         for _ in range(self._random.randint(0, 6)):
             self._add_event(batch)
         await self.host.apply(batch)
