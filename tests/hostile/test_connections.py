@@ -7,12 +7,14 @@ from pathlib import Path
 
 import grpc
 import pytest
+from purgatory_client import AsyncClient, Client
 
-from purgatory.v1 import operation_pb2, purgatory_service_pb2_grpc
 from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.client.until import until_pending
 from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess
 from tests.fuzz.raw_bytes import PREFACE, SETTINGS, frame, headers
+from tests.service.serving import DaemonChannel, produce
 
 HEADERS, RST_STREAM, END_HEADERS, CANCEL = 1, 3, 4, 8
 RESETS = 60_000
@@ -20,6 +22,7 @@ GROWTH_MB_MAX = 128
 """Without a limit on streams, so many resets cost 450 MB."""
 
 PATIENCE_S = 30.0
+HELD = wire.WaitRequest(operation=produce(1, "held", 1, timeout_ms=60_000))
 
 
 def memory_mb(daemon: DaemonProcess) -> int:
@@ -43,15 +46,6 @@ def is_served(connection: socket.socket) -> bool:
         return False
 
 
-def wait_for(topic: str) -> wire.WaitRequest:
-    produce = operation_pb2.Produce(
-        partitions=[
-            operation_pb2.ProducePartition(topic_partition=operation_pb2.TopicPartition(topic=topic), required_offset=1)
-        ]
-    )
-    return wire.WaitRequest(operation=operation_pb2.Operation(operation_id=1, timeout_ms=60_000, produce=produce))
-
-
 def test_rapid_reset_costs_no_memory(daemon: DaemonProcess) -> None:
     """A caller opens streams and resets each at once (CVE-2023-44487): memory stays, and others are served."""
     before_mb = memory_mb(daemon)
@@ -65,11 +59,8 @@ def test_rapid_reset_costs_no_memory(daemon: DaemonProcess) -> None:
                 )
             )
         assert is_served(connection)
-        with grpc.insecure_channel(daemon.address) as channel:
-            status = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel).GetStatus(
-                wire.GetStatusRequest(), timeout=PATIENCE_S
-            )
-        assert status.version
+        with Client(daemon.address) as client:
+            assert client.status().version
         assert memory_mb(daemon) - before_mb < GROWTH_MB_MAX
 
 
@@ -94,13 +85,10 @@ def test_connections_are_limited(start_daemon: StartDaemon) -> None:
 async def test_calls_on_one_connection_are_limited(start_daemon: StartDaemon) -> None:
     """A client holds back what is above the limit of its connection, and sends it once a call has ended."""
     daemon = start_daemon("--grpc-streams-per-connection-max", "2")
-    async with grpc.aio.insecure_channel(daemon.address) as channel:
-        stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
-        waits = [asyncio.ensure_future(stub.Wait(wait_for("held"), timeout=PATIENCE_S)) for _ in range(2)]
-        async with grpc.aio.insecure_channel(daemon.address, options=[("grpc.use_local_subchannel_pool", 1)]) as other:
-            looking = purgatory_service_pb2_grpc.PurgatoryServiceStub(other)
-            await until_pending(looking, 2)
-        further = asyncio.ensure_future(stub.GetStatus(wire.GetStatusRequest(), timeout=PATIENCE_S))
+    async with DaemonChannel(daemon.address) as caller, AsyncClient(daemon.address) as other:
+        waits = [asyncio.ensure_future(caller.stub.Wait(HELD)) for _ in range(2)]
+        await until_pending(other, 2)
+        further = asyncio.ensure_future(caller.status())
         done, _ = await asyncio.wait([further], timeout=0.2)
         assert not done
         waits[0].cancel()
@@ -112,23 +100,15 @@ async def test_calls_on_one_connection_are_limited(start_daemon: StartDaemon) ->
 async def test_unary_waits_are_limited(start_daemon: StartDaemon, calls_max: int) -> None:
     """So many calls of Wait are taken; the next is told the limit and to retry; one that ends makes room."""
     daemon = start_daemon("--limits-unary-waits-max", str(calls_max))
-    async with grpc.aio.insecure_channel(daemon.address) as channel:
-        stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
-        waits = [asyncio.ensure_future(stub.Wait(wait_for("held"), timeout=PATIENCE_S)) for _ in range(calls_max)]
-        await until_pending(stub, calls_max)
+    async with DaemonChannel(daemon.address) as caller, AsyncClient(daemon.address) as other:
+        waits = [asyncio.ensure_future(caller.stub.Wait(HELD)) for _ in range(calls_max)]
+        await until_pending(other, calls_max)
         with pytest.raises(grpc.aio.AioRpcError, match=f"{calls_max} calls of Wait are in flight") as refused:
-            await stub.Wait(wait_for("held"))
+            await caller.stub.Wait(HELD)
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         waits.pop().cancel()
-        await until_pending(stub, calls_max - 1)
-        waits.append(asyncio.ensure_future(stub.Wait(wait_for("held"), timeout=PATIENCE_S)))
-        await until_pending(stub, calls_max)
+        await until_pending(other, calls_max - 1)
+        waits.append(asyncio.ensure_future(caller.stub.Wait(HELD)))
+        await until_pending(other, calls_max)
         for wait in waits:
             wait.cancel()
-
-
-async def until_pending(stub: purgatory_service_pb2_grpc.PurgatoryServiceStub, count: int) -> None:
-    """Returns once so many produce waits are pending."""
-    async with asyncio.timeout(PATIENCE_S):
-        while (await stub.GetStatus(wire.GetStatusRequest())).kinds[0].pending != count:  # noqa: ASYNC110 - another process
-            await asyncio.sleep(0.01)

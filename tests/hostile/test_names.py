@@ -10,6 +10,7 @@ from purgatory.v1 import operation_pb2, purgatory_service_pb2_grpc
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.client.test_blocking import environment
 from tests.daemon_process import DaemonProcess
+from tests.service.serving import produce
 
 NAMES = {
     "ANSI: clears the screen": "\x1b[2J\x1b[H",
@@ -36,15 +37,7 @@ def printed(daemon: DaemonProcess, *arguments: str) -> str:
 
 def test_names_are_shown_escaped(daemon: DaemonProcess) -> None:
     """`ls` and an error print nothing but printable characters, and no line of a name's own; JSON says the names."""
-    names = [operation_pb2.TopicPartition(topic=topic, partition=1) for topic in NAMES.values()]
-    produces = [
-        operation_pb2.Produce(partitions=[operation_pb2.ProducePartition(topic_partition=name, required_offset=9)])
-        for name in names
-    ]
-    operations = [
-        operation_pb2.Operation(operation_id=number, timeout_ms=60_000, produce=produce)
-        for number, produce in enumerate(produces, 1)
-    ]
+    operations = [produce(number, topic, 9, 60_000, partition=1) for number, topic in enumerate(NAMES.values(), 1)]
     session = "".join(NAMES.values())[:60]
     with grpc.insecure_channel(daemon.address) as channel:
         stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)

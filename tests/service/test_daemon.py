@@ -1,6 +1,7 @@
 """The real daemon as a process: start, probes, reflection, metrics, shutdown, and how it fails."""
 
 import asyncio
+import gc
 import json
 import queue
 import re
@@ -23,7 +24,13 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
 import purgatory
+from purgatory.daemon import Daemon
 from purgatory.engine import COMPILED
+from purgatory.journal.crash_points import CrashPoints
+from purgatory.journal.directory import Directory
+from purgatory.journal.store import Store
+from purgatory.service.listeners.archive import ArchiveListener
+from purgatory.service.setting_sources import load_settings
 from purgatory.v1 import event_pb2, purgatory_service_pb2_grpc, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.conftest import StartDaemon
@@ -337,3 +344,33 @@ def test_port_in_use_is_one_line_and_exit_1(daemon: DaemonProcess, tmp_path: Pat
     assert len(ended.stderr.splitlines()) == 1, ended.stderr
     for fragment in (taken, setting, "in use"):
         assert fragment in ended.stderr
+
+
+async def test_the_journal_is_closed_where_the_archive_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error is raised, but first the journal gets its last group and its folder is free for the next daemon."""
+    close = ArchiveListener.close
+
+    async def close_and_fail(archive: ArchiveListener, now_ms: int, timeout_s: float) -> None:
+        await close(archive, now_ms, timeout_s)
+        raise OSError("the archive's disk is gone")
+
+    monkeypatch.setattr(ArchiveListener, "close", close_and_fail)
+    names = ("threshold_0", "threshold_1", "threshold_2")
+    flags = {
+        "grpc": {"address": "127.0.0.1:0"},
+        "http": {"address": "127.0.0.1:0"},
+        "archive": {"uri": str(tmp_path / "archive")},
+        "journal": {"dir": tmp_path / "data"},
+        "gc": {**dict(zip(names, gc.get_threshold(), strict=True)), "freeze": False},
+    }
+    daemon = Daemon(load_settings(flags))
+    await daemon.start()
+    with pytest.raises(OSError, match="the archive's disk is gone"):
+        await daemon.stop()
+    directory = Directory(tmp_path / "data")
+    store = Store(directory, CrashPoints())
+    last = store.moment()
+    store.close()
+    directory.release()
+    assert last is not None
+    assert last[2], "the journal does not say that its daemon ended cleanly"

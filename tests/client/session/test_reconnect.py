@@ -1,4 +1,4 @@
-"""Waits through lost connections and restarted daemons: each ends, and none is lost."""
+"""Waits through lost connections and restarted daemons: each ends, and none is lost. Pauses between attempts."""
 
 import asyncio
 import random
@@ -7,6 +7,7 @@ from pathlib import Path
 import grpc.aio
 import pytest
 from purgatory_client import AsyncClient, Outcome, Result, errors, many
+from purgatory_client.session.backoff import Backoff
 
 from purgatory.v1 import purgatory_service_pb2
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
@@ -173,3 +174,25 @@ async def test_a_daemon_that_comes_late_still_serves(daemon: DaemonProcess) -> N
         async with AsyncClient(daemon.address) as direct:
             await direct.signal_key("k")
         assert (await waiting).satisfied
+
+
+def test_ceilings_double_up_to_the_cap() -> None:
+    """Each pause lies between 0 and a ceiling that doubles and stays at the cap."""
+
+    class Highest(random.Random):
+        def uniform(self, a: float, b: float) -> float:
+            return b
+
+    backoff = Backoff(0.1, 0.5, Highest())
+    assert [backoff.next_delay() for _ in range(5)] == [0.1, 0.2, 0.4, 0.5, 0.5]
+    backoff.reset()
+    assert backoff.next_delay() == 0.1
+
+
+def test_pauses_are_spread_over_the_whole_range() -> None:
+    """Clients that lost the same daemon do not come back together: full jitter."""
+    generator = random.Random(8131)
+    delays = [Backoff(1.0, 1.0, generator).next_delay() for _ in range(1_000)]
+    assert min(delays) < 0.05
+    assert max(delays) > 0.95
+    assert 0.45 < sum(delays) / len(delays) < 0.55
