@@ -31,6 +31,8 @@ def test_filters_go_together() -> None:
     assert listed(world, partition="orders-1", owner_id=first, kind=plain.PRODUCE) == [produce]
     assert listed(world, key="b") == [signal]
     assert listed(world, key="b", partition="orders-1") == []
+    page, after = world.engine.list_pending(0, 2, world.now_ms, -1, 0, None, "")
+    assert ([view.operation_id for view in page], after) == ([produce, delete], 2)
 
 
 def test_what_is_reached_is_what_is_reached_now() -> None:

@@ -56,6 +56,7 @@ def test_an_epoch_without_records_is_dropped() -> None:
         cache.assign(epoch, start)
     assert cache.end_offset(2, 20) == (1, 10)
     assert cache.end_offset(3, 20) == (3, 20)
+    assert cache.end_offset(4, 20) == EpochCache().end_offset(0, 20) == (-1, -1)
 
 
 def test_the_newest_epochs_are_kept() -> None:

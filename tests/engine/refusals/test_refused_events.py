@@ -278,6 +278,10 @@ def test_signals() -> None:
     message = f"{OFFSET_MAX} is not in 1..{OFFSET_MAX - 1}"
     assert fault(event(codes.KEY_SIGNALLED, OFFSET_MAX), engine) == (INVALID, "key_signalled.count", message, 0)
     assert fault(event(codes.KEY_SIGNALLED, OFFSET_MAX - 1), engine) is None
+    full = Engine(EngineLimits(signal_keys_max=1), 0)
+    full.register(full.add_owner(), codes.SIGNAL, OperationBatch([1], keys=["held"]), 0)
+    most = "1 keys are waited for, the most allowed"
+    assert fault(event(codes.KEY_SIGNALLED, 1), full) == (codes.RESOURCE_EXHAUSTED, "key_signalled.key", most, 0)
 
 
 def test_events_of_no_type_or_place() -> None:

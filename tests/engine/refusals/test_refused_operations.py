@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from purgatory.archive.run_details import LIMIT_NAMES
 from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch
 from purgatory.engine.codes import DELETE_RECORDS, FETCH, KEY_SIGNALLED, KINDS, PRODUCE, SIGNAL
 from purgatory.engine.engine import Engine
@@ -247,18 +248,7 @@ def test_items_of_counts_that_differ() -> None:
     assert broken(PRODUCE, **batch, item_indexes=[0, 1])[0] == "item_index"
 
 
-LIMITS = (
-    "pending_operations_max",
-    "partitions_max",
-    "signal_keys_max",
-    "items_per_operation_max",
-    "timeout_ms_max",
-    "timeout_ms_default",
-    "topic_length_max",
-)
-
-
-@pytest.mark.parametrize("name", LIMITS)
+@pytest.mark.parametrize("name", LIMIT_NAMES)
 def test_a_limit_is_at_least_one(name: str) -> None:
     """One is taken and kept, zero is refused."""
     one: dict[str, Any] = {name: 1}

@@ -89,6 +89,7 @@ def test_bits_cross_off_the_first_ids() -> None:
     assert (roster.first, roster.last, roster.left) == (10, 40, 7)
     assert roster.remaining() == [10, 20, 21, 22, 23, 24, 40]
     assert roster.gone() == b"\x06\x00"
+    assert Roster(vec[i64](range(8)), b"").gone() == b"\x00"
     assert Roster(vec[i64]([10, 11]), b"\xff").remaining() == []
     with pytest.raises(AssertionError, match="a roster of nobody"):
         Roster(vec[i64](), b"")
