@@ -40,7 +40,7 @@ from purgatory.service.listeners.exposition import make_registry
 from purgatory.service.listeners.metrics import Metrics
 from purgatory.service.listeners.recovery import OpenJournal
 from purgatory.service.log import start_logging
-from purgatory.service.rpc.handlers import SERVICE, UnaryCalls, add_to_server
+from purgatory.service.rpc.handlers import SERVICE, UnaryCalls, add_standard_service, add_to_server
 from purgatory.service.rpc.servicer import PurgatoryServicer
 from purgatory.service.setting_sources import SettingsError, unknown_variables
 from purgatory.service.settings import EngineLimitsSettings, HostSettings, Settings, split_address
@@ -107,12 +107,13 @@ class Daemon:
 
     async def _open(self, opened: AsyncExitStack) -> None:
         calls = self._unary_calls
-        add_to_server(PurgatoryServicer(self._host), self._server, calls)
-        add_to_server(self._health, self._server, calls, health_pb2.DESCRIPTOR.services_by_name["Health"])
+        accounts = self._host.sessions.accounts
+        add_to_server(PurgatoryServicer(self._host), self._server, calls, lambda _: accounts.nobody)
+        add_standard_service(self._health, self._server, calls, health_pb2.DESCRIPTOR.services_by_name["Health"])
         if self.settings.grpc.reflection:
             names = (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
             service = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
-            add_to_server(reflection.aio.ReflectionServicer(names), self._server, calls, service)
+            add_standard_service(reflection.aio.ReflectionServicer(names), self._server, calls, service)
         opened.push_async_callback(self._site.stop)
         if self._journal is not None:
             opened.push_async_callback(self._close_journal, self._journal)

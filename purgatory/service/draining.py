@@ -16,7 +16,7 @@ UNACKNOWLEDGED_MS_MAX: Final = 1_000
 
 async def drain(host: Host, grace_s: float) -> None:
     """Refuses new work, ends everything pending as SHUTTING_DOWN, and delivers the results for at most `grace_s`."""
-    host.draining = True
+    host.admission.draining = True
     deadline_s = asyncio.get_running_loop().time() + grace_s
     await _end_pending(host)
     # Streams are closed only when their results are out: a client that sees its stream end stops acknowledging.

@@ -14,24 +14,20 @@ from functools import partial
 from typing import Final
 
 from purgatory.clock import Clock
-from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, EventsReceipt, PartitionName, Refusal, RegisterReceipt
 from purgatory.engine.engine import Engine
 from purgatory.engine.errors import InvalidBatch
-from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX
 from purgatory.engine.waiting.tables import Owner
+from purgatory.service.access.account import Account
+from purgatory.service.admission import Admission
 from purgatory.service.engine_time import EngineTime
 from purgatory.service.listeners.listener import Journal, Listener
 from purgatory.service.reaper import EXPIRED_PER_SLICE, Reaper
-from purgatory.service.rpc.statuses import BatchRefused, from_refusal, resource_exhausted, unavailable, unreadable_batch
-from purgatory.service.sessions.outbox import ResultSlice, slices_of
+from purgatory.service.registrations import Registrations, count_refused
+from purgatory.service.rpc.statuses import BatchRefused, from_refusal, unreadable_batch
+from purgatory.service.sessions.outbox import ResultSlice
 from purgatory.service.sessions.refused import (
-    RefusedCompletions,
-    RefusedOperation,
-    engine_receipt,
-    first_of_each_id,
     located,
-    refuse_all,
 )
 from purgatory.service.sessions.session import Session
 from purgatory.service.sessions.session_table import Sessions
@@ -44,8 +40,6 @@ LOGGER: Final = logging.getLogger(__name__)
 
 ENDED_PER_SLICE: Final = 2_000
 """The most events plus ended operations that one engine call handles before the loop is free again."""
-
-SHUTTING_DOWN_MESSAGE: Final = "the daemon is shutting down; try another one, or later"
 
 
 class Host:
@@ -64,8 +58,8 @@ class Host:
         """Set by `use_journal`; without that, one that keeps nothing."""
         self.sessions: Final = Sessions(engine, settings, self.listeners, self._before_drop)
         self.unary_waits: Final = UnaryWaits(engine.add_owner())
-        self.draining = False
-        """Set by `draining.drain`: nothing new is taken any more."""
+        self.admission: Final = Admission(settings.limits, self.listeners)
+        self._registrations: Final = Registrations(self.time, self.listeners, self.admission, self._register_in_session)
         self.started_time: Final = time.time()
         """Wall clock, seconds: for display, never for measuring."""
         self.reaper: Final = Reaper(engine, clock, self.listeners, self._expire_slice)
@@ -73,8 +67,12 @@ class Host:
 
     def use_journal(self, journal: Journal) -> None:
         """From now on everything is journaled. To be called before anything happens."""
-        self.journal = journal
+        self.journal = self.admission.journal = journal
         self.listeners.append(journal)
+
+    @property
+    def draining(self) -> bool:
+        return self.admission.draining
 
     def start(self) -> None:
         """Starts the background tasks, expiry and session maintenance, on the running loop."""
@@ -94,82 +92,11 @@ class Host:
     def register(
         self, session: Session, runs: Sequence[OperationRun], refused: Sequence[tuple[Refusal, int]]
     ) -> BatchReceipt:
-        """Registers a batch in a session; each operation is accepted, already known, or refused.
+        """Registers a batch in a session; see `Registrations.register`."""
+        return self._registrations.register(session, runs, refused)
 
-        `refused` are those refused during translation, each with its operation id. Raises `BatchRefused` when the
-        columns cannot be read, the journal cannot be written, or the session has no room even for the results of
-        refused registrations.
-        """
-        self._check_journal_writable()
-        self._check_room_for_refusals(session)
-        # Taken before anything is registered: what this batch itself makes known is not "sent again".
-        known = session.owner.highest_operation_id
-        receipt = BatchReceipt()
-        failures = [RefusedOperation(refusal, operation_id, 0) for refusal, operation_id in refused]
-        reason = self._reason_to_refuse(session)
-        for run in runs:
-            if reason is not None:
-                failures.extend(refuse_all(run, reason))
-                self._tell_refused_run(session, run, reason, known)
-            else:
-                failures.extend(self._register_run(session, run, receipt))
-        # An id up to `known` was registered before this batch, so a repeated refusal has had its result already.
-        repeated = [entry for entry in failures if 0 < entry.operation_id <= known]
-        receipt.already_known += len(repeated)
-        if len(failures) > len(repeated):
-            new = [entry for entry in failures if not 0 < entry.operation_id <= known]
-            new.sort(key=lambda entry: entry.refusal.index)
-            receipt.refused = [(refusal, operation_id) for refusal, operation_id, _ in new]
-            self._count_refused([refusal for refusal, _ in receipt.refused])
-            self._deliver_refused(session, first_of_each_id(new, runs))
-        receipt.highest_operation_id = session.owner.highest_operation_id
-        return receipt
-
-    def _reason_to_refuse(self, session: Session) -> Refusal | None:
-        """Why nothing can be registered in this session now; None: it can. The refusal's index means nothing."""
-        if self.draining:
-            return Refusal(0, codes.UNAVAILABLE, "", SHUTTING_DOWN_MESSAGE)
-        reason = self._listeners_reason()
-        if reason is not None:
-            return reason
-        limit = self.settings.limits.unacknowledged_results_max
-        unacknowledged = session.outbox.unacknowledged
-        if unacknowledged >= limit:
-            return Refusal(
-                0,
-                codes.RESOURCE_EXHAUSTED,
-                "",
-                f"the session has {unacknowledged} unacknowledged results, the limit is {limit}: read and acknowledge",
-            )
-        return None
-
-    def _listeners_reason(self) -> Refusal | None:
-        """The first reason that any listener has."""
-        return next((reason for listener in self.listeners if (reason := listener.reason_to_refuse())), None)
-
-    def _check_journal_writable(self) -> None:
-        """Refuses the whole batch while the journal cannot be written: nothing is begun that could not be kept."""
-        failing = self.journal.why_closed()
-        if failing is not None:
-            raise BatchRefused(failing)
-
-    def _check_room_for_refusals(self, session: Session) -> None:
-        """Refused registrations are results too, so a caller that reads none of them must be stopped here."""
-        limit = self.settings.limits.unacknowledged_results_max + self.settings.limits.operations_per_batch_max
-        unacknowledged = session.outbox.unacknowledged
-        if unacknowledged >= limit:
-            message = f"the session has {unacknowledged} unacknowledged results: read and acknowledge, then send again"
-            raise BatchRefused(Refusal(0, codes.RESOURCE_EXHAUSTED, "", message))
-
-    def _register_run(self, session: Session, run: OperationRun, receipt: BatchReceipt) -> list[RefusedOperation]:
-        try:
-            answer = self._register(session.owner, session, run)
-        except InvalidBatch as error:
-            raise unreadable_batch(f"columns.{error.field}", error.message) from None
-        receipt.accepted += answer.accepted
-        receipt.already_known += answer.already_known
-        ids = run.batch.operation_ids
-        return [RefusedOperation(located(run, refusal), ids[refusal.index], run.kind) for refusal in answer.refusals]
+    def _register_in_session(self, session: Session, run: OperationRun) -> RegisterReceipt:
+        return self._register(session.owner, session, run)
 
     def _register(self, owner: Owner, session: Session | None, run: OperationRun) -> RegisterReceipt:
         now_ms = self._registration_ms()
@@ -180,29 +107,6 @@ class Host:
         self.reaper.deadline_may_be_earlier()
         return receipt
 
-    def _deliver_refused(self, session: Session, refused: list[RefusedOperation]) -> None:
-        """Refused registrations get results like all others, and from then on their ids count as known."""
-        if not refused:
-            return
-        for listener in self.listeners:
-            # First: the journal works out their sequence numbers from the outbox as it is.
-            listener.refused_in_session(session, refused)
-        session.outbox.append(slices_of(RefusedCompletions(refused), [entry.refusal for entry in refused]))
-        session.wake()
-        known = [entry.operation_id for entry in refused if entry.operation_id <= OPERATION_ID_MAX]
-        session.owner.highest_operation_id = max(session.owner.highest_operation_id, *known, 0)
-
-    def _tell_refused_run(self, session: Session, run: OperationRun, reason: Refusal, known: int) -> None:
-        """The engine never saw this run: history has it as refused, except for ids that were known before."""
-        receipt, now_ms = engine_receipt(run, reason, known), self.time.now_ms()
-        for listener in self.listeners:
-            listener.refused_unseen(session, run.kind, run.batch, receipt, now_ms)
-
-    def _count_refused(self, refusals: Sequence[Refusal]) -> None:
-        if refusals:
-            for listener in self.listeners:
-                listener.refused(refusals)
-
     def acknowledge(self, session: Session, sequence: int) -> None:
         """Drops a session's results up to `sequence`. Raises `CallRefused` for a number that was never given out."""
         session.acknowledge(sequence)
@@ -212,33 +116,25 @@ class Host:
     # Unary waits.
 
     @contextmanager
-    def unary_wait(self) -> Iterator[tuple[int, asyncio.Future[ResultSlice]]]:
+    def unary_wait(self, account: Account) -> Iterator[tuple[int, asyncio.Future[ResultSlice]]]:
         """A unary wait's operation id and the future of its result; leaving the block cancels what is still pending.
 
         Raises `CallRefused` when nothing may be registered now.
         """
-        if self.draining:
-            raise unavailable(SHUTTING_DOWN_MESSAGE)
-        reason = self._listeners_reason()
-        if reason is not None:
-            raise unavailable(reason.message)
-        failing = self.journal.why_closed()
-        if failing is not None:
-            raise from_refusal(failing, "journal")
-        calls_max = self.settings.limits.unary_waits_max
-        if len(self.unary_waits) >= calls_max:
-            raise resource_exhausted("unary_waits", f"{calls_max} calls of Wait are in flight, the most allowed")
+        self.admission.check_unary_wait(len(self.unary_waits))
         operation_id, future = self.unary_waits.add()
+        account.unary_waits += 1
         try:
             yield operation_id, future
         finally:
+            account.unary_waits -= 1
             if self.unary_waits.remove(operation_id):
                 self._cancel_unary_wait(operation_id)
 
     def register_unary_wait(self, run: OperationRun) -> None:
         """Registers the one operation of a unary wait. Raises `CallRefused` if the operation is refused."""
         receipt = self._register(self.unary_waits.owner, None, run)
-        self._count_refused(receipt.refusals)
+        count_refused(self.listeners, receipt.refusals)
         if receipt.refusals:
             raise from_refusal(located(run, receipt.refusals[0]), "operation")
 
@@ -259,10 +155,10 @@ class Host:
 
         Raises `BatchRefused` when the columns cannot be read, or no events are taken now.
         """
-        reason = self._listeners_reason()
+        reason = self.admission.listeners_reason()
         if reason is not None:
             raise BatchRefused(reason)
-        self._check_journal_writable()
+        self.admission.check_journal_writable()
         whole = EventsReceipt()
         while True:
             start, now_ms = whole.next_index, self.time.now_ms()
@@ -272,7 +168,7 @@ class Host:
                 raise unreadable_batch(f"columns.{error.field}", error.message) from None
             for listener in self.listeners:
                 listener.applied(batch, start, part, now_ms)
-            self._count_refused(part.refusals)
+            count_refused(self.listeners, part.refusals)
             self.deliver()
             self.reaper.deadline_may_be_earlier()
             whole.next_index = part.next_index

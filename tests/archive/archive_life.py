@@ -223,7 +223,7 @@ class Life:
 
     async def _wait_unary(self) -> None:
         """A unary wait whose caller goes away, at once or with the next turn of the loop."""
-        with self.host.unary_wait() as (operation_id, _future):
+        with self.host.unary_wait(self.host.sessions.accounts.nobody) as (operation_id, _future):
             run = self._run(1)
             run.batch.operation_ids[0] = operation_id
             self.host.register_unary_wait(run)

@@ -72,7 +72,7 @@ async def test_unary_waits_are_session_number_0(tmp_path: Path) -> None:
     """One that ends and one whose caller goes away; leaving after the end is no call."""
     kept = ArchivedHost(tmp_path)
     for ends in (True, False):
-        with kept.host.unary_wait() as (operation_id, _future):
+        with kept.host.unary_wait(kept.host.sessions.accounts.nobody) as (operation_id, _future):
             kept.host.register_unary_wait(produces(operation_id))
             if ends:
                 await kept.host.apply(marks(10))
@@ -90,7 +90,7 @@ async def test_what_is_refused_before_the_engine_is_history_too(tmp_path: Path) 
     """While draining: a row with its code for each new operation, none for what was known."""
     kept = ArchivedHost(tmp_path)
     kept.register(produces(1, 2))
-    kept.host.draining = True
+    kept.host.admission.draining = True
     kept.register(produces(2, 2))
     await kept.start_and_close()
     refusals = [(row["operation_id"], row["refusal_code"]) for row in kept.rows(schema.REGISTRATIONS)]
@@ -153,7 +153,7 @@ async def test_strict_refuses_rather_than_drops(tmp_path: Path) -> None:
     with pytest.raises(BatchRefused) as refused:
         await kept.host.apply(marks(10))
     assert refused.value.refusal.code == codes.UNAVAILABLE
-    with pytest.raises(CallRefused, match="archive"), kept.host.unary_wait():
+    with pytest.raises(CallRefused, match="archive"), kept.host.unary_wait(kept.host.sessions.accounts.nobody):
         pass
     assert kept.host.cancel_session(kept.session) == 8
     await kept.start()

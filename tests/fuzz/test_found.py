@@ -15,7 +15,7 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from purgatory.service.rpc.handlers import Requests, UnaryCalls, add_to_server, is_server_fault
+from purgatory.service.rpc.handlers import Requests, UnaryCalls, add_standard_service, is_server_fault
 from purgatory.service.rpc.statuses import CallRefused
 from purgatory.service.sessions.result_stream import ResultStream
 from purgatory.v1 import event_pb2, operation_pb2
@@ -241,7 +241,9 @@ async def test_callers_that_send_no_request_are_refused() -> None:
 async def test_aborted_health_checks_leave_no_request_behind() -> None:
     """A call aborted by gRPC's own servicer leaves nothing behind either."""
     server = grpc.aio.server()
-    add_to_server(health.aio.HealthServicer(), server, UnaryCalls(), health_pb2.DESCRIPTOR.services_by_name["Health"])
+    add_standard_service(
+        health.aio.HealthServicer(), server, UnaryCalls(), health_pb2.DESCRIPTOR.services_by_name["Health"]
+    )
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with (

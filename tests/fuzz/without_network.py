@@ -7,7 +7,7 @@ as over gRPC at a hundred times the rate, and a coverage-guided fuzzer has one f
 import random
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from google.protobuf.message import DecodeError, Message
 
@@ -17,6 +17,7 @@ from purgatory.engine.limits import EngineLimits
 from purgatory.service.host import Host
 from purgatory.service.listeners.metrics import Metrics
 from purgatory.service.rpc import event_calls, session_requests
+from purgatory.service.rpc.call import Call, Context
 from purgatory.service.rpc.inspection_calls import InspectionCalls
 from purgatory.service.rpc.statuses import BatchRefused, CallRefused
 from purgatory.service.settings import HostSettings, LimitsSettings
@@ -48,10 +49,6 @@ LONG_BYTES: Final = 3_000
 """Messages as long as this are changed once only."""
 
 
-NO_CONTEXT: Final[Any] = None
-"""For methods that make nothing of the call's context."""
-
-
 def at_once(serving: Coroutine[Any, Any, object]) -> None:
     """Runs a coroutine that waits for nothing but its next turn."""
     try:
@@ -73,6 +70,8 @@ class Direct:
             limits=LimitsSettings(unacknowledged_results_max=300, operations_per_batch_max=1_000)
         )
         self.host: Final = Host(self._engine, self._clock, host_settings, Metrics())
+        # Its methods make nothing of the call's context.
+        self._call: Final = Call(cast(Context, None), self.host.sessions.accounts.nobody)
         self._session, _ = self.host.sessions.open(SESSION_ID, self._clock.now_ms())
         inspection = InspectionCalls(self.host)
         self._inspection: Final = inspection
@@ -83,9 +82,9 @@ class Direct:
             wire.CancelOperations: lambda cancel: session_requests.cancel(
                 self.host, self._session, cancel.operation_ids
             ),
-            wire.ListOperationsRequest: lambda request: at_once(inspection.ListOperations(request, NO_CONTEXT)),
-            wire.ListPartitionsRequest: lambda request: at_once(inspection.ListPartitions(request, NO_CONTEXT)),
-            wire.GetPartitionRequest: lambda request: at_once(inspection.GetPartition(request, NO_CONTEXT)),
+            wire.ListOperationsRequest: lambda request: at_once(inspection.ListOperations(request, self._call)),
+            wire.ListPartitionsRequest: lambda request: at_once(inspection.ListPartitions(request, self._call)),
+            wire.GetPartitionRequest: lambda request: at_once(inspection.GetPartition(request, self._call)),
             wire.GetOperationRequest: self._get_operation,
             wire.AcknowledgeResults: lambda request: self._session.acknowledge(request.sequence),
         }
@@ -126,7 +125,7 @@ class Direct:
 
     def _get_operation(self, request: wire.GetOperationRequest) -> None:
         request.session_id = SESSION_ID
-        at_once(self._inspection.GetOperation(request, NO_CONTEXT))
+        at_once(self._inspection.GetOperation(request, self._call))
 
     def _pass_time(self, ms: int) -> None:
         self._clock.jump(ms)

@@ -35,7 +35,11 @@ async def read(folder: Path) -> tuple[int, list[str], int]:
     """What a new daemon finds: pending, sessions, unacknowledged results."""
     daemon = await JournaledHost.start(folder)
     host = daemon.host
-    found = (host.engine.pending, sorted(host.sessions._by_id), host.sessions.unacknowledged_results)
+    found = (
+        host.engine.pending,
+        sorted(session_id for _, session_id in host.sessions._by_id),
+        host.sessions.unacknowledged_results,
+    )
     assert isinstance(host.journal, DurableJournal)
     assert host.journal.statistics().recovered == host.engine.pending
     await daemon.stop()

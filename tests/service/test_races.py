@@ -156,7 +156,7 @@ async def test_the_first_cause_decides_a_unary_wait(first: str, second: str) -> 
     race = Race(codes.PRODUCE)
     expected = FIRST_DECIDES["cancel" if first == "gone" else first]
     told: list[int] = []
-    with race.host.unary_wait() as (operation_id, future):
+    with race.host.unary_wait(race.host.sessions.accounts.nobody) as (operation_id, future):
         batch = OperationBatch([operation_id], partitions=[PARTITION], offsets=[5], timeouts_ms=[TIMEOUT_MS])
         race.host.register_unary_wait(OperationRun(codes.PRODUCE, batch))
         race.clock.jump(TIMEOUT_MS)

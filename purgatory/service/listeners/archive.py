@@ -308,7 +308,7 @@ class ArchiveListener(Listener):
 
 def registrant_of(session: Session | None) -> Registrant:
     """The session as the archive has it."""
-    return NO_SESSION if session is None else Registrant(session.number, session.session_id)
+    return NO_SESSION if session is None else Registrant(session.number, session.session_id, session.account.principal)
 
 
 def writer_config(

@@ -2,11 +2,10 @@
 
 import asyncio
 from collections import deque
-from typing import Any, Final
-
-import grpc
+from typing import Final
 
 from purgatory.service.host import Host
+from purgatory.service.rpc.call import Context
 from purgatory.service.rpc.handlers import Requests
 from purgatory.service.rpc.statuses import BatchRefused, from_refusal
 from purgatory.service.translate.receipts import advance_receipt, events_of
@@ -14,8 +13,6 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 
 ANSWERS_PENDING_MAX: Final = 64
 """Answers of one stream that may wait until they are durable."""
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 async def advance(host: Host, request: wire.AdvanceRequest | wire.AdvanceStreamRequest) -> wire.AdvanceReceipt:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
@@ -20,6 +20,8 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
+from purgatory.service.access.account import NOBODY, Account
+from purgatory.service.rpc.call import Call, Context, Identify
 from purgatory.service.rpc.statuses import CallRefused, invalid_argument
 from purgatory.v1 import purgatory_service_pb2
 
@@ -30,8 +32,7 @@ QUIET_S: Final = 0.05
 """Shutdown waits until no unary call has ended for so long."""
 
 T = TypeVar("T")
-Context = grpc.aio.ServicerContext[Any, Any]
-Method = Callable[[Any, Context], Awaitable[Message | None]]
+Method = Callable[[Any, Call], Awaitable[Message | None]]
 
 
 class UnaryCalls:
@@ -80,15 +81,34 @@ class Undecodable:
         return invalid_argument("request", self.reason)
 
 
-def add_to_server(
-    servicer: object, server: grpc.aio.Server, calls: UnaryCalls, service: ServiceDescriptor = SERVICE
-) -> None:
-    """Registers all methods of a service, and counts its unary calls in `calls`.
+def add_to_server(servicer: object, server: grpc.aio.Server, calls: UnaryCalls, identify: Identify) -> None:
+    """Registers all methods of our service, and counts its unary calls in `calls`.
 
-    Not with an interceptor: gRPC would create two coroutines and a handler for each call.
+    `identify` is asked of each call before anything of it is read. Not with an interceptor: gRPC would create two
+    coroutines and a handler for each call.
     """
+    methods = {method.name: getattr(servicer, method.name) for method in SERVICE.methods}
+    _add(SERVICE, methods, server, calls, identify)
+
+
+def add_standard_service(
+    servicer: object, server: grpc.aio.Server, calls: UnaryCalls, service: ServiceDescriptor
+) -> None:
+    """Registers a service that is not ours, health or reflection: whoever may connect may call it."""
+    methods = {method.name: _takes_context(getattr(servicer, method.name)) for method in service.methods}
+    nobody = Account(NOBODY)
+    _add(service, methods, server, calls, lambda _: nobody)
+
+
+def _add(
+    service: ServiceDescriptor,
+    methods: dict[str, Method],
+    server: grpc.aio.Server,
+    calls: UnaryCalls,
+    identify: Identify,
+) -> None:
     GRPC_LOGGER.addFilter(is_server_fault)
-    handlers = {method.name: _handler(method, getattr(servicer, method.name), calls) for method in service.methods}
+    handlers = {method.name: _handler(method, methods[method.name], calls, identify) for method in service.methods}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
 
 
@@ -98,18 +118,18 @@ def is_server_fault(record: logging.LogRecord) -> bool:
     return not isinstance(error, grpc.aio.InternalError)
 
 
-def _handler(descriptor: MethodDescriptor, method: Method, calls: UnaryCalls) -> grpc.RpcMethodHandler[Any, Any]:
+def _handler(
+    descriptor: MethodDescriptor, method: Method, calls: UnaryCalls, identify: Identify
+) -> grpc.RpcMethodHandler[Any, Any]:
     request_type = GetMessageClass(descriptor.input_type)
     response_type = GetMessageClass(descriptor.output_type)
     many_in, many_out = descriptor.client_streaming, descriptor.server_streaming
     assert many_out or not many_in, f"{descriptor.full_name} answers a stream with one message"
     make = grpc.stream_stream_rpc_method_handler if many_out else grpc.unary_unary_rpc_method_handler
-    if inspect.isasyncgenfunction(method):
-        method = _yields_to_writes(method)
     if many_out:
         method = _reads_requests(method) if many_in else _reads_one_request(method)
     return make(
-        _turns_refusals_into_statuses(method, contextlib.nullcontext() if many_out else calls),
+        _served(method, identify, contextlib.nullcontext() if many_out else calls),
         request_deserializer=_decoder(request_type),
         response_serializer=_encoder(response_type) if many_out else response_type.SerializeToString,
     )
@@ -135,49 +155,62 @@ def _encoder(message_type: type[Message]) -> Callable[[Message | bytes], bytes]:
     return encoded
 
 
-def _turns_refusals_into_statuses(method: Method, counted: contextlib.AbstractContextManager[None]) -> Method:
-    async def call(request: Message | Undecodable, context: Context) -> Message | None:
+def _served(
+    method: Method, identify: Identify, counted: contextlib.AbstractContextManager[None]
+) -> Callable[[Any, Context], Awaitable[Message | None]]:
+    """The method as gRPC calls it: for a caller that is known, and with refusals turned into statuses."""
+
+    async def serve(request: Message | Undecodable, context: Context) -> Message | None:
         with counted:
             try:
+                call = Call(context, identify(context))
                 if isinstance(request, Undecodable):
                     raise request.refusal()
-                return await method(request, context)
+                return await method(request, call)
             except CallRefused as refused:
                 _refuse(context, refused)
             except grpc.aio.AbortError as aborted:
                 aborted.__traceback__ = None  # gRPC keeps the error in the call, a reference cycle: see `_refuse`
             return None
 
-    return call
+    return serve
+
+
+def _takes_context(method: Callable[[Any, Context], Any]) -> Method:
+    """For services that are not ours, whose methods take gRPC's context, and may yield their answers."""
+    if inspect.isasyncgenfunction(method):
+
+        async def write_all(requests: object, call: Call) -> None:
+            async for answer in method(requests, call.context):
+                await call.context.write(answer)
+
+        return write_all
+
+    async def answer(request: object, call: Call) -> Message | None:
+        answered: Message | None = await method(request, call.context)
+        return answered
+
+    return answer
 
 
 def _reads_requests(method: Method) -> Method:
 
-    async def call(_requests: object, context: Context) -> None:
-        await method(Requests(context), context)
+    async def read(_requests: object, call: Call) -> None:
+        await method(Requests(call.context), call)
 
-    return call
+    return read
 
 
 def _reads_one_request(method: Method) -> Method:
     """For one request and many answers: the request is read like those of a stream, for the reasons of `Requests`."""
 
-    async def call(_requests: object, context: Context) -> None:
-        request = await anext(Requests(context), None)
+    async def read(_requests: object, call: Call) -> None:
+        request = await anext(Requests(call.context), None)
         if request is None:
             raise invalid_argument("request", "was not sent")
-        await method(request, context)
+        await method(request, call)
 
-    return call
-
-
-def _yields_to_writes(method: Callable[[Any, Context], AsyncIterator[Message]]) -> Method:
-
-    async def call(requests: object, context: Context) -> None:
-        async for answer in method(requests, context):
-            await context.write(answer)
-
-    return call
+    return read
 
 
 class Requests:

@@ -7,13 +7,12 @@ import heapq
 import json
 import time
 from collections.abc import Iterable
-from typing import Any, Final
-
-import grpc
+from typing import Final
 
 from purgatory import __version__
 from purgatory.engine import COMPILED
 from purgatory.service.host import Host
+from purgatory.service.rpc.call import Call
 from purgatory.service.rpc.statuses import invalid_argument, not_found, quoted
 from purgatory.service.translate.views import (
     WallTime,
@@ -40,8 +39,6 @@ START_MAX: Final = 2**31 - 1
 PAGE_SIZE_DEFAULT: Final = 100
 PAGE_SIZE_MAX: Final = 1_000
 
-Context = grpc.aio.ServicerContext[Any, Any]
-
 Place = list[int | str]
 """Where a page begins; its parts mean something only to the listing."""
 
@@ -52,21 +49,23 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
     def __init__(self, host: Host) -> None:
         self._host: Final = host
 
-    async def GetOperation(self, request: wire.GetOperationRequest, _: Context) -> wire.GetOperationResponse:
+    async def GetOperation(self, request: wire.GetOperationRequest, call: Call) -> wire.GetOperationResponse:
         """One pending operation. Refuses unknown sessions and operations."""
-        session = self._host.sessions.get(request.session_id)
+        session = self._host.sessions.get(request.session_id, call.account)
         now = self._now()
         view = self._host.engine.describe(session.owner, request.operation_id, now.now_ms)
         if view is None:
             raise not_found("pending operation", f"{request.session_id}/{request.operation_id}")
         return wire.GetOperationResponse(operation=pending_operation(view, session.session_id, now))
 
-    async def ListOperations(self, request: wire.ListOperationsRequest, _: Context) -> wire.ListOperationsResponse:
+    async def ListOperations(self, request: wire.ListOperationsRequest, call: Call) -> wire.ListOperationsResponse:
         """A page of pending operations. Refuses unknown sessions and kinds, and page tokens of other requests."""
         host, kind = self._host, int(request.kind)
         if kind != ANY_KIND and not is_known_kind(kind):
             raise invalid_argument("kind", f"is not a known kind of operation: {kind}")
-        owner_id = host.sessions.get(request.session_id).owner.owner_id if request.session_id else ANY_OWNER
+        owner_id = ANY_OWNER
+        if request.session_id:
+            owner_id = host.sessions.get(request.session_id, call.account).owner.owner_id
         name = partition_name(request.topic_partition) if request.HasField("topic_partition") else None
         filters = f"operations {request.session_id!r} {kind} {name} {request.key!r}"
         place = read_token(filters, request.page_token, (int,))
@@ -83,7 +82,7 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         token = make_token(filters, [next_start]) if next_start >= 0 else ""
         return wire.ListOperationsResponse(operations=operations, next_page_token=token)
 
-    async def GetPartition(self, request: wire.GetPartitionRequest, _: Context) -> wire.GetPartitionResponse:
+    async def GetPartition(self, request: wire.GetPartitionRequest, _: Call) -> wire.GetPartitionResponse:
         """One partition's marks, replicas and waits. Refuses unknown partitions."""
         name = partition_name(request.topic_partition)
         view = self._host.engine.partition_view(name, self._host.time.now_ms())
@@ -91,7 +90,7 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
             raise not_found("partition", f"{name[0]}-{name[1]}")
         return wire.GetPartitionResponse(partition=partition(view))
 
-    async def ListPartitions(self, request: wire.ListPartitionsRequest, _: Context) -> wire.ListPartitionsResponse:
+    async def ListPartitions(self, request: wire.ListPartitionsRequest, _: Call) -> wire.ListPartitionsResponse:
         """A page of known partitions, ordered by name, so that partitions that come and go do not shift other pages."""
         host = self._host
         filters = f"partitions {request.topic_prefix!r}"
@@ -106,7 +105,7 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
             next_page_token=make_token(filters, list(names[size - 1])) if len(names) > size else "",
         )
 
-    async def GetStatus(self, request: wire.GetStatusRequest, _: Context) -> wire.GetStatusResponse:
+    async def GetStatus(self, request: wire.GetStatusRequest, _: Call) -> wire.GetStatusResponse:
         """The daemon's counts, limits and version."""
         host = self._host
         return wire.GetStatusResponse(

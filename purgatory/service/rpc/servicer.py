@@ -5,9 +5,10 @@ Methods raise `CallRefused`, from which `handlers.add_to_server` makes a status;
 
 import asyncio
 
+from purgatory.service.rpc.call import Call
 from purgatory.service.rpc.event_calls import advance_durably, serve_events
 from purgatory.service.rpc.handlers import Requests, uncancelled
-from purgatory.service.rpc.inspection_calls import Context, InspectionCalls
+from purgatory.service.rpc.inspection_calls import InspectionCalls
 from purgatory.service.rpc.session_requests import cancel, register, serve_requests
 from purgatory.service.rpc.statuses import BatchRefused, from_refusal, invalid_argument, unavailable
 from purgatory.service.sessions import session as sessions
@@ -25,11 +26,11 @@ class PurgatoryServicer(InspectionCalls):
 
     # Waiting.
 
-    async def Wait(self, request: wire.WaitRequest, _: Context) -> wire.WaitResponse:
+    async def Wait(self, request: wire.WaitRequest, call: Call) -> wire.WaitResponse:
         """Registers one operation and answers when it ends; a caller that disconnects cancels it."""
         if not request.HasField("operation"):
             raise invalid_argument("operation", "is not set")
-        with self._host.unary_wait() as (operation_id, future):
+        with self._host.unary_wait(call.account) as (operation_id, future):
             run = run_from_row(request.operation, operation_id, self._host.engine.limits.timeout_ms_default)
             if run is None:
                 raise invalid_argument("operation.condition", NO_CONDITION)
@@ -40,24 +41,29 @@ class PurgatoryServicer(InspectionCalls):
         response.result.operation_id = request.operation.operation_id
         return response
 
-    async def Session(self, requests: Requests, context: Context) -> None:
+    async def Session(self, requests: Requests, call: Call) -> None:
         """Registrations, cancels and acknowledgements in, receipts and results out, until either side ends it."""
         first = await anext(requests, None)
         if first is None or not first.HasField("open"):
             raise invalid_argument("open", "must be the first message of a session stream")
         opening = first.open
         stream, opened = self._connect(
-            wire.SessionResponse, opening.session_id, opening.last_sequence, opening.columns, expects_heartbeats=True
+            call,
+            wire.SessionResponse,
+            opening.session_id,
+            opening.last_sequence,
+            opening.columns,
+            expects_heartbeats=True,
         )
         # Not held back until it is durable: it must come before all results, and the next opening corrects it after a
         # crash.
         stream.send(wire.SessionResponse(opened=opened))
         stream.reader = asyncio.create_task(serve_requests(self._host, requests, stream), name="session reader")
-        await self._write(stream, context)
+        await self._write(stream, call)
 
-    async def Register(self, request: wire.RegisterRequest, _: Context) -> wire.RegisterResponse:
+    async def Register(self, request: wire.RegisterRequest, call: Call) -> wire.RegisterResponse:
         """Registers a batch in a session, which is created on first use."""
-        session = self._open_session(request.session_id)[0]
+        session = self._open_session(call, request.session_id)[0]
         try:
             response = wire.RegisterResponse(receipt=register(self._host, session, request.batch))
         except BatchRefused as error:
@@ -65,16 +71,16 @@ class PurgatoryServicer(InspectionCalls):
         await self._host.journal.durable()
         return response
 
-    async def StreamResults(self, request: wire.StreamResultsRequest, context: Context) -> None:
+    async def StreamResults(self, request: wire.StreamResultsRequest, call: Call) -> None:
         """Streams a session's results until either side ends it."""
         answer = wire.StreamResultsResponse
         stream, _ = self._connect(
-            answer, request.session_id, request.last_sequence, request.columns, expects_heartbeats=False
+            call, answer, request.session_id, request.last_sequence, request.columns, expects_heartbeats=False
         )
-        await self._write(stream, context)
+        await self._write(stream, call)
 
-    async def Acknowledge(self, request: wire.AcknowledgeRequest, _: Context) -> wire.AcknowledgeResponse:
-        session = self._host.sessions.get(request.session_id)
+    async def Acknowledge(self, request: wire.AcknowledgeRequest, call: Call) -> wire.AcknowledgeResponse:
+        session = self._host.sessions.get(request.session_id, call.account)
         self._host.sessions.touch(session, self._host.clock.now_ms())
         self._host.acknowledge(session, request.sequence)
         self._host.journal.changed(session)  # this call has an answer that waits, so it gets a commit of its own
@@ -83,23 +89,23 @@ class PurgatoryServicer(InspectionCalls):
 
     # Events.
 
-    async def Advance(self, request: wire.AdvanceRequest, _: Context) -> wire.AdvanceResponse:
+    async def Advance(self, request: wire.AdvanceRequest, _: Call) -> wire.AdvanceResponse:
         """Applies a batch of events; the receipt says how many operations each event ended."""
         return wire.AdvanceResponse(receipt=await advance_durably(self._host, request))
 
-    async def AdvanceStream(self, requests: Requests, context: Context) -> None:
+    async def AdvanceStream(self, requests: Requests, call: Call) -> None:
         """`Advance` for each message of a stream, answered in order."""
-        await uncancelled(serve_events(self._host, requests, context))
+        await uncancelled(serve_events(self._host, requests, call.context))
 
     # Cancels.
 
-    async def Cancel(self, request: wire.CancelRequest, _: Context) -> wire.CancelResponse:
+    async def Cancel(self, request: wire.CancelRequest, call: Call) -> wire.CancelResponse:
         """Cancels pending operations: some or all of a session, or all that wait on a partition or key."""
-        response = self._cancel(request)
+        response = self._cancel(request, call)
         await self._host.journal.durable()
         return response
 
-    def _cancel(self, request: wire.CancelRequest) -> wire.CancelResponse:
+    def _cancel(self, request: wire.CancelRequest, call: Call) -> wire.CancelResponse:
         chosen = [bool(request.session_id), request.HasField("topic_partition"), bool(request.key)]
         if sum(chosen) != 1:
             raise invalid_argument("session_id", "set exactly one of session_id, topic_partition and key")
@@ -110,7 +116,7 @@ class PurgatoryServicer(InspectionCalls):
             return wire.CancelResponse(cancelled=self._host.cancel_partition(name))
         if request.key:
             return wire.CancelResponse(cancelled=self._host.cancel_key(request.key))
-        session = self._host.sessions.get(request.session_id)
+        session = self._host.sessions.get(request.session_id, call.account)
         if not request.operation_ids:
             return wire.CancelResponse(cancelled=self._host.cancel_session(session))
         cancelled, not_pending = cancel(self._host, session, request.operation_ids)
@@ -118,13 +124,14 @@ class PurgatoryServicer(InspectionCalls):
 
     # Inside.
 
-    def _open_session(self, session_id: str) -> tuple[sessions.Session, bool]:
+    def _open_session(self, call: Call, session_id: str) -> tuple[sessions.Session, bool]:
         if self._host.draining:
             raise unavailable("the daemon is shutting down")
-        return self._host.sessions.open(session_id, self._host.clock.now_ms())
+        return self._host.sessions.open(session_id, self._host.clock.now_ms(), call.account)
 
     def _connect(
         self,
+        call: Call,
         response_type: type[wire.SessionResponse] | type[wire.StreamResultsResponse],
         session_id: str,
         last_sequence: int,
@@ -132,7 +139,7 @@ class PurgatoryServicer(InspectionCalls):
         *,
         expects_heartbeats: bool,
     ) -> tuple[ResultStream, wire.SessionOpened]:
-        session, resumed = self._open_session(session_id)
+        session, resumed = self._open_session(call, session_id)
         limits, session_settings = self._host.settings
         stream = self._host.sessions.attach(
             session,
@@ -153,9 +160,9 @@ class PurgatoryServicer(InspectionCalls):
         )
         return stream, opened
 
-    async def _write(self, stream: ResultStream, context: Context) -> None:
+    async def _write(self, stream: ResultStream, call: Call) -> None:
         """Writes what the stream has until it ends, and detaches it from its session."""
         try:
-            await stream.run_writer(context.write, self._host.clock.now_ms)
+            await stream.run_writer(call.context.write, self._host.clock.now_ms)
         finally:
             self._host.sessions.detach(stream, self._host.clock.now_ms())

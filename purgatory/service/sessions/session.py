@@ -4,8 +4,12 @@ from typing import Final, Protocol
 
 from purgatory.engine.completions import Completions
 from purgatory.engine.waiting.tables import Owner
+from purgatory.service.access.account import Account
 from purgatory.service.rpc.statuses import invalid_argument
 from purgatory.service.sessions.outbox import Outbox, slices_of
+
+SessionKey = tuple[str, str]
+"""Principal and session id."""
 
 
 class AttachedStream(Protocol):
@@ -19,10 +23,13 @@ class AttachedStream(Protocol):
 class Session:
     """One session. Its `number` is never reused in the daemon's life, unlike session ids and engine owners."""
 
-    def __init__(self, session_id: str, number: int, owner: Owner, now_ms: int) -> None:
+    def __init__(self, session_id: str, number: int, owner: Owner, account: Account, now_ms: int) -> None:
         self.session_id: Final = session_id
+        self.key: Final[SessionKey] = (account.principal, session_id)
         self.number: Final = number
         self.owner: Final = owner
+        self.account: Final = account
+        """Whose session it is: nobody else can reach it, or learn that it exists."""
         self.outbox: Final = Outbox()
         self.stream: AttachedStream | None = None
         self.last_used_ms = now_ms

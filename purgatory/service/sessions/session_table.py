@@ -1,8 +1,9 @@
 """Sessions: who registers and receives, across streams and reconnects.
 
-A session has one engine owner, one outbox and at most one result stream. It lives while it has a stream, and for
-its time to live after its last use. Sessions without a stream are kept in the order of last use, so finding the expired
-ones costs nothing for the others.
+A session belongs to an account, and its id is that account's own: another account may use the same id for another
+session. A session has one engine owner, one outbox and at most one result stream. It lives while it has a stream, and
+for its time to live after its last use. Sessions without a stream are kept in the order of last use, so finding the
+expired ones costs nothing for the others.
 """
 
 from collections import OrderedDict
@@ -12,10 +13,11 @@ from typing import Final
 from purgatory.engine.batches import Refusal
 from purgatory.engine.codes import RESOURCE_EXHAUSTED
 from purgatory.engine.engine import Engine
+from purgatory.service.access.account import NOBODY, Account, Accounts
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.rpc.statuses import from_refusal, invalid_argument, not_found, quoted
 from purgatory.service.sessions.result_stream import ResponseType, ResultStream
-from purgatory.service.sessions.session import Session
+from purgatory.service.sessions.session import Session, SessionKey
 from purgatory.service.settings import HostSettings
 
 SESSION_ID_LENGTH_MAX: Final = 128
@@ -40,9 +42,10 @@ class Sessions:
         self._listeners: Final = listeners
         self._before_drop: Final = before_drop
         self._opened = 0
-        self._by_id: Final[dict[str, Session]] = {}
+        self.accounts: Final = Accounts()
+        self._by_id: Final[dict[SessionKey, Session]] = {}
         self._by_owner_id: Final[dict[int, Session]] = {}
-        self._disconnected: Final[OrderedDict[str, Session]] = OrderedDict()
+        self._disconnected: Final[OrderedDict[SessionKey, Session]] = OrderedDict()
         """In the order of last use."""
         self._streams: Final[set[ResultStream]] = set()
 
@@ -59,12 +62,13 @@ class Sessions:
     def unacknowledged_results(self) -> int:
         return sum(session.outbox.unacknowledged for session in self._by_id.values())
 
-    def find(self, session_id: str) -> Session | None:
-        return self._by_id.get(session_id)
+    def find(self, session_id: str, account: Account | None = None) -> Session | None:
+        """An account's session (None: that of nobody)."""
+        return self._by_id.get(self._key(session_id, account))
 
-    def get(self, session_id: str) -> Session:
-        """The session of that id. Raises `CallRefused` (NOT_FOUND) for an unknown one."""
-        session = self._by_id.get(session_id)
+    def get(self, session_id: str, account: Account | None = None) -> Session:
+        """An account's session (None: that of nobody). Raises `CallRefused` (NOT_FOUND) for an unknown one."""
+        session = self.find(session_id, account)
         if session is None:
             raise not_found("session", session_id)
         return session
@@ -76,13 +80,16 @@ class Sessions:
         """All streams, including those that were taken over and have not ended yet."""
         return list(self._streams)
 
-    def open(self, session_id: str, now_ms: int) -> tuple[Session, bool]:
-        """The session of that id, created if need be, and whether it is resumed.
+    def _key(self, session_id: str, account: Account | None) -> SessionKey:
+        return (NOBODY if account is None else account.principal), session_id
+
+    def open(self, session_id: str, now_ms: int, account: Account | None = None) -> tuple[Session, bool]:
+        """An account's session of that id, created if need be, and whether it is resumed.
 
         A blank session counts as new: an earlier opening whose answer was lost may have created it, and the client has
         yet to learn that the session it knew is gone. Raises `CallRefused` for a bad id, or when there are too many.
         """
-        session = self._by_id.get(session_id)
+        session = self.find(session_id, account)
         if session is not None:
             self.touch(session, now_ms)
             return session, not session.is_blank
@@ -97,7 +104,7 @@ class Sessions:
             for listener in self._listeners:
                 listener.refused([refused])
             raise from_refusal(refused, "")
-        return self._add(session_id, self._opened + 1, now_ms), False
+        return self._add(session_id, self._opened + 1, account or self.accounts.nobody, now_ms), False
 
     def _evict_finished(self, now_ms: int) -> bool:
         """Makes room by dropping the session that was left longest ago of those with nothing pending or to deliver.
@@ -109,17 +116,19 @@ class Sessions:
             self._drop(finished, now_ms)
         return finished is not None
 
-    def restore(self, session_id: str, number: int, now_ms: int) -> Session:
+    def restore(self, session_id: str, number: int, now_ms: int, principal: str = NOBODY) -> Session:
         """A session from the journal, to be filled with what it had. Its time to live starts over."""
-        assert session_id not in self._by_id, f"session {session_id!r} exists already"
-        return self._add(session_id, number, now_ms)
+        account = self.accounts.of(principal)
+        assert self.find(session_id, account) is None, f"session {session_id!r} exists already"
+        return self._add(session_id, number, account, now_ms)
 
-    def _add(self, session_id: str, number: int, now_ms: int) -> Session:
+    def _add(self, session_id: str, number: int, account: Account, now_ms: int) -> Session:
         self._opened = max(self._opened, number)
-        session = Session(session_id, number, self._engine.add_owner(), now_ms)
-        self._by_id[session_id] = session
+        session = Session(session_id, number, self._engine.add_owner(), account, now_ms)
+        account.sessions += 1
+        self._by_id[session.key] = session
         self._by_owner_id[session.owner.owner_id] = session
-        self._disconnected[session_id] = session
+        self._disconnected[session.key] = session
         for listener in self._listeners:
             listener.session_opened()
         return session
@@ -143,7 +152,7 @@ class Sessions:
         session.stream = stream
         self._streams.add(stream)
         session.outbox.rewind()
-        self._disconnected.pop(session.session_id, None)
+        self._disconnected.pop(session.key, None)
         for listener in self._listeners:
             listener.stream_connected()
         if before is not None:
@@ -160,7 +169,7 @@ class Sessions:
             session.stream = None
             session.last_used_ms = now_ms
             if not session.dropped:
-                self._disconnected[session.session_id] = session
+                self._disconnected[session.key] = session
 
     def drop_expired(self, now_ms: int) -> None:
         """Drops the sessions whose time to live is over, and cancels their pending operations."""
@@ -173,13 +182,14 @@ class Sessions:
     def touch(self, session: Session, now_ms: int) -> None:
         """The session is being used: its time to live starts over."""
         session.last_used_ms = now_ms
-        if session.session_id in self._disconnected:
-            self._disconnected.move_to_end(session.session_id)
+        if session.key in self._disconnected:
+            self._disconnected.move_to_end(session.key)
 
     def _drop(self, session: Session, now_ms: int) -> None:
         self._before_drop(session, now_ms)
         session.dropped = True
-        del self._by_id[session.session_id]
+        session.account.sessions -= 1
+        del self._by_id[session.key]
         del self._by_owner_id[session.owner.owner_id]
-        del self._disconnected[session.session_id]
+        del self._disconnected[session.key]
         self._engine.remove_owner(session.owner, now_ms)

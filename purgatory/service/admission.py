@@ -1,0 +1,74 @@
+"""Whether more work is taken now: what refuses a batch, or each operation of it, before the engine sees it."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from purgatory.engine import codes
+from purgatory.engine.batches import Refusal
+from purgatory.service.listeners.listener import Journal, Listener
+from purgatory.service.rpc.statuses import BatchRefused, from_refusal, resource_exhausted, unavailable
+from purgatory.service.sessions.session import Session
+from purgatory.service.settings import LimitsSettings
+
+SHUTTING_DOWN_MESSAGE: Final = "the daemon is shutting down; try another one, or later"
+
+
+class Admission:
+    """Asks limits, listeners and the journal. A refusal's index means nothing here."""
+
+    def __init__(self, limits: LimitsSettings, listeners: Sequence[Listener]) -> None:
+        self._limits: Final = limits
+        self._listeners: Final = listeners
+        self.journal = Journal()
+        self.draining = False
+        """Nothing new is taken any more."""
+
+    def reason_to_refuse(self, session: Session) -> Refusal | None:
+        """Why nothing can be registered in this session now; None: it can. The refusal's index means nothing."""
+        if self.draining:
+            return Refusal(0, codes.UNAVAILABLE, "", SHUTTING_DOWN_MESSAGE)
+        reason = self.listeners_reason()
+        if reason is not None:
+            return reason
+        limit = self._limits.unacknowledged_results_max
+        unacknowledged = session.outbox.unacknowledged
+        if unacknowledged >= limit:
+            return Refusal(
+                0,
+                codes.RESOURCE_EXHAUSTED,
+                "",
+                f"the session has {unacknowledged} unacknowledged results, the limit is {limit}: read and acknowledge",
+            )
+        return None
+
+    def listeners_reason(self) -> Refusal | None:
+        """The first reason that any listener has."""
+        return next((reason for listener in self._listeners if (reason := listener.reason_to_refuse())), None)
+
+    def check_journal_writable(self) -> None:
+        """Refuses the whole batch while the journal cannot be written: nothing is begun that could not be kept."""
+        failing = self.journal.why_closed()
+        if failing is not None:
+            raise BatchRefused(failing)
+
+    def check_room_for_refusals(self, session: Session) -> None:
+        """Refused registrations are results too, so a caller that reads none of them must be stopped here."""
+        limit = self._limits.unacknowledged_results_max + self._limits.operations_per_batch_max
+        unacknowledged = session.outbox.unacknowledged
+        if unacknowledged >= limit:
+            message = f"the session has {unacknowledged} unacknowledged results: read and acknowledge, then send again"
+            raise BatchRefused(Refusal(0, codes.RESOURCE_EXHAUSTED, "", message))
+
+    def check_unary_wait(self, in_flight: int) -> None:
+        """Raises `CallRefused` when no further call of Wait is taken; so many are in flight."""
+        if self.draining:
+            raise unavailable(SHUTTING_DOWN_MESSAGE)
+        reason = self.listeners_reason()
+        if reason is not None:
+            raise unavailable(reason.message)
+        failing = self.journal.why_closed()
+        if failing is not None:
+            raise from_refusal(failing, "journal")
+        calls_max = self._limits.unary_waits_max
+        if in_flight >= calls_max:
+            raise resource_exhausted("unary_waits", f"{calls_max} calls of Wait are in flight, the most allowed")

@@ -1,0 +1,107 @@
+"""Registers a session's batches: what is refused before the engine, what the engine says, and the receipt."""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from purgatory.engine.batches import Refusal, RegisterReceipt
+from purgatory.engine.errors import InvalidBatch
+from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX
+from purgatory.service.admission import Admission
+from purgatory.service.engine_time import EngineTime
+from purgatory.service.listeners.listener import Listener
+from purgatory.service.rpc.statuses import unreadable_batch
+from purgatory.service.sessions.outbox import slices_of
+from purgatory.service.sessions.refused import (
+    RefusedCompletions,
+    RefusedOperation,
+    engine_receipt,
+    first_of_each_id,
+    located,
+    refuse_all,
+)
+from purgatory.service.sessions.session import Session
+from purgatory.service.translate.operations import OperationRun
+from purgatory.service.translate.receipts import BatchReceipt
+
+Register = Callable[[Session, OperationRun], RegisterReceipt]
+"""Registers a run in the engine, and tells everybody of it. Raises `InvalidBatch`."""
+
+
+class Registrations:
+    """Serves batches of registrations of sessions."""
+
+    def __init__(
+        self, time: EngineTime, listeners: Sequence[Listener], admission: Admission, register: Register
+    ) -> None:
+        self._time: Final = time
+        self._listeners: Final = listeners
+        self._admission: Final = admission
+        self._register: Final = register
+
+    def register(
+        self, session: Session, runs: Sequence[OperationRun], refused: Sequence[tuple[Refusal, int]]
+    ) -> BatchReceipt:
+        """Registers a batch in a session; each operation is accepted, already known, or refused.
+
+        `refused` are those refused during translation, each with its operation id. Raises `BatchRefused` when the
+        columns cannot be read, the journal cannot be written, or the session has no room even for the results of
+        refused registrations.
+        """
+        self._admission.check_journal_writable()
+        self._admission.check_room_for_refusals(session)
+        # Taken before anything is registered: what this batch itself makes known is not "sent again".
+        known = session.owner.highest_operation_id
+        receipt = BatchReceipt()
+        failures = [RefusedOperation(refusal, operation_id, 0) for refusal, operation_id in refused]
+        reason = self._admission.reason_to_refuse(session)
+        for run in runs:
+            if reason is not None:
+                failures.extend(refuse_all(run, reason))
+                self._tell_refused_run(session, run, reason, known)
+            else:
+                failures.extend(self._register_run(session, run, receipt))
+        # An id up to `known` was registered before this batch, so a repeated refusal has had its result already.
+        repeated = [entry for entry in failures if 0 < entry.operation_id <= known]
+        receipt.already_known += len(repeated)
+        if len(failures) > len(repeated):
+            new = [entry for entry in failures if not 0 < entry.operation_id <= known]
+            new.sort(key=lambda entry: entry.refusal.index)
+            receipt.refused = [(refusal, operation_id) for refusal, operation_id, _ in new]
+            count_refused(self._listeners, [refusal for refusal, _ in receipt.refused])
+            self._deliver_refused(session, first_of_each_id(new, runs))
+        receipt.highest_operation_id = session.owner.highest_operation_id
+        return receipt
+
+    def _register_run(self, session: Session, run: OperationRun, receipt: BatchReceipt) -> list[RefusedOperation]:
+        try:
+            answer = self._register(session, run)
+        except InvalidBatch as error:
+            raise unreadable_batch(f"columns.{error.field}", error.message) from None
+        receipt.accepted += answer.accepted
+        receipt.already_known += answer.already_known
+        ids = run.batch.operation_ids
+        return [RefusedOperation(located(run, refusal), ids[refusal.index], run.kind) for refusal in answer.refusals]
+
+    def _deliver_refused(self, session: Session, refused: list[RefusedOperation]) -> None:
+        """Refused registrations get results like all others, and from then on their ids count as known."""
+        if not refused:
+            return
+        for listener in self._listeners:
+            # First: the journal works out their sequence numbers from the outbox as it is.
+            listener.refused_in_session(session, refused)
+        session.outbox.append(slices_of(RefusedCompletions(refused), [entry.refusal for entry in refused]))
+        session.wake()
+        known = [entry.operation_id for entry in refused if entry.operation_id <= OPERATION_ID_MAX]
+        session.owner.highest_operation_id = max(session.owner.highest_operation_id, *known, 0)
+
+    def _tell_refused_run(self, session: Session, run: OperationRun, reason: Refusal, known: int) -> None:
+        """The engine never saw this run: history has it as refused, except for ids that were known before."""
+        receipt, now_ms = engine_receipt(run, reason, known), self._time.now_ms()
+        for listener in self._listeners:
+            listener.refused_unseen(session, run.kind, run.batch, receipt, now_ms)
+
+
+def count_refused(listeners: Sequence[Listener], refusals: Sequence[Refusal]) -> None:
+    if refusals:
+        for listener in listeners:
+            listener.refused(refusals)

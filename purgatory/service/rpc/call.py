@@ -1,0 +1,23 @@
+"""One call as the servicer's methods see it: gRPC's context, and on whose account it is served."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from purgatory.service.access.account import Account
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+@dataclass(slots=True, frozen=True)
+class Call:
+    """A call in flight. `account` is that of the principal who calls."""
+
+    context: Context
+    account: Account
+
+
+Identify = Callable[[Context], Account]
+"""On whose account a call is served. Raises `CallRefused` (UNAUTHENTICATED) for a caller that cannot say who it is."""
