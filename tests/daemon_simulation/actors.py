@@ -11,11 +11,11 @@ from purgatory_client.errors import ClientClosed, NotFound, PurgatoryClientError
 from purgatory_client.many import Entry
 
 from purgatory.engine import codes
-from tests.daemon_simulation.call_log import Call, CallLog, now_ms
+from tests.daemon_simulation.call_log import SimulatedCall, CallLog, now_ms
 from tests.daemon_simulation.faulty_proxy import FaultyProxy
 from tests.daemon_simulation.plan import Batch, Close, EventPlan, OperatorCancel, Plan, PlannedWait, Push, Step
 
-CALL: Final[ContextVar[Call]] = ContextVar("call")
+CALL: Final[ContextVar[SimulatedCall]] = ContextVar("call")
 
 
 class NotingClient(AsyncClient):
@@ -76,7 +76,7 @@ class ClientActor:
         await client.close()
 
     def _call(self, what: PlannedWait | Batch) -> None:
-        call = Call(self.number, what, now_ms())
+        call = SimulatedCall(self.number, what, now_ms())
         self._ledger.calls.append(call)
         make = self._make(what)
         inner = asyncio.create_task(self._await(call, make))
@@ -85,13 +85,13 @@ class ClientActor:
             self.calls.append(asyncio.create_task(self._cancel(inner, call, what.cancel_after_ms)))
 
     @staticmethod
-    async def _cancel(task: asyncio.Task[None], call: Call, after_ms: int) -> None:
+    async def _cancel(task: asyncio.Task[None], call: SimulatedCall, after_ms: int) -> None:
         await asyncio.sleep(after_ms / 1_000)
         if not task.done():
             call.cancelled = True
             task.cancel()
 
-    async def _await(self, call: Call, make: Callable[[], Awaitable[Result | ResultColumns]]) -> None:
+    async def _await(self, call: SimulatedCall, make: Callable[[], Awaitable[Result | ResultColumns]]) -> None:
         CALL.set(call)
         try:
             call.result = await make()

@@ -1,4 +1,4 @@
-"""What callers saw: one `Call` for each operation that a client was asked to wait for."""
+"""What callers saw: one `SimulatedCall` for each operation that a client was asked to wait for."""
 
 import time
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ def now_ms() -> float:
 
 
 @dataclass
-class Call:
+class SimulatedCall:
     """One call of a client, for one operation or a batch. `wait` is the client's own note of it, if it came to that."""
 
     client: int
@@ -46,9 +46,9 @@ class Call:
 class CallLog:
     """Everything seen from outside, and complaints about that alone."""
 
-    calls: list[Call] = field(default_factory=list)
+    calls: list[SimulatedCall] = field(default_factory=list)
     acknowledged_pushes: dict[int, list[int]] = field(default_factory=dict)
     attempted_pushes: dict[int, list[int]] = field(default_factory=dict)
-    drained: list[Call] = field(default_factory=list)
+    drained: list[SimulatedCall] = field(default_factory=list)
     """Calls that the daemon knew of, over a living connection, when it was drained."""
     complaints: list[str] = field(default_factory=list)

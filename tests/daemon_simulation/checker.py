@@ -14,7 +14,7 @@ from purgatory_client.many import WaitColumns
 from purgatory_client.waits import Wait
 
 from tests.daemon_simulation.actors import tally_key
-from tests.daemon_simulation.call_log import Call, CallLog
+from tests.daemon_simulation.call_log import SimulatedCall, CallLog
 from tests.daemon_simulation.model import ExpectedEnd, Run
 from tests.daemon_simulation.plan import Batch, Plan, PlannedWait
 
@@ -23,7 +23,7 @@ CLOCK_MS = 1.0
 
 
 class Seen:
-    def __init__(self, call: Call, operation: PlannedWait, operation_id: int) -> None:
+    def __init__(self, call: SimulatedCall, operation: PlannedWait, operation_id: int) -> None:
         self.call = call
         self.operation = operation
         self.operation_id = operation_id
@@ -48,7 +48,7 @@ class Seen:
         )
 
 
-def seen_of(call: Call) -> Iterator[Seen]:
+def seen_of(call: SimulatedCall) -> Iterator[Seen]:
     if isinstance(call.what, Batch):
         first_id = call.wait.operation_id if isinstance(call.wait, WaitColumns) else 0
         results = list(call.result) if isinstance(call.result, ResultColumns) else None
@@ -152,7 +152,7 @@ class Checker:
         ]
 
     @staticmethod
-    def _is_within(call: Call, end: ExpectedEnd) -> bool:
+    def _is_within(call: SimulatedCall, end: ExpectedEnd) -> bool:
         return call.submitted_ms <= end.registered_ms and end.ended_ms <= call.ended_ms + CLOCK_MS
 
     def _fits(self, seen: Seen, end: ExpectedEnd) -> bool:

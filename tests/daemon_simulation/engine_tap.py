@@ -76,7 +76,7 @@ class EngineShutDown:
     limit: int
 
 
-Call = (
+SimulatedCall = (
     OwnerRemoved
     | BatchRegistered
     | Applied
@@ -86,7 +86,7 @@ Call = (
     | ClockAdvanced
     | EngineShutDown
 )
-Entry = OwnerAdded | Call
+Entry = OwnerAdded | SimulatedCall
 
 
 class EngineTap:

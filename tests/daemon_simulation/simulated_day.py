@@ -16,7 +16,7 @@ from purgatory_client.waits import Wait
 
 from purgatory.engine import codes
 from tests.daemon_simulation.actors import Advancer, ClientActor, Day, event_of, operate
-from tests.daemon_simulation.call_log import Call, CallLog, now_ms
+from tests.daemon_simulation.call_log import SimulatedCall, CallLog, now_ms
 from tests.daemon_simulation.checker import Checker
 from tests.daemon_simulation.faulty_proxy import FaultyProxy
 from tests.daemon_simulation.model import run_of
@@ -181,7 +181,7 @@ class SimulatedDay:
                 return False
         return True
 
-    def _is_known(self, call: Call) -> bool:
+    def _is_known(self, call: SimulatedCall) -> bool:
         """Whether the daemon has operations of the call pending, in a session with a stream."""
         session = self.served.host.sessions.find(call.session_id) if call.session_id else None
         if call.ended or call.cancelled or session is None or session.stream is None:

@@ -8,7 +8,7 @@ from purgatory_client import Result, ResultColumns, waits
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch
 from tests.daemon_simulation import engine_tap as tap
-from tests.daemon_simulation.call_log import Call, CallLog
+from tests.daemon_simulation.call_log import SimulatedCall, CallLog
 from tests.daemon_simulation.checker import Checker
 from tests.daemon_simulation.model import Run, run_of
 from tests.daemon_simulation.plan import FAULTS, Batch, Plan, PlannedWait, draw_plan
@@ -95,7 +95,7 @@ def test_the_model_ends_a_wait_silently_with_its_session() -> None:
 
 def judged(run: Run, seen: dict[str, int], *, submitted_ms: float = 999.2, ended_ms: float = 1_020.5) -> list[str]:
     """The complaints about one produce wait of a caller that saw this, against what must have been."""
-    call = Call(0, PlannedWait(codes.PRODUCE, (ITEM,), 100), submitted_ms)
+    call = SimulatedCall(0, PlannedWait(codes.PRODUCE, (ITEM,), 100), submitted_ms)
     wait = waits.produce({"log-0": 5}, timeout=0.1)
     wait.operation_id = 1
     call.note(wait, "s")
