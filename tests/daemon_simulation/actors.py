@@ -11,7 +11,7 @@ from purgatory_client.errors import ClientClosed, NotFound, PurgatoryClientError
 from purgatory_client.many import Entry
 
 from purgatory.engine import codes
-from tests.daemon_simulation.call_log import SimulatedCall, CallLog, now_ms
+from tests.daemon_simulation.call_log import CallLog, SimulatedCall, now_ms
 from tests.daemon_simulation.faulty_proxy import FaultyProxy
 from tests.daemon_simulation.plan import Batch, Close, EventPlan, OperatorCancel, Plan, PlannedWait, Push, Step
 

@@ -14,7 +14,7 @@ from purgatory_client.many import WaitColumns
 from purgatory_client.waits import Wait
 
 from tests.daemon_simulation.actors import tally_key
-from tests.daemon_simulation.call_log import SimulatedCall, CallLog
+from tests.daemon_simulation.call_log import CallLog, SimulatedCall
 from tests.daemon_simulation.model import ExpectedEnd, Run
 from tests.daemon_simulation.plan import Batch, Plan, PlannedWait
 

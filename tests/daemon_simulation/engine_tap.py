@@ -76,7 +76,7 @@ class EngineShutDown:
     limit: int
 
 
-SimulatedCall = (
+EngineCall = (
     OwnerRemoved
     | BatchRegistered
     | Applied
@@ -86,7 +86,7 @@ SimulatedCall = (
     | ClockAdvanced
     | EngineShutDown
 )
-Entry = OwnerAdded | SimulatedCall
+Entry = OwnerAdded | EngineCall
 
 
 class EngineTap:

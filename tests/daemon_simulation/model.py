@@ -72,7 +72,7 @@ def run_of(entries: Sequence[tap.Entry], session_ids: dict[int, str]) -> Run:
     return run
 
 
-def replay(oracle: Oracle, entry: tap.SimulatedCall) -> None:
+def replay(oracle: Oracle, entry: tap.EngineCall) -> None:
     """Makes one of the engine's calls on the oracle."""
     if isinstance(entry, tap.BatchRegistered):
         oracle.register(entry.owner, operations_of(entry.kind, entry.batch), entry.now_ms)

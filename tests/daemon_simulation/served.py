@@ -68,7 +68,7 @@ class Served:
         self.address = f"127.0.0.1:{port}"
 
     async def drain(self) -> None:
-        """Ends the daemon as SIGTERM does. SimulatedCall `stop` after it."""
+        """Ends the daemon as SIGTERM does. Call `stop` after it."""
         await drain(self.host, DRAIN_S)
 
     async def stop(self) -> None:

@@ -16,7 +16,7 @@ from purgatory_client.waits import Wait
 
 from purgatory.engine import codes
 from tests.daemon_simulation.actors import Advancer, ClientActor, Day, event_of, operate
-from tests.daemon_simulation.call_log import SimulatedCall, CallLog, now_ms
+from tests.daemon_simulation.call_log import CallLog, SimulatedCall, now_ms
 from tests.daemon_simulation.checker import Checker
 from tests.daemon_simulation.faulty_proxy import FaultyProxy
 from tests.daemon_simulation.model import run_of

@@ -8,7 +8,7 @@ from purgatory_client import Result, ResultColumns, waits
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch
 from tests.daemon_simulation import engine_tap as tap
-from tests.daemon_simulation.call_log import SimulatedCall, CallLog
+from tests.daemon_simulation.call_log import CallLog, SimulatedCall
 from tests.daemon_simulation.checker import Checker
 from tests.daemon_simulation.model import Run, run_of
 from tests.daemon_simulation.plan import FAULTS, Batch, Plan, PlannedWait, draw_plan
