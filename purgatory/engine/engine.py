@@ -12,6 +12,7 @@ from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, 
 from purgatory.engine.codes import CANCELLED, EXPIRED, SHUTTING_DOWN
 from purgatory.engine.completions import Completions
 from purgatory.engine.inspection import EngineInspection
+from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX
 from purgatory.engine.limits import EngineLimits
 from purgatory.engine.marks.events import Events
 from purgatory.engine.marks.registry import Partitions, SignalKeys
@@ -22,13 +23,22 @@ from purgatory.engine.views import KindCounts, PartitionView, PendingView, Remai
 from purgatory.engine.waiting.pending import PendingOperations
 from purgatory.engine.waiting.registration import Registration
 from purgatory.engine.waiting.tables import FREE, Owner
-from purgatory.engine.waiting.wakeups import Wakeups
+from purgatory.engine.waiting.wakeups import UNLIMITED, Wakeups
+from purgatory.engine.waiting.wheel import MOVES_MAX
 
 __all__ = ["Engine"]
 
+EXPIRED_AT_A_TIME: Final = 16
+"""Operations taken out of the wheel together. They all end then, whatever work that is: each may have 2,000 items."""
+
 
 class Engine:
-    """Purgatory of all kinds of delayed operation. Times are monotonic milliseconds and must not go back."""
+    """Purgatory of all kinds of delayed operation. Times are monotonic milliseconds and must not go back.
+
+    `work_max` bounds a call: it stops at the operation with which it has done so many units of work. A unit is an
+    operation ended, each of its items, an item resolved, an evaluation, or a replica looked at for an event. So a plain
+    wait of one partition that an event ends is three.
+    """
 
     def __init__(
         self,
@@ -80,82 +90,105 @@ class Engine:
 
     # Changes.
 
-    def register(self, owner: Owner, kind: int, batch: OperationBatch, now_ms: int) -> RegisterReceipt:
+    def register(
+        self, owner: Owner, kind: int, batch: OperationBatch, now_ms: int, known_up_to: int = -1
+    ) -> RegisterReceipt:
         """Registers a batch of operations of one kind, item by item.
 
-        An operation is accepted (and may have ended already), known already (its id is not above the highest of
-        before), or refused with a reason. Raises InvalidBatch when the columns as a whole cannot be read; nothing is
-        applied then.
+        An operation is accepted (and may have ended already), known already (its id is not above `known_up_to`; -1:
+        the highest of before), or refused with a reason. Raises InvalidBatch when the columns as a whole cannot be
+        read; nothing is applied then.
         """
         assert not owner.closed, f"owner {owner.owner_id} was removed"
         self._pass_time(now_ms)
-        return self._registration.register(owner, kind, batch, now_ms)
+        return self._registration.register(owner, kind, batch, now_ms, known_up_to)
 
     def apply(self, batch: EventBatch, now_ms: int, start: int = 0, limit: int = 100_000) -> EventsReceipt:
-        """Applies events from `start` on until events and ended operations together reach `limit`; see `next_index`.
+        """Applies events from `start` on until events and units of work together reach `limit`; see `next_index`.
 
         The effects of one event are never split. Raises InvalidBatch as `register` does.
         """
         self._pass_time(now_ms)
         return self._events.apply(batch, now_ms, start, limit)
 
-    def cancel(self, owner: Owner, operation_ids: list[int], now_ms: int) -> list[bool]:
+    def cancel(self, owner: Owner, operation_ids: list[int], now_ms: int, work_max: int = UNLIMITED) -> list[bool]:
         """Cancels operations by id. For each: True when it was pending; False when it had ended or was never
-        registered.
+        registered. With `work_max` there may be fewer answers than ids: go on with those that follow.
         """
         self._pass_time(now_ms)
         cancelled: list[bool] = []
+        stop: i64 = self._pending.work_total + work_max
         for operation_id in operation_ids:
+            if self._pending.work_total >= stop:
+                break
             slot = self._inspection.find(owner, operation_id)
             if slot >= 0:
                 self._pending.end(slot, CANCELLED, now_ms)
             cancelled.append(slot >= 0)
         return cancelled
 
-    def cancel_all(self, owner: Owner, now_ms: int) -> int:
-        """Cancels all that an owner has pending; returns how many."""
+    def cancel_all(self, owner: Owner, now_ms: int, work_max: int = UNLIMITED, up_to_id: int = OPERATION_ID_MAX) -> int:
+        """Cancels what an owner has pending, the lowest ids first; returns how many. See `has_pending`."""
         self._pass_time(now_ms)
-        slots = owner.pending_slots(self._pending.operations)
-        for slot in slots:
-            self._pending.end(slot, CANCELLED, now_ms)
-        return len(slots)
+        return self._end_all(owner, CANCELLED, now_ms, UNLIMITED, work_max, up_to_id)
 
-    def cancel_partition(self, name: PartitionName, now_ms: int) -> int:
-        """Cancels, and completes, all that waits on a partition; returns how many."""
+    def has_pending(self, owner: Owner, up_to_id: int) -> bool:
+        """Whether an operation of an owner is pending, of those with ids up to this one."""
+        return owner.first_pending(up_to_id, self._pending.operations) >= 0
+
+    def cancel_partition(self, name: PartitionName, now_ms: int, work_max: int = UNLIMITED) -> int:
+        """Cancels, and completes, what waits on a partition; returns how many. See `has_waits`."""
         self._pass_time(now_ms)
         before = self._pending.ended_total
         partition = self._partitions.get(name)
         if partition is not None:
-            self._wakeups.cancel_waiting(partition, CANCELLED, now_ms)
+            self._wakeups.cancel_waiting(partition, CANCELLED, now_ms, work_max)
         return self._pending.ended_total - before
 
-    def cancel_key(self, key: str, now_ms: int) -> int:
+    def cancel_key(self, key: str, now_ms: int, work_max: int = UNLIMITED) -> int:
         """The same for a signal key."""
         self._pass_time(now_ms)
         before = self._pending.ended_total
         signal_key = self._keys.get(key)
         if signal_key is not None:
-            self._wakeups.cancel_entries(signal_key.waits, CANCELLED, now_ms)
+            self._wakeups.cancel_entries(signal_key.waits, CANCELLED, now_ms, work_max)
         return self._pending.ended_total - before
 
-    def shut_down(self, now_ms: int, limit: int, owner: Owner | None = None) -> int:
+    def has_waits(self, name: PartitionName) -> bool:
+        """Whether anything waits on a partition, or on a key, (key, -1)."""
+        if name[1] < 0:
+            signal_key = self._keys.get(name[0])
+            return signal_key is not None and signal_key.waits.live > 0
+        partition = self._partitions.get(name)
+        return partition is not None and partition.watched() > 0
+
+    def shut_down(self, now_ms: int, limit: int, owner: Owner | None = None, work_max: int = UNLIMITED) -> int:
         """Ends up to `limit` pending operations, of one owner or of all, as SHUTTING_DOWN. Returns how many; 0: none is
         left.
         """
         self._pass_time(now_ms)
         if owner is not None:
-            slots = owner.pending_slots(self._pending.operations)[:limit]
-            for mine in slots:
-                self._pending.end(mine, SHUTTING_DOWN, now_ms)
-            return len(slots)
+            return self._end_all(owner, SHUTTING_DOWN, now_ms, limit, work_max, OPERATION_ID_MAX)
         operations = self._pending.operations
         ended = 0
-        while ended < limit and self._pending.count > 0:
+        stop: i64 = self._pending.work_total + work_max
+        while ended < limit and self._pending.count > 0 and self._pending.work_total < stop:
             slot = self._next_to_shut_down
             self._next_to_shut_down = slot + 1 if slot + 1 < operations.size else 0
             if slot < operations.size and operations.kind[slot] != FREE:
                 self._pending.end(slot, SHUTTING_DOWN, now_ms)
                 ended += 1
+        return ended
+
+    def _end_all(self, owner: Owner, outcome: i64, now_ms: i64, limit: int, work_max: int, up_to_id: int) -> int:
+        ended = 0
+        stop: i64 = self._pending.work_total + work_max
+        while ended < limit and self._pending.work_total < stop:
+            slot = owner.first_pending(up_to_id, self._pending.operations)
+            if slot < 0:
+                break
+            self._pending.end(slot, outcome, now_ms)
+            ended += 1
         return ended
 
     def play(self, owner: Owner, tape: Tape, prompt: bool) -> Played:
@@ -177,17 +210,26 @@ class Engine:
 
     # Time.
 
-    def advance_clock(self, now_ms: int, limit: int) -> int:
+    def advance_clock(self, now_ms: int, limit: int, work_max: int = UNLIMITED) -> int:
         """Expires what is due, at most `limit` operations, in order of deadline; returns how many.
 
         When `next_expiration_ms() <= now_ms` afterwards, there is more to do: call again.
         """
         self._pass_time(now_ms)
-        fired: list[int] = []
-        self._pending.wheel.advance(now_ms, limit, fired)
-        for slot in fired:
-            self._pending.end(slot, EXPIRED, now_ms)
-        return len(fired)
+        wheel = self._pending.wheel
+        stop: i64 = self._pending.work_total + work_max
+        moves: i64 = wheel.moves_total
+        expired = 0
+        while expired < limit and self._pending.work_total < stop and wheel.moves_total - moves < MOVES_MAX:
+            fired: list[int] = []
+            asked = min(limit - expired, EXPIRED_AT_A_TIME)
+            wheel.advance(now_ms, asked, fired)
+            for slot in fired:
+                self._pending.end(slot, EXPIRED, now_ms)
+            expired += len(fired)
+            if len(fired) < asked:
+                break
+        return expired
 
     def next_expiration_ms(self) -> int:
         """When `advance_clock` has to be called next; -1: nothing is timed. It may lie in the past."""
@@ -236,6 +278,11 @@ class Engine:
         """A known partition; None otherwise."""
         self._pass_time(now_ms)
         return self._inspection.partition_view(name)
+
+    @property
+    def partition_changes(self) -> int:
+        """Changes whenever a partition becomes known, or is no longer."""
+        return self._partitions.changes
 
     def partition_names(self) -> list[PartitionName]:
         """All known partitions, in order of creation."""

@@ -23,6 +23,7 @@ from purgatory.engine.marks.events import Events
 from purgatory.engine.marks.registry import NamedPartitions
 from purgatory.engine.waiting.registration import Registration
 from purgatory.engine.waiting.tables import Owner
+from purgatory.engine.waiting.wakeups import UNLIMITED
 
 __all__ = [
     "APPLY",
@@ -218,11 +219,11 @@ class TapePlayer:
             if name[1] >= 0:
                 partition = self._pending.partitions.get(name)
                 if partition is not None:
-                    self._wakeups.cancel_waiting(partition, CANCELLED, now_ms)
+                    self._wakeups.cancel_waiting(partition, CANCELLED, now_ms, UNLIMITED)
             else:
                 key = self._pending.keys.get(name[0])
                 if key is not None:
-                    self._wakeups.cancel_entries(key.waits, CANCELLED, now_ms)
+                    self._wakeups.cancel_entries(key.waits, CANCELLED, now_ms, UNLIMITED)
             self._next_name += 1
 
 

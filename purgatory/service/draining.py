@@ -5,7 +5,9 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from purgatory.service.host import ENDED_PER_SLICE, Host
+from purgatory.service.host import Host
+from purgatory.service.reaper import EXPIRED_PER_SLICE
+from purgatory.service.slices import WORK_PER_SLICE
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -32,7 +34,7 @@ async def _end_pending(host: Host) -> None:
     """In slices, with the loop free in between. With a journal only unary waits end; the next daemon has the others."""
     owner = host.unary_waits.owner if host.journal.keeps else None
     ended = 0
-    while count := host.engine.shut_down(now_ms := host.time.now_ms(), ENDED_PER_SLICE, owner):
+    while count := host.engine.shut_down(now_ms := host.time.now_ms(), EXPIRED_PER_SLICE, owner, WORK_PER_SLICE):
         ended += count
         for listener in host.listeners:
             listener.shut_down(count, now_ms)

@@ -33,13 +33,11 @@ from purgatory.service.sessions.session import Session
 from purgatory.service.sessions.session_table import Sessions
 from purgatory.service.sessions.unary_waits import UnaryWaits
 from purgatory.service.settings import HostSettings
+from purgatory.service.slices import WORK_PER_SLICE
 from purgatory.service.translate.operations import OperationRun
 from purgatory.service.translate.receipts import BatchReceipt
 
 LOGGER: Final = logging.getLogger(__name__)
-
-ENDED_PER_SLICE: Final = 2_000
-"""The most events plus ended operations that one engine call handles before the loop is free again."""
 
 
 class Host:
@@ -163,7 +161,7 @@ class Host:
         while True:
             start, now_ms = whole.next_index, self.time.now_ms()
             try:
-                part = self.engine.apply(batch, now_ms, start, ENDED_PER_SLICE)
+                part = self.engine.apply(batch, now_ms, start, WORK_PER_SLICE)
             except InvalidBatch as error:
                 raise unreadable_batch(f"columns.{error.field}", error.message) from None
             for listener in self.listeners:
@@ -250,7 +248,7 @@ class Host:
         if self.time.is_ahead:
             return
         now_ms = self.time.now_ms()
-        if self.engine.advance_clock(now_ms, EXPIRED_PER_SLICE):
+        if self.engine.advance_clock(now_ms, EXPIRED_PER_SLICE, WORK_PER_SLICE):
             for listener in self.listeners:
                 listener.expired(now_ms)
         self.deliver()

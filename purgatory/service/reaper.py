@@ -18,6 +18,7 @@ from purgatory.service.listeners.listener import Listener
 LOGGER: Final = logging.getLogger(__name__)
 
 EXPIRED_PER_SLICE: Final = 2_000
+"""Operations; of those with many items fewer: see `WORK_PER_SLICE`."""
 SLEEP_MS_MAX: Final = 1_000
 RETRY_S: Final = 0.1
 

@@ -78,7 +78,8 @@ class Replay:
         elif first["table"] == schema.CALLS:
             self._call(first, now_ms)
         else:
-            self._engine.advance_clock(now_ms, self._details.expired_per_slice)
+            expired = {(row["session_number"], row["operation_id"]) for row in rows}
+            self._engine.advance_clock(now_ms, len(expired))
         stamp = CallStamp(first["run_id"], first["call_number"], now_ms, 0)
         for completions in self._engine.take_completions():
             number = next(n for n, owner in self._owners.items() if owner.owner_id == completions.owner_id)

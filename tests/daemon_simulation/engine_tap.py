@@ -10,7 +10,9 @@ from typing import Any
 
 from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, RegisterReceipt
 from purgatory.engine.engine import Engine
+from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX
 from purgatory.engine.waiting.tables import Owner
+from purgatory.engine.waiting.wakeups import UNLIMITED
 from purgatory.service.sessions.session import Session
 
 
@@ -118,40 +120,49 @@ class EngineTap:
         self.entries.append(OwnerRemoved(self.owner_number(owner), now_ms))
         self._engine.remove_owner(owner, now_ms)
 
-    def register(self, owner: Owner, kind: int, batch: OperationBatch, now_ms: int) -> RegisterReceipt:
+    def register(
+        self, owner: Owner, kind: int, batch: OperationBatch, now_ms: int, known_up_to: int = -1
+    ) -> RegisterReceipt:
         number = self.owner_number(owner)
         session = self.session_of(owner.owner_id)
         if session is not None:
             self.session_ids[number] = session.session_id
         self.entries.append(BatchRegistered(number, kind, batch, now_ms))
-        return self._engine.register(owner, kind, batch, now_ms)
+        return self._engine.register(owner, kind, batch, now_ms, known_up_to)
 
     def apply(self, batch: EventBatch, now_ms: int, start: int = 0, limit: int = 100_000) -> EventsReceipt:
         receipt = self._engine.apply(batch, now_ms, start, limit)
         self.entries.append(Applied(batch, start, receipt.next_index, now_ms))
         return receipt
 
-    def cancel(self, owner: Owner, operation_ids: list[int], now_ms: int) -> list[bool]:
-        self.entries.append(IdsCancelled(self.owner_number(owner), tuple(operation_ids), now_ms))
-        return self._engine.cancel(owner, operation_ids, now_ms)
+    def cancel(self, owner: Owner, operation_ids: list[int], now_ms: int, work_max: int = UNLIMITED) -> list[bool]:
+        cancelled = self._engine.cancel(owner, operation_ids, now_ms, work_max)
+        self.entries.append(IdsCancelled(self.owner_number(owner), tuple(operation_ids[: len(cancelled)]), now_ms))
+        return cancelled
 
-    def cancel_all(self, owner: Owner, now_ms: int) -> int:
+    def cancel_all(self, owner: Owner, now_ms: int, work_max: int = UNLIMITED, up_to_id: int = OPERATION_ID_MAX) -> int:
         self.entries.append(OwnerCancelled(self.owner_number(owner), now_ms))
-        return self._engine.cancel_all(owner, now_ms)
+        ended = self._engine.cancel_all(owner, now_ms, work_max, up_to_id)
+        assert not self._engine.has_pending(owner, OPERATION_ID_MAX), "nothing here cuts slices"
+        return ended
 
-    def cancel_partition(self, name: tuple[str, int], now_ms: int) -> int:
+    def cancel_partition(self, name: tuple[str, int], now_ms: int, work_max: int = UNLIMITED) -> int:
         self.entries.append(NameCancelled(name, now_ms))
-        return self._engine.cancel_partition(name, now_ms)
+        ended = self._engine.cancel_partition(name, now_ms, work_max)
+        assert not self._engine.has_waits(name), "nothing here cuts slices"
+        return ended
 
-    def cancel_key(self, key: str, now_ms: int) -> int:
+    def cancel_key(self, key: str, now_ms: int, work_max: int = UNLIMITED) -> int:
         self.entries.append(NameCancelled((key, -1), now_ms))
-        return self._engine.cancel_key(key, now_ms)
+        ended = self._engine.cancel_key(key, now_ms, work_max)
+        assert not self._engine.has_waits((key, -1)), "nothing here cuts slices"
+        return ended
 
-    def advance_clock(self, now_ms: int, limit: int) -> int:
+    def advance_clock(self, now_ms: int, limit: int, work_max: int = UNLIMITED) -> int:
         self.entries.append(ClockAdvanced(now_ms, limit))
-        return self._engine.advance_clock(now_ms, limit)
+        return self._engine.advance_clock(now_ms, limit, work_max)
 
-    def shut_down(self, now_ms: int, limit: int, owner: Owner | None = None) -> int:
+    def shut_down(self, now_ms: int, limit: int, owner: Owner | None = None, work_max: int = UNLIMITED) -> int:
         assert owner is None, "without a journal all pending operations are shut down"
         self.entries.append(EngineShutDown(now_ms, limit))
-        return self._engine.shut_down(now_ms, limit)
+        return self._engine.shut_down(now_ms, limit, owner, work_max)

@@ -55,7 +55,7 @@ def test_lesson_01_state_that_changes_while_it_is_looked_at(at_evaluation: int) 
 
 async def test_lesson_01_registered_at_every_await_of_an_event_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whenever between two slices of a batch of events a wait comes in, it is satisfied when the batch is done."""
-    monkeypatch.setattr(host_module, "ENDED_PER_SLICE", 1)
+    monkeypatch.setattr(host_module, "WORK_PER_SLICE", 1)
     events = EventBatch([codes.HIGH_WATERMARK] * 8, partitions=[("orders", 0)], offsets=list(range(1, 9)))
     for turns in itertools.count():
         host = Host(Engine(EngineLimits(), 0), ManualClock(), HostSettings())

@@ -36,7 +36,7 @@ def produces(count: int, topic: str, timeout_ms: int = 600_000, first_id: int = 
 
 async def test_a_batch_of_events_goes_in_slices_with_the_loop_free_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tasks run before it is done, and the joined receipt says the same as one call would."""
-    monkeypatch.setattr(host_module, "ENDED_PER_SLICE", 10)
+    monkeypatch.setattr(host_module, "WORK_PER_SLICE", 20)
     listener = RecordingListener()
     clock = ManualClock(1)
     host = Host(Engine(EngineLimits(), 1), clock, HostSettings(), listener)

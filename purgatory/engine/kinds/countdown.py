@@ -212,6 +212,7 @@ class Countdown(Kind):
         items = self.items
         self.pending.popped(waits, self.code)
         self.pending.evaluations_by_kind[self.code] += 1
+        self.pending.work_total += 1
         required = items.required[item]
         error = self.state(partition, required, i64(items.epoch[item]))
         if error == UNRESOLVED:

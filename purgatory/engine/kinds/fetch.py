@@ -141,6 +141,7 @@ class FetchKind(Kind):
                 part.threshold = -1
                 self.pending.popped(watch.entries, FETCH)
         self.pending.evaluations_by_kind[FETCH] += 1
+        self.pending.work_total += len(fetch.items)
         if examine(fetch):
             self.pending.end(slot, SATISFIED, now_ms)
         else:

@@ -32,7 +32,15 @@ from purgatory.engine.codes import (
 )
 from purgatory.engine.columns import value_at
 from purgatory.engine.limits import EngineLimits
-from purgatory.engine.marks.event_checks import POSITION_MAX, Event, EventChecks, Fault, check_columns, event_at
+from purgatory.engine.marks.event_checks import (
+    NO_SETS,
+    POSITION_MAX,
+    Event,
+    EventChecks,
+    Fault,
+    check_columns,
+    event_at,
+)
 from purgatory.engine.marks.partition import Partition
 from purgatory.engine.marks.registry import NamedPartitions, Partitions, SignalKeys
 from purgatory.engine.names import key_fault, partition_fault
@@ -66,7 +74,7 @@ class Events:
         self._named: Final = NamedPartitions(partitions)
 
     def apply(self, batch: EventBatch, now_ms: i64, start: int, limit: int) -> EventsReceipt:
-        """Applies events from `start` on until events and ended operations together reach `limit`.
+        """Applies events from `start` on until events and units of work together reach `limit`.
 
         Raises InvalidBatch before anything is done.
         """
@@ -74,9 +82,9 @@ class Events:
         self._named.use(batch.partitions)
         pending = self.wakeups.pending
         receipt = EventsReceipt()
-        ended_at_start = pending.ended_total
+        work_at_start = pending.work_total
         row = start
-        while row < len(batch.types) and row - start + pending.ended_total - ended_at_start < limit:
+        while row < len(batch.types) and row - start + pending.work_total - work_at_start < limit:
             before = pending.ended_total
             self.apply_row(batch, row, now_ms, receipt, self._named)
             receipt.ended.append(pending.ended_total - before)
@@ -178,6 +186,9 @@ class Events:
         if said:
             return Fault(INVALID_ARGUMENT, "topic_partition", said)
         partition = self.partitions.get(name)
+        if event.sets is not NO_SETS:
+            sets = event.sets
+            self.wakeups.pending.work_total += len(sets.replicas) + len(sets.in_sync) + len(sets.proposed)
         fault = self.checks.fault(name, partition, len(self.partitions.by_name), event)
         if fault is not None:
             if partition is not None and fault.error_code == FENCED_LEADER_EPOCH:
@@ -234,8 +245,12 @@ class Events:
 
     def _settle(self, partition: Partition, now_ms: i64, fetches_first: bool) -> None:
         """Lets the high watermark follow the replicas, then wakes."""
-        partition.recompute_high_watermark(now_ms, self.lag_max_ms)
+        self._recompute(partition, now_ms)
         self.wakeups.wake(partition, now_ms, fetches_first)
+
+    def _recompute(self, partition: Partition, now_ms: i64) -> None:
+        self.wakeups.pending.work_total += len(partition.replicas)
+        partition.recompute_high_watermark(now_ms, self.lag_max_ms)
 
     def _high_watermark(self, partition: Partition, offset: i64, now_ms: i64) -> bool:
         before = partition.high_watermark
@@ -251,7 +266,7 @@ class Events:
         had_positions = len(partition.positions) > 0
         if not partition.append(offset, segment, position):
             return False
-        partition.recompute_high_watermark(now_ms, self.lag_max_ms)
+        self._recompute(partition, now_ms)
         # Before waking: with the first byte position, thresholds that were counted in records mean something else.
         if not had_positions and len(partition.positions) > 0:
             self.wakeups.fetches.anchor(partition, now_ms)
@@ -294,9 +309,9 @@ class Events:
             committed != partition.in_sync
             or minimum != partition.min_in_sync_replicas
             or leader_id != partition.leader_id
-            or any(member not in partition.proposed for member in proposed)
+            or not set(proposed).issubset(partition.proposed)
         ):
-            partition.recompute_high_watermark(now_ms, self.lag_max_ms)
+            self._recompute(partition, now_ms)
         # Bytes of a throttled follower count as soon as it is in sync, which moves no mark.
         if partition.throttled_fetches > 0:
             self.wakeups.fetches.recheck(partition, now_ms)

@@ -84,6 +84,7 @@ class Partition:
         self.in_sync: list[int] = []
         self.proposed: list[int] = []
         self.replicas: Final[dict[int, Replica]] = {}
+        self._maximal_in_sync: i64 = 0
         self.positions: Final = PositionIndex()
         self.epochs: Final = EpochCache()
         self.unchanged_events: i64 = 0
@@ -128,17 +129,9 @@ class Partition:
         replicas: i64 = len(self.replicas) + 1
         return self.min_in_sync_replicas if self.min_in_sync_replicas < replicas else replicas
 
-    def maximal_in_sync_size(self) -> i64:
-        """Size of the committed and the proposed set together."""
-        size: i64 = len(self.in_sync)
-        for replica_id in self.proposed:
-            if replica_id not in self.in_sync:
-                size += 1
-        return size
-
     def is_under_min_in_sync(self) -> bool:
         """Whether too few replicas are in sync to acknowledge; False where the set is not known."""
-        return bool(self.in_sync) and self.maximal_in_sync_size() < self.effective_min_in_sync_replicas()
+        return bool(self.in_sync) and self._maximal_in_sync < self.effective_min_in_sync_replicas()
 
     # Marks.
 
@@ -213,9 +206,16 @@ class Partition:
         """The remote replica of that id, made if it was unknown."""
         known = self.replicas.get(replica_id)
         if known is None:
-            known = Replica(replica_id)
+            known = self.know(replica_id)
             known.in_sync = replica_id in self.in_sync
             known.proposed = replica_id in self.proposed
+        return known
+
+    def know(self, replica_id: int) -> Replica:
+        """The same for many: `mark_members` is to follow."""
+        known = self.replicas.get(replica_id)
+        if known is None:
+            known = Replica(replica_id)
             self.replicas[replica_id] = known
         return known
 
@@ -250,33 +250,38 @@ class Partition:
         if sets.in_sync:
             self.in_sync = sorted(set(sets.in_sync))
         self.proposed = sorted(set(sets.proposed))
-        self._mark_members()
+        self.mark_members()
         return before != (self.in_sync, self.proposed, self.min_in_sync_replicas, self.leader_id)
 
-    def _mark_members(self) -> None:
+    def mark_members(self) -> None:
         """Keeps the replicas' own marks of membership in step with the sets; unknown members are made."""
+        # Sets: a partition may have a thousand replicas, and a search in a list for each would be a million steps.
+        in_sync = set(self.in_sync)
+        proposed = set(self.proposed)
+        self._maximal_in_sync = len(in_sync | proposed)
         for member in self.in_sync + self.proposed:
             if member != self.leader_id:
-                self.replica(member)
+                self.know(member)
         if self.leader_id in self.replicas:
             del self.replicas[int(self.leader_id)]
         for replica in self.replicas.values():
-            replica.in_sync = replica.replica_id in self.in_sync
-            replica.proposed = replica.replica_id in self.proposed
+            replica.in_sync = replica.replica_id in in_sync
+            replica.proposed = replica.replica_id in proposed
 
     def assign(self, replica_ids: list[int], leader_id: int) -> None:
         """Who is assigned (empty: unchanged) and who leads (-1: unchanged)."""
         if leader_id >= 0:
             self.leader_id = leader_id
         if replica_ids:
-            for gone in [known for known in self.replicas if known not in replica_ids]:
+            assigned = set(replica_ids)
+            for gone in [known for known in self.replicas if known not in assigned]:
                 del self.replicas[gone]
-            self.in_sync = [member for member in self.in_sync if member in replica_ids]
-            self.proposed = [member for member in self.proposed if member in replica_ids]
+            self.in_sync = [member for member in self.in_sync if member in assigned]
+            self.proposed = [member for member in self.proposed if member in assigned]
             for replica_id in replica_ids:
                 if replica_id != self.leader_id:
-                    self.replica(replica_id)
-        self._mark_members()
+                    self.know(replica_id)
+        self.mark_members()
 
     def assignment(self) -> tuple[int, list[int], list[int], list[int]]:
         """Leader, remote replicas and sets: what an event about them may have changed."""

@@ -20,6 +20,8 @@ class Partitions:
         """Waits create no partitions: only events make one known."""
         self.by_name: Final[dict[PartitionName, Partition]] = {}
         self.by_index: Final[list[Partition | None]] = []
+        self.changes = 0
+        """How often a name became known, or was forgotten."""
         self._free: Final[list[int]] = []
 
     def get(self, name: AsGiven) -> Partition | None:
@@ -32,6 +34,7 @@ class Partitions:
         partition = self._place(name)
         self.by_name[name] = partition
         partition.is_named = True
+        self.changes += 1
         return partition
 
     def make_missing(self, name: AsGiven, error_code: i64) -> Partition:
@@ -108,6 +111,7 @@ class Partitions:
     def _unname(self, partition: Partition) -> None:
         del self.by_name[partition.name]
         partition.is_named = False
+        self.changes += 1
 
     def _free_index(self, partition: Partition) -> None:
         self.by_index[partition.index] = None

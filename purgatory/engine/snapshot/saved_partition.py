@@ -80,7 +80,8 @@ def partition_from(partition: Partition, octets: bytes) -> None:
     partition.proposed = [int(member) for member in reader.column()]
     replicas = [int(value) for value in reader.column()]
     for first in range(0, len(replicas), REPLICA_COLUMNS):
-        replica_from(partition.replica(replicas[first]), replicas[first : first + REPLICA_COLUMNS])
+        replica_from(partition.know(replicas[first]), replicas[first : first + REPLICA_COLUMNS])
+    partition.mark_members()
     positions = partition.positions
     positions.offsets = reader.column()
     positions.segments = reader.column()

@@ -36,6 +36,8 @@ class PendingOperations:
         self.owners: Final[list[Owner | None]] = []
         self.count: i64 = 0
         self.ended_total: i64 = 0
+        self.work_total: i64 = 0
+        """Operations ended, their items, items resolved, evaluations, replicas looked at: what slices are cut by."""
         self.pending_by_kind: Final = vec[i64]([0] * (len(KINDS) + 1))
         self.watched_by_kind: Final = vec[i64]([0] * (len(KINDS) + 1))
         self.evaluations_by_kind: Final = vec[i64]([0] * (len(KINDS) + 1))
@@ -81,6 +83,7 @@ class PendingOperations:
 
         Its watch entry must have been popped. What is resolved is never looked at again.
         """
+        self.work_total += 1
         self.items.error_code[item] = i16(error_code)
         self.items.mark[item] = mark
         slot = i64(self.items.slot[item])
@@ -117,17 +120,18 @@ class PendingOperations:
         owner.pending -= 1
         self.count -= 1
         self.pending_by_kind[kind] -= 1
-        self._count_end(kind, outcome)
+        self._count_end(kind, outcome, item_count)
 
     def end_at_once(
         self, completions: Completions, operation_id: i64, kind: i64, outcome: i64, item_count: i64
     ) -> None:
         """Records the end of an operation that was never pending, after its items."""
         completions.add_operation(operation_id, kind, outcome, 0, 0, item_count)
-        self._count_end(kind, outcome)
+        self._count_end(kind, outcome, item_count)
 
-    def _count_end(self, kind: i64, outcome: i64) -> None:
+    def _count_end(self, kind: i64, outcome: i64, item_count: i64) -> None:
         self.ended_total += 1
+        self.work_total += 1 + item_count
         self.ended[kind * OUTCOMES_MAX + outcome] += 1
 
     # Watches.

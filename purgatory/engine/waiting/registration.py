@@ -35,14 +35,16 @@ class Registration:
         self._items_max: Final[i64] = min(limits.items_per_operation_max, OFFSET_MAX)
         self._named: Final = NamedPartitions(pending.partitions)
 
-    def register(self, owner: Owner, kind: int, batch: OperationBatch, now_ms: i64) -> RegisterReceipt:
+    def register(
+        self, owner: Owner, kind: int, batch: OperationBatch, now_ms: i64, known_up_to: int
+    ) -> RegisterReceipt:
         """Serves a batch, operation by operation. Raises InvalidBatch before anything is done."""
         if kind not in KINDS:
             raise InvalidBatch("kind", f"{kind} is not known")
         columns = BatchColumns(kind, batch, self.limits, self._named)
         of_kind = self.pending.kinds[kind]
         receipt = RegisterReceipt()
-        known_before = owner.highest_operation_id
+        known_before = owner.highest_operation_id if known_up_to < 0 else known_up_to
         first_item: i64 = 0
         for row in range(i64(columns.rows)):
             item_count = columns.item_counts.at(row)

@@ -137,6 +137,8 @@ class Owner:
         """How many items they had."""
         self.ids: vec[i64] = vec[i64]()
         self.slots: vec[i32] = vec[i32]()
+        self._ended: i64 = 0
+        """Nothing before this place of `ids` is pending: whoever ends all, slice by slice, goes on from here."""
 
     def note(self, operation_id: i64, slot: i64, operations: OperationTable) -> None:
         """Remembers where a newly pending operation is. What has ended is dropped when it is more than what waits."""
@@ -162,6 +164,7 @@ class Owner:
             place += 1
         self.ids = ids[:kept]
         self.slots = slots[:kept]
+        self._ended = 0
 
     def _is_pending(self, place: i64, operations: OperationTable) -> bool:
         # Slots are used again, by other owners too: only all three together say that the slot is still this operation.
@@ -196,13 +199,19 @@ class Owner:
         pairs = sorted([(int(self.ids[place]), int(self.slots[place])) for place in range(len(self.ids))])
         self.ids = vec[i64]([pair[0] for pair in pairs])
         self.slots = vec[i32]([i32(pair[1]) for pair in pairs])
+        self._ended = 0
 
-    def pending_slots(self, operations: OperationTable) -> list[int]:
-        """Slots of all that is pending, in order of registration."""
-        return self.pending_slots_above(0, operations)
+    def first_pending(self, up_to_id: i64, operations: OperationTable) -> i64:
+        """Slot of the pending operation with the lowest id; -1 when none is pending up to `up_to_id`."""
+        place = self._ended
+        count: i64 = i64(len(self.ids))
+        while place < count and not self._is_pending(place, operations):
+            place += 1
+        self._ended = place
+        return i64(self.slots[place]) if place < count and self.ids[place] <= up_to_id else -1
 
     def pending_slots_above(self, operation_id: i64, operations: OperationTable) -> list[int]:
-        """The same, of ids above this one."""
+        """Slots of all that is pending with ids above this one, in order of registration."""
         found: list[int] = []
         place = self._first_place(operation_id + 1)
         count: i64 = i64(len(self.ids))

@@ -20,7 +20,13 @@ from purgatory.engine.marks.registry import SignalKey
 from purgatory.engine.waiting.pending import PendingOperations
 from purgatory.engine.waiting.watches import WatchList, ref_is_live, ref_item
 
-__all__ = ["Wakeups"]
+__all__ = ["UNLIMITED", "Wakeups"]
+
+NO_THRESHOLD: Final[i64] = 2**62
+"""Above all thresholds."""
+
+UNLIMITED: Final = 2**60
+"""More units of work than any call does."""
 
 
 class Wakeups:
@@ -65,17 +71,22 @@ class Wakeups:
         for kind in self._on_partitions:
             kind.mark_fell(partition, now_ms)
 
-    def cancel_waiting(self, partition: Partition, outcome: i64, now_ms: i64) -> None:
-        """Ends all that wait on the partition."""
+    def cancel_waiting(self, partition: Partition, outcome: i64, now_ms: i64, work_max: i64) -> None:
+        """Ends what waits on the partition until `work_max` units of work are done."""
         lists: list[WatchList] = []
         for kind in self._on_partitions:
             lists.extend(kind.watch_lists(partition))
+        stop = self.pending.work_total + work_max
         for entries in lists:
-            self.cancel_entries(entries, outcome, now_ms)
+            self.cancel_entries(entries, outcome, now_ms, stop - self.pending.work_total)
 
-    def cancel_entries(self, entries: WatchList, outcome: i64, now_ms: i64) -> None:
-        """Ends all operations that have a live entry in a list."""
+    def cancel_entries(self, entries: WatchList, outcome: i64, now_ms: i64, work_max: i64) -> None:
+        """Ends operations that have a live entry in a list until `work_max` units of work are done."""
         items = self.pending.items
-        for ref in entries.drain():
+        stop = self.pending.work_total + work_max
+        while self.pending.work_total < stop:
+            ref = entries.pop_reached(NO_THRESHOLD)
+            if ref < 0:
+                return
             if ref_is_live(ref, items.generation):
                 self.pending.end(i64(items.slot[ref_item(ref)]), outcome, now_ms)

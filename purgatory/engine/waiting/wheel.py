@@ -104,7 +104,8 @@ def levels_needed(tick_ms: i64, wheel_size: i64) -> i64:
 class TimingWheel:
     """Timers for slots: small indexes chosen by the caller, each with at most one deadline.
 
-    `count` is the number of linked slots, `levels` the number of levels in use so far, `now_ms` the latest time given.
+    `count` is the number of linked slots, `levels` the number of levels in use so far, `now_ms` the latest time given,
+    `moves_total` how many entries `advance` has taken out of buckets.
     Read them, never set them. All times are milliseconds.
     """
 
@@ -117,6 +118,7 @@ class TimingWheel:
         self.now_ms: i64 = start_ms
         self.count: i64 = 0
         self.levels: i64 = 1
+        self.moves_total: i64 = 0
         levels_max: i64 = levels_needed(tick_ms, wheel_size)
         self._top: i64 = levels_max - 1
         self._base: i64 = levels_max * wheel_size
@@ -214,6 +216,7 @@ class TimingWheel:
             if i64(self._next[bucket]) == bucket:
                 self._bucket_expirations[bucket] = NOT_QUEUED
                 queue.pop()
+        self.moves_total += MOVES_MAX - moves_left
         return limit - room
 
     def bucket_of(self, slot: i64) -> tuple[int, int, int]:

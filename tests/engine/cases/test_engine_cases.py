@@ -85,7 +85,7 @@ def test_events_are_applied_in_slices() -> None:
     waits = OperationBatch(list(range(1, 7)), partitions=names, item_indexes=[0, 0, 1, 1, 2, 2], offsets=[5])
     engine.register(engine.add_owner(), plain.PRODUCE, waits, 0)
     batch = EventBatch([plain.HIGH_WATERMARK] * 3, partitions=names, item_indexes=[0, 1, 2], offsets=[5])
-    first = engine.apply(batch, 0, 0, 6)
+    first = engine.apply(batch, 0, 0, 14)
     assert (first.next_index, list(first.ended)) == (2, [2, 2])
     second = engine.apply(batch, 0, first.next_index, 6)
     assert (second.next_index, list(second.ended)) == (3, [2])

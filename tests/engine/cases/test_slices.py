@@ -1,0 +1,145 @@
+"""Calls that stop after some work and are called again: what they do together is what one call would have done."""
+
+from collections.abc import Callable
+from time import process_time
+
+import pytest
+
+from purgatory.engine.batches import EventBatch, OperationBatch, ReplicaSets
+from purgatory.engine.codes import CANCELLED, EXPIRED, IN_SYNC_REPLICAS, PRODUCE, SHUTTING_DOWN, SIGNAL
+from purgatory.engine.engine import Engine
+from purgatory.engine.limits import EngineLimits
+from purgatory.engine.waiting.tables import Owner
+from purgatory.engine.waiting.wakeups import UNLIMITED
+
+OPERATIONS = 20
+ITEMS = 10
+WORK_MAX = 3 * (1 + ITEMS) - 5
+"""Less than three operations, so that a call ends with the third."""
+
+Call = Callable[[Engine, Owner, int], int]
+"""Ends some, and returns how many."""
+
+
+def filled(kind: int) -> tuple[Engine, Owner]:
+    """Operations that each wait on the same ten partitions, or keys."""
+    engine = Engine(EngineLimits(), 0)
+    owner = engine.add_owner()
+    batch = OperationBatch(
+        list(range(1, OPERATIONS + 1)),
+        partitions=[("orders", place) for place in range(ITEMS)],
+        keys=[f"key-{place}" for place in range(ITEMS)],
+        item_counts=[ITEMS],
+        item_indexes=[place for _ in range(OPERATIONS) for place in range(ITEMS)],
+        offsets=[9],
+        timeouts_ms=[100],
+    )
+    assert engine.register(owner, kind, batch, 0).accepted == OPERATIONS
+    return engine, owner
+
+
+def ended(engine: Engine) -> list[tuple[int, int]]:
+    """(operation id, outcome) of what has ended since the last call."""
+    return [
+        pair
+        for completions in engine.take_completions()
+        for pair in zip(completions.operation_ids, completions.outcomes, strict=True)
+    ]
+
+
+SLICED: dict[str, tuple[int, int, Call]] = {
+    "cancel all": (PRODUCE, CANCELLED, lambda engine, owner, work_max: engine.cancel_all(owner, 1, work_max)),
+    "cancel a partition": (
+        PRODUCE, CANCELLED, lambda engine, _, work_max: engine.cancel_partition(("orders", 3), 1, work_max),
+    ),
+    "cancel a key": (SIGNAL, CANCELLED, lambda engine, _, work_max: engine.cancel_key("key-3", 1, work_max)),
+    "shut an owner down": (
+        PRODUCE, SHUTTING_DOWN, lambda engine, owner, work_max: engine.shut_down(1, 100, owner, work_max),
+    ),
+    "shut all down": (PRODUCE, SHUTTING_DOWN, lambda engine, _, work_max: engine.shut_down(1, 100, None, work_max)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SLICED)
+def test_a_call_ends_with_the_operation_that_reaches_its_work(name: str) -> None:
+    """Three of ten items each at a time; in the end everything has ended, in the same order as by one call."""
+    kind, outcome, call = SLICED[name]
+    engine, owner = filled(kind)
+    counts = []
+    ends = []
+    while count := call(engine, owner, WORK_MAX):
+        counts.append(count)
+        ends += ended(engine)
+    assert counts == [3, 3, 3, 3, 3, 3, 2]
+    assert ends == [(number, outcome) for number in range(1, OPERATIONS + 1)]
+    whole, other = filled(kind)
+    assert call(whole, other, UNLIMITED) == OPERATIONS
+    assert ended(whole) == ends
+    assert not engine.has_pending(owner, OPERATIONS)
+    assert not engine.has_waits(("orders", 3))
+    assert not engine.has_waits(("key-3", -1))
+
+
+def test_expiry_counts_items() -> None:
+    """A slice goes on in groups of sixteen: the first reaches the work of three, and all of it ends."""
+    engine, _ = filled(PRODUCE)
+    assert [engine.advance_clock(200, 100, WORK_MAX) for _ in range(3)] == [16, 4, 0]
+    assert ended(engine) == [(number, EXPIRED) for number in range(1, OPERATIONS + 1)]
+
+
+def test_cancel_by_id_answers_for_as_many_as_it_looked_at() -> None:
+    """Whoever cancels goes on with the ids that have no answer yet."""
+    engine, owner = filled(PRODUCE)
+    ids = [99, *range(1, OPERATIONS + 1)]
+    answers: list[bool] = []
+    calls = 0
+    while len(answers) < len(ids):
+        answers += engine.cancel(owner, ids[len(answers) :], 1, WORK_MAX)
+        calls += 1
+    assert answers == [False] + [True] * OPERATIONS
+    assert calls == 7
+
+
+def test_what_is_registered_meanwhile_is_not_cancelled() -> None:
+    """All up to an id: a session that goes on registering cannot keep the one who cancels busy for ever."""
+    engine, owner = filled(PRODUCE)
+    assert engine.cancel_all(owner, 1, WORK_MAX, OPERATIONS) == 3
+    newcomer = OperationBatch([50], partitions=[("orders", 0)], offsets=[9])
+    assert engine.register(owner, PRODUCE, newcomer, 1).accepted == 1
+    assert engine.cancel_all(owner, 1, UNLIMITED, OPERATIONS) == OPERATIONS - 3
+    assert not engine.has_pending(owner, OPERATIONS)
+    assert engine.has_pending(owner, 50)
+
+
+def test_ids_known_before_are_as_the_caller_says() -> None:
+    """Of a batch that comes in slices, an id that does not rise from one slice to the next is refused, not known."""
+    engine, owner = filled(PRODUCE)
+    batch = OperationBatch([10, 15, 21], partitions=[("orders", 0)], offsets=[9])
+    receipt = engine.register(owner, PRODUCE, batch, 1, 10)
+    assert (receipt.already_known, receipt.accepted) == (1, 1)
+    assert [(refusal.index, refusal.field) for refusal in receipt.refusals] == [(1, "operation_id")]
+
+
+def test_an_event_counts_its_replicas() -> None:
+    """The first event of 300 ids makes as many replicas, and is a slice of 500 by itself; then two are."""
+    engine = Engine(EngineLimits(), 0)
+    sets = ReplicaSets(in_sync=list(range(300)), leader_id=0)
+    batch = EventBatch([IN_SYNC_REPLICAS] * 4, partitions=[("orders", 0)], replica_sets=[sets] * 4)
+    assert engine.apply(batch, 0, 0, 500).next_index == 1
+    assert engine.apply(batch, 0, 1, 500).next_index == 3
+
+
+def test_sets_of_replicas_cost_in_proportion_to_their_size() -> None:
+    """Ten times the replicas cost about ten times as much, not a hundred."""
+
+    def cost_s(count: int) -> float:
+        engine = Engine(EngineLimits(), 0)
+        low, high = ReplicaSets(in_sync=list(range(count)), leader_id=0), ReplicaSets(in_sync=list(range(1, count)))
+        batch = EventBatch([IN_SYNC_REPLICAS] * 20, partitions=[("orders", 0)], replica_sets=[low, high] * 10)
+        began_s = process_time()
+        engine.apply(batch, 0)
+        return process_time() - began_s
+
+    small = min(cost_s(90) for _ in range(5))
+    large = min(cost_s(900) for _ in range(5))
+    assert large / small < 35
