@@ -197,6 +197,13 @@ class Host:
         self.deliver()
         return cancelled
 
+    def close_session(self, session: Session) -> tuple[int, int]:
+        """Ends a session now; returns how many operations were cancelled, and how many results were dropped."""
+        closed = session.owner.pending, session.outbox.unacknowledged
+        self.sessions.close(session, self.time.now_ms())
+        self.deliver()
+        return closed
+
     def cancel_partition(self, name: PartitionName) -> int:
         """Cancels all that waits on a partition; returns how many."""
         now_ms = self.time.now_ms()

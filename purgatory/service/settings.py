@@ -144,6 +144,9 @@ class SessionSettings(SettingsGroup):
 
     heartbeat_interval_ms: DurationMs = setting(10_000, "Send a heartbeat on a stream that was silent for this long.")
     ttl_ms: DurationMs = setting(600_000, "A session lives this long after its last connection ended.")
+    finished_ttl_ms: DurationMs = setting(
+        5_000, "The same for one with nothing pending, and all results acknowledged, over a Session stream."
+    )
 
 
 class ArchiveSettings(SettingsGroup):

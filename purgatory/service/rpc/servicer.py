@@ -64,6 +64,7 @@ class PurgatoryServicer(InspectionCalls):
     async def Register(self, request: wire.RegisterRequest, call: Call) -> wire.RegisterResponse:
         """Registers a batch in a session, which is created on first use."""
         session = self._open_session(call, request.session_id)[0]
+        session.has_unary_callers = True
         try:
             response = wire.RegisterResponse(receipt=register(self._host, session, request.batch))
         except BatchRefused as error:
@@ -81,11 +82,19 @@ class PurgatoryServicer(InspectionCalls):
 
     async def Acknowledge(self, request: wire.AcknowledgeRequest, call: Call) -> wire.AcknowledgeResponse:
         session = self._host.sessions.get(request.session_id, call.account)
+        session.has_unary_callers = True
         self._host.sessions.touch(session, self._host.clock.now_ms())
         self._host.acknowledge(session, request.sequence)
         self._host.journal.changed(session)  # this call has an answer that waits, so it gets a commit of its own
         await self._host.journal.durable()
         return wire.AcknowledgeResponse()
+
+    async def CloseSession(self, request: wire.CloseSessionRequest, call: Call) -> wire.CloseSessionResponse:
+        """Ends a session now, with what is pending in it and the results that nobody has acknowledged."""
+        session = self._host.sessions.get(request.session_id, call.account)
+        cancelled, results_dropped = self._host.close_session(session)
+        await self._host.journal.durable()
+        return wire.CloseSessionResponse(cancelled=cancelled, results_dropped=results_dropped)
 
     # Events.
 
@@ -157,6 +166,7 @@ class PurgatoryServicer(InspectionCalls):
             session_ttl_ms=session_settings.ttl_ms,
             operations_per_batch_max=limits.operations_per_batch_max,
             unacknowledged_results_max=limits.unacknowledged_results_max,
+            timeout_ms_default=limits.timeout_ms_default,
         )
         return stream, opened
 

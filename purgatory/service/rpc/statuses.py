@@ -22,7 +22,7 @@ from purgatory.engine import codes
 from purgatory.engine.batches import Refusal
 
 RETRY_AFTER_MS: Final = 1_000
-"""How long a refused caller is asked to wait before it tries again."""
+"""How long a refused caller is asked to wait before it tries again, where nothing says when there will be room."""
 
 VALUE_LENGTH_MAX: Final = 80
 """Values quoted in a message are cut to this length: messages travel in headers, which are small."""
@@ -79,14 +79,14 @@ def not_found(resource_type: str, resource_name: str) -> CallRefused:
     )
 
 
-def resource_exhausted(subject: str, description: str) -> CallRefused:
-    """A limit is reached; a later attempt may succeed."""
+def resource_exhausted(subject: str, description: str, retry_after_ms: int = RETRY_AFTER_MS) -> CallRefused:
+    """A limit is reached; a later attempt may succeed, at the earliest after so long."""
     violation = error_details_pb2.QuotaFailure.Violation(subject=subject, description=description)
     return CallRefused(
         code_pb2.RESOURCE_EXHAUSTED,
         f"{subject}: {description}",
         error_details_pb2.QuotaFailure(violations=[violation]),
-        _retry_info(),
+        _retry_info(retry_after_ms),
     )
 
 
@@ -117,7 +117,7 @@ def quoted(value: object) -> str:
     return text if len(text) <= VALUE_LENGTH_MAX else f"{text[:VALUE_LENGTH_MAX]}... ({len(text)} characters)"
 
 
-def _retry_info() -> error_details_pb2.RetryInfo:
+def _retry_info(retry_after_ms: int = RETRY_AFTER_MS) -> error_details_pb2.RetryInfo:
     delay = duration_pb2.Duration()
-    delay.FromMilliseconds(RETRY_AFTER_MS)
+    delay.FromMilliseconds(retry_after_ms)
     return error_details_pb2.RetryInfo(retry_delay=delay)

@@ -120,6 +120,10 @@ class ResultStream:
         """Ends the stream with a message that says that another stream has taken the session over."""
         self._go_away(purgatory_service_pb2.GoingAway.REASON_TAKEN_OVER)
 
+    def session_closed(self) -> None:
+        """Ends the stream with a message that says that the session was closed."""
+        self._go_away(purgatory_service_pb2.GoingAway.REASON_SESSION_CLOSED)
+
     def shut_down(self) -> None:
         """Ends the stream with a message that says that the daemon is shutting down."""
         self._go_away(purgatory_service_pb2.GoingAway.REASON_SHUTTING_DOWN)

@@ -19,6 +19,8 @@ class AttachedStream(Protocol):
 
     def taken_over(self) -> None: ...
 
+    def session_closed(self) -> None: ...
+
 
 class Session:
     """One session. Its `number` is never reused in the daemon's life, unlike session ids and engine owners."""
@@ -34,6 +36,11 @@ class Session:
         self.stream: AttachedStream | None = None
         self.last_used_ms = now_ms
         self.dropped = False
+        self.has_unary_callers = False
+        """Whether anybody used it but by `Session` streams. The opening of such a stream says whether the session is a
+        new one. Others are not told: they would take its results for those they have, and a batch that they send again
+        would be registered again.
+        """
         self.is_journaled = False
         self.journaled_operation_id = 0
         """The highest that the journal has."""
@@ -55,6 +62,11 @@ class Session:
         is not: that client may have results which are lost here.
         """
         return not self.owner.pending and not self.outbox.unacknowledged and self.uncertain_after < 0
+
+    @property
+    def may_go_early(self) -> bool:
+        """Whether nothing is lost by dropping it long before its time to live is over."""
+        return self.is_finished and (self.is_blank or not self.has_unary_callers)
 
     def deliver(self, completions: Completions) -> None:
         """Gives results of completed operations their sequence numbers, and wakes the stream."""

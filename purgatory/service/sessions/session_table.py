@@ -2,8 +2,14 @@
 
 A session belongs to an account, and its id is that account's own: another account may use the same id for another
 session. A session has one engine owner, one outbox and at most one result stream. It lives while it has a stream, and
-for its time to live after its last use. Sessions without a stream are kept in the order of last use, so finding the
-expired ones costs nothing for the others.
+for its time to live after its last use. One that is finished goes after a few seconds, as short-lived callers leave
+many, and gives way to new ones at the limit. Sessions without a stream are kept in the order of last use, so finding
+the expired ones costs nothing for the others.
+
+Why nothing is lost or doubled by a finished session that is gone: its client has acknowledged every result, so none is
+to be sent again. If it comes back, it is told that the session is a new one. It then counts results from wherever the
+next batch begins, and registers again whatever it still waits for: that was never registered here, as nothing was
+pending.
 """
 
 from collections import OrderedDict
@@ -15,10 +21,11 @@ from purgatory.engine.codes import RESOURCE_EXHAUSTED
 from purgatory.engine.engine import Engine
 from purgatory.service.access.account import NOBODY, Account, Accounts
 from purgatory.service.listeners.listener import Listener
-from purgatory.service.rpc.statuses import from_refusal, invalid_argument, not_found, quoted
+from purgatory.service.rpc.statuses import invalid_argument, not_found, quoted, resource_exhausted
 from purgatory.service.sessions.result_stream import ResponseType, ResultStream
 from purgatory.service.sessions.session import Session, SessionKey
 from purgatory.service.settings import HostSettings
+from purgatory.v1 import purgatory_service_pb2
 
 SESSION_ID_LENGTH_MAX: Final = 128
 
@@ -39,6 +46,7 @@ class Sessions:
         self._engine: Final = engine
         self._sessions_max: Final = settings.limits.sessions_max
         self._ttl_ms: Final = settings.session.ttl_ms
+        self._finished_ttl_ms: Final = min(settings.session.finished_ttl_ms, settings.session.ttl_ms)
         self._listeners: Final = listeners
         self._before_drop: Final = before_drop
         self._opened = 0
@@ -47,6 +55,12 @@ class Sessions:
         self._by_owner_id: Final[dict[int, Session]] = {}
         self._disconnected: Final[OrderedDict[SessionKey, Session]] = OrderedDict()
         """In the order of last use."""
+        self._just_used: Final[OrderedDict[SessionKey, Session]] = OrderedDict()
+        """Those of the disconnected that may be finished, in the order of last use. One that is not is taken out: to be
+        finished it has to be used.
+        """
+        self._evictable: Final[OrderedDict[SessionKey, Session]] = OrderedDict()
+        """Finished, but not to go early."""
         self._streams: Final[set[ResultStream]] = set()
 
     @property
@@ -103,24 +117,44 @@ class Sessions:
             refused = Refusal(0, RESOURCE_EXHAUSTED, "sessions", message)
             for listener in self._listeners:
                 listener.refused([refused])
-            raise from_refusal(refused, "")
+            raise resource_exhausted("sessions", message, self._next_expiry_ms(now_ms))
         return self._add(session_id, self._opened + 1, account or self.accounts.nobody, now_ms), False
 
     def _evict_finished(self, now_ms: int) -> bool:
-        """Makes room by dropping the session that was left longest ago of those with nothing pending or to deliver.
+        """Makes room by dropping a finished session, if there is one: first of those that nobody would miss."""
+        while self._just_used:
+            session = self._first_just_used()
+            if session.may_go_early:
+                self._drop(session, now_ms)
+                return True
+        if not self._evictable:
+            return False
+        self._drop(next(iter(self._evictable.values())), now_ms)
+        return True
 
-        Short-lived callers leave many of them, which would lock others out for the time to live.
-        """
-        finished = next((session for session in self._disconnected.values() if session.is_finished), None)
-        if finished is not None:
-            self._drop(finished, now_ms)
-        return finished is not None
+    def _first_just_used(self) -> Session:
+        """The first one of those just used. Unless it may go early, it is not one of them from now on."""
+        session = next(iter(self._just_used.values()))
+        if not session.may_go_early:
+            del self._just_used[session.key]
+            if session.is_finished:
+                self._evictable[session.key] = session
+        return session
+
+    def _next_expiry_ms(self, now_ms: int) -> int:
+        """When there may be room again, in milliseconds from now. With all sessions connected: if one ended now."""
+        if not self._disconnected:
+            return self._finished_ttl_ms
+        first = next(iter(self._disconnected.values()))
+        return max(1, first.last_used_ms + self._ttl_ms - now_ms)
 
     def restore(self, session_id: str, number: int, now_ms: int, principal: str = NOBODY) -> Session:
         """A session from the journal, to be filled with what it had. Its time to live starts over."""
         account = self.accounts.of(principal)
         assert self.find(session_id, account) is None, f"session {session_id!r} exists already"
-        return self._add(session_id, number, account, now_ms)
+        session = self._add(session_id, number, account, now_ms)
+        session.has_unary_callers = True  # it may have: the journal does not tell
+        return session
 
     def _add(self, session_id: str, number: int, account: Account, now_ms: int) -> Session:
         self._opened = max(self._opened, number)
@@ -128,7 +162,7 @@ class Sessions:
         account.sessions += 1
         self._by_id[session.key] = session
         self._by_owner_id[session.owner.owner_id] = session
-        self._disconnected[session.key] = session
+        self._disconnected[session.key] = self._just_used[session.key] = session
         for listener in self._listeners:
             listener.session_opened()
         return session
@@ -152,7 +186,8 @@ class Sessions:
         session.stream = stream
         self._streams.add(stream)
         session.outbox.rewind()
-        self._disconnected.pop(session.key, None)
+        session.has_unary_callers |= response_type is purgatory_service_pb2.StreamResultsResponse
+        self._forget_last_use(session)
         for listener in self._listeners:
             listener.stream_connected()
         if before is not None:
@@ -169,10 +204,16 @@ class Sessions:
             session.stream = None
             session.last_used_ms = now_ms
             if not session.dropped:
-                self._disconnected[session.key] = session
+                self._disconnected[session.key] = self._just_used[session.key] = session
 
     def drop_expired(self, now_ms: int) -> None:
         """Drops the sessions whose time to live is over, and cancels their pending operations."""
+        while self._just_used:
+            if now_ms - next(iter(self._just_used.values())).last_used_ms < self._finished_ttl_ms:
+                break
+            session = self._first_just_used()
+            if session.may_go_early:
+                self._drop(session, now_ms)
         while self._disconnected:
             session = next(iter(self._disconnected.values()))
             if now_ms - session.last_used_ms < self._ttl_ms:
@@ -182,8 +223,19 @@ class Sessions:
     def touch(self, session: Session, now_ms: int) -> None:
         """The session is being used: its time to live starts over."""
         session.last_used_ms = now_ms
-        if session.key in self._disconnected:
-            self._disconnected.move_to_end(session.key)
+        if session.stream is None:
+            self._forget_last_use(session)
+            self._disconnected[session.key] = self._just_used[session.key] = session
+
+    def close(self, session: Session, now_ms: int) -> None:
+        """Drops a session and ends its stream, if it has one."""
+        self._drop(session, now_ms)
+        if session.stream is not None:
+            session.stream.session_closed()
+
+    def _forget_last_use(self, session: Session) -> None:
+        for places in (self._disconnected, self._just_used, self._evictable):
+            places.pop(session.key, None)
 
     def _drop(self, session: Session, now_ms: int) -> None:
         self._before_drop(session, now_ms)
@@ -191,5 +243,5 @@ class Sessions:
         session.account.sessions -= 1
         del self._by_id[session.key]
         del self._by_owner_id[session.owner.owner_id]
-        del self._disconnected[session.key]
+        self._forget_last_use(session)
         self._engine.remove_owner(session.owner, now_ms)

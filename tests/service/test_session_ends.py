@@ -1,0 +1,120 @@
+"""How sessions end: closed by a call, soon after they are finished, or when their time to live is over."""
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from purgatory.service.settings import HostSettings, LimitsSettings, SessionSettings
+from purgatory.testing import ManualClock
+from purgatory.v1 import operation_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.service.serving import Peer, ServedHost, eventually, produce, refused, serving, signal
+from tests.service.test_sessions import ids_and_sequences
+
+
+async def left_after(served: ServedHost, ahead_ms: int, expected: set[str]) -> None:
+    """Waits until, at a later time, just these of the sessions below are left."""
+    host = served.host
+    assert isinstance(host.clock, ManualClock)
+    host.clock.jump(ahead_ms)
+    host.sessions.drop_expired(host.clock.now_ms())
+    assert {name for name in ("blank", "done", "unary", "pending", "unread") if host.sessions.find(name)} == expected
+
+
+async def test_finished_sessions_go_within_seconds() -> None:
+    """What was never used, or is finished over a stream, goes soon; what unary calls have used, or has anything left,
+    stays for the whole time to live.
+    """
+    settings = HostSettings(session=SessionSettings(ttl_ms=60_000, finished_ttl_ms=500))
+    async with serving(settings, clock=ManualClock()) as served:
+        await served.high_watermark("orders", 1)
+        peers = {name: await Peer(served, name).open() for name in ("blank", "done", "pending", "unread")}
+        for name in ("done", "unread"):
+            await peers[name].registered(produce(1, "orders", 1))
+            await peers[name].results()
+        await peers["done"].acknowledge(1)
+        await peers["pending"].registered(signal(1, "k"))
+        await eventually(lambda: served.host.sessions.unacknowledged_results == 1, "acknowledged")
+        rows = operation_pb2.OperationRows(operations=[produce(1, "orders", 1)])
+        await served.stub.Register(wire.RegisterRequest(session_id="unary", batch=wire.RegisterBatch(rows=rows)))
+        await served.stub.Acknowledge(wire.AcknowledgeRequest(session_id="unary", sequence=1))
+        await left_after(served, 1_000, {"blank", "done", "unary", "pending", "unread"})
+        for peer in peers.values():
+            peer.cancel()
+        await eventually(lambda: served.host.sessions.connected == 0, "all have left")
+        await left_after(served, 499, {"blank", "done", "unary", "pending", "unread"})
+        await left_after(served, 1, {"unary", "pending", "unread"})
+        await left_after(served, 58_500, {"pending", "unread"})
+        await left_after(served, 1_000, set())
+
+
+async def test_who_returns_to_a_finished_session_is_told_that_it_is_new() -> None:
+    """So its client counts results anew, and an operation that it sends again has one result."""
+    settings = HostSettings(session=SessionSettings(finished_ttl_ms=1))
+    async with serving(settings) as served:
+        await served.high_watermark("orders", 1)
+        peer = await Peer(served, "s").open()
+        await peer.registered(produce(1, "orders", 1), produce(2, "orders", 1))
+        assert ids_and_sequences(await peer.results()) == [(1, 1), (2, 2)]
+        await peer.acknowledge(2)
+        await eventually(lambda: served.host.sessions.unacknowledged_results == 0, "acknowledged")
+        peer.cancel()
+        await eventually(lambda: served.host.sessions.count == 0, "the finished session is gone")
+        again = await Peer(served, "s").open(last_sequence=2)
+        assert (again.opened.resumed, again.opened.highest_operation_id) == (False, 0)
+        assert (await again.registered(produce(3, "orders", 1))).accepted == 1
+        assert ids_and_sequences(await again.results()) == [(1, 3)]
+
+
+async def close(served: ServedHost, session_id: str) -> tuple[int, int]:
+    answer = await served.stub.CloseSession(wire.CloseSessionRequest(session_id=session_id))
+    return answer.cancelled, answer.results_dropped
+
+
+async def test_a_closed_session_is_gone_at_once() -> None:
+    """What is pending is cancelled without a result, what is unacknowledged is dropped, its stream ends and says why;
+    closing it again says that it is not known.
+    """
+    async with serving() as served:
+        await served.high_watermark("orders", 1)
+        peer = await Peer(served, "s").open()
+        await peer.registered(produce(1, "orders", 1), produce(2, "orders", 9), signal(3, "k"))
+        await peer.results()
+        assert await close(served, "s") == (2, 1)
+        assert (await peer.read()).going_away.reason == wire.GoingAway.REASON_SESSION_CLOSED
+        assert await peer.read_raw() is grpc.aio.EOF
+        assert served.host.engine.pending == 0
+        assert (await served.status()).sessions == 0
+        with refused(grpc.StatusCode.NOT_FOUND, "session"):
+            await close(served, "s")
+        again = await Peer(served, "s").open()
+        assert not again.opened.resumed
+        assert await close(served, "s") == (0, 0)
+
+
+async def test_a_session_without_a_stream_can_be_closed() -> None:
+    """One that was only registered in, too."""
+    async with serving() as served:
+        rows = operation_pb2.OperationRows(operations=[produce(1, "orders", 1)])
+        await served.stub.Register(wire.RegisterRequest(session_id="s", batch=wire.RegisterBatch(rows=rows)))
+        assert await close(served, "s") == (1, 0)
+        assert served.host.sessions.count == 0
+
+
+async def test_who_finds_no_room_is_told_when_there_will_be() -> None:
+    """The delay of the advice is the time until the next session expires."""
+    settings = HostSettings(LimitsSettings(sessions_max=1), SessionSettings(ttl_ms=60_000))
+    async with serving(settings, clock=ManualClock()) as served:
+        rows = operation_pb2.OperationRows(operations=[produce(1, "orders", 1)])
+        batch = wire.RegisterBatch(rows=rows)
+        await served.stub.Register(wire.RegisterRequest(session_id="a", batch=batch))
+        assert isinstance(served.host.clock, ManualClock)
+        served.host.clock.jump(20_000)
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await served.stub.Register(wire.RegisterRequest(session_id="b", batch=batch))
+        status = rpc_status.from_call(failed.value)
+        assert status is not None
+        advice = error_details_pb2.RetryInfo()
+        assert status.details[1].Unpack(advice)
+        assert advice.retry_delay.ToMilliseconds() == 40_000
