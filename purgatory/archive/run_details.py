@@ -16,6 +16,7 @@ from purgatory.engine.limits import EngineLimits
 
 LIMIT_NAMES: Final = (
     "pending_operations_max",
+    "pending_items_max",
     "partitions_max",
     "signal_keys_max",
     "items_per_operation_max",

@@ -9,13 +9,15 @@ from typing import Final
 from mypy_extensions import i64
 
 from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, PartitionName, RegisterReceipt
-from purgatory.engine.codes import CANCELLED, EXPIRED, SHUTTING_DOWN
+from purgatory.engine.codes import CANCELLED, EXPIRED, FETCH, SHUTTING_DOWN
 from purgatory.engine.completions import Completions
+from purgatory.engine.holdings import Holdings
 from purgatory.engine.inspection import EngineInspection
 from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX
 from purgatory.engine.limits import EngineLimits
 from purgatory.engine.marks.events import Events
 from purgatory.engine.marks.registry import Partitions, SignalKeys
+from purgatory.engine.memory_estimate import FETCH_BYTES, FETCH_ITEM_BYTES, ITEM_BYTES, OPERATION_BYTES, OWNER_BYTES
 from purgatory.engine.snapshot.saved_operations import SavedOperations
 from purgatory.engine.snapshot.snapshots import Snapshots
 from purgatory.engine.tape import Played, Tape, TapePlayer
@@ -67,14 +69,19 @@ class Engine:
 
     # Owners.
 
-    def add_owner(self) -> Owner:
-        """A new owner, to register operations for: ids are unique and rise within one owner."""
+    def add_owner(self, holdings: Holdings | None = None) -> Owner:
+        """A new owner, to register operations for: ids are unique and rise within one owner.
+
+        `holdings` are those of its account; without, it shares those of all that belongs to none, which have no limits.
+        """
         owners = self._pending.owners
+        if holdings is None:
+            holdings = self._partitions.unowned
         if self._free_owners:
-            owner = Owner(self._free_owners.pop())
+            owner = Owner(self._free_owners.pop(), holdings)
             owners[owner.owner_id] = owner
         else:
-            owner = Owner(len(owners))
+            owner = Owner(len(owners), holdings)
             owners.append(owner)
         return owner
 
@@ -103,13 +110,25 @@ class Engine:
         self._pass_time(now_ms)
         return self._registration.register(owner, kind, batch, now_ms, known_up_to)
 
-    def apply(self, batch: EventBatch, now_ms: int, start: int = 0, limit: int = 100_000) -> EventsReceipt:
+    def apply(
+        self,
+        batch: EventBatch,
+        now_ms: int,
+        start: int = 0,
+        limit: int = 100_000,
+        *,
+        maker: Holdings | None = None,
+        is_full: bool = False,
+    ) -> EventsReceipt:
         """Applies events from `start` on until events and units of work together reach `limit`; see `next_index`.
 
-        The effects of one event are never split. Raises InvalidBatch as `register` does.
+        The effects of one event are never split. Partitions that become known are counted in `maker`. With `is_full`,
+        events that would make a partition, key, replica or epoch are refused. Raises InvalidBatch as `register` does.
         """
         self._pass_time(now_ms)
-        return self._events.apply(batch, now_ms, start, limit)
+        if maker is None:
+            maker = self._partitions.unowned
+        return self._events.apply(batch, now_ms, start, limit, maker, is_full)
 
     def cancel(self, owner: Owner, operation_ids: list[int], now_ms: int, work_max: int = UNLIMITED) -> list[bool]:
         """Cancels operations by id. For each: True when it was pending; False when it had ended or was never
@@ -296,6 +315,25 @@ class Engine:
     def pending(self) -> int:
         """Pending operations of all kinds."""
         return self._pending.count
+
+    @property
+    def pending_items(self) -> int:
+        """Partitions and keys of all pending operations."""
+        return self._pending.item_count
+
+    def memory_bytes(self) -> int:
+        """What the engine takes in memory, estimated from the sizes of its tables."""
+        pending = self._pending
+        held = pending.operations.size * OPERATION_BYTES + pending.items.size * ITEM_BYTES
+        held += pending.pending_by_kind[FETCH] * FETCH_BYTES + self._wakeups.fetches.item_count * FETCH_ITEM_BYTES
+        return held + self._partitions.bytes + self._keys.bytes + len(pending.owners) * OWNER_BYTES
+
+    def memory_bytes_more(self, operations: int, items: int) -> int:
+        """What it would take besides if so many more operations, of so many items, were to wait."""
+        pending = self._pending
+        free_rows = pending.operations.size - pending.count
+        free_items = pending.items.size - pending.item_count
+        return max(operations - free_rows, 0) * OPERATION_BYTES + max(items - free_items, 0) * ITEM_BYTES
 
     @property
     def partition_count(self) -> int:

@@ -12,6 +12,7 @@ class EngineLimits:
         self,
         *,
         pending_operations_max: int = 10_000_000,
+        pending_items_max: int = 20_000_000,
         partitions_max: int = 100_000,
         signal_keys_max: int = 100_000,
         items_per_operation_max: int = 2_000,
@@ -21,6 +22,7 @@ class EngineLimits:
     ) -> None:
         for name, value in (
             ("pending_operations_max", pending_operations_max),
+            ("pending_items_max", pending_items_max),
             ("partitions_max", partitions_max),
             ("signal_keys_max", signal_keys_max),
             ("items_per_operation_max", items_per_operation_max),
@@ -33,6 +35,7 @@ class EngineLimits:
         if timeout_ms_default > timeout_ms_max:
             raise ValueError(f"timeout_ms_default {timeout_ms_default} is over timeout_ms_max {timeout_ms_max}")
         self.pending_operations_max: Final = pending_operations_max
+        self.pending_items_max: Final = pending_items_max
         self.partitions_max: Final = partitions_max
         self.signal_keys_max: Final = signal_keys_max
         self.items_per_operation_max: Final = items_per_operation_max

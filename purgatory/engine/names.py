@@ -1,13 +1,18 @@
 """What may name a partition or a signal key, and the places of names in a dictionary."""
 
+from typing import Final
+
 from librt.vecs import vec
 from mypy_extensions import i64
 
 from purgatory.engine.batches import AsGiven, PartitionName
 
-__all__ = ["key_fault", "partition_fault", "places_of"]
+__all__ = ["cut", "key_fault", "partition_fault", "places_of"]
 
 PARTITION_MAX = 2**31 - 1
+
+CUT_LENGTH: Final = 80
+"""Characters of a name that a message quotes: messages are kept with the results, one for each refusal."""
 
 
 def partition_fault(name: PartitionName, length_max: int) -> str:
@@ -29,6 +34,11 @@ def key_fault(key: str, length_max: int) -> str:
     if len(key) > length_max:
         return f"the key has {len(key)} characters, the most allowed are {length_max}"
     return ""
+
+
+def cut(name: str) -> str:
+    """A name as messages quote it."""
+    return name if len(name) <= CUT_LENGTH else f"{name[:CUT_LENGTH]}..."
 
 
 def places_of(names: list[AsGiven], places: dict[AsGiven, int]) -> vec[i64]:

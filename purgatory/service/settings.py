@@ -111,6 +111,7 @@ class EngineLimitsSettings(SettingsGroup):
     """The limits that `EngineLimits` takes, under the same names."""
 
     pending_operations_max: Count = setting(10_000_000, "Operations pending at one time.")
+    pending_items_max: Count = setting(20_000_000, "Partitions and keys of all pending operations together.")
     partitions_max: Count = setting(100_000, "Partitions known at one time.")
     signal_keys_max: Count = setting(100_000, "Signal keys remembered at one time.")
     items_per_operation_max: Count = setting(2_000, "Partitions or keys of one operation.")

@@ -112,7 +112,7 @@ class Countdown(Kind):
     def register(self, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64) -> None:
         draft = Draft()
         for item in range(first_item, first_item + columns.item_counts.at(row)):
-            partition = self.partitions.mention(columns.partitions[columns.places.at(item)])
+            partition = self.partitions.mention(columns.partitions[columns.places.at(item)], owner.holdings)
             required, epoch = columns.offsets.at(item), columns.leader_epochs.at(item)
             error = columns.local_error_codes.at(item)
             if error == NONE:
@@ -124,7 +124,9 @@ class Countdown(Kind):
             self._answer_draft(owner, operation_id, draft)
             return
         pending = self.pending
-        slot = pending.admit(owner, self.code, draft.left, operation_id, columns.timeouts_ms.at(row), now_ms)
+        slot = pending.admit(
+            owner, self.code, len(draft.partitions), draft.left, operation_id, columns.timeouts_ms.at(row), now_ms
+        )
         last: i64 = -1
         for place, partition in enumerate(draft.partitions):
             error = draft.errors[place]

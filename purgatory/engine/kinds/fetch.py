@@ -32,6 +32,8 @@ class FetchKind(Kind):
         self.pending: Final = pending
         self._fetches: Final[dict[int, Fetch]] = {}
         """By slot."""
+        self.item_count: i64 = 0
+        """Of all pending fetches."""
 
     # Registration and end.
 
@@ -48,7 +50,7 @@ class FetchKind(Kind):
         for item in range(first_item, first_item + columns.item_counts.at(row)):
             fetch.items.append(
                 FetchItem(
-                    self.partitions.mention(columns.partitions[columns.places.at(item)]),
+                    self.partitions.mention(columns.partitions[columns.places.at(item)], owner.holdings),
                     columns.offsets.at(item),
                     max_bytes.at(item),
                     columns.leader_epochs.at(item),
@@ -68,7 +70,7 @@ class FetchKind(Kind):
             outcome = EXPIRED if not may_answer else FAILED if failed else SATISFIED
             pending.end_at_once(completions, operation_id, FETCH, outcome, len(fetch.items))
             return
-        slot = pending.admit(owner, FETCH, 0, operation_id, columns.timeouts_ms.at(row), now_ms)
+        slot = pending.admit(owner, FETCH, len(fetch.items), 0, operation_id, columns.timeouts_ms.at(row), now_ms)
         self._enter_items(fetch, slot)
         self._watch(fetch)
 
@@ -80,10 +82,12 @@ class FetchKind(Kind):
             if part.throttled:
                 part.partition.throttled_fetches += 1
         self._fetches[int(slot)] = fetch
+        self.item_count += len(fetch.items)
 
     def answer(self, slot: i64, outcome: i64, waited_ms: i64, completions: Completions) -> bool:
         fetch = self._fetches.pop(int(slot))
         failed = self._answer_items(fetch, completions)
+        self.item_count -= len(fetch.items)
         for item in fetch.items:
             self._unwatch(fetch, item)
             self.pending.items.release(item.item)

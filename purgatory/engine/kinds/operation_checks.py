@@ -6,11 +6,13 @@ from mypy_extensions import i64
 
 from purgatory.engine.codes import INVALID_ARGUMENT, KIND_NAMES, RESOURCE_EXHAUSTED, SIGNAL
 from purgatory.engine.columns import OUT_OF_RANGE
+from purgatory.engine.holdings import Holdings
 from purgatory.engine.kinds.batch_columns import BatchColumns
 from purgatory.engine.kinds.operation_columns import ITEM
 from purgatory.engine.limits import EngineLimits
 from purgatory.engine.marks.event_checks import Fault
 from purgatory.engine.marks.registry import Partitions, SignalKeys
+from purgatory.engine.names import cut
 
 __all__ = ["OperationChecks"]
 
@@ -23,8 +25,12 @@ class OperationChecks:
         self.partitions: Final = partitions
         self.keys: Final = keys
 
-    def fault(self, columns: BatchColumns, row: int, first_item: int, pending: int) -> Fault | None:
-        """Why the operation in a row is refused, or None. `pending` operations wait already."""
+    def fault(
+        self, columns: BatchColumns, row: int, first_item: int, holdings: Holdings, pending: int, pending_items: int
+    ) -> Fault | None:
+        """Why the operation in a row is refused, or None. `pending` operations of so many items wait already; those of
+        the account are in `holdings`.
+        """
         limits = self.limits
         if pending >= limits.pending_operations_max:
             return Fault(
@@ -32,6 +38,9 @@ class OperationChecks:
                 "operation_id",
                 f"{limits.pending_operations_max} operations are pending, the most allowed; try again later",
             )
+        if holdings.operations >= holdings.operations_max:
+            message = f"{holdings.operations} operations of yours are pending, your share now; try again later"
+            return Fault(RESOURCE_EXHAUSTED, "operation_id", message)
         if columns.timeouts_ms.at(row) == OUT_OF_RANGE:
             timeout_ms = columns.timeouts_ms.given(row)
             return Fault(INVALID_ARGUMENT, "timeout_ms", f"{timeout_ms} is not in 0..{limits.timeout_ms_max}")
@@ -41,6 +50,9 @@ class OperationChecks:
         if count > limits.items_per_operation_max:
             message = f"{count} are over the limit of {limits.items_per_operation_max}"
             return Fault(INVALID_ARGUMENT, columns.items_path(), message)
+        fault = self._items_fault(columns, holdings, pending_items, count)
+        if fault is not None:
+            return fault
         if columns.faulty:
             fault = self._operation_fault(columns, row)
             if fault is not None:
@@ -50,7 +62,17 @@ class OperationChecks:
             fault = self._item_fault(columns, row, first_item, item)
             if fault is not None:
                 return fault
-        return self._room_fault(columns, first_item, count)
+        return self._room_fault(columns, first_item, count, holdings)
+
+    def _items_fault(self, columns: BatchColumns, holdings: Holdings, pending_items: int, count: int) -> Fault | None:
+        most = self.limits.pending_items_max
+        if pending_items + count > most:
+            message = f"{pending_items} are pending of all operations, the most allowed are {most}; try again later"
+            return Fault(RESOURCE_EXHAUSTED, columns.items_path(), message)
+        if holdings.items + count > holdings.items_max:
+            message = f"{holdings.items} of your operations are pending, your share now; try again later"
+            return Fault(RESOURCE_EXHAUSTED, columns.items_path(), message)
+        return None
 
     def _operation_fault(self, columns: BatchColumns, row: int) -> Fault | None:
         for described in columns.faulty:
@@ -81,15 +103,18 @@ class OperationChecks:
 
     def _named(self, columns: BatchColumns, place: i64) -> str:
         if columns.kind == SIGNAL:
-            return columns.keys[place]
+            return cut(columns.keys[place])
         topic, partition = columns.partitions[place]
-        return f"{topic}-{partition}"
+        return f"{cut(topic)}-{partition}"
 
-    def _room_fault(self, columns: BatchColumns, first_item: int, count: int) -> Fault | None:
+    def _room_fault(self, columns: BatchColumns, first_item: int, count: int, holdings: Holdings) -> Fault | None:
         """Whether the partitions or keys that the operation would make have room."""
         known = len(self.partitions.by_name)
-        room = self.keys.room() if columns.kind == SIGNAL else self.limits.partitions_max - known
-        if count <= room:
+        if columns.kind == SIGNAL:
+            room, share = self.keys.room(), int(holdings.keys_max - holdings.keys)
+        else:
+            room, share = self.limits.partitions_max - known, int(holdings.partitions_max - holdings.partitions)
+        if count <= room and count <= share:
             return None
         made = 0
         idle = 0
@@ -103,10 +128,14 @@ class OperationChecks:
                     idle += 1
             elif not self.partitions.strict and columns.partitions[place] not in self.partitions.by_name:
                 made += 1
-        if made == 0:
+        if made + idle == 0:
             return None
+        if made + idle > share:
+            noun = "keys that only you wait for" if columns.kind == SIGNAL else "partitions that you named first"
+            message = f"of {noun} there may be {max(share, 0)} more, your share now; this names {made + idle} more"
+            return Fault(RESOURCE_EXHAUSTED, columns.items_path(), message)
         if columns.kind == SIGNAL:
-            if made <= room - idle:
+            if made == 0 or made <= room - idle:
                 return None
             message = f"{self.keys.keys_max} keys are waited for, the most allowed"
             return Fault(RESOURCE_EXHAUSTED, columns.items_path(), message)

@@ -58,7 +58,7 @@ class ProduceKind(Countdown):
             if self.state(only, offset, leader_epoch) != UNRESOLVED:
                 return False
             only.references += 1
-            slot = pending.admit(owner, PRODUCE, 1, operation_id, timeout_ms, now_ms)
+            slot = pending.admit(owner, PRODUCE, 1, 1, operation_id, timeout_ms, now_ms)
             last = pending.add_item(slot, -1, only.index, offset, only.high_watermark, leader_epoch, UNRESOLVED)
             pending.watch(only.waits_of(PRODUCE), PRODUCE, last, offset)
             return True
@@ -69,7 +69,7 @@ class ProduceKind(Countdown):
         if left <= 0:
             return False
         all_wait = left == item_count
-        slot = pending.admit(owner, PRODUCE, left, operation_id, timeout_ms, now_ms)
+        slot = pending.admit(owner, PRODUCE, item_count, left, operation_id, timeout_ms, now_ms)
         last = -1
         item = first_item
         while item < end:

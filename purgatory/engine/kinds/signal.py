@@ -7,6 +7,7 @@ from mypy_extensions import i64
 from purgatory.engine.batches import AsGiven
 from purgatory.engine.codes import EXPIRED, NONE, REQUEST_TIMED_OUT, SATISFIED, SIGNAL
 from purgatory.engine.completions import Completions
+from purgatory.engine.holdings import Holdings
 from purgatory.engine.kinds.batch_columns import BatchColumns
 from purgatory.engine.kinds.kind import Kind
 from purgatory.engine.kinds.pace import pace_per_second, remaining_ms
@@ -29,7 +30,7 @@ class SignalKind(Kind):
         self.keys: Final = pending.keys
 
     def register(self, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64) -> None:
-        held = self._hold_keys(columns, row, first_item)
+        held = self._hold_keys(owner.holdings, columns, row, first_item)
         from_now = columns.column("from_now").at(row) != 0
         any_key = columns.column("any_key").at(row) != 0
         operation_id = columns.operation_ids.at(row)
@@ -54,7 +55,7 @@ class SignalKind(Kind):
             return
         if any_key:
             left = 1
-        slot = pending.admit(owner, SIGNAL, left, operation_id, columns.timeouts_ms.at(row), now_ms)
+        slot = pending.admit(owner, SIGNAL, len(held), left, operation_id, columns.timeouts_ms.at(row), now_ms)
         item: i64 = -1
         for place, key in enumerate(held):
             error_code: i64 = NONE if key.count >= required[place] else UNRESOLVED
@@ -62,7 +63,7 @@ class SignalKind(Kind):
             if error_code == UNRESOLVED:
                 pending.watch(key.waits, SIGNAL, item, required[place])
 
-    def _hold_keys(self, columns: BatchColumns, row: i64, first_item: i64) -> list[SignalKey]:
+    def _hold_keys(self, holder: Holdings, columns: BatchColumns, row: i64, first_item: i64) -> list[SignalKey]:
         """The keys of an operation, each held."""
         stop = first_item + columns.item_counts.at(row)
         names = [columns.keys[columns.places.at(item)] for item in range(first_item, stop)]
@@ -71,13 +72,13 @@ class SignalKind(Kind):
         for name in names:
             key = self.keys.get(name)
             if key is not None:
-                self.keys.hold(key)
+                self.keys.hold(key, holder)
         held: list[SignalKey] = []
         for name in names:
             key = self.keys.get(name)
             if key is None:
                 key = self.keys.make(name)
-                self.keys.hold(key)
+                self.keys.hold(key, holder)
             held.append(key)
         return held
 
@@ -133,7 +134,7 @@ class SignalKind(Kind):
             key = self.keys.get(name[0])
             if key is None:
                 key = self.keys.make(name[0])
-            self.keys.hold(key)
+            self.keys.hold(key, self.keys.unowned)
             last = self.pending.add_item(slot, last, key.index, required, saved.marks[item], -1, error)
             if error == UNRESOLVED:
                 self.pending.watch(key.waits, SIGNAL, last, required)

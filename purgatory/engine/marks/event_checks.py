@@ -29,10 +29,12 @@ from purgatory.engine.codes import (
 )
 from purgatory.engine.columns import check_length, value_at
 from purgatory.engine.errors import InvalidBatch
+from purgatory.engine.holdings import Holdings
 from purgatory.engine.limits import EngineLimits
 from purgatory.engine.marks.partition import Partition
+from purgatory.engine.names import cut
 
-__all__ = ["Event", "EventChecks", "Fault", "check_columns", "event_at"]
+__all__ = ["Event", "EventChecks", "Fault", "check_columns", "event_at", "no_memory"]
 
 INT32_MAX: Final = 2**31 - 1
 POSITION_MAX: Final = OFFSET_MAX // 4
@@ -116,18 +118,52 @@ def out_of_range(field: str, value: int, lowest: int, highest: int) -> Fault:
     return Fault(INVALID_ARGUMENT, field, f"{value} is not in {lowest}..{highest}")
 
 
+def no_memory(field: str) -> Fault:
+    """The refusal of an event that would make something while memory is short."""
+    message = "memory is short: only marks of what is known already are taken now; try again later"
+    return Fault(RESOURCE_EXHAUSTED, field, message)
+
+
 class EventChecks:
     """The checks of one event: its own shape, then the state of its partition."""
 
     def __init__(self, limits: EngineLimits, strict_partitions: bool) -> None:
         self.limits: Final = limits
         self.strict_partitions: Final = strict_partitions
+        self.is_full = False
+        """Memory is short: nothing may become known."""
 
     def fault(
-        self, name: PartitionName, partition: Partition | None, partition_count: int, event: Event
+        self, name: PartitionName, partition: Partition | None, partition_count: int, event: Event, maker: Holdings
     ) -> Fault | None:
-        """Why the event is refused, or None. `partition` is None where it is not known yet."""
-        return self._shape_fault(event) or self._state_fault(name, partition, partition_count, event)
+        """Why the event is refused, or None. `partition` is None where it is not known yet, and would be `maker`'s."""
+        return (
+            self._shape_fault(event)
+            or self._state_fault(name, partition, partition_count, event)
+            or self._room_fault(partition, event, maker)
+        )
+
+    def _room_fault(self, partition: Partition | None, event: Event, maker: Holdings) -> Fault | None:
+        """Whether whoever sends the event may make what it would make, and whether there is memory for it."""
+        if partition is None:
+            if event.kind == PARTITION_REMOVED:
+                return None
+            if maker.partitions >= maker.partitions_max:
+                message = f"{maker.partitions} partitions that you named first are known, your share now"
+                return Fault(RESOURCE_EXHAUSTED, "topic_partition", message)
+            return no_memory("topic_partition") if self.is_full else None
+        if not self.is_full:
+            return None
+        if event.leader_epoch > partition.leader_epoch:
+            return no_memory("leader_epoch")
+        sets = event.sets
+        named = [*sets.replicas, *sets.in_sync, *sets.proposed]
+        if event.kind in (FOLLOWER_PROGRESS, REPLICA_STATE):
+            named.append(event.replica_id)
+        known = partition.replicas
+        if any(replica_id not in known and replica_id != partition.leader_id for replica_id in named):
+            return no_memory(EVENT_NAMES[event.kind])
+        return None
 
     def _shape_fault(self, event: Event) -> Fault | None:
         """Errors that do not depend on the partition."""
@@ -189,7 +225,7 @@ class EventChecks:
                 return Fault(
                     NOT_FOUND,
                     "topic_partition",
-                    f"{name[0]}-{name[1]} is not known; announce it with a leadership or leader_append event",
+                    f"{cut(name[0])}-{name[1]} is not known; announce it with a leadership or leader_append event",
                     UNKNOWN_TOPIC_OR_PARTITION,
                 )
             if partition_count >= self.limits.partitions_max and kind != PARTITION_REMOVED:
@@ -209,7 +245,7 @@ class EventChecks:
             return Fault(
                 FAILED_PRECONDITION,
                 "topic_partition",
-                f"the storage of {name[0]}-{name[1]} has failed; tell when it is online again",
+                f"the storage of {cut(name[0])}-{name[1]} has failed; tell when it is online again",
                 KAFKA_STORAGE_ERROR,
             )
         return self._replica_fault(partition, event) or (

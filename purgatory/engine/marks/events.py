@@ -31,6 +31,7 @@ from purgatory.engine.codes import (
     UNKNOWN_TOPIC_OR_PARTITION,
 )
 from purgatory.engine.columns import value_at
+from purgatory.engine.holdings import Holdings
 from purgatory.engine.limits import EngineLimits
 from purgatory.engine.marks.event_checks import (
     NO_SETS,
@@ -40,6 +41,7 @@ from purgatory.engine.marks.event_checks import (
     Fault,
     check_columns,
     event_at,
+    no_memory,
 )
 from purgatory.engine.marks.partition import Partition
 from purgatory.engine.marks.registry import NamedPartitions, Partitions, SignalKeys
@@ -47,6 +49,9 @@ from purgatory.engine.names import key_fault, partition_fault
 from purgatory.engine.waiting.wakeups import Wakeups
 
 __all__ = ["Events"]
+
+POSITIONS_WHEN_FULL: Final = 64
+"""While memory is short a partition's positions are thinned from here on; they stay true, and are less exact."""
 
 MOVED: Final = 1
 DEAD: Final = 1
@@ -72,14 +77,22 @@ class Events:
         self.checks: Final = EventChecks(limits, strict_partitions)
         self.lag_max_ms: Final[i64] = lag_max_ms
         self._named: Final = NamedPartitions(partitions)
+        self._maker = partitions.unowned
+        """Of whoever sends the events being applied."""
 
-    def apply(self, batch: EventBatch, now_ms: i64, start: int, limit: int) -> EventsReceipt:
+    def apply(
+        self, batch: EventBatch, now_ms: i64, start: int, limit: int, maker: Holdings, is_full: bool
+    ) -> EventsReceipt:
         """Applies events from `start` on until events and units of work together reach `limit`.
+
+        What becomes known is counted in `maker`. With `is_full`, memory being short, only what is known may change.
 
         Raises InvalidBatch before anything is done.
         """
         check_columns(batch)
         self._named.use(batch.partitions)
+        self._maker = maker
+        self.checks.is_full = is_full
         pending = self.wakeups.pending
         receipt = EventsReceipt()
         work_at_start = pending.work_total
@@ -144,6 +157,8 @@ class Events:
                 return False
             partition.announced = True
             changed = self._leader_append(partition, offset, segment, position, now_ms)
+            if segment >= 0 or position >= 0:
+                self.partitions.weigh(partition)
         else:
             replica_id = value_at(batch.replica_ids, row, -1)
             log_start = value_at(batch.log_start_offsets, row, -1)
@@ -175,6 +190,8 @@ class Events:
                     "key_signalled.key",
                     f"{self.keys.keys_max} keys are waited for, the most allowed",
                 )
+            if self.checks.is_full:
+                return no_memory("key_signalled.key")
             signal_key = self.keys.make(key)
         signal_key.count += count
         self.keys.touch(signal_key)
@@ -189,7 +206,7 @@ class Events:
         if event.sets is not NO_SETS:
             sets = event.sets
             self.wakeups.pending.work_total += len(sets.replicas) + len(sets.in_sync) + len(sets.proposed)
-        fault = self.checks.fault(name, partition, len(self.partitions.by_name), event)
+        fault = self.checks.fault(name, partition, len(self.partitions.by_name), event, self._maker)
         if fault is not None:
             if partition is not None and fault.error_code == FENCED_LEADER_EPOCH:
                 partition.stale_events += 1
@@ -198,11 +215,12 @@ class Events:
             if event.kind == PARTITION_REMOVED:
                 receipt.unchanged += 1
                 return None
-            partition = self.partitions.make(name)
+            partition = self.partitions.make(name, self._maker)
         partition.announced = True
         changed = self._take_newer_epoch(partition, event, now_ms)
         if self._change(partition, event, now_ms):
             changed = True
+        self.partitions.weigh(partition)
         if not changed:
             partition.unchanged_events += 1
             receipt.unchanged += 1
@@ -264,6 +282,8 @@ class Events:
 
     def _leader_append(self, partition: Partition, offset: i64, segment: i64, position: i64, now_ms: i64) -> bool:
         had_positions = len(partition.positions) > 0
+        if self.checks.is_full and len(partition.positions) >= POSITIONS_WHEN_FULL:
+            partition.positions.thin()
         if not partition.append(offset, segment, position):
             return False
         self._recompute(partition, now_ms)

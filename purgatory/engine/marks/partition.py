@@ -12,6 +12,7 @@ from mypy_extensions import i64
 
 from purgatory.engine.batches import AsGiven, ReplicaSets
 from purgatory.engine.codes import KINDS
+from purgatory.engine.holdings import Holdings
 from purgatory.engine.marks.epochs import EpochCache
 from purgatory.engine.marks.positions import PositionIndex
 from purgatory.engine.waiting.watches import WatchList
@@ -63,7 +64,7 @@ class FetchWatch:
 class Partition:
     """State of one partition."""
 
-    def __init__(self, name: AsGiven, index: i64) -> None:
+    def __init__(self, name: AsGiven, index: i64, maker: Holdings) -> None:
         self.name: Final[AsGiven] = name
         self.index: Final[i64] = index
         self.is_named = False
@@ -87,6 +88,10 @@ class Partition:
         self._maximal_in_sync: i64 = 0
         self.positions: Final = PositionIndex()
         self.epochs: Final = EpochCache()
+        self.maker: Final = maker
+        """Of whoever named it first."""
+        self.weighed_bytes: i64 = 0
+        """What it was counted as taking last."""
         self.unchanged_events: i64 = 0
         self.stale_events: i64 = 0
 

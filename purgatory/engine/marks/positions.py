@@ -85,13 +85,13 @@ class PositionIndex:
         if count and self.offsets[count - 1] >= offset:
             self.truncate(offset - 1)
         elif count >= ENTRIES_MAX:
-            self._thin()
+            self.thin()
         self.offsets = append(self.offsets, offset)
         self.segments = append(self.segments, segment)
         self.positions = append(self.positions, position)
         self.reaches = append(self.reaches, reach)
 
-    def _thin(self) -> None:
+    def thin(self) -> None:
         """Drops every second entry of the older half.
 
         Fetches wait near the end of the log, so the newer half stays exact; in the older half what lies between two

@@ -6,7 +6,16 @@ from mypy_extensions import i64
 
 from purgatory.engine.batches import AsGiven, PartitionName
 from purgatory.engine.codes import NONE, UNKNOWN_TOPIC_OR_PARTITION
+from purgatory.engine.holdings import Holdings
 from purgatory.engine.marks.partition import Partition
+from purgatory.engine.memory_estimate import (
+    EPOCH_BYTES,
+    KEY_BYTES,
+    PARTITION_BYTES,
+    POSITION_BYTES,
+    REPLICA_BYTES,
+    name_bytes,
+)
 from purgatory.engine.waiting.watches import WatchList
 
 __all__ = ["NamedPartitions", "Partitions", "SignalKey", "SignalKeys"]
@@ -22,35 +31,43 @@ class Partitions:
         self.by_index: Final[list[Partition | None]] = []
         self.changes = 0
         """How often a name became known, or was forgotten."""
+        self.bytes: i64 = 0
+        """What they take, as far as `weigh` was told."""
+        self.unowned: Final = Holdings()
+        """Of those that were restored."""
         self._free: Final[list[int]] = []
 
     def get(self, name: AsGiven) -> Partition | None:
         """The partition of that name, if it is known."""
         return self.by_name.get(name)
 
-    def make(self, name: AsGiven) -> Partition:
-        """A new partition; the name must be unknown and the limit checked."""
+    def make(self, name: AsGiven, maker: Holdings) -> Partition:
+        """A new partition; the name must be unknown and the limits checked."""
         assert name not in self.by_name, f"partition {name} is known already"
-        partition = self._place(name)
+        partition = self._place(name, maker)
         self.by_name[name] = partition
         partition.is_named = True
         self.changes += 1
+        maker.partitions += 1
         return partition
 
-    def make_missing(self, name: AsGiven, error_code: i64) -> Partition:
+    def make_missing(self, name: AsGiven, error_code: i64, maker: Holdings) -> Partition:
         """A stand-in for a partition that is not known and must not be made: items that name it answer `error_code`."""
-        partition = self._place(name)
+        partition = self._place(name, maker)
         partition.removed_error_code = error_code
         partition.log_start_offset = -1
         return partition
 
-    def mention(self, name: AsGiven) -> Partition:
+    def mention(self, name: AsGiven, maker: Holdings) -> Partition:
         """The partition that an item names, held for it: made if it was unknown, or where that is not allowed a
         stand-in that answers UNKNOWN_TOPIC_OR_PARTITION.
         """
         partition = self.by_name.get(name)
         if partition is None:
-            partition = self.make_missing(name, UNKNOWN_TOPIC_OR_PARTITION) if self.strict else self.make(name)
+            if self.strict:
+                partition = self.make_missing(name, UNKNOWN_TOPIC_OR_PARTITION, maker)
+            else:
+                partition = self.make(name, maker)
         partition.references += 1
         return partition
 
@@ -60,23 +77,40 @@ class Partitions:
         """
         partition: Partition | None
         if removed != NONE:
-            partition = self.make_missing(name, removed)
+            partition = self.make_missing(name, removed, self.unowned)
             partition.log_start_offset = log_start
         else:
             partition = self.by_name.get(name)
             if partition is None:
-                partition = self.make(name)
+                partition = self.make(name, self.unowned)
         partition.references += 1
         return partition
 
-    def _place(self, name: AsGiven) -> Partition:
+    def _place(self, name: AsGiven, maker: Holdings) -> Partition:
         index = self._free.pop() if self._free else len(self.by_index)
-        partition = Partition(name, index)
+        partition = Partition(name, index, maker)
+        self._count_bytes(partition, PARTITION_BYTES + name_bytes(name))
         if index == len(self.by_index):
             self.by_index.append(partition)
         else:
             self.by_index[index] = partition
         return partition
+
+    def weigh(self, partition: Partition) -> None:
+        """To be called when replicas, epochs or positions of a partition may have come or gone."""
+        if self.by_index[partition.index] is not partition:
+            return  # the event has removed it
+        held = PARTITION_BYTES + name_bytes(partition.name)
+        held += len(partition.replicas) * REPLICA_BYTES
+        held += len(partition.epochs.epochs) * EPOCH_BYTES
+        held += len(partition.positions) * POSITION_BYTES
+        self._count_bytes(partition, held)
+
+    def _count_bytes(self, partition: Partition, held: i64) -> None:
+        more = held - partition.weighed_bytes
+        partition.weighed_bytes = held
+        partition.maker.name_bytes += more
+        self.bytes += more
 
     def at(self, index: i64) -> Partition:
         """The partition that an item names."""
@@ -112,8 +146,10 @@ class Partitions:
         del self.by_name[partition.name]
         partition.is_named = False
         self.changes += 1
+        partition.maker.partitions -= 1
 
     def _free_index(self, partition: Partition) -> None:
+        self._count_bytes(partition, 0)
         self.by_index[partition.index] = None
         self._free.append(partition.index)
 
@@ -147,13 +183,16 @@ class NamedPartitions:
 class SignalKey:
     """A key that can be signalled, how often it was, and who waits for it."""
 
-    def __init__(self, key: str, index: i64) -> None:
+    def __init__(self, key: str, index: i64, holder: Holdings) -> None:
         self.key: Final = key
+        self.holder = holder
+        """Of whoever was the first to wait for it, while somebody does."""
         self.name: Final[AsGiven] = (key, -1)
         self.index: Final[i64] = index
         self.count: i64 = 0
         self.references: i64 = 0
         self.waits: Final = WatchList()
+        self.bytes: Final[i64] = KEY_BYTES + name_bytes(self.name)
 
 
 class SignalKeys:
@@ -165,6 +204,10 @@ class SignalKeys:
         self.keys_max: Final = keys_max
         self.by_key: Final[dict[str, SignalKey]] = {}
         self.by_index: Final[list[SignalKey | None]] = []
+        self.bytes: i64 = 0
+        """What they take."""
+        self.unowned: Final = Holdings()
+        """Of those that nobody waits for, and of those that were restored."""
         self.notes_forgotten = False
         self.forgotten: list[str] = []
         """Keys that were forgotten, if that is to be noted."""
@@ -185,7 +228,8 @@ class SignalKeys:
         if len(self.by_key) >= self.keys_max and self._idle:
             self._forget(next(iter(self._idle)))
         index = self._free.pop() if self._free else len(self.by_index)
-        made = SignalKey(key, index)
+        made = SignalKey(key, index, self.unowned)
+        self.bytes += made.bytes
         if index == len(self.by_index):
             self.by_index.append(made)
         else:
@@ -206,10 +250,13 @@ class SignalKeys:
             self._idle.pop(signal_key.key, None)
             self._idle[signal_key.key] = None
 
-    def hold(self, signal_key: SignalKey) -> None:
+    def hold(self, signal_key: SignalKey, holder: Holdings) -> None:
         """One more item names the key."""
         if signal_key.references == 0:
             self._idle.pop(signal_key.key, None)
+            signal_key.holder = holder
+            holder.keys += 1
+            holder.name_bytes += signal_key.bytes
         signal_key.references += 1
 
     def release(self, signal_key: SignalKey) -> None:
@@ -217,6 +264,9 @@ class SignalKeys:
         signal_key.references -= 1
         assert signal_key.references >= 0, f"key {signal_key.key!r} released once too often"
         if signal_key.references == 0:
+            holder = signal_key.holder
+            holder.keys -= 1
+            holder.name_bytes -= signal_key.bytes
             self._idle[signal_key.key] = None
             if signal_key.count == 0:
                 self._forget(signal_key.key)
@@ -228,3 +278,4 @@ class SignalKeys:
         gone = self.by_key.pop(key)
         self.by_index[gone.index] = None
         self._free.append(gone.index)
+        self.bytes -= gone.bytes

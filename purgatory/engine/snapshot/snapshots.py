@@ -115,7 +115,9 @@ class Snapshots:
 
     def restore_partition(self, name: PartitionName, octets: bytes) -> None:
         """Makes a partition that is not known yet."""
-        partition_from(self.partitions.make(name), octets)
+        partition = self.partitions.make(name, self.partitions.unowned)
+        partition_from(partition, octets)
+        self.partitions.weigh(partition)
 
     def restore_key(self, key: str, count: int) -> None:
         """Makes a key. Keys come in the order of their last signals: the first is the first to be forgotten."""
@@ -141,7 +143,10 @@ class Snapshots:
         pending = self.pending
         row = place.row
         kind = saved.kinds[row]
-        slot = pending.enter(owner, kind, saved.items_left[row], saved.operation_ids[row], saved.registered_ms[row])
+        slot = pending.enter(
+            owner, kind, saved.item_counts[row], saved.items_left[row], saved.operation_ids[row],
+            saved.registered_ms[row],
+        )  # fmt: skip
         # The items are entered even where the time is up: an end releases them.
         waits = pending.wheel.add(slot, saved.deadlines_ms[row])
         can_end = pending.kinds[kind].restore(saved, place, slot)

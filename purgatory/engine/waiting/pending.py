@@ -35,6 +35,8 @@ class PendingOperations:
         """By code, with nobody at 0; set once, by the `Kinds` that are made on these pending operations."""
         self.owners: Final[list[Owner | None]] = []
         self.count: i64 = 0
+        self.item_count: i64 = 0
+        """Of all pending operations."""
         self.ended_total: i64 = 0
         self.work_total: i64 = 0
         """Operations ended, their items, items resolved, evaluations, replicas looked at: what slices are cut by."""
@@ -49,19 +51,34 @@ class PendingOperations:
 
     # Admission.
 
-    def admit(self, owner: Owner, kind: i64, items_left: i64, operation_id: i64, timeout_ms: i64, now_ms: i64) -> i64:
-        """A slot for an operation that has to wait for so many items, timed, without any yet."""
-        slot = self.enter(owner, kind, items_left, operation_id, now_ms)
+    def admit(
+        self,
+        owner: Owner,
+        kind: i64,
+        item_count: i64,
+        items_left: i64,
+        operation_id: i64,
+        timeout_ms: i64,
+        now_ms: i64,
+    ) -> i64:
+        """A slot for an operation of so many items that has to wait for some of them, timed, without any yet."""
+        slot = self.enter(owner, kind, item_count, items_left, operation_id, now_ms)
         linked = self.wheel.add(slot, now_ms + timeout_ms)
         assert linked, f"deadline {now_ms + timeout_ms} was due at once, now_ms={now_ms}"
         return slot
 
-    def enter(self, owner: Owner, kind: i64, items_left: i64, operation_id: i64, registered_ms: i64) -> i64:
+    def enter(
+        self, owner: Owner, kind: i64, item_count: i64, items_left: i64, operation_id: i64, registered_ms: i64
+    ) -> i64:
         """The same, not timed yet."""
         slot = self.operations.take(kind, owner.owner_id, operation_id, registered_ms, items_left)
         self.wheel.ensure(self.operations.size)
         owner.note(operation_id, slot, self.operations)
         self.count += 1
+        self.item_count += item_count
+        holdings = owner.holdings
+        holdings.operations += 1
+        holdings.items += item_count
         self.pending_by_kind[kind] += 1
         return slot
 
@@ -119,6 +136,10 @@ class PendingOperations:
         self.operations.release(slot)
         owner.pending -= 1
         self.count -= 1
+        self.item_count -= item_count
+        holdings = owner.holdings
+        holdings.operations -= 1
+        holdings.items -= item_count
         self.pending_by_kind[kind] -= 1
         self._count_end(kind, outcome, item_count)
 

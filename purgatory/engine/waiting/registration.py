@@ -12,6 +12,7 @@ from purgatory.engine.batches import OperationBatch, Refusal, RegisterReceipt
 from purgatory.engine.codes import INVALID_ARGUMENT, KINDS, OFFSET_MAX
 from purgatory.engine.columns import OUT_OF_RANGE
 from purgatory.engine.errors import InvalidBatch
+from purgatory.engine.holdings import Holdings
 from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX, BatchColumns
 from purgatory.engine.kinds.kind import Kind
 from purgatory.engine.kinds.operation_checks import OperationChecks
@@ -33,6 +34,7 @@ class Registration:
         self.checks: Final = OperationChecks(limits, pending.partitions, pending.keys)
         self._pending_max: Final[i64] = min(limits.pending_operations_max, OFFSET_MAX)
         self._items_max: Final[i64] = min(limits.items_per_operation_max, OFFSET_MAX)
+        self._pending_items_max: Final[i64] = min(limits.pending_items_max, OFFSET_MAX)
         self._named: Final = NamedPartitions(pending.partitions)
 
     def register(
@@ -79,12 +81,21 @@ class Registration:
         timeout_ms = columns.timeouts_ms.at(row)
         if operation_id <= owner.highest_operation_id or timeout_ms == 0:
             return False
-        if item_count > self._items_max or self.pending.count >= self._pending_max:
+        if item_count > self._items_max or not self._has_room(owner.holdings, item_count):
             return False
         if not kind.register_plain(owner, columns, operation_id, timeout_ms, first_item, item_count, now_ms):
             return False
         owner.highest_operation_id = operation_id
         return True
+
+    def _has_room(self, holdings: Holdings, item_count: i64) -> bool:
+        pending = self.pending
+        return (
+            pending.count < self._pending_max
+            and pending.item_count + item_count <= self._pending_items_max
+            and holdings.operations < holdings.operations_max
+            and holdings.items + item_count <= holdings.items_max
+        )
 
     def take(
         self, kind: Kind, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64
@@ -98,7 +109,7 @@ class Registration:
             message = f"{operation_id} does not rise; the id before it was {owner.highest_operation_id}"
             return Fault(INVALID_ARGUMENT, "operation_id", message)
         owner.highest_operation_id = operation_id
-        fault = self.checks.fault(columns, row, first_item, self.pending.count)
+        fault = self.checks.fault(columns, row, first_item, owner.holdings, self.pending.count, self.pending.item_count)
         if fault is None:
             kind.register(owner, columns, row, first_item, now_ms)
         return fault

@@ -14,6 +14,7 @@ from librt.vecs import append, vec
 from mypy_extensions import i16, i32, i64, u8
 
 from purgatory.engine.completions import Completions
+from purgatory.engine.holdings import Holdings
 
 __all__ = ["UNRESOLVED", "ItemTable", "OperationTable", "Owner"]
 
@@ -124,8 +125,10 @@ class ItemTable:
 class Owner:
     """Whoever registers. Its ids rise, so that "seen before" is one comparison, and a search finds a pending one."""
 
-    def __init__(self, owner_id: int) -> None:
+    def __init__(self, owner_id: int, holdings: Holdings) -> None:
         self.owner_id: Final = owner_id
+        self.holdings: Final = holdings
+        """Of the account that it belongs to."""
         self.highest_operation_id: i64 = 0
         self.pending: i64 = 0
         self.closed = False

@@ -21,6 +21,7 @@ from purgatory_pipeline.replay.policy import MIN_BYTES, TIMEOUT_MS, Policy
 UNBOUNDED: Final = 2**60
 UNLIMITED: Final = (
     "pending_operations_max",
+    "pending_items_max",
     "partitions_max",
     "items_per_operation_max",
     "timeout_ms_max",

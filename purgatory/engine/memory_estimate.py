@@ -1,0 +1,37 @@
+"""What the parts of an engine take in memory, in bytes: measured once, and kept true by a test.
+
+Tables are counted by the rows they have grown to, free ones included, as they do not shrink.
+"""
+
+from sys import getsizeof
+from typing import Final
+
+from mypy_extensions import i64
+
+from purgatory.engine.batches import AsGiven
+
+OPERATION_BYTES: Final[i64] = 72
+"""A row with its timer and its place in the owner's index, and the room that growing arrays keep."""
+ITEM_BYTES: Final[i64] = 72
+"""A row and its watch."""
+FETCH_BYTES: Final[i64] = 300
+"""What a fetch takes besides its row."""
+FETCH_ITEM_BYTES: Final[i64] = 160
+OWNER_BYTES: Final[i64] = 200
+PARTITION_BYTES: Final[i64] = 1_250
+REPLICA_BYTES: Final[i64] = 180
+EPOCH_BYTES: Final[i64] = 80
+POSITION_BYTES: Final[i64] = 40
+KEY_BYTES: Final[i64] = 600
+NAME_BYTES: Final[i64] = 100
+"""A name as a tuple, besides its text."""
+
+
+def text_bytes(text: str) -> int:
+    """What a name of that text takes."""
+    return NAME_BYTES + getsizeof(text)
+
+
+def name_bytes(name: AsGiven) -> int:
+    """What the name of a partition, or that of a key as (key, -1), takes."""
+    return text_bytes(name[0])
