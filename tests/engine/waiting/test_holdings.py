@@ -34,7 +34,7 @@ STEP = st.one_of(
 )
 
 
-class Accounts:
+class TwoAccounts:
     """Two accounts, three owners of theirs, and an engine with a clock."""
 
     def __init__(self) -> None:
@@ -89,10 +89,10 @@ class Accounts:
             owner = pending.owners[int(i64(pending.operations.owner_id[slot]))]
             assert owner is not None
             operations[owner.holdings] += 1
-            item = pending.operations.first_item[slot]
+            item = i64(pending.operations.first_item[slot])
             while item >= 0:
                 items[owner.holdings] += 1
-                item = pending.items.next[item]
+                item = i64(pending.items.next[item])
         partitions = self.engine._partitions
         keys = self.engine._keys
         made = Counter(partition.maker for partition in partitions.by_name.values())
@@ -147,7 +147,7 @@ def register(
 @given(st.lists(STEP, max_size=40))
 def test_counts_are_those_of_a_recount(steps: list[tuple]) -> None:
     """Whatever happens, counts and bytes are what a walk through the engine finds."""
-    accounts = Accounts()
+    accounts = TwoAccounts()
     for step in steps:
         accounts.take(step)
         accounts.recount()
@@ -238,5 +238,6 @@ def test_positions_are_thinned_while_memory_is_short() -> None:
 
 
 def test_holdings_have_no_limits_at_first() -> None:
+    """Whoever sets no shares has none."""
     held = Holdings()
     assert held.operations_max == held.items_max == held.partitions_max == held.keys_max == NO_SHARE
