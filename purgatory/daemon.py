@@ -31,6 +31,8 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.journal.errors import JournalError
 from purgatory.service import garbage
+from purgatory.service.access.access import Access
+from purgatory.service.access.errors import AccessError
 from purgatory.service.draining import drain
 from purgatory.service.flags import config_lines, read_command_line
 from purgatory.service.host import Host
@@ -97,8 +99,8 @@ class Daemon:
         """On the monotonic clock, once shutdown has begun."""
 
     async def start(self) -> None:
-        """Binds both addresses and serves. Raises `CannotBind`, `CannotArchive` or `JournalError`, with nothing left
-        open.
+        """Binds both addresses and serves. Raises `CannotBind`, `CannotArchive`, `JournalError` or `AccessError`,
+        with nothing left open.
         """
         async with AsyncExitStack() as opened:
             await self._open(opened)
@@ -107,8 +109,11 @@ class Daemon:
 
     async def _open(self, opened: AsyncExitStack) -> None:
         calls = self._unary_calls
-        accounts = self._host.sessions.accounts
-        add_to_server(PurgatoryServicer(self._host), self._server, calls, lambda _: accounts.nobody)
+        access = Access(self.settings.access, self._host.sessions.accounts, lambda _context: "")
+        await access.start()
+        fresh = asyncio.create_task(access.keep_fresh(), name="policy and tokens")
+        opened.callback(fresh.cancel)
+        add_to_server(PurgatoryServicer(self._host), self._server, calls, access.identify)
         add_standard_service(self._health, self._server, calls, health_pb2.DESCRIPTOR.services_by_name["Health"])
         if self.settings.grpc.reflection:
             names = (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -276,7 +281,7 @@ def main(arguments: Sequence[str] | None = None, *, program: str = "server.py") 
         LOGGER.warning("%s is set, but there is no such setting; see --help", name)
     try:
         uvloop.run(serve(settings))
-    except (CannotBind, CannotArchive, JournalError) as error:
+    except (CannotBind, CannotArchive, JournalError, AccessError) as error:
         LOGGER.critical("%s", error)
         return EXIT_FAILED
     return 0

@@ -19,6 +19,8 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.errors import InvalidBatch
 from purgatory.engine.waiting.tables import Owner
 from purgatory.service.access.account import Account
+from purgatory.service.access.roles import WAIT
+from purgatory.service.access.withholding import Reasons, explain, withhold_operations
 from purgatory.service.admission import Admission
 from purgatory.service.engine_time import EngineTime
 from purgatory.service.listeners.listener import Journal, Listener
@@ -94,11 +96,18 @@ class Host:
         return self._registrations.register(session, runs, refused)
 
     def _register_in_session(self, session: Session, run: OperationRun) -> RegisterReceipt:
-        return self._register(session.owner, session, run)
+        return self._register(session.owner, session, session.account, run)
 
-    def _register(self, owner: Owner, session: Session | None, run: OperationRun) -> RegisterReceipt:
+    def _register(self, owner: Owner, session: Session | None, account: Account, run: OperationRun) -> RegisterReceipt:
         now_ms = self._registration_ms()
+        withheld = withhold_operations(account, run.kind, run.batch)
         receipt = self.engine.register(owner, run.kind, run.batch, now_ms)
+        explain(receipt.refusals, withheld)
+        if withheld:
+            first = next(iter(withheld.values())).message
+            self.sessions.accounts.audit.refused(
+                "name", account.principal, "registration", role=WAIT, name=first, count=len(withheld)
+            )
         for listener in self.listeners:
             listener.registered(session, run.kind, run.batch, receipt, now_ms)
         self.deliver()
@@ -129,9 +138,9 @@ class Host:
             if self.unary_waits.remove(operation_id):
                 self._cancel_unary_wait(operation_id)
 
-    def register_unary_wait(self, run: OperationRun) -> None:
+    def register_unary_wait(self, run: OperationRun, account: Account) -> None:
         """Registers the one operation of a unary wait. Raises `CallRefused` if the operation is refused."""
-        receipt = self._register(self.unary_waits.owner, None, run)
+        receipt = self._register(self.unary_waits.owner, None, account, run)
         count_refused(self.listeners, receipt.refusals)
         if receipt.refusals:
             raise from_refusal(located(run, receipt.refusals[0]), "operation")
@@ -145,11 +154,12 @@ class Host:
 
     # Events.
 
-    async def apply(self, batch: EventBatch) -> EventsReceipt:
+    async def apply(self, batch: EventBatch, reasons: Reasons | None = None) -> EventsReceipt:
         """Applies a batch of events, in order, in slices.
 
         Events of other calls may come between two slices; each caller's own stay in order. A call that is cancelled has
-        applied the events up to the end of some slice.
+        applied the events up to the end of some slice. `reasons` say, by index, why events are refused that were made
+        unreadable to the engine.
 
         Raises `BatchRefused` when the columns cannot be read, or no events are taken now.
         """
@@ -164,6 +174,7 @@ class Host:
                 part = self.engine.apply(batch, now_ms, start, WORK_PER_SLICE)
             except InvalidBatch as error:
                 raise unreadable_batch(f"columns.{error.field}", error.message) from None
+            explain(part.refusals, reasons or {})
             for listener in self.listeners:
                 listener.applied(batch, start, part, now_ms)
             count_refused(self.listeners, part.refusals)

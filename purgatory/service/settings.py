@@ -128,6 +128,29 @@ class EngineLimitsSettings(SettingsGroup):
         return self
 
 
+class AccessSettings(SettingsGroup):
+    """Access: who calls, and what they may do (docs/security.md). Without a policy nobody is asked."""
+
+    policy_file: Path | None = setting(None, "Principals, roles and names, as TOML. Read again when it changes.")
+    tokens_file: Path | None = setting(
+        None, "Hashes of bearer tokens, made by `purgatory token new`. Read again when it changes."
+    )
+    jwt_keys: str | None = setting(
+        None, "Key set for JSON web tokens: a file, or an https URL. Read again every minute.", min_length=1
+    )
+    jwt_issuer: str | None = setting(None, "Issuer that JSON web tokens must name.", min_length=1)
+    jwt_audience: str | None = setting(None, "Audience that JSON web tokens must name.", min_length=1)
+    jwt_principal_claim: str = setting("sub", "Claim of JSON web tokens that is the principal.", min_length=1)
+
+    @model_validator(mode="after")
+    def _belongs_together(self) -> Self:
+        if self.policy_file is None and (self.tokens_file is not None or self.jwt_keys is not None):
+            raise ValueError("tokens say who calls, and a policy what they may do: set policy_file too")
+        if self.jwt_keys is not None and (self.jwt_issuer is None or self.jwt_audience is None):
+            raise ValueError("jwt_keys needs jwt_issuer and jwt_audience")
+        return self
+
+
 class LimitsSettings(EngineLimitsSettings):
     """Limits: what exceeds one is refused with RESOURCE_EXHAUSTED or INVALID_ARGUMENT."""
 
@@ -227,6 +250,7 @@ class Settings(BaseSettings):
     grpc: GrpcSettings = GrpcSettings()
     http: HttpSettings = HttpSettings()
     engine: EngineSettings = EngineSettings()
+    access: AccessSettings = AccessSettings()
     limits: LimitsSettings = LimitsSettings()
     session: SessionSettings = SessionSettings()
     archive: ArchiveSettings = ArchiveSettings()

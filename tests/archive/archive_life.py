@@ -226,7 +226,7 @@ class Life:
         with self.host.unary_wait(self.host.sessions.accounts.nobody) as (operation_id, _future):
             run = self._run(1)
             run.batch.operation_ids[0] = operation_id
-            self.host.register_unary_wait(run)
+            self.host.register_unary_wait(run, self.host.sessions.accounts.nobody)
             await asyncio.sleep(0)
 
     async def _drop_sessions(self) -> None:

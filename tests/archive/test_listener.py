@@ -73,7 +73,7 @@ async def test_unary_waits_are_session_number_0(tmp_path: Path) -> None:
     kept = ArchivedHost(tmp_path)
     for ends in (True, False):
         with kept.host.unary_wait(kept.host.sessions.accounts.nobody) as (operation_id, _future):
-            kept.host.register_unary_wait(produces(operation_id))
+            kept.host.register_unary_wait(produces(operation_id), kept.host.sessions.accounts.nobody)
             if ends:
                 await kept.host.apply(marks(10))
                 await kept.host.apply(EventBatch([codes.PARTITION_REMOVED], partitions=[("orders", 0)]))

@@ -57,7 +57,7 @@ async def test_ids_wider_than_the_engines_are_not_pending(operation_id: int) -> 
         assert list(message.cancelled.not_pending_operation_ids) == [operation_id]
 
 
-DIGEST = binascii.crc32(b"operations '' 0 None ''")
+DIGEST = binascii.crc32(b"operations '' '' 0 None ''")
 BRACKETS = base64.urlsafe_b64encode(b"[" * 100_000).decode()
 STARTS = [token(DIGEST, start) for start in (-1, 2**31, 2**63, 10**300)]
 

@@ -142,7 +142,9 @@ async def serving(
 async def start_server(host: Host, options: list[tuple[str, Any]] | None = None) -> tuple[grpc.aio.Server, int]:
     """Starts a host, and a server for it on a free port."""
     server = grpc.aio.server(options=options)
-    add_to_server(PurgatoryServicer(host), server, UnaryCalls(), lambda _: host.sessions.accounts.nobody)
+    add_to_server(
+        PurgatoryServicer(host), server, UnaryCalls(), lambda _method: lambda _context: host.sessions.accounts.nobody
+    )
     port = server.add_insecure_port("127.0.0.1:0")
     host.start()
     await server.start()

@@ -158,7 +158,7 @@ async def test_the_first_cause_decides_a_unary_wait(first: str, second: str) -> 
     told: list[int] = []
     with race.host.unary_wait(race.host.sessions.accounts.nobody) as (operation_id, future):
         batch = OperationBatch([operation_id], partitions=[PARTITION], offsets=[5], timeouts_ms=[TIMEOUT_MS])
-        race.host.register_unary_wait(OperationRun(codes.PRODUCE, batch))
+        race.host.register_unary_wait(OperationRun(codes.PRODUCE, batch), race.host.sessions.accounts.nobody)
         race.clock.jump(TIMEOUT_MS)
         if first != "gone":
             assert await end_unary(race, first) == 1

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import AsyncIterator
+from types import ModuleType
 from typing import Annotated, Final, NoReturn, TypeVar
 
 import typer
@@ -197,9 +198,30 @@ def journal(context: typer.Context) -> NoReturn:
     raise typer.Exit(run_journal(context.args))
 
 
+@app.command("token", add_help_option=False, context_settings=_PASSED_ON)
+def token(context: typer.Context) -> NoReturn:
+    """Make and list the bearer tokens that a daemon knows; `purgatory token --help` says how."""
+    raise typer.Exit(_access_commands().run_token(context.args))
+
+
+@app.command("policy", add_help_option=False, context_settings=_PASSED_ON)
+def policy(context: typer.Context) -> NoReturn:
+    """Check a policy, and what it lets somebody do; `purgatory policy --help` says how."""
+    raise typer.Exit(_access_commands().run_policy(context.args))
+
+
 def main() -> None:
     """The entry point of the console script."""
     app(prog_name="purgatory", args=sys.argv[1:])
+
+
+def _access_commands() -> ModuleType:
+    try:
+        from purgatory.service.access import commands  # noqa: PLC0415 - the client runs without the server's packages
+    except ModuleNotFoundError as error:
+        render.error_line(f"this needs {error.name}; install it with: pip install 'purgatory-waits[server]'")
+        raise typer.Exit(Exit.ERROR) from error
+    return commands
 
 
 def _kind(name: str | None) -> OperationKind | None:

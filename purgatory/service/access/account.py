@@ -1,16 +1,22 @@
 """What the daemon keeps of each principal. Without a policy nobody is asked, and all share one account."""
 
+from collections.abc import Callable
 from typing import Final
+
+from purgatory.service.access.audit import Audit
+from purgatory.service.access.roles import ALL, Grants
 
 NOBODY: Final = ""
 """The principal of a caller who was not asked."""
 
 
 class Account:
-    """One principal, and what it holds now."""
+    """One principal: what it may do, and what it holds now."""
 
-    def __init__(self, principal: str) -> None:
+    def __init__(self, principal: str, grants: Grants = ALL) -> None:
         self.principal: Final = principal
+        self.grants = grants
+        """Replaced when the policy is: to be asked anew for each message of a stream."""
         self.sessions = 0
         self.unary_waits = 0
 
@@ -20,11 +26,23 @@ class Accounts:
 
     def __init__(self) -> None:
         self._by_principal: Final[dict[str, Account]] = {}
+        self._grants_of: Callable[[str], Grants] = lambda _: ALL
+        self.audit: Final = Audit()
         self.nobody: Final = self.of(NOBODY)
+
+    def find(self, principal: str) -> Account:
+        """The principal's account; one that holds nothing and is not kept, where nobody of that name has called."""
+        return self._by_principal.get(principal) or Account(principal, self._grants_of(principal))
 
     def of(self, principal: str) -> Account:
         """The principal's account, made on first use."""
         account = self._by_principal.get(principal)
         if account is None:
-            account = self._by_principal[principal] = Account(principal)
+            account = self._by_principal[principal] = Account(principal, self._grants_of(principal))
         return account
+
+    def use_grants(self, grants_of: Callable[[str], Grants]) -> None:
+        """From now on principals may do what this says of them."""
+        self._grants_of = grants_of
+        for account in self._by_principal.values():
+            account.grants = grants_of(account.principal)

@@ -27,6 +27,7 @@ from purgatory.service.listeners.metrics import Metrics
 REASON_NAMES: Final = {
     3: "invalid_argument",
     5: "not_found",
+    7: "permission_denied",
     8: "resource_exhausted",
     9: "failed_precondition",
     14: "unavailable",

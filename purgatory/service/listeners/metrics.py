@@ -41,7 +41,7 @@ class Metrics(Listener):
         self.loop_lag: Final = Histogram(LAG_BOUNDS_MS)
         self.expired_partitions: Final = Counter({PRODUCE: 0, DELETE_RECORDS: 0})
         self.repeated: Final = Counter(dict.fromkeys(KINDS, 0))
-        self.rejected: Final = Counter(dict.fromkeys((3, 8, 14), 0))
+        self.rejected: Final = Counter(dict.fromkeys((3, 7, 8, 14), 0))
         self.event_results: Final[Counter[tuple[str, str]]] = Counter()
         """By (type of event or "unknown", "applied", "stale" or "refused")."""
         self.unchanged_events = 0

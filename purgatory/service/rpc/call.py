@@ -19,5 +19,7 @@ class Call:
     account: Account
 
 
-Identify = Callable[[Context], Account]
-"""On whose account a call is served. Raises `CallRefused` (UNAUTHENTICATED) for a caller that cannot say who it is."""
+Identify = Callable[[str], Callable[[Context], Account]]
+"""For a method: on whose account its calls are served. What it returns raises `CallRefused` for a caller who has not
+proven who it is, or may not make this call.
+"""

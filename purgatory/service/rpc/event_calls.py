@@ -4,8 +4,11 @@ import asyncio
 from collections import deque
 from typing import Final
 
+from purgatory.service.access.account import Account
+from purgatory.service.access.roles import ADVANCE
+from purgatory.service.access.withholding import withhold_events
 from purgatory.service.host import Host
-from purgatory.service.rpc.call import Context
+from purgatory.service.rpc.call import Call, Context
 from purgatory.service.rpc.handlers import Requests
 from purgatory.service.rpc.statuses import BatchRefused, from_refusal
 from purgatory.service.translate.receipts import advance_receipt, events_of
@@ -15,43 +18,54 @@ ANSWERS_PENDING_MAX: Final = 64
 """Answers of one stream that may wait until they are durable."""
 
 
-async def advance(host: Host, request: wire.AdvanceRequest | wire.AdvanceStreamRequest) -> wire.AdvanceReceipt:
+async def advance(
+    host: Host, request: wire.AdvanceRequest | wire.AdvanceStreamRequest, account: Account
+) -> wire.AdvanceReceipt:
     """Applies a batch of events; each is applied or refused. Raises `CallRefused` for an unreadable batch."""
     try:
         events = events_of(request, host.settings.limits.events_per_batch_max)
-        return advance_receipt(events, await host.apply(events.batch))
+        withheld = withhold_events(account, events.batch)
+        if withheld:
+            first = next(iter(withheld.values())).message
+            host.sessions.accounts.audit.refused(
+                "name", account.principal, "event", role=ADVANCE, name=first, count=len(withheld)
+            )
+            events.refusals.update(withheld)
+        return advance_receipt(events, await host.apply(events.batch, events.refusals))
     except BatchRefused as error:
         raise from_refusal(error.refusal, "") from None
 
 
-async def advance_durably(host: Host, request: wire.AdvanceRequest | wire.AdvanceStreamRequest) -> wire.AdvanceReceipt:
+async def advance_durably(
+    host: Host, request: wire.AdvanceRequest | wire.AdvanceStreamRequest, account: Account
+) -> wire.AdvanceReceipt:
     """Applies a batch of events; returns its receipt once that is durable."""
-    receipt = await advance(host, request)
+    receipt = await advance(host, request, account)
     await host.journal.durable()
     await asyncio.sleep(0)  # lets results be written first: those who wait for one have waited longer
     return receipt
 
 
-async def serve_events(host: Host, requests: Requests, context: Context) -> None:
+async def serve_events(host: Host, requests: Requests, call: Call) -> None:
     """Applies the batches of a stream, and answers each in order."""
     if host.journal.keeps:
-        await _serve_pipelined(host, requests, context)
+        await _serve_pipelined(host, requests, call)
         return
     while (request := await requests.read()) is not None:
-        answer = wire.AdvanceStreamResponse(receipt=await advance_durably(host, request))
+        answer = wire.AdvanceStreamResponse(receipt=await advance_durably(host, request, call.account))
         del request  # a batch may be megabytes: it is not kept while the next one is awaited
-        await context.write(answer)
+        await call.context.write(answer)
 
 
-async def _serve_pipelined(host: Host, requests: Requests, context: Context) -> None:
+async def _serve_pipelined(host: Host, requests: Requests, call: Call) -> None:
     """With a journal: applies what comes next while answers wait to be durable, so one commit serves many."""
     writing: deque[asyncio.Task[None]] = deque()
     try:
         while (request := await requests.read()) is not None:
-            answer = wire.AdvanceStreamResponse(receipt=await advance(host, request))
+            answer = wire.AdvanceStreamResponse(receipt=await advance(host, request, call.account))
             del request  # as above
             previous = writing[-1] if writing else None
-            writing.append(asyncio.create_task(_write_after(host, previous, answer, context)))
+            writing.append(asyncio.create_task(_write_after(host, previous, answer, call.context)))
             if len(writing) > ANSWERS_PENDING_MAX:
                 await writing.popleft()
         while writing:

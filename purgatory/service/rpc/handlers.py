@@ -97,7 +97,7 @@ def add_standard_service(
     """Registers a service that is not ours, health or reflection: whoever may connect may call it."""
     methods = {method.name: _takes_context(getattr(servicer, method.name)) for method in service.methods}
     nobody = Account(NOBODY)
-    _add(service, methods, server, calls, lambda _: nobody)
+    _add(service, methods, server, calls, lambda _method: lambda _context: nobody)
 
 
 def _add(
@@ -129,7 +129,7 @@ def _handler(
     if many_out:
         method = _reads_requests(method) if many_in else _reads_one_request(method)
     return make(
-        _served(method, identify, contextlib.nullcontext() if many_out else calls),
+        _served(method, identify(descriptor.name), contextlib.nullcontext() if many_out else calls),
         request_deserializer=_decoder(request_type),
         response_serializer=_encoder(response_type) if many_out else response_type.SerializeToString,
     )
@@ -156,14 +156,14 @@ def _encoder(message_type: type[Message]) -> Callable[[Message | bytes], bytes]:
 
 
 def _served(
-    method: Method, identify: Identify, counted: contextlib.AbstractContextManager[None]
+    method: Method, account_of: Callable[[Context], Account], counted: contextlib.AbstractContextManager[None]
 ) -> Callable[[Any, Context], Awaitable[Message | None]]:
     """The method as gRPC calls it: for a caller that is known, and with refusals turned into statuses."""
 
     async def serve(request: Message | Undecodable, context: Context) -> Message | None:
         with counted:
             try:
-                call = Call(context, identify(context))
+                call = Call(context, account_of(context))
                 if isinstance(request, Undecodable):
                     raise request.refusal()
                 return await method(request, call)

@@ -10,10 +10,14 @@ from collections.abc import Iterable
 from typing import Final
 
 from purgatory import __version__
-from purgatory.engine import COMPILED
+from purgatory.engine import COMPILED, codes
+from purgatory.engine.views import PendingView
+from purgatory.service.access.account import Account
+from purgatory.service.access.roles import ADMIN, OBSERVE
 from purgatory.service.host import Host
 from purgatory.service.rpc.call import Call
-from purgatory.service.rpc.statuses import invalid_argument, not_found, quoted
+from purgatory.service.rpc.statuses import invalid_argument, not_found, permission_denied, quoted
+from purgatory.service.sessions.session import Session
 from purgatory.service.translate.views import (
     WallTime,
     is_known_kind,
@@ -51,12 +55,12 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
 
     async def GetOperation(self, request: wire.GetOperationRequest, call: Call) -> wire.GetOperationResponse:
         """One pending operation. Refuses unknown sessions and operations."""
-        session = self._host.sessions.get(request.session_id, call.account)
+        session = self._session(request, call)
         now = self._now()
         view = self._host.engine.describe(session.owner, request.operation_id, now.now_ms)
-        if view is None:
+        if view is None or not may_see(call.account, session, view):
             raise not_found("pending operation", f"{request.session_id}/{request.operation_id}")
-        return wire.GetOperationResponse(operation=pending_operation(view, session.session_id, now))
+        return wire.GetOperationResponse(operation=self._pending(view, session, now))
 
     async def ListOperations(self, request: wire.ListOperationsRequest, call: Call) -> wire.ListOperationsResponse:
         """A page of pending operations. Refuses unknown sessions and kinds, and page tokens of other requests."""
@@ -65,9 +69,9 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
             raise invalid_argument("kind", f"is not a known kind of operation: {kind}")
         owner_id = ANY_OWNER
         if request.session_id:
-            owner_id = host.sessions.get(request.session_id, call.account).owner.owner_id
+            owner_id = self._session(request, call).owner.owner_id
         name = partition_name(request.topic_partition) if request.HasField("topic_partition") else None
-        filters = f"operations {request.session_id!r} {kind} {name} {request.key!r}"
+        filters = f"operations {request.principal!r} {request.session_id!r} {kind} {name} {request.key!r}"
         place = read_token(filters, request.page_token, (int,))
         start = int(place[0]) if place is not None else 0
         if not 0 <= start <= START_MAX:
@@ -78,26 +82,37 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         operations = []
         for view in views:
             session = host.sessions.of_owner(view.owner_id)
-            operations.append(pending_operation(view, session.session_id if session is not None else "", now))
+            if may_see(call.account, session, view):
+                operations.append(self._pending(view, session, now))
         token = make_token(filters, [next_start]) if next_start >= 0 else ""
         return wire.ListOperationsResponse(operations=operations, next_page_token=token)
 
-    async def GetPartition(self, request: wire.GetPartitionRequest, _: Call) -> wire.GetPartitionResponse:
-        """One partition's marks, replicas and waits. Refuses unknown partitions."""
+    async def GetPartition(self, request: wire.GetPartitionRequest, call: Call) -> wire.GetPartitionResponse:
+        """One partition's marks, replicas and waits. Refuses unknown partitions, and topics without a role."""
         name = partition_name(request.topic_partition)
+        if name[0] not in call.account.grants.on_topics(OBSERVE):
+            self._host.sessions.accounts.audit.refused(
+                "name", call.account.principal, "GetPartition", role=OBSERVE, name=quoted(name[0])
+            )
+            raise permission_denied(OBSERVE, f"topic {quoted(name[0])}")
         view = self._host.engine.partition_view(name, self._host.time.now_ms())
         if view is None:
             raise not_found("partition", f"{name[0]}-{name[1]}")
         return wire.GetPartitionResponse(partition=partition(view))
 
-    async def ListPartitions(self, request: wire.ListPartitionsRequest, _: Call) -> wire.ListPartitionsResponse:
-        """A page of known partitions, ordered by name, so that partitions that come and go do not shift other pages."""
+    async def ListPartitions(self, request: wire.ListPartitionsRequest, call: Call) -> wire.ListPartitionsResponse:
+        """A page of known partitions, ordered by name, so that partitions that come and go do not shift other pages.
+
+        Those of topics on which the caller does not have the role observe are left out.
+        """
         host = self._host
         filters = f"partitions {request.topic_prefix!r}"
         place = read_token(filters, request.page_token, (str, int))
         after = (str(place[0]), int(place[1])) if place is not None else None
         size = page_size(request.page_size)
-        names = _names_after(host.engine.partition_names(), request.topic_prefix, after, size + 1)
+        seen = call.account.grants.on_topics(OBSERVE)
+        known = (name for name in host.engine.partition_names() if name[0] in seen)
+        names = _names_after(known, request.topic_prefix, after, size + 1)
         now_ms = host.time.now_ms()
         views = [host.engine.partition_view(name, now_ms) for name in names[:size]]
         return wire.ListPartitionsResponse(
@@ -131,9 +146,36 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
             slot = host.engine.count_remaining(slot, SLOTS_PER_SLICE, host.time.now_ms(), times)
         return remaining(times)
 
+    def _session(self, request: wire.GetOperationRequest | wire.ListOperationsRequest, call: Call) -> Session:
+        """The session that a request names: the caller's own, or another principal's for who has the role admin."""
+        accounts = self._host.sessions.accounts
+        if request.principal in ("", call.account.principal):
+            return self._host.sessions.get(request.session_id, call.account)
+        if not call.account.grants.holds_any(frozenset({ADMIN})):
+            raise permission_denied(ADMIN, "sessions of others")
+        return self._host.sessions.get(request.session_id, accounts.find(request.principal))
+
+    def _pending(self, view: PendingView, session: Session | None, now: WallTime) -> wire.PendingOperation:
+        if session is None:
+            return pending_operation(view, "", "", now)
+        return pending_operation(view, session.session_id, session.account.principal, now)
+
     def _now(self) -> WallTime:
         """Now, on the engine's clock and the wall clock."""
         return WallTime(self._host.time.now_ms(), time.time())
+
+
+def may_see(account: Account, session: Session | None, view: PendingView) -> bool:
+    """Whether an account may see a pending operation (without a session: a call of Wait): its own, or one that waits
+    for nothing but what the account has the role admin on.
+    """
+    if session is not None and session.account is account:
+        return True
+    grants = account.grants
+    if grants.is_everywhere(ADMIN):
+        return True
+    names = grants.on_keys(ADMIN) if view.kind == codes.SIGNAL else grants.on_topics(ADMIN)
+    return all(item.name[0] in names for item in view.items)
 
 
 def _names_after(

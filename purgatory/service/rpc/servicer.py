@@ -5,12 +5,20 @@ Methods raise `CallRefused`, from which `handlers.add_to_server` makes a status;
 
 import asyncio
 
+from purgatory.service.access.roles import ADMIN
 from purgatory.service.rpc.call import Call
 from purgatory.service.rpc.event_calls import advance_durably, serve_events
 from purgatory.service.rpc.handlers import Requests, uncancelled
 from purgatory.service.rpc.inspection_calls import InspectionCalls
 from purgatory.service.rpc.session_requests import cancel, register, serve_requests
-from purgatory.service.rpc.statuses import BatchRefused, from_refusal, invalid_argument, unavailable
+from purgatory.service.rpc.statuses import (
+    BatchRefused,
+    from_refusal,
+    invalid_argument,
+    permission_denied,
+    quoted,
+    unavailable,
+)
 from purgatory.service.sessions import session as sessions
 from purgatory.service.sessions.result_stream import ResultStream
 from purgatory.service.translate.operations import NO_CONDITION, run_from_row
@@ -34,7 +42,7 @@ class PurgatoryServicer(InspectionCalls):
             run = run_from_row(request.operation, operation_id, self._host.engine.limits.timeout_ms_default)
             if run is None:
                 raise invalid_argument("operation.condition", NO_CONDITION)
-            self._host.register_unary_wait(run)
+            self._host.register_unary_wait(run, call.account)
             part = await future
         response = wire.WaitResponse()
         fill_row(response.result, part, part.start, part.item_start, part.fetched_start)
@@ -98,13 +106,13 @@ class PurgatoryServicer(InspectionCalls):
 
     # Events.
 
-    async def Advance(self, request: wire.AdvanceRequest, _: Call) -> wire.AdvanceResponse:
+    async def Advance(self, request: wire.AdvanceRequest, call: Call) -> wire.AdvanceResponse:
         """Applies a batch of events; the receipt says how many operations each event ended."""
-        return wire.AdvanceResponse(receipt=await advance_durably(self._host, request))
+        return wire.AdvanceResponse(receipt=await advance_durably(self._host, request, call.account))
 
     async def AdvanceStream(self, requests: Requests, call: Call) -> None:
         """`Advance` for each message of a stream, answered in order."""
-        await uncancelled(serve_events(self._host, requests, call.context))
+        await uncancelled(serve_events(self._host, requests, call))
 
     # Cancels.
 
@@ -122,16 +130,32 @@ class PurgatoryServicer(InspectionCalls):
             raise invalid_argument("operation_ids", "are ids of a session: set session_id")
         if request.HasField("topic_partition"):
             name = partition_name(request.topic_partition)
+            self._check_admin(call, name[0] in call.account.grants.on_topics(ADMIN), f"topic {quoted(name[0])}")
             return wire.CancelResponse(cancelled=self._host.cancel_partition(name))
         if request.key:
+            self._check_admin(call, request.key in call.account.grants.on_keys(ADMIN), f"key {quoted(request.key)}")
             return wire.CancelResponse(cancelled=self._host.cancel_key(request.key))
-        session = self._host.sessions.get(request.session_id, call.account)
+        account = call.account
+        if request.principal not in ("", account.principal):
+            whose = f"sessions of {quoted(request.principal)}"
+            self._check_admin(call, call.account.grants.is_everywhere(ADMIN), whose)
+            account = self._host.sessions.accounts.find(request.principal)
+        session = self._host.sessions.get(request.session_id, account)
         if not request.operation_ids:
             return wire.CancelResponse(cancelled=self._host.cancel_session(session))
         cancelled, not_pending = cancel(self._host, session, request.operation_ids)
         return wire.CancelResponse(cancelled=len(cancelled), not_pending_operation_ids=not_pending)
 
     # Inside.
+
+    def _check_admin(self, call: Call, may: bool, name: str) -> None:
+        """An act on what others wait for: written down where there is a policy, and refused without the role."""
+        audit, principal = self._host.sessions.accounts.audit, call.account.principal
+        if not may:
+            audit.refused("name", principal, "Cancel", role=ADMIN, name=name)
+            raise permission_denied(ADMIN, name)
+        if principal:
+            audit.acted("cancelled", principal, name)
 
     def _open_session(self, call: Call, session_id: str) -> tuple[sessions.Session, bool]:
         if self._host.draining:

@@ -5,6 +5,8 @@
       not_found            ResourceInfo naming what is missing
       resource_exhausted   QuotaFailure naming the limit, RetryInfo
       unavailable          RetryInfo
+      unauthenticated      ErrorInfo
+      permission_denied    ErrorInfo with the role and what it is needed for
 
 A refused item of a batch is none of these but an engine `Refusal`, answered beside the other items. A batch that cannot
 be served at all is a `BatchRefused`: a status where the call is unary, a receipt where it is a stream.
@@ -23,6 +25,9 @@ from purgatory.engine.batches import Refusal
 
 RETRY_AFTER_MS: Final = 1_000
 """How long a refused caller is asked to wait before it tries again, where nothing says when there will be room."""
+
+DOMAIN: Final = "purgatory"
+"""Of the reasons in ErrorInfo."""
 
 VALUE_LENGTH_MAX: Final = 80
 """Values quoted in a message are cut to this length: messages travel in headers, which are small."""
@@ -95,11 +100,33 @@ def unavailable(description: str) -> CallRefused:
     return CallRefused(code_pb2.UNAVAILABLE, description, _retry_info())
 
 
+def unauthenticated(description: str) -> CallRefused:
+    """The caller has not proven who it is."""
+    return CallRefused(
+        code_pb2.UNAUTHENTICATED, description, error_details_pb2.ErrorInfo(reason="UNAUTHENTICATED", domain=DOMAIN)
+    )
+
+
+def permission_denied(role: str, name: str) -> CallRefused:
+    """The caller does not have the role on what it has named. Says the same whether or not there is such a thing."""
+    return CallRefused(
+        code_pb2.PERMISSION_DENIED,
+        f"needs the role {role} for {name}",
+        error_details_pb2.ErrorInfo(reason="ROLE_MISSING", domain=DOMAIN, metadata={"role": role, "name": name}),
+    )
+
+
 def from_refusal(refusal: Refusal, path: str) -> CallRefused:
     """An item's refusal as that of the whole call; `path` is where the item is in the request."""
     field = ".".join(part for part in (path, refusal.field) if part)
     if refusal.code == codes.RESOURCE_EXHAUSTED:
         return resource_exhausted(field, refusal.message)
+    if refusal.code == code_pb2.PERMISSION_DENIED:
+        return CallRefused(
+            code_pb2.PERMISSION_DENIED,
+            refusal.message,
+            error_details_pb2.ErrorInfo(reason="ROLE_MISSING", domain=DOMAIN),
+        )
     if refusal.code == codes.UNAVAILABLE:
         return unavailable(refusal.message)
     if refusal.code == codes.NOT_FOUND:

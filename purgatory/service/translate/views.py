@@ -36,11 +36,12 @@ def timestamp(wall_s: float) -> timestamp_pb2.Timestamp:
 
 
 def pending_operation(
-    view: PendingView, session_id: str, wall_time: WallTime
+    view: PendingView, session_id: str, principal: str, wall_time: WallTime
 ) -> purgatory_service_pb2.PendingOperation:
-    """A pending operation. `session_id` is empty for unary waits."""
+    """A pending operation. `session_id` and `principal` are empty for unary waits."""
     return purgatory_service_pb2.PendingOperation(
         session_id=session_id,
+        principal=principal,
         operation_id=view.operation_id,
         kind=view.kind,
         registered_time=wall_time.timestamp(view.registered_ms),

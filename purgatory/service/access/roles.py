@@ -1,0 +1,89 @@
+"""Roles, the names they are given on, and which role each call needs at least somewhere."""
+
+from collections.abc import Iterable, Mapping
+from typing import Final, Literal
+
+Role = Literal["wait", "advance", "observe", "admin"]
+
+PERMISSION_DENIED: Final = 7
+"""google.rpc.Code of what a role is missing for."""
+TOPIC_AUTHORIZATION_FAILED: Final = 29
+"""Kafka's error code for the same."""
+
+WAIT: Final = "wait"
+ADVANCE: Final = "advance"
+OBSERVE: Final = "observe"
+ADMIN: Final = "admin"
+ROLES: Final[tuple[Role, ...]] = (WAIT, ADVANCE, OBSERVE, ADMIN)
+
+CALLS: Final[Mapping[str, frozenset[Role]]] = {
+    "Wait": frozenset({WAIT}),
+    "Session": frozenset({WAIT}),
+    "Register": frozenset({WAIT}),
+    "StreamResults": frozenset({WAIT}),
+    "Acknowledge": frozenset({WAIT}),
+    "Advance": frozenset({ADVANCE}),
+    "AdvanceStream": frozenset({ADVANCE}),
+    "Cancel": frozenset({WAIT, ADMIN}),
+    "GetOperation": frozenset({WAIT, ADMIN}),
+    "ListOperations": frozenset({WAIT, ADMIN}),
+    "GetPartition": frozenset({OBSERVE}),
+    "ListPartitions": frozenset({OBSERVE}),
+    "GetStatus": frozenset(ROLES),
+}
+"""By method: whoever has none of these roles on any name is refused before its request is read."""
+
+
+class Names:
+    """A set of names: some as they are, and all that start with one of some prefixes."""
+
+    def __init__(self, patterns: Iterable[str] = ()) -> None:
+        """`patterns` are names, or prefixes followed by an asterisk; a single asterisk stands for all names."""
+        patterns = list(patterns)
+        self._exact: Final = frozenset(pattern for pattern in patterns if not pattern.endswith("*"))
+        self._prefixes: Final = tuple(pattern[:-1] for pattern in patterns if pattern.endswith("*"))
+        self.has_all: Final = "" in self._prefixes
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._exact or name.startswith(self._prefixes)
+
+    def __str__(self) -> str:
+        return ", ".join([*sorted(self._exact), *(f"{prefix}*" for prefix in sorted(set(self._prefixes)))])
+
+    def __bool__(self) -> bool:
+        return bool(self._exact or self._prefixes)
+
+
+class Grants:
+    """What one principal may do."""
+
+    def __init__(self, topics: Mapping[Role, Names], keys: Mapping[Role, Names]) -> None:
+        nothing = Names()
+        self._topics: Final = {role: topics.get(role, nothing) for role in ROLES}
+        self._keys: Final = {role: keys.get(role, nothing) for role in ROLES}
+        self._held: Final = frozenset(role for role in ROLES if self._topics[role] or self._keys[role])
+        self._everywhere: Final = frozenset(
+            role for role in ROLES if self._topics[role].has_all and self._keys[role].has_all
+        )
+
+    def holds_any(self, roles: frozenset[Role]) -> bool:
+        """Whether one of these roles is given on any name."""
+        return not roles.isdisjoint(self._held)
+
+    def is_everywhere(self, role: Role) -> bool:
+        """Whether the role is given on all topics and all keys."""
+        return role in self._everywhere
+
+    def on_topics(self, role: Role) -> Names:
+        """The topics on which the role is given."""
+        return self._topics[role]
+
+    def on_keys(self, role: Role) -> Names:
+        """The keys on which the role is given."""
+        return self._keys[role]
+
+
+_EVERYTHING: Final = dict.fromkeys(ROLES, Names(["*"]))
+ALL: Final = Grants(_EVERYTHING, _EVERYTHING)
+"""For everybody on a daemon without a policy."""
+NONE: Final = Grants({}, {})

@@ -1,0 +1,89 @@
+"""Bearer tokens: random, and kept only as hashes, a line for each: `sha256 principal expires`.
+
+A token has 256 random bits, so its plain SHA-256 cannot be guessed back, and looking a hash up in a dictionary tells
+nothing by its time: whoever could choose hashes would have to invert SHA-256 first.
+"""
+
+import hashlib
+import os
+import secrets
+import time
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from purgatory.service.access.errors import AccessError
+
+PREFIX: Final = "pgt_"
+"""So that people and scanners of leaked secrets recognize one."""
+TOKEN_BYTES: Final = 32
+HASH_LENGTH: Final = 64
+HEAD: Final = "# Tokens for purgatory: SHA-256, principal, expiry in Unix seconds. To revoke one, delete its line.\n"
+NEVER: Final = "never"
+PRINCIPAL_LENGTH_MAX: Final = 256
+
+
+class TokensError(AccessError):
+    """The file is not one of tokens. The message names the line."""
+
+
+class KnownToken(NamedTuple):
+    """Whose token it is, and until when (Unix seconds; infinity: for ever)."""
+
+    principal: str
+    expires_s: float
+
+
+def _parsed(line: str) -> KnownToken | None:
+    parts = line.split()
+    if len(parts) != len(("hash", "principal", "expiry")):
+        return None
+    digest, principal, expires = parts
+    is_hash = len(digest) == HASH_LENGTH and set(digest) <= set("0123456789abcdef")
+    if not is_hash or not (expires == NEVER or expires.isdecimal()):
+        return None
+    return KnownToken(principal, float("inf") if expires == NEVER else float(expires))
+
+
+def hash_of(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def read_tokens(path: Path) -> dict[str, KnownToken]:
+    """The tokens in a file, by hash. Raises `TokensError`."""
+    tokens: dict[str, KnownToken] = {}
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokensError(f"{path}: {error}") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        known = _parsed(line)
+        if known is None:
+            raise TokensError(f"{path}: line {number} is not: SHA-256 in hex, principal, expiry or {NEVER}")
+        tokens[line.split()[0]] = known
+    return tokens
+
+
+def add_token(path: Path, principal: str, expires_s: int | None = None) -> str:
+    """Makes a token for a principal (until `expires_s`, Unix seconds; None: for ever), adds its hash to the file, and
+    returns it: it stands nowhere else. A new file is for its owner alone.
+
+    Raises ValueError for a name that no principal can have, and `TokensError` for a file that is not one of tokens.
+    """
+    if not 0 < len(principal) <= PRINCIPAL_LENGTH_MAX or not principal.isprintable() or set(principal) & set(" *#"):
+        raise ValueError(f"a principal has 1 to {PRINCIPAL_LENGTH_MAX} printable characters, without space, * and #")
+    if path.exists():
+        read_tokens(path)
+    token = PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
+    line = f"{hash_of(token)} {principal} {NEVER if expires_s is None else expires_s}\n"
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(descriptor, (line if os.fstat(descriptor).st_size else HEAD + line).encode())
+    finally:
+        os.close(descriptor)
+    return token
+
+
+def is_expired(token: KnownToken) -> bool:
+    return time.time() >= token.expires_s

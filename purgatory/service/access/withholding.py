@@ -1,0 +1,100 @@
+"""Refuses what names a topic or key that its caller may not name, operation by operation and event by event.
+
+Each distinct name of a batch is looked at once. A row that names a forbidden one is made unreadable to the engine,
+which then refuses it in its place among the others, uses up its id and tells everybody; the reason is put in
+afterwards (`explain`).
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from purgatory.engine import codes
+from purgatory.engine.batches import EventBatch, OperationBatch, Refusal
+from purgatory.service.access.account import Account
+from purgatory.service.access.roles import ADVANCE, PERMISSION_DENIED, TOPIC_AUTHORIZATION_FAILED, WAIT, Role
+from purgatory.service.rpc.statuses import quoted
+
+NO_PLACE: Final = -1
+"""An item that is at no place of the dictionary: the engine refuses its operation."""
+NO_TYPE: Final = 0
+"""A type that no event has: the engine refuses it."""
+
+Reasons = dict[int, Refusal]
+"""By row of a batch: why it is withheld."""
+
+
+def withhold_operations(account: Account, kind: int, batch: OperationBatch) -> Reasons:
+    """Makes the operations that name what the account may not wait for unreadable to the engine, and says why."""
+    if account.grants.is_everywhere(WAIT):
+        return {}
+    is_key = kind == codes.SIGNAL
+    forbidden = forbidden_places(
+        account, WAIT, batch.keys if is_key else [topic for topic, _ in batch.partitions], is_key=is_key
+    )
+    if not forbidden:
+        return {}
+    rows, places, counts = len(batch.operation_ids), batch.item_indexes, batch.item_counts
+    if len(places) <= 1:  # one place for all items
+        place = places[0] if places else 0
+        if place not in forbidden:
+            return {}
+        places[:] = [NO_PLACE]
+        return {row: _refusal(row, forbidden[place]) for row in range(rows)}
+    if len(counts) not in (0, 1, rows):
+        return {}  # the engine refuses the batch as a whole
+    reasons: Reasons = {}
+    item = 0
+    for row in range(rows):
+        count = counts[0] if len(counts) == 1 else counts[row] if counts else 1
+        said = next((forbidden[place] for place in places[item : item + count] if place in forbidden), "")
+        if said:
+            reasons[row] = _refusal(row, said)
+            places[item] = NO_PLACE
+        item += count
+    return reasons
+
+
+def withhold_events(account: Account, batch: EventBatch) -> Reasons:
+    """The same for events that name what the account may not advance. Those of no type are the engine's to refuse."""
+    if account.grants.is_everywhere(ADVANCE):
+        return {}
+    topics = forbidden_places(account, ADVANCE, [topic for topic, _ in batch.partitions], is_key=False)
+    keys = forbidden_places(account, ADVANCE, batch.keys, is_key=True)
+    if not topics and not keys:
+        return {}
+    reasons: Reasons = {}
+    types, places = batch.types, batch.item_indexes
+    if len(places) not in (0, 1, len(types)):
+        return {}  # the engine refuses the batch as a whole
+    for row, event_type in enumerate(types):
+        place = places[0] if len(places) == 1 else places[row] if places else 0
+        is_key = event_type == codes.KEY_SIGNALLED
+        said = (keys if is_key else topics).get(place, "")
+        if said and event_type != NO_TYPE:
+            error_code = codes.NONE if is_key else TOPIC_AUTHORIZATION_FAILED
+            reasons[row] = _refusal(row, said, error_code)
+            types[row] = NO_TYPE
+    return reasons
+
+
+def explain(refusals: list[Refusal], reasons: Reasons) -> None:
+    """Puts the reason of each withheld row in the place of what the engine said of it."""
+    for place, refusal in enumerate(refusals) if reasons else ():
+        refusals[place] = reasons.get(refusal.index, refusal)
+
+
+def forbidden_places(account: Account, role: Role, names: Sequence[str], *, is_key: bool) -> dict[int, str]:
+    """The places of the names on which the account does not have the role, each with why."""
+    allowed = account.grants.on_keys(role) if is_key else account.grants.on_topics(role)
+    if allowed.has_all:
+        return {}
+    what = "key" if is_key else "topic"
+    return {
+        place: f"needs the role {role} on {what} {quoted(name)}"
+        for place, name in enumerate(names)
+        if name not in allowed
+    }
+
+
+def _refusal(row: int, said: str, error_code: int = codes.NONE) -> Refusal:
+    return Refusal(row, PERMISSION_DENIED, "", said, error_code)
