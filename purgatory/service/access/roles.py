@@ -22,6 +22,7 @@ CALLS: Final[Mapping[str, frozenset[Role]]] = {
     "Register": frozenset({WAIT}),
     "StreamResults": frozenset({WAIT}),
     "Acknowledge": frozenset({WAIT}),
+    "CloseSession": frozenset({WAIT}),
     "Advance": frozenset({ADVANCE}),
     "AdvanceStream": frozenset({ADVANCE}),
     "Cancel": frozenset({WAIT, ADMIN}),
