@@ -142,8 +142,9 @@ def registration_records(
     if not _is_readable(kind, batch):
         batch = OperationBatch(batch.operation_ids, item_counts=[0])
     # Ids only rise within a session, so the known ones are the lowest of the batch.
-    known = sorted(value for value in batch.operation_ids if value > 0)[: receipt.already_known]
     codes = {refusal.index: refusal.code for refusal in receipt.refusals}
+    unrefused = sorted(value for row, value in enumerate(batch.operation_ids) if value > 0 and row not in codes)
+    known = unrefused[: receipt.already_known]
     whole: list[int] = []
     bare: list[int] = []
     items: list[int] = []
@@ -151,7 +152,7 @@ def registration_records(
     for row, operation_id in enumerate(batch.operation_ids):
         own_items = range(next_item, next_item + value_at(batch.item_counts, row, 1))
         next_item = own_items.stop
-        if known and 0 < operation_id <= known[-1]:
+        if known and 0 < operation_id <= known[-1] and row not in codes:
             continue
         if row not in codes or _have_names(batch, own_items, len(given)):
             whole.append(row)

@@ -50,6 +50,10 @@ class SessionChanges:
         """Operations that waited before and still do, but for fewer partitions."""
         self.uncertain_after = -1
         """The session awaits its client: results above this number may differ from those it has. -1: it does not."""
+        self.principal = ""
+        """Whose session it is; empty: nobody was asked."""
+        self.refused_ids = b""
+        """Packed ranges of ids whose batches were refused as a whole."""
         self.dropped = False
 
 

@@ -79,10 +79,24 @@ CREATE TABLE unheard (
 );
 """
 
-MIGRATIONS: Final[tuple[str, ...]] = (VERSION_1, VERSION_2)
+VERSION_3: Final = """
+CREATE TABLE principals (
+    session INTEGER PRIMARY KEY,
+    principal TEXT NOT NULL,
+    crc32 INTEGER NOT NULL
+);
+CREATE TABLE refused_ids (
+    session INTEGER PRIMARY KEY,
+    ranges BLOB NOT NULL,
+    crc32 INTEGER NOT NULL
+);
+"""
+"""Tables of their own: new columns of `sessions` would change the checksums of its rows."""
+
+MIGRATIONS: Final[tuple[str, ...]] = (VERSION_1, VERSION_2, VERSION_3)
 """The script that makes version n + 1 out of version n; version 0 is an empty file. Only ever appended to."""
 
-ADDED_IN: Final = {"awaiting_resume": 2}
+ADDED_IN: Final = {"awaiting_resume": 2, "principals": 3, "refused_ids": 3}
 """The version that added a table, where it is not the first."""
 
 NAMES_ON_DISK: Final = {"awaiting_resume": "unheard"}
@@ -94,6 +108,8 @@ COLUMNS: Final = {
         "session", "session_id", "highest_operation_id", "last_sequence", "acknowledged_sequence", "sequence_shift",
     ),
     "awaiting_resume": ("session", "after_sequence"),
+    "principals": ("session", "principal"),
+    "refused_ids": ("session", "ranges"),
     "registrations": ("registration", "session", "first_operation_id", "last_operation_id", "operations", "content"),
     "gone": ("registration", "bits"),
     "results": ("result", "session", "first_sequence", "results", "content"),

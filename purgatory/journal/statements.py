@@ -20,6 +20,8 @@ UPSERT_GONE: Final = "INSERT OR REPLACE INTO gone VALUES (?, ?, ?)"
 UPSERT_RESULTS: Final = "INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?, ?)"
 UPSERT_SESSION: Final = "INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?)"
 UPSERT_AWAITING_RESUME: Final = f"INSERT OR REPLACE INTO {AWAITING_RESUME} VALUES (?, ?, ?)"  # noqa: S608 - our own name
+UPSERT_PRINCIPAL: Final = "INSERT OR REPLACE INTO principals VALUES (?, ?, ?)"
+UPSERT_REFUSED_IDS: Final = "INSERT OR REPLACE INTO refused_ids VALUES (?, ?, ?)"
 UPSERT_PARTITION: Final = (
     "INSERT INTO partitions (topic, number, content, crc32) VALUES (?, ?, ?, ?) "
     "ON CONFLICT (topic, number) DO UPDATE SET content = excluded.content, crc32 = excluded.crc32"
@@ -33,14 +35,16 @@ DELETE_GONE: Final = "DELETE FROM gone WHERE registration = ?"
 DELETE_RESULTS: Final = "DELETE FROM results WHERE result = ?"
 DELETE_SESSION: Final = "DELETE FROM sessions WHERE session = ?"
 DELETE_AWAITING_RESUME: Final = f"DELETE FROM {AWAITING_RESUME} WHERE session = ?"  # noqa: S608 - our own name
+DELETE_PRINCIPAL: Final = "DELETE FROM principals WHERE session = ?"
+DELETE_REFUSED_IDS: Final = "DELETE FROM refused_ids WHERE session = ?"
 DELETE_PARTITION: Final = "DELETE FROM partitions WHERE topic = ? AND number = ?"
 DELETE_KEY: Final = "DELETE FROM keys WHERE key = ?"
 
 ORDER: Final = (
-    UPSERT_REGISTRATION, UPSERT_GONE, UPSERT_RESULTS, UPSERT_SESSION, UPSERT_AWAITING_RESUME, UPSERT_PARTITION,
-    UPSERT_CHANGES, UPSERT_KEY,
-    DELETE_REGISTRATION, DELETE_GONE, DELETE_RESULTS, DELETE_SESSION, DELETE_AWAITING_RESUME, DELETE_PARTITION,
-    DELETE_CHANGES, DELETE_KEY,
+    UPSERT_REGISTRATION, UPSERT_GONE, UPSERT_RESULTS, UPSERT_SESSION, UPSERT_AWAITING_RESUME, UPSERT_PRINCIPAL,
+    UPSERT_REFUSED_IDS, UPSERT_PARTITION, UPSERT_CHANGES, UPSERT_KEY,
+    DELETE_REGISTRATION, DELETE_GONE, DELETE_RESULTS, DELETE_SESSION, DELETE_AWAITING_RESUME, DELETE_PRINCIPAL,
+    DELETE_REFUSED_IDS, DELETE_PARTITION, DELETE_CHANGES, DELETE_KEY,
     UPSERT_MOMENT,
 )  # fmt: skip
 
@@ -60,6 +64,10 @@ class StatementBuilder:
         self._sessions: Final[dict[int, SessionRows]] = {}
         self._awaiting_resume: Final[set[int]] = set()
         """Sessions that have a row in that table."""
+        self._with_principal: Final[set[int]] = set()
+        """The same for `principals`."""
+        self._refused_ids: Final[dict[int, bytes]] = {}
+        """The rows of `refused_ids`."""
         self._last_registration = 0
         self._last_result = 0
         self._last_change = 0
@@ -90,6 +98,12 @@ class StatementBuilder:
 
     def add_existing_awaiting_resume(self, session: int) -> None:
         self._awaiting_resume.add(session)
+
+    def add_existing_principal(self, session: int) -> None:
+        self._with_principal.add(session)
+
+    def add_existing_refused_ids(self, session: int, ranges: bytes) -> None:
+        self._refused_ids[session] = ranges
 
     def add_existing_changes(self, change: int, changes: list[tuple[PartitionName, bytes]]) -> None:
         self._last_change = change
@@ -138,6 +152,10 @@ class StatementBuilder:
         rows = self._sessions.pop(session, None)
         out[DELETE_SESSION].append((session,))
         self._update_awaiting_resume(session, -1, out)
+        self._update_refused_ids(session, b"", out)
+        if session in self._with_principal:
+            self._with_principal.remove(session)
+            out[DELETE_PRINCIPAL].append((session,))
         if rows is not None:
             self._delete_registrations(rows.registrations(), out)
             self._delete_results(rows.acknowledge(part.state.last_sequence), out)
@@ -167,6 +185,20 @@ class StatementBuilder:
             self._insert_results(part, rows, out)
         _put(out, UPSERT_SESSION, *state)
         self._update_awaiting_resume(state.session, part.uncertain_after, out)
+        self._update_refused_ids(state.session, part.refused_ids, out)
+        if part.principal and state.session not in self._with_principal:
+            self._with_principal.add(state.session)
+            _put(out, UPSERT_PRINCIPAL, state.session, part.principal)
+
+    def _update_refused_ids(self, session: int, ranges: bytes, out: Statements) -> None:
+        if ranges == self._refused_ids.get(session, b""):
+            return
+        if ranges:
+            self._refused_ids[session] = ranges
+            _put(out, UPSERT_REFUSED_IDS, session, ranges)
+        else:
+            del self._refused_ids[session]
+            out[DELETE_REFUSED_IDS].append((session,))
 
     def _update_awaiting_resume(self, session: int, after_sequence: int, out: Statements) -> None:
         """The row is written once, and stays until the client has resumed the session."""

@@ -101,6 +101,7 @@ class Host:
     def _register(self, owner: Owner, session: Session | None, account: Account, run: OperationRun) -> RegisterReceipt:
         now_ms = self._registration_ms()
         withheld = withhold_operations(account, run.kind, run.batch)
+        known = owner.highest_operation_id
         receipt = self.engine.register(owner, run.kind, run.batch, now_ms)
         explain(receipt.refusals, withheld)
         if withheld:
@@ -108,6 +109,8 @@ class Host:
             self.sessions.accounts.audit.refused(
                 "name", account.principal, "registration", role=WAIT, name=first, count=len(withheld)
             )
+        if session is not None and session.refused_ids:
+            session.refused_ids.correct(receipt, run.batch, known)
         for listener in self.listeners:
             listener.registered(session, run.kind, run.batch, receipt, now_ms)
         self.deliver()

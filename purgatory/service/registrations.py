@@ -9,7 +9,7 @@ from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX
 from purgatory.service.admission import Admission
 from purgatory.service.engine_time import EngineTime
 from purgatory.service.listeners.listener import Listener
-from purgatory.service.rpc.statuses import unreadable_batch
+from purgatory.service.rpc.statuses import BatchRefused, unreadable_batch
 from purgatory.service.sessions.outbox import slices_of
 from purgatory.service.sessions.refused import (
     RefusedCompletions,
@@ -19,6 +19,7 @@ from purgatory.service.sessions.refused import (
     located,
     refuse_all,
 )
+from purgatory.service.sessions.refused_ids import FULL
 from purgatory.service.sessions.session import Session
 from purgatory.service.translate.operations import OperationRun
 from purgatory.service.translate.receipts import BatchReceipt
@@ -45,8 +46,10 @@ class Registrations:
 
         `refused` are those refused during translation, each with its operation id. Raises `BatchRefused` when the
         columns cannot be read, the journal cannot be written, or the session has no room even for the results of
-        refused registrations.
+        refused registrations, or for more ids of batches that were refused as a whole.
         """
+        if session.refused_ids.is_full:
+            raise BatchRefused(FULL)
         self._admission.check_journal_writable()
         self._admission.check_room_for_refusals(session)
         # Taken before anything is registered: what this batch itself makes known is not "sent again".
@@ -60,15 +63,23 @@ class Registrations:
                 self._tell_refused_run(session, run, reason, known)
             else:
                 failures.extend(self._register_run(session, run, receipt))
-        # An id up to `known` was registered before this batch, so a repeated refusal has had its result already.
-        repeated = [entry for entry in failures if 0 < entry.operation_id <= known]
-        receipt.already_known += len(repeated)
-        if len(failures) > len(repeated):
-            new = [entry for entry in failures if not 0 < entry.operation_id <= known]
+        # An id up to `known` was registered before this batch, so a repeated refusal has had its result already; except
+        # ids of batches that were refused as a whole.
+        skipped = session.refused_ids
+        new = [entry for entry in failures if not 0 < entry.operation_id <= known or entry.operation_id in skipped]
+        receipt.already_known += len(failures) - len(new)
+        if new:
             new.sort(key=lambda entry: entry.refusal.index)
             receipt.refused = [(refusal, operation_id) for refusal, operation_id, _ in new]
             count_refused(self._listeners, [refusal for refusal, _ in receipt.refused])
             self._deliver_refused(session, first_of_each_id(new, runs))
+        if skipped:
+            skipped.discard(
+                [
+                    *(operation_id for _, operation_id in refused),
+                    *(operation_id for run in runs for operation_id in run.batch.operation_ids),
+                ]
+            )
         receipt.highest_operation_id = session.owner.highest_operation_id
         return receipt
 
@@ -96,7 +107,7 @@ class Registrations:
 
     def _tell_refused_run(self, session: Session, run: OperationRun, reason: Refusal, known: int) -> None:
         """The engine never saw this run: history has it as refused, except for ids that were known before."""
-        receipt, now_ms = engine_receipt(run, reason, known), self._time.now_ms()
+        receipt, now_ms = engine_receipt(run, reason, known, session.refused_ids), self._time.now_ms()
         for listener in self._listeners:
             listener.refused_unseen(session, run.kind, run.batch, receipt, now_ms)
 

@@ -22,10 +22,12 @@ from purgatory.journal.row_codec import unpack_changes, unpack_results
 from purgatory.journal.statements import StatementBuilder
 from purgatory.journal.store import Store, damaged
 from purgatory.journal.thread import JournalThread
+from purgatory.service.access.account import NOBODY
 from purgatory.service.host import Host
 from purgatory.service.listeners.durable_journal import DurableJournal
 from purgatory.service.sessions.outbox import slices_of
 from purgatory.service.sessions.refused import RefusedCompletions, RefusedOperation
+from purgatory.service.sessions.refused_ids import RefusedIds
 from purgatory.service.sessions.session import Session
 
 LOGGER: Final = logging.getLogger(__name__)
@@ -104,9 +106,17 @@ class OpenJournal:
 
     def _restore_sessions(self, host: Host) -> None:
         awaiting_resume: dict[int, int] = dict(self._store.rows("awaiting_resume"))
+        principals: dict[int, str] = dict(self._store.rows("principals"))
         states = [SessionState(*row) for row in self._store.rows("sessions")]
         for state in states:
-            self._sessions[state.session] = self._restore_session(host, state, awaiting_resume.get(state.session, -1))
+            principal = principals.get(state.session, NOBODY)
+            session = self._restore_session(host, state, principal, awaiting_resume.get(state.session, -1))
+            self._sessions[state.session] = session
+        for number in principals:
+            self._builder.add_existing_principal(number)
+        for number, ranges in self._store.rows("refused_ids"):
+            self._sessions[number].refused_ids = RefusedIds(ranges)
+            self._builder.add_existing_refused_ids(number, ranges)
         with_results = self._restore_results()
         for state in states:
             session = self._sessions[state.session]
@@ -118,8 +128,8 @@ class OpenJournal:
                 # The others may get other numbers: they go out once it is durable that the client has resumed.
                 session.outbox.release(session.uncertain_after)
 
-    def _restore_session(self, host: Host, state: SessionState, uncertain_after: int) -> Session:
-        session = host.sessions.restore(state.session_id, state.session, host.clock.now_ms())
+    def _restore_session(self, host: Host, state: SessionState, principal: str, uncertain_after: int) -> Session:
+        session = host.sessions.restore(state.session_id, state.session, host.clock.now_ms(), principal)
         session.owner.highest_operation_id = state.highest_operation_id
         session.journaled_operation_id = state.highest_operation_id
         session.sequence_shift = state.sequence_shift

@@ -8,14 +8,19 @@ from purgatory.service.rpc.handlers import Requests
 from purgatory.service.rpc.statuses import BatchRefused, invalid_argument
 from purgatory.service.sessions.result_stream import ResultStream
 from purgatory.service.sessions.session import Session
-from purgatory.service.translate.receipts import receipt, refused_receipt, runs_of
+from purgatory.service.translate.receipts import ids_of, receipt, refused_receipt, runs_of
 from purgatory.v1 import purgatory_service_pb2 as wire
 
 
 def register(host: Host, session: Session, batch: wire.RegisterBatch) -> wire.Receipt:
     """Registers a batch; each operation is accepted, known or refused. Raises `BatchRefused`."""
-    runs, refused = runs_of(batch, host.settings.limits.operations_per_batch_max, host.engine.limits.timeout_ms_default)
-    return receipt(batch.batch_id, host.register(session, runs, refused), host.journal.durability)
+    operations_max = host.settings.limits.operations_per_batch_max
+    try:
+        runs, refused = runs_of(batch, operations_max, host.engine.limits.timeout_ms_default)
+        return receipt(batch.batch_id, host.register(session, runs, refused), host.journal.durability)
+    except BatchRefused:
+        session.refused_ids.add(ids_of(batch, operations_max), session.owner.highest_operation_id, operations_max)
+        raise
 
 
 def register_or_refuse(host: Host, session: Session, batch: wire.RegisterBatch) -> wire.Receipt:

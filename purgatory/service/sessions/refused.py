@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from purgatory.engine import codes
 from purgatory.engine.batches import PartitionName, Refusal, RegisterReceipt
 from purgatory.engine.completions import FetchedPartition
+from purgatory.service.sessions.refused_ids import RefusedIds
 from purgatory.service.translate.operations import OperationRun
 from purgatory.service.translate.uniform_columns import FLOAT, SIGNED, UNSIGNED
 
@@ -62,11 +63,13 @@ def refuse_all(run: OperationRun, reason: Refusal) -> list[RefusedOperation]:
     ]
 
 
-def engine_receipt(run: OperationRun, reason: Refusal, known: int) -> RegisterReceipt:
-    """What the engine would have answered had it refused the whole run. Ids up to `known` were registered before."""
+def engine_receipt(run: OperationRun, reason: Refusal, known: int, refused_ids: RefusedIds) -> RegisterReceipt:
+    """What the engine would have answered had it refused the whole run. Ids up to `known` were registered before, but
+    for `refused_ids`.
+    """
     receipt = RegisterReceipt()
     for place, operation_id in enumerate(run.batch.operation_ids):
-        if 0 < operation_id <= known:
+        if 0 < operation_id <= known and operation_id not in refused_ids:
             receipt.already_known += 1
         else:
             receipt.refusals.append(Refusal(place, reason.code, reason.field, reason.message))

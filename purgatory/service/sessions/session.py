@@ -7,6 +7,7 @@ from purgatory.engine.waiting.tables import Owner
 from purgatory.service.access.account import Account
 from purgatory.service.rpc.statuses import invalid_argument
 from purgatory.service.sessions.outbox import Outbox, slices_of
+from purgatory.service.sessions.refused_ids import RefusedIds
 
 SessionKey = tuple[str, str]
 """Principal and session id."""
@@ -33,6 +34,7 @@ class Session:
         self.account: Final = account
         """Whose session it is: nobody else can reach it, or learn that it exists."""
         self.outbox: Final = Outbox()
+        self.refused_ids = RefusedIds()
         self.stream: AttachedStream | None = None
         self.last_used_ms = now_ms
         self.dropped = False

@@ -1,5 +1,7 @@
 """Batches of either shape from the wire, and the receipts that answer them. Pure functions."""
 
+from collections.abc import Sequence
+
 from purgatory.engine.batches import EventsReceipt, Refusal
 from purgatory.service.rpc.statuses import unreadable_batch
 from purgatory.service.translate.events import IncomingEvents, events_from_columns, events_from_rows
@@ -25,6 +27,14 @@ def runs_of(
     if _shape_of(batch, "operation_id", "operations", operations_max) == "columns":
         return runs_from_columns(batch.columns), []
     return runs_from_rows(batch.rows.operations, timeout_ms_default)
+
+
+def ids_of(batch: wire.RegisterBatch, most: int) -> Sequence[int]:
+    """The operation ids of a batch that may not be readable otherwise. Of more than `most` only their number holds."""
+    if batch.WhichOneof("shape") == "columns":
+        return batch.columns.operation_id
+    rows = batch.rows.operations
+    return range(len(rows)) if len(rows) > most else [row.operation_id for row in rows]
 
 
 def events_of(request: wire.AdvanceRequest | wire.AdvanceStreamRequest, events_max: int) -> IncomingEvents:

@@ -1,0 +1,118 @@
+"""Which ids of a session were in batches that were refused as a whole, and have not been taken since.
+
+Ids only rise within a session, so everything up to the highest known id counts as sent before. Without this list the
+ids of a refused batch would count so too, once a later batch was accepted, though they were never registered.
+"""
+
+import struct
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterator
+from typing import Final
+
+from purgatory.engine.batches import OperationBatch, Refusal, RegisterReceipt
+from purgatory.engine.codes import INVALID_ARGUMENT
+from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX
+
+RANGES_MAX: Final = 256
+"""Ranges kept of one session. Our client sends consecutive ids, and batches that are refused are sent again."""
+
+RANGE: Final = struct.Struct("<QQ")
+
+MESSAGE: Final = (
+    "was in a batch that was refused as a whole, and a later one has been accepted since: register it with a new id"
+)
+FULL: Final = Refusal(
+    0,
+    INVALID_ARGUMENT,
+    "",
+    f"the session has more than {RANGES_MAX} gaps of ids whose batches were refused as a whole: close it, and go on in "
+    "another",
+)
+
+
+class RefusedIds:
+    """Disjoint ranges of ids. False: there are none, as in most sessions."""
+
+    def __init__(self, packed: bytes = b"") -> None:
+        """`packed` is from `to_bytes`."""
+        self._firsts: Final[list[int]] = []
+        self._lasts: Final[list[int]] = []
+        for first, last in RANGE.iter_unpack(packed):
+            self._firsts.append(first)
+            self._lasts.append(last)
+
+    def __bool__(self) -> bool:
+        return bool(self._firsts)
+
+    def __contains__(self, operation_id: int) -> bool:
+        place = bisect_left(self._lasts, operation_id)
+        return place < len(self._firsts) and self._firsts[place] <= operation_id
+
+    @property
+    def is_full(self) -> bool:
+        """Whether not all of them could be noted: then nothing may be accepted in the session any more."""
+        return len(self._firsts) > RANGES_MAX
+
+    def to_bytes(self) -> bytes:
+        return b"".join(RANGE.pack(*one) for one in zip(self._firsts, self._lasts, strict=True))
+
+    def add(self, operation_ids: Collection[int], highest: int, count_max: int) -> None:
+        """Ids of a refused batch; those up to `highest` are known. Of more than `count_max` none is looked at: all that
+        are not known count as refused then.
+        """
+        if len(operation_ids) > count_max:
+            self._add(highest + 1, OPERATION_ID_MAX)
+            return
+        for first, last in _ranges(operation_ids):
+            if self.is_full:
+                return
+            if last > highest:
+                self._add(max(first, highest + 1), last)
+
+    def discard(self, operation_ids: Collection[int]) -> None:
+        """Ids that were taken, or have a result."""
+        for first, last in _ranges(operation_ids):
+            if self.is_full or not self._firsts:
+                return
+            self._discard(first, last)
+
+    def correct(self, receipt: RegisterReceipt, batch: OperationBatch, known: int) -> None:
+        """Refuses, in the engine's receipt, what it took for known because it is not above `known`."""
+        refused: dict[int, int] = {}
+        for place, operation_id in enumerate(batch.operation_ids):
+            if 0 < operation_id <= known and operation_id in self:
+                refused.setdefault(operation_id, place)
+        receipt.already_known -= len(refused)
+        receipt.refusals.extend(Refusal(place, INVALID_ARGUMENT, "operation_id", MESSAGE) for place in refused.values())
+        receipt.refusals.sort(key=lambda refusal: refusal.index)
+
+    def _add(self, first: int, last: int) -> None:
+        start, stop = bisect_left(self._lasts, first - 1), bisect_right(self._firsts, last + 1)
+        if start < stop:
+            first, last = min(first, self._firsts[start]), max(last, self._lasts[stop - 1])
+        self._firsts[start:stop], self._lasts[start:stop] = [first], [last]
+
+    def _discard(self, first: int, last: int) -> None:
+        start, stop = bisect_left(self._lasts, first), bisect_right(self._firsts, last)
+        if start >= stop:
+            return
+        left = [(self._firsts[start], first - 1)] if self._firsts[start] < first else []
+        right = [(last + 1, self._lasts[stop - 1])] if self._lasts[stop - 1] > last else []
+        self._firsts[start:stop] = [one for one, _ in left + right]
+        self._lasts[start:stop] = [one for _, one in left + right]
+
+
+def _ranges(operation_ids: Collection[int]) -> Iterator[tuple[int, int]]:
+    """The ids that can be registered, as ranges of consecutive ones, rising."""
+    first = last = 0
+    for operation_id in sorted(operation_ids):
+        if not 0 < operation_id <= OPERATION_ID_MAX:
+            continue
+        if first and operation_id <= last + 1:
+            last = operation_id
+            continue
+        if first:
+            yield first, last
+        first = last = operation_id
+    if first:
+        yield first, last

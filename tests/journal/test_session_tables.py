@@ -1,0 +1,74 @@
+"""What a session's own tables keep: whose it is, and the ids of batches that were refused as a whole."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from purgatory.journal.maintenance import main
+from purgatory.service.rpc.session_requests import register_or_refuse
+from purgatory.testing import ManualClock
+from tests.journal.kit import JournaledHost, copy_files, keep, new_host, register
+from tests.service.test_refused_ids import batch_of
+
+
+def count(folder: Path, table: str) -> int:
+    with closing(sqlite3.connect(folder / "journal.db")) as database:
+        return int(database.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
+
+
+async def test_refused_ids_survive_a_crash(tmp_path: Path) -> None:
+    """A batch is refused as a whole and a later one accepted; after a crash an id of the first one is refused with a
+    result, and is not said to be known. Then, or when the session goes, so does its row.
+    """
+    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    served = await JournaledHost.start(first)
+    register_or_refuse(served.host, served.session, batch_of([1, 2], "short column"))
+    register(served.host, served.session, {3: 9})
+    await served.host.journal.durable()
+    await served.die(first, second)
+    assert count(second, "refused_ids") == 1
+    served = await JournaledHost.start(second)
+    receipt = register_or_refuse(served.host, served.session, batch_of([1, 3], "columns"))
+    assert (receipt.already_known, [one.operation_id for one in receipt.refusals]) == (1, [1])
+    await served.host.journal.durable()
+    await served.die(second, third)
+    served = await JournaledHost.start(third)
+    receipt = register_or_refuse(served.host, served.session, batch_of([1, 2], "columns"))
+    assert (receipt.already_known, [one.operation_id for one in receipt.refusals]) == (1, [2])
+    await served.host.journal.durable()
+    assert count(third, "refused_ids") == 0
+    register_or_refuse(served.host, served.session, batch_of([4], "short column"))
+    register(served.host, served.session, {5: 9})
+    await served.host.journal.durable()
+    assert count(third, "refused_ids") == 1
+    served.host.close_session(served.session)
+    await served.host.journal.durable()
+    assert count(third, "refused_ids") == count(third, "sessions") == 0
+    await served.stop()
+
+
+async def test_sessions_stay_their_principals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two principals with a session of the same id each have their own back; closed sessions take their rows along."""
+    clock = ManualClock(1_000)
+    host = new_host(clock)
+    opened = await keep(host, tmp_path / "data", clock)
+    accounts = host.sessions.accounts
+    for place, name in enumerate(("", "ann", "bob"), 1):
+        session, _ = host.sessions.open("s", 0, accounts.of(name))
+        register(host, session, {place: 9})
+    await host.journal.durable()
+    copy_files(tmp_path / "data", tmp_path / "copy")
+    assert await opened.close(30.0)
+    assert main(["check", str(tmp_path / "copy")]) == 0
+    assert "2 principals" in capsys.readouterr().out
+    host = new_host(clock)
+    opened = await keep(host, tmp_path / "copy", clock)
+    accounts = host.sessions.accounts
+    for place, name in enumerate(("", "ann", "bob"), 1):
+        assert host.sessions.get("s", accounts.of(name)).owner.highest_operation_id == place
+    host.close_session(host.sessions.get("s", accounts.of("ann")))
+    await host.journal.durable()
+    assert (count(tmp_path / "copy", "principals"), count(tmp_path / "copy", "sessions")) == (1, 2)
+    assert await opened.close(30.0)

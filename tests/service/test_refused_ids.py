@@ -1,0 +1,148 @@
+"""Ids of batches that were refused as a whole: never known already, but free, or refused with a result."""
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from purgatory.engine.engine import Engine
+from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX
+from purgatory.engine.limits import EngineLimits
+from purgatory.service.host import Host
+from purgatory.service.rpc.session_requests import register_or_refuse
+from purgatory.service.sessions.refused_ids import RANGES_MAX, RefusedIds
+from purgatory.service.sessions.session import Session
+from purgatory.service.settings import HostSettings, LimitsSettings
+from purgatory.testing import ManualClock
+from purgatory.v1 import operation_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.service.serving import produce
+
+BATCH_MAX = 8
+SETTINGS = HostSettings(limits=LimitsSettings(operations_per_batch_max=BATCH_MAX))
+
+Ids = st.lists(st.integers(1, 20), min_size=1, max_size=6, unique=True).map(sorted)
+Steps = st.lists(st.tuples(Ids, st.sampled_from(["columns", "rows", "short column", "refused columns"])), max_size=30)
+
+
+def opened() -> tuple[Host, Session]:
+    clock = ManualClock()
+    host = Host(Engine(EngineLimits(), clock.now_ms()), clock, SETTINGS)
+    return host, host.sessions.open("s", 0)[0]
+
+
+def batch_of(ids: list[int], form: str) -> wire.RegisterBatch:
+    """Waits that end by no event; "refused columns" have an offset that refuses each of them by itself."""
+    if form == "rows":
+        rows = operation_pb2.OperationRows(operations=[produce(one, "orders", 9) for one in ids])
+        return wire.RegisterBatch(rows=rows)
+    columns = operation_pb2.OperationColumns(
+        kind=1,
+        partitions=[operation_pb2.TopicPartition(topic="orders")],
+        operation_id=ids,
+        offset=[-1 if form == "refused columns" else 9],
+        timeout_ms=[1_000] * (len(ids) + 1) if form == "short column" else [1_000],
+    )
+    return wire.RegisterBatch(columns=columns)
+
+
+def refused_results(session: Session) -> list[int]:
+    """The ids of all results so far, which are refusals, as nothing ends here."""
+    _, slices = session.outbox.take(1_000)
+    session.outbox.rewind()
+    return [operation_id for part in slices for operation_id in part.completions.operation_ids[part.start : part.stop]]
+
+
+class Oracle:
+    """What becomes of each id, one after the other."""
+
+    def __init__(self) -> None:
+        self.accepted: set[int] = set()
+        self.refused: set[int] = set()
+        self.free: set[int] = set()
+        self.highest = 0
+
+    def answers(self, ids: list[int], form: str) -> Iterator[str]:
+        """The answer for each id of a batch. One that was skipped, and never sent, counts as sent before."""
+        known = self.highest
+        for one in ids:
+            if one > known:
+                yield "refused" if form == "refused columns" else "accepted"
+                (self.refused if form == "refused columns" else self.accepted).add(one)
+                self.highest = one
+            elif one in self.free:
+                yield "refused"
+                self.refused.add(one)
+            else:
+                yield "already_known"
+            self.free.discard(one)
+
+
+@given(Steps)
+def test_an_id_is_accepted_once_or_has_a_refused_result(steps: list[tuple[list[int], str]]) -> None:
+    """As a simple oracle says, id by id, and after every batch: what was never accepted, nor has a refused result, is
+    not said to be known, once it was in a batch that was refused as a whole.
+    """
+    host, session = opened()
+    oracle = Oracle()
+    for ids, form in steps:
+        receipt = register_or_refuse(host, session, batch_of(ids, form))
+        if form == "short column":
+            assert receipt.batch_refusal.field == "columns.timeout_ms"
+            oracle.free.update(one for one in ids if one > oracle.highest)
+            continue
+        answers = dict(zip(ids, oracle.answers(ids, form), strict=True))
+        expected = [list(answers.values()).count(answer) for answer in ("accepted", "already_known")]
+        assert [receipt.accepted, receipt.already_known] == expected
+        assert [one.operation_id for one in receipt.refusals] == [one for one in ids if answers[one] == "refused"]
+        assert host.engine.pending == len(oracle.accepted)
+        assert sorted(refused_results(session)) == sorted(oracle.refused)
+        assert {one for one in range(21) if one in session.refused_ids} == oracle.free
+        session.refused_ids = RefusedIds(session.refused_ids.to_bytes())
+
+
+@given(st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 40), max_size=20)), max_size=20))
+def test_ranges_hold_what_a_set_would(steps: list[tuple[bool, list[int]]]) -> None:
+    """Adding and taking out, in any order; packed and unpacked again."""
+    ids, expected = RefusedIds(), set[int]()
+    for is_added, some in steps:
+        if is_added:
+            ids.add(some, 5, 100)
+            expected.update(one for one in some if one > 5)
+        else:
+            ids.discard(some)
+            expected.difference_update(some)
+        ids = RefusedIds(ids.to_bytes())
+        assert [one for one in range(42) if one in ids] == sorted(expected)
+        assert bool(ids) == bool(expected)
+
+
+def test_of_a_batch_that_is_too_large_no_id_is_looked_at() -> None:
+    """All that are not known yet count as refused, and go on to be free."""
+    host, session = opened()
+    assert register_or_refuse(host, session, batch_of([1, 2], "columns")).accepted == 2
+    for form in ("columns", "rows"):
+        refusal = register_or_refuse(host, session, batch_of(list(range(3, 30)), form)).batch_refusal
+        assert f"the most in one batch is {BATCH_MAX}" in refusal.message
+    assert 3 in session.refused_ids
+    assert OPERATION_ID_MAX in session.refused_ids
+    assert register_or_refuse(host, session, batch_of([10], "columns")).accepted == 1
+    receipt = register_or_refuse(host, session, batch_of([2, 9, 10, 11], "columns"))
+    assert (receipt.accepted, receipt.already_known) == (1, 2)
+    assert [(one.operation_id, one.field) for one in receipt.refusals] == [(9, "operation_id")]
+    assert "register it with a new id" in receipt.refusals[0].message
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_a_session_with_too_many_gaps_takes_nothing_more(extra: int) -> None:
+    """At the limit it goes on; one more, and it says that it is to be closed."""
+    host, session = opened()
+    gaps = list(range(2, 2 * (RANGES_MAX + extra) + 1, 2))
+    for first in range(0, len(gaps), BATCH_MAX):
+        register_or_refuse(host, session, batch_of(gaps[first : first + BATCH_MAX], "short column"))
+    receipt = register_or_refuse(host, session, batch_of([gaps[-1] + 2], "columns"))
+    assert receipt.accepted == 1 - extra
+    assert receipt.batch_refusal.message.count("close it") == extra
+    session.refused_ids = RefusedIds(session.refused_ids.to_bytes())
+    assert session.refused_ids.is_full == bool(extra)
