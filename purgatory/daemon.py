@@ -42,10 +42,14 @@ from purgatory.service.listeners.exposition import make_registry
 from purgatory.service.listeners.metrics import Metrics
 from purgatory.service.listeners.recovery import OpenJournal
 from purgatory.service.log import start_logging
+from purgatory.service.rpc.call import Context
 from purgatory.service.rpc.handlers import SERVICE, UnaryCalls, add_standard_service, add_to_server
 from purgatory.service.rpc.servicer import PurgatoryServicer
 from purgatory.service.setting_sources import SettingsError, unknown_variables
 from purgatory.service.settings import EngineLimitsSettings, HostSettings, Settings, split_address
+from purgatory.service.transport.certificate_files import CannotUseCertificates
+from purgatory.service.transport.peer import PeerCertificate
+from purgatory.service.transport.tls import Tls
 
 LOGGER: Final = logging.getLogger(__name__)
 CALLS_UNREAD_MAX: Final = 1_000_000
@@ -78,6 +82,7 @@ class Daemon:
         self._pauses: Final = garbage.PauseWatch()
         self._health: Final = health.aio.HealthServicer()
         self._journal: OpenJournal | None = None
+        self._tls: Final = None if settings.tls.certificate_file is None else Tls(settings.tls)
         clock: Clock = SystemClock()
         if settings.journal.dir is not None:
             self._journal = OpenJournal(settings.journal.dir, is_sync=settings.journal.mode == "sync")
@@ -87,9 +92,10 @@ class Daemon:
         self._memory_trimmer: Final = garbage.MemoryTrimmer(
             settings.gc.tidy_interval_ms, lambda: self._host.engine.pending
         )
-        self._site: Final = HttpSite(
-            make_registry(self._host, self._metrics, self._pauses), self._is_ready, settings.http.metrics_interval_ms
-        )
+        registry = make_registry(self._host, self._metrics, self._pauses)
+        if self._tls is not None:
+            registry.register(self._tls)
+        self._site: Final = HttpSite(registry, self._is_ready, settings.http.metrics_interval_ms, self._tls)
         self._unary_calls: Final = UnaryCalls()
         self._server: Final = grpc.aio.server(options=server_options(settings))
         self._serving = False
@@ -109,16 +115,18 @@ class Daemon:
 
     async def _open(self, opened: AsyncExitStack) -> None:
         calls = self._unary_calls
-        access = Access(self.settings.access, self._host.sessions.accounts, lambda _context: "")
+        peer = self._peer if self._tls is not None else None
+        access = Access(self.settings.access, self._host.sessions.accounts, self._principal_of_peer)
         await access.start()
         fresh = asyncio.create_task(access.keep_fresh(), name="policy and tokens")
         opened.callback(fresh.cancel)
-        add_to_server(PurgatoryServicer(self._host), self._server, calls, access.identify)
-        add_standard_service(self._health, self._server, calls, health_pb2.DESCRIPTOR.services_by_name["Health"])
+        add_to_server(PurgatoryServicer(self._host), self._server, calls, access.identify, peer)
+        service = health_pb2.DESCRIPTOR.services_by_name["Health"]
+        add_standard_service(self._health, self._server, calls, service, peer)
         if self.settings.grpc.reflection:
             names = (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
             service = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
-            add_standard_service(reflection.aio.ReflectionServicer(names), self._server, calls, service)
+            add_standard_service(reflection.aio.ReflectionServicer(names), self._server, calls, service, peer)
         opened.push_async_callback(self._site.stop)
         if self._journal is not None:
             opened.push_async_callback(self._close_journal, self._journal)
@@ -140,6 +148,8 @@ class Daemon:
         garbage.tune(self.settings.gc)
         self._memory_trimmer.start()
         opened.callback(self._memory_trimmer.stop)
+        if self._tls is not None:
+            opened.callback(asyncio.create_task(self._tls.watch(), name="TLS files").cancel)
 
     async def stop(self) -> None:
         """Shuts down in the order described above."""
@@ -166,6 +176,14 @@ class Daemon:
     def pending(self) -> int:
         return self._host.engine.pending
 
+    def _peer(self, context: Context) -> PeerCertificate | None:
+        """The certificate that the caller presents, if it was asked for one. Raises `CallRefused` for a revoked one."""
+        return None if self._tls is None else self._tls.peer(context.auth_context())
+
+    def _principal_of_peer(self, context: Context) -> str:
+        peer = self._peer(context)
+        return "" if peer is None else peer.principal
+
     def _is_ready(self) -> bool:
         return self._serving and not self._host.draining
 
@@ -174,10 +192,15 @@ class Daemon:
         reason = why_not_bindable(address)
         if reason is None:
             try:
-                return f"{address.rpartition(':')[0]}:{self._server.add_insecure_port(address)}"
+                return f"{address.rpartition(':')[0]}:{self._add_port(address)}"
             except RuntimeError as error:
                 reason = str(error)
         raise CannotBind(f"cannot listen on {address} (grpc.address): {reason}")
+
+    def _add_port(self, address: str) -> int:
+        if self._tls is None:
+            return self._server.add_insecure_port(address)
+        return self._server.add_secure_port(address, self._tls.grpc_credentials())
 
     async def _bind_http(self) -> str:
         address = self.settings.http.address
@@ -281,7 +304,7 @@ def main(arguments: Sequence[str] | None = None, *, program: str = "server.py") 
         LOGGER.warning("%s is set, but there is no such setting; see --help", name)
     try:
         uvloop.run(serve(settings))
-    except (CannotBind, CannotArchive, JournalError, AccessError) as error:
+    except (CannotBind, CannotUseCertificates, CannotArchive, JournalError, AccessError) as error:
         LOGGER.critical("%s", error)
         return EXIT_FAILED
     return 0
@@ -291,7 +314,12 @@ def _announce(daemon: Daemon) -> None:
     """Logs the one line that says what runs where, and writes the ready file for programs."""
     engine = "compiled engine" if COMPILED else "UNCOMPILED engine (correct, but several times slower)"
     LOGGER.info(
-        "purgatory %s, %s: gRPC on %s, HTTP on %s", __version__, engine, daemon.grpc_address, daemon.http_address
+        "purgatory %s, %s: gRPC on %s, HTTP on %s, %s",
+        __version__,
+        engine,
+        daemon.grpc_address,
+        daemon.http_address,
+        _security(daemon.settings),
     )
     path = daemon.settings.ready_file
     if path is not None:
@@ -299,6 +327,13 @@ def _announce(daemon: Daemon) -> None:
         unfinished = path.with_name(path.name + ".part")
         unfinished.write_text(json.dumps(ready) + "\n", "utf-8")
         unfinished.replace(path)
+
+
+def _security(settings: Settings) -> str:
+    """What protects the connections, for the line that says what runs where."""
+    if settings.tls.certificate_file is None:
+        return "WITHOUT TLS (--insecure)" if settings.insecure else "without TLS, on loopback"
+    return "TLS with client certificates" if settings.tls.client_auth == "required" else "TLS"
 
 
 def _on_signal(asked_to_stop: asyncio.Future[signal.Signals], number: signal.Signals) -> None:

@@ -57,10 +57,13 @@ def config_lines(command_line: CommandLine) -> list[str]:
     """The settings in force as a TOML file, each with a comment that names its source."""
     settings, flags, _ = command_line
     lines: list[str] = []
-    if settings.ready_file is not None:
-        source = source_of("ready_file", flags, settings)
-        lines += [f"ready_file = {json.dumps(str(settings.ready_file))}  # {source}", ""]
-    for part in setting_groups():
+    groups = setting_groups()
+    for name in Settings.model_fields:
+        value = getattr(settings, name)
+        if name not in groups and name != "config" and value is not None:
+            lines.append(f"{name} = {json.dumps(value, default=str)}  # {source_of(name, flags, settings)}")
+    lines.append("")
+    for part in groups:
         lines.append(f"[{part}]")
         for field, value in getattr(settings, part):
             if value is None:  # TOML has no null

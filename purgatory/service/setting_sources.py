@@ -101,5 +101,5 @@ def _explained(fault: Values, flags: Values) -> str:
     name = ".".join(str(step) for step in fault["loc"])
     message = str(fault["msg"]).removeprefix("Value error, ").removeprefix("Input ")
     if name not in setting_names():
-        return f"{name}: {message}"
+        return f"{name}: {message}" if name else message
     return f"{name}: {message}, not {fault['input']!r} ({_flag_or_variable(name, flags) or 'file'})"

@@ -8,6 +8,7 @@ Flags, `--help` and docs/configuration.md are derived from the fields, so a sett
 No group may be called `service` or `port`: Kubernetes sets PURGATORY_SERVICE_HOST and PURGATORY_PORT by itself.
 """
 
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
@@ -30,6 +31,15 @@ def split_address(address: str) -> tuple[str, int]:
     if not (port.isascii() and port.isdigit()) or int(port) > PORT_MAX:
         raise ValueError(f"should end in a port from 0 to {PORT_MAX}")
     return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether "host:port" can be reached from this machine only. A name other than localhost counts as reachable."""
+    host, _ = split_address(address)
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _checked_address(address: str) -> str:
@@ -92,6 +102,39 @@ class HttpSettings(SettingsGroup):
     metrics_interval_ms: int = setting(
         1_000, "Metrics are computed at most this often. 0: each time.", ge=0, le=DURATION_MS_MAX
     )
+
+
+class TlsSettings(SettingsGroup):
+    """TLS, for gRPC and HTTP alike (docs/security.md)."""
+
+    certificate_file: Path | None = setting(
+        None, "The server's certificate and those between it and its authority (PEM). Given: serve TLS only."
+    )
+    key_file: Path | None = setting(None, "The certificate's private key (PEM, without a passphrase).")
+    client_ca_file: Path | None = setting(None, "Authorities whose certificates clients may present (PEM).")
+    client_auth: Literal["none", "required"] = setting(
+        "none", "required: clients must present a certificate, except to /healthz and /readyz."
+    )
+    crl_file: Path | None = setting(
+        None, "Revocation lists of those authorities (PEM): callers with a revoked certificate are refused."
+    )
+    reload_interval_ms: DurationMs = setting(5_000, "Look this often whether the files have changed.")
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if (self.certificate_file is None) != (self.key_file is None):
+            raise ValueError("certificate_file and key_file go together; one of them is not set")
+        if self.certificate_file is None and (self.client_ca_file, self.client_auth, self.crl_file) != (
+            None,
+            "none",
+            None,
+        ):
+            raise ValueError("client_ca_file, client_auth and crl_file need certificate_file and key_file")
+        if (self.client_auth == "required") != (self.client_ca_file is not None):
+            raise ValueError('client_auth = "required" and client_ca_file go together; one of them is not set')
+        if self.crl_file is not None and self.client_ca_file is None:
+            raise ValueError("crl_file needs client_ca_file")
+        return self
 
 
 class EngineSettings(SettingsGroup):
@@ -247,8 +290,12 @@ class Settings(BaseSettings):
     ready_file: Annotated[Path, AfterValidator(_checked_folder)] | None = setting(
         None, "Write a line of JSON with pid, grpc_address and http_address here once serving."
     )
+    insecure: bool = setting(
+        False, "Serve without TLS on addresses that other machines can reach. Whoever reaches them is trusted."
+    )
     grpc: GrpcSettings = GrpcSettings()
     http: HttpSettings = HttpSettings()
+    tls: TlsSettings = TlsSettings()
     engine: EngineSettings = EngineSettings()
     access: AccessSettings = AccessSettings()
     limits: LimitsSettings = LimitsSettings()
@@ -258,6 +305,17 @@ class Settings(BaseSettings):
     shutdown: ShutdownSettings = ShutdownSettings()
     log: LogSettings = LogSettings()
     gc: GcSettings = GcSettings()
+
+    @model_validator(mode="after")
+    def _encrypted_beyond_loopback(self) -> Self:
+        if self.tls.certificate_file is None and not self.insecure:
+            for name, address in (("grpc.address", self.grpc.address), ("http.address", self.http.address)):
+                if not is_loopback(address):
+                    raise ValueError(
+                        f"{name} {address} can be reached from other machines; set tls.certificate_file and "
+                        "tls.key_file, or say --insecure (PURGATORY_INSECURE=true) to serve there without TLS"
+                    )
+        return self
 
     @classmethod
     def settings_customise_sources(

@@ -241,9 +241,8 @@ async def test_callers_that_send_no_request_are_refused() -> None:
 async def test_aborted_health_checks_leave_no_request_behind() -> None:
     """A call aborted by gRPC's own servicer leaves nothing behind either."""
     server = grpc.aio.server()
-    add_standard_service(
-        health.aio.HealthServicer(), server, UnaryCalls(), health_pb2.DESCRIPTOR.services_by_name["Health"]
-    )
+    service = health_pb2.DESCRIPTOR.services_by_name["Health"]
+    add_standard_service(health.aio.HealthServicer(), server, UnaryCalls(), service)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with (

@@ -7,7 +7,8 @@ while the daemon shuts down: it must not be restarted then, and not be sent more
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from typing import Final
 
 from aiohttp import web
@@ -16,6 +17,13 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from purgatory import __version__
+from purgatory.service.transport.peer import of_der
+from purgatory.service.transport.tls import Tls
+
+PROBES: Final = frozenset(("/healthz", "/readyz"))
+"""Answered without a client certificate: what probes a daemon has none, and learns nothing but yes or no."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 PAGE: Final = f"""<!DOCTYPE html>
 <html lang="en">
@@ -40,9 +48,16 @@ def is_server_fault(record: logging.LogRecord) -> bool:
 
 
 class HttpSite:
-    """Serves the site from `start` to `stop`. `is_ready` is called at each probe."""
+    """Serves the site from `start` to `stop`. `is_ready` is called at each probe. With `tls`, over TLS only."""
 
-    def __init__(self, registry: CollectorRegistry, is_ready: Callable[[], bool], metrics_interval_ms: int = 0) -> None:
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        is_ready: Callable[[], bool],
+        metrics_interval_ms: int = 0,
+        tls: Tls | None = None,
+    ) -> None:
+        self._tls: Final = tls
         self._registry: Final = registry
         self._is_ready: Final = is_ready
         self._metrics_interval_s: Final = metrics_interval_ms / 1_000
@@ -50,7 +65,7 @@ class HttpSite:
         """By content type: when they were last computed (monotonic seconds), and the page. Computing them holds the
         event loop for milliseconds, which four eager scrapers would make most of its time.
         """
-        application = web.Application()
+        application = web.Application(middlewares=[self._checks_certificate])
         application.router.add_get("/", self._page)
         application.router.add_get("/metrics", self._metrics)
         application.router.add_get("/healthz", self._healthz)
@@ -62,11 +77,25 @@ class HttpSite:
     async def start(self, host: str, port: int) -> int:
         """Binds and serves; returns the bound port (`port` 0: any free one). Raises OSError when it cannot bind."""
         await self._runner.setup()
-        await web.TCPSite(self._runner, host, port).start()
+        context = None if self._tls is None else self._tls.http_context()
+        await web.TCPSite(self._runner, host, port, ssl_context=context).start()
         return int(self._runner.addresses[0][1])
 
     async def stop(self) -> None:
         await self._runner.cleanup()
+
+    @web.middleware
+    async def _checks_certificate(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        tls = self._tls
+        if tls is None or not tls.asks_clients or request.path in PROBES:
+            return await handler(request)
+        connection = request.get_extra_info("ssl_object")
+        der = None if connection is None else connection.getpeercert(binary_form=True)
+        if der is None:
+            return web.Response(text="a client certificate is needed\n", status=HTTPStatus.FORBIDDEN)
+        if tls.is_revoked(of_der(der)):
+            return web.Response(text="this client certificate has been revoked\n", status=HTTPStatus.FORBIDDEN)
+        return await handler(request)
 
     async def _page(self, _request: web.Request) -> web.Response:
         return web.Response(text=PAGE, content_type="text/html")

@@ -81,23 +81,54 @@ class Undecodable:
         return invalid_argument("request", self.reason)
 
 
-def add_to_server(servicer: object, server: grpc.aio.Server, calls: UnaryCalls, identify: Identify) -> None:
+RefuseRevoked = Callable[[Context], object]
+"""Raises `CallRefused` for a caller whose certificate has been revoked."""
+
+
+def add_to_server(
+    servicer: object,
+    server: grpc.aio.Server,
+    calls: UnaryCalls,
+    identify: Identify,
+    refuse_revoked: RefuseRevoked | None = None,
+) -> None:
     """Registers all methods of our service, and counts its unary calls in `calls`.
 
     `identify` is asked of each call before anything of it is read. Not with an interceptor: gRPC would create two
     coroutines and a handler for each call.
     """
     methods = {method.name: getattr(servicer, method.name) for method in SERVICE.methods}
-    _add(SERVICE, methods, server, calls, identify)
+    _add(SERVICE, methods, server, calls, _checked(identify, refuse_revoked))
 
 
 def add_standard_service(
-    servicer: object, server: grpc.aio.Server, calls: UnaryCalls, service: ServiceDescriptor
+    servicer: object,
+    server: grpc.aio.Server,
+    calls: UnaryCalls,
+    service: ServiceDescriptor,
+    refuse_revoked: RefuseRevoked | None = None,
 ) -> None:
     """Registers a service that is not ours, health or reflection: whoever may connect may call it."""
     methods = {method.name: _takes_context(getattr(servicer, method.name)) for method in service.methods}
     nobody = Account(NOBODY)
-    _add(service, methods, server, calls, lambda _method: lambda _context: nobody)
+    _add(service, methods, server, calls, _checked(lambda _method: lambda _context: nobody, refuse_revoked))
+
+
+def _checked(identify: Identify, refuse_revoked: RefuseRevoked | None) -> Identify:
+    """Revoked certificates come first: not even a good token makes up for one."""
+    if refuse_revoked is None:
+        return identify
+
+    def for_method(method: str) -> Callable[[Context], Account]:
+        account_of = identify(method)
+
+        def checked(context: Context) -> Account:
+            refuse_revoked(context)
+            return account_of(context)
+
+        return checked
+
+    return for_method
 
 
 def _add(

@@ -1,0 +1,155 @@
+"""Reads the files of TLS and checks them, before anything serves with them: `TlsMaterial` is what can be used.
+
+Whatever would make every handshake fail is found here, with one line that says what is wrong with which file.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from purgatory.service.settings import TlsSettings
+
+RevokedSerials = frozenset[tuple[bytes, int]]
+"""Revoked certificates: the name of the issuer (DER) and the serial number."""
+
+Fingerprint = tuple[tuple[int, int, int, int] | None, ...]
+"""Device, inode, time of change and size of each file; None for one that is missing."""
+
+_CRL_BLOCK: Final = re.compile(rb"-----BEGIN X509 CRL-----.+?-----END X509 CRL-----", re.DOTALL)
+
+
+class CannotUseCertificates(Exception):
+    """The files of TLS cannot be used. The message is one line with the setting, the file and the reason."""
+
+
+@dataclass(frozen=True)
+class TlsMaterial:
+    """The content of the files, checked: key and certificate belong together, and the certificate is valid now."""
+
+    key_pem: bytes
+    chain_pem: bytes
+    certificate: x509.Certificate
+    client_ca_pem: bytes | None
+    revoked: RevokedSerials
+    crl_expires: datetime | None
+    """When the first of the revocation lists is due to be replaced, if there is one."""
+
+
+def files_of(settings: TlsSettings) -> list[Path]:
+    """The files that the settings name."""
+    paths = (settings.certificate_file, settings.key_file, settings.client_ca_file, settings.crl_file)
+    return [path for path in paths if path is not None]
+
+
+def fingerprint(paths: Sequence[Path]) -> Fingerprint:
+    """Changes whenever a file is written, or replaced by renaming it or a link on the way to it."""
+    found: list[tuple[int, int, int, int] | None] = []
+    for path in paths:
+        try:
+            status = path.stat()
+        except OSError:
+            found.append(None)
+        else:
+            found.append((status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size))
+    return tuple(found)
+
+
+def read_tls_material(settings: TlsSettings, now: datetime) -> TlsMaterial:
+    """Raises `CannotUseCertificates`."""
+    assert settings.certificate_file is not None, "TLS without a certificate"
+    assert settings.key_file is not None, "TLS without a key"
+    chain_pem = _read("tls.certificate_file", settings.certificate_file)
+    key_pem = _read("tls.key_file", settings.key_file)
+    certificate = _certificates("tls.certificate_file", settings.certificate_file, chain_pem)[0]
+    _check_validity(settings.certificate_file, certificate, now)
+    _check_key(settings.key_file, key_pem, settings.certificate_file, certificate)
+    client_ca_pem: bytes | None = None
+    revoked: RevokedSerials = frozenset()
+    crl_expires: datetime | None = None
+    if settings.client_ca_file is not None:
+        client_ca_pem = _read("tls.client_ca_file", settings.client_ca_file)
+        authorities = _certificates("tls.client_ca_file", settings.client_ca_file, client_ca_pem)
+        if settings.crl_file is not None:
+            lists = _revocation_lists(settings.crl_file, authorities)
+            revoked = frozenset((one.issuer.public_bytes(), entry.serial_number) for one in lists for entry in one)
+            crl_expires = min((one.next_update_utc for one in lists if one.next_update_utc is not None), default=None)
+    return TlsMaterial(key_pem, chain_pem, certificate, client_ca_pem, revoked, crl_expires)
+
+
+def _read(setting: str, path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CannotUseCertificates(f"{setting}: cannot read {path}: {error.strerror or error}") from None
+
+
+def _certificates(setting: str, path: Path, pem: bytes) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(pem)
+    except ValueError:
+        raise CannotUseCertificates(f"{setting}: {path} has no readable certificate; it should be PEM") from None
+
+
+def _check_validity(path: Path, certificate: x509.Certificate, now: datetime) -> None:
+    start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if now > end:
+        raise CannotUseCertificates(f"tls.certificate_file: {path} expired on {end:%Y-%m-%d %H:%M} UTC")
+    if now < start:
+        raise CannotUseCertificates(
+            f"tls.certificate_file: {path} is not valid before {start:%Y-%m-%d %H:%M} UTC; is the clock right?"
+        )
+
+
+def _check_key(path: Path, pem: bytes, certificate_path: Path, certificate: x509.Certificate) -> None:
+    try:
+        key = load_pem_private_key(pem, password=None)
+    except TypeError:
+        raise CannotUseCertificates(f"tls.key_file: {path} is encrypted; write it without a passphrase") from None
+    except (ValueError, UnsupportedAlgorithm):
+        raise CannotUseCertificates(f"tls.key_file: {path} has no readable private key; it should be PEM") from None
+    if key.public_key() != certificate.public_key():
+        raise CannotUseCertificates(f"tls.key_file: {path} is not the key of the certificate in {certificate_path}")
+
+
+def _revocation_lists(path: Path, authorities: Sequence[x509.Certificate]) -> list[x509.CertificateRevocationList]:
+    """The lists in the file, each signed by one of the authorities."""
+    blocks = _CRL_BLOCK.findall(_read("tls.crl_file", path))
+    if not blocks:
+        raise CannotUseCertificates(f"tls.crl_file: {path} has no revocation list; it should be PEM")
+    lists: list[x509.CertificateRevocationList] = []
+    for block in blocks:
+        try:
+            one = x509.load_pem_x509_crl(block)
+            is_signed = any(_has_signed(authority, one) for authority in authorities)
+        except ValueError:
+            raise CannotUseCertificates(f"tls.crl_file: {path} has a revocation list that cannot be read") from None
+        if not is_signed:
+            raise CannotUseCertificates(
+                f"tls.crl_file: {path} has a revocation list of {one.issuer.rfc4514_string()} which no certificate in "
+                "tls.client_ca_file has signed"
+            )
+        lists.append(one)
+    return lists
+
+
+def _has_signed(authority: x509.Certificate, one: x509.CertificateRevocationList) -> bool:
+    try:
+        return authority.subject == one.issuer and one.is_signature_valid(authority.public_key())  # type: ignore[arg-type]
+    except (TypeError, UnsupportedAlgorithm):  # a key of a kind that signs no lists
+        return False
+
+
+def valid_for(certificate: x509.Certificate, now: datetime) -> float:
+    """Seconds until it expires; below 0 once it has."""
+    return (certificate.not_valid_after_utc - now).total_seconds()
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)

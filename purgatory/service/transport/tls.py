@@ -1,0 +1,208 @@
+"""The daemon's side of TLS: credentials for gRPC and a context for HTTP, both of the latest files that can be used.
+
+The files are looked at every few seconds. Once a change has settled they are read and checked; new connections then get
+the new certificate, and those that are open live on. Files that cannot be used change nothing: that is logged, and
+counted. gRPC asks for new files at each handshake, on a thread of its own.
+"""
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Final, cast
+
+import grpc
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from purgatory.service.rpc.statuses import unauthenticated
+from purgatory.service.settings import TlsSettings
+from purgatory.service.transport.certificate_files import (
+    CannotUseCertificates,
+    Fingerprint,
+    TlsMaterial,
+    files_of,
+    fingerprint,
+    read_tls_material,
+    utc_now,
+    valid_for,
+)
+from purgatory.service.transport.peer import PeerCertificate, peer_certificate
+
+LOGGER: Final = logging.getLogger(__name__)
+
+WARNED_BEFORE: Final = timedelta(days=14)
+"""How long before its end a certificate is warned of; one for a short time, in the last quarter of it."""
+
+WARNED_EVERY: Final = timedelta(days=1)
+
+
+class Tls(Collector):
+    """What the settings' files hold now. `watch` keeps it so. Raises `CannotUseCertificates` when constructed."""
+
+    def __init__(self, settings: TlsSettings, now: Callable[[], datetime] = utc_now) -> None:
+        self.asks_clients: Final = settings.client_auth == "required"
+        """Whether clients must present a certificate."""
+        self._settings: Final = settings
+        self._now: Final = now
+        self._files: Final = files_of(settings)
+        self._read_at: Fingerprint = fingerprint(self._files)
+        """The files that were last read; `_seen` are those last looked at."""
+        self._seen = self._read_at
+        self._failure = ""
+        self._failures = 0
+        self._reloads = 0
+        self.revoked_refused = 0
+        """Calls and requests refused because of a revoked certificate."""
+        self._warned_at: datetime | None = None
+        self.material: TlsMaterial = read_tls_material(settings, now())
+        self._context: ssl.SSLContext = self._new_context(self.material)
+        self._outer_context: Final = self._new_context(self.material)
+        self._outer_context.sni_callback = self._give_latest
+        self._for_grpc = self._taken_by_grpc = _grpc_configuration(self.material)
+
+    def grpc_credentials(self) -> grpc.ServerCredentials:
+        """For all clients or for none: gRPC for Python cannot ask for a certificate and do without."""
+        # None means "nothing new", which the stubs do not know.
+        take = cast("Callable[[], grpc.ServerCertificateConfiguration]", self._take_for_grpc)
+        return grpc.dynamic_ssl_server_credentials(self._for_grpc, take, self.asks_clients)
+
+    def http_context(self) -> ssl.SSLContext:
+        """Each connection to it gets the latest certificate. A client may present none: see `http/site`."""
+        return self._outer_context
+
+    def peer(self, auth_context: Mapping[str, Iterable[bytes]]) -> PeerCertificate | None:
+        """Who calls, by the `auth_context()` of a call; None where clients are asked for no certificate.
+
+        Raises `CallRefused` (UNAUTHENTICATED) for a revoked certificate.
+        """
+        peer = peer_certificate(auth_context) if self.asks_clients else None
+        if peer is not None and self.is_revoked(peer):
+            raise unauthenticated(f"the certificate {peer.serial_number:x} of {peer.subject} has been revoked")
+        return peer
+
+    def is_revoked(self, peer: PeerCertificate) -> bool:
+        """Whether a revocation list names it. Counted, for whoever is refused then."""
+        if (peer.issuer, peer.serial_number) not in self.material.revoked:
+            return False
+        self.revoked_refused += 1
+        return True
+
+    async def watch(self) -> None:
+        """Looks at the files again and again, until cancelled."""
+        while True:
+            self.warn_of_expiry()
+            await asyncio.sleep(self._settings.reload_interval_ms / 1_000)
+            self.look()
+
+    def look(self) -> None:
+        """Takes over files that have changed, once they have been the same for two looks: they are rarely written all
+        at once.
+        """
+        seen, self._seen = self._seen, fingerprint(self._files)
+        if self._seen != seen or self._seen == self._read_at:
+            return
+        try:
+            material = read_tls_material(self._settings, self._now())
+            context = self._new_context(material)
+        except CannotUseCertificates as error:
+            self._keep_old(str(error))
+            return
+        if fingerprint(self._files) != self._seen:
+            return
+        self._read_at = self._seen
+        self._failure = ""
+        self._reloads += 1
+        self._warned_at = None
+        self.material, self._context = material, context
+        self._for_grpc = _grpc_configuration(material)
+        LOGGER.info(
+            "new TLS files are in use: certificate %x, valid until %s, %d revoked client certificates",
+            material.certificate.serial_number,
+            material.certificate.not_valid_after_utc.isoformat(),
+            len(material.revoked),
+        )
+
+    def warn_of_expiry(self) -> None:
+        """Logs, once a day, that the certificate or a revocation list is about to end or has ended."""
+        now = self._now()
+        if self._warned_at is not None and now - self._warned_at < WARNED_EVERY:
+            return
+        certificate = self.material.certificate
+        life = certificate.not_valid_after_utc - certificate.not_valid_before_utc
+        left_s = valid_for(certificate, now)
+        if left_s < min(WARNED_BEFORE, life / 4).total_seconds():
+            self._warned_at = now
+            LOGGER.warning(
+                "the TLS certificate %s on %s; put a new one into %s",
+                "expires" if left_s > 0 else "EXPIRED",
+                certificate.not_valid_after_utc.isoformat(),
+                self._settings.certificate_file,
+            )
+        crl_expires = self.material.crl_expires
+        if crl_expires is not None and crl_expires < now:
+            self._warned_at = now
+            LOGGER.warning(
+                "the revocation list in %s should have been replaced by %s; it stays in force",
+                self._settings.crl_file,
+                crl_expires.isoformat(),
+            )
+
+    def collect(self) -> Iterable[Metric]:
+        yield GaugeMetricFamily(
+            "purgatory_tls_certificate_expiry_seconds",
+            "Time until the server's certificate expires; negative once it has.",
+            valid_for(self.material.certificate, self._now()),
+        )
+        reloads = CounterMetricFamily(
+            "purgatory_tls_reloads", "Changed TLS files: taken over, or refused as unusable.", labels=["result"]
+        )
+        reloads.add_metric(["taken"], self._reloads)
+        reloads.add_metric(["refused"], self._failures)
+        yield reloads
+        yield CounterMetricFamily(
+            "purgatory_tls_revoked", "Calls and requests refused for a revoked certificate.", self.revoked_refused
+        )
+
+    def _keep_old(self, reason: str) -> None:
+        """Says so once for each reason, though the files are tried again: a certificate may be valid in a moment."""
+        if reason != self._failure:
+            self._failure = reason
+            self._failures += 1
+            LOGGER.error("the new TLS files are not used, the old ones stay: %s", reason)
+
+    def _take_for_grpc(self) -> grpc.ServerCertificateConfiguration | None:
+        """What is new since gRPC last asked. It asks on its own threads, for one handshake at a time."""
+        latest = self._for_grpc
+        if latest is self._taken_by_grpc:
+            return None
+        self._taken_by_grpc = latest
+        return latest
+
+    def _give_latest(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        connection.context = self._context
+
+    def _new_context(self, material: TlsMaterial) -> ssl.SSLContext:
+        """Reads certificate and key again, as ssl takes them from files only. Raises `CannotUseCertificates`.
+
+        TLS 1.3 without tickets: a resumed session would not be verified by the authorities that are in force now.
+        """
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.num_tickets = 0
+        try:
+            context.load_cert_chain(str(self._settings.certificate_file), self._settings.key_file)
+            if material.client_ca_pem is not None:
+                context.load_verify_locations(cadata=material.client_ca_pem.decode("ascii"))
+        except (ssl.SSLError, OSError, UnicodeDecodeError) as error:
+            raise CannotUseCertificates(f"tls: the files cannot be used: {error}") from None
+        if self.asks_clients:
+            context.verify_mode = ssl.CERT_OPTIONAL
+        return context
+
+
+def _grpc_configuration(material: TlsMaterial) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration(
+        [(material.key_pem, material.chain_pem)], root_certificates=material.client_ca_pem
+    )

@@ -1,0 +1,190 @@
+"""TLS files and settings that cannot be used are refused at start, in one line that says what to do."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from purgatory.service.setting_sources import SettingsError, load_settings
+from purgatory.service.settings import TlsSettings, is_loopback
+from purgatory.service.transport.certificate_files import CannotUseCertificates, read_tls_material
+from purgatory.service.transport.peer import peer_certificate
+from purgatory.service.transport.tls import Tls
+from tests.daemon_process import run_to_end
+from tests.transport.authority import Authority
+from tests.transport.conftest import TlsFolder
+
+NOW = datetime.now(UTC)
+HOUR = timedelta(hours=1)
+
+
+def settings_of(files: TlsFolder) -> TlsSettings:
+    return TlsSettings(
+        certificate_file=files.folder / "server.crt",
+        key_file=files.folder / "server.key",
+        client_auth="required",
+        client_ca_file=files.folder / "clients.crt",
+        crl_file=files.folder / "clients.crl",
+    )
+
+
+def problem(files: TlsFolder) -> str:
+    with pytest.raises(CannotUseCertificates) as caught:
+        read_tls_material(settings_of(files), NOW)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_each_file_is_checked(tls_folder: TlsFolder) -> None:
+    """One line names the setting and the file, and says what is wrong."""
+    folder, authority = tls_folder.folder, tls_folder.authority
+    server = tls_folder.issue_server()
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    for name, content, words in (
+        ("server.crt", b"no certificate", f"tls.certificate_file: {folder / 'server.crt'} has no readable certificate"),
+        ("server.crt", server.certificate_pem, f"tls.key_file: {folder / 'server.key'} is not the key of"),
+        ("server.key", b"no key", f"tls.key_file: {folder / 'server.key'} has no readable private key"),
+        ("clients.crt", b"", f"tls.client_ca_file: {folder / 'clients.crt'} has no readable certificate"),
+        ("clients.crl", b"", f"tls.crl_file: {folder / 'clients.crl'} has no revocation list"),
+        (
+            "clients.crl",
+            Authority("Another").revocation_list([]),
+            "which no certificate in tls.client_ca_file has",
+        ),
+        ("clients.crl", Authority("The test's authority").revocation_list([]), "has signed"),
+    ):
+        tls_folder.put(name, content)
+        assert words in problem(tls_folder)
+        tls_folder.put(name, files[name])
+    (folder / "server.key").unlink()
+    assert problem(tls_folder) == f"tls.key_file: cannot read {folder / 'server.key'}: No such file or directory"
+    for words, valid_from, valid_until in (
+        ("expired on", NOW - 2 * HOUR, NOW - HOUR),
+        ("is not valid before", NOW + HOUR, NOW + 2 * HOUR),
+    ):
+        issued = authority.issue("purgatory", valid_from=valid_from, valid_until=valid_until)
+        tls_folder.put_server(issued)
+        assert words in problem(tls_folder)
+
+
+def test_revoked_serials_of_all_lists(tls_folder: TlsFolder) -> None:
+    """The file may hold a list of each authority."""
+    other = Authority("Another")
+    tls_folder.put("clients.crt", tls_folder.authority.certificate_pem + other.certificate_pem)
+    lists = tls_folder.authority.revocation_list([7]), other.revocation_list([8, 9], next_update=NOW + HOUR)
+    tls_folder.put("clients.crl", b"".join(lists))
+    material = read_tls_material(settings_of(tls_folder), NOW)
+    assert sorted(serial for _, serial in material.revoked) == [7, 8, 9]
+    assert material.crl_expires == (NOW + HOUR).replace(microsecond=0)
+
+
+def test_names_of_a_peer(authority: Authority) -> None:
+    """A certificate's names as they are in it; none of a connection without one."""
+    issued = authority.issue("orders", hosts=["orders.example", "10.0.0.7"], uris=["spiffe://example/orders"])
+    peer = peer_certificate({"x509_pem_cert": [issued.certificate_pem]})
+    assert peer is not None
+    assert (peer.common_name, peer.subject) == ("orders", "CN=orders")
+    assert (peer.dns_names, peer.uris) == (("orders.example",), ("spiffe://example/orders",))
+    assert peer.serial_number == issued.serial_number
+    assert peer_certificate({"x509_pem_cert": [issued.certificate_pem]}) is peer
+    assert peer.principal == "orders"
+    nameless = peer_certificate({"x509_pem_cert": [authority.issue("", uris=["spiffe://example/a"]).certificate_pem]})
+    assert nameless is not None
+    assert nameless.principal == "spiffe://example/a"
+    assert peer_certificate({"transport_security_type": [b"ssl"]}) is None
+
+
+def test_expiry_is_warned_of_once_a_day(tls_folder: TlsFolder, caplog: pytest.LogCaptureFixture) -> None:
+    """From two weeks before the end, and when it has come; of a revocation list that is overdue too."""
+    now = NOW
+    tls = Tls(settings_of(tls_folder), lambda: now)
+    day = timedelta(days=1)
+
+    def warnings_after(time: timedelta) -> list[str]:
+        nonlocal now
+        now += time
+        caplog.clear()
+        tls.warn_of_expiry()
+        tls.warn_of_expiry()
+        return [record.getMessage() for record in caplog.records]
+
+    assert warnings_after(0 * day) == []
+    tls_folder.put("clients.crl", tls_folder.authority.revocation_list([], next_update=NOW + 90 * day))
+    tls = Tls(settings_of(tls_folder), lambda: now)
+    assert warnings_after(15 * day) == []
+    (near,) = warnings_after(8 * day)
+    assert "the TLS certificate expires on" in near
+    assert warnings_after(day / 2) == []
+    (past,) = warnings_after(10 * day)
+    assert "the TLS certificate EXPIRED on" in past
+    _, overdue = warnings_after(60 * day)
+    assert "should have been replaced by" in overdue
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("127.0.0.1:1", True),
+        ("127.8.8.8:1", True),
+        ("[::1]:1", True),
+        ("localhost:1", True),
+        ("0.0.0.0:1", False),
+        ("[::]:1", False),
+        ("10.0.0.1:1", False),
+        ("localhost.example:1", False),
+    ],
+)
+def test_loopback(address: str, expected: bool) -> None:
+    """Only what other machines cannot reach counts as loopback."""
+    assert is_loopback(address) is expected
+
+
+@pytest.mark.parametrize("setting", ["grpc", "http"])
+def test_no_plain_text_beyond_loopback(tmp_path: Path, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused at start with one line that says what to do, unless --insecure is said or there is TLS."""
+    monkeypatch.delenv("PURGATORY_INSECURE", raising=False)
+    ended = run_to_end(tmp_path, [f"--{setting}-address", "0.0.0.0:0"])
+    assert ended.returncode == 2
+    assert ended.stderr == (
+        f"purgatory serve: {setting}.address 0.0.0.0:0 can be reached from other machines; set tls.certificate_file "
+        "and tls.key_file, or say --insecure (PURGATORY_INSECURE=true) to serve there without TLS\n"
+    )
+    flags = {setting: {"address": "0.0.0.0:0"}}
+    assert load_settings({**flags, "insecure": True}).insecure
+    monkeypatch.setenv("PURGATORY_INSECURE", "true")
+    assert load_settings(flags).insecure
+    monkeypatch.delenv("PURGATORY_INSECURE")
+    assert not load_settings({**flags, "tls": {"certificate_file": "server.crt", "key_file": "server.key"}}).insecure
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"certificate_file": "a"}, "certificate_file and key_file go together"),
+        ({"key_file": "a"}, "certificate_file and key_file go together"),
+        ({"client_auth": "required"}, "need certificate_file and key_file"),
+        ({"certificate_file": "a", "key_file": "b", "client_auth": "required"}, "client_ca_file go together"),
+        ({"certificate_file": "a", "key_file": "b", "client_ca_file": "c"}, "client_ca_file go together"),
+        ({"certificate_file": "a", "key_file": "b", "crl_file": "c"}, "crl_file needs client_ca_file"),
+        ({"certificate_file": "a", "key_file": "b", "client_auth": "optional"}, "tls.client_auth"),
+    ],
+)
+def test_settings_that_do_not_go_together(values: dict[str, str], words: str) -> None:
+    """What is half set is refused: it would not do what was meant."""
+    with pytest.raises(SettingsError, match=words) as caught:
+        load_settings({"tls": values})
+    assert str(caught.value).startswith("tls")
+
+
+def test_unusable_files_end_the_start(tmp_path: Path, tls_folder: TlsFolder) -> None:
+    """The daemon exits with one line in its log."""
+    (tls_folder.folder / "server.key").unlink()
+    ended = run_to_end(
+        tmp_path, ["--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", *tls_folder.flags()]
+    )
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert f"tls.key_file: cannot read {tls_folder.folder / 'server.key'}" in line

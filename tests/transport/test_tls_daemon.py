@@ -1,0 +1,124 @@
+"""The real daemon with TLS: who gets in with which certificate, by gRPC and by HTTP."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from datetime import UTC, datetime, timedelta
+
+import aiohttp
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
+from tests.conftest import StartDaemon
+from tests.transport.authority import Authority
+from tests.transport.callers import (
+    PATIENCE_S,
+    certificate_served,
+    client_context,
+    https,
+    metric,
+    secure_channel,
+    status_of,
+)
+from tests.transport.conftest import TlsFolder
+
+OK = grpc.StatusCode.OK
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_both_ports_speak_tls(start_daemon: StartDaemon, tls_folder: TlsFolder) -> None:
+    """Both serve the certificate of the files, and answer whoever trusts its authority."""
+    daemon = start_daemon(*tls_folder.flags())
+    authority = tls_folder.authority
+    assert await status_of(daemon.address, authority) is OK
+    served = certificate_served(daemon.address, authority)
+    assert certificate_served(daemon.http_address, authority, alpn="http/1.1") == served
+    async with https(daemon.http_address, authority) as session:
+        left_s = await metric(session, "purgatory_tls_certificate_expiry_seconds")
+        assert 29 * 86_400 < left_s < 30 * 86_400
+    assert daemon.stop() == 0
+
+
+async def test_plain_text_is_not_answered(start_daemon: StartDaemon, tls_folder: TlsFolder) -> None:
+    """A caller without TLS gets no answer on either port."""
+    daemon = start_daemon(*tls_folder.flags())
+    async with grpc.aio.insecure_channel(daemon.address) as channel:
+        assert await PurgatoryServiceStub(channel).GetStatus(wire.GetStatusRequest(), timeout=5).code() is UNAVAILABLE
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(aiohttp.ClientError):
+            await session.get(f"http://{daemon.http_address}/healthz")
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1])
+def test_old_versions_are_refused(start_daemon: StartDaemon, tls_folder: TlsFolder, version: ssl.TLSVersion) -> None:
+    """TLS 1.1 and older end at the handshake, on both ports."""
+    daemon = start_daemon(*tls_folder.flags())
+    context = client_context(tls_folder.authority)
+    with pytest.warns(DeprecationWarning, match="TLSVersion"):
+        context.minimum_version = context.maximum_version = version
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    for address in (daemon.address, daemon.http_address):
+        host, _, port = address.rpartition(":")
+        with socket.create_connection((host, int(port)), PATIENCE_S) as plain, pytest.raises(ssl.SSLError):
+            context.wrap_socket(plain, server_hostname=host)
+
+
+async def test_client_refuses_a_daemon_it_cannot_trust(start_daemon: StartDaemon, tls_folder: TlsFolder) -> None:
+    """A caller that trusts another authority, or expects another host, does not connect."""
+    daemon = start_daemon(*tls_folder.flags())
+    assert await status_of(daemon.address, Authority("Another")) is UNAVAILABLE
+    assert await status_of(daemon.address, tls_folder.authority, expected_host="elsewhere.example") is UNAVAILABLE
+    assert await status_of(daemon.address, tls_folder.authority, expected_host="localhost") is OK
+
+
+async def test_required_certificates(start_daemon: StartDaemon, tls_folder: TlsFolder) -> None:
+    """Only a caller with a valid, unrevoked certificate of the right authority is served; HTTP probes need none."""
+    authority = tls_folder.authority
+    now = datetime.now(UTC)
+    hour = timedelta(hours=1)
+    right = authority.issue("orders")
+    revoked = authority.issue("laptop")
+    unusable = {
+        "none": None,
+        "expired": authority.issue("orders", valid_from=now - 2 * hour, valid_until=now - hour),
+        "not yet valid": authority.issue("orders", valid_from=now + hour, valid_until=now + 2 * hour),
+        "of another authority": Authority("Another").issue("orders"),
+        "of another authority that calls itself the same": Authority("The test's authority").issue("orders"),
+    }
+    tls_folder.put("clients.crl", authority.revocation_list([revoked.serial_number]))
+    daemon = start_daemon(*tls_folder.flags(client_auth=True, crl=True))
+
+    assert await status_of(daemon.address, authority, right) is OK
+    assert await status_of(daemon.address, authority, revoked) is UNAUTHENTICATED
+    for why, client in unusable.items():
+        assert await status_of(daemon.address, authority, client) is UNAVAILABLE, why
+
+    async with https(daemon.http_address, authority, right) as session:
+        assert (await session.get("/metrics")).status == 200
+    for client in (revoked, None):
+        async with https(daemon.http_address, authority, client) as session:
+            answers = {path: (await session.get(path)).status for path in ("/metrics", "/", "/healthz", "/readyz")}
+        assert answers == {"/metrics": 403, "/": 403, "/healthz": 200, "/readyz": 200}
+    for why in ("expired", "not yet valid", "of another authority"):
+        async with https(daemon.http_address, authority, unusable[why]) as session:
+            with pytest.raises(aiohttp.ClientError):
+                await session.get("/healthz")
+    async with https(daemon.http_address, authority, right) as session:
+        assert await metric(session, "purgatory_tls_revoked_total") == 3
+
+
+async def test_revoked_certificate_reaches_no_service(start_daemon: StartDaemon, tls_folder: TlsFolder) -> None:
+    """Health and reflection refuse it too, and it learns only that it has been revoked."""
+    authority = tls_folder.authority
+    revoked = authority.issue("laptop")
+    tls_folder.put("clients.crl", authority.revocation_list([revoked.serial_number]))
+    daemon = start_daemon(*tls_folder.flags(client_auth=True, crl=True))
+    async with secure_channel(daemon.address, authority, revoked) as channel:
+        call = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)
+        assert await call.code() is UNAUTHENTICATED
+        assert await call.details() == f"the certificate {revoked.serial_number:x} of CN=laptop has been revoked"

@@ -1,0 +1,129 @@
+"""TLS files change under a serving daemon: new connections get the new certificate, open streams live on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import aiohttp
+import grpc
+import pytest
+
+from purgatory.v1 import event_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
+from tests.conftest import StartDaemon
+from tests.daemon_process import DaemonProcess
+from tests.service.serving import eventually
+from tests.transport.authority import Authority
+from tests.transport.callers import certificate_served, https, metric, secure_channel, status_of
+from tests.transport.conftest import TlsFolder
+
+OK = grpc.StatusCode.OK
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
+
+KEPT = "the new TLS files are not used, the old ones stay: tls."
+TAKEN = "new TLS files are in use"
+
+
+def served_everywhere(daemon: DaemonProcess, tls_folder: TlsFolder) -> set[int]:
+    """The serial numbers of the certificates that both ports give to new connections."""
+    authority = tls_folder.authority
+    return {
+        certificate_served(daemon.address, authority),
+        certificate_served(daemon.http_address, authority, alpn="http/1.1"),
+    }
+
+
+async def test_new_certificate_while_streams_are_open(start_daemon: StartDaemon, tls_folder: TlsFolder) -> None:
+    """The stream opened before goes on; new connections to both ports see the new certificate."""
+    daemon = start_daemon(*tls_folder.flags())
+    async with secure_channel(daemon.address, tls_folder.authority) as channel:
+        stream = PurgatoryServiceStub(channel).AdvanceStream()
+        nothing = wire.AdvanceStreamRequest(rows=event_pb2.EventRows())
+        await stream.write(nothing)
+        assert isinstance(await stream.read(), wire.AdvanceStreamResponse)
+        new = tls_folder.issue_server()
+        tls_folder.put_server(new)
+        await eventually(
+            lambda: served_everywhere(daemon, tls_folder) == {new.serial_number}, "the new certificate is served"
+        )
+        await stream.write(nothing)
+        assert isinstance(await stream.read(), wire.AdvanceStreamResponse)
+    async with https(daemon.http_address, tls_folder.authority) as session:
+        assert await metric(session, "purgatory_tls_reloads_total", result="taken") >= 1
+
+
+async def test_files_behind_a_link_that_is_swapped(start_daemon: StartDaemon, tls_folder: TlsFolder) -> None:
+    """As a mounted secret changes: files link through a link to a folder, which is renamed over."""
+    folder = tls_folder.folder
+    for generation in ("first", "second"):
+        (folder / generation).mkdir()
+    (folder / "data").symlink_to("first")
+    first, second = tls_folder.issue_server(), tls_folder.issue_server()
+    first.write(folder / "first", "server")
+    second.write(folder / "second", "server")
+    for name in ("server.crt", "server.key"):
+        (folder / name).unlink()
+        (folder / name).symlink_to(Path("data") / name)
+    daemon = start_daemon(*tls_folder.flags())
+    assert served_everywhere(daemon, tls_folder) == {first.serial_number}
+    (folder / "new").symlink_to("second")
+    (folder / "new").replace(folder / "data")
+    await eventually(lambda: served_everywhere(daemon, tls_folder) == {second.serial_number}, "the second is served")
+
+
+def other_key(files: TlsFolder) -> None:
+    files.put("server.key", files.issue_server().key_pem)
+
+
+def no_key(files: TlsFolder) -> None:
+    (files.folder / "server.key").unlink()
+
+
+def half_a_certificate(files: TlsFolder) -> None:
+    files.put("server.crt", files.issue_server().certificate_pem[:200])
+
+
+def foreign_list(files: TlsFolder) -> None:
+    files.put("clients.crl", Authority("Another").revocation_list([]))
+
+
+@pytest.mark.parametrize("spoil", [other_key, no_key, half_a_certificate, foreign_list])
+async def test_broken_files_change_nothing(
+    start_daemon: StartDaemon, tls_folder: TlsFolder, spoil: Callable[[TlsFolder], None]
+) -> None:
+    """The old ones serve on, which is logged and counted; files that are whole again are taken over."""
+    client = tls_folder.authority.issue("orders")
+    daemon = start_daemon(*tls_folder.flags(client_auth=True, crl=True))
+    spoil(tls_folder)
+    await eventually(lambda: KEPT in daemon.log, KEPT)
+    assert await status_of(daemon.address, tls_folder.authority, client) is OK
+    async with https(daemon.http_address, tls_folder.authority, client) as session:
+        assert await metric(session, "purgatory_tls_reloads_total", result="refused") == 1
+        assert await metric(session, "purgatory_tls_reloads_total", result="taken") == 0
+    tls_folder.put_server(tls_folder.issue_server())
+    tls_folder.put("clients.crl", tls_folder.authority.revocation_list([client.serial_number]))
+
+    async def is_refused() -> bool:
+        return await status_of(daemon.address, tls_folder.authority, client) is UNAUTHENTICATED
+
+    await eventually(is_refused, "the list in which it is revoked is in use")
+
+
+async def test_new_authority_of_clients(start_daemon: StartDaemon, tls_folder: TlsFolder) -> None:
+    """Once it is taken over, certificates of the old authority open no new connection, by gRPC or by HTTP."""
+    authority, other = tls_folder.authority, Authority("The next authority")
+    old, new = authority.issue("orders"), other.issue("orders")
+    daemon = start_daemon(*tls_folder.flags(client_auth=True))
+    assert await status_of(daemon.address, authority, old) is OK
+    tls_folder.put("clients.crt", other.certificate_pem)
+    await eventually(lambda: TAKEN in daemon.log, TAKEN)
+    assert await status_of(daemon.address, authority, old) is UNAVAILABLE
+    assert await status_of(daemon.address, authority, new) is OK
+    async with https(daemon.http_address, authority, new) as session:
+        assert (await session.get("/metrics")).status == 200
+    async with https(daemon.http_address, authority, old) as session:
+        with pytest.raises(aiohttp.ClientError):
+            await session.get("/metrics")
