@@ -27,7 +27,7 @@ from purgatory_client.session.channel import open_channel
 from purgatory_client.session.event_sender import EventSender
 from purgatory_client.session.event_stream import EventStream
 from purgatory_client.session.session_driver import SessionDriver
-from purgatory_client.session.sessions_of_others import Collected, Collector, Registered, register
+from purgatory_client.session.sessions_of_others import ClosedSession, Collected, Collector, Registered, register
 from purgatory_client.waits import Name, Wait
 from purgatory_client.wire.decode_results import arrived_row
 from purgatory_client.wire.encode_waits import row_of_wait
@@ -276,6 +276,23 @@ class AsyncClient:
         collector = Collector(session_id, self._give_up_after)
         while (collected := await self._answer(collector.next(self._stub()))) is not None:
             yield collected
+
+    async def close_session(self, session_id: str) -> ClosedSession:
+        """End a session now, with all that is pending in it and all results that nobody has acknowledged.
+
+        Args:
+            session_id: The session. A client that has it open gets SessionClosed for what it waits for.
+
+        Returns:
+            What was cancelled and dropped.
+
+        Raises:
+            NotFound: The daemon does not know the session (any more).
+            Unavailable: The daemon could not be reached.
+        """
+        request = purgatory_service_pb2.CloseSessionRequest(session_id=session_id)
+        closed = await self._answer(self._stub().CloseSession(request, timeout=CALL_TIMEOUT))
+        return ClosedSession(closed.cancelled, closed.results_dropped)
 
     # Events
 

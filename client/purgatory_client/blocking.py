@@ -150,6 +150,7 @@ class Client:
     confirm = _blocking(AsyncClient.confirm)
     register = _blocking(AsyncClient.register)
     results = _iterating(AsyncClient.results)
+    close_session = _blocking(AsyncClient.close_session)
     advance = _blocking(AsyncClient.advance)
     advance_many = _blocking(AsyncClient.advance_many)
     signal_key = _blocking(AsyncClient.signal_key)

@@ -9,6 +9,8 @@
     ├── EventRefused
     │   └── StaleEpoch
     ├── SessionTakenOver
+    ├── SessionClosed
+    ├── NoAnswer
     ├── OperationIdInUse
     ├── ClientClosed
     ├── OutboxError
@@ -33,6 +35,7 @@ from purgatory_client.plain_errors import (
     DaemonError,
     InvalidRequest,
     LimitExceeded,
+    NoAnswer,
     NotFound,
     OperationIdInUse,
     OutboxDamaged,
@@ -43,6 +46,7 @@ from purgatory_client.plain_errors import (
     PermissionDenied,
     ProtocolError,
     PurgatoryClientError,
+    SessionClosed,
     SessionTakenOver,
     Unavailable,
 )
@@ -54,6 +58,7 @@ __all__ = [
     "EventRefused",
     "InvalidRequest",
     "LimitExceeded",
+    "NoAnswer",
     "NotFound",
     "OperationIdInUse",
     "OutboxDamaged",
@@ -64,6 +69,7 @@ __all__ = [
     "PermissionDenied",
     "ProtocolError",
     "PurgatoryClientError",
+    "SessionClosed",
     "SessionTakenOver",
     "StaleEpoch",
     "Unavailable",

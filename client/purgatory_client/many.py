@@ -56,6 +56,7 @@ class WaitColumns:
         self.indexes = int_column(indexes, self.item_total, "item_index", len(names) - 1, 0)
         self.offsets = int_column(offsets, self.item_total, "offset", INT64_MAX, -INT64_MAX)
         self.timeouts_ms = int_column(timeouts_ms, self.count, "timeout_ms", INT64_MAX, -INT64_MAX)
+        self.longest_timeout_ms = max(self.timeouts_ms, default=None)
         self.starts = [0, *accumulate(self.item_counts)] if self.item_counts else []
         """Where each operation's items start; empty: one item each."""
         self.operation_columns: dict[str, Sequence[int]] = {}

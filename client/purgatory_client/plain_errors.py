@@ -49,6 +49,14 @@ class SessionTakenOver(PurgatoryClientError):
     """Another client opened the same session; this one does not reconnect."""
 
 
+class SessionClosed(PurgatoryClientError):
+    """Somebody closed this client's session, which cancelled its waits. The next wait begins a new session."""
+
+
+class NoAnswer(PurgatoryClientError):
+    """The daemon is there, but has not answered a wait whose timeout passed long ago. It may have been registered."""
+
+
 class OperationIdInUse(PurgatoryClientError):
     """Somebody else registers in this client's session, and used this operation's id first; it was not registered."""
 

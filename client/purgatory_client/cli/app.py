@@ -168,6 +168,21 @@ def cancel(
     raise typer.Exit(run(address, call))
 
 
+@app.command("close", epilog=epilog())
+def close(
+    session: Annotated[str, typer.Argument(metavar="SESSION", help="The session.")],
+    address: Address = DEFAULT_ADDRESS,
+    as_json: AsJson = False,
+) -> NoReturn:
+    """Close a session: cancel all that is pending in it, and drop all results that nobody has acknowledged."""
+
+    async def call(client: AsyncClient) -> Exit:
+        render.closed(await client.close_session(session), as_json=as_json)
+        return Exit.OK
+
+    raise typer.Exit(run(address, call))
+
+
 @app.command("status", epilog=epilog())
 def status(address: Address = DEFAULT_ADDRESS, as_json: AsJson = False) -> NoReturn:
     """Show the daemon's version and counts, and how much time pending operations have left."""

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from purgatory_client.events import AdvanceReceipt
 from purgatory_client.results import Outcome, PartitionResult, Result
+from purgatory_client.session.sessions_of_others import ClosedSession
 from purgatory_client.views import Partition, PendingOperation, RemainingTime, Status
 
 PLAIN_WIDTH: Final = 400
@@ -103,6 +104,13 @@ def receipt(answer: AdvanceReceipt, *, as_json: bool) -> None:
 
 def cancelled(count: int, *, as_json: bool) -> None:
     print_either({"cancelled": count} if as_json else None, f"{count} {plural('operation', count)} cancelled")
+
+
+def closed(session: ClosedSession, *, as_json: bool) -> None:
+    document = {"cancelled": session.cancelled, "results_dropped": session.results_dropped}
+    cancelled = f"{session.cancelled} {plural('operation', session.cancelled)} cancelled"
+    dropped = f"{session.results_dropped} {plural('result', session.results_dropped)} dropped"
+    print_either(document if as_json else None, f"closed: {cancelled}, {dropped}")
 
 
 def operations(found: list[PendingOperation], *, as_json: bool) -> None:

@@ -13,11 +13,13 @@ Time is an argument (monotonic seconds). These are the rules of a session:
 - A repeated result is dropped by its sequence number, and a result that nobody waits for by its id. So each wait ends
   once.
 - A wait whose id somebody else has used in this session fails at once, since no result would ever come for it.
+- A wait that a living daemon has not answered long after its timeout fails too (`fail_overdue`).
 - A cancelled wait is forgotten here at once; the cancel is repeated until the daemon has answered it.
 - With an outbox (`restore`), waits get their ids when they are staged for its file (`stage`), and only what has been
   written is sent.
 """
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from itertools import chain, islice
@@ -27,6 +29,7 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory_client.errors import LimitExceeded, OperationIdInUse, OutboxError
 from purgatory_client.many import Entry, WaitColumns
 from purgatory_client.results import Outcome
+from purgatory_client.session.overdue_waits import GRACE, OverdueWaits, due_after, no_answer
 from purgatory_client.session.pending_waits import (
     OPERATIONS_PER_CHUNK_MAX,
     Ended,
@@ -70,6 +73,12 @@ class SessionCore:
         self._known = False
         self._lost_at = -1.0
         self._sent_at = 0.0
+        self._overdue = OverdueWaits(self.waiting)
+        self._timeout_default: float | None = None
+        self._opened_at = 0.0
+        self._receipt_at = 0.0
+        self._receipted_id = 0
+        """Everything up to this id has reached the daemon."""
         self._ending = False
         self._has_outbox = False
         self._sent_id = 0
@@ -121,6 +130,37 @@ class SessionCore:
     def waiting(self) -> list[Entry]:
         """Everything that somebody waits for."""
         return [*self._table.entries(), *chain.from_iterable(self._unsent.values())]
+
+    def fail_overdue(self, heard_at: float) -> list[Ended]:
+        """End waits that the daemon should have answered long ago, and return them.
+
+        To be called every `overdue_waits.TURN` seconds. `heard_at`: when the daemon last sent anything.
+        """
+        ended: list[Ended] = []
+        if not self.opened:
+            return ended
+        for wait in self._overdue.visit(self._due_at, heard_at):
+            error = no_answer()
+            if wait in self._table:
+                operation_ids: Sequence[int] = [wait.operation_id]
+                if isinstance(wait, WaitColumns):
+                    operation_ids = wait.ids_of(wait.pending_positions())
+                for operation_id in operation_ids:
+                    self._table.refuse(operation_id, error, ended)
+            elif wait in (queue := self._unsent.get(batch_key(wait), {})):
+                del queue[wait]
+                self._unsent_count -= wait.count
+                ended.append((wait, error))
+        return ended
+
+    def _due_at(self, wait: Entry) -> float:
+        """When the answer is overdue. What the daemon does not have yet had to wait while it was answering others."""
+        after = due_after(wait, self._timeout_default)
+        if after is None:
+            return math.inf
+        is_receipted = wait.operation_id > 0 and wait.operation_id + wait.count - 1 <= self._receipted_id
+        reached_at = self._opened_at if is_receipted else self._receipt_at
+        return max(wait.submitted_at + after, reached_at + GRACE)
 
     def drain(self) -> list[Entry]:
         """Forget everything that somebody waits for, and return it, without a word to the daemon."""
@@ -202,7 +242,7 @@ class SessionCore:
         if which == "results":
             return self._on_results(message.results, now)
         if which == "receipt":
-            return self._on_receipt(message.receipt)
+            return self._on_receipt(message.receipt, now)
         if which == "opened":
             self._on_opened(message.opened, now)
         elif which == "cancelled":
@@ -250,6 +290,10 @@ class SessionCore:
         else:
             self._sequence.opened()
         self._known = self.opened = True
+        self._opened_at = self._receipt_at = now
+        self._receipted_id = highest
+        if opened.timeout_ms_default > 0:
+            self._timeout_default = opened.timeout_ms_default / 1_000
         self.going_away = None
         self._sent_at = now
         self.heartbeat_interval = max(0.01, opened.heartbeat_interval_ms / 1_000)
@@ -264,8 +308,11 @@ class SessionCore:
         self._cancelling = {operation_id: None for operation_id in self._cancelling if operation_id <= highest}
         self._cancels = list(self._cancelling)
 
-    def _on_receipt(self, receipt: wire.Receipt) -> list[Ended]:
+    def _on_receipt(self, receipt: wire.Receipt, now: float) -> list[Ended]:
         chunk = self._unreceipted.pop(receipt.batch_id, None)
+        self._receipt_at = now
+        if chunk is not None:
+            self._receipted_id = max(self._receipted_id, chunk.last_id)
         ended: list[Ended] = []
         if receipt.HasField("batch_refusal") and chunk is not None:
             error = refusal_error(receipt.batch_refusal)

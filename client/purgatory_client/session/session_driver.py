@@ -7,6 +7,7 @@ first submit.
 """
 
 import asyncio
+import contextlib
 import logging
 import uuid
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from purgatory_client.errors import (
     OutboxError,
     ProtocolError,
     PurgatoryClientError,
+    SessionClosed,
     SessionTakenOver,
     Unavailable,
 )
@@ -33,6 +35,7 @@ from purgatory_client.plain_errors import from_rpc_error
 from purgatory_client.results import Result, ResultColumns
 from purgatory_client.session.backoff import Backoff
 from purgatory_client.session.channel import open_channel
+from purgatory_client.session.overdue_waits import TURN
 from purgatory_client.session.pending_waits import settle
 from purgatory_client.session.session_core import SessionCore
 
@@ -230,13 +233,15 @@ class SessionDriver:
         core gets them before the next one opens by saying what has arrived.
         """
         channel = open_channel(self._address)
-        call: Call = PurgatoryServiceStub(channel).Session()
+        stub = PurgatoryServiceStub(channel)
+        call: Call = stub.Session()
         self._received_at = asyncio.get_running_loop().time()
         self._opened.clear()
         tasks = [
             asyncio.create_task(self._read(call)),
-            asyncio.create_task(self._write(call)),
+            asyncio.create_task(self._write(call, stub)),
             asyncio.create_task(self._watch()),
+            asyncio.create_task(self._fail_overdue()),
         ]
         if self._outbox is not None:
             tasks.append(asyncio.create_task(_outcome(self._outbox.connecting())))
@@ -258,6 +263,9 @@ class SessionDriver:
         """Why the connection ended, by the first task that knows; raises when reconnecting would not help."""
         if self._core.going_away == wire.GoingAway.REASON_TAKEN_OVER:
             raise SessionTakenOver(f"another client opened the session {self.session_id}")
+        closed = self._core.going_away == wire.GoingAway.REASON_SESSION_CLOSED
+        if closed and self._closed is None and self._outbox is None:
+            raise SessionClosed(f"somebody closed the session {self.session_id}")
         for task in done:
             error = task.exception()
             if error is None:
@@ -292,7 +300,7 @@ class SessionDriver:
                 self._opened.set()
             self._notify()
 
-    async def _write(self, call: Call) -> str:
+    async def _write(self, call: Call, stub: PurgatoryServiceStub) -> str:
         loop = asyncio.get_running_loop()
         await call.write(self._core.open_message())
         while True:
@@ -302,10 +310,17 @@ class SessionDriver:
             elif self._core.ended and self._outbox is not None:
                 return "this client has left"
             elif self._core.ended:
+                await self._close_session(stub)
                 await call.done_writing()
                 await loop.create_future()  # the reader will see the end of the stream
             else:
                 await self._wait_for_work(loop)
+
+    async def _close_session(self, stub: PurgatoryServiceStub) -> None:
+        """Spare the daemon a session that nobody will come back to. One that cannot close it drops it later."""
+        request = wire.CloseSessionRequest(session_id=self.session_id)
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await stub.CloseSession(request, timeout=LEAVE_TIMEOUT)
 
     async def _wait_for_work(self, loop: asyncio.AbstractEventLoop) -> None:
         """Return when there may be something to write.
@@ -347,6 +362,18 @@ class SessionDriver:
             await asyncio.sleep(0.05)
             if self._received_at + silence_max <= loop.time():
                 return f"nothing came for {silence_max:.1f} s"
+
+    async def _fail_overdue(self) -> str:
+        while True:
+            await asyncio.sleep(TURN)
+            ended = self._core.fail_overdue(self._received_at)
+            if self._outbox is not None:
+                self._outbox.settle_all(ended)
+            else:
+                for wait, answer in ended:
+                    settle(wait, answer)
+            if ended:
+                self._notify()
 
     async def _wait_until(self, condition: Callable[[], bool]) -> None:
         while not condition():

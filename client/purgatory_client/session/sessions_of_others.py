@@ -44,6 +44,19 @@ class Registered:
     refusals: dict[int, PurgatoryClientError]
 
 
+@dataclass(frozen=True, slots=True)
+class ClosedSession:
+    """What ended with a session.
+
+    Attributes:
+        cancelled: Operations that were pending; they have no results.
+        results_dropped: Results that nobody had acknowledged.
+    """
+
+    cancelled: int
+    results_dropped: int
+
+
 async def register(
     stub: PurgatoryServiceStub, session_id: str, batch: WaitColumns, give_up_after: float | None
 ) -> Registered:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from purgatory_client import Client
+from purgatory_client import Client, many
 from purgatory_client.cli.exits import MEANINGS, Exit
 from purgatory_client.cli.parsing import UsageError, follower, key_counts, partition_offsets, seconds
 
@@ -126,6 +126,14 @@ def test_a_failed_and_a_cancelled_wait(shared_daemon: DaemonProcess, run: Run, l
     assert (cancelled.returncode, cancelled.stdout) == (0, "1 operation cancelled\n")
     assert waiting.end()[0] == 12
     assert run("cancel", "--partition", "stays-1").returncode == 16
+
+
+def test_a_session_is_closed(shared_daemon: DaemonProcess, run: Run, looking: Client) -> None:
+    """Says what ended with it; exit code 16 when there is none of that name."""
+    looking.register("left-behind", 1, many.produce(["left-0"], offsets=[9, 10], indexes=[0, 0]))
+    closed = run("close", "left-behind")
+    assert (closed.returncode, closed.stdout) == (0, "closed: 2 operations cancelled, 0 results dropped\n")
+    assert run("close", "left-behind").returncode == 16
 
 
 def test_an_interrupted_wait_is_cancelled_at_the_daemon(shared_daemon: DaemonProcess, looking: Client) -> None:
