@@ -242,7 +242,7 @@ def make_host(settings: Settings, metrics: Metrics, clock: Clock, started_ms: in
     """The engine, whose time starts at `started_ms`, and its host, each with the limits it needs."""
     limits = settings.limits.model_dump(include=set(EngineLimitsSettings.model_fields))
     engine = Engine(EngineLimits(**limits), started_ms, **settings.engine.model_dump())
-    return Host(engine, clock, HostSettings(settings.limits, settings.session), metrics)
+    return Host(engine, clock, HostSettings(settings.limits, settings.session, settings.shares), metrics)
 
 
 def server_options(settings: Settings) -> list[tuple[str, int]]:

@@ -341,6 +341,11 @@ class Engine:
         return len(self._partitions.by_name)
 
     @property
+    def held_key_count(self) -> int:
+        """Signal keys that somebody waits for."""
+        return self.limits.signal_keys_max - self._keys.room()
+
+    @property
     def signal_key_count(self) -> int:
         """Known signal keys, idle ones included."""
         return len(self._keys.by_key)

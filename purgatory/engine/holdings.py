@@ -4,6 +4,8 @@ from typing import Final
 
 from mypy_extensions import i64
 
+from purgatory.engine.memory_estimate import ITEM_BYTES, OPERATION_BYTES
+
 __all__ = ["NO_SHARE", "Holdings"]
 
 NO_SHARE: Final[i64] = 2**62
@@ -31,3 +33,7 @@ class Holdings:
         self.items_max: i64 = NO_SHARE
         self.partitions_max: i64 = NO_SHARE
         self.keys_max: i64 = NO_SHARE
+
+    def memory_bytes(self) -> int:
+        """What it takes in memory, estimated."""
+        return self.operations * OPERATION_BYTES + self.items * ITEM_BYTES + self.name_bytes

@@ -5,8 +5,10 @@ from typing import Final
 
 from purgatory.engine import codes
 from purgatory.engine.batches import Refusal
+from purgatory.service.access.account import Account
+from purgatory.service.access.shares import Shares
 from purgatory.service.listeners.listener import Journal, Listener
-from purgatory.service.rpc.statuses import BatchRefused, from_refusal, resource_exhausted, unavailable
+from purgatory.service.rpc.statuses import BatchRefused, from_refusal, unavailable
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import LimitsSettings
 
@@ -16,9 +18,10 @@ SHUTTING_DOWN_MESSAGE: Final = "the daemon is shutting down; try another one, or
 class Admission:
     """Asks limits, listeners and the journal. A refusal's index means nothing here."""
 
-    def __init__(self, limits: LimitsSettings, listeners: Sequence[Listener]) -> None:
+    def __init__(self, limits: LimitsSettings, listeners: Sequence[Listener], shares: Shares) -> None:
         self._limits: Final = limits
         self._listeners: Final = listeners
+        self.shares: Final = shares
         self.journal = Journal()
         self.draining = False
         """Nothing new is taken any more."""
@@ -59,7 +62,31 @@ class Admission:
             message = f"the session has {unacknowledged} unacknowledged results: read and acknowledge, then send again"
             raise BatchRefused(Refusal(0, codes.RESOURCE_EXHAUSTED, "", message))
 
-    def check_unary_wait(self, in_flight: int) -> None:
+    def check_memory(self, account: Account, operations: int, items: int) -> None:
+        """Raises `BatchRefused` when so many operations, of so many items, do not fit into the memory budget, or into
+        the account's share of it. To be called before anything of the batch is copied.
+        """
+        refusal = self.memory_refusal(account, operations, items)
+        if refusal is not None:
+            self._count(refusal)
+            raise BatchRefused(refusal)
+
+    def memory_refusal(self, account: Account, operations: int, items: int) -> Refusal | None:
+        """Why so many operations, of so many items, do not fit; None: they do."""
+        return self.shares.memory_refusal(account, self.shares.budget.operations_bytes(operations, items))
+
+    def check_answer(self) -> None:
+        """Raises `CallRefused` when no answers are made that may be large, as memory is short."""
+        refusal = self.shares.budget.refusal()
+        if refusal is not None:
+            self._count(refusal)
+            raise from_refusal(refusal, "")
+
+    def _count(self, refusal: Refusal) -> None:
+        for listener in self._listeners:
+            listener.refused([refusal])
+
+    def check_unary_wait(self, account: Account, in_flight: int) -> None:
         """Raises `CallRefused` when no further call of Wait is taken; so many are in flight."""
         if self.draining:
             raise unavailable(SHUTTING_DOWN_MESSAGE)
@@ -70,5 +97,11 @@ class Admission:
         if failing is not None:
             raise from_refusal(failing, "journal")
         calls_max = self._limits.unary_waits_max
+        refusal = None
         if in_flight >= calls_max:
-            raise resource_exhausted("unary_waits", f"{calls_max} calls of Wait are in flight, the most allowed")
+            message = f"{calls_max} calls of Wait are in flight, the most allowed"
+            refusal = Refusal(0, codes.RESOURCE_EXHAUSTED, "unary_waits", message)
+        refusal = refusal or self.shares.unary_wait_refusal(account, in_flight) or self.memory_refusal(account, 1, 1)
+        if refusal is not None:
+            self._count(refusal)
+            raise from_refusal(refusal, "")

@@ -20,6 +20,7 @@ from purgatory.engine.errors import InvalidBatch
 from purgatory.engine.waiting.tables import Owner
 from purgatory.service.access.account import Account
 from purgatory.service.access.roles import WAIT
+from purgatory.service.access.shares import Shares
 from purgatory.service.access.withholding import Reasons, explain, withhold_operations
 from purgatory.service.admission import Admission
 from purgatory.service.engine_time import EngineTime
@@ -56,9 +57,10 @@ class Host:
         """Everything that is notified of this host's work. Add to it before anything happens."""
         self.journal = Journal()
         """Set by `use_journal`; without that, one that keeps nothing."""
-        self.sessions: Final = Sessions(engine, settings, self.listeners, self._before_drop)
+        self.shares: Final = Shares(settings, engine)
+        self.sessions: Final = Sessions(engine, settings, self.listeners, self._before_drop, self.shares)
         self.unary_waits: Final = UnaryWaits(engine.add_owner())
-        self.admission: Final = Admission(settings.limits, self.listeners)
+        self.admission: Final = Admission(settings.limits, self.listeners, self.shares)
         self._registrations: Final = Registrations(self.time, self.listeners, self.admission, self._register_in_session)
         self.started_time: Final = time.time()
         """Wall clock, seconds: for display, never for measuring."""
@@ -102,6 +104,8 @@ class Host:
         now_ms = self._registration_ms()
         withheld = withhold_operations(account, run.kind, run.batch)
         known = owner.highest_operation_id
+        if session is not None:
+            self.shares.set_in_engine(session.account)
         receipt = self.engine.register(owner, run.kind, run.batch, now_ms)
         explain(receipt.refusals, withheld)
         if withheld:
@@ -131,7 +135,7 @@ class Host:
 
         Raises `CallRefused` when nothing may be registered now.
         """
-        self.admission.check_unary_wait(len(self.unary_waits))
+        self.admission.check_unary_wait(account, len(self.unary_waits))
         operation_id, future = self.unary_waits.add()
         account.unary_waits += 1
         try:

@@ -18,6 +18,8 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 ENVIRONMENT_PREFIX: Final = "PURGATORY_"
 DURATION_MS_MAX: Final = 2**31 - 1
 PORT_MAX: Final = 65_535
+MEMORY_BYTES_MIN: Final = 128 * 1024 * 1024
+"""The program itself takes more than half of that."""
 
 SHORT_FLAGS: Final = {"archive.uri": "--archive", "journal.dir": "--data-dir"}
 """Shorter names of flags."""
@@ -51,6 +53,12 @@ def _checked_folder(path: Path) -> Path:
     if not path.parent.is_dir():
         raise ValueError("should be a file in a folder that exists")
     return path
+
+
+def _checked_budget(memory_bytes: int) -> int:
+    if 0 < memory_bytes < MEMORY_BYTES_MIN:
+        raise ValueError(f"should be 0 or at least {MEMORY_BYTES_MIN}")
+    return memory_bytes
 
 
 Address = Annotated[str, AfterValidator(_checked_address)]
@@ -199,10 +207,21 @@ class LimitsSettings(EngineLimitsSettings):
 
     operations_per_batch_max: Count = setting(100_000, "Operations in one message.")
     events_per_batch_max: Count = setting(100_000, "Events in one message.")
+    memory_bytes_max: Annotated[int, AfterValidator(_checked_budget)] = setting(
+        0, "Memory for all that is held, in bytes. 0: 60 % of what the machine or the container has.", ge=0
+    )
     unary_waits_max: Count = setting(10_000, "Calls of Wait at one time.")
     sessions_max: Count = setting(10_000, "Sessions at one time.")
     unacknowledged_results_max: Count = setting(
         1_000_000, "Results a session may leave unacknowledged before its registrations are refused."
+    )
+
+
+class SharesSettings(SettingsGroup):
+    """Shares: what one account may hold of a limit that all have in common (docs/operations.md)."""
+
+    times_free: int = setting(
+        2, "An account holds at most this many times what is still free of a limit. 0: no shares.", ge=0, le=1_000
     )
 
 
@@ -272,6 +291,7 @@ class HostSettings(NamedTuple):
 
     limits: LimitsSettings = LimitsSettings()
     session: SessionSettings = SessionSettings()
+    shares: SharesSettings = SharesSettings()
 
 
 class Settings(BaseSettings):
@@ -299,6 +319,7 @@ class Settings(BaseSettings):
     engine: EngineSettings = EngineSettings()
     access: AccessSettings = AccessSettings()
     limits: LimitsSettings = LimitsSettings()
+    shares: SharesSettings = SharesSettings()
     session: SessionSettings = SessionSettings()
     archive: ArchiveSettings = ArchiveSettings()
     journal: JournalSettings = JournalSettings()

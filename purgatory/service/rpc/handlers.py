@@ -20,7 +20,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from purgatory.service.access.account import NOBODY, Account
+from purgatory.service.access.account import Accounts
 from purgatory.service.rpc.call import Call, Context, Identify
 from purgatory.service.rpc.statuses import CallRefused, invalid_argument
 from purgatory.v1 import purgatory_service_pb2
@@ -110,7 +110,7 @@ def add_standard_service(
 ) -> None:
     """Registers a service that is not ours, health or reflection: whoever may connect may call it."""
     methods = {method.name: _takes_context(getattr(servicer, method.name)) for method in service.methods}
-    nobody = Account(NOBODY)
+    nobody = Accounts().nobody
     _add(service, methods, server, calls, _checked(lambda _method: lambda _context: nobody, refuse_revoked))
 
 

@@ -9,13 +9,20 @@ nothing.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from purgatory.engine import codes
 from purgatory.engine.batches import Refusal
 from purgatory.engine.completions import Completions
+from purgatory.service.access.result_bytes import (
+    FETCHED_BYTES,
+    REFUSAL_BYTES,
+    RESULT_BYTES,
+    RESULT_ITEM_BYTES,
+    SLICE_BYTES,
+)
 from purgatory.service.sessions.refused import RefusedCompletions
 from purgatory.service.translate.uniform_columns import is_uniform
 
@@ -46,6 +53,16 @@ class ResultSlice:
 
     def __len__(self) -> int:
         return self.stop - self.start
+
+    def held_bytes(self) -> int:
+        """What the slice takes in memory, estimated."""
+        items = self.item_stop - self.item_start
+        held = SLICE_BYTES + len(self) * RESULT_BYTES + items * RESULT_ITEM_BYTES
+        if self.kind == codes.FETCH:
+            held += items * FETCHED_BYTES
+        for refusal in self.refusals[self.start : self.stop]:
+            held += REFUSAL_BYTES + len(refusal.message) + len(refusal.field)
+        return held
 
     def split(self, count: int) -> tuple[ResultSlice, ResultSlice]:
         """The first `count` results, and the rest."""
@@ -89,10 +106,18 @@ def slices_of(completions: Results, refusals: Sequence[Refusal] = ()) -> list[Re
     return slices
 
 
+def _ignore(_bytes: int) -> None:
+    pass
+
+
 class Outbox:
     """One session's unacknowledged results. Sequence numbers never repeat and have no gaps."""
 
-    def __init__(self) -> None:
+    def __init__(self, hold: Callable[[int], None] = _ignore) -> None:
+        """`hold` is told by how many bytes more, or less, is held."""
+        self._hold = hold
+        self.held_bytes = 0
+        """Of all results in it, estimated."""
         self._written: Final[deque[ResultSlice]] = deque()
         self._unwritten: Final[deque[ResultSlice]] = deque()
         self.last_sequence = 0
@@ -118,6 +143,7 @@ class Outbox:
         self._unwritten.extend(slices)
         for part in slices:
             self.last_sequence += len(part)
+        self._count(sum([part.held_bytes() for part in slices]))
 
     def hold(self) -> None:
         """Results appended from now on are not written before they are released."""
@@ -158,8 +184,8 @@ class Outbox:
             return
         self.acknowledged_sequence = sequence
         self._next_sequence = max(self._next_sequence, sequence + 1)
-        count = _drop_left(self._written, count)
-        count = _drop_left(self._unwritten, count)
+        count = self._drop_left(self._written, count)
+        count = self._drop_left(self._unwritten, count)
         assert count == 0, f"{count} acknowledged results were not in the outbox"
 
     def take(self, results_max: int) -> tuple[int, list[ResultSlice]]:
@@ -173,8 +199,10 @@ class Outbox:
         while room and self._unwritten and (not taken or self._unwritten[0].kind == taken[0].kind):
             part = self._unwritten.popleft()
             if len(part) > room:
-                part, rest = part.split(room)
+                whole = part
+                part, rest = whole.split(room)
                 self._unwritten.appendleft(rest)
+                self._count(part.held_bytes() + rest.held_bytes() - whole.held_bytes())
             taken.append(part)
             room -= len(part)
         self._written.extend(taken)
@@ -188,14 +216,24 @@ class Outbox:
             self._unwritten.appendleft(self._written.pop())
             self._next_sequence -= len(part)
 
+    def discard(self) -> None:
+        """The session is gone: nothing that is still done with its results counts."""
+        self._hold(-self.held_bytes)
+        self._hold = _ignore
 
-def _drop_left(queue: deque[ResultSlice], count: int) -> int:
-    """Drops up to `count` results at the left of `queue`; returns how many are still to be dropped."""
-    while count and queue:
-        part = queue.popleft()
-        if len(part) > count:
-            _, rest = part.split(count)
-            queue.appendleft(rest)
-            return 0
-        count -= len(part)
-    return count
+    def _drop_left(self, queue: deque[ResultSlice], count: int) -> int:
+        """Drops up to `count` results at the left of `queue`; returns how many are still to be dropped."""
+        while count and queue:
+            part = queue.popleft()
+            self._count(-part.held_bytes())
+            if len(part) > count:
+                _, rest = part.split(count)
+                queue.appendleft(rest)
+                self._count(rest.held_bytes())
+                return 0
+            count -= len(part)
+        return count
+
+    def _count(self, more_bytes: int) -> None:
+        self.held_bytes += more_bytes
+        self._hold(more_bytes)

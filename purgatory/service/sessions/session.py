@@ -33,7 +33,7 @@ class Session:
         self.owner: Final = owner
         self.account: Final = account
         """Whose session it is: nobody else can reach it, or learn that it exists."""
-        self.outbox: Final = Outbox()
+        self.outbox: Final = Outbox(account.hold_results)
         self.refused_ids = RefusedIds()
         self.stream: AttachedStream | None = None
         self.last_used_ms = now_ms

@@ -19,9 +19,11 @@ from typing import Final
 from purgatory.engine.batches import Refusal
 from purgatory.engine.codes import RESOURCE_EXHAUSTED
 from purgatory.engine.engine import Engine
-from purgatory.service.access.account import NOBODY, Account, Accounts
+from purgatory.service.access.account import NOBODY, Account
+from purgatory.service.access.memory_budget import SESSION_BYTES
+from purgatory.service.access.shares import Shares
 from purgatory.service.listeners.listener import Listener
-from purgatory.service.rpc.statuses import invalid_argument, not_found, quoted, resource_exhausted
+from purgatory.service.rpc.statuses import from_refusal, invalid_argument, not_found, quoted, resource_exhausted
 from purgatory.service.sessions.result_stream import ResponseType, ResultStream
 from purgatory.service.sessions.session import Session, SessionKey
 from purgatory.service.settings import HostSettings
@@ -42,6 +44,7 @@ class Sessions:
         settings: HostSettings,
         listeners: Sequence[Listener],
         before_drop: Callable[[Session, int], None] = lambda _session, _now_ms: None,
+        shares: Shares | None = None,
     ) -> None:
         self._engine: Final = engine
         self._sessions_max: Final = settings.limits.sessions_max
@@ -50,7 +53,8 @@ class Sessions:
         self._listeners: Final = listeners
         self._before_drop: Final = before_drop
         self._opened = 0
-        self.accounts: Final = Accounts()
+        self._shares: Final = shares or Shares(settings, engine)
+        self.accounts: Final = self._shares.accounts
         self._by_id: Final[dict[SessionKey, Session]] = {}
         self._by_owner_id: Final[dict[int, Session]] = {}
         self._disconnected: Final[OrderedDict[SessionKey, Session]] = OrderedDict()
@@ -118,7 +122,25 @@ class Sessions:
             for listener in self._listeners:
                 listener.refused([refused])
             raise resource_exhausted("sessions", message, self._next_expiry_ms(now_ms))
-        return self._add(session_id, self._opened + 1, account or self.accounts.nobody, now_ms), False
+        account = account or self.accounts.nobody
+        self._check_share(account, now_ms)
+        return self._add(session_id, self._opened + 1, account, now_ms), False
+
+    def _check_share(self, account: Account, now_ms: int) -> None:
+        """Raises `CallRefused` when the account may not have another session. At its share, one of its own that nobody
+        would miss makes room.
+        """
+        refusal = self._shares.session_refusal(account, len(self._by_id))
+        if refusal is not None:
+            mine = next((session for session in self._evictable.values() if session.account is account), None)
+            if mine is not None:
+                self._drop(mine, now_ms)
+                refusal = None
+        refusal = refusal or self._shares.memory_refusal(account, SESSION_BYTES)
+        if refusal is not None:
+            for listener in self._listeners:
+                listener.refused([refusal])
+            raise from_refusal(refusal, "")
 
     def _evict_finished(self, now_ms: int) -> bool:
         """Makes room by dropping a finished session, if there is one: first of those that nobody would miss."""
@@ -158,8 +180,8 @@ class Sessions:
 
     def _add(self, session_id: str, number: int, account: Account, now_ms: int) -> Session:
         self._opened = max(self._opened, number)
-        session = Session(session_id, number, self._engine.add_owner(), account, now_ms)
-        account.sessions += 1
+        session = Session(session_id, number, self._engine.add_owner(account.holdings), account, now_ms)
+        account.add_session(1)
         self._by_id[session.key] = session
         self._by_owner_id[session.owner.owner_id] = session
         self._disconnected[session.key] = self._just_used[session.key] = session
@@ -240,7 +262,8 @@ class Sessions:
     def _drop(self, session: Session, now_ms: int) -> None:
         self._before_drop(session, now_ms)
         session.dropped = True
-        session.account.sessions -= 1
+        session.account.add_session(-1)
+        session.outbox.discard()
         del self._by_id[session.key]
         del self._by_owner_id[session.owner.owner_id]
         self._forget_last_use(session)

@@ -1,0 +1,99 @@
+"""Shares: the most that one account may hold of a limit that all have in common.
+
+The rule: an account may hold at most `shares.times_free` times what is still free. With 2, one that is alone is served
+up to two thirds of a limit, two of them up to two fifths each, and whoever comes next always finds room. Nobody needs
+to know how many accounts there are, and nothing is taken back from one that is above its share: it gets no more until
+there is more room. Callers who were not asked who they are share one account, which has no share: all of it is theirs.
+"""
+
+from typing import Final
+
+from purgatory.engine import codes
+from purgatory.engine.batches import Refusal
+from purgatory.engine.engine import Engine
+from purgatory.service.access.account import NOBODY, Account, Accounts
+from purgatory.service.access.memory_budget import SESSION_BYTES, MemoryBudget, budget_bytes
+from purgatory.service.access.result_bytes import RESULT_BYTES, RESULT_ITEM_BYTES
+from purgatory.service.settings import HostSettings
+
+
+def share(times_free: int, limit: int, held_by_all: int, held: int) -> int:
+    """The most that an account may hold which holds `held`, while all together hold `held_by_all` of a limit.
+
+    Whoever has reached it holds `times_free` times what is free then. `times_free` 0: there are no shares.
+    """
+    free = max(0, limit - held_by_all)
+    if times_free == 0:
+        return held + free
+    # After taking x more, held + x = times_free * (free - x).
+    return held + max(0, (times_free * free - held) // (1 + times_free))
+
+
+class Shares:
+    """The accounts of a daemon, their shares of its limits, and its memory budget, which is shared out like them."""
+
+    def __init__(self, settings: HostSettings, engine: Engine) -> None:
+        self._times_free: Final = settings.shares.times_free
+        self._limits: Final = settings.limits
+        self._engine: Final = engine
+        self.accounts: Final = Accounts()
+        self.budget: Final = MemoryBudget(budget_bytes(settings.limits.memory_bytes_max), engine, self.accounts)
+
+    def of(self, account: Account, limit: int, held_by_all: int, held: int) -> int:
+        """The most that the account may hold of a limit."""
+        times_free = 0 if account.principal == NOBODY else self._times_free
+        return share(times_free, limit, held_by_all, held)
+
+    def set_in_engine(self, account: Account) -> None:
+        """Tells the engine the account's shares of operations, items, partitions and keys, as they are now."""
+        if account.principal == NOBODY or self._times_free == 0:
+            return
+        held, engine, limits = account.holdings, self._engine, self._engine.limits
+        times_free = self._times_free
+        held.operations_max = share(times_free, limits.pending_operations_max, engine.pending, held.operations)
+        held.items_max = share(times_free, limits.pending_items_max, engine.pending_items, held.items)
+        held.partitions_max = share(times_free, limits.partitions_max, engine.partition_count, held.partitions)
+        held.keys_max = share(times_free, limits.signal_keys_max, engine.held_key_count, held.keys)
+
+    def session_refusal(self, account: Account, sessions: int) -> Refusal | None:
+        """Why the account may not have another session; None: it may. There are so many in all."""
+        most = self.of(account, self._limits.sessions_max, sessions, account.sessions)
+        if account.sessions < most:
+            return None
+        message = f"{account.sessions} sessions are yours, your share now; close one, or try again later"
+        return Refusal(0, codes.RESOURCE_EXHAUSTED, "sessions", message)
+
+    def unary_wait_refusal(self, account: Account, in_flight: int) -> Refusal | None:
+        """The same for calls of `Wait`."""
+        most = self.of(account, self._limits.unary_waits_max, in_flight, account.unary_waits)
+        if account.unary_waits < most:
+            return None
+        message = f"{account.unary_waits} calls of Wait are yours, your share now; try again later"
+        return Refusal(0, codes.RESOURCE_EXHAUSTED, "unary_waits", message)
+
+    def memory_refusal(self, account: Account, more_bytes: int) -> Refusal | None:
+        """Why the account may not hold so many bytes more, going by its share or by the whole budget."""
+        budget = self.budget
+        refused = budget.refusal(more_bytes)
+        if refused is not None or account.principal == NOBODY or self._times_free == 0:
+            return refused
+        held = self.held_bytes(account)
+        most = share(
+            self._times_free, budget.bytes_max - budget.program_bytes, budget.held_bytes() - budget.program_bytes, held
+        )
+        if held + more_bytes <= most:
+            return None
+        message = f"{held} bytes are held for you, and your share now is {most}: {more_bytes} more do not fit"
+        return Refusal(0, codes.RESOURCE_EXHAUSTED, "memory", message)
+
+    @staticmethod
+    def held_bytes(account: Account) -> int:
+        """What an account holds, in bytes."""
+        held = account.holdings
+        return (
+            held.memory_bytes()
+            + held.operations * RESULT_BYTES
+            + held.items * RESULT_ITEM_BYTES
+            + account.results_bytes
+            + account.sessions * SESSION_BYTES
+        )
