@@ -161,12 +161,14 @@ class Host:
 
     # Events.
 
-    async def apply(self, batch: EventBatch, reasons: Reasons | None = None) -> EventsReceipt:
+    async def apply(
+        self, batch: EventBatch, reasons: Reasons | None = None, account: Account | None = None
+    ) -> EventsReceipt:
         """Applies a batch of events, in order, in slices.
 
         Events of other calls may come between two slices; each caller's own stay in order. A call that is cancelled has
         applied the events up to the end of some slice. `reasons` say, by index, why events are refused that were made
-        unreadable to the engine.
+        unreadable to the engine. What becomes known is the account's (None: nobody's).
 
         Raises `BatchRefused` when the columns cannot be read, or no events are taken now.
         """
@@ -178,7 +180,7 @@ class Host:
         while True:
             start, now_ms = whole.next_index, self.time.now_ms()
             try:
-                part = self.engine.apply(batch, now_ms, start, WORK_PER_SLICE)
+                part = self._apply_slice(batch, now_ms, start, account or self.shares.accounts.nobody)
             except InvalidBatch as error:
                 raise unreadable_batch(f"columns.{error.field}", error.message) from None
             explain(part.refusals, reasons or {})
@@ -194,6 +196,11 @@ class Host:
             if whole.next_index >= len(batch.types):
                 return whole
             await asyncio.sleep(0)
+
+    def _apply_slice(self, batch: EventBatch, now_ms: int, start: int, account: Account) -> EventsReceipt:
+        self.shares.set_in_engine(account)
+        is_full = self.shares.budget.is_full
+        return self.engine.apply(batch, now_ms, start, WORK_PER_SLICE, maker=account.holdings, is_full=is_full)
 
     # Cancelling.
 

@@ -58,6 +58,13 @@ def at_once(serving: Coroutine[Any, Any, object]) -> None:
         return
 
 
+class NoContext:
+    """What methods make of the call's context: it says when the call has ended, which is at once."""
+
+    def add_done_callback(self, callback: Callable[[object], None]) -> None:
+        callback(self)
+
+
 class Direct:
     """One host without a loop. `run` takes a program; what it raises is a bug."""
 
@@ -70,8 +77,7 @@ class Direct:
             limits=LimitsSettings(unacknowledged_results_max=300, operations_per_batch_max=1_000)
         )
         self.host: Final = Host(self._engine, self._clock, host_settings, Metrics())
-        # Its methods make nothing of the call's context.
-        self._call: Final = Call(cast(Context, None), self.host.sessions.accounts.nobody)
+        self._call: Final = Call(cast(Context, NoContext()), self.host.sessions.accounts.nobody)
         self._session, _ = self.host.sessions.open(SESSION_ID, self._clock.now_ms())
         inspection = InspectionCalls(self.host)
         self._inspection: Final = inspection

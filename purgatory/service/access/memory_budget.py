@@ -80,8 +80,14 @@ class MemoryBudget:
         held = self.held_bytes()
         if held + more_bytes <= self.bytes_max:
             return None
-        message = f"{held} bytes are held of a budget of {self.bytes_max}, and {more_bytes} more do not fit; try again later"
+        message = (
+            f"{held} bytes are held of a budget of {self.bytes_max}, and {more_bytes} more do not fit; try again later"
+        )
         return Refusal(0, codes.RESOURCE_EXHAUSTED, "memory", message)
+
+    def let_go(self, answer_bytes: int) -> None:
+        """An answer has been written, or its call has ended."""
+        self.answers_bytes -= answer_bytes
 
     def operations_bytes(self, operations: int, items: int) -> int:
         """The worst that so many operations with so many items can come to, while they are registered and later."""

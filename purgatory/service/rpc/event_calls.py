@@ -31,7 +31,7 @@ async def advance(
                 "name", account.principal, "event", role=ADVANCE, name=first, count=len(withheld)
             )
             events.refusals.update(withheld)
-        return advance_receipt(events, await host.apply(events.batch, events.refusals))
+        return advance_receipt(events, await host.apply(events.batch, events.refusals, account))
     except BatchRefused as error:
         raise from_refusal(error.refusal, "") from None
 

@@ -20,7 +20,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from purgatory.service.access.account import Accounts
+from purgatory.service.access.account import Account, Accounts
 from purgatory.service.rpc.call import Call, Context, Identify
 from purgatory.service.rpc.statuses import CallRefused, invalid_argument
 from purgatory.v1 import purgatory_service_pb2

@@ -7,7 +7,9 @@ import heapq
 import json
 import time
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, TypeVar
+
+from google.protobuf.message import Message
 
 from purgatory import __version__
 from purgatory.engine import COMPILED, codes
@@ -43,6 +45,7 @@ START_MAX: Final = 2**31 - 1
 PAGE_SIZE_DEFAULT: Final = 100
 PAGE_SIZE_MAX: Final = 1_000
 
+Answer = TypeVar("Answer", bound=Message)
 Place = list[int | str]
 """Where a page begins; its parts mean something only to the listing."""
 
@@ -64,6 +67,7 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
 
     async def ListOperations(self, request: wire.ListOperationsRequest, call: Call) -> wire.ListOperationsResponse:
         """A page of pending operations. Refuses unknown sessions and kinds, and page tokens of other requests."""
+        self._host.admission.check_answer()
         host, kind = self._host, int(request.kind)
         if kind != ANY_KIND and not is_known_kind(kind):
             raise invalid_argument("kind", f"is not a known kind of operation: {kind}")
@@ -85,10 +89,11 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
             if may_see(call.account, session, view):
                 operations.append(self._pending(view, session, now))
         token = make_token(filters, [next_start]) if next_start >= 0 else ""
-        return wire.ListOperationsResponse(operations=operations, next_page_token=token)
+        return self._held(wire.ListOperationsResponse(operations=operations, next_page_token=token), call)
 
     async def GetPartition(self, request: wire.GetPartitionRequest, call: Call) -> wire.GetPartitionResponse:
         """One partition's marks, replicas and waits. Refuses unknown partitions, and topics without a role."""
+        self._host.admission.check_answer()
         name = partition_name(request.topic_partition)
         if name[0] not in call.account.grants.on_topics(OBSERVE):
             self._host.sessions.accounts.audit.refused(
@@ -98,13 +103,14 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         view = self._host.engine.partition_view(name, self._host.time.now_ms())
         if view is None:
             raise not_found("partition", f"{name[0]}-{name[1]}")
-        return wire.GetPartitionResponse(partition=partition(view))
+        return self._held(wire.GetPartitionResponse(partition=partition(view)), call)
 
     async def ListPartitions(self, request: wire.ListPartitionsRequest, call: Call) -> wire.ListPartitionsResponse:
         """A page of known partitions, ordered by name, so that partitions that come and go do not shift other pages.
 
         Those of topics on which the caller does not have the role observe are left out.
         """
+        self._host.admission.check_answer()
         host = self._host
         filters = f"partitions {request.topic_prefix!r}"
         place = read_token(filters, request.page_token, (str, int))
@@ -115,9 +121,12 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         names = _names_after(known, request.topic_prefix, after, size + 1)
         now_ms = host.time.now_ms()
         views = [host.engine.partition_view(name, now_ms) for name in names[:size]]
-        return wire.ListPartitionsResponse(
-            partitions=[partition(view) for view in views if view is not None],
-            next_page_token=make_token(filters, list(names[size - 1])) if len(names) > size else "",
+        return self._held(
+            wire.ListPartitionsResponse(
+                partitions=[partition(view) for view in views if view is not None],
+                next_page_token=make_token(filters, list(names[size - 1])) if len(names) > size else "",
+            ),
+            call,
         )
 
     async def GetStatus(self, request: wire.GetStatusRequest, _: Call) -> wire.GetStatusResponse:
@@ -159,6 +168,13 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         if session is None:
             return pending_operation(view, "", "", now)
         return pending_operation(view, session.session_id, session.account.principal, now)
+
+    def _held(self, answer: Answer, call: Call) -> Answer:
+        """Counts an answer as held until its call has ended: it stays here while the caller does not read it."""
+        budget, held = self._host.shares.budget, answer.ByteSize()
+        budget.answers_bytes += held
+        call.context.add_done_callback(lambda _: budget.let_go(held))
+        return answer
 
     def _now(self) -> WallTime:
         """Now, on the engine's clock and the wall clock."""

@@ -173,7 +173,7 @@ class PurgatoryServicer(InspectionCalls):
         expects_heartbeats: bool,
     ) -> tuple[ResultStream, wire.SessionOpened]:
         session, resumed = self._open_session(call, session_id)
-        limits, session_settings = self._host.settings
+        limits, session_settings = self._host.settings.limits, self._host.settings.session
         stream = self._host.sessions.attach(
             session,
             response_type,

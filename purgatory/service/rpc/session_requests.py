@@ -8,6 +8,7 @@ from purgatory.service.rpc.handlers import Requests
 from purgatory.service.rpc.statuses import BatchRefused, invalid_argument
 from purgatory.service.sessions.result_stream import ResultStream
 from purgatory.service.sessions.session import Session
+from purgatory.service.translate.batch_size import size_of
 from purgatory.service.translate.receipts import ids_of, receipt, refused_receipt, runs_of
 from purgatory.v1 import purgatory_service_pb2 as wire
 
@@ -16,6 +17,7 @@ def register(host: Host, session: Session, batch: wire.RegisterBatch) -> wire.Re
     """Registers a batch; each operation is accepted, known or refused. Raises `BatchRefused`."""
     operations_max = host.settings.limits.operations_per_batch_max
     try:
+        host.admission.check_memory(session.account, *size_of(batch))
         runs, refused = runs_of(batch, operations_max, host.engine.limits.timeout_ms_default)
         return receipt(batch.batch_id, host.register(session, runs, refused), host.journal.durability)
     except BatchRefused:

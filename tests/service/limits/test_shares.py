@@ -1,0 +1,207 @@
+"""Shares of limits: one account fills what it may, and others are still served."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from purgatory.engine import codes
+from purgatory.engine.batches import EventBatch, OperationBatch
+from purgatory.engine.engine import Engine
+from purgatory.engine.limits import EngineLimits
+from purgatory.service.access.account import Account
+from purgatory.service.access.shares import share
+from purgatory.service.host import Host
+from purgatory.service.listeners.metrics import Metrics
+from purgatory.service.rpc.statuses import BatchRefused, CallRefused
+from purgatory.service.sessions.session import Session
+from purgatory.service.settings import HostSettings, LimitsSettings, SharesSettings
+from purgatory.service.translate.operations import OperationRun
+from purgatory.testing import ManualClock
+
+LIMIT = 12
+
+
+def make_host(times_free: int = 2) -> tuple[Host, Metrics]:
+    limits = {"pending_operations_max": LIMIT, "pending_items_max": LIMIT, "partitions_max": LIMIT}
+    settings = HostSettings(
+        LimitsSettings(sessions_max=LIMIT, unary_waits_max=LIMIT, **limits),
+        shares=SharesSettings(times_free=times_free),
+    )
+    metrics = Metrics()
+    return Host(Engine(EngineLimits(**limits), 0), ManualClock(), settings, metrics), metrics
+
+
+def session_of(host: Host, principal: str, session_id: str = "jobs") -> Session:
+    return host.sessions.open(session_id, 0, host.shares.accounts.of(principal))[0]
+
+
+def register(host: Host, session: Session, count: int, topic: str = "orders") -> int:
+    """How many of so many waits are accepted, one batch each."""
+    accepted = 0
+    for _ in range(count):
+        batch = OperationBatch(
+            [session.owner.highest_operation_id + 1], partitions=[(topic, 0)], item_indexes=[0], offsets=[9],
+            timeouts_ms=[60_000],
+        )  # fmt: skip
+        accepted += host.register(session, [OperationRun(codes.PRODUCE, batch)], []).accepted
+    return accepted
+
+
+@given(st.integers(0, 9), st.integers(1, 1_000), st.lists(st.integers(0, 9), max_size=9))
+def test_a_share_leaves_room(times_free: int, limit: int, others: list[int]) -> None:
+    """Whoever takes all of its share holds at most `times_free` times what is free then; nobody loses anything."""
+    held_by_others = min(sum(others), limit)
+    most = share(times_free, limit, held_by_others, 0)
+    free = limit - held_by_others - most
+    assert free >= 0
+    if times_free:
+        assert most <= times_free * free
+        assert most + 1 > times_free * (free - 1), "one more would have been above the share"
+    else:
+        assert free == 0
+    assert share(times_free, limit, held_by_others + most, most) == most
+
+
+def test_one_account_fills_and_another_is_served() -> None:
+    """Alone an account is served two thirds of the operations; the next one two thirds of what is left."""
+    host, metrics = make_host()
+    assert register(host, session_of(host, "ann"), LIMIT + 1) == 8
+    assert metrics.rejected[codes.RESOURCE_EXHAUSTED] == LIMIT + 1 - 8
+    assert register(host, session_of(host, "bob"), LIMIT) == 2
+    assert register(host, session_of(host, "eve"), LIMIT) == 1
+    host.cancel_session(session_of(host, "ann"))
+    assert register(host, session_of(host, "bob"), 2) == 2
+
+
+def test_sessions_of_one_account_share_its_share() -> None:
+    """What one session holds counts for the others of the same account."""
+    host, _ = make_host()
+    assert register(host, session_of(host, "ann", "first"), 6) == 6
+    assert register(host, session_of(host, "ann", "second"), 6) == 2
+
+
+def test_whoever_was_not_asked_has_all() -> None:
+    """Without a policy all callers are one, and what there is is theirs."""
+    host, _ = make_host()
+    assert register(host, host.sessions.open("jobs", 0)[0], LIMIT + 1) == LIMIT
+
+
+def test_shares_can_be_turned_off() -> None:
+    """With no shares an account may hold everything."""
+    host, _ = make_host(times_free=0)
+    assert register(host, session_of(host, "ann"), LIMIT + 1) == LIMIT
+
+
+def test_sessions_are_shared_out() -> None:
+    """An account at its share of sessions is refused, which is counted; another one is not."""
+    host, metrics = make_host()
+    ann, bob = host.shares.accounts.of("ann"), host.shares.accounts.of("bob")
+    for number in range(8):
+        register(host, host.sessions.open(f"s{number}", 0, ann)[0], 1)
+    with pytest.raises(CallRefused, match="your share") as raised:
+        host.sessions.open("one more", 0, ann)
+    assert raised.value.code == codes.RESOURCE_EXHAUSTED
+    assert metrics.rejected[codes.RESOURCE_EXHAUSTED] == 1
+    assert host.sessions.open("one more", 0, bob)
+
+
+def test_unary_waits_are_shared_out() -> None:
+    """An account at its share of calls of Wait is refused; another one is not."""
+    host, _ = make_host()
+    ann, bob = host.shares.accounts.of("ann"), host.shares.accounts.of("bob")
+    ann.unary_waits = 8
+    with pytest.raises(CallRefused, match="your share"):
+        host.admission.check_unary_wait(ann, 8)
+    host.admission.check_unary_wait(bob, 8)
+
+
+async def test_partitions_are_shared_out() -> None:
+    """An account that names partitions first may name so many; it may still move them, and others may name more."""
+    host, _ = make_host()
+
+    async def announce(principal: str, first: int, count: int) -> int:
+        names = [("topic", first + number) for number in range(count)]
+        batch = EventBatch(
+            [codes.HIGH_WATERMARK] * count, partitions=names, item_indexes=list(range(count)), offsets=[1]
+        )
+        receipt = await host.apply(batch, account=host.shares.accounts.of(principal))
+        return count - len(receipt.refusals)
+
+    # The share is worked out once for a batch, not for each event of it.
+    assert await announce("ann", 0, LIMIT) == 8
+    assert await announce("ann", 0, 8) == 8
+    assert await announce("bob", 20, LIMIT) == 2
+    assert host.shares.accounts.of("ann").holdings.partitions == 8
+
+
+def test_memory_is_shared_out() -> None:
+    """An account whose results fill its share of the memory is refused as a whole batch; another one is served."""
+    host, metrics = make_host()
+    budget = host.shares.budget
+    ann, bob = host.shares.accounts.of("ann"), host.shares.accounts.of("bob")
+    budget.bytes_max = budget.held_bytes() + 300_000
+    ann.hold_results(190_000)
+    host.admission.check_memory(ann, 1, 1)
+    ann.hold_results(20_000)
+    with pytest.raises(BatchRefused, match="your share") as raised:
+        host.admission.check_memory(ann, 1, 1)
+    assert raised.value.refusal.field == "memory"
+    assert metrics.rejected[codes.RESOURCE_EXHAUSTED] == 1
+    host.admission.check_memory(bob, 1, 1)
+
+
+def recount(host: Host) -> dict[str, tuple[int, int, int, int]]:
+    """What each account holds: sessions, operations, bytes of results."""
+    counts: dict[str, tuple[int, int, int, int]] = {}
+    for session in host.sessions._by_id.values():
+        principal = session.account.principal
+        sessions, pending, held, slices = counts.get(principal, (0, 0, 0, 0))
+        parts = [*session.outbox._written, *session.outbox._unwritten]
+        counts[principal] = (
+            sessions + 1,
+            pending + session.owner.pending,
+            held + sum(part.held_bytes() for part in parts),
+            slices + len(parts),
+        )
+    return counts
+
+
+STEP = st.tuples(
+    st.sampled_from(["register", "expire", "acknowledge", "take", "close", "cancel", "refuse"]),
+    st.sampled_from(["", "ann", "bob"]),
+    st.sampled_from(["one", "two"]),
+    st.integers(1, 5),
+)
+
+
+@given(st.lists(STEP, max_size=30))
+def test_accounts_are_what_a_recount_says(steps: list[tuple[str, str, str, int]]) -> None:
+    """Whatever is registered, ended, read, acknowledged and closed: each account's counts are those of its sessions."""
+    clock = ManualClock()
+    host = Host(Engine(EngineLimits(), clock.now_ms()), clock, HostSettings())
+    for what, principal, session_id, count in steps:
+        account: Account = host.shares.accounts.of(principal)
+        session = host.sessions.open(session_id, clock.now_ms(), account)[0]
+        outbox = session.outbox
+        if what == "register":
+            register(host, session, count)
+        elif what == "refuse":
+            register(host, session, count, topic="")
+        elif what == "expire":
+            clock.jump(60_000 + count)
+            host.reaper.turn()
+        elif what == "acknowledge":
+            session.acknowledge(min(outbox.acknowledged_sequence + count, outbox.last_sequence))
+        elif what == "take":
+            outbox.take(count)
+        elif what == "cancel":
+            host.cancel_session(session)
+        else:
+            host.sessions.close(session, clock.now_ms())
+        counts = recount(host)
+        for name in ("", "ann", "bob"):
+            held = host.shares.accounts.of(name)
+            expected = counts.get(name, (0, 0, 0, 0))
+            assert (held.sessions, held.holdings.operations, held.results_bytes) == expected[:3]
+        assert host.shares.accounts.sessions == host.sessions.count
+        assert host.shares.accounts.results_bytes == sum(entry[2] for entry in counts.values())
