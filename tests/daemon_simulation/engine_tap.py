@@ -10,6 +10,7 @@ from typing import Any
 
 from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, RegisterReceipt
 from purgatory.engine.engine import Engine
+from purgatory.engine.holdings import Holdings
 from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX
 from purgatory.engine.waiting.tables import Owner
 from purgatory.engine.waiting.wakeups import UNLIMITED
@@ -109,8 +110,8 @@ class EngineTap:
     def owner_number(self, owner: Owner) -> int:
         return self._numbers[id(owner)]
 
-    def add_owner(self) -> Owner:
-        owner = self._engine.add_owner()
+    def add_owner(self, holdings: Holdings | None = None) -> Owner:
+        owner = self._engine.add_owner(holdings)
         self._numbers[id(owner)] = len(self._owners)
         self._owners.append(owner)
         self.entries.append(OwnerAdded(self.owner_number(owner)))
@@ -130,8 +131,15 @@ class EngineTap:
         self.entries.append(BatchRegistered(number, kind, batch, now_ms))
         return self._engine.register(owner, kind, batch, now_ms, known_up_to)
 
-    def apply(self, batch: EventBatch, now_ms: int, start: int = 0, limit: int = 100_000) -> EventsReceipt:
-        receipt = self._engine.apply(batch, now_ms, start, limit)
+    def apply(
+        self,
+        batch: EventBatch,
+        now_ms: int,
+        start: int = 0,
+        limit: int = 100_000,
+        **shares: Any,  # noqa: ANN401 - as the engine's
+    ) -> EventsReceipt:
+        receipt = self._engine.apply(batch, now_ms, start, limit, **shares)
         self.entries.append(Applied(batch, start, receipt.next_index, now_ms))
         return receipt
 

@@ -7,7 +7,7 @@ import heapq
 import json
 import time
 from collections.abc import Iterable
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from google.protobuf.message import Message
 
@@ -173,7 +173,8 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         """Counts an answer as held until its call has ended: it stays here while the caller does not read it."""
         budget, held = self._host.shares.budget, answer.ByteSize()
         budget.answers_bytes += held
-        call.context.add_done_callback(lambda _: budget.let_go(held))
+        on_end: Any = lambda _context: budget.let_go(held)  # noqa: E731 - the stubs want a class that does not exist
+        call.context.add_done_callback(on_end)
         return answer
 
     def _now(self) -> WallTime:
