@@ -101,6 +101,7 @@ class Daemon:
         self._serving = False
         self._opened = AsyncExitStack()
         """Closes what `start` opened, last opened first."""
+        self._access: Access | None = None
         self._grace_until_s = 0.0
         """On the monotonic clock, once shutdown has begun."""
 
@@ -116,7 +117,7 @@ class Daemon:
     async def _open(self, opened: AsyncExitStack) -> None:
         calls = self._unary_calls
         peer = self._peer if self._tls is not None else None
-        access = Access(self.settings.access, self._host.sessions.accounts, self._principal_of_peer)
+        access = self._access = Access(self.settings.access, self._host.sessions.accounts, self._principal_of_peer)
         await access.start()
         fresh = asyncio.create_task(access.keep_fresh(), name="policy and tokens")
         opened.callback(fresh.cancel)
@@ -150,6 +151,11 @@ class Daemon:
         opened.callback(self._memory_trimmer.stop)
         if self._tls is not None:
             opened.callback(asyncio.create_task(self._tls.watch(), name="TLS files").cancel)
+
+    def reload(self) -> None:
+        """Reads the policy and the tokens again now."""
+        if self._access is not None:
+            self._access.reload()
 
     async def stop(self) -> None:
         """Shuts down in the order described above."""
@@ -280,6 +286,8 @@ async def serve(settings: Settings) -> None:
         loop.add_signal_handler(number, _on_signal, asked_to_stop, number)
     daemon = Daemon(settings)
     await daemon.start()
+    if settings.access.policy_file is not None:
+        loop.add_signal_handler(signal.SIGHUP, daemon.reload)
     _announce(daemon)
     received = await asked_to_stop
     LOGGER.info("%s: shutting down, %d operations pending", received.name, daemon.pending)

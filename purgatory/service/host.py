@@ -19,6 +19,7 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.errors import InvalidBatch
 from purgatory.engine.waiting.tables import Owner
 from purgatory.service.access.account import Account
+from purgatory.service.access.audit import NAME
 from purgatory.service.access.roles import WAIT
 from purgatory.service.access.shares import Shares
 from purgatory.service.access.withholding import Reasons, explain, withhold_operations
@@ -110,9 +111,7 @@ class Host:
         explain(receipt.refusals, withheld)
         if withheld:
             first = next(iter(withheld.values())).message
-            self.sessions.accounts.audit.refused(
-                "name", account.principal, "registration", role=WAIT, name=first, count=len(withheld)
-            )
+            self.sessions.accounts.audit.refused(NAME, account.principal, role=WAIT, name=first, count=len(withheld))
         if session is not None and session.refused_ids:
             session.refused_ids.correct(receipt, run.batch, known)
         for listener in self.listeners:

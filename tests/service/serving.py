@@ -18,6 +18,7 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.host import Host
 from purgatory.service.listeners.listener import Listener
+from purgatory.service.rpc.call import Identify
 from purgatory.service.rpc.handlers import UnaryCalls, add_to_server
 from purgatory.service.rpc.servicer import PurgatoryServicer
 from purgatory.service.sessions.session import Session
@@ -139,12 +140,13 @@ async def serving(
         await host.stop()
 
 
-async def start_server(host: Host, options: list[tuple[str, Any]] | None = None) -> tuple[grpc.aio.Server, int]:
-    """Starts a host, and a server for it on a free port."""
+async def start_server(
+    host: Host, options: list[tuple[str, Any]] | None = None, identify: Identify | None = None
+) -> tuple[grpc.aio.Server, int]:
+    """Starts a host, and a server for it on a free port; everybody is nobody, unless `identify` says otherwise."""
     server = grpc.aio.server(options=options)
-    add_to_server(
-        PurgatoryServicer(host), server, UnaryCalls(), lambda _method: lambda _context: host.sessions.accounts.nobody
-    )
+    ask = identify or (lambda _method: lambda _context: host.sessions.accounts.nobody)
+    add_to_server(PurgatoryServicer(host), server, UnaryCalls(), ask)
     port = server.add_insecure_port("127.0.0.1:0")
     host.start()
     await server.start()

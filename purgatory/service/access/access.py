@@ -1,7 +1,8 @@
 """Who calls, and whether it may: policy, tokens and certificates, read again while the daemon serves.
 
 The policy and the tokens are read at the start and whenever their files change. A file that cannot be read then is
-logged, and what was read before stays: a typing error must neither open the daemon nor shut everybody out.
+logged, and what was read before stays: a typing error must neither open the daemon nor shut everybody out. A new policy
+is in force between one step of the event loop and the next, so every message is judged by one policy as a whole.
 """
 
 import asyncio
@@ -13,11 +14,14 @@ from typing import Any, Final
 
 import grpc
 
-from purgatory.service.access.access_policy import AccessPolicy, PolicyError, read_policy
+from purgatory.service.access.access_policy import AccessPolicy, read_policy
 from purgatory.service.access.account import Account, Accounts
+from purgatory.service.access.audit import AUDITED_CALL, NO_ROLE, UNAUTHENTICATED
+from purgatory.service.access.errors import AccessError
 from purgatory.service.access.json_web_tokens import BadToken, JsonWebTokens
 from purgatory.service.access.roles import CALLS
-from purgatory.service.access.tokens import KnownToken, TokensError, hash_of, is_expired, read_tokens
+from purgatory.service.access.tokens import KnownToken, hash_of, is_expired, read_tokens
+from purgatory.service.access.watched_file import WatchedFile
 from purgatory.service.rpc.statuses import CallRefused, permission_denied, unauthenticated
 from purgatory.service.settings import AccessSettings
 
@@ -25,7 +29,9 @@ LOGGER: Final = logging.getLogger(__name__)
 RELOAD_INTERVAL_S: Final = 1.0
 VERIFIED_MAX: Final = 10_000
 """Verified tokens that are remembered until they expire, so that a signature is checked once."""
-LOOPBACK: Final = ("ipv4:127.", "ipv6:%5B::1%5D", "ipv6:[::1]", "unix:")
+LOOPBACK: Final = ("ipv4:127.", "ipv6:%5B::1%5D:", "ipv6:[::1]:")
+DOTS: Final = 2
+"""In a JSON web token: none of ours has any."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 PrincipalOfPeer = Callable[[Context], str]
@@ -43,63 +49,65 @@ class Access:
         self._policy: AccessPolicy | None = None
         self._tokens: dict[str, KnownToken] = {}
         self._verified: Final[dict[bytes, KnownToken]] = {}
-        self._seen: Final[dict[Path, object]] = {}
+        self._verified_with: object = None
+        """The keys that verified them: with other keys they are verified anew."""
         self._json_web_tokens: Final = _json_web_tokens(settings)
-        self._read_changed()
-
-    @property
-    def is_open(self) -> bool:
-        """Whether there is no policy: nobody is asked who they are, and everything is allowed."""
-        return self._settings.policy_file is None
+        self._files: Final = [
+            WatchedFile(what, path, take)
+            for what, path, take in (
+                ("tokens", settings.tokens_file, self._take_tokens),
+                ("policy", settings.policy_file, self._take_policy),
+            )
+            if path is not None
+        ]
+        for file in self._files:
+            file.take()
 
     async def start(self) -> None:
         """Reads the key set, where there is one. Raises `KeySetError`."""
         if self._json_web_tokens is not None:
-            await self._json_web_tokens.load()
+            await self._json_web_tokens.load_first()
 
     async def keep_fresh(self) -> None:
         """Reads files again when they have changed, until cancelled."""
         if self._json_web_tokens is None:
             await self._watch_files()
         else:
-            await asyncio.gather(self._watch_files(), self._json_web_tokens.keep_fresh())
+            await asyncio.gather(self._watch_files(), self._json_web_tokens.keep_fresh(self._accounts.audit.reloads))
 
     def identify(self, method: str) -> Callable[[Context], Account]:
         """For a method: on whose account its calls are served. What it returns raises `CallRefused`."""
         roles = CALLS[method]
-        nobody = self._accounts.nobody
+        nobody, audit = self._accounts.nobody, self._accounts.audit
 
         def account_of(context: Context) -> Account:
             if self._policy is None:
                 return nobody
-            account = self._accounts.of(self._principal_of(context, method))
+            AUDITED_CALL.set((method, context.peer()))
+            try:
+                account = self._accounts.of(self._proven_principal(context, self._policy))
+            except CallRefused as refused:
+                audit.refused(UNAUTHENTICATED, "", name=refused.message)
+                raise
             if not account.grants.holds_any(roles):
-                self._accounts.audit.refused("role", account.principal, method, role="/".join(sorted(roles)))
-                raise permission_denied(" or ".join(sorted(roles)), f"the call {method}")
+                any_of = " or ".join(sorted(roles))
+                audit.refused(NO_ROLE, account.principal, role=any_of)
+                raise permission_denied(any_of, f"the call {method}")
             return account
 
         return account_of
 
     # Who.
 
-    def _principal_of(self, context: Context, method: str) -> str:
-        try:
-            return self._proven_principal(context)
-        except CallRefused as refused:
-            why = f"{_host(context.peer())}: {refused.message}"
-            self._accounts.audit.refused("unauthenticated", "", method, name=why)
-            raise
-
-    def _proven_principal(self, context: Context) -> str:
+    def _proven_principal(self, context: Context, policy: AccessPolicy) -> str:
         for key, value in context.invocation_metadata() or ():
             if key == "authorization":
                 return self._principal_of_token(value if isinstance(value, str) else value.decode("latin-1"))
-        principal = self._principal_of_peer(context)
-        if principal:
-            return principal
-        assert self._policy is not None
-        if self._policy.loopback_principal and context.peer().startswith(LOOPBACK):
-            return self._policy.loopback_principal
+        certified = self._principal_of_peer(context)
+        if certified:
+            return certified
+        if policy.loopback_principal and context.peer().startswith(LOOPBACK):
+            return policy.loopback_principal
         raise unauthenticated("show a bearer token or a client certificate")
 
     def _principal_of_token(self, header: str) -> str:
@@ -107,7 +115,7 @@ class Access:
         if scheme.lower() != "bearer" or not token:
             raise unauthenticated("the authorization is not a bearer token")
         known = self._tokens.get(hash_of(token))
-        if known is None and self._json_web_tokens is not None and token.count(".") == 2:
+        if known is None and self._json_web_tokens is not None and token.count(".") == DOTS:
             known = self._verify(token, self._json_web_tokens)
         if known is None:
             raise unauthenticated("the token is not known")
@@ -116,6 +124,9 @@ class Access:
         return known.principal
 
     def _verify(self, token: str, json_web_tokens: JsonWebTokens) -> KnownToken:
+        if json_web_tokens.keys is not self._verified_with:  # a key may have been withdrawn
+            self._verified.clear()
+            self._verified_with = json_web_tokens.keys
         digest = hashlib.sha256(token.encode()).digest()
         known = self._verified.get(digest)
         if known is None:
@@ -133,32 +144,38 @@ class Access:
     async def _watch_files(self) -> None:
         while True:
             await asyncio.sleep(RELOAD_INTERVAL_S)
-            try:
-                self._read_changed()
-            except (PolicyError, TokensError) as error:
-                LOGGER.error("%s; what was read before is kept", error)  # noqa: TRY400 - the message says it all
+            for file in self._files:
+                if file.has_settled():
+                    self._read_again(file)
 
-    def _read_changed(self) -> None:
-        policy_file, tokens_file = self._settings.policy_file, self._settings.tokens_file
-        if tokens_file is not None and self._has_changed(tokens_file):
-            self._tokens = read_tokens(tokens_file)
-        if policy_file is not None and self._has_changed(policy_file):
-            is_first = self._policy is None
-            self._policy = read_policy(policy_file)
-            self._accounts.use_grants(self._policy.of)
-            if not is_first:
-                self._accounts.audit.acted("policy replaced", "")
+    def reload(self) -> None:
+        """Reads the policy and the tokens again now, changed or not, as a SIGHUP asks for."""
+        for file in self._files:
+            self._read_again(file)
 
-    def _has_changed(self, path: Path) -> bool:
-        """Whether the file is another than when this was asked last, whatever is in it."""
+    def _read_again(self, file: WatchedFile) -> None:
+        reloads = self._accounts.audit.reloads
         try:
-            status = path.stat()
-            seen: object = (status.st_mtime_ns, status.st_ino, status.st_size)
-        except OSError as error:
-            seen = error.errno
-        changed = self._seen.get(path) != seen
-        self._seen[path] = seen
-        return changed
+            file.take()
+        except AccessError as error:
+            LOGGER.error("%s; what was read before is kept", error)  # noqa: TRY400 - the message says it all
+            reloads[file.what, "refused"] += 1
+        except Exception:
+            LOGGER.exception("the %s file cannot be read; what was read before is kept", file.what)
+            reloads[file.what, "refused"] += 1
+        else:
+            reloads[file.what, "taken"] += 1
+
+    def _take_tokens(self, path: Path) -> None:
+        self._tokens = read_tokens(path)
+
+    def _take_policy(self, path: Path) -> None:
+        is_first = self._policy is None
+        policy = read_policy(path)
+        self._policy = policy
+        self._accounts.use_grants(policy.of)
+        if not is_first:
+            self._accounts.audit.acted("policy replaced", "")
 
 
 def _json_web_tokens(settings: AccessSettings) -> JsonWebTokens | None:
@@ -167,8 +184,3 @@ def _json_web_tokens(settings: AccessSettings) -> JsonWebTokens | None:
     assert settings.jwt_issuer is not None, "the settings were validated"
     assert settings.jwt_audience is not None, "the settings were validated"
     return JsonWebTokens(settings.jwt_keys, settings.jwt_issuer, settings.jwt_audience, settings.jwt_principal_claim)
-
-
-def _host(peer: str) -> str:
-    """'ipv4:127.0.0.1:4711' -> 'ipv4:127.0.0.1': ports would make each connection look like another caller."""
-    return peer.rpartition(":")[0]

@@ -1,4 +1,4 @@
-"""The audit log: a line of JSON for each refusal of access and for each act of an administrator.
+"""The audit log: a line of JSON for each refusal of access, for each act of an administrator, and for each new policy.
 
 Lines go to the logger `purgatory.audit`. They never hold a token. Refusals are limited for each principal, so that one
 who is refused all the time fills no disk; what was left out is counted in the next line.
@@ -8,8 +8,12 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 AUDIT: Final = logging.getLogger("purgatory.audit")
 LINES_PER_SECOND: Final = 5.0
@@ -17,19 +21,28 @@ LINES_AT_ONCE_MAX: Final = 20.0
 PRINCIPALS_KEPT: Final = 1_000
 """Principals whose pace is remembered; beyond them all start anew."""
 
+UNAUTHENTICATED: Final = "unauthenticated"
+NO_ROLE: Final = "role"
+"""The caller has the role that a call needs on no name at all."""
+NAME: Final = "name"
+"""The caller does not have the role on what it named."""
 
-class Audit:
-    """Writes the audit log, and counts refusals by reason."""
+AUDITED_CALL: Final[ContextVar[tuple[str, str]]] = ContextVar("AUDITED_CALL", default=("", ""))
+"""The method that is being served, and its peer: refusals are found far below the calls that they are refusals of."""
+
+
+class Audit(Collector):
+    """Writes the audit log, and counts for Prometheus: refusals by reason, and files that were read again."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
-        self.refusals: Final[Counter[str]] = Counter()
-        """By reason: "unauthenticated", "role" or "name"."""
+        self.refusals: Final = Counter(dict.fromkeys((UNAUTHENTICATED, NO_ROLE, NAME), 0))
+        """By reason."""
+        self.reloads: Final[Counter[tuple[str, str]]] = Counter()
+        """By what was read ("policy", "tokens", "keys") and whether it was "taken" or "refused"."""
         self._clock_s: Final = clock_s
         self._paces: Final[dict[str, _Pace]] = {}
 
-    def refused(
-        self, reason: str, principal: str, call: str, *, role: str = "", name: str = "", count: int = 1
-    ) -> None:
+    def refused(self, reason: str, principal: str, *, role: str = "", name: str = "", count: int = 1) -> None:
         """Something was refused: `count` operations or events of a call, or all of it."""
         self.refusals[reason] += count
         pace = self._paces.get(principal)
@@ -39,14 +52,32 @@ class Audit:
             pace = self._paces[principal] = _Pace(self._clock_s())
         left_out = pace.take(self._clock_s())
         if left_out is not None:
-            about = {"principal": principal, "call": call, "role": role, "name": name}
+            about = {"principal": principal, "role": role, "name": name}
             self._write("refused", reason=reason, **about, count=count, left_out=left_out)
 
     def acted(self, act: str, principal: str, name: str = "", count: int = 0) -> None:
         """An administrator has done something, or the policy was replaced."""
         self._write(act, principal=principal, name=name, count=count)
 
+    def collect(self) -> Iterable[Metric]:
+        refusals = CounterMetricFamily(
+            "purgatory_access_refusals", "Calls, operations and events refused for want of proof or of a role.",
+            labels=["reason"],
+        )  # fmt: skip
+        for reason, count in self.refusals.items():
+            refusals.add_metric([reason], count)
+        yield refusals
+        reloads = CounterMetricFamily(
+            "purgatory_access_reloads", "Changed policies, tokens and keys: taken over, or refused as unusable.",
+            labels=["file", "result"],
+        )  # fmt: skip
+        for (what, result), count in sorted(self.reloads.items()):
+            reloads.add_metric([what, result], count)
+        yield reloads
+
     def _write(self, what: str, **values: object) -> None:
+        call, peer = AUDITED_CALL.get()
+        values |= {"call": call, "peer": peer}
         told = {"audit": what} | {key: value for key, value in values.items() if value not in ("", 0)}
         # ASCII only: names are strangers' words, and none of them may steer a terminal.
         AUDIT.warning("%s", json.dumps(told, ensure_ascii=True))

@@ -8,6 +8,7 @@ import asyncio
 import json
 import logging
 import urllib.request
+from collections import Counter
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -17,6 +18,8 @@ from joserfc.jwk import KeySet
 from joserfc.jwt import JWTClaimsRegistry
 
 from purgatory.service.access.errors import AccessError
+from purgatory.service.access.tokens import PRINCIPAL_LENGTH_MAX
+from purgatory.service.rpc.statuses import unavailable
 
 LOGGER: Final = logging.getLogger(__name__)
 ALGORITHMS: Final = [
@@ -36,6 +39,8 @@ LEEWAY_S: Final = 30
 """How far the clocks of issuer and daemon may be apart."""
 FETCH_TIMEOUT_S: Final = 10.0
 FETCH_INTERVAL_S: Final = 60.0
+FETCH_AGAIN_S: Final = 5.0
+"""While there are no keys at all."""
 KEY_SET_BYTES_MAX: Final = 1024 * 1024
 
 
@@ -53,6 +58,7 @@ class JsonWebTokens:
     def __init__(self, key_set: str, issuer: str, audience: str, principal_claim: str) -> None:
         """`key_set` is a file or an https URL."""
         self._source: Final = key_set
+        self._is_fetched: Final = "://" in key_set
         self._claim: Final = principal_claim
         self._claims: Final = JWTClaimsRegistry(
             leeway=LEEWAY_S,
@@ -60,44 +66,72 @@ class JsonWebTokens:
             aud={"essential": True, "value": audience},
             exp={"essential": True},
         )
-        self._keys = KeySet([])
+        self._content = b""
+        self.keys = KeySet([])
+        """Another object once there are other keys."""
 
-    async def load(self) -> None:
-        """Reads or fetches the key set. Raises `KeySetError`, and keeps the keys it had."""
+    async def load(self) -> bool:
+        """Reads or fetches the key set; whether it is another one. Raises `KeySetError`, and keeps the keys it had."""
         try:
-            self._keys = await asyncio.to_thread(_read_keys, self._source)
-        except (OSError, ValueError, JoseError) as error:
+            content = await asyncio.to_thread(_content_of, self._source)
+            if content == self._content:
+                return False
+            self.keys = _parsed(content)
+        except (OSError, ValueError, KeyError, TypeError, JoseError) as error:
             raise KeySetError(f"no key set from {self._source}: {error}") from None
+        self._content = content
+        return True
 
-    async def keep_fresh(self) -> None:
+    async def load_first(self) -> None:
+        """Loads the key set. One that should come over the network may come later: an issuer that is down does not
+        keep the daemon from its other callers. Raises `KeySetError` for a file.
+        """
+        try:
+            await self.load()
+        except KeySetError as error:
+            if not self._is_fetched:
+                raise
+            LOGGER.error("%s; it is tried again", error)  # noqa: TRY400 - the message says it all
+
+    async def keep_fresh(self, reloads: Counter[tuple[str, str]]) -> None:
         """Loads the key set again every minute, until cancelled. A set that cannot be had leaves the old one."""
         while True:
-            await asyncio.sleep(FETCH_INTERVAL_S)
+            await asyncio.sleep(FETCH_INTERVAL_S if self.keys else FETCH_AGAIN_S)
             try:
-                await self.load()
+                if await self.load():
+                    reloads["keys", "taken"] += 1
             except KeySetError as error:
+                reloads["keys", "refused"] += 1
                 LOGGER.error("%s; the keys of before are kept", error)  # noqa: TRY400 - the message says it all
 
     def verify(self, token: str) -> tuple[str, float]:
-        """The principal of a token, and when it expires (Unix seconds). Raises `BadToken`."""
+        """The principal of a token, and when it expires (Unix seconds).
+
+        Raises `BadToken`, and `CallRefused` (UNAVAILABLE) while there are no keys yet.
+        """
+        if not self.keys:
+            raise unavailable("the keys that verify JSON web tokens could not be fetched yet")
         try:
-            decoded = jwt.decode(token, self._keys, algorithms=ALGORITHMS)
+            decoded = jwt.decode(token, self.keys, algorithms=ALGORITHMS)
             self._claims.validate(decoded.claims)
-        except (JoseError, ValueError) as error:
+            expires_s = float(decoded.claims["exp"]) + LEEWAY_S
+        except (JoseError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            # What a token says is a stranger's until it is verified, and the library's errors do not cover all of it.
             raise BadToken(f"the token is not valid: {getattr(error, 'error', '') or type(error).__name__}") from None
         principal = decoded.claims.get(self._claim)
-        if not isinstance(principal, str) or not principal:
-            raise BadToken(f"the token has no text in its claim {self._claim!r}")
-        return principal, float(decoded.claims["exp"]) + LEEWAY_S
+        if not isinstance(principal, str) or not 0 < len(principal) <= PRINCIPAL_LENGTH_MAX:
+            raise BadToken(f"the claim {self._claim!r} should be a text of 1 to {PRINCIPAL_LENGTH_MAX} characters")
+        return principal, expires_s
 
 
-def _read_keys(source: str) -> KeySet:
+def _content_of(source: str) -> bytes:
     if "://" not in source:
-        return _parsed(Path(source).read_bytes())
+        return Path(source).read_bytes()
     if not source.startswith("https://"):
         raise ValueError("the URL of a key set must be https")
     with urllib.request.urlopen(source, timeout=FETCH_TIMEOUT_S) as answer:  # noqa: S310 - https only, see above
-        return _parsed(answer.read(KEY_SET_BYTES_MAX))
+        content: bytes = answer.read(KEY_SET_BYTES_MAX)
+        return content
 
 
 def _parsed(content: bytes) -> KeySet:

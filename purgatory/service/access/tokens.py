@@ -1,4 +1,4 @@
-"""Bearer tokens: random, and kept only as hashes, a line for each: `sha256 principal expires`.
+"""Bearer tokens: random, and kept only as hashes, a line for each: `sha256 principal expires created`.
 
 A token has 256 random bits, so its plain SHA-256 cannot be guessed back, and looking a hash up in a dictionary tells
 nothing by its time: whoever could choose hashes would have to invert SHA-256 first.
@@ -17,8 +17,11 @@ PREFIX: Final = "pgt_"
 """So that people and scanners of leaked secrets recognize one."""
 TOKEN_BYTES: Final = 32
 HASH_LENGTH: Final = 64
-HEAD: Final = "# Tokens for purgatory: SHA-256, principal, expiry in Unix seconds. To revoke one, delete its line.\n"
+HEAD: Final = (
+    "# Tokens for purgatory: SHA-256, principal, expiry and creation in Unix seconds. To revoke one, delete its line.\n"
+)
 NEVER: Final = "never"
+TIME_DIGITS_MAX: Final = 15
 PRINCIPAL_LENGTH_MAX: Final = 256
 
 
@@ -31,17 +34,22 @@ class KnownToken(NamedTuple):
 
     principal: str
     expires_s: float
+    created_s: int = 0
 
 
 def _parsed(line: str) -> KnownToken | None:
     parts = line.split()
-    if len(parts) != len(("hash", "principal", "expiry")):
+    if len(parts) != len(("hash", "principal", "expiry", "creation")):
         return None
-    digest, principal, expires = parts
+    digest, principal, expires, created = parts
     is_hash = len(digest) == HASH_LENGTH and set(digest) <= set("0123456789abcdef")
-    if not is_hash or not (expires == NEVER or expires.isdecimal()):
+    if not is_hash or not (expires == NEVER or _is_time(expires)) or not _is_time(created):
         return None
-    return KnownToken(principal, float("inf") if expires == NEVER else float(expires))
+    return KnownToken(principal, float("inf") if expires == NEVER else float(expires), int(created))
+
+
+def _is_time(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= TIME_DIGITS_MAX
 
 
 def hash_of(token: str) -> str:
@@ -60,7 +68,7 @@ def read_tokens(path: Path) -> dict[str, KnownToken]:
             continue
         known = _parsed(line)
         if known is None:
-            raise TokensError(f"{path}: line {number} is not: SHA-256 in hex, principal, expiry or {NEVER}")
+            raise TokensError(f"{path}: line {number} is not: SHA-256 in hex, principal, expiry or {NEVER}, creation")
         tokens[line.split()[0]] = known
     return tokens
 
@@ -76,7 +84,7 @@ def add_token(path: Path, principal: str, expires_s: int | None = None) -> str:
     if path.exists():
         read_tokens(path)
     token = PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
-    line = f"{hash_of(token)} {principal} {NEVER if expires_s is None else expires_s}\n"
+    line = f"{hash_of(token)} {principal} {NEVER if expires_s is None else expires_s} {int(time.time())}\n"
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.write(descriptor, (line if os.fstat(descriptor).st_size else HEAD + line).encode())

@@ -12,7 +12,7 @@ from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch, Refusal
 from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ADVANCE, PERMISSION_DENIED, TOPIC_AUTHORIZATION_FAILED, WAIT, Role
-from purgatory.service.rpc.statuses import quoted
+from purgatory.service.rpc.statuses import quoted, role_missing
 
 NO_PLACE: Final = -1
 """An item that is at no place of the dictionary: the engine refuses its operation."""
@@ -90,9 +90,7 @@ def forbidden_places(account: Account, role: Role, names: Sequence[str], *, is_k
         return {}
     what = "key" if is_key else "topic"
     return {
-        place: f"needs the role {role} on {what} {quoted(name)}"
-        for place, name in enumerate(names)
-        if name not in allowed
+        place: role_missing(role, f"{what} {quoted(name)}") for place, name in enumerate(names) if name not in allowed
     }
 
 

@@ -39,6 +39,7 @@ def make_registry(host: Host, metrics: Metrics, pauses: PauseWatch) -> Collector
     """A registry of its own (not the library's global one) with all that the daemon shows."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(HostCollector(host, metrics, pauses))
+    registry.register(host.sessions.accounts.audit)
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     GCCollector(registry=registry)

@@ -11,12 +11,18 @@ from purgatory.service.access.account import Account
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
+def _no_check() -> None:
+    """On a daemon that asks nobody."""
+
+
 @dataclass(slots=True, frozen=True)
 class Call:
     """A call in flight. `account` is that of the principal who calls."""
 
     context: Context
     account: Account
+    recheck: Callable[[], None] = _no_check
+    """For calls that last: raises `CallRefused` once this principal could not make the call any more."""
 
 
 Identify = Callable[[str], Callable[[Context], Account]]

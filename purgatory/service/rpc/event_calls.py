@@ -5,6 +5,7 @@ from collections import deque
 from typing import Final
 
 from purgatory.service.access.account import Account
+from purgatory.service.access.audit import NAME
 from purgatory.service.access.roles import ADVANCE
 from purgatory.service.access.withholding import withhold_events
 from purgatory.service.host import Host
@@ -27,9 +28,7 @@ async def advance(
         withheld = withhold_events(account, events.batch)
         if withheld:
             first = next(iter(withheld.values())).message
-            host.sessions.accounts.audit.refused(
-                "name", account.principal, "event", role=ADVANCE, name=first, count=len(withheld)
-            )
+            host.sessions.accounts.audit.refused(NAME, account.principal, role=ADVANCE, name=first, count=len(withheld))
             events.refusals.update(withheld)
         return advance_receipt(events, await host.apply(events.batch, events.refusals, account))
     except BatchRefused as error:

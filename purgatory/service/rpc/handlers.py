@@ -12,6 +12,7 @@ import contextlib
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
@@ -22,7 +23,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from purgatory.service.access.account import Account, Accounts
 from purgatory.service.rpc.call import Call, Context, Identify
-from purgatory.service.rpc.statuses import CallRefused, invalid_argument
+from purgatory.service.rpc.statuses import CallRefused, invalid_argument, unauthenticated
 from purgatory.v1 import purgatory_service_pb2
 
 GRPC_LOGGER: Final = logging.getLogger("grpc._cython.cygrpc")
@@ -160,7 +161,7 @@ def _handler(
     if many_out:
         method = _reads_requests(method) if many_in else _reads_one_request(method)
     return make(
-        _served(method, identify(descriptor.name), contextlib.nullcontext() if many_out else calls),
+        _served(descriptor.name, method, identify, contextlib.nullcontext() if many_out else calls),
         request_deserializer=_decoder(request_type),
         response_serializer=_encoder(response_type) if many_out else response_type.SerializeToString,
     )
@@ -187,14 +188,20 @@ def _encoder(message_type: type[Message]) -> Callable[[Message | bytes], bytes]:
 
 
 def _served(
-    method: Method, account_of: Callable[[Context], Account], counted: contextlib.AbstractContextManager[None]
+    name: str, method: Method, identify: Identify, counted: contextlib.AbstractContextManager[None]
 ) -> Callable[[Any, Context], Awaitable[Message | None]]:
     """The method as gRPC calls it: for a caller that is known, and with refusals turned into statuses."""
+    account_of = identify(name)
+
+    def recheck(context: Context, account: Account) -> None:
+        if account_of(context) is not account:
+            raise unauthenticated("the credential is another principal's now")
 
     async def serve(request: Message | Undecodable, context: Context) -> Message | None:
         with counted:
             try:
-                call = Call(context, account_of(context))
+                account = account_of(context)
+                call = Call(context, account, partial(recheck, context, account))
                 if isinstance(request, Undecodable):
                     raise request.refusal()
                 return await method(request, call)
@@ -227,7 +234,7 @@ def _takes_context(method: Callable[[Any, Context], Any]) -> Method:
 def _reads_requests(method: Method) -> Method:
 
     async def read(_requests: object, call: Call) -> None:
-        await method(Requests(call.context), call)
+        await method(Requests(call.context, call.recheck), call)
 
     return read
 
@@ -236,7 +243,7 @@ def _reads_one_request(method: Method) -> Method:
     """For one request and many answers: the request is read like those of a stream, for the reasons of `Requests`."""
 
     async def read(_requests: object, call: Call) -> None:
-        request = await anext(Requests(call.context), None)
+        request = await anext(Requests(call.context, call.recheck), None)
         if request is None:
             raise invalid_argument("request", "was not sent")
         await method(request, call)
@@ -252,8 +259,10 @@ class Requests:
     (grpc/grpc#43360). So reads here are never cancelled: they end by themselves, with their call.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, recheck: Callable[[], None]) -> None:
+        """`recheck` is called for each message, and raises what ends the stream."""
         self._context: Final = context
+        self._recheck: Final = recheck
 
     def __aiter__(self) -> Requests:
         return self
@@ -269,6 +278,7 @@ class Requests:
         request = await self._context.read()
         if request is grpc.aio.EOF:
             return None
+        self._recheck()
         if isinstance(request, Undecodable):
             raise request.refusal()
         return request

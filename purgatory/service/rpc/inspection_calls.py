@@ -12,13 +12,13 @@ from typing import Any, Final, TypeVar
 from google.protobuf.message import Message
 
 from purgatory import __version__
-from purgatory.engine import COMPILED, codes
-from purgatory.engine.views import PendingView
-from purgatory.service.access.account import Account
-from purgatory.service.access.roles import ADMIN, OBSERVE
+from purgatory.engine import COMPILED
+from purgatory.service.access.audit import NAME
+from purgatory.service.access.roles import ADMIN, OBSERVE, Role
+from purgatory.service.access.visibility import may_see
 from purgatory.service.host import Host
 from purgatory.service.rpc.call import Call
-from purgatory.service.rpc.statuses import invalid_argument, not_found, permission_denied, quoted
+from purgatory.service.rpc.statuses import CallRefused, invalid_argument, not_found, permission_denied, quoted
 from purgatory.service.sessions.session import Session
 from purgatory.service.translate.views import (
     WallTime,
@@ -37,6 +37,8 @@ from purgatory.v1 import purgatory_service_pb2_grpc
 # ruff: noqa: N802 - methods have the names of the calls
 
 ANY_OWNER: Final = -1
+NO_OWNER: Final = 2**62
+"""Nothing is this one's: the listing takes the same way, and finds nothing."""
 ANY_KIND: Final = 0
 SLOTS_PER_SLICE: Final = 20_000
 """Slots visited before the loop is free again: less than a millisecond, compiled."""
@@ -60,10 +62,12 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         """One pending operation. Refuses unknown sessions and operations."""
         session = self._session(request, call)
         now = self._now()
-        view = self._host.engine.describe(session.owner, request.operation_id, now.now_ms)
-        if view is None or not may_see(call.account, session, view):
-            raise not_found("pending operation", f"{request.session_id}/{request.operation_id}")
-        return wire.GetOperationResponse(operation=self._pending(view, session, now))
+        if session is not None:
+            view = self._host.engine.describe(session.owner, request.operation_id, now.now_ms)
+            if view is not None and may_see(call.account, session.account, view):
+                answer = pending_operation(view, session.session_id, session.account.principal, now)
+                return wire.GetOperationResponse(operation=answer)
+        raise not_found("pending operation", f"{request.session_id}/{request.operation_id}")
 
     async def ListOperations(self, request: wire.ListOperationsRequest, call: Call) -> wire.ListOperationsResponse:
         """A page of pending operations. Refuses unknown sessions and kinds, and page tokens of other requests."""
@@ -73,7 +77,8 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
             raise invalid_argument("kind", f"is not a known kind of operation: {kind}")
         owner_id = ANY_OWNER
         if request.session_id:
-            owner_id = self._session(request, call).owner.owner_id
+            one = self._session(request, call)
+            owner_id = NO_OWNER if one is None else one.owner.owner_id
         name = partition_name(request.topic_partition) if request.HasField("topic_partition") else None
         filters = f"operations {request.principal!r} {request.session_id!r} {kind} {name} {request.key!r}"
         place = read_token(filters, request.page_token, (int,))
@@ -86,8 +91,9 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         operations = []
         for view in views:
             session = host.sessions.of_owner(view.owner_id)
-            if may_see(call.account, session, view):
-                operations.append(self._pending(view, session, now))
+            if may_see(call.account, None if session is None else session.account, view):
+                whose = ("", "") if session is None else (session.session_id, session.account.principal)
+                operations.append(pending_operation(view, *whose, now))
         token = make_token(filters, [next_start]) if next_start >= 0 else ""
         return self._held(wire.ListOperationsResponse(operations=operations, next_page_token=token), call)
 
@@ -96,10 +102,7 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         self._host.admission.check_answer()
         name = partition_name(request.topic_partition)
         if name[0] not in call.account.grants.on_topics(OBSERVE):
-            self._host.sessions.accounts.audit.refused(
-                "name", call.account.principal, "GetPartition", role=OBSERVE, name=quoted(name[0])
-            )
-            raise permission_denied(OBSERVE, f"topic {quoted(name[0])}")
+            raise self._denied(call, OBSERVE, f"topic {quoted(name[0])}")
         view = self._host.engine.partition_view(name, self._host.time.now_ms())
         if view is None:
             raise not_found("partition", f"{name[0]}-{name[1]}")
@@ -155,19 +158,23 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
             slot = host.engine.count_remaining(slot, SLOTS_PER_SLICE, host.time.now_ms(), times)
         return remaining(times)
 
-    def _session(self, request: wire.GetOperationRequest | wire.ListOperationsRequest, call: Call) -> Session:
-        """The session that a request names: the caller's own, or another principal's for who has the role admin."""
-        accounts = self._host.sessions.accounts
-        if request.principal in ("", call.account.principal):
-            return self._host.sessions.get(request.session_id, call.account)
-        if not call.account.grants.holds_any(frozenset({ADMIN})):
-            raise permission_denied(ADMIN, "sessions of others")
-        return self._host.sessions.get(request.session_id, accounts.find(request.principal))
+    def _session(self, request: wire.GetOperationRequest | wire.ListOperationsRequest, call: Call) -> Session | None:
+        """The session that a request names: the caller's own, or another principal's for who has the role admin.
 
-    def _pending(self, view: PendingView, session: Session | None, now: WallTime) -> wire.PendingOperation:
-        if session is None:
-            return pending_operation(view, "", "", now)
-        return pending_operation(view, session.session_id, session.account.principal, now)
+        Raises `CallRefused` for one of its own that is not known. None: there is no such session of the other's, which
+        must look the same as one in which the caller may see nothing.
+        """
+        sessions = self._host.sessions
+        if request.principal in ("", call.account.principal):
+            return sessions.get(request.session_id, call.account)
+        if not call.account.grants.holds_any(frozenset({ADMIN})):
+            raise self._denied(call, ADMIN, "sessions of others")
+        return sessions.find(request.session_id, sessions.accounts.find(request.principal))
+
+    def _denied(self, call: Call, role: Role, name: str) -> CallRefused:
+        """The refusal of what the caller has not the role for, which is audited."""
+        self._host.sessions.accounts.audit.refused(NAME, call.account.principal, role=role, name=name)
+        return permission_denied(role, name)
 
     def _held(self, answer: Answer, call: Call) -> Answer:
         """Counts an answer as held until its call has ended: it stays here while the caller does not read it."""
@@ -180,19 +187,6 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
     def _now(self) -> WallTime:
         """Now, on the engine's clock and the wall clock."""
         return WallTime(self._host.time.now_ms(), time.time())
-
-
-def may_see(account: Account, session: Session | None, view: PendingView) -> bool:
-    """Whether an account may see a pending operation (without a session: a call of Wait): its own, or one that waits
-    for nothing but what the account has the role admin on.
-    """
-    if session is not None and session.account is account:
-        return True
-    grants = account.grants
-    if grants.is_everywhere(ADMIN):
-        return True
-    names = grants.on_keys(ADMIN) if view.kind == codes.SIGNAL else grants.on_topics(ADMIN)
-    return all(item.name[0] in names for item in view.items)
 
 
 def _names_after(

@@ -15,7 +15,6 @@ from purgatory.service.rpc.statuses import (
     BatchRefused,
     from_refusal,
     invalid_argument,
-    permission_denied,
     quoted,
     unavailable,
 )
@@ -150,12 +149,10 @@ class PurgatoryServicer(InspectionCalls):
 
     def _check_admin(self, call: Call, may: bool, name: str) -> None:
         """An act on what others wait for: written down where there is a policy, and refused without the role."""
-        audit, principal = self._host.sessions.accounts.audit, call.account.principal
         if not may:
-            audit.refused("name", principal, "Cancel", role=ADMIN, name=name)
-            raise permission_denied(ADMIN, name)
-        if principal:
-            audit.acted("cancelled", principal, name)
+            raise self._denied(call, ADMIN, name)
+        if call.account.principal:
+            self._host.sessions.accounts.audit.acted("cancelled", call.account.principal, name)
 
     def _open_session(self, call: Call, session_id: str) -> tuple[sessions.Session, bool]:
         if self._host.draining:
@@ -182,6 +179,7 @@ class PurgatoryServicer(InspectionCalls):
             expects_heartbeats=expects_heartbeats,
             now_ms=self._host.clock.now_ms(),
         )
+        stream.recheck = call.recheck
         self._host.journal.changed(session)
         opened = wire.SessionOpened(
             resumed=resumed,

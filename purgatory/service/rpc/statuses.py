@@ -29,6 +29,8 @@ RETRY_AFTER_MS: Final = 1_000
 DOMAIN: Final = "purgatory"
 """Of the reasons in ErrorInfo."""
 
+ROLE_MISSING: Final = "needs the role "
+
 VALUE_LENGTH_MAX: Final = 80
 """Values quoted in a message are cut to this length: messages travel in headers, which are small."""
 
@@ -107,11 +109,16 @@ def unauthenticated(description: str) -> CallRefused:
     )
 
 
+def role_missing(role: str, name: str) -> str:
+    """What an operation or event is told that names something its caller does not have the role on."""
+    return f"{ROLE_MISSING}{role} for {name}"
+
+
 def permission_denied(role: str, name: str) -> CallRefused:
     """The caller does not have the role on what it has named. Says the same whether or not there is such a thing."""
     return CallRefused(
         code_pb2.PERMISSION_DENIED,
-        f"needs the role {role} for {name}",
+        role_missing(role, name),
         error_details_pb2.ErrorInfo(reason="ROLE_MISSING", domain=DOMAIN, metadata={"role": role, "name": name}),
     )
 
@@ -122,11 +129,8 @@ def from_refusal(refusal: Refusal, path: str) -> CallRefused:
     if refusal.code == codes.RESOURCE_EXHAUSTED:
         return resource_exhausted(field, refusal.message)
     if refusal.code == code_pb2.PERMISSION_DENIED:
-        return CallRefused(
-            code_pb2.PERMISSION_DENIED,
-            refusal.message,
-            error_details_pb2.ErrorInfo(reason="ROLE_MISSING", domain=DOMAIN),
-        )
+        role, _, name = refusal.message.removeprefix(ROLE_MISSING).partition(" for ")
+        return permission_denied(role, name)
     if refusal.code == codes.UNAVAILABLE:
         return unavailable(refusal.message)
     if refusal.code == codes.NOT_FOUND:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from purgatory.service.rpc.statuses import unavailable
+from purgatory.service.rpc.statuses import CallRefused, unavailable
 from purgatory.service.sessions.session import Session
 from purgatory.service.translate.results import fill_batch
 from purgatory.v1 import purgatory_service_pb2
@@ -35,6 +35,10 @@ SILENT_INTERVALS_MAX: Final = 3
 
 SILENT_CHECKS_MIN: Final = 3
 """It must also have been silent at so many checks: while the event loop was busy, messages may have gone unread."""
+
+
+def _no_check() -> None:
+    """For a stream of nobody's."""
 
 
 class ResultStream:
@@ -66,6 +70,8 @@ class ResultStream:
         self.last_read_ms = now_ms
         self.last_write_ms = now_ms
         self._silent_checks = 0
+        self.recheck: Callable[[], None] = _no_check
+        """Raises `CallRefused` once its principal could not open this stream any more."""
 
     # Called by the reader of the stream.
 
@@ -144,7 +150,8 @@ class ResultStream:
         return self._last_message is not None or self.ended
 
     def check(self, now_ms: int, heartbeat_interval_ms: int) -> None:
-        """Sends a heartbeat when nothing was written for an interval; ends the stream when its peer is silent.
+        """Sends a heartbeat when nothing was written for an interval; ends the stream of a peer that is silent, or that
+        may not have it any more.
 
         A stream that is ending has one interval to write its last message: a peer that does not read is not waited for.
         """
@@ -153,6 +160,11 @@ class ResultStream:
                 self._ending_since_ms = now_ms
             elif now_ms - self._ending_since_ms >= heartbeat_interval_ms:
                 self._give_up()
+            return
+        try:
+            self.recheck()
+        except CallRefused as refused:
+            self.fail(refused)
             return
         if self._is_silent(now_ms, SILENT_INTERVALS_MAX * heartbeat_interval_ms):
             silent_ms = now_ms - self.last_read_ms

@@ -1,0 +1,119 @@
+"""A host that is served under a policy, and callers with tokens."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import grpc
+
+from purgatory.clock import SystemClock
+from purgatory.engine.engine import Engine
+from purgatory.engine.limits import EngineLimits
+from purgatory.service.access.access import Access
+from purgatory.service.access.tokens import add_token
+from purgatory.service.host import Host
+from purgatory.service.settings import AccessSettings, HostSettings
+from purgatory.v1 import purgatory_service_pb2_grpc
+from tests.service.serving import start_server
+
+ROLES = ("wait", "advance", "observe", "admin")
+NOBODY = "nobody"
+"""Who shows no credential."""
+
+POLICY = (
+    "\n".join(
+        f"""
+[[grant]]
+to = ["{role}"]
+roles = ["{role}"]
+topics = ["mine-*"]
+keys = ["mine/*"]
+"""
+        for role in ROLES
+    )
+    + """
+[[grant]]
+to = ["root"]
+roles = ["wait", "advance", "observe", "admin"]
+topics = ["*"]
+keys = ["*"]
+"""
+)
+"""A principal for each role, which has it on `mine-*` and `mine/*`, and one that may do everything."""
+
+
+class Caller:
+    """One principal's channel to a guarded host."""
+
+    def __init__(self, address: str, authorization: str | None) -> None:
+        self.channel = grpc.aio.insecure_channel(address)
+        self.stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(self.channel)
+        self.metadata = () if authorization is None else (("authorization", authorization),)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.channel.close()
+
+    async def call(self, rpc: str, request: Any) -> Any:  # noqa: ANN401 - any message
+        """A unary call."""
+        return await getattr(self.stub, rpc)(request, metadata=self.metadata)
+
+    def stream(self, rpc: str, *request: Any) -> Any:  # noqa: ANN401 - any call
+        """A streaming call."""
+        return getattr(self.stub, rpc)(*request, metadata=self.metadata)
+
+
+class Guarded:
+    """A served host, its access, and the tokens of its callers."""
+
+    def __init__(self, host: Host, access: Access, folder: Path, port: int) -> None:
+        self.host = host
+        self.access = access
+        self.audit = host.sessions.accounts.audit
+        self.policy_file = folder / "policy.toml"
+        self.tokens_file = folder / "tokens"
+        self.address = f"127.0.0.1:{port}"
+
+    def caller(self, principal: str, token: str | None = None) -> Caller:
+        """A caller with a new token of its own, or with this one."""
+        if principal == NOBODY:
+            return Caller(self.address, None)
+        if token is None:
+            token = add_token(self.tokens_file, principal)
+            self.access.reload()
+        return Caller(self.address, f"Bearer {token}")
+
+    def use_policy(self, text: str) -> None:
+        """Another policy, read at once."""
+        self.policy_file.write_text(text, "utf-8")
+        self.access.reload()
+
+
+@asynccontextmanager
+async def guarding(
+    folder: Path,
+    policy: str = POLICY,
+    prepare: Callable[[Host], None] = lambda _host: None,
+    **settings: Any,  # noqa: ANN401 - any of AccessSettings
+) -> AsyncIterator[Guarded]:
+    """Serves a new host under a policy until the block ends. `prepare` comes before, when everything is allowed."""
+    policy_file, tokens_file = folder / "policy.toml", folder / "tokens"
+    policy_file.write_text(policy, "utf-8")
+    tokens_file.touch()
+    clock = SystemClock()
+    host = Host(Engine(EngineLimits(), clock.now_ms()), clock, HostSettings())
+    prepare(host)
+    given = AccessSettings(policy_file=policy_file, tokens_file=tokens_file, **settings)
+    access = Access(given, host.sessions.accounts, lambda _context: "")
+    await access.start()
+    server, port = await start_server(host, identify=access.identify)
+    try:
+        yield Guarded(host, access, folder, port)
+    finally:
+        await server.stop(0)
+        await host.stop()

@@ -1,0 +1,348 @@
+"""Every call, by principals of every role, on what is theirs and on what is not, as one table.
+
+What the table expects is written down here once more, apart from the rules of the daemon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+
+from purgatory.engine import codes
+from purgatory.engine.batches import OperationBatch
+from purgatory.service.access.roles import CALLS
+from purgatory.service.host import Host
+from purgatory.service.rpc.handlers import SERVICE
+from purgatory.service.translate.operations import OperationRun
+from purgatory.v1 import event_pb2, operation_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.access.guarded import NOBODY, ROLES, Caller, guarding
+from tests.service.serving import PATIENCE_S, high_watermark, produce
+
+OK = "ok"
+WITHHELD = "one refused with 7"
+DENIED = grpc.StatusCode.PERMISSION_DENIED.name
+NOT_FOUND = grpc.StatusCode.NOT_FOUND.name
+UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED.name
+
+CALLERS = (*ROLES, "root", "stranger", NOBODY)
+"""One for each role on some names, one with all of them on all names, one with none, and one without a token."""
+
+OTHER = "other"
+"""Whose sessions and operations are somebody else's for all of them."""
+
+
+def populate(host: Host) -> None:
+    """Each principal has a session "s" with operation 1 on what is "mine", 2 on what is not, and 3 that has expired;
+    `OTHER` has also a session "theirs". Nobody else waits, and two partitions are known.
+    """
+    accounts = host.sessions.accounts
+    for principal in (*CALLERS, OTHER):
+        for session_id in ("s", "theirs") if principal == OTHER else ("s",):
+            session, _ = host.sessions.open(session_id, host.clock.now_ms(), accounts.of(principal))
+            batch = OperationBatch(
+                [1, 2, 3],
+                partitions=[("mine-1", 0), ("yours-1", 0)],
+                item_indexes=[0, 1, 0],
+                offsets=[9, 9, 9],
+                timeouts_ms=[600_000, 600_000, 0],
+            )
+            host.register(session, [OperationRun(codes.PRODUCE, batch)], [])
+
+
+Act = Callable[[Caller], Awaitable[str]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call on something. Who has none of the roles in `door` is refused at once; who has one of those in `may` gets
+    what it asks for, and everybody else sees `otherwise`.
+    """
+
+    rpc: str
+    on: str
+    act: Act
+    door: frozenset[str]
+    may: frozenset[str]
+    otherwise: str = DENIED
+
+    def expected(self, caller: str) -> str:
+        if caller == NOBODY:
+            return UNAUTHENTICATED
+        held = frozenset(ROLES) if caller == "root" else frozenset({caller})
+        if not held & self.door:
+            return DENIED
+        return OK if caller in self.may or (caller == "root" and "root" in self.may) else self.otherwise
+
+
+CASES: list[Case] = []
+
+
+def case(rpc: str, on: str, door: str, may: str, otherwise: str = DENIED) -> Callable[[Act], Act]:
+    """Adds a case; roles and callers are given as words of a text."""
+
+    def add(act: Act) -> Act:
+        CASES.append(Case(rpc, on, act, frozenset(door.split()), frozenset(may.split()), otherwise))
+        return act
+
+    return add
+
+
+def both(rpc: str, door: str, may: str, otherwise: str) -> Callable[[Callable[[Caller, str], Awaitable[str]]], None]:
+    """Two cases: on what is mine (a name's beginning), and on what is not, which only root may."""
+
+    def add(act: Callable[[Caller, str], Awaitable[str]]) -> None:
+        case(rpc, "own name", door, f"{may} root", otherwise)(lambda caller: act(caller, "mine"))
+        case(rpc, "foreign name", door, "root", otherwise)(lambda caller: act(caller, "yours"))
+
+    return add
+
+
+def item(refusals: object) -> str:
+    """What became of the one item of a batch."""
+    told = list(refusals)  # type: ignore[call-overload]
+    if not told:
+        return OK
+    assert [one.code for one in told] == [codes_of_denied()]
+    return WITHHELD
+
+
+def codes_of_denied() -> int:
+    return int(grpc.StatusCode.PERMISSION_DENIED.value[0])
+
+
+def topic(name: str) -> operation_pb2.TopicPartition:
+    return operation_pb2.TopicPartition(topic=f"{name}-1", partition=0)
+
+
+def signal(operation_id: int, name: str) -> operation_pb2.Operation:
+    keys = [operation_pb2.SignalKey(key=f"{name}/1")]
+    return operation_pb2.Operation(operation_id=operation_id, timeout_ms=0, signal=operation_pb2.Signal(keys=keys))
+
+
+def batch(name: str) -> wire.RegisterBatch:
+    operations = [produce(100, f"{name}-1", 9, timeout_ms=0)]
+    return wire.RegisterBatch(batch_id=1, rows=operation_pb2.OperationRows(operations=operations))
+
+
+def events(name: str) -> event_pb2.EventRows:
+    return event_pb2.EventRows(events=[high_watermark(f"{name}-1", 1)])
+
+
+@both("Wait", "wait", "wait", DENIED)
+async def _wait(caller: Caller, name: str) -> str:
+    await caller.call("Wait", wire.WaitRequest(operation=produce(0, f"{name}-1", 9, timeout_ms=0)))
+    await caller.call("Wait", wire.WaitRequest(operation=signal(0, name)))
+    return OK
+
+
+@both("Session", "wait", "wait", WITHHELD)
+async def _session(caller: Caller, name: str) -> str:
+    stream = caller.stream("Session")
+    await stream.write(wire.SessionRequest(open=wire.OpenSession(session_id="s", last_sequence=1)))
+    assert (await asyncio.wait_for(stream.read(), PATIENCE_S)).opened.resumed
+    await stream.write(wire.SessionRequest(register=batch(name)))
+    message = await asyncio.wait_for(stream.read(), PATIENCE_S)
+    return item(message.receipt.refusals)
+
+
+@case("Session", "foreign session", "wait", "wait root")
+async def _session_foreign(caller: Caller) -> str:
+    stream = caller.stream("Session")
+    await stream.write(wire.SessionRequest(open=wire.OpenSession(session_id="theirs")))
+    message = await asyncio.wait_for(stream.read(), PATIENCE_S)
+    # A new session of its own, whoever else has one of that id.
+    assert (message.opened.resumed, message.opened.highest_operation_id) == (False, 0)
+    return OK
+
+
+@both("Register", "wait", "wait", WITHHELD)
+async def _register(caller: Caller, name: str) -> str:
+    answer = await caller.call("Register", wire.RegisterRequest(session_id="s", batch=batch(name)))
+    return item(answer.receipt.refusals)
+
+
+@case("StreamResults", "own session", "wait", "wait root")
+async def _stream_results(caller: Caller) -> str:
+    stream = caller.stream("StreamResults", wire.StreamResultsRequest(session_id="s"))
+    message = await asyncio.wait_for(stream.read(), PATIENCE_S)
+    assert [one.operation_id for one in message.results.rows.results] == [3]
+    return OK
+
+
+@case("StreamResults", "foreign session", "wait", "wait root")
+async def _stream_results_foreign(caller: Caller) -> str:
+    stream = caller.stream("StreamResults", wire.StreamResultsRequest(session_id="theirs"))
+    registered = wire.RegisterRequest(session_id="theirs", batch=batch("mine"))
+    await caller.call("Register", registered)
+    message = await asyncio.wait_for(stream.read(), PATIENCE_S)
+    # Not operation 3 of the other session "theirs".
+    assert [one.operation_id for one in message.results.rows.results] == [100]
+    return OK
+
+
+@case("Acknowledge", "own session", "wait", "wait root")
+async def _acknowledge(caller: Caller) -> str:
+    await caller.call("Acknowledge", wire.AcknowledgeRequest(session_id="s", sequence=1))
+    return OK
+
+
+@case("Acknowledge", "foreign session", "wait", "", NOT_FOUND)
+async def _acknowledge_foreign(caller: Caller) -> str:
+    await caller.call("Acknowledge", wire.AcknowledgeRequest(session_id="theirs", sequence=1))
+    return OK
+
+
+@case("CloseSession", "own session", "wait", "wait root")
+async def _close(caller: Caller) -> str:
+    answer = await caller.call("CloseSession", wire.CloseSessionRequest(session_id="s"))
+    assert (answer.cancelled, answer.results_dropped) == (2, 1)
+    return OK
+
+
+@case("CloseSession", "foreign session", "wait", "", NOT_FOUND)
+async def _close_foreign(caller: Caller) -> str:
+    await caller.call("CloseSession", wire.CloseSessionRequest(session_id="theirs"))
+    return OK
+
+
+@both("Advance", "advance", "advance", WITHHELD)
+async def _advance(caller: Caller, name: str) -> str:
+    answer = await caller.call("Advance", wire.AdvanceRequest(rows=events(name)))
+    return item(answer.receipt.refusals)
+
+
+@both("AdvanceStream", "advance", "advance", WITHHELD)
+async def _advance_stream(caller: Caller, name: str) -> str:
+    stream = caller.stream("AdvanceStream")
+    await stream.write(wire.AdvanceStreamRequest(rows=events(name)))
+    message = await asyncio.wait_for(stream.read(), PATIENCE_S)
+    return item(message.receipt.refusals)
+
+
+@both("Cancel", "wait admin", "admin", DENIED)
+async def _cancel_partition(caller: Caller, name: str) -> str:
+    answer = await caller.call("Cancel", wire.CancelRequest(topic_partition=topic(name)))
+    assert answer.cancelled == len(CALLERS) + 2
+    await caller.call("Cancel", wire.CancelRequest(key=f"{name}/1"))
+    return OK
+
+
+@case("Cancel", "own operation", "wait admin", "wait admin root")
+async def _cancel(caller: Caller) -> str:
+    answer = await caller.call("Cancel", wire.CancelRequest(session_id="s", operation_ids=[1, 3]))
+    assert (answer.cancelled, list(answer.not_pending_operation_ids)) == (1, [3])
+    return OK
+
+
+@case("Cancel", "foreign session", "wait admin", "", NOT_FOUND)
+async def _cancel_foreign(caller: Caller) -> str:
+    await caller.call("Cancel", wire.CancelRequest(session_id="theirs"))
+    return OK
+
+
+@case("Cancel", "foreign session by principal", "wait admin", "root", DENIED)
+async def _cancel_of(caller: Caller) -> str:
+    answer = await caller.call("Cancel", wire.CancelRequest(session_id="theirs", principal=OTHER))
+    assert answer.cancelled == 2
+    return OK
+
+
+@case("GetOperation", "own operation", "wait admin", "wait admin root")
+async def _get_operation(caller: Caller) -> str:
+    answer = await caller.call("GetOperation", wire.GetOperationRequest(session_id="s", operation_id=2))
+    assert answer.operation.operation_id == 2
+    return OK
+
+
+@case("GetOperation", "foreign session", "wait admin", "", NOT_FOUND)
+async def _get_operation_foreign(caller: Caller) -> str:
+    await caller.call("GetOperation", wire.GetOperationRequest(session_id="theirs", operation_id=1))
+    return OK
+
+
+@case("GetOperation", "foreign operation on an own name", "wait admin", "admin root", DENIED)
+async def _get_operation_of(caller: Caller) -> str:
+    asked = wire.GetOperationRequest(session_id="theirs", operation_id=1, principal=OTHER)
+    answer = await caller.call("GetOperation", asked)
+    assert (answer.operation.principal, answer.operation.session_id) == (OTHER, "theirs")
+    return OK
+
+
+@case("GetOperation", "foreign operation on a foreign name", "admin", "root", NOT_FOUND)
+async def _get_hidden_operation(caller: Caller) -> str:
+    asked = wire.GetOperationRequest(session_id="theirs", operation_id=2, principal=OTHER)
+    await caller.call("GetOperation", asked)
+    return OK
+
+
+@case("ListOperations", "everything", "wait admin", "wait admin root")
+async def _list_operations(caller: Caller) -> str:
+    answer = await caller.call("ListOperations", wire.ListOperationsRequest(page_size=1_000))
+    found = {(one.principal, one.session_id, one.operation_id) for one in answer.operations}
+    me = {principal for principal, session_id, operation_id in found if (session_id, operation_id) == ("s", 2)}
+    if len(found) == 2:
+        assert me == {"wait"}
+    elif len(found) == len(CALLERS) + 3:
+        assert me == {"admin"}
+    else:
+        assert len(found) == 2 * (len(CALLERS) + 2)
+        assert "root" in me
+    return OK
+
+
+@case("ListOperations", "foreign session", "wait admin", "", NOT_FOUND)
+async def _list_foreign(caller: Caller) -> str:
+    await caller.call("ListOperations", wire.ListOperationsRequest(session_id="theirs"))
+    return OK
+
+
+@both("GetPartition", "observe", "observe", DENIED)
+async def _get_partition(caller: Caller, name: str) -> str:
+    answer = await caller.call("GetPartition", wire.GetPartitionRequest(topic_partition=topic(name)))
+    assert answer.partition.topic_partition == topic(name)
+    return OK
+
+
+@case("ListPartitions", "everything", "observe", "observe root")
+async def _list_partitions(caller: Caller) -> str:
+    answer = await caller.call("ListPartitions", wire.ListPartitionsRequest())
+    names = [one.topic_partition.topic for one in answer.partitions]
+    assert names in (["mine-1"], ["mine-1", "yours-1"])
+    answer = await caller.call("ListPartitions", wire.ListPartitionsRequest(page_size=1))
+    assert bool(answer.next_page_token) == (len(names) > 1), "a page of what may be seen says that there is more"
+    return OK
+
+
+@case("GetStatus", "everything", " ".join(ROLES), f"{' '.join(ROLES)} root")
+async def _get_status(caller: Caller) -> str:
+    answer = await caller.call("GetStatus", wire.GetStatusRequest(remaining_time=True))
+    assert sum(kind.pending for kind in answer.kinds) == 2 * (len(CALLERS) + 2)
+    return OK
+
+
+def test_every_call_has_a_rule_and_is_in_the_table() -> None:
+    """A call that is added to the service must be added to the rules, or no daemon starts, and to this table."""
+    methods = {method.name for method in SERVICE.methods}
+    assert set(CALLS) == methods
+    assert {case.rpc for case in CASES} == methods
+
+
+@pytest.mark.parametrize("caller", CALLERS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.rpc}, {case.on}")
+async def test_who_may(case: Case, caller: str, tmp_path: Path) -> None:
+    """Each call ends as the table says: served, refused as a whole, or with one refused item."""
+    async with guarding(tmp_path, prepare=populate) as served, served.caller(caller) as one:
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                got = await case.act(one)
+        except grpc.aio.AioRpcError as error:
+            got = error.code().name
+        assert got == case.expected(caller)
+        refused = sum(served.audit.refusals.values())
+        assert bool(refused) == (got in (DENIED, UNAUTHENTICATED, WITHHELD)), "each refusal of access is counted"
