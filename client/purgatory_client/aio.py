@@ -23,7 +23,7 @@ from purgatory_client.outbox.ticket import Ticket
 from purgatory_client.partition_names import partition_name
 from purgatory_client.plain_errors import from_rpc_error
 from purgatory_client.results import OperationKind, Result, ResultColumns
-from purgatory_client.session.channel import open_channel
+from purgatory_client.session.channel import ChannelSecurity, Pem, Token, open_channel
 from purgatory_client.session.event_sender import EventSender
 from purgatory_client.session.event_stream import EventStream
 from purgatory_client.session.session_driver import SessionDriver
@@ -71,8 +71,14 @@ class AsyncClient:
         give_up_after: Seconds without a connection after which everything pending raises Unavailable; None: never.
             With an outbox, never: what is in its file is not given up.
         outbox: Path of a file that makes a crash of this program safe (docs/client.md); made where there is none.
+        tls: Connect over TLS, trusting the public authorities. Implied by the other `tls_` arguments.
+        tls_ca: The authorities to trust in place of them: the path of a PEM file, or its content as bytes.
+        tls_certificate: The certificate to present, in the same forms, with `tls_key`, its private key.
+        token: A bearer token; or the path of a file that holds one (a `Path`, not a str), or a function that returns
+            one, either asked for each call.
 
     Raises:
+        InvalidRequest: `tls_certificate` or `tls_key` is given without the other.
         OutboxError: The outbox file is in use, damaged, too new or cannot be written.
     """
 
@@ -84,8 +90,14 @@ class AsyncClient:
         pending_max: int = 1_000_000,
         give_up_after: float | None = 30.0,
         outbox: str | os.PathLike[str] | None = None,
+        tls: bool = False,
+        tls_ca: Pem | None = None,
+        tls_certificate: Pem | None = None,
+        tls_key: Pem | None = None,
+        token: Token | None = None,
     ) -> None:
         self.address: Final = address
+        self._security: Final = ChannelSecurity(tls, tls_ca, tls_certificate, tls_key, token)
         self._give_up_after: Final = give_up_after
         self._session: Final = SessionDriver(
             address,
@@ -93,6 +105,7 @@ class AsyncClient:
             pending_max=pending_max,
             give_up_after=give_up_after,
             file=None if outbox is None else OutboxFile(outbox),
+            security=self._security,
         )
         self._events: Final = EventStream(lambda: self._stub().AdvanceStream())
         self._event_sender: Final = EventSender(self._send_events)
@@ -460,7 +473,7 @@ class AsyncClient:
         if self._closed:
             raise ClientClosed("the client is closed")
         if self._channel is None:
-            self._channel = open_channel(self.address)
+            self._channel = open_channel(self.address, self._security)
         return PurgatoryServiceStub(self._channel)
 
 

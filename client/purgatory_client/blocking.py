@@ -21,6 +21,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from purgatory_client.aio import DEFAULT_ADDRESS, AsyncClient
 from purgatory_client.errors import ClientClosed
+from purgatory_client.session.channel import Pem, Token
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -97,11 +98,25 @@ class Client:
         pending_max: int = 1_000_000,
         give_up_after: float | None = 30.0,
         outbox: str | os.PathLike[str] | None = None,
+        tls: bool = False,
+        tls_ca: Pem | None = None,
+        tls_certificate: Pem | None = None,
+        tls_key: Pem | None = None,
+        token: Token | None = None,
     ) -> None:
         self._pid = os.getpid()
         self._loop: BackgroundLoop = shared_loop()
         self._client = AsyncClient(
-            address, name=name, pending_max=pending_max, give_up_after=give_up_after, outbox=outbox
+            address,
+            name=name,
+            pending_max=pending_max,
+            give_up_after=give_up_after,
+            outbox=outbox,
+            tls=tls,
+            tls_ca=tls_ca,
+            tls_certificate=tls_certificate,
+            tls_key=tls_key,
+            token=token,
         )
         _open_clients.add(self)
 

@@ -6,6 +6,7 @@
     ├── LimitExceeded
     ├── NotFound
     ├── PermissionDenied
+    │   └── Unauthenticated
     ├── EventRefused
     │   └── StaleEpoch
     ├── SessionTakenOver
@@ -48,6 +49,7 @@ from purgatory_client.plain_errors import (
     PurgatoryClientError,
     SessionClosed,
     SessionTakenOver,
+    Unauthenticated,
     Unavailable,
 )
 from purgatory_client.results import WaitCancelled, WaitError, WaitExpired, WaitFailed, WaitShutDown
@@ -72,6 +74,7 @@ __all__ = [
     "SessionClosed",
     "SessionTakenOver",
     "StaleEpoch",
+    "Unauthenticated",
     "Unavailable",
     "WaitCancelled",
     "WaitError",

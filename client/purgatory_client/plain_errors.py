@@ -42,7 +42,11 @@ class NotFound(PurgatoryClientError):
 
 
 class PermissionDenied(PurgatoryClientError):
-    """Not authenticated, or not allowed."""
+    """Not allowed. The message names the role that is missing, and what for."""
+
+
+class Unauthenticated(PermissionDenied):
+    """The daemon wants to know who calls: there is no token or certificate, or one that it does not take."""
 
 
 class SessionTakenOver(PurgatoryClientError):
@@ -100,7 +104,7 @@ _BY_CODE: Final[dict[int, type[PurgatoryClientError]]] = {
     grpc.StatusCode.PERMISSION_DENIED.value[0]: PermissionDenied,
     grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]: LimitExceeded,
     grpc.StatusCode.UNAVAILABLE.value[0]: Unavailable,
-    grpc.StatusCode.UNAUTHENTICATED.value[0]: PermissionDenied,
+    grpc.StatusCode.UNAUTHENTICATED.value[0]: Unauthenticated,
 }
 _INVALID: Final = frozenset(
     code.value[0]

@@ -6,11 +6,14 @@ Nothing outside this file and `settings` reads the environment.
 import os
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 
 from purgatory.service.settings import ENVIRONMENT_PREFIX, Settings, SettingsGroup
+
+CLIENT_VARIABLES: Final = frozenset(("PURGATORY_TLS_CA", "PURGATORY_TLS_CERTIFICATE", "PURGATORY_TLS_KEY"))
+"""Of the command line, which may run where the daemon does, with the same environment."""
 
 Values = dict[str, Any]
 """Values as they come from a source, nested: {"engine": {"tick_ms": 1}}."""
@@ -71,7 +74,7 @@ def _flag_or_variable(name: str, flags: Values) -> str | None:
 
 def unknown_variables() -> list[str]:
     """Environment variables that start like those of one of our groups but are no setting: most likely misspelt."""
-    known = {environment_name(name) for name in setting_names()}
+    known = {environment_name(name) for name in setting_names()} | CLIENT_VARIABLES
     prefixes = tuple(f"{ENVIRONMENT_PREFIX}{group.upper()}_" for group in setting_groups())
     return sorted(name for name in os.environ if name.startswith(prefixes) and name not in known)
 

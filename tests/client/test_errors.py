@@ -20,7 +20,7 @@ from purgatory_client.plain_errors import from_code
         (grpc.StatusCode.RESOURCE_EXHAUSTED, errors.LimitExceeded),
         (grpc.StatusCode.NOT_FOUND, errors.NotFound),
         (grpc.StatusCode.PERMISSION_DENIED, errors.PermissionDenied),
-        (grpc.StatusCode.UNAUTHENTICATED, errors.PermissionDenied),
+        (grpc.StatusCode.UNAUTHENTICATED, errors.Unauthenticated),
         (grpc.StatusCode.INTERNAL, errors.DaemonError),
         (grpc.StatusCode.UNKNOWN, errors.DaemonError),
         (grpc.StatusCode.UNIMPLEMENTED, errors.DaemonError),

@@ -21,7 +21,7 @@ from purgatory_client.cli.parsing import (
     partition_offsets,
     seconds,
 )
-from purgatory_client.cli.running import DEFAULT_ADDRESS, Address, AsJson, run
+from purgatory_client.cli.running import DEFAULT_ADDRESS, Address, AsJson, run, secured
 from purgatory_client.results import OperationKind
 
 T = TypeVar("T")
@@ -40,10 +40,11 @@ app: Final = typer.Typer(
 
 
 for _command in (advance, load, results):
-    app.command(epilog=epilog())(_command)
+    app.command(epilog=epilog())(secured(_command))
 
 
 @app.command("wait", epilog=epilog())
+@secured
 def wait(
     targets: Annotated[
         list[str],
@@ -94,6 +95,7 @@ def wait(
 
 
 @app.command("ls", epilog=epilog())
+@secured
 def ls(
     partitions: Annotated[bool, typer.Option("--partitions", "-p", help="List partitions, not operations.")] = False,
     prefix: Annotated[str, typer.Option(help="With --partitions: only topics with this prefix.")] = "",
@@ -122,6 +124,7 @@ def ls(
 
 
 @app.command("show", epilog=epilog())
+@secured
 def show(
     what: Annotated[str, typer.Argument(metavar="PARTITION|SESSION/ID", help="orders-3, or SESSION/17.")],
     address: Address = DEFAULT_ADDRESS,
@@ -141,6 +144,7 @@ def show(
 
 
 @app.command("cancel", epilog=epilog())
+@secured
 def cancel(
     operations: Annotated[list[str] | None, typer.Argument(metavar="[SESSION/ID]...", help="Operations.")] = None,
     session: Annotated[str | None, typer.Option(help="All of this session.")] = None,
@@ -169,6 +173,7 @@ def cancel(
 
 
 @app.command("close", epilog=epilog())
+@secured
 def close(
     session: Annotated[str, typer.Argument(metavar="SESSION", help="The session.")],
     address: Address = DEFAULT_ADDRESS,
@@ -184,6 +189,7 @@ def close(
 
 
 @app.command("status", epilog=epilog())
+@secured
 def status(address: Address = DEFAULT_ADDRESS, as_json: AsJson = False) -> NoReturn:
     """Show the daemon's version and counts, and how much time pending operations have left."""
 

@@ -21,6 +21,7 @@ class Exit(IntEnum):
     SHUTTING_DOWN = 14
     REFUSED = 15
     NOT_FOUND = 16
+    DENIED = 17
     INTERRUPTED = 130
 
 
@@ -35,6 +36,7 @@ MEANINGS: Final[dict[Exit, str]] = {
     Exit.SHUTTING_DOWN: "the wait ended because the daemon shut down",
     Exit.REFUSED: "the daemon refused the request: invalid, over a limit, or a stale epoch",
     Exit.NOT_FOUND: "nothing there by that name, or nothing to cancel",
+    Exit.DENIED: "the daemon does not know who calls, or does not allow it: see --token-file and --tls-certificate",
     Exit.INTERRUPTED: "interrupted (Ctrl-C); a wait was cancelled at the daemon",
 }
 
@@ -53,7 +55,7 @@ _OF_ERROR: Final[tuple[tuple[type[errors.PurgatoryClientError], Exit], ...]] = (
     (errors.NotFound, Exit.NOT_FOUND),
     (errors.InvalidRequest, Exit.REFUSED),
     (errors.LimitExceeded, Exit.REFUSED),
-    (errors.PermissionDenied, Exit.REFUSED),
+    (errors.PermissionDenied, Exit.DENIED),
     (errors.EventRefused, Exit.REFUSED),
 )
 

@@ -1,8 +1,12 @@
 """What the commands share: the options that all of them have, and how they are run against the daemon."""
 
 import asyncio
+import functools
+import inspect
 from collections.abc import Awaitable, Callable
-from typing import Annotated
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Annotated, Any, Final, ParamSpec, TypeVar, cast
 
 import typer
 
@@ -12,14 +16,53 @@ from purgatory_client.cli.exits import Exit, exit_of_error
 from purgatory_client.cli.parsing import UsageError
 from purgatory_client.errors import EventRefused, InvalidRequest, PurgatoryClientError, Unavailable
 
-__all__ = ["DEFAULT_ADDRESS", "Address", "AsJson", "run"]
+__all__ = ["DEFAULT_ADDRESS", "Address", "AsJson", "run", "secured"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 Address = Annotated[
     str, typer.Option("--address", "-a", envvar="PURGATORY_ADDRESS", help="The daemon's gRPC address, host:port.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
+_SECURITY: Final[dict[str, Any]] = {
+    "tls": Annotated[bool, typer.Option("--tls", help="Use TLS, with public authorities.")],
+    "tls_ca": Annotated[Path | None, typer.Option(envvar="PURGATORY_TLS_CA", help="Authorities to trust (PEM).")],
+    "tls_certificate": Annotated[
+        Path | None, typer.Option(envvar="PURGATORY_TLS_CERTIFICATE", help="The certificate to present (PEM).")
+    ],
+    "tls_key": Annotated[Path | None, typer.Option(envvar="PURGATORY_TLS_KEY", help="Its private key (PEM).")],
+    "token_file": Annotated[
+        Path | None, typer.Option(envvar="PURGATORY_TOKEN_FILE", help="A file with the bearer token to show.")
+    ],
+}
+"""Options that protect the connection. A token is in a file: others can read a command line."""
+
+_security_given: ContextVar[dict[str, Any]] = ContextVar("security_given")
+
 Command = Callable[[AsyncClient], Awaitable[Exit]]
+
+
+def secured(command: Callable[P, T]) -> Callable[P, T]:
+    """The command with the options that protect the connection; `run` uses what they say."""
+
+    @functools.wraps(command)
+    def with_options(*args: P.args, **kwargs: P.kwargs) -> T:
+        _security_given.set({name: kwargs.pop(name) for name in _SECURITY})
+        return command(*args, **kwargs)
+
+    signature = inspect.signature(command)
+    options = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=False if name == "tls" else None, annotation=kind
+        )
+        for name, kind in _SECURITY.items()
+    ]
+    adorned = cast("Any", with_options)
+    adorned.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *options])
+    adorned.__annotations__ = {**command.__annotations__, **_SECURITY}
+    return with_options
 
 
 def run(address: str, command: Command, *, interrupted: str = "a wait is cancelled at the daemon") -> Exit:
@@ -43,5 +86,7 @@ def run(address: str, command: Command, *, interrupted: str = "a wait is cancell
 
 
 async def _with_client(address: str, command: Command) -> Exit:
-    async with AsyncClient(address, name="cli") as client:
+    options = dict(_security_given.get())
+    token_file: Path | None = options.pop("token_file")
+    async with AsyncClient(address, name="cli", token=token_file, **options) as client:
         return await command(client)

@@ -1,13 +1,23 @@
-"""Makes gRPC channels to the daemon, with the options that matter here.
+"""Makes gRPC channels to the daemon, with the options that matter here, over TLS and with a token where asked to.
 
 A session uses a new channel for each connection. A TCP connection whose peer fell silent must not be used again, so
 channels do not share a pool of connections either.
 """
 
-from typing import Final
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, Final, cast
 
 import grpc
 import grpc.aio
+
+from purgatory_client.plain_errors import InvalidRequest
 
 MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
 
@@ -19,7 +29,127 @@ OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.enable_http_proxy", 0),
 )
 
+Pem = str | os.PathLike[str] | bytes
+"""The path of a PEM file, or what is in one."""
 
-def open_channel(address: str) -> grpc.aio.Channel:
-    """A channel to "host:port" (or any gRPC target). Needs a running event loop; connects on first use."""
-    return grpc.aio.insecure_channel(address, options=OPTIONS)
+Token = str | os.PathLike[str] | Callable[[], str]
+"""A bearer token, the path (not as a plain str) of a file that holds one, or a function that returns one."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ChannelSecurity:
+    """How a channel is protected, and what it shows of the caller. Files are read when a channel is made, that of the
+    token for each call, so that what is renewed is used. Raises InvalidRequest where arguments do not go together.
+    """
+
+    tls: bool = False
+    """With public authorities, if there is no `ca`."""
+    ca: Pem | None = None
+    certificate: Pem | None = None
+    key: Pem | None = None
+    token: Token | None = None
+
+    def __post_init__(self) -> None:
+        if (self.certificate is None) != (self.key is None):
+            raise InvalidRequest("", "tls_certificate and tls_key go together; one of them is missing")
+
+    @property
+    def is_encrypted(self) -> bool:
+        return self.tls or self.ca is not None or self.certificate is not None
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """For TLS. Raises InvalidRequest for a file that cannot be read."""
+        return grpc.ssl_channel_credentials(
+            _pem("tls_ca", self.ca), _pem("tls_key", self.key), _pem("tls_certificate", self.certificate)
+        )
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What each call shows. Raises InvalidRequest for a token file that cannot be read."""
+        token = self.token
+        if token is None:
+            return ()
+        if isinstance(token, os.PathLike):
+            try:
+                token = Path(token).read_text("utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise InvalidRequest("token", f"cannot be read from {os.fspath(token)}: {error}") from error
+        elif not isinstance(token, str):
+            token = token()
+        token = token.strip()
+        if not token or not token.isascii() or not token.isprintable():
+            raise InvalidRequest("token", "should be one line of ASCII")  # and is never quoted
+        return (("authorization", f"Bearer {token}"),)
+
+
+UNPROTECTED: Final = ChannelSecurity()
+"""Neither TLS nor token: for a daemon on loopback without a policy."""
+
+
+def open_channel(address: str, security: ChannelSecurity = UNPROTECTED) -> grpc.aio.Channel:
+    """A channel to "host:port" (or any gRPC target). Needs a running event loop; connects on first use.
+
+    Raises InvalidRequest for a file of `security` that cannot be read.
+    """
+    if security.is_encrypted:
+        channel = grpc.aio.secure_channel(address, security.credentials(), options=OPTIONS)
+    else:
+        channel = grpc.aio.insecure_channel(address, options=OPTIONS)
+    if security.token is None:
+        return channel
+    if not security.is_encrypted and not _is_loopback(address):
+        _log.warning("the token for %s travels unencrypted; use TLS (tls_ca=...)", address)
+    return cast("grpc.aio.Channel", _TokenChannel(channel, security))
+
+
+class _TokenChannel:
+    """A channel whose calls all show the token.
+
+    gRPC's own call credentials are refused on a channel without TLS, loopback included, and its interceptors wrap each
+    stream in another that reads and writes through queues.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel, security: ChannelSecurity) -> None:
+        self._channel: Final = channel
+        self._security: Final = security
+
+    def unary_unary(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:  # noqa: ANN401 - gRPC's own arguments
+        return self._showing(self._channel.unary_unary(*args, **kwargs))
+
+    def unary_stream(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:  # noqa: ANN401 - gRPC's own arguments
+        return self._showing(self._channel.unary_stream(*args, **kwargs))
+
+    def stream_unary(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:  # noqa: ANN401 - gRPC's own arguments
+        return self._showing(self._channel.stream_unary(*args, **kwargs))
+
+    def stream_stream(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:  # noqa: ANN401 - gRPC's own arguments
+        return self._showing(self._channel.stream_stream(*args, **kwargs))
+
+    async def close(self, grace: float | None = None) -> None:
+        await self._channel.close(grace)
+
+    def _showing(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - gRPC's own arguments and answer
+            return method(*args, metadata=self._security.metadata(), **kwargs)
+
+        return call
+
+
+def _pem(name: str, pem: Pem | None) -> bytes | None:
+    if pem is None or isinstance(pem, bytes):
+        return pem
+    try:
+        return Path(pem).read_bytes()
+    except OSError as error:
+        raise InvalidRequest(name, f"cannot be read from {os.fspath(pem)}: {error.strerror or error}") from error
+
+
+def _is_loopback(address: str) -> bool:
+    if address.startswith("unix:"):
+        return True
+    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

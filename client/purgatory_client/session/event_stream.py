@@ -12,6 +12,7 @@ import grpc.aio
 
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory_client.errors import Unavailable
+from purgatory_client.plain_errors import from_code
 
 Call = grpc.aio.StreamStreamCall[wire.AdvanceStreamRequest, wire.AdvanceStreamResponse]
 
@@ -39,11 +40,17 @@ class EventStream:
         return receipt
 
 
+_NOT_LET_IN: Final = frozenset((grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED))
+
+
 async def _exchanged(call: Call, request: wire.AdvanceStreamRequest) -> wire.AdvanceReceipt:
     try:
         await call.write(request)
     except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-        # Whatever gRPC's status is: the stream had ended before the daemon got these events.
+        # The stream had ended before the daemon got these events; another one will do, unless nobody would let it in.
+        code = await call.code()
+        if code in _NOT_LET_IN:
+            raise from_code(code.value[0], "", await call.details()) from error
         raise Unavailable(f"the stream of events ended: {await call.details()}") from error
     response = await call.read()
     if response is grpc.aio.EOF:

@@ -34,7 +34,7 @@ from purgatory_client.outbox.ticket import Ticket
 from purgatory_client.plain_errors import from_rpc_error
 from purgatory_client.results import Result, ResultColumns
 from purgatory_client.session.backoff import Backoff
-from purgatory_client.session.channel import open_channel
+from purgatory_client.session.channel import UNPROTECTED, ChannelSecurity, open_channel
 from purgatory_client.session.overdue_waits import TURN
 from purgatory_client.session.pending_waits import settle
 from purgatory_client.session.session_core import SessionCore
@@ -69,9 +69,17 @@ class SessionDriver:
     """
 
     def __init__(
-        self, address: str, *, name: str, pending_max: int, give_up_after: float | None, file: OutboxFile | None = None
+        self,
+        address: str,
+        *,
+        name: str,
+        pending_max: int,
+        give_up_after: float | None,
+        file: OutboxFile | None = None,
+        security: ChannelSecurity = UNPROTECTED,
     ) -> None:
         self._address: Final = address
+        self._security: Final = security
         self._name: Final = name
         self._pending_max: Final = pending_max
         self._give_up_after: Final = give_up_after if file is None else None
@@ -232,7 +240,7 @@ class SessionDriver:
         At its end the outbox comes first: results that are on their way to its file belong to this connection, so the
         core gets them before the next one opens by saying what has arrived.
         """
-        channel = open_channel(self._address)
+        channel = open_channel(self._address, self._security)
         stub = PurgatoryServiceStub(channel)
         call: Call = stub.Session()
         self._received_at = asyncio.get_running_loop().time()

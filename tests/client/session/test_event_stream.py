@@ -40,6 +40,9 @@ class ScriptedCall:
     def done(self) -> bool:
         return self.over
 
+    async def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.UNAVAILABLE
+
     async def details(self) -> str:
         return "the daemon has gone"
 

@@ -1,0 +1,226 @@
+"""Our client and its command line over TLS and with tokens, against the real daemon."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from purgatory_client import AsyncClient, Client
+from purgatory_client.cli.app import app
+from purgatory_client.errors import InvalidRequest, PermissionDenied, Unauthenticated, Unavailable
+from purgatory_client.session.channel import ChannelSecurity, Token, open_channel
+
+from purgatory.service.access.tokens import add_token
+from tests.conftest import StartDaemon
+from tests.daemon_process import daemon_environment
+from tests.service.serving import eventually
+from tests.transport.authority import Authority
+from tests.transport.conftest import TlsFolder
+
+POLICY = """
+[[grant]]
+to = ["orders"]
+roles = ["wait", "advance", "observe"]
+topics = ["orders"]
+"""
+
+
+@pytest.fixture
+def access(tmp_path: Path) -> list[str]:
+    """Flags of a policy by which the principal "orders" may use its topic, with no tokens yet."""
+    (tmp_path / "policy.toml").write_text(POLICY)
+    (tmp_path / "tokens").touch()
+    return ["--access-policy-file", str(tmp_path / "policy.toml"), "--access-tokens-file", str(tmp_path / "tokens")]
+
+
+async def use(client: AsyncClient) -> None:
+    """Everything that travels in its own way: a session's stream, the stream of events, unary calls."""
+    await client.advance("orders-1", high_watermark=7)
+    assert (await client.produce({"orders-1": 7}, timeout=10)).satisfied
+    assert (await client.status()).version
+
+
+async def test_certificates_as_paths_and_as_bytes(
+    start_daemon: StartDaemon, tls_folder: TlsFolder, access: list[str]
+) -> None:
+    """Paths and contents are the same; the certificate's common name is the principal."""
+    daemon = start_daemon(*tls_folder.flags(client_auth=True), *access)
+    issued = tls_folder.authority.issue("orders")
+    certificate, key = issued.write(tls_folder.folder, "orders")
+    authority = tls_folder.folder / "clients.crt"
+    async with AsyncClient(
+        daemon.address,
+        tls_ca=tls_folder.authority.certificate_pem,
+        tls_certificate=issued.certificate_pem,
+        tls_key=issued.key_pem,
+    ) as client:
+        await use(client)
+    async with AsyncClient(
+        daemon.address, tls_ca=authority, tls_certificate=str(certificate), tls_key=str(key)
+    ) as client:
+        await use(client)
+    other = tls_folder.authority.issue("payments")
+    async with AsyncClient(
+        daemon.address, tls_ca=authority, tls_certificate=other.certificate_pem, tls_key=other.key_pem
+    ) as client:
+        with pytest.raises(PermissionDenied):
+            await client.advance("orders-1", high_watermark=8)
+
+
+@pytest.mark.parametrize("form", ["text", "file", "function"])
+@pytest.mark.parametrize("tls", [True, False])
+async def test_tokens(
+    start_daemon: StartDaemon, tls_folder: TlsFolder, access: list[str], tmp_path: Path, form: str, tls: bool
+) -> None:
+    """Every call shows the token, over TLS and on loopback without; a file or function is asked for each call."""
+    daemon = start_daemon(*access, *(tls_folder.flags() if tls else ()))
+    authority = tls_folder.authority.certificate_pem if tls else None
+    first, second = (add_token(tmp_path / "tokens", "orders", None) for _ in range(2))
+    path = tmp_path / "token"
+    path.write_text("of nobody\n")
+    shown = "of nobody"
+    forms: dict[str, Token] = {"text": first, "file": path, "function": lambda: shown}
+
+    async with AsyncClient(daemon.address, tls_ca=authority, token=forms[form]) as client:
+        for token in (first, second):
+            if form != "text":
+                with pytest.raises(Unauthenticated, match="the token is not known"):
+                    await client.status()
+            path.write_text(token + "\n")
+            shown = token
+            await until_known(client)
+            await use(client)
+            path.write_text("of nobody")
+            shown = "of nobody"
+    async with AsyncClient(daemon.address, tls_ca=authority) as client:
+        with pytest.raises(Unauthenticated, match="show a bearer token or a client certificate"):
+            await client.produce({"orders-1": 7}, timeout=10)
+
+
+async def until_known(client: AsyncClient) -> None:
+    """Returns once the daemon has read the tokens again."""
+
+    async def is_known() -> bool:
+        try:
+            await client.status()
+        except Unauthenticated:
+            return False
+        return True
+
+    await eventually(is_known, "the token is known")
+
+
+async def test_daemon_that_cannot_be_trusted(start_daemon: StartDaemon, tls_folder: TlsFolder) -> None:
+    """A client that trusts another authority, or presents no certificate where one is required, does not connect."""
+    daemon = start_daemon(*tls_folder.flags(client_auth=True))
+    issued = tls_folder.authority.issue("orders")
+    for security in (
+        ChannelSecurity(
+            ca=Authority("Another").certificate_pem, certificate=issued.certificate_pem, key=issued.key_pem
+        ),
+        ChannelSecurity(ca=tls_folder.authority.certificate_pem),
+        ChannelSecurity(tls=True, certificate=issued.certificate_pem, key=issued.key_pem),
+        ChannelSecurity(),
+    ):
+        async with AsyncClient(
+            daemon.address,
+            give_up_after=0.2,
+            tls=security.tls,
+            tls_ca=security.ca,
+            tls_certificate=security.certificate,
+            tls_key=security.key,
+        ) as client:
+            with pytest.raises(Unavailable):
+                await client.status()
+            with pytest.raises(Unavailable):
+                await client.produce({"orders-1": 7}, timeout=10)
+
+
+def test_blocking_client(start_daemon: StartDaemon, tls_folder: TlsFolder, access: list[str], tmp_path: Path) -> None:
+    """It takes the same arguments."""
+    token = add_token(tmp_path / "tokens", "orders", None)
+    daemon = start_daemon(*tls_folder.flags(), *access)
+    with Client(daemon.address, tls_ca=tls_folder.folder / "clients.crt", token=token) as client:
+        client.advance("orders-1", high_watermark=7)
+        assert client.produce({"orders-1": 7}, timeout=10).satisfied
+
+
+def test_command_line(start_daemon: StartDaemon, tls_folder: TlsFolder, access: list[str], tmp_path: Path) -> None:
+    """Options and variables alike; exit code 17 for a caller that is not known or not allowed, 13 without trust."""
+    path = tmp_path / "token"
+    path.write_text(add_token(tmp_path / "tokens", "orders", None))
+    nobody = tmp_path / "nobody"
+    nobody.write_text("of nobody")
+    daemon = start_daemon(*tls_folder.flags(), *access)
+    trust = {"PURGATORY_TLS_CA": str(tls_folder.folder / "clients.crt")}
+
+    def purgatory(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        program = [sys.executable, "-m", "purgatory", *arguments, "--address", daemon.address]
+        return subprocess.run(
+            program, env=daemon_environment(variables), capture_output=True, text=True, timeout=60, check=False
+        )
+
+    advance = "advance", "orders-1", "--high-watermark", "7"
+    done = purgatory(*advance, "--tls-ca", trust["PURGATORY_TLS_CA"], "--token-file", str(path))
+    assert (done.returncode, done.stderr) == (0, "")
+    done = purgatory("wait", "orders-1@7", **trust, PURGATORY_TOKEN_FILE=str(path))
+    assert (done.returncode, done.stderr) == (0, "")
+    unknown = purgatory(*advance, **trust, PURGATORY_TOKEN_FILE=str(nobody))
+    assert (unknown.returncode, unknown.stderr) == (17, "purgatory: the token is not known\n")
+    denied = purgatory("wait", "payments-1@7", **trust, PURGATORY_TOKEN_FILE=str(path))
+    assert denied.returncode == 17, denied.stderr
+    assert "wait" in denied.stderr
+    assert "payments" in denied.stderr
+    assert purgatory(*advance, PURGATORY_TOKEN_FILE=str(path)).returncode == 13
+    missing = purgatory(*advance, **trust, PURGATORY_TOKEN_FILE=str(tmp_path / "missing"))
+    assert missing.returncode == 15
+    assert "token: cannot be read from" in missing.stderr
+    assert "of nobody" not in unknown.stderr + unknown.stdout
+
+
+def test_every_command_that_calls_the_daemon_can_be_secured() -> None:
+    """Whatever takes an address takes the options of TLS and tokens too."""
+    callbacks = [command.callback for command in app.registered_commands]
+    parameters = [set(inspect.signature(callback).parameters) for callback in callbacks if callback is not None]
+    calling = [names for names in parameters if "address" in names]
+    assert len(calling) >= 8
+    assert all(names >= {"tls", "tls_ca", "tls_certificate", "tls_key", "token_file"} for names in calling)
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: ChannelSecurity(certificate=b""), "tls_certificate and tls_key go together"),
+        (lambda: ChannelSecurity(key=b""), "tls_certificate and tls_key go together"),
+        (lambda: ChannelSecurity(ca="/missing/ca").credentials(), "tls_ca: cannot be read from /missing/ca"),
+        (lambda: ChannelSecurity(token=Path("/missing/token")).metadata(), "token: cannot be read from /missing/token"),
+        (lambda: ChannelSecurity(token="").metadata(), "token: should be one line of ASCII"),
+        (lambda: ChannelSecurity(token="two\nlines").metadata(), "token: should be one line of ASCII"),
+        (lambda: ChannelSecurity(token="schlüssel").metadata(), "token: should be one line of ASCII"),
+    ],
+)
+def test_arguments_that_cannot_be_used(build: Callable[[], object], words: str) -> None:
+    """An error that names the argument, and never quotes a token."""
+    with pytest.raises(InvalidRequest, match=words) as caught:
+        build()
+    assert "lines" not in str(caught.value)
+    assert "schl" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("address", "warned"),
+    [("127.0.0.1:1", False), ("[::1]:1", False), ("localhost:1", False), ("unix:/x", False), ("10.0.0.1:1", True)],
+)
+async def test_token_in_the_clear_is_warned_of(address: str, warned: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """A token that travels to another machine without TLS is logged as a warning, without the token."""
+    caplog.set_level(logging.WARNING)
+    channel = open_channel(address, ChannelSecurity(token="secret"))
+    await channel.close()
+    assert [record.getMessage() for record in caplog.records] == (
+        [f"the token for {address} travels unencrypted; use TLS (tls_ca=...)"] if warned else []
+    )
