@@ -153,7 +153,7 @@ class Daemon:
             opened.callback(asyncio.create_task(self._tls.watch(), name="TLS files").cancel)
 
     def reload(self) -> None:
-        """Reads the policy and the tokens again now."""
+        """Reads the policy, the tokens and the keys again now."""
         if self._access is not None:
             self._access.reload()
 

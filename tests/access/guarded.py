@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -112,8 +113,10 @@ async def guarding(
     access = Access(given, host.sessions.accounts, lambda _context: "")
     await access.start()
     server, port = await start_server(host, identify=access.identify)
+    fresh = asyncio.create_task(access.keep_fresh())
     try:
         yield Guarded(host, access, folder, port)
     finally:
+        fresh.cancel()
         await server.stop(0)
         await host.stop()

@@ -149,9 +149,11 @@ class Access:
                     self._read_again(file)
 
     def reload(self) -> None:
-        """Reads the policy and the tokens again now, changed or not, as a SIGHUP asks for."""
+        """Reads the policy and the tokens again now, changed or not, and the key set soon, as a SIGHUP asks for."""
         for file in self._files:
             self._read_again(file)
+        if self._json_web_tokens is not None:
+            self._json_web_tokens.load_soon()
 
     def _read_again(self, file: WatchedFile) -> None:
         reloads = self._accounts.audit.reloads
@@ -175,7 +177,7 @@ class Access:
         self._policy = policy
         self._accounts.use_grants(policy.of)
         if not is_first:
-            self._accounts.audit.acted("policy replaced", "")
+            self._accounts.audit.acted("policy read again", "")
 
 
 def _json_web_tokens(settings: AccessSettings) -> JsonWebTokens | None:

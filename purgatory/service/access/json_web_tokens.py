@@ -5,6 +5,7 @@ taken for a secret would verify what a stranger signed with it.
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 import urllib.request
@@ -67,6 +68,7 @@ class JsonWebTokens:
             exp={"essential": True},
         )
         self._content = b""
+        self._asked: Final = asyncio.Event()
         self.keys = KeySet([])
         """Another object once there are other keys."""
 
@@ -82,6 +84,10 @@ class JsonWebTokens:
         self._content = content
         return True
 
+    def load_soon(self) -> None:
+        """Does not wait until the minute is over."""
+        self._asked.set()
+
     async def load_first(self) -> None:
         """Loads the key set. One that should come over the network may come later: an issuer that is down does not
         keep the daemon from its other callers. Raises `KeySetError` for a file.
@@ -96,7 +102,9 @@ class JsonWebTokens:
     async def keep_fresh(self, reloads: Counter[tuple[str, str]]) -> None:
         """Loads the key set again every minute, until cancelled. A set that cannot be had leaves the old one."""
         while True:
-            await asyncio.sleep(FETCH_INTERVAL_S if self.keys else FETCH_AGAIN_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._asked.wait(), FETCH_INTERVAL_S if self.keys else FETCH_AGAIN_S)
+            self._asked.clear()
             try:
                 if await self.load():
                     reloads["keys", "taken"] += 1

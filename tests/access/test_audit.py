@@ -1,0 +1,95 @@
+"""The audit log: what it says, that it is bounded, and that names steer no terminal."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from purgatory.service.access.audit import AUDIT, LINES_AT_ONCE_MAX, NAME, PRINCIPALS_KEPT, UNAUTHENTICATED, Audit
+from purgatory.v1 import event_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.access.guarded import guarding
+from tests.service.serving import high_watermark, refused
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Any:  # noqa: ANN401 - a function
+    """The audit log so far, parsed."""
+    caplog.set_level(logging.INFO, AUDIT.name)
+    return lambda: [json.loads(record.getMessage()) for record in caplog.records if record.name == AUDIT.name]
+
+
+async def test_a_line_says_who_what_and_why(tmp_path: Path, lines: Any) -> None:  # noqa: ANN401 - see above
+    """Refused events of a batch are one line with the first name and their number; so is an administrator's act. The
+    line has the principal, the call and the peer, and a name cannot write escape sequences.
+    """
+    async with guarding(tmp_path) as served, served.caller("advance") as pusher, served.caller("admin") as admin:
+        before = len(lines())
+        events = [high_watermark("\x1b[31myours", 1), high_watermark("mine-1", 1), high_watermark("yours-2", 1)]
+        await pusher.call("Advance", wire.AdvanceRequest(rows=event_pb2.EventRows(events=events)))
+        await admin.call("Cancel", wire.CancelRequest(key="mine/1"))
+        told, acted = lines()[before:]
+        about = [told[key] for key in ("audit", "reason", "principal", "role", "count", "call")]
+        assert about == ["refused", NAME, "advance", "advance", 2, "Advance"]
+        assert "[31myours" in told["name"]
+        assert "\x1b" not in told["name"]
+        assert told["peer"].startswith("ipv4:127.0.0.1:")
+        assert (acted["audit"], acted["principal"], acted["call"]) == ("cancelled", "admin", "Cancel")
+        assert served.audit.refusals[NAME] == 2
+
+
+async def test_who_is_not_known_leaves_a_line(tmp_path: Path, lines: Any) -> None:  # noqa: ANN401 - see above
+    """With the peer and the reason."""
+    async with guarding(tmp_path) as served, served.caller("nobody") as caller:
+        with refused(grpc.StatusCode.UNAUTHENTICATED):
+            await caller.call("Acknowledge", wire.AcknowledgeRequest())
+        told = lines()[-1]
+        assert (told["reason"], told["call"]) == (UNAUTHENTICATED, "Acknowledge")
+        assert "peer" in told
+        assert "principal" not in told
+
+
+def test_a_flood_fills_no_disk(lines: Any) -> None:  # noqa: ANN401 - see above
+    """Each principal has so many lines at once and then some a second; the next line tells how many were left out,
+    nobody else loses any, and all are counted.
+    """
+    now_s = 0.0
+    audit = Audit(lambda: now_s)
+    for _ in range(1_000):
+        audit.refused(NAME, "loud", role="wait", name="x")
+    audit.refused(NAME, "quiet", role="wait", name="x")
+    assert [line["principal"] for line in lines()] == ["loud"] * int(LINES_AT_ONCE_MAX) + ["quiet"]
+    now_s = 60.0
+    audit.refused(NAME, "loud", role="wait", name="x")
+    assert lines()[-1]["left_out"] == 1_000 - LINES_AT_ONCE_MAX
+    assert audit.refusals[NAME] == 1_002
+
+
+def test_many_principals_take_no_memory() -> None:
+    """However many are refused, the paces of a bounded number are kept."""
+    audit = Audit(lambda: 0.0)
+    AUDIT.disabled = True
+    try:
+        for number in range(3 * PRINCIPALS_KEPT):
+            audit.refused(NAME, str(number))
+    finally:
+        AUDIT.disabled = False
+    assert len(audit._paces) <= PRINCIPALS_KEPT
+
+
+def test_metrics_by_reason() -> None:
+    """Refusals and files that were read again are counted for Prometheus; no principal or name is a label."""
+    audit = Audit()
+    audit.refusals[NAME] += 3
+    audit.reloads["policy", "refused"] += 1
+    samples = {
+        (sample.name, *sample.labels.values()): sample.value for metric in audit.collect() for sample in metric.samples
+    }
+    assert samples["purgatory_access_refusals_total", NAME] == 3
+    assert samples["purgatory_access_refusals_total", UNAUTHENTICATED] == 0
+    assert samples["purgatory_access_reloads_total", "policy", "refused"] == 1

@@ -1,0 +1,210 @@
+"""JSON web tokens: whose signature counts, for whom, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hmac
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from joserfc import jwt
+from joserfc.jwk import ECKey, KeySet, OKPKey, RSAKey
+
+from purgatory.service.access.json_web_tokens import LEEWAY_S, BadToken, JsonWebTokens, KeySetError
+from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.access.guarded import Caller, Guarded, guarding
+from tests.service.serving import PATIENCE_S, refused
+
+ISSUER, AUDIENCE = "https://issuer.example", "purgatory"
+RSA = RSAKey.generate_key(2048, {"kid": "rsa"})
+EC = ECKey.generate_key("P-256", {"kid": "ec"})
+OKP = OKPKey.generate_key("Ed25519", {"kid": "okp"})
+STRANGER = ECKey.generate_key("P-256", {"kid": "ec"})
+KEYS = {"RS256": RSA, "PS512": RSA, "ES256": EC, "EdDSA": OKP}
+
+
+def claims(**changed: Any) -> dict[str, Any]:  # noqa: ANN401 - any claim
+    """Good ones, but for those that are changed; None: left out."""
+    now_s = int(time.time())
+    good = {"iss": ISSUER, "aud": AUDIENCE, "sub": "root", "exp": now_s + 600, "nbf": now_s, "iat": now_s}
+    return {name: value for name, value in (good | changed).items() if value is not None}
+
+
+def signed(content: dict[str, Any], algorithm: str = "ES256", key: Any = None) -> str:  # noqa: ANN401 - any key
+    key = key or KEYS[algorithm]
+    return jwt.encode({"alg": algorithm, "kid": key.kid}, content, key, algorithms=[algorithm])
+
+
+def unsigned(header: dict[str, Any], content: object, signature: bytes = b"") -> str:
+    parts = [json.dumps(header).encode(), json.dumps(content).encode(), signature]
+    return ".".join(in_base64(part) for part in parts)
+
+
+def in_base64(part: bytes) -> str:
+    return base64.urlsafe_b64encode(part).rstrip(b"=").decode()
+
+
+def write_keys(path: Path, *keys: Any) -> Path:  # noqa: ANN401 - any key
+    path.write_text(json.dumps(KeySet(list(keys)).as_dict(private=False)), "utf-8")
+    return path
+
+
+async def verifier(path: Path, claim: str = "sub") -> JsonWebTokens:
+    made = JsonWebTokens(str(path), ISSUER, AUDIENCE, claim)
+    await made.load_first()
+    return made
+
+
+@pytest.fixture
+async def tokens(tmp_path: Path) -> JsonWebTokens:
+    return await verifier(write_keys(tmp_path / "keys.json", RSA, EC, OKP))
+
+
+@pytest.mark.filterwarnings("ignore:EdDSA is deprecated")  # yet issuers still write it
+@pytest.mark.parametrize("algorithm", KEYS)
+async def test_asymmetric_signatures_count(tokens: JsonWebTokens, algorithm: str) -> None:
+    """The subject is the principal, and a token counts until it expires and the clocks' leeway is over."""
+    content = claims()
+    assert tokens.verify(signed(content, algorithm)) == ("root", content["exp"] + LEEWAY_S)
+
+
+async def test_another_claim_may_name_the_principal(tmp_path: Path) -> None:
+    """Whichever the settings say; without it the token is refused."""
+    tokens = await verifier(write_keys(tmp_path / "keys.json", EC), "client_id")
+    assert tokens.verify(signed(claims(client_id="ci")))[0] == "ci"
+    with pytest.raises(BadToken, match="client_id"):
+        tokens.verify(signed(claims()))
+
+
+def signed_with_a_secret(secret: bytes) -> str:
+    """By hand: the library refuses to take a public key for a secret."""
+    unfinished = unsigned({"alg": "HS256", "kid": "ec"}, claims()).rpartition(".")[0]
+    return f"{unfinished}.{in_base64(hmac.digest(secret, unfinished.encode(), 'sha256'))}"
+
+
+BAD = {
+    "another issuer": signed(claims(iss="https://other.example")),
+    "no issuer": signed(claims(iss=None)),
+    "another audience": signed(claims(aud="other")),
+    "no audience": signed(claims(aud=None)),
+    "no expiry": signed(claims(exp=None)),
+    "expired": signed(claims(exp=int(time.time()) - LEEWAY_S - 1)),
+    "expiry in words": signed(claims(exp="tomorrow")),
+    "an expiry beyond all numbers": signed(claims(exp=10**400)),
+    "not yet valid": signed(claims(nbf=int(time.time()) + LEEWAY_S + 60)),
+    "issued in the future": signed(claims(iat=int(time.time()) + LEEWAY_S + 60)),
+    "no subject": signed(claims(sub=None)),
+    "an empty subject": signed(claims(sub="")),
+    "a subject that is a number": signed(claims(sub=7)),
+    "a subject too long": signed(claims(sub="x" * 257)),
+    "a stranger's key of the same id": signed(claims(), key=STRANGER),
+    "an unknown key": signed(claims(), key=ECKey.generate_key("P-256", {"kid": "unknown"})),
+    "the key of another algorithm": signed(claims(), "RS256", RSAKey.generate_key(2048, {"kid": "ec"})),
+    "none": unsigned({"alg": "none"}, claims()),
+    "none of a known key": unsigned({"alg": "none", "kid": "ec"}, claims()),
+    "HS256 with the public key": signed_with_a_secret(EC.as_pem(private=False)),
+    "no algorithm": unsigned({"kid": "ec"}, claims()),
+    "an algorithm that is a list": unsigned({"alg": ["ES256"], "kid": "ec"}, claims()),
+    "a header that is a list": unsigned([], claims()),  # type: ignore[arg-type]
+    "a key id that is a list": unsigned({"alg": "ES256", "kid": ["ec"]}, claims()),
+    "claims that are a list": signed(claims())[:-4],
+    "a critical header": unsigned({"alg": "ES256", "kid": "ec", "crit": ["x"], "x": 1}, claims(), b"x" * 64),
+    "the empty parts": "..",
+    "no base64": "!.!.!",
+}
+
+
+@pytest.mark.parametrize("why", BAD)
+async def test_nothing_else_counts(tokens: JsonWebTokens, why: str) -> None:
+    """The words of a refusal hold nothing of the token."""
+    with pytest.raises(BadToken) as raised:
+        tokens.verify(BAD[why])
+    assert not [part for part in BAD[why].split(".") if len(part) > 8 and part in str(raised.value)]
+
+
+PIECES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(["ES256", "ec"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["alg", "kid", "crit", "b64"]), inner),
+    max_leaves=6,
+)
+
+
+@given(header=PIECES, content=PIECES, signature=st.binary(max_size=70))
+async def test_any_three_parts(header: Any, content: Any, signature: bytes) -> None:  # noqa: ANN401 - any JSON
+    """Whatever a stranger sends is a bad token, and no other error."""
+    made = JsonWebTokens("unread", ISSUER, AUDIENCE, "sub")
+    made.keys = KeySet([EC, RSA])
+    with pytest.raises(BadToken):
+        made.verify(unsigned(header, content, signature))
+
+
+async def test_a_file_that_is_no_key_set(tmp_path: Path) -> None:
+    """It is refused with the reason, and what was read before stays."""
+    path = write_keys(tmp_path / "keys.json", EC)
+    tokens = await verifier(path)
+    for content in ("", "{}", "[]", '{"keys": []}', '{"keys": [{}]}', '{"keys": [7]}', '{"keys": [{"kty": "EC"}]}'):
+        path.write_text(content)
+        with pytest.raises(KeySetError, match="no key set"):
+            await tokens.load()
+        assert tokens.verify(signed(claims()))
+    path.unlink()
+    with pytest.raises(KeySetError):
+        await verifier(path)
+
+
+async def test_a_key_set_comes_over_https_only(tmp_path: Path) -> None:
+    """An issuer that cannot be reached does not keep the daemon from starting: until there are keys, its tokens are
+    answered with UNAVAILABLE, as they may be good ones.
+    """
+    async with guarding(
+        tmp_path, jwt_keys="https://127.0.0.1:1/keys", jwt_issuer=ISSUER, jwt_audience=AUDIENCE
+    ) as served:
+        with refused(grpc.StatusCode.UNAVAILABLE, "could not be fetched yet"):
+            await asks(served, signed(claims()))
+    plain = JsonWebTokens("http://127.0.0.1:1/keys", ISSUER, AUDIENCE, "sub")
+    with pytest.raises(KeySetError, match="must be https"):
+        await plain.load()
+
+
+async def asks(served: Guarded, token: str) -> None:
+    async with Caller(served.address, f"Bearer {token}") as caller:
+        await caller.call("GetStatus", wire.GetStatusRequest())
+
+
+async def test_keys_are_rotated(tmp_path: Path) -> None:
+    """With new keys a token of the new one counts, and one of a withdrawn key no longer does, though it was verified
+    before and has not expired.
+    """
+    path = write_keys(tmp_path / "keys.json", EC)
+    async with guarding(tmp_path, jwt_keys=str(path), jwt_issuer=ISSUER, jwt_audience=AUDIENCE) as served:
+        old, new = signed(claims()), signed(claims(), "RS256")
+        for _ in range(2):
+            await asks(served, old)
+        with refused(grpc.StatusCode.UNAUTHENTICATED):
+            await asks(served, new)
+        write_keys(path, RSA)
+        served.access.reload()
+        async with asyncio.timeout(PATIENCE_S):
+            while not served.audit.reloads["keys", "taken"]:  # noqa: ASYNC110 - it is a count, nothing to wait on
+                await asyncio.sleep(0.01)
+        await asks(served, new)
+        with refused(grpc.StatusCode.UNAUTHENTICATED):
+            await asks(served, old)
+
+
+async def test_principals_of_both_sorts_of_token_are_the_same(tmp_path: Path) -> None:
+    """A principal is a name: who proves it either way has the same sessions."""
+    path = write_keys(tmp_path / "keys.json", EC)
+    async with guarding(tmp_path, jwt_keys=str(path), jwt_issuer=ISSUER, jwt_audience=AUDIENCE) as served:
+        opaque = served.caller("root")
+        registered = wire.RegisterRequest(session_id="s", batch=wire.RegisterBatch(rows={}))
+        async with opaque, Caller(served.address, f"Bearer {signed(claims())}") as verified:
+            await opaque.call("Register", registered)
+            await verified.call("CloseSession", wire.CloseSessionRequest(session_id="s"))

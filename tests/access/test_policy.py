@@ -1,0 +1,168 @@
+"""The policy: what a file of it means, and what happens when it changes while the daemon serves."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from purgatory.service.access.access_policy import PolicyError, read_policy
+from purgatory.service.access.roles import ROLES, Names
+from purgatory.v1 import event_pb2, operation_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.access.guarded import POLICY, Guarded, guarding
+from tests.service.serving import PATIENCE_S, high_watermark, produce, refused
+
+WORDS = st.text("ab*", min_size=1, max_size=4).filter(lambda word: "*" not in word[:-1])
+
+
+@given(patterns=st.lists(WORDS, max_size=4), name=st.text("ab*", max_size=5))
+def test_names_against_an_oracle(patterns: list[str], name: str) -> None:
+    """A name is one of the set if it equals a pattern, or starts with one that ends with an asterisk."""
+    plain = {pattern for pattern in patterns if not pattern.endswith("*")}
+    prefixes = [pattern[:-1] for pattern in patterns if pattern.endswith("*")]
+    assert (name in Names(patterns)) == (name in plain or any(name.startswith(prefix) for prefix in prefixes))
+
+
+def test_grants_add_up(tmp_path: Path) -> None:
+    """All that name a principal, exactly or by a prefix, count together; a role on topics gives nothing on keys."""
+    path = tmp_path / "policy.toml"
+    path.write_text(
+        """
+[[grant]]
+to = ["team-*"]
+roles = ["wait"]
+topics = ["orders-*", "audit"]
+[[grant]]
+to = ["team-blue", "ops"]
+roles = ["wait", "admin"]
+topics = ["blue"]
+keys = ["deploy/*"]
+"""
+    )
+    policy = read_policy(path)
+    blue, red, other = policy.of("team-blue"), policy.of("team-red"), policy.of("team")
+    assert all(name in blue.on_topics("wait") for name in ("orders-1", "orders-", "audit", "blue"))
+    assert not any(name in blue.on_topics("wait") for name in ("orders", "audit2", "deploy/x"))
+    assert ("deploy/x" in blue.on_keys("wait"), "deploy/x" in blue.on_topics("wait")) == (True, False)
+    assert ("blue" in red.on_topics("wait"), "orders-1" in red.on_topics("admin")) == (False, False)
+    assert not any(other.holds_any(frozenset({role})) for role in ROLES)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[[grant]\n", "line 1"),
+        ('x = 1\n[[grant]]\nto = ["a"]\nroles = ["wait"]\ntopics = ["t"]', "x"),
+        ('[[grant]]\nto = ["a"]\nroles = ["wiat"]\ntopics = ["t"]', "grant 1, roles 1"),
+        ('[[grant]]\nto = ["a"]\nroles = []\ntopics = ["t"]', "grant 1, roles"),
+        ('[[grant]]\nroles = ["wait"]\ntopics = ["t"]', "grant 1, to"),
+        ('[[grant]]\nto = ["a"]\nroles = ["wait"]\ntopic = ["t"]', "grant 1, topic"),
+        ('[[grant]]\nto = ["a"]\nroles = ["wait"]', "grant 1: names neither topics nor keys"),
+        ('[[grant]]\nto = ["a*b"]\nroles = ["wait"]\ntopics = ["t"]', "grant 1, to 1"),
+        ('[[grant]]\nto = "a"\nroles = ["wait"]\ntopics = ["t"]', "grant 1, to"),
+        ('[[grant]]\nto = [""]\nroles = ["wait"]\ntopics = ["t"]', "grant 1, to 1"),
+    ],
+)
+def test_a_faulty_policy_names_the_place(tmp_path: Path, text: str, said: str) -> None:
+    """Grants are counted from 1; nothing of a faulty file is used."""
+    path = tmp_path / "policy.toml"
+    path.write_text(text)
+    with pytest.raises(PolicyError, match=r"policy\.toml") as raised:
+        read_policy(path)
+    assert said in str(raised.value)
+
+
+async def denied(served: Guarded, topic: str) -> bool:
+    """Whether the principal "advance" may not advance a topic."""
+    async with served.caller("advance") as caller:
+        rows = event_pb2.EventRows(events=[high_watermark(topic, 1)])
+        answer = await caller.call("Advance", wire.AdvanceRequest(rows=rows))
+    return bool(answer.receipt.refusals)
+
+
+async def test_a_broken_policy_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The one that was in force stays, whether the new one is broken or gone; that is logged and counted, and a good
+    one is taken again.
+    """
+    async with guarding(tmp_path) as served:
+        assert not await denied(served, "mine-1")
+        for count, broken in enumerate(("[[grant]", '[[grant]]\nto = ["advance"]', "\xff"), 1):
+            served.policy_file.write_bytes(broken.encode("latin-1"))
+            served.access.reload()
+            assert served.audit.reloads["policy", "refused"] == count
+        served.policy_file.unlink()
+        served.access.reload()
+        assert "what was read before is kept" in caplog.text
+        served.policy_file.write_text(POLICY)  # before a caller of the next line makes a token, and reads all again
+        assert not await denied(served, "mine-1")
+        assert await denied(served, "yours-1")
+        served.use_policy(POLICY.replace("mine-*", "yours-*"))
+        assert await denied(served, "mine-1")
+        assert not await denied(served, "yours-1")
+
+
+@pytest.mark.slow  # files are looked at once a second
+async def test_a_changed_file_is_taken_once_it_is_whole(tmp_path: Path) -> None:
+    """Nobody has to ask for it: the file is looked at every second, and taken when it has stayed the same for two."""
+    async with guarding(tmp_path) as served, served.caller("observe") as caller:
+        asked = wire.GetPartitionRequest(topic_partition=operation_pb2.TopicPartition(topic="yours"))
+        with refused(grpc.StatusCode.PERMISSION_DENIED):
+            await caller.call("GetPartition", asked)
+        served.policy_file.write_text(POLICY.replace("mine-*", "*"))
+        async with asyncio.timeout(PATIENCE_S):
+            while served.audit.reloads["policy", "taken"] < 2:  # noqa: ASYNC110 - a count; the first was by `caller`
+                await asyncio.sleep(0.02)
+        with refused(grpc.StatusCode.NOT_FOUND):
+            await caller.call("GetPartition", asked)
+
+
+@pytest.mark.slow  # a hundred policies, one after the other
+async def test_no_message_is_judged_by_half_a_policy(tmp_path: Path) -> None:
+    """While streams advance two topics in each batch, and register on them, the policy changes to and fro between one
+    that allows the first and one that allows the second: each message has exactly one refusal.
+    """
+    first, second = POLICY.replace("mine-*", "first"), POLICY.replace("mine-*", "second")
+    async with guarding(tmp_path, first) as served, served.caller("advance") as pusher, served.caller("wait") as waiter:
+        stop, judged = asyncio.Event(), [0, 0]
+
+        def is_one(refusals: list[int]) -> None:
+            assert len(refusals) == 1, refusals
+            judged[refusals[0]] += 1
+
+        async def push() -> None:
+            stream = pusher.stream("AdvanceStream")
+            events = [high_watermark(name, 1) for name in ("first", "second")]
+            while not stop.is_set():
+                await stream.write(wire.AdvanceStreamRequest(rows=event_pb2.EventRows(events=events)))
+                is_one([one.index for one in (await stream.read()).receipt.refusals])
+            stream.cancel()
+
+        async def wait(session_id: str) -> None:
+            stream = waiter.stream("Session")
+            await stream.write(wire.SessionRequest(open=wire.OpenSession(session_id=session_id)))
+            next_id = 1
+            while not stop.is_set():
+                operations = [produce(next_id + n, name, 9) for n, name in enumerate(("first", "second"))]
+                rows = operation_pb2.OperationRows(operations=operations)
+                await stream.write(wire.SessionRequest(register=wire.RegisterBatch(batch_id=1, rows=rows)))
+                next_id += 2
+                while not (message := await stream.read()).HasField("receipt"):
+                    pass
+                is_one([one.index for one in message.receipt.refusals])
+            stream.cancel()
+
+        tasks = [asyncio.create_task(one) for one in (push(), push(), wait("a"), wait("b"))]
+        for turn in range(100):
+            served.use_policy(second if turn % 2 == 0 else first)
+            before = sum(judged)
+            async with asyncio.timeout(PATIENCE_S):
+                while sum(judged) < before + 4 and not any(task.done() for task in tasks):  # noqa: ASYNC110 - a count
+                    await asyncio.sleep(0)
+        stop.set()
+        await asyncio.gather(*tasks)
+        assert min(judged) > 50

@@ -1,0 +1,155 @@
+"""Bearer tokens: who has one, whose it is, until when; and what is refused without telling more than that."""
+
+from __future__ import annotations
+
+import logging
+import re
+import stat
+import time
+from pathlib import Path
+
+import grpc
+import pytest
+
+from purgatory.service.access.tokens import PREFIX, TokensError, add_token, hash_of, read_tokens
+from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.access.guarded import Caller, Guarded, guarding
+from tests.service.serving import refused
+
+STATUS = wire.GetStatusRequest()
+UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
+
+
+async def asks(served: Guarded, authorization: str | None) -> Caller:
+    """One call of a caller that sends this."""
+    caller = Caller(served.address, authorization)
+    async with caller:
+        await caller.call("GetStatus", STATUS)
+    return caller
+
+
+async def test_a_token_is_kept_as_a_hash_only(tmp_path: Path) -> None:
+    """The file is its owner's alone, and has neither the token nor anything of it."""
+    token = add_token(tmp_path / "tokens", "ann")
+    assert stat.S_IMODE((tmp_path / "tokens").stat().st_mode) == 0o600
+    content = (tmp_path / "tokens").read_text()
+    assert token.startswith(PREFIX)
+    assert len(token) >= len(PREFIX) + 43
+    assert token[len(PREFIX) :] not in content
+    known = read_tokens(tmp_path / "tokens")[hash_of(token)]
+    assert (known.principal, known.expires_s) == ("ann", float("inf"))
+    assert abs(known.created_s - time.time()) < 3_600
+
+
+@pytest.mark.parametrize("name", ["", " ", "a b", "a*", "#a", "a\nb", "x" * 257, "\x1b[31m"])
+def test_names_that_no_principal_can_have(tmp_path: Path, name: str) -> None:
+    """They are refused, and no file is made."""
+    with pytest.raises(ValueError, match="a principal has"):
+        add_token(tmp_path / "tokens", name)
+    assert not (tmp_path / "tokens").exists()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "abc ann never 1",
+        f"{'0' * 64} ann never",
+        f"{'0' * 64} ann soon 1",
+        f"{'g' * 64} ann never 1",
+        f"{'0' * 64} ann never 1 more",
+        f"{'0' * 64} ann \u0663 1",
+        f"{'0' * 64} ann {'9' * 400} 1",
+    ],
+)
+def test_a_file_of_tokens_is_read_line_by_line(tmp_path: Path, line: str) -> None:
+    """A line that is not one of a token is named by its number, not quoted; nothing is added to such a file."""
+    path = tmp_path / "tokens"
+    path.write_text(f"# a comment\n\n{line}\n", "utf-8")
+    with pytest.raises(TokensError, match=r"line 3 is not") as raised:
+        read_tokens(path)
+    assert "0000" not in str(raised.value)
+    with pytest.raises(TokensError):
+        add_token(path, "ann")
+    assert path.read_text("utf-8") == f"# a comment\n\n{line}\n"
+
+
+async def test_only_valid_tokens_are_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Unknown, expired and malformed ones are UNAUTHENTICATED, with words that hold nothing of what was sent; and
+    neither the log nor the metrics do.
+    """
+    caplog.set_level(logging.DEBUG)
+    async with guarding(tmp_path) as served:
+        good = add_token(served.tokens_file, "root")
+        expired = add_token(served.tokens_file, "root", int(time.time()) - 1)
+        later = add_token(served.tokens_file, "root", int(time.time()) + 3_600)
+        served.access.reload()
+        for token in (good, later):
+            await asks(served, f"Bearer {token}")
+            await asks(served, f"bearer {token}")
+        unknown = PREFIX + "x" * 43
+        refusals = {
+            None: "show a bearer token or a client certificate",
+            f"Bearer {expired}": "the token has expired",
+            f"Bearer {unknown}": "the token is not known",
+            f"Bearer {good}x": "the token is not known",
+            f"Bearer {good[:-1]}": "the token is not known",
+            f"Bearer  {good}": "the token is not known",
+            "Bearer a.b.c": "the token is not known",
+            "Bearer": "the authorization is not a bearer token",
+            "Bearer ": "the authorization is not a bearer token",
+            good: "the authorization is not a bearer token",
+            f"Basic {good}": "the authorization is not a bearer token",
+        }
+        for authorization, said in refusals.items():
+            with refused(UNAUTHENTICATED, re.escape(said)) as error:
+                await asks(served, authorization)
+            assert error.value.details() == said
+        assert served.audit.refusals["unauthenticated"] == len(refusals)
+        secrets = [good, expired, later, unknown]
+        assert not [one for one in secrets if one in caplog.text or hash_of(one) in caplog.text]
+
+
+@pytest.mark.slow  # silent streams are asked again every second or two
+async def test_a_token_that_is_taken_away_ends_streams(tmp_path: Path) -> None:
+    """Once its line is gone, an open session stream ends at its next message, and one that says nothing soon after."""
+    async with guarding(tmp_path) as served:
+        caller = served.caller("root")
+        async with caller:
+            streams = [caller.stream("Session") for _ in range(2)]
+            for number, stream in enumerate(streams):
+                await stream.write(wire.SessionRequest(open=wire.OpenSession(session_id=f"s{number}")))
+                assert (await stream.read()).HasField("opened")
+            served.tokens_file.write_text("", "utf-8")
+            served.access.reload()
+            await streams[0].write(wire.SessionRequest(heartbeat=wire.Heartbeat()))
+            for stream in streams:
+                assert await stream.code() == UNAUTHENTICATED
+            assert served.host.sessions.count == 2, "the sessions wait for their owner to come back"
+
+
+async def test_a_token_that_becomes_somebody_elses_ends_streams(tmp_path: Path) -> None:
+    """A stream serves the principal that opened it, and no other."""
+    async with guarding(tmp_path) as served:
+        caller = served.caller("root")
+        async with caller:
+            stream = caller.stream("AdvanceStream")
+            await stream.write(wire.AdvanceStreamRequest(rows={}))
+            assert (await stream.read()).HasField("receipt")
+            served.tokens_file.write_text(served.tokens_file.read_text().replace(" root ", " advance "))
+            served.access.reload()
+            await stream.write(wire.AdvanceStreamRequest(rows={}))
+            assert await stream.code() == UNAUTHENTICATED
+
+
+@pytest.mark.parametrize("policy", ['loopback_principal = "root"', ""])
+async def test_who_shows_nothing_on_loopback(tmp_path: Path, policy: str) -> None:
+    """Is whom the policy says, and nobody if it says nothing; whoever shows a bad token is not let in by that."""
+    grants = '[[grant]]\nto = ["root"]\nroles = ["observe"]\ntopics = ["*"]\n'
+    async with guarding(tmp_path, f"{policy}\n{grants}") as served:
+        if policy:
+            await asks(served, None)
+        else:
+            with refused(UNAUTHENTICATED):
+                await asks(served, None)
+        with refused(UNAUTHENTICATED, "not known"):
+            await asks(served, "Bearer nonsense")
