@@ -1,0 +1,55 @@
+"""The ten minutes of docs/security.md run as they stand."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from purgatory.service.setting_sources import setting_names
+from tests.conftest import StartDaemon
+from tests.daemon_process import daemon_environment
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "security.md"
+PURGATORY = f'purgatory() {{ {shlex.quote(sys.executable)} -m purgatory "$@"; }}\n'
+
+
+def run(script: str, folder: Path, address: str = "") -> str:
+    """What the commands print. `purgatory` is that of this tree, and its daemon the one at `address`."""
+    done = subprocess.run(
+        ["bash", "-euc", PURGATORY + script],
+        cwd=folder,
+        env=daemon_environment({"PURGATORY_ADDRESS": address}),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_ten_minutes(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """Authority, tokens and policy are made, the daemon serves with them, and callers see what the page says."""
+    made, served, called, certificates = re.findall(r"```sh\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    assert run(made, tmp_path).endswith("yes\n")
+    words = shlex.split(served.replace("\\\n", " "), comments=True)
+    assert words[:2] == ["purgatory", "serve"]
+    daemon = start_daemon(*(str(tmp_path / word) if (tmp_path / word).exists() else word for word in words[2:]))
+    answers = run(called, tmp_path, daemon.address)
+    assert "satisfied" in answers
+    assert answers.endswith("refused: exit code 17\n")
+    [new_key] = re.findall(r"^new_key=.*\n", made, re.MULTILINE)
+    run(new_key + certificates, tmp_path)
+    assert (tmp_path / "billing.crt").exists()
+
+
+def test_settings_on_the_page_exist() -> None:
+    """Every setting that the page names is one, so a renamed limit cannot leave the page behind."""
+    groups = {name.partition(".")[0] for name in setting_names() if "." in name}
+    named = set(re.findall(r"`([a-z]+\.[a-z_]+)", PAGE.read_text("utf-8")))
+    settings = {name for name in named if name.partition(".")[0] in groups and not name.endswith((".crt", ".key"))}
+    assert len(settings) > 20
+    assert settings <= set(setting_names())
