@@ -81,7 +81,7 @@ def expire(operations: int) -> None:
 def translate(operations: int) -> None:
     """The daemon's share of the columns path without a network: bytes in, engine, bytes out."""
     from purgatory.service.sessions.outbox import slices_of
-    from purgatory.service.translate.operations import runs_from_columns
+    from purgatory.service.translate.operations import parts_from_columns
     from purgatory.service.translate.results import fill_batch
     from purgatory.v1 import operation_pb2
     from purgatory.v1 import purgatory_service_pb2 as wire
@@ -98,7 +98,8 @@ def translate(operations: int) -> None:
             timeout_ms=[TIMEOUT_MS],
         )
         arrived = operation_pb2.OperationColumns.FromString(columns.SerializeToString())
-        for run in runs_from_columns(arrived):
+        [part] = parts_from_columns(arrived, BATCH)
+        for run in part.runs:
             engine.register(owner, run.kind, run.batch, NOW_MS)
         engine.apply(EventBatch([HIGH_WATERMARK], partitions=[("bench", 0)], offsets=[first + BATCH]), NOW_MS)
         for completions in engine.take_completions():

@@ -24,7 +24,7 @@ __all__ = ["EngineInspection"]
 SLOTS_PER_RESULT: Final = 50
 """A page visits at most so many slots for each result it may return, and a few thousand besides."""
 
-ITEMS_PER_PAGE: Final = 4_000
+ITEMS_PER_PAGE: Final = 1_000
 """A page ends with the operation at which it has walked so many items: a listing must not hold up the waits."""
 
 

@@ -8,15 +8,18 @@ them. After every engine call its completions are taken and routed to their owne
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
 from purgatory.clock import Clock
 from purgatory.engine.batches import EventBatch, EventsReceipt, PartitionName, Refusal, RegisterReceipt
+from purgatory.engine.completions import Completions
 from purgatory.engine.engine import Engine
 from purgatory.engine.errors import InvalidBatch
+from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX
 from purgatory.engine.waiting.tables import Owner
 from purgatory.service.access.account import Account
 from purgatory.service.access.audit import NAME
@@ -26,8 +29,9 @@ from purgatory.service.access.withholding import Reasons, explain, withhold_oper
 from purgatory.service.admission import Admission
 from purgatory.service.engine_time import EngineTime
 from purgatory.service.listeners.listener import Journal, Listener
+from purgatory.service.loop_holds import LoopHolds
 from purgatory.service.reaper import EXPIRED_PER_SLICE, Reaper
-from purgatory.service.registrations import Registrations, count_refused
+from purgatory.service.registrations import OpenBatch, Registrations, count_refused
 from purgatory.service.rpc.statuses import BatchRefused, from_refusal, unreadable_batch
 from purgatory.service.sessions.outbox import ResultSlice
 from purgatory.service.sessions.refused import (
@@ -59,7 +63,13 @@ class Host:
         self.journal = Journal()
         """Set by `use_journal`; without that, one that keeps nothing."""
         self.shares: Final = Shares(settings, engine)
-        self.sessions: Final = Sessions(engine, settings, self.listeners, self._before_drop, self.shares)
+        self.holds: Final = LoopHolds()
+        """Everything that may take long is watched in it, by the name of its call."""
+        self._expiry: Final = self.holds.of("expiry")
+        self._session_drop: Final = self.holds.of("session drop")
+        self._dropped: Final[deque[Session]] = deque()
+        """Sessions that are gone but for their pending operations."""
+        self.sessions: Final = Sessions(engine, settings, self.listeners, self.holds, self._end_dropped, self.shares)
         self.unary_waits: Final = UnaryWaits(engine.add_owner())
         self.admission: Final = Admission(settings.limits, self.listeners, self.shares)
         self._registrations: Final = Registrations(self.time, self.listeners, self.admission, self._register_in_session)
@@ -92,22 +102,33 @@ class Host:
 
     # Registrations.
 
+    def begin_batch(self, session: Session) -> OpenBatch:
+        """A new batch of registrations; see `Registrations.begin`."""
+        return self._registrations.begin(session)
+
+    def register_part(
+        self, batch: OpenBatch, runs: Sequence[OperationRun], refused: Sequence[tuple[Refusal, int]]
+    ) -> BatchReceipt:
+        """Registers the next part of a batch; see `Registrations.register`."""
+        return self._registrations.register(batch, runs, refused)
+
     def register(
         self, session: Session, runs: Sequence[OperationRun], refused: Sequence[tuple[Refusal, int]]
     ) -> BatchReceipt:
-        """Registers a batch in a session; see `Registrations.register`."""
-        return self._registrations.register(session, runs, refused)
+        """Registers a batch of one part."""
+        return self.register_part(self.begin_batch(session), runs, refused)
 
-    def _register_in_session(self, session: Session, run: OperationRun) -> RegisterReceipt:
-        return self._register(session.owner, session, session.account, run)
+    def _register_in_session(self, session: Session, run: OperationRun, known: int) -> RegisterReceipt:
+        return self._register(session.owner, session, session.account, run, known)
 
-    def _register(self, owner: Owner, session: Session | None, account: Account, run: OperationRun) -> RegisterReceipt:
+    def _register(
+        self, owner: Owner, session: Session | None, account: Account, run: OperationRun, known: int
+    ) -> RegisterReceipt:
         now_ms = self._registration_ms()
         withheld = withhold_operations(account, run.kind, run.batch)
-        known = owner.highest_operation_id
         if session is not None:
             self.shares.set_in_engine(session.account)
-        receipt = self.engine.register(owner, run.kind, run.batch, now_ms)
+        receipt = self.engine.register(owner, run.kind, run.batch, now_ms, known)
         explain(receipt.refusals, withheld)
         if withheld:
             first = next(iter(withheld.values())).message
@@ -146,7 +167,7 @@ class Host:
 
     def register_unary_wait(self, run: OperationRun, account: Account) -> None:
         """Registers the one operation of a unary wait. Raises `CallRefused` if the operation is refused."""
-        receipt = self._register(self.unary_waits.owner, None, account, run)
+        receipt = self._register(self.unary_waits.owner, None, account, run, 0)
         count_refused(self.listeners, receipt.refusals)
         if receipt.refusals:
             raise from_refusal(located(run, receipt.refusals[0]), "operation")
@@ -160,41 +181,54 @@ class Host:
 
     # Events.
 
-    async def apply(
-        self, batch: EventBatch, reasons: Reasons | None = None, account: Account | None = None
-    ) -> EventsReceipt:
+    async def apply(self, batch: EventBatch, account: Account | None = None) -> EventsReceipt:
         """Applies a batch of events, in order, in slices.
 
         Events of other calls may come between two slices; each caller's own stay in order. A call that is cancelled has
-        applied the events up to the end of some slice. `reasons` say, by index, why events are refused that were made
-        unreadable to the engine. What becomes known is the account's (None: nobody's).
+        applied the events up to the end of some slice. What becomes known is the account's (None: nobody's).
 
         Raises `BatchRefused` when the columns cannot be read, or no events are taken now.
         """
+        self.check_events()
+        whole = EventsReceipt()
+        while True:
+            if not self.apply_slice(batch, whole, account=account):
+                return whole
+            await asyncio.sleep(0)
+
+    def check_events(self) -> None:
+        """Raises `BatchRefused` when no events are taken now."""
         reason = self.admission.listeners_reason()
         if reason is not None:
             raise BatchRefused(reason)
         self.admission.check_journal_writable()
-        whole = EventsReceipt()
-        while True:
-            start, now_ms = whole.next_index, self.time.now_ms()
-            try:
-                part = self._apply_slice(batch, now_ms, start, account or self.shares.accounts.nobody)
-            except InvalidBatch as error:
-                raise unreadable_batch(f"columns.{error.field}", error.message) from None
-            explain(part.refusals, reasons or {})
-            for listener in self.listeners:
-                listener.applied(batch, start, part, now_ms)
-            count_refused(self.listeners, part.refusals)
-            self.deliver()
-            self.reaper.deadline_may_be_earlier()
-            whole.next_index = part.next_index
-            whole.ended.extend(part.ended)
-            whole.unchanged += part.unchanged
-            whole.refusals.extend(part.refusals)
-            if whole.next_index >= len(batch.types):
-                return whole
-            await asyncio.sleep(0)
+
+    def apply_slice(
+        self, batch: EventBatch, whole: EventsReceipt, reasons: Reasons | None = None, account: Account | None = None
+    ) -> bool:
+        """Applies the next slice of a batch and adds what it did to the receipt; whether there is more of the batch.
+
+        `reasons` say, by index, why events are refused that were made unreadable to the engine. What becomes known
+        is the account's (None: nobody's).
+
+        Raises `BatchRefused` when the columns cannot be read.
+        """
+        start, now_ms = whole.next_index, self.time.now_ms()
+        try:
+            part = self._apply_slice(batch, now_ms, start, account or self.shares.accounts.nobody)
+        except InvalidBatch as error:
+            raise unreadable_batch(f"columns.{error.field}", error.message) from None
+        explain(part.refusals, reasons or {})
+        for listener in self.listeners:
+            listener.applied(batch, start, part, now_ms)
+        count_refused(self.listeners, part.refusals)
+        self.deliver()
+        self.reaper.deadline_may_be_earlier()
+        whole.next_index = part.next_index
+        whole.ended.extend(part.ended)
+        whole.unchanged += part.unchanged
+        whole.refusals.extend(part.refusals)
+        return whole.next_index < len(batch.types)
 
     def _apply_slice(self, batch: EventBatch, now_ms: int, start: int, account: Account) -> EventsReceipt:
         self.shares.set_in_engine(account)
@@ -204,22 +238,30 @@ class Host:
     # Cancelling.
 
     def cancel(self, session: Session, operation_ids: list[int]) -> list[bool]:
-        """Cancels operations of a session; for each, whether it was pending."""
+        """Cancels operations of a session; for each, whether it was pending. Where much ends there are fewer answers
+        than ids: go on with those that follow.
+        """
         now_ms = self.time.now_ms()
-        cancelled = self.engine.cancel(session.owner, operation_ids, now_ms)
+        cancelled = self.engine.cancel(session.owner, operation_ids, now_ms, WORK_PER_SLICE)
         for listener in self.listeners:
-            listener.cancelled(session, operation_ids, sum(cancelled), now_ms)
+            listener.cancelled(session, operation_ids[: len(cancelled)], sum(cancelled), now_ms)
         self.deliver()
         return cancelled
 
-    def cancel_session(self, session: Session) -> int:
-        """Cancels all that is pending in a session; returns how many."""
-        now_ms = self.time.now_ms()
-        cancelled = self.engine.cancel_all(session.owner, now_ms)
-        for listener in self.listeners:
+    async def cancel_session(self, session: Session) -> int:
+        """Cancels all that is pending in a session when it is called; returns how many."""
+        owner, up_to_id = session.owner, int(session.owner.highest_operation_id)
+
+        def cancel(now_ms: int) -> tuple[int, bool]:
+            if session.dropped:  # by now its owner may be another session's
+                return 0, False
+            cancelled = self.engine.cancel_all(owner, now_ms, WORK_PER_SLICE, up_to_id)
+            return cancelled, self.engine.has_pending(owner, up_to_id)
+
+        def tell(listener: Listener, cancelled: int, now_ms: int) -> None:
             listener.cancelled_session(session, cancelled, now_ms)
-        self.deliver()
-        return cancelled
+
+        return await self._cancel_in_slices(cancel, tell)
 
     def close_session(self, session: Session) -> tuple[int, int]:
         """Ends a session now; returns how many operations were cancelled, and how many results were dropped."""
@@ -228,42 +270,85 @@ class Host:
         self.deliver()
         return closed
 
-    def cancel_partition(self, name: PartitionName) -> int:
-        """Cancels all that waits on a partition; returns how many."""
-        now_ms = self.time.now_ms()
-        cancelled = self.engine.cancel_partition(name, now_ms)
-        for listener in self.listeners:
-            listener.cancelled_partition(name, cancelled, now_ms)
-        self.deliver()
-        return cancelled
+    async def cancel_partition(self, name: PartitionName) -> int:
+        """Cancels all that waits on a partition, until nothing does; returns how many."""
 
-    def cancel_key(self, key: str) -> int:
-        """Cancels all that waits on a key; returns how many."""
-        now_ms = self.time.now_ms()
-        cancelled = self.engine.cancel_key(key, now_ms)
-        for listener in self.listeners:
+        def cancel(now_ms: int) -> tuple[int, bool]:
+            return self.engine.cancel_partition(name, now_ms, WORK_PER_SLICE), self.engine.has_waits(name)
+
+        def tell(listener: Listener, cancelled: int, now_ms: int) -> None:
+            listener.cancelled_partition(name, cancelled, now_ms)
+
+        return await self._cancel_in_slices(cancel, tell)
+
+    async def cancel_key(self, key: str) -> int:
+        """Cancels all that waits on a key, until nothing does; returns how many."""
+
+        def cancel(now_ms: int) -> tuple[int, bool]:
+            return self.engine.cancel_key(key, now_ms, WORK_PER_SLICE), self.engine.has_waits((key, -1))
+
+        def tell(listener: Listener, cancelled: int, now_ms: int) -> None:
             listener.cancelled_key(key, cancelled, now_ms)
-        self.deliver()
-        return cancelled
+
+        return await self._cancel_in_slices(cancel, tell)
+
+    async def _cancel_in_slices(
+        self, cancel: Callable[[int], tuple[int, bool]], tell: Callable[[Listener, int, int], None]
+    ) -> int:
+        """Calls `cancel`, which says how many it ended and whether there are more, until there are no more. What takes
+        one slice is told as the one call that it is; of several, each is told as a cancel of the ids that it ended.
+        """
+        watched = self.holds.of("Cancel")
+        total = 0
+        while True:
+            with watched:
+                now_ms = self.time.now_ms()
+                cancelled, has_more = cancel(now_ms)
+                if total or has_more:
+                    self.deliver(cancelled_ms=now_ms)
+                else:
+                    for listener in self.listeners:
+                        tell(listener, cancelled, now_ms)
+                    self.deliver()
+            total += cancelled
+            if not has_more:
+                return total
+            await asyncio.sleep(0)
 
     # Inside.
 
-    def deliver(self) -> None:
-        """Routes completions to their owners: sessions' outboxes, or the futures of unary waits."""
+    def deliver(self, cancelled_ms: int = -1) -> None:
+        """Routes completions to their owners: sessions' outboxes, or the futures of unary waits.
+
+        `cancelled_ms`, not -1: they are those of a slice of a larger cancel at that time, which listeners see as a
+        cancel by id for each owner. So a replay of the history ends the same operations at the same times.
+        """
         for completions in self.engine.take_completions():
             if completions.owner_id == self.unary_waits.owner.owner_id:
+                self._tell_cancelled(None, completions, cancelled_ms)
                 for listener in self.listeners:
                     listener.completed(None, completions)
                 self.journal.when_durable(partial(self.unary_waits.deliver, completions))
                 continue
             session = self.sessions.of_owner(completions.owner_id)
             assert session is not None, f"completions of owner {completions.owner_id}, which is no session"
+            self._tell_cancelled(session, completions, cancelled_ms)
+            if session.dropped:
+                for listener in self.listeners:
+                    listener.discarded(session, completions)
+                continue
             # The outbox comes last: the journal must see the sequence numbers as they are before these results.
             for listener in self.listeners:
                 listener.completed(session, completions)
             session.deliver(completions)
         for listener in self.listeners:
             listener.call_finished()
+
+    def _tell_cancelled(self, session: Session | None, completions: Completions, cancelled_ms: int) -> None:
+        if cancelled_ms >= 0:
+            ids = list(completions.operation_ids)
+            for listener in self.listeners:
+                listener.cancelled(session, ids, len(ids), cancelled_ms)
 
     def _registration_ms(self) -> int:
         """The time to register at, which may be ahead of the clock.
@@ -279,26 +364,40 @@ class Host:
         if self.time.is_ahead:
             return
         now_ms = self.time.now_ms()
-        if self.engine.advance_clock(now_ms, EXPIRED_PER_SLICE, WORK_PER_SLICE):
-            for listener in self.listeners:
-                listener.expired(now_ms)
-        self.deliver()
+        with self._expiry:
+            if self.engine.advance_clock(now_ms, EXPIRED_PER_SLICE, WORK_PER_SLICE):
+                for listener in self.listeners:
+                    listener.expired(now_ms)
+            self.deliver()
 
-    def _before_drop(self, session: Session, now_ms: int) -> None:
-        """Records how a dropped session's operations end: the engine reports no completions of an owner it removes."""
-        for listener in self.listeners:
-            listener.session_dropped(session)
-        recording = [listener for listener in self.listeners if listener.records_dropped_sessions]
-        cancelled = self.engine.cancel_all(session.owner, now_ms) if recording else 0
-        if not cancelled:
-            return
-        taken = self.engine.take_completions()
-        for listener in recording:
-            listener.cancelled_session(session, cancelled, now_ms)
-            for completions in taken:
-                assert completions.owner_id == session.owner.owner_id, f"completions of owner {completions.owner_id}"
-                listener.discarded(session, completions)
-            listener.call_finished()
+    def _end_dropped(self, session: Session, now_ms: int) -> bool:
+        """Cancels a slice of what a dropped session has pending, whose results nobody gets; whether that was all."""
+        with self._session_drop:
+            cancelled = self.engine.cancel_all(session.owner, now_ms, WORK_PER_SLICE)
+            has_more = self.engine.has_pending(session.owner, OPERATION_ID_MAX)
+            if cancelled and not has_more and session not in self._dropped:
+                for listener in self.listeners:
+                    if listener.records_dropped_sessions:
+                        listener.cancelled_session(session, cancelled, now_ms)
+                self.deliver()
+            elif cancelled:
+                self.deliver(cancelled_ms=now_ms)
+        if has_more and session not in self._dropped:
+            self._dropped.append(session)
+            if len(self._dropped) == 1:
+                self._tasks.append(asyncio.create_task(self._end_all_dropped(), name="dropped sessions"))
+        return not has_more
+
+    async def _end_all_dropped(self) -> None:
+        while self._dropped:
+            await asyncio.sleep(0)
+            session = self._dropped[0]
+            if self._end_dropped(session, self.time.now_ms()):
+                self._dropped.popleft()
+                self.sessions.forget(session, self.time.now_ms())
+        task = asyncio.current_task()
+        assert task is not None, "runs as a task"
+        self._tasks.remove(task)
 
     async def _maintain_sessions(self) -> None:
         """Sends heartbeats, ends streams whose peer is silent, and drops expired sessions; survives any exception."""
@@ -310,7 +409,9 @@ class Host:
                 now_ms = self.time.now_ms()
                 for stream in self.sessions.streams():
                     stream.check(now_ms, interval_ms)
-                self.sessions.drop_expired(now_ms)
+                while self.sessions.drop_expired(now_ms):
+                    await asyncio.sleep(0)
+                    now_ms = self.time.now_ms()
                 self.deliver()
                 for listener in self.listeners:
                     listener.tick()

@@ -1,5 +1,6 @@
 """Registers a session's batches: what is refused before the engine, what the engine says, and the receipt."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -24,8 +25,37 @@ from purgatory.service.sessions.session import Session
 from purgatory.service.translate.operations import OperationRun
 from purgatory.service.translate.receipts import BatchReceipt
 
-Register = Callable[[Session, OperationRun], RegisterReceipt]
-"""Registers a run in the engine, and tells everybody of it. Raises `InvalidBatch`."""
+Register = Callable[[Session, OperationRun, int], RegisterReceipt]
+"""Registers a run in the engine, ids up to that one being known, and tells everybody of it. Raises `InvalidBatch`."""
+
+
+class OpenBatch:
+    """A batch of a session that is being registered, part by part."""
+
+    def __init__(self, session: Session) -> None:
+        self.session: Final = session
+        self.known: Final = int(session.owner.highest_operation_id)
+        """Ids up to here were registered before this batch: it sends them again. What the batch itself makes known is
+        not."""
+        self._rising: Final[list[int]] = []
+        self._others: Final[set[int]] = set()
+
+    def add_ids(self, runs: Sequence[OperationRun], refused: Sequence[tuple[Refusal, int]]) -> None:
+        """A part was registered, and others follow."""
+        ids = [operation_id for run in runs for operation_id in run.batch.operation_ids]
+        ids += [operation_id for _, operation_id in refused]
+        last = self._rising[-1] if self._rising else 0
+        for operation_id in ids:
+            if operation_id > last:
+                self._rising.append(operation_id)
+                last = operation_id
+            else:
+                self._others.add(operation_id)
+
+    def has_id(self, operation_id: int) -> bool:
+        """Whether an earlier part had this id, so that it has its result already or will have it."""
+        place = bisect_left(self._rising, operation_id)
+        return self._rising[place : place + 1] == [operation_id] or operation_id in self._others
 
 
 class Registrations:
@@ -39,21 +69,26 @@ class Registrations:
         self._admission: Final = admission
         self._register: Final = register
 
-    def register(
-        self, session: Session, runs: Sequence[OperationRun], refused: Sequence[tuple[Refusal, int]]
-    ) -> BatchReceipt:
-        """Registers a batch in a session; each operation is accepted, already known, or refused.
-
-        `refused` are those refused during translation, each with its operation id. Raises `BatchRefused` when the
-        columns cannot be read, the journal cannot be written, or the session has no room even for the results of
-        refused registrations, or for more ids of batches that were refused as a whole.
+    def begin(self, session: Session) -> OpenBatch:
+        """A new batch. Raises `BatchRefused` when the journal cannot be written, or the session has no room even for
+        the results of refused registrations, or for more ids of batches that were refused as a whole.
         """
         if session.refused_ids.is_full:
             raise BatchRefused(FULL)
         self._admission.check_journal_writable()
         self._admission.check_room_for_refusals(session)
-        # Taken before anything is registered: what this batch itself makes known is not "sent again".
-        known = session.owner.highest_operation_id
+        return OpenBatch(session)
+
+    def register(
+        self, batch: OpenBatch, runs: Sequence[OperationRun], refused: Sequence[tuple[Refusal, int]]
+    ) -> BatchReceipt:
+        """Registers the next part of a batch; each operation is accepted, already known, or refused.
+
+        `refused` are those refused during translation, each with its operation id. Raises `BatchRefused` when the
+        columns cannot be read, which is found in the first part. A part leaves nothing half done: what it refuses has
+        its results, so that the daemon may end between two parts.
+        """
+        session, known = batch.session, batch.known
         receipt = BatchReceipt()
         failures = [RefusedOperation(refusal, operation_id, 0) for refusal, operation_id in refused]
         reason = self._admission.reason_to_refuse(session)
@@ -62,7 +97,7 @@ class Registrations:
                 failures.extend(refuse_all(run, reason))
                 self._tell_refused_run(session, run, reason, known)
             else:
-                failures.extend(self._register_run(session, run, receipt))
+                failures.extend(self._register_run(batch, run, receipt))
         # An id up to `known` was registered before this batch, so a repeated refusal has had its result already; except
         # ids of batches that were refused as a whole.
         skipped = session.refused_ids
@@ -72,7 +107,8 @@ class Registrations:
             new.sort(key=lambda entry: entry.refusal.index)
             receipt.refused = [(refusal, operation_id) for refusal, operation_id, _ in new]
             count_refused(self._listeners, [refusal for refusal, _ in receipt.refused])
-            self._deliver_refused(session, first_of_each_id(new, runs))
+            first = [entry for entry in first_of_each_id(new, runs) if not batch.has_id(entry.operation_id)]
+            self._deliver_refused(session, first)
         if skipped:
             skipped.discard(
                 [
@@ -83,9 +119,9 @@ class Registrations:
         receipt.highest_operation_id = session.owner.highest_operation_id
         return receipt
 
-    def _register_run(self, session: Session, run: OperationRun, receipt: BatchReceipt) -> list[RefusedOperation]:
+    def _register_run(self, batch: OpenBatch, run: OperationRun, receipt: BatchReceipt) -> list[RefusedOperation]:
         try:
-            answer = self._register(session, run)
+            answer = self._register(batch.session, run, batch.known)
         except InvalidBatch as error:
             raise unreadable_batch(f"columns.{error.field}", error.message) from None
         receipt.accepted += answer.accepted

@@ -207,6 +207,10 @@ class LimitsSettings(EngineLimitsSettings):
 
     operations_per_batch_max: Count = setting(100_000, "Operations in one message.")
     events_per_batch_max: Count = setting(100_000, "Events in one message.")
+    items_per_batch_max: Count = setting(
+        500_000,
+        "Values in one column of a message, and names in its dictionary: for each partition or key of a batch one.",
+    )
     memory_bytes_max: Annotated[int, AfterValidator(_checked_budget)] = setting(
         0, "Memory for all that is held, in bytes. 0: 60 % of what the machine or the container has.", ge=0
     )

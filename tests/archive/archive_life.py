@@ -215,11 +215,11 @@ class Life:
             ids = [self._last_id - self._random.randrange(10) for _ in range(3)]
             self.host.cancel(session, [*ids, 2**64 - 1])
         elif how == 1:
-            self.host.cancel_session(session)
+            await self.host.cancel_session(session)
         elif how == 2:
-            self.host.cancel_partition(self._random.choice(PARTITIONS))
+            await self.host.cancel_partition(self._random.choice(PARTITIONS))
         else:
-            self.host.cancel_key(self._random.choice(KEYS))
+            await self.host.cancel_key(self._random.choice(KEYS))
 
     async def _wait_unary(self) -> None:
         """A unary wait whose caller goes away, at once or with the next turn of the loop."""

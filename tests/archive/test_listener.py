@@ -155,7 +155,7 @@ async def test_strict_refuses_rather_than_drops(tmp_path: Path) -> None:
     assert refused.value.refusal.code == codes.UNAVAILABLE
     with pytest.raises(CallRefused, match="archive"), kept.host.unary_wait(kept.host.sessions.accounts.nobody):
         pass
-    assert kept.host.cancel_session(kept.session) == 8
+    assert await kept.host.cancel_session(kept.session) == 8
     await kept.start()
     await eventually(lambda: kept.listener.reason_to_refuse() is None, "there is room again")
     assert kept.register(produces(11, 1)).accepted == 1

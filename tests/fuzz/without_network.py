@@ -82,11 +82,11 @@ class Direct:
         inspection = InspectionCalls(self.host)
         self._inspection: Final = inspection
         self._serve: Final[dict[type[Message], Callable[..., object]]] = {
-            wire.RegisterBatch: lambda batch: session_requests.register(self.host, self._session, batch),
+            wire.RegisterBatch: lambda batch: at_once(session_requests.register(self.host, self._session, batch)),
             wire.AdvanceRequest: self._advance,
             wire.AdvanceStreamRequest: self._advance,
-            wire.CancelOperations: lambda cancel: session_requests.cancel(
-                self.host, self._session, cancel.operation_ids
+            wire.CancelOperations: lambda cancel: at_once(
+                session_requests.cancel(self.host, self._session, cancel.operation_ids)
             ),
             wire.ListOperationsRequest: lambda request: at_once(inspection.ListOperations(request, self._call)),
             wire.ListPartitionsRequest: lambda request: at_once(inspection.ListPartitions(request, self._call)),

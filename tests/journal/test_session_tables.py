@@ -24,22 +24,22 @@ async def test_refused_ids_survive_a_crash(tmp_path: Path) -> None:
     """
     first, second, third = (tmp_path / name for name in ("first", "second", "third"))
     served = await JournaledHost.start(first)
-    register_or_refuse(served.host, served.session, batch_of([1, 2], "short column"))
+    await register_or_refuse(served.host, served.session, batch_of([1, 2], "short column"))
     register(served.host, served.session, {3: 9})
     await served.host.journal.durable()
     await served.die(first, second)
     assert count(second, "refused_ids") == 1
     served = await JournaledHost.start(second)
-    receipt = register_or_refuse(served.host, served.session, batch_of([1, 3], "columns"))
+    receipt = await register_or_refuse(served.host, served.session, batch_of([1, 3], "columns"))
     assert (receipt.already_known, [one.operation_id for one in receipt.refusals]) == (1, [1])
     await served.host.journal.durable()
     await served.die(second, third)
     served = await JournaledHost.start(third)
-    receipt = register_or_refuse(served.host, served.session, batch_of([1, 2], "columns"))
+    receipt = await register_or_refuse(served.host, served.session, batch_of([1, 2], "columns"))
     assert (receipt.already_known, [one.operation_id for one in receipt.refusals]) == (1, [2])
     await served.host.journal.durable()
     assert count(third, "refused_ids") == 0
-    register_or_refuse(served.host, served.session, batch_of([4], "short column"))
+    await register_or_refuse(served.host, served.session, batch_of([4], "short column"))
     register(served.host, served.session, {5: 9})
     await served.host.journal.durable()
     assert count(third, "refused_ids") == 1

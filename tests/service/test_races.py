@@ -175,7 +175,7 @@ async def test_the_first_cause_decides_a_unary_wait(first: str, second: str) -> 
 
 async def end_unary(race: Race, cause: str) -> int:
     """Lets one cause happen to a unary wait; returns how many operations it has ended."""
-    return race.host.cancel_partition(PARTITION) if cause == "cancel" else await race.happen(cause)
+    return await (race.host.cancel_partition(PARTITION) if cause == "cancel" else race.happen(cause))
 
 
 # Over a real server.

@@ -1,5 +1,6 @@
 """Ids of batches that were refused as a whole: never known already, but free, or refused with a result."""
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +11,7 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.host import Host
-from purgatory.service.rpc.session_requests import register_or_refuse
+from purgatory.service.rpc import session_requests
 from purgatory.service.sessions.refused_ids import RANGES_MAX, RefusedIds
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings, LimitsSettings
@@ -24,6 +25,10 @@ SETTINGS = HostSettings(limits=LimitsSettings(operations_per_batch_max=BATCH_MAX
 
 Ids = st.lists(st.integers(1, 20), min_size=1, max_size=6, unique=True).map(sorted)
 Steps = st.lists(st.tuples(Ids, st.sampled_from(["columns", "rows", "short column", "refused columns"])), max_size=30)
+
+
+def register_or_refuse(host: Host, session: Session, batch: wire.RegisterBatch) -> wire.Receipt:
+    return asyncio.run(session_requests.register_or_refuse(host, session, batch))
 
 
 def opened() -> tuple[Host, Session]:

@@ -9,7 +9,7 @@ from purgatory.service.rpc.statuses import BatchRefused
 from purgatory.service.sessions.outbox import ResultSlice, slices_of
 from purgatory.service.sessions.refused import RefusedCompletions, RefusedOperation
 from purgatory.service.translate.events import events_from_columns, events_from_rows
-from purgatory.service.translate.operations import runs_from_columns, runs_from_rows
+from purgatory.service.translate.operations import parts_from_columns, parts_from_rows
 from purgatory.service.translate.results import MESSAGES_MAX, event_refusals, fill_columns, fill_rows
 from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2, result_pb2
 from tests.service.serving import produce, signal
@@ -33,7 +33,7 @@ def test_enums_of_the_wire_equal_the_engines_codes() -> None:
 def test_rows_are_split_into_runs_of_one_kind() -> None:
     """Order is kept, and each run knows where its operations stood."""
     rows = [produce(1, "a", 5), produce(2, "b", 6, 100), signal(3, "k"), produce(4, "a", 7)]
-    runs, refused = runs_from_rows(rows, 30_000)
+    [(runs, refused, _)] = parts_from_rows(rows, 30_000)
     assert refused == []
     assert [(run.kind, run.batch.operation_ids) for run in runs] == [
         (codes.PRODUCE, [1, 2]),
@@ -53,7 +53,7 @@ def test_rows_are_split_into_runs_of_one_kind() -> None:
 def test_a_fetch_row_has_every_default() -> None:
     """What a row leaves out is said explicitly to the engine."""
     fetch = operation_pb2.Fetch(partitions=[operation_pb2.FetchPartition(topic_partition=TOPIC_PARTITION)])
-    [run], _ = runs_from_rows([operation_pb2.Operation(operation_id=1, fetch=fetch)], 30_000)
+    [([run], _, _)] = parts_from_rows([operation_pb2.Operation(operation_id=1, fetch=fetch)], 30_000)
     batch = run.batch
     assert batch.min_bytes == [1]
     assert batch.replica_ids == [-1]
@@ -65,7 +65,7 @@ def test_a_fetch_row_has_every_default() -> None:
 def test_rows_without_condition_or_with_falling_ids_are_refused() -> None:
     """The others of the batch are served."""
     rows = [produce(5, "a", 1), operation_pb2.Operation(operation_id=6), signal(4, "k"), produce(7, "a", 1)]
-    runs, refused = runs_from_rows(rows, 30_000)
+    [(runs, refused, _)] = parts_from_rows(rows, 30_000)
     assert [run.batch.operation_ids for run in runs] == [[5, 7]]
     assert [(refusal.index, refusal.field, operation_id) for refusal, operation_id in refused] == [
         (1, "condition", 6),
@@ -93,7 +93,7 @@ def test_operation_columns_are_copied() -> None:
         last_fetched_epoch=[1],
         throttled=[True, False],
     )
-    [run] = runs_from_columns(columns)
+    [([run], _, _)] = parts_from_columns(columns, 1_000)
     batch = run.batch
     assert run.kind == codes.FETCH
     assert run.index_of(1) == 1
@@ -110,7 +110,7 @@ def test_operation_columns_are_copied() -> None:
 def test_columns_of_an_unknown_kind_cannot_be_read(kind: int) -> None:
     """The message names the value."""
     with pytest.raises(BatchRefused, match=str(kind)) as raised:
-        runs_from_columns(operation_pb2.OperationColumns(kind=kind, operation_id=[1]))
+        parts_from_columns(operation_pb2.OperationColumns(kind=kind, operation_id=[1]), 1_000)
     assert raised.value.refusal.field == "columns.kind"
 
 
@@ -133,7 +133,8 @@ def test_event_rows_become_full_columns() -> None:
         event_pb2.Event(key_signalled=event_pb2.KeySignalled(key="k", count=3)),
         event_pb2.Event(topic_partition=TOPIC_PARTITION),
     ]
-    batch = events_from_rows(rows).batch
+    [events] = events_from_rows(rows)
+    batch = events.batch
     assert batch.types == [
         codes.LEADER_APPEND, codes.FOLLOWER_PROGRESS, codes.LAST_STABLE_OFFSET, codes.REPLICA_STATE,
         codes.PARTITION_REMOVED, codes.KEY_SIGNALLED, 0,
@@ -163,7 +164,8 @@ def test_event_rows_carry_sets_of_replicas() -> None:
             leadership=event_pb2.Leadership(is_leader=True, replica_ids=[1, 2, 3], epoch_start_offset=11),
         ),
     ]
-    batch = events_from_rows(rows).batch
+    [events] = events_from_rows(rows)
+    batch = events.batch
     in_sync, leadership = batch.replica_sets
     assert in_sync is not None
     assert (in_sync.in_sync, in_sync.proposed, in_sync.leader_id, in_sync.min_in_sync_replicas) == ([1, 2], [3], 1, 2)
@@ -179,7 +181,7 @@ def test_events_that_need_rows_are_refused_as_columns() -> None:
         type=[event_pb2.EVENT_TYPE_HIGH_WATERMARK, event_pb2.EVENT_TYPE_LEADERSHIP],
         offset=[5, 0],
     )
-    events = events_from_columns(columns)
+    [events] = events_from_columns(columns, 1_000)
     assert events.batch.types == [codes.HIGH_WATERMARK, 0]
     explained = events.explain(Refusal(1, codes.INVALID_ARGUMENT, "event", "type 0 is not known"))
     assert explained.message == "leadership events go as rows only"

@@ -192,7 +192,7 @@ class DurableJournal(Journal):
             self._add_mixed(batch, types, places)
         for owner_id, operation_id in self._engine.snapshots.take_progressed():
             session = self._session_of(owner_id)
-            if session is not None:
+            if session is not None and not session.dropped:
                 self._changes_of(session).progressed.add(operation_id)
         self._change_count += stop - start
         self._schedule_commit()

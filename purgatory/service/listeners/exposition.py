@@ -60,6 +60,7 @@ class HostCollector(Collector):
         yield from self._times()
         yield from self._events_and_refusals()
         yield from self._sessions()
+        yield from self._loop_holds()
         for listener in self._host.listeners:
             yield from listener.metrics()
 
@@ -145,6 +146,21 @@ class HostCollector(Collector):
         for kind in KINDS:
             repeated.add_metric([KIND_NAMES[kind]], metrics.repeated[kind])
         yield repeated
+
+    def _loop_holds(self) -> Iterator[Metric]:
+        holds = CounterMetricFamily(
+            "purgatory_loop_holds",
+            "Times one call held the event loop for over 10 ms of processor time.",
+            labels=["call"],
+        )
+        longest = GaugeMetricFamily(
+            "purgatory_longest_loop_hold_seconds", "Longest such time since the start.", labels=["call"]
+        )
+        for watched in self._host.holds:
+            holds.add_metric([watched.call], watched.holds)
+            longest.add_metric([watched.call], watched.longest_ns / 1e9)
+        yield holds
+        yield longest
 
     def _sessions(self) -> Iterator[Metric]:
         host, metrics = self._host, self._metrics

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Iterator
 from typing import Final
 
 from purgatory.service.access.account import Account
@@ -12,7 +13,8 @@ from purgatory.service.host import Host
 from purgatory.service.rpc.call import Call, Context
 from purgatory.service.rpc.handlers import Requests
 from purgatory.service.rpc.statuses import BatchRefused, from_refusal
-from purgatory.service.translate.receipts import advance_receipt, events_of
+from purgatory.service.translate.events import IncomingEvents
+from purgatory.service.translate.receipts import add_to_advance_receipt, event_parts
 from purgatory.v1 import purgatory_service_pb2 as wire
 
 ANSWERS_PENDING_MAX: Final = 64
@@ -22,17 +24,44 @@ ANSWERS_PENDING_MAX: Final = 64
 async def advance(
     host: Host, request: wire.AdvanceRequest | wire.AdvanceStreamRequest, account: Account
 ) -> wire.AdvanceReceipt:
-    """Applies a batch of events; each is applied or refused. Raises `CallRefused` for an unreadable batch."""
+    """Applies a batch of events, in order, part by part and slice by slice, with the loop free in between.
+
+    Each is applied or refused. Events of other calls may come between two slices; each caller's own stay in order. A
+    call that is cancelled has applied the events up to the end of some slice. Raises `CallRefused` for an unreadable
+    batch, or when no events are taken now.
+    """
+    watched = host.holds.of("Advance")
+    receipt = wire.AdvanceReceipt()
     try:
-        events = events_of(request, host.settings.limits.events_per_batch_max)
-        withheld = withhold_events(account, events.batch)
-        if withheld:
-            first = next(iter(withheld.values())).message
-            host.sessions.accounts.audit.refused(NAME, account.principal, role=ADVANCE, name=first, count=len(withheld))
-            events.refusals.update(withheld)
-        return advance_receipt(events, await host.apply(events.batch, events.refusals, account))
+        with watched:
+            parts = event_parts(request, host.settings.limits)
+            host.check_events()
+            events = _next_part(host, parts, account)
+            has_more = host.apply_slice(events.batch, events.done, events.refusals, account)
+        while True:
+            while has_more:
+                await asyncio.sleep(0)
+                with watched:
+                    has_more = host.apply_slice(events.batch, events.done, events.refusals, account)
+            add_to_advance_receipt(receipt, events)
+            if events.is_last:
+                return receipt
+            await asyncio.sleep(0)
+            with watched:
+                events = _next_part(host, parts, account)
+                has_more = host.apply_slice(events.batch, events.done, events.refusals, account)
     except BatchRefused as error:
         raise from_refusal(error.refusal, "") from None
+
+
+def _next_part(host: Host, parts: Iterator[IncomingEvents], account: Account) -> IncomingEvents:
+    events = next(parts)
+    withheld = withhold_events(account, events.batch)
+    if withheld:
+        first = next(iter(withheld.values())).message
+        host.sessions.accounts.audit.refused(NAME, account.principal, role=ADVANCE, name=first, count=len(withheld))
+        events.refusals.update(withheld)
+    return events
 
 
 async def advance_durably(

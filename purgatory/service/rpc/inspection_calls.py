@@ -6,18 +6,22 @@ import binascii
 import heapq
 import json
 import time
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import islice
 from typing import Any, Final, TypeVar
 
 from google.protobuf.message import Message
 
 from purgatory import __version__
 from purgatory.engine import COMPILED
+from purgatory.service.access.account import Account
 from purgatory.service.access.audit import NAME
 from purgatory.service.access.roles import ADMIN, OBSERVE, Role
 from purgatory.service.access.visibility import may_see
 from purgatory.service.host import Host
 from purgatory.service.rpc.call import Call
+from purgatory.service.rpc.shared_answers import SharedAnswer
 from purgatory.service.rpc.statuses import CallRefused, invalid_argument, not_found, permission_denied, quoted
 from purgatory.service.sessions.session import Session
 from purgatory.service.translate.views import (
@@ -46,8 +50,20 @@ START_MAX: Final = 2**31 - 1
 """Highest start of a page: tokens can be forged, and the engine's integers are bounded."""
 PAGE_SIZE_DEFAULT: Final = 100
 PAGE_SIZE_MAX: Final = 1_000
+PAGE_BYTES_MAX: Final = 256 * 1024
+"""A page that has come to this is not added to: it may be held for a caller that does not read it."""
+OPERATIONS_AT_ONCE: Final = 16
+"""How many of a page the engine is asked for at a time; they may have 2,000 items each."""
+ITEMS_PER_SLICE: Final = 1_000
+"""Items or replicas, of some four microseconds each, that are translated before the loop is free again."""
+PARTITION_COST: Final = 4
+"""What a partition costs besides its replicas, in replicas."""
+NAMES_PER_SLICE: Final = 4_000
+"""Names that are looked at or put in order before the loop is free again."""
 
 Answer = TypeVar("Answer", bound=Message)
+Name = tuple[str, int]
+"""Topic and partition."""
 Place = list[int | str]
 """Where a page begins; its parts mean something only to the listing."""
 
@@ -57,6 +73,11 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
 
     def __init__(self, host: Host) -> None:
         self._host: Final = host
+        self._remaining_times: Final = SharedAnswer(self._count_remaining)
+        self._sorted_names: Final = SharedAnswer(self._sort_names)
+        self._names: list[Name] = []
+        self._names_at = -1
+        """How often partitions had become known or been forgotten when `_names` were put in order."""
 
     async def GetOperation(self, request: wire.GetOperationRequest, call: Call) -> wire.GetOperationResponse:
         """One pending operation. Refuses unknown sessions and operations."""
@@ -85,17 +106,25 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         start = int(place[0]) if place is not None else 0
         if not 0 <= start <= START_MAX:
             raise invalid_argument("page_token", f"begins at {start}")
-        now = self._now()
         size = page_size(request.page_size)
-        views, next_start = host.engine.list_pending(start, size, now.now_ms, owner_id, kind, name, request.key)
-        operations = []
-        for view in views:
-            session = host.sessions.of_owner(view.owner_id)
-            if may_see(call.account, None if session is None else session.account, view):
-                whose = ("", "") if session is None else (session.session_id, session.account.principal)
-                operations.append(pending_operation(view, *whose, now))
-        token = make_token(filters, [next_start]) if next_start >= 0 else ""
-        return self._held(wire.ListOperationsResponse(operations=operations, next_page_token=token), call)
+        watched, response, bytes_left = host.holds.of("ListOperations"), wire.ListOperationsResponse(), PAGE_BYTES_MAX
+        for _ in range(size // OPERATIONS_AT_ONCE + 1):
+            with watched:
+                now, asked = self._now(), min(OPERATIONS_AT_ONCE, size - len(response.operations))
+                views, start = host.engine.list_pending(start, asked, now.now_ms, owner_id, kind, name, request.key)
+                for view in views:
+                    session = host.sessions.of_owner(view.owner_id)
+                    if may_see(call.account, None if session is None else session.account, view):
+                        whose = ("", "") if session is None else (session.session_id, session.account.principal)
+                        operation = pending_operation(view, *whose, now)
+                        bytes_left -= operation.ByteSize()
+                        response.operations.append(operation)
+            if start < 0 or bytes_left <= 0 or len(response.operations) == size:
+                break
+            await asyncio.sleep(0)
+        if start >= 0:
+            response.next_page_token = make_token(filters, [start])
+        return self._held(response, call)
 
     async def GetPartition(self, request: wire.GetPartitionRequest, call: Call) -> wire.GetPartitionResponse:
         """One partition's marks, replicas and waits. Refuses unknown partitions, and topics without a role."""
@@ -119,18 +148,42 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         place = read_token(filters, request.page_token, (str, int))
         after = (str(place[0]), int(place[1])) if place is not None else None
         size = page_size(request.page_size)
-        seen = call.account.grants.on_topics(OBSERVE)
-        known = (name for name in host.engine.partition_names() if name[0] in seen)
-        names = _names_after(known, request.topic_prefix, after, size + 1)
-        now_ms = host.time.now_ms()
-        views = [host.engine.partition_view(name, now_ms) for name in names[:size]]
-        return self._held(
-            wire.ListPartitionsResponse(
-                partitions=[partition(view) for view in views if view is not None],
-                next_page_token=make_token(filters, list(names[size - 1])) if len(names) > size else "",
-            ),
-            call,
-        )
+        few = host.engine.partition_count <= NAMES_PER_SLICE
+        names = sorted(host.engine.partition_names()) if few else await self._sorted_names.get()
+        start = max(_first_with(names, request.topic_prefix), bisect_right(names, after) if after is not None else 0)
+        page = PartitionPage(host, names, start, size, request.topic_prefix, call.account)
+        with_page = host.holds.of("ListPartitions")
+        while True:
+            with with_page:
+                is_done = page.fill()
+            if is_done:
+                break
+            await asyncio.sleep(0)
+        if page.last is not None and page.has_more:
+            page.response.next_page_token = make_token(filters, list(page.last))
+        return self._held(page.response, call)
+
+    async def _sort_names(self) -> list[Name]:
+        """All known partitions by name; put in order only when some have come or gone since."""
+        engine, watched = self._host.engine, self._host.holds.of("ListPartitions")
+        if self._names_at != engine.partition_changes:
+            changes, names = engine.partition_changes, engine.partition_names()
+            runs = []
+            for first in range(0, len(names), NAMES_PER_SLICE):
+                with watched:
+                    runs.append(sorted(names[first : first + NAMES_PER_SLICE]))
+                await asyncio.sleep(0)
+            merged = heapq.merge(*runs)
+            in_order: list[Name] = []
+            while True:
+                with watched:
+                    part = list(islice(merged, NAMES_PER_SLICE))
+                in_order += part
+                if len(part) < NAMES_PER_SLICE:
+                    break
+                await asyncio.sleep(0)
+            self._names, self._names_at = in_order, changes
+        return self._names
 
     async def GetStatus(self, request: wire.GetStatusRequest, _: Call) -> wire.GetStatusResponse:
         """The daemon's counts, limits and version."""
@@ -146,17 +199,19 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
             sessions=host.sessions.count,
             sessions_connected=host.sessions.connected,
             unacknowledged_results=host.sessions.unacknowledged_results,
-            remaining_time=await self._remaining_time() if request.remaining_time else None,
+            remaining_time=await self._remaining_times.get() if request.remaining_time else None,
         )
 
-    async def _remaining_time(self) -> wire.RemainingTime:
+    async def _count_remaining(self) -> wire.RemainingTime:
         """How much time pending operations have left, counted in slices with the loop free in between."""
-        host, times = self._host, no_remaining_times()
-        slot = host.engine.count_remaining(0, SLOTS_PER_SLICE, host.time.now_ms(), times)
-        while slot >= 0:
+        host, times, watched = self._host, no_remaining_times(), self._host.holds.of("GetStatus")
+        slot = 0
+        while True:
+            with watched:
+                slot = host.engine.count_remaining(slot, SLOTS_PER_SLICE, host.time.now_ms(), times)
+            if slot < 0:
+                return remaining(times)
             await asyncio.sleep(0)
-            slot = host.engine.count_remaining(slot, SLOTS_PER_SLICE, host.time.now_ms(), times)
-        return remaining(times)
 
     def _session(self, request: wire.GetOperationRequest | wire.ListOperationsRequest, call: Call) -> Session | None:
         """The session that a request names: the caller's own, or another principal's for who has the role admin.
@@ -189,11 +244,49 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         return WallTime(self._host.time.now_ms(), time.time())
 
 
-def _names_after(
-    names: Iterable[tuple[str, int]], prefix: str, after: tuple[str, int] | None, count: int
-) -> list[tuple[str, int]]:
-    wanted = (name for name in names if name[0].startswith(prefix) and (after is None or name > after))
-    return heapq.nsmallest(count, wanted)
+class PartitionPage:
+    """A page of partitions that is being filled, from a place in the names in order."""
+
+    def __init__(self, host: Host, names: Sequence[Name], start: int, size: int, prefix: str, account: Account) -> None:
+        self.response: Final = wire.ListPartitionsResponse()
+        self.last: Name | None = None
+        """The last one on the page."""
+        self.has_more = False
+        """Set when the page is done: another one follows."""
+        self._host: Final = host
+        self._names: Final = names
+        self._place = start
+        self._size: Final = size
+        self._prefix: Final = prefix
+        self._seen: Final = account.grants.on_topics(OBSERVE)
+        self._bytes_left = PAGE_BYTES_MAX
+
+    def fill(self) -> bool:
+        """Adds some; whether the page is done."""
+        now_ms, cost_left = self._host.time.now_ms(), ITEMS_PER_SLICE
+        stop = min(self._place + NAMES_PER_SLICE, len(self._names))
+        while self._place < stop and cost_left > 0:
+            name = self._names[self._place]
+            if not name[0].startswith(self._prefix):
+                return True
+            self._place += 1
+            view = self._host.engine.partition_view(name, now_ms) if name[0] in self._seen else None
+            if view is None:
+                continue
+            if self._bytes_left <= 0 or len(self.response.partitions) == self._size:
+                self.has_more = True
+                return True
+            message = partition(view)
+            self.response.partitions.append(message)
+            self.last = name
+            self._bytes_left -= message.ByteSize()
+            cost_left -= PARTITION_COST + len(view.replicas)
+        return self._place >= len(self._names)
+
+
+def _first_with(names: Sequence[Name], prefix: str) -> int:
+    """Where the topics with a prefix begin, in order."""
+    return bisect_left(names, prefix, key=lambda name: name[0])
 
 
 # Page tokens: opaque to callers, and refused when forged or made for another request.

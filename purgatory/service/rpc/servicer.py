@@ -37,15 +37,18 @@ class PurgatoryServicer(InspectionCalls):
         """Registers one operation and answers when it ends; a caller that disconnects cancels it."""
         if not request.HasField("operation"):
             raise invalid_argument("operation", "is not set")
+        watched = self._host.holds.of("Wait")
         with self._host.unary_wait(call.account) as (operation_id, future):
-            run = run_from_row(request.operation, operation_id, self._host.engine.limits.timeout_ms_default)
-            if run is None:
-                raise invalid_argument("operation.condition", NO_CONDITION)
-            self._host.register_unary_wait(run, call.account)
+            with watched:
+                run = run_from_row(request.operation, operation_id, self._host.engine.limits.timeout_ms_default)
+                if run is None:
+                    raise invalid_argument("operation.condition", NO_CONDITION)
+                self._host.register_unary_wait(run, call.account)
             part = await future
-        response = wire.WaitResponse()
-        fill_row(response.result, part, part.start, part.item_start, part.fetched_start)
-        response.result.operation_id = request.operation.operation_id
+        with watched:
+            response = wire.WaitResponse()
+            fill_row(response.result, part, part.start, part.item_start, part.fetched_start)
+            response.result.operation_id = request.operation.operation_id
         return response
 
     async def Session(self, requests: Requests, call: Call) -> None:
@@ -73,7 +76,7 @@ class PurgatoryServicer(InspectionCalls):
         session = self._open_session(call, request.session_id)[0]
         session.has_unary_callers = True
         try:
-            response = wire.RegisterResponse(receipt=register(self._host, session, request.batch))
+            response = wire.RegisterResponse(receipt=await register(self._host, session, request.batch))
         except BatchRefused as error:
             raise from_refusal(error.refusal, "batch") from None
         await self._host.journal.durable()
@@ -117,11 +120,11 @@ class PurgatoryServicer(InspectionCalls):
 
     async def Cancel(self, request: wire.CancelRequest, call: Call) -> wire.CancelResponse:
         """Cancels pending operations: some or all of a session, or all that wait on a partition or key."""
-        response = self._cancel(request, call)
+        response = await self._cancel(request, call)
         await self._host.journal.durable()
         return response
 
-    def _cancel(self, request: wire.CancelRequest, call: Call) -> wire.CancelResponse:
+    async def _cancel(self, request: wire.CancelRequest, call: Call) -> wire.CancelResponse:
         chosen = [bool(request.session_id), request.HasField("topic_partition"), bool(request.key)]
         if sum(chosen) != 1:
             raise invalid_argument("session_id", "set exactly one of session_id, topic_partition and key")
@@ -130,10 +133,10 @@ class PurgatoryServicer(InspectionCalls):
         if request.HasField("topic_partition"):
             name = partition_name(request.topic_partition)
             self._check_admin(call, name[0] in call.account.grants.on_topics(ADMIN), f"topic {quoted(name[0])}")
-            return wire.CancelResponse(cancelled=self._host.cancel_partition(name))
+            return wire.CancelResponse(cancelled=await self._host.cancel_partition(name))
         if request.key:
             self._check_admin(call, request.key in call.account.grants.on_keys(ADMIN), f"key {quoted(request.key)}")
-            return wire.CancelResponse(cancelled=self._host.cancel_key(request.key))
+            return wire.CancelResponse(cancelled=await self._host.cancel_key(request.key))
         account = call.account
         if request.principal not in ("", account.principal):
             whose = f"sessions of {quoted(request.principal)}"
@@ -141,8 +144,8 @@ class PurgatoryServicer(InspectionCalls):
             account = self._host.sessions.accounts.find(request.principal)
         session = self._host.sessions.get(request.session_id, account)
         if not request.operation_ids:
-            return wire.CancelResponse(cancelled=self._host.cancel_session(session))
-        cancelled, not_pending = cancel(self._host, session, request.operation_ids)
+            return wire.CancelResponse(cancelled=await self._host.cancel_session(session))
+        cancelled, not_pending = await cancel(self._host, session, request.operation_ids)
         return wire.CancelResponse(cancelled=len(cancelled), not_pending_operation_ids=not_pending)
 
     # Inside.

@@ -1,46 +1,97 @@
 """What arrives on a session stream: registrations, cancels and acknowledgements."""
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Final
 
 from purgatory.service.host import Host
 from purgatory.service.rpc.handlers import Requests
-from purgatory.service.rpc.statuses import BatchRefused, invalid_argument
+from purgatory.service.rpc.statuses import BatchRefused, invalid_argument, not_found
 from purgatory.service.sessions.result_stream import ResultStream
 from purgatory.service.sessions.session import Session
 from purgatory.service.translate.batch_size import size_of
-from purgatory.service.translate.receipts import ids_of, receipt, refused_receipt, runs_of
+from purgatory.service.translate.operations import RegistrationPart
+from purgatory.service.translate.receipts import add_to_receipt, ids_of, refused_receipt, registration_parts
 from purgatory.v1 import purgatory_service_pb2 as wire
 
+CANCELS_PER_SLICE: Final = 2_000
+"""Ids of a request to cancel that are looked at before the loop is free again; fewer if what they end is large."""
 
-def register(host: Host, session: Session, batch: wire.RegisterBatch) -> wire.Receipt:
-    """Registers a batch; each operation is accepted, known or refused. Raises `BatchRefused`."""
-    operations_max = host.settings.limits.operations_per_batch_max
+
+async def register(host: Host, session: Session, batch: wire.RegisterBatch) -> wire.Receipt:
+    """Registers a batch in parts, with the loop free in between; each operation is accepted, known or refused.
+
+    Batches of one session follow each other, whatever calls they come by. Raises `BatchRefused`, with nothing
+    registered, and `CallRefused` if the session is dropped meanwhile.
+    """
+    limits = host.settings.limits
     try:
-        host.admission.check_memory(session.account, *size_of(batch))
-        runs, refused = runs_of(batch, operations_max, host.engine.limits.timeout_ms_default)
-        return receipt(batch.batch_id, host.register(session, runs, refused), host.journal.durability)
+        with host.holds.of("Register"):
+            host.admission.check_memory(session.account, *size_of(batch))
+            parts = registration_parts(batch, limits, host.engine.limits.timeout_ms_default)
+            part = next(parts)
+            receipt = wire.Receipt(batch_id=batch.batch_id, durability=host.journal.durability)
+            if part.is_last and not session.registering.is_taken:
+                add_to_receipt(receipt, host.register(session, part.runs, part.refused))
+                return receipt
+        async with session.registering:
+            await _register_parts(host, session, part, parts, receipt)
     except BatchRefused:
+        operations_max = limits.operations_per_batch_max
         session.refused_ids.add(ids_of(batch, operations_max), session.owner.highest_operation_id, operations_max)
         raise
+    return receipt
 
 
-def register_or_refuse(host: Host, session: Session, batch: wire.RegisterBatch) -> wire.Receipt:
+async def register_or_refuse(host: Host, session: Session, batch: wire.RegisterBatch) -> wire.Receipt:
     """`register` for a stream: a batch that is refused as a whole gets a receipt too, and the stream goes on."""
     try:
-        return register(host, session, batch)
+        return await register(host, session, batch)
     except BatchRefused as error:
         return refused_receipt(batch.batch_id, session.owner.highest_operation_id, error.refusal)
 
 
-def cancel(host: Host, session: Session, operation_ids: Iterable[int]) -> tuple[list[int], list[int]]:
-    """Cancels operations of a session; returns the ids that were cancelled, and those that were not pending."""
-    ids = list(operation_ids)
+async def _register_parts(
+    host: Host, session: Session, part: RegistrationPart, parts: Iterator[RegistrationPart], receipt: wire.Receipt
+) -> None:
+    watched = host.holds.of("Register")
+    _check_kept(session)
+    batch = host.begin_batch(session)
+    while True:
+        with watched:
+            add_to_receipt(receipt, host.register_part(batch, part.runs, part.refused))
+            if part.is_last:
+                return
+            batch.add_ids(part.runs, part.refused)
+        await asyncio.sleep(0)
+        _check_kept(session)
+        with watched:
+            part = next(parts)
+
+
+def _check_kept(session: Session) -> None:
+    if session.dropped:
+        raise not_found("session", session.session_id)
+
+
+async def cancel(host: Host, session: Session, operation_ids: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Cancels operations of a session, in slices; returns the ids that were cancelled, and those not pending."""
+    watched = host.holds.of("Cancel")
     cancelled: list[int] = []
     not_pending: list[int] = []
-    for operation_id, now in zip(ids, host.cancel(session, ids), strict=True):
-        (cancelled if now else not_pending).append(operation_id)
-    return cancelled, not_pending
+    start = 0
+    while True:
+        with watched:
+            ids = list(operation_ids[start : start + CANCELS_PER_SLICE])
+            answers = host.cancel(session, ids)
+            for operation_id, was_pending in zip(ids, answers, strict=False):
+                (cancelled if was_pending else not_pending).append(operation_id)
+            start += len(answers)
+            if start >= len(operation_ids):
+                return cancelled, not_pending
+        await asyncio.sleep(0)
+        _check_kept(session)
 
 
 async def serve_requests(host: Host, requests: Requests, stream: ResultStream) -> None:
@@ -52,7 +103,7 @@ async def serve_requests(host: Host, requests: Requests, stream: ResultStream) -
             await stream.wait_for_space()
             if stream.closing:
                 return
-            _serve(host, request, stream)
+            await _serve(host, request, stream)
             del request  # a batch may be megabytes: it is not kept while the next one is awaited
             stream.waiting_for_peer()
         stream.half_closed()
@@ -60,29 +111,40 @@ async def serve_requests(host: Host, requests: Requests, stream: ResultStream) -
         stream.fail(error)
 
 
-def _serve(host: Host, request: wire.SessionRequest, stream: ResultStream) -> None:
+async def _serve(host: Host, request: wire.SessionRequest, stream: ResultStream) -> None:
     session = stream.session
     message = request.WhichOneof("message")
     if message == "register":
-        receipt = register_or_refuse(host, session, request.register)
-        answer = wire.SessionResponse(receipt=receipt)
-        if receipt.HasField("batch_refusal"):
-            stream.send(answer)  # nothing has changed, so there is nothing to wait for
-        else:
-            _answer(host, stream, answer)
+        await _serve_batch(host, request.register, stream)
     elif message == "acknowledge":
         host.acknowledge(session, request.acknowledge.sequence)
     elif message == "cancel":
-        cancelled, not_pending = cancel(host, session, request.cancel.operation_ids)
+        cancelled, not_pending = await cancel(host, session, request.cancel.operation_ids)
         done = wire.CancelReceipt(cancelled_operation_ids=cancelled, not_pending_operation_ids=not_pending)
-        _answer(host, stream, wire.SessionResponse(cancelled=done))
+        stream.reserve()
+        host.journal.when_durable(partial(stream.send_reserved, wire.SessionResponse(cancelled=done)))
     elif message == "open":
         raise invalid_argument("open", "must come once, as the first message of a session stream")
     elif message is None:
         raise invalid_argument("message", "is not set: set one of register, cancel, acknowledge, heartbeat")
 
 
-def _answer(host: Host, stream: ResultStream, answer: wire.SessionResponse) -> None:
-    """Sends an answer to a change once the change is durable."""
+async def _serve_batch(host: Host, batch: wire.RegisterBatch, stream: ResultStream) -> None:
+    """Registers a batch and sends its receipt once that is durable; until then its results are held back."""
+    hold = stream.session.outbox.hold_for_receipt()
+    try:
+        receipt = await register_or_refuse(host, stream.session, batch)
+    except BaseException:
+        stream.session.release_results(hold)
+        raise
     stream.reserve()
-    host.journal.when_durable(partial(stream.send_reserved, answer))
+    send = partial(_send_receipt, stream, hold, receipt)
+    if receipt.HasField("batch_refusal"):
+        send()  # nothing has changed, so there is nothing to wait for
+    else:
+        host.journal.when_durable(send)
+
+
+def _send_receipt(stream: ResultStream, hold: list[int], receipt: wire.Receipt) -> None:
+    stream.send_reserved(wire.SessionResponse(receipt=receipt))
+    stream.session.release_results(hold)

@@ -64,6 +64,20 @@ class ResultSlice:
             held += REFUSAL_BYTES + len(refusal.message) + len(refusal.field)
         return held
 
+    def count_within(self, results_max: int, items_max: int) -> int:
+        """How many results from the first on are at most so many, with at most so many items."""
+        count = min(len(self), results_max)
+        items = self.item_stop - self.item_start
+        if items <= items_max:
+            return count
+        if items == len(self):  # nearly always: one item each
+            return min(count, items_max)
+        for place, item_count in enumerate(self.completions.item_counts[self.start : self.start + count]):
+            items_max -= item_count
+            if items_max < 0:
+                return place
+        return count
+
     def split(self, count: int) -> tuple[ResultSlice, ResultSlice]:
         """The first `count` results, and the rest."""
         assert 0 < count < len(self), f"count={count} of {len(self)}"
@@ -128,6 +142,9 @@ class Outbox:
         """The first unwritten result's."""
         self._released_sequence = UNLIMITED
         """Results above this one may not be written yet: the journal holds them back until they are durable."""
+        self._receipts_due: Final[deque[list[int]]] = deque()
+        """For each batch without a receipt yet: the sequence number above which results may be its own, alone in a list
+        by which the batch knows it. They rise."""
 
     @property
     def unacknowledged(self) -> int:
@@ -157,6 +174,19 @@ class Outbox:
         """All results may be written, also those appended later."""
         self._released_sequence = UNLIMITED
 
+    def hold_for_receipt(self) -> list[int]:
+        """Results appended from now on are not written before what is returned has been given to `receipt_sent`."""
+        hold = [self.last_sequence]
+        self._receipts_due.append(hold)
+        return hold
+
+    def receipt_sent(self, hold: list[int]) -> None:
+        """The batch that holds results back has its receipt, or gets none."""
+        for place, due in enumerate(self._receipts_due):
+            if due is hold:
+                del self._receipts_due[place]
+                return
+
     def start_at(self, sequence: int) -> None:
         """Makes a new outbox continue one whose numbers were used up to `sequence`."""
         assert self.last_sequence == 0, f"the outbox has results up to {self.last_sequence} already"
@@ -169,6 +199,8 @@ class Outbox:
         self.acknowledged_sequence += count
         self._next_sequence += count
         self._released_sequence += count
+        for hold in self._receipts_due:
+            hold[0] += count
 
     def rewind(self) -> None:
         """Makes all unacknowledged results unwritten, for a new stream."""
@@ -188,23 +220,34 @@ class Outbox:
         count = self._drop_left(self._unwritten, count)
         assert count == 0, f"{count} acknowledged results were not in the outbox"
 
-    def take(self, results_max: int) -> tuple[int, list[ResultSlice]]:
+    def take(self, results_max: int, items_max: int = UNLIMITED) -> tuple[int, list[ResultSlice]]:
         """The next unwritten results of one kind, at most so many, and the sequence number of the first.
 
-        They count as written from now on; `put_back` undoes that.
+        Together they have at most `items_max` items, but for a single result, which may have any number. They count as
+        written from now on; `put_back` undoes that.
         """
         first_sequence = self._next_sequence
         taken: list[ResultSlice] = []
-        allowed = room = max(0, min(results_max, self._released_sequence - self._next_sequence + 1))
+        released = self._released_sequence
+        if self._receipts_due and self._receipts_due[0][0] < released:
+            released = self._receipts_due[0][0]
+        allowed = room = max(0, min(results_max, released - self._next_sequence + 1))
         while room and self._unwritten and (not taken or self._unwritten[0].kind == taken[0].kind):
             part = self._unwritten.popleft()
-            if len(part) > room:
+            count = part.count_within(room, items_max)
+            if count == 0:
+                if taken:
+                    self._unwritten.appendleft(part)
+                    break
+                count = 1
+            if count < len(part):
                 whole = part
-                part, rest = whole.split(room)
+                part, rest = whole.split(count)
                 self._unwritten.appendleft(rest)
                 self._count(part.held_bytes() + rest.held_bytes() - whole.held_bytes())
             taken.append(part)
             room -= len(part)
+            items_max -= part.item_stop - part.item_start
         self._written.extend(taken)
         self._next_sequence += allowed - room
         return first_sequence, taken

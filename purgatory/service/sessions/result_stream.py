@@ -7,10 +7,12 @@ in a small queue, and while that queue is full its requests are not read.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
+from purgatory.service.loop_holds import Watched
 from purgatory.service.rpc.statuses import CallRefused, unavailable
+from purgatory.service.sessions.outbox import ResultSlice
 from purgatory.service.sessions.session import Session
 from purgatory.service.translate.results import fill_batch
 from purgatory.v1 import purgatory_service_pb2
@@ -24,11 +26,15 @@ CONTROL_MESSAGES_MAX: Final = 64
 """Unwritten control messages of one stream; while there are so many its requests are not read."""
 
 COLUMN_RESULTS_MAX: Final = 5_000
-ROW_RESULTS_MAX: Final = 2_000
-"""Results in one message, by shape: translating one message blocks the event loop, so it must take a few ms at most."""
+ROW_RESULTS_MAX: Final = 1_000
+"""Results in one message, and their items, by shape: translating one message holds the event loop, so it must take a
+few milliseconds at most."""
 
 MESSAGE_BYTES_MAX: Final = 3_500_000
-"""A larger message of results is halved until it fits: by default gRPC clients accept 4 MiB."""
+"""A message of results that is larger is made again, once, with fewer: by default gRPC clients accept 4 MiB."""
+
+FIELDS_BYTES_MAX: Final = 200
+"""The most that a result, or an item of one, takes besides its names and texts."""
 
 SILENT_INTERVALS_MAX: Final = 3
 """A peer that should send heartbeats and has been silent for so many intervals is considered gone."""
@@ -45,9 +51,17 @@ class ResultStream:
     """The state of one stream, from when it is attached to a session until `run_writer` returns."""
 
     def __init__(
-        self, session: Session, response_type: ResponseType, *, columns: bool, expects_heartbeats: bool, now_ms: int
+        self,
+        session: Session,
+        response_type: ResponseType,
+        *,
+        columns: bool,
+        expects_heartbeats: bool,
+        now_ms: int,
+        writing: Watched,
     ) -> None:
         self.session: Final = session
+        self._writing: Final = writing
         self._response_type: Final = response_type
         self._columns: Final = columns
         self._expects_heartbeats = expects_heartbeats
@@ -237,21 +251,36 @@ class ResultStream:
             return message
         if self._last_message is not None or self.session.stream is not self:
             return None
-        return self._next_results()
+        with self._writing:
+            return self._next_results()
 
     def _next_results(self) -> bytes | None:
         """The next message of results, already encoded: its size must be known, and encoding it twice would cost."""
         outbox = self.session.outbox
-        results_max = COLUMN_RESULTS_MAX if self._columns else ROW_RESULTS_MAX
-        while True:
-            first_sequence, slices = outbox.take(results_max)
-            if not slices:
-                return None
-            message = self._response_type()
-            fill_batch(message.results, first_sequence, slices, columns=self._columns)
-            encoded = message.SerializeToString()
-            count = sum(len(part) for part in slices)
-            if count == 1 or len(encoded) <= MESSAGE_BYTES_MAX:
-                return encoded
+        room = COLUMN_RESULTS_MAX if self._columns else ROW_RESULTS_MAX
+        first_sequence, slices = outbox.take(room, room)
+        if not slices:
+            return None
+        encoded = self._encode(first_sequence, slices)
+        if len(encoded) > MESSAGE_BYTES_MAX and len(slices) + len(slices[0]) > 2:
             outbox.put_back(slices)
-            results_max = count // 2
+            # Names of ordinary length never come here, so they are measured only now.
+            room = max(1, MESSAGE_BYTES_MAX // 2 // (FIELDS_BYTES_MAX + text_bytes_max(slices)))
+            encoded = self._encode(*outbox.take(room, room))
+        return encoded
+
+    def _encode(self, first_sequence: int, slices: Sequence[ResultSlice]) -> bytes:
+        message = self._response_type()
+        fill_batch(message.results, first_sequence, slices, columns=self._columns)
+        return message.SerializeToString()
+
+
+def text_bytes_max(slices: Sequence[ResultSlice]) -> int:
+    """At least the most bytes that the texts of one of these results, or of one of its items, take in a message."""
+    names = (name[0] for part in slices for name in part.completions.item_partitions[part.item_start : part.item_stop])
+    refusals = (refusal for part in slices for refusal in part.refusals[part.start : part.stop])
+    longest = max(
+        max(map(len, names), default=0),
+        max((len(refusal.field) + len(refusal.message) for refusal in refusals), default=0),
+    )
+    return 4 * longest  # UTF-8

@@ -1,5 +1,8 @@
 """One session: who registers and receives, across streams and reconnects."""
 
+import asyncio
+from collections import deque
+from types import TracebackType
 from typing import Final, Protocol
 
 from purgatory.engine.completions import Completions
@@ -23,6 +26,38 @@ class AttachedStream(Protocol):
     def session_closed(self) -> None: ...
 
 
+class Turns:
+    """Whose turn it is: each has it within `async with turns:`, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._queue: Final[deque[asyncio.Event]] = deque()
+        """The first one's has come."""
+
+    @property
+    def is_taken(self) -> bool:
+        return bool(self._queue)
+
+    async def __aenter__(self) -> None:
+        mine = asyncio.Event()
+        self._queue.append(mine)
+        try:
+            while self._queue[0] is not mine:
+                await mine.wait()
+        except asyncio.CancelledError:
+            self._leave(mine)
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave(self._queue[0])
+
+    def _leave(self, who: asyncio.Event) -> None:
+        self._queue.remove(who)
+        if self._queue:
+            self._queue[0].set()
+
+
 class Session:
     """One session. Its `number` is never reused in the daemon's life, unlike session ids and engine owners."""
 
@@ -35,6 +70,8 @@ class Session:
         """Whose session it is: nobody else can reach it, or learn that it exists."""
         self.outbox: Final = Outbox(account.hold_results)
         self.refused_ids = RefusedIds()
+        self.registering: Final = Turns()
+        """Of batches that are registered in parts: those of two batches must not mix, as ids rise."""
         self.stream: AttachedStream | None = None
         self.last_used_ms = now_ms
         self.dropped = False
@@ -63,7 +100,8 @@ class Session:
         """Whether nothing is pending in it, and its client has all results. One that awaits its client since a crash
         is not: that client may have results which are lost here.
         """
-        return not self.owner.pending and not self.outbox.unacknowledged and self.uncertain_after < 0
+        is_done = not self.owner.pending and not self.outbox.unacknowledged and self.uncertain_after < 0
+        return is_done and not self.registering.is_taken
 
     @property
     def may_go_early(self) -> bool:
@@ -73,6 +111,11 @@ class Session:
     def deliver(self, completions: Completions) -> None:
         """Gives results of completed operations their sequence numbers, and wakes the stream."""
         self.outbox.append(slices_of(completions))
+        self.wake()
+
+    def release_results(self, hold: list[int]) -> None:
+        """The receipt that results were held back for is on its way, or there is none."""
+        self.outbox.receipt_sent(hold)
         self.wake()
 
     def wake(self) -> None:

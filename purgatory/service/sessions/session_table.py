@@ -23,6 +23,7 @@ from purgatory.service.access.account import NOBODY, Account
 from purgatory.service.access.memory_budget import SESSION_BYTES
 from purgatory.service.access.shares import Shares
 from purgatory.service.listeners.listener import Listener
+from purgatory.service.loop_holds import LoopHolds
 from purgatory.service.rpc.statuses import from_refusal, invalid_argument, not_found, quoted, resource_exhausted
 from purgatory.service.sessions.result_stream import ResponseType, ResultStream
 from purgatory.service.sessions.session import Session, SessionKey
@@ -31,11 +32,15 @@ from purgatory.v1 import purgatory_service_pb2
 
 SESSION_ID_LENGTH_MAX: Final = 128
 
+DROPPED_PER_SLICE: Final = 100
+"""Sessions that go before the loop is free again."""
+
 
 class Sessions:
     """The table of sessions. It adds and removes engine owners, and uses nothing else of the engine.
 
-    `before_drop(session, now_ms)` is called for an expired session while its operations are still pending.
+    `end_pending(session, now_ms)` is called for a session that was dropped and has operations pending: it ends them,
+    and says whether that was all of them. If not, it goes on and calls `forget` at the end.
     """
 
     def __init__(
@@ -43,7 +48,8 @@ class Sessions:
         engine: Engine,
         settings: HostSettings,
         listeners: Sequence[Listener],
-        before_drop: Callable[[Session, int], None] = lambda _session, _now_ms: None,
+        holds: LoopHolds,
+        end_pending: Callable[[Session, int], bool],
         shares: Shares | None = None,
     ) -> None:
         self._engine: Final = engine
@@ -51,7 +57,8 @@ class Sessions:
         self._ttl_ms: Final = settings.session.ttl_ms
         self._finished_ttl_ms: Final = min(settings.session.finished_ttl_ms, settings.session.ttl_ms)
         self._listeners: Final = listeners
-        self._before_drop: Final = before_drop
+        self._writing: Final = holds.of("results")
+        self._end_pending: Final = end_pending
         self._opened = 0
         self._shares: Final = shares or Shares(settings, engine)
         self.accounts: Final = self._shares.accounts
@@ -203,7 +210,12 @@ class Sessions:
         session.resume(last_sequence)
         before = session.stream
         stream = ResultStream(
-            session, response_type, columns=columns, expects_heartbeats=expects_heartbeats, now_ms=now_ms
+            session,
+            response_type,
+            columns=columns,
+            expects_heartbeats=expects_heartbeats,
+            now_ms=now_ms,
+            writing=self._writing,
         )
         session.stream = stream
         self._streams.add(stream)
@@ -228,19 +240,33 @@ class Sessions:
             if not session.dropped:
                 self._disconnected[session.key] = self._just_used[session.key] = session
 
-    def drop_expired(self, now_ms: int) -> None:
-        """Drops the sessions whose time to live is over, and cancels their pending operations."""
-        while self._just_used:
+    def drop_expired(self, now_ms: int) -> bool:
+        """Drops some of the sessions whose time to live is over, and cancels their pending operations. Whether there
+        may be more of them.
+        """
+        for _ in range(DROPPED_PER_SLICE):
+            if not self._just_used:
+                break
             if now_ms - next(iter(self._just_used.values())).last_used_ms < self._finished_ttl_ms:
                 break
             session = self._first_just_used()
             if session.may_go_early:
                 self._drop(session, now_ms)
-        while self._disconnected:
+        else:
+            return True
+        for _ in range(DROPPED_PER_SLICE):
+            if not self._disconnected:
+                return False
             session = next(iter(self._disconnected.values()))
             if now_ms - session.last_used_ms < self._ttl_ms:
-                return
+                return False
             self._drop(session, now_ms)
+        return True
+
+    def forget(self, session: Session, now_ms: int) -> None:
+        """A dropped session has nothing pending any more."""
+        del self._by_owner_id[session.owner.owner_id]
+        self._engine.remove_owner(session.owner, now_ms)
 
     def touch(self, session: Session, now_ms: int) -> None:
         """The session is being used: its time to live starts over."""
@@ -260,11 +286,12 @@ class Sessions:
             places.pop(session.key, None)
 
     def _drop(self, session: Session, now_ms: int) -> None:
-        self._before_drop(session, now_ms)
+        for listener in self._listeners:
+            listener.session_dropped(session)
         session.dropped = True
         session.account.add_session(-1)
         session.outbox.discard()
         del self._by_id[session.key]
-        del self._by_owner_id[session.owner.owner_id]
         self._forget_last_use(session)
-        self._engine.remove_owner(session.owner, now_ms)
+        if not session.owner.pending or self._end_pending(session, now_ms):
+            self.forget(session, now_ms)

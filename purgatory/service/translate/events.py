@@ -1,20 +1,45 @@
-"""Events from the wire to the engine: columns are copied, rows are turned into columns. Pure functions.
+"""Events from the wire to the engine, part by part: columns are copied, rows become columns. Pure functions.
 
 The engine checks events one by one. Only what columns cannot say (events with sets of replicas) is refused here: the
 type of such an event is set to 0, which the engine refuses, and the refusal found here takes that one's place.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from purgatory.engine import codes
-from purgatory.engine.batches import EventBatch, PartitionName, Refusal, ReplicaSets
+from purgatory.engine.batches import EventBatch, EventsReceipt, PartitionName, Refusal, ReplicaSets
+from purgatory.engine.columns import check_length
+from purgatory.engine.errors import InvalidBatch
+from purgatory.engine.marks.event_checks import REPLICAS_MAX
+from purgatory.service.rpc.statuses import unreadable_batch
+from purgatory.service.translate.parts import (
+    ROWS_COST_MAX,
+    VALUES_PER_PART,
+    Dictionary,
+    check_lengths_max,
+    part_of,
+)
 from purgatory.v1 import event_pb2
 
 REFUSED_TYPE: Final = 0
 ROW_ONLY_TYPES: Final = frozenset({codes.IN_SYNC_REPLICAS, codes.LEADERSHIP, codes.REPLICA_STATE})
 DEAD_FLAG: Final = 1
 FENCED_FLAG: Final = 2
+
+IDS_PER_ROW_COST: Final = 4
+"""Replica ids that cost as much as a row."""
+
+ALL_COLUMNS: Final = {
+    "item_index": "item_indexes",
+    "offset": "offsets",
+    "leader_epoch": "leader_epochs",
+    "replica_id": "replica_ids",
+    "byte_position": "byte_positions",
+    "segment_base_offset": "segment_base_offsets",
+    "log_start_offset": "log_start_offsets",
+}
+"""Columns that have a value for each event: the field of the wire, and of the engine's batch."""
 
 COLUMN_DEFAULTS: Final = {
     "offsets": 0,
@@ -51,47 +76,100 @@ ROW_FIELDS: Final[dict[int, dict[str, str]]] = {
 
 
 class IncomingEvents:
-    """A batch of events for the engine, and the errors found before the engine saw it, by place in the batch."""
+    """A part of a batch of events for the engine, and the errors found before the engine saw it, by place in the part.
 
-    def __init__(self, batch: EventBatch, refusals: dict[int, Refusal]) -> None:
+    `first` is where the part begins in the batch as it came.
+    """
+
+    def __init__(
+        self, batch: EventBatch, refusals: dict[int, Refusal], first: int = 0, *, is_last: bool = True
+    ) -> None:
         self.batch: Final = batch
         self.refusals: Final = refusals
+        self.first: Final = first
+        self.is_last: Final = is_last
+        self.done: Final = EventsReceipt()
+        """What has become of it so far."""
 
     def __len__(self) -> int:
         return len(self.batch.types)
 
     def explain(self, refusal: Refusal) -> Refusal:
-        """The refusal found here for the same event, as that knows the reason; if there is none, the engine's own."""
-        return self.refusals.get(refusal.index, refusal)
+        """The refusal found here for the same event, as that knows the reason; if there is none, the engine's own. Its
+        index is the place in the batch as it came.
+        """
+        known = self.refusals.get(refusal.index, refusal)
+        if self.first == 0:
+            return known
+        return Refusal(self.first + known.index, known.code, known.field, known.message, known.error_code)
 
 
-def events_from_columns(columns: event_pb2.EventColumns) -> IncomingEvents:
-    """A batch of columns, copied. Columns that do not fit together are left to the engine to refuse."""
-    types: list[int] = columns.type[:]
+def events_from_columns(columns: event_pb2.EventColumns, values_max: int) -> Iterator[IncomingEvents]:
+    """A batch of columns, copied. Raises `BatchRefused` at once for one that cannot be read as a whole."""
+    fields = ("type", *ALL_COLUMNS, "partitions", "keys")
+    if check_lengths_max(columns, fields, values_max):
+        types: list[int] = columns.type[:]
+        batch = EventBatch(
+            types,
+            partitions=[(name.topic, name.partition) for name in columns.partitions],
+            keys=columns.keys[:],
+            **{name: getattr(columns, field)[:] for field, name in ALL_COLUMNS.items()},
+        )
+        return iter([IncomingEvents(batch, _refuse_row_only(types))])
+    try:
+        for field in ALL_COLUMNS:
+            check_length(field, len(getattr(columns, field)), len(columns.type))
+    except InvalidBatch as error:
+        raise unreadable_batch(f"columns.{error.field}", error.message) from None
+    return _parts_of_columns(columns)
+
+
+def _parts_of_columns(columns: event_pb2.EventColumns) -> Iterator[IncomingEvents]:
+    rows = len(columns.type)
+    partitions = Dictionary[PartitionName](columns.partitions, lambda name: (name.topic, name.partition))
+    keys = Dictionary[str](columns.keys, str)
+    for start in range(0, max(rows, 1), VALUES_PER_PART):
+        stop = min(start + VALUES_PER_PART, rows)
+        types: list[int] = columns.type[start:stop]
+        values = {name: part_of(getattr(columns, field), start, stop) for field, name in ALL_COLUMNS.items()}
+        names, words, values["item_indexes"] = _names_of(types, values["item_indexes"], partitions, keys)
+        batch = EventBatch(types, partitions=names, keys=words, **values)
+        yield IncomingEvents(batch, _refuse_row_only(types), start, is_last=stop == rows)
+
+
+def _names_of(
+    types: list[int], places: list[int], partitions: Dictionary[PartitionName], keys: Dictionary[str]
+) -> tuple[list[PartitionName], list[str], list[int]]:
+    """Both dictionaries of a part, and the places in them: by the type of its event a place means a key or a partition,
+    so each is looked for in its own dictionary only.
+    """
+    signals = types.count(codes.KEY_SIGNALLED)
+    if signals == 0:
+        names, places = partitions.part(places)
+        return names, [], places
+    if signals == len(types):
+        words, places = keys.part(places)
+        return [], words, places
+    if len(places) < len(types):
+        places = (places or [0]) * len(types)
+    are_keys = [event_type == codes.KEY_SIGNALLED for event_type in types]
+    words, of_keys = keys.part([place for place, is_key in zip(places, are_keys, strict=True) if is_key])
+    names, of_names = partitions.part([place for place, is_key in zip(places, are_keys, strict=True) if not is_key])
+    key_places, name_places = iter(of_keys), iter(of_names)
+    return names, words, [next(key_places) if is_key else next(name_places) for is_key in are_keys]
+
+
+def _refuse_row_only(types: list[int]) -> dict[int, Refusal]:
+    """Refuses events that columns cannot say, by place; their types are replaced."""
     refusals: dict[int, Refusal] = {}
-    if not ROW_ONLY_TYPES.isdisjoint(types):
-        _refuse_row_only(types, refusals)
-    batch = EventBatch(
-        types,
-        partitions=[(name.topic, name.partition) for name in columns.partitions],
-        keys=columns.keys[:],
-        item_indexes=columns.item_index[:],
-        offsets=columns.offset[:],
-        leader_epochs=columns.leader_epoch[:],
-        replica_ids=columns.replica_id[:],
-        byte_positions=columns.byte_position[:],
-        segment_base_offsets=columns.segment_base_offset[:],
-        log_start_offsets=columns.log_start_offset[:],
-    )
-    return IncomingEvents(batch, refusals)
-
-
-def _refuse_row_only(types: list[int], refusals: dict[int, Refusal]) -> None:
+    if ROW_ONLY_TYPES.isdisjoint(types):
+        return refusals
     for index, event_type in enumerate(types):
         if event_type in ROW_ONLY_TYPES:
             message = f"{codes.EVENT_NAMES[event_type]} events go as rows only"
             refusals[index] = Refusal(index, codes.INVALID_ARGUMENT, "type", message)
             types[index] = REFUSED_TYPE
+    return refusals
 
 
 class _EventShape:
@@ -112,14 +190,39 @@ class _EventShape:
 ROW_SHAPES: Final = {name: _EventShape(event_type) for event_type, name in codes.EVENT_NAMES.items()}
 
 
-def events_from_rows(events: Sequence[event_pb2.Event]) -> IncomingEvents:
+def events_from_rows(events: Sequence[event_pb2.Event]) -> Iterator[IncomingEvents]:
     """Rows as full columns. An empty row gets an unknown type, which the engine refuses."""
+    start = 0
+    while True:
+        stop = _row_stop(events, start)
+        yield _events_of_rows(events[start:stop], start, is_last=stop == len(events))
+        if stop == len(events):
+            return
+        start = stop
+
+
+def _row_stop(events: Sequence[event_pb2.Event], start: int) -> int:
+    """Where the part that begins at a row ends."""
+    cost = 0
+    stop = start
+    while stop < len(events) and cost < ROWS_COST_MAX:
+        event = events[stop]
+        name = event.WhichOneof("event")
+        cost += 1
+        if name is not None and ROW_SHAPES[name].type in REPLICA_SETS:
+            cost += sum(map(len, _replica_lists(getattr(event, name)).values())) // IDS_PER_ROW_COST
+        stop += 1
+    return stop
+
+
+def _events_of_rows(events: Sequence[event_pb2.Event], start: int, *, is_last: bool) -> IncomingEvents:
     count = len(events)
     columns: dict[str, list[Any]] = {name: [default] * count for name, default in COLUMN_DEFAULTS.items()}
     types = [REFUSED_TYPE] * count
     item_indexes = [0] * count
     partitions: dict[PartitionName, int] = {}
     keys: dict[str, int] = {}
+    refusals: dict[int, Refusal] = {}
     for place, event in enumerate(events):
         name = event.WhichOneof("event")
         if name is None:
@@ -140,9 +243,27 @@ def events_from_rows(events: Sequence[event_pb2.Event]) -> IncomingEvents:
         if shape.type in FLAGS:
             columns["flags"][place] = FLAGS[shape.type](message)
         if shape.type in REPLICA_SETS:
+            refusal = _too_many_replicas(place, name, message)
+            if refusal is not None:
+                refusals[place], types[place] = refusal, REFUSED_TYPE
+                continue
             columns["replica_sets"][place] = REPLICA_SETS[shape.type](message)
     batch = EventBatch(types, partitions=list(partitions), keys=list(keys), item_indexes=item_indexes, **columns)
-    return IncomingEvents(batch, {})
+    return IncomingEvents(batch, refusals, start, is_last=is_last)
+
+
+def _replica_lists(message: Any) -> dict[str, Sequence[int]]:  # noqa: ANN401 - either of two messages
+    names = ("replica_ids", "proposed_replica_ids")
+    return {name: getattr(message, name) for name in names if hasattr(message, name)}
+
+
+def _too_many_replicas(place: int, name: str, message: Any) -> Refusal | None:  # noqa: ANN401 - either of two messages
+    """The engine refuses long lists too; here they are refused before they are copied."""
+    for field, ids in _replica_lists(message).items():
+        if len(ids) > REPLICAS_MAX:
+            said = f"{len(ids)} ids are over the limit of {REPLICAS_MAX}"
+            return Refusal(place, codes.INVALID_ARGUMENT, f"{name}.{field}", said)
+    return None
 
 
 def _optional(message: Any, field: str) -> int:  # noqa: ANN401 - any message that has the field

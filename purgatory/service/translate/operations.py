@@ -1,45 +1,152 @@
-"""Registrations from wire to engine: columns are copied, rows become runs of one kind. Pure functions.
+"""Registrations from wire to engine, part by part: columns are copied, rows become runs of one kind. Pure functions.
 
 Which fields there are stands in the engine's table of operation columns. The engine checks operations one by one:
 names, values and ids. Only what rows can get wrong before there is a column of it is refused here: a row without a
 condition, and ids that do not rise from one run to the next.
 """
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 from purgatory.engine import codes
 from purgatory.engine.batches import OperationBatch, PartitionName, Refusal
+from purgatory.engine.columns import check_length
+from purgatory.engine.errors import InvalidBatch
 from purgatory.engine.kinds.operation_columns import COLUMNS_BY_NAME, ITEM, OperationColumn, columns_of
 from purgatory.service.rpc.statuses import unreadable_batch
+from purgatory.service.translate.parts import (
+    ROWS_COST_MAX,
+    VALUES_PER_PART,
+    Dictionary,
+    check_lengths_max,
+    part_of,
+)
 from purgatory.v1 import operation_pb2
 
 CONDITION_KINDS: Final = {name: kind for kind, name in codes.KIND_NAMES.items()}
 KINDS_SAID: Final = ", ".join(f"{kind} ({name})" for kind, name in codes.KIND_NAMES.items())
 NO_CONDITION: Final = f"is not set: set one of {', '.join(CONDITION_KINDS)}"
 
+OF_ITEMS: Final = {column.wire_name for column in COLUMNS_BY_NAME.values() if column.level == ITEM} | {"item_index"}
+OF_OPERATIONS: Final = {column.wire_name for column in COLUMNS_BY_NAME.values() if column.level != ITEM} | {
+    "timeout_ms",
+    "item_count",
+}
+ALL_COLUMNS: Final = ("operation_id", *sorted(OF_OPERATIONS | OF_ITEMS), "partitions", "keys")
+
+RUN_COST: Final = 10
+"""What a run of rows costs besides its rows, in rows: kinds that alternate make a run of each row."""
+
 
 class OperationRun:
     """Operations of one kind that follow each other in a batch, as the engine takes them.
 
-    `indexes` holds the place of each in the batch as it came (None: the same place).
+    `indexes` holds the place of each in the batch as it came (None: they follow each other from `first` on).
     """
 
-    def __init__(self, kind: int, batch: OperationBatch, indexes: list[int] | None = None) -> None:
+    def __init__(self, kind: int, batch: OperationBatch, indexes: list[int] | None = None, first: int = 0) -> None:
         self.kind: Final = kind
         self.batch: Final = batch
         self._indexes: Final = indexes
+        self._first: Final = first
 
     def index_of(self, place: int) -> int:
         """The place in the batch as it came of the run's operation at `place`."""
-        return place if self._indexes is None else self._indexes[place]
+        return place + self._first if self._indexes is None else self._indexes[place]
 
 
-def runs_from_columns(columns: operation_pb2.OperationColumns) -> list[OperationRun]:
-    """A batch of columns as one run. Raises `BatchRefused` for an unknown kind."""
+class RegistrationPart(NamedTuple):
+    """A part of a batch of registrations: its runs, and what was refused on the way, with operation ids."""
+
+    runs: list[OperationRun]
+    refused: list[tuple[Refusal, int]]
+    is_last: bool
+
+
+def parts_from_columns(columns: operation_pb2.OperationColumns, items_max: int) -> Iterator[RegistrationPart]:
+    """A batch of columns, a run a part. Raises `BatchRefused` at once for one that cannot be read as a whole."""
     kind = int(columns.kind)
     if kind not in codes.KINDS:
         raise unreadable_batch("columns.kind", f"must be one of {KINDS_SAID}, not {kind}")
+    if check_lengths_max(columns, ALL_COLUMNS, items_max):
+        return iter([RegistrationPart([_whole_run(kind, columns)], [], is_last=True)])
+    counts: list[int] = columns.item_count[:]
+    try:
+        _check_lengths(columns, counts)
+    except InvalidBatch as error:
+        raise unreadable_batch(f"columns.{error.field}", error.message) from None
+    return _parts_of_columns(kind, columns, counts)
+
+
+def _check_lengths(columns: operation_pb2.OperationColumns, counts: list[int]) -> None:
+    """What the engine checks of each part, for the batch as a whole: nothing is registered of one that is refused."""
+    rows = len(columns.operation_id)
+    if rows == 0:
+        raise InvalidBatch("operation_id", "is empty; it takes one id for each operation")
+    for field in OF_OPERATIONS:
+        check_length(field, len(getattr(columns, field)), rows)
+    items = rows if not counts else counts[0] * rows if len(counts) == 1 else sum(counts)
+    for field in OF_ITEMS:
+        check_length(field, len(getattr(columns, field)), items)
+
+
+def _parts_of_columns(
+    kind: int, columns: operation_pb2.OperationColumns, counts: list[int]
+) -> Iterator[RegistrationPart]:
+    rows = len(columns.operation_id)
+    partitions = Dictionary[PartitionName](columns.partitions, lambda name: (name.topic, name.partition))
+    keys = Dictionary[str](columns.keys, str)
+    are_items_given = any(len(getattr(columns, field)) > 1 for field in OF_ITEMS)
+    row = item = 0
+    while row < rows:
+        stop, item_stop = _cut(counts, rows, row, item, are_items_given)
+        places = part_of(columns.item_index, item, item_stop)
+        names: list[PartitionName] = []
+        words: list[str] = []
+        if kind == codes.SIGNAL:
+            words, places = keys.part(places)
+        else:
+            names, places = partitions.part(places)
+        batch = OperationBatch(
+            columns.operation_id[row:stop],
+            partitions=names,
+            keys=words,
+            timeouts_ms=part_of(columns.timeout_ms, row, stop),
+            item_counts=part_of(columns.item_count, row, stop),
+            item_indexes=places,
+            **{
+                column.batch_name: part_of(getattr(columns, column.wire_name), item, item_stop)
+                if column.level == ITEM
+                else part_of(getattr(columns, column.wire_name), row, stop)
+                for column in COLUMNS_BY_NAME.values()
+            },
+        )
+        yield RegistrationPart([OperationRun(kind, batch, first=row)], [], is_last=stop == rows)
+        row, item = stop, item_stop
+
+
+def _cut(counts: list[int], rows: int, row: int, item: int, are_items_given: bool) -> tuple[int, int]:
+    """Where the part that begins at a row and its first item ends: (row, item). One operation is never cut."""
+    if not counts:
+        stop = min(row + VALUES_PER_PART, rows)
+        return stop, item + stop - row
+    if not are_items_given:
+        # All items are the same, so an operation with several is refused at its second one, whatever its count.
+        stop = min(row + VALUES_PER_PART, rows)
+        return stop, item
+    room = VALUES_PER_PART
+    stop = row
+    while stop < rows and stop - row < VALUES_PER_PART:
+        count = counts[stop] if len(counts) > 1 else counts[0]
+        if count > room and stop > row:
+            break
+        room -= count
+        item += count
+        stop += 1
+    return stop, item
+
+
+def _whole_run(kind: int, columns: operation_pb2.OperationColumns) -> OperationRun:
     batch = OperationBatch(
         columns.operation_id[:],
         partitions=[(name.topic, name.partition) for name in columns.partitions],
@@ -49,7 +156,7 @@ def runs_from_columns(columns: operation_pb2.OperationColumns) -> list[Operation
         item_indexes=columns.item_index[:],
         **{column.batch_name: getattr(columns, column.wire_name)[:] for column in COLUMNS_BY_NAME.values()},
     )
-    return [OperationRun(kind, batch)]
+    return OperationRun(kind, batch)
 
 
 def run_from_row(operation: operation_pb2.Operation, operation_id: int, timeout_ms_default: int) -> OperationRun | None:
@@ -62,15 +169,21 @@ def run_from_row(operation: operation_pb2.Operation, operation_id: int, timeout_
     return filling.finish()
 
 
-def runs_from_rows(
+def parts_from_rows(
     operations: Sequence[operation_pb2.Operation], timeout_ms_default: int
-) -> tuple[list[OperationRun], list[tuple[Refusal, int]]]:
+) -> Iterator[RegistrationPart]:
     """Rows as runs of one kind, in order, and the rows that are refused here, each with its operation id."""
     runs: list[OperationRun] = []
     refused: list[tuple[Refusal, int]] = []
     filling: _RowBatch | None = None
-    highest = 0
+    highest = cost = 0
     for index, operation in enumerate(operations):
+        if cost >= ROWS_COST_MAX:
+            if filling is not None:
+                runs.append(filling.finish())
+            yield RegistrationPart(runs, refused, is_last=False)
+            runs, refused, filling, cost = [], [], None, 0
+        cost += 1
         operation_id = operation.operation_id
         condition = operation.WhichOneof("condition")
         if condition is None:
@@ -84,11 +197,12 @@ def runs_from_rows(
                 if filling is not None:
                     runs.append(filling.finish())
                 filling = _RowBatch(kind, timeout_ms_default)
-            filling.add(index, operation_id, operation)
+                cost += RUN_COST
+            cost += filling.add(index, operation_id, operation)
         highest = max(highest, operation_id)
     if filling is not None:
         runs.append(filling.finish())
-    return runs, refused
+    yield RegistrationPart(runs, refused, is_last=True)
 
 
 class _RowField:
@@ -136,7 +250,8 @@ class _RowBatch:
         self._of_operation: Final = [(field, getattr(batch, field.batch_name)) for field in self._shape.of_operation]
         self._of_item: Final = [(field, getattr(batch, field.batch_name)) for field in self._shape.of_item]
 
-    def add(self, index: int, operation_id: int, operation: operation_pb2.Operation) -> None:
+    def add(self, index: int, operation_id: int, operation: operation_pb2.Operation) -> int:
+        """The next row; returns how many items it has."""
         timeout_ms = operation.timeout_ms if operation.HasField("timeout_ms") else self._timeout_ms_default
         condition = getattr(operation, self._shape.condition)
         items = getattr(condition, self._shape.items)
@@ -154,6 +269,7 @@ class _RowBatch:
             self._batch.item_indexes.append(self._names.setdefault(named, len(self._names)))
             for field, values in self._of_item:
                 values.append(field.of(item))
+        return len(items)
 
     def finish(self) -> OperationRun:
         if self._shape.are_keys:

@@ -1,11 +1,12 @@
 """Batches of either shape from the wire, and the receipts that answer them. Pure functions."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from purgatory.engine.batches import EventsReceipt, Refusal
+from purgatory.engine.batches import Refusal
 from purgatory.service.rpc.statuses import unreadable_batch
+from purgatory.service.settings import LimitsSettings
 from purgatory.service.translate.events import IncomingEvents, events_from_columns, events_from_rows
-from purgatory.service.translate.operations import OperationRun, runs_from_columns, runs_from_rows
+from purgatory.service.translate.operations import RegistrationPart, parts_from_columns, parts_from_rows
 from purgatory.service.translate.results import event_refusals, operation_refusal, operation_refusals
 from purgatory.v1 import purgatory_service_pb2 as wire
 
@@ -20,13 +21,13 @@ class BatchReceipt:
         self.refused: list[tuple[Refusal, int]] = []
 
 
-def runs_of(
-    batch: wire.RegisterBatch, operations_max: int, timeout_ms_default: int
-) -> tuple[list[OperationRun], list[tuple[Refusal, int]]]:
-    """A batch as runs of one kind, and the refusals found on the way, with their ids. Raises `BatchRefused`."""
-    if _shape_of(batch, "operation_id", "operations", operations_max) == "columns":
-        return runs_from_columns(batch.columns), []
-    return runs_from_rows(batch.rows.operations, timeout_ms_default)
+def registration_parts(
+    batch: wire.RegisterBatch, limits: LimitsSettings, timeout_ms_default: int
+) -> Iterator[RegistrationPart]:
+    """A batch of registrations in parts, each translated when it is asked for. Raises `BatchRefused` at once."""
+    if _shape_of(batch, "operation_id", "operations", limits.operations_per_batch_max) == "columns":
+        return parts_from_columns(batch.columns, limits.items_per_batch_max)
+    return parts_from_rows(batch.rows.operations, timeout_ms_default)
 
 
 def ids_of(batch: wire.RegisterBatch, most: int) -> Sequence[int]:
@@ -37,10 +38,12 @@ def ids_of(batch: wire.RegisterBatch, most: int) -> Sequence[int]:
     return range(len(rows)) if len(rows) > most else [row.operation_id for row in rows]
 
 
-def events_of(request: wire.AdvanceRequest | wire.AdvanceStreamRequest, events_max: int) -> IncomingEvents:
-    """A batch of events. Raises `BatchRefused`."""
-    if _shape_of(request, "type", "events", events_max) == "columns":
-        return events_from_columns(request.columns)
+def event_parts(
+    request: wire.AdvanceRequest | wire.AdvanceStreamRequest, limits: LimitsSettings
+) -> Iterator[IncomingEvents]:
+    """A batch of events in parts, each translated when it is asked for. Raises `BatchRefused` at once."""
+    if _shape_of(request, "type", "events", limits.events_per_batch_max) == "columns":
+        return events_from_columns(request.columns, limits.items_per_batch_max)
     return events_from_rows(request.rows.events)
 
 
@@ -58,16 +61,12 @@ def _shape_of(
     return shape
 
 
-def receipt(batch_id: int, registered: BatchReceipt, durability: int) -> wire.Receipt:
-    """The receipt of a batch of registrations. `durability`: what an acceptance guarantees."""
-    return wire.Receipt(
-        batch_id=batch_id,
-        highest_operation_id=registered.highest_operation_id,
-        accepted=registered.accepted,
-        already_known=registered.already_known,
-        refusals=operation_refusals(registered.refused),
-        durability=durability,
-    )
+def add_to_receipt(receipt: wire.Receipt, registered: BatchReceipt) -> None:
+    """Adds what became of a part of a batch of registrations."""
+    receipt.highest_operation_id = registered.highest_operation_id
+    receipt.accepted += registered.accepted
+    receipt.already_known += registered.already_known
+    receipt.refusals.extend(operation_refusals(registered.refused, len(receipt.refusals)))
 
 
 def refused_receipt(batch_id: int, highest_operation_id: int, refusal: Refusal) -> wire.Receipt:
@@ -79,10 +78,11 @@ def refused_receipt(batch_id: int, highest_operation_id: int, refusal: Refusal) 
     )
 
 
-def advance_receipt(events: IncomingEvents, done: EventsReceipt) -> wire.AdvanceReceipt:
-    return wire.AdvanceReceipt(
-        ended=done.ended,
-        ended_total=sum(done.ended),
-        unchanged=done.unchanged,
-        refusals=event_refusals([events.explain(refusal) for refusal in done.refusals]),
-    )
+def add_to_advance_receipt(receipt: wire.AdvanceReceipt, events: IncomingEvents) -> None:
+    """Adds what a part of a batch of events did."""
+    done = events.done
+    receipt.ended.extend(done.ended)
+    receipt.ended_total += sum(done.ended)
+    receipt.unchanged += done.unchanged
+    refusals = [events.explain(refusal) for refusal in done.refusals]
+    receipt.refusals.extend(event_refusals(refusals, len(receipt.refusals)))

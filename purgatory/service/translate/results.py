@@ -51,16 +51,16 @@ def operation_refusal(refusal: Refusal, operation_id: int, *, brief: bool = Fals
     )
 
 
-def operation_refusals(refused: Sequence[tuple[Refusal, int]]) -> list[operation_pb2.OperationRefusal]:
-    """Why some operations were refused, in the order of the batch."""
+def operation_refusals(refused: Sequence[tuple[Refusal, int]], before: int = 0) -> list[operation_pb2.OperationRefusal]:
+    """Why some operations were refused, in the order of the batch. `before`: refusals that the receipt has already."""
     return [
         operation_refusal(refusal, operation_id, brief=place >= MESSAGES_MAX)
-        for place, (refusal, operation_id) in enumerate(refused)
+        for place, (refusal, operation_id) in enumerate(refused, before)
     ]
 
 
-def event_refusals(refusals: Sequence[Refusal]) -> list[event_pb2.EventRefusal]:
-    """Why some events were refused, in the order of the batch."""
+def event_refusals(refusals: Sequence[Refusal], before: int = 0) -> list[event_pb2.EventRefusal]:
+    """Why some events were refused, in the order of the batch. `before`: refusals that the receipt has already."""
     return [
         event_pb2.EventRefusal(
             index=refusal.index,
@@ -69,7 +69,7 @@ def event_refusals(refusals: Sequence[Refusal]) -> list[event_pb2.EventRefusal]:
             field=refusal.field if place < MESSAGES_MAX else "",
             message=refusal.message if place < MESSAGES_MAX else "",
         )
-        for place, refusal in enumerate(refusals)
+        for place, refusal in enumerate(refusals, before)
     ]
 
 

@@ -1,6 +1,6 @@
 """The engine's views as messages of the wire. Pure functions: wall time is an argument."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from google.protobuf import timestamp_pb2
@@ -14,6 +14,16 @@ from purgatory.v1 import operation_pb2, purgatory_service_pb2, result_pb2
 
 REMAINING_BOUNDS_MS: Final = (1_000, 10_000, 60_000, 600_000, 3_600_000, 86_400_000)
 """Bounds of the histogram of the time that pending operations have left."""
+
+
+def _fields(message_type: type[Message], *others: str) -> list[str]:
+    """The fields of a message, but for `others`."""
+    return [field.name for field in message_type.DESCRIPTOR.fields if field.name not in others]
+
+
+PARTITION_FIELDS: Final = _fields(purgatory_service_pb2.Partition, "topic_partition", "replicas")
+REPLICA_FIELDS: Final = _fields(purgatory_service_pb2.Replica)
+KIND_FIELDS: Final = _fields(purgatory_service_pb2.KindStatus, "kind")
 
 
 class WallTime:
@@ -80,17 +90,13 @@ def _item(item: ItemView, kind: int) -> result_pb2.PartitionResult:
 def partition(view: PartitionView) -> purgatory_service_pb2.Partition:
     return purgatory_service_pb2.Partition(
         topic_partition=topic_partition(view.name),
-        replicas=[
-            purgatory_service_pb2.Replica(**_same_fields(purgatory_service_pb2.Replica, replica))
-            for replica in view.replicas
-        ],
-        **_same_fields(purgatory_service_pb2.Partition, view, "topic_partition", "replicas"),
+        replicas=[purgatory_service_pb2.Replica(**_same_fields(REPLICA_FIELDS, replica)) for replica in view.replicas],
+        **_same_fields(PARTITION_FIELDS, view),
     )
 
 
-def _same_fields(message_type: type[Message], view: object, *others: str) -> dict[str, Any]:
-    """The values of a message's fields, but for `others`, from a view that calls them the same."""
-    names = [field.name for field in message_type.DESCRIPTOR.fields if field.name not in others]
+def _same_fields(names: Sequence[str], view: object) -> dict[str, Any]:
+    """The values of a message's fields from a view that calls them the same."""
     return {name: getattr(view, name) for name in names}
 
 
@@ -105,4 +111,4 @@ def is_known_kind(kind: int) -> bool:
 
 def kind_statuses(counts_of: Callable[[int], KindCounts]) -> list[purgatory_service_pb2.KindStatus]:
     message = purgatory_service_pb2.KindStatus
-    return [message(kind=kind, **_same_fields(message, counts_of(kind), "kind")) for kind in codes.KINDS]
+    return [message(kind=kind, **_same_fields(KIND_FIELDS, counts_of(kind))) for kind in codes.KINDS]

@@ -1,5 +1,7 @@
 """Shares of limits: one account fills what it may, and others are still served."""
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,7 +71,7 @@ def test_one_account_fills_and_another_is_served() -> None:
     assert metrics.rejected[codes.RESOURCE_EXHAUSTED] == LIMIT + 1 - 8
     assert register(host, session_of(host, "bob"), LIMIT) == 2
     assert register(host, session_of(host, "eve"), LIMIT) == 1
-    host.cancel_session(session_of(host, "ann"))
+    asyncio.run(host.cancel_session(session_of(host, "ann")))
     assert register(host, session_of(host, "bob"), 2) == 2
 
 
@@ -195,7 +197,7 @@ def test_accounts_are_what_a_recount_says(steps: list[tuple[str, str, str, int]]
         elif what == "take":
             outbox.take(count)
         elif what == "cancel":
-            host.cancel_session(session)
+            asyncio.run(host.cancel_session(session))
         else:
             host.sessions.close(session, clock.now_ms())
         counts = recount(host)
