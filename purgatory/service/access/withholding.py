@@ -39,7 +39,8 @@ def withhold_operations(account: Account, kind: int, batch: OperationBatch) -> R
         if place not in forbidden:
             return {}
         places[:] = [NO_PLACE]
-        return {row: _refusal(row, forbidden[place]) for row in range(rows)}
+        said = forbidden[place]
+        return {row: _refusal(row, said) for row in range(rows) if len(counts) != rows or counts[row]}
     if len(counts) not in (0, 1, rows):
         return {}  # the engine refuses the batch as a whole
     reasons: Reasons = {}

@@ -41,7 +41,7 @@ from purgatory.v1 import purgatory_service_pb2_grpc
 # ruff: noqa: N802 - methods have the names of the calls
 
 ANY_OWNER: Final = -1
-NO_OWNER: Final = 2**62
+NO_OWNER: Final = 2**31 - 1
 """Nothing is this one's: the listing takes the same way, and finds nothing."""
 ANY_KIND: Final = 0
 SLOTS_PER_SLICE: Final = 20_000
