@@ -1,28 +1,34 @@
 # The daemon as a small image: the build stage compiles the wheel, the last stage holds only what serves.
 #   docker build -t purgatory .
-#   docker run --rm --read-only -p 127.0.0.1:7440:7440 -p 127.0.0.1:7441:7441 purgatory
+# It listens on 0.0.0.0, so it wants TLS (docs/security.md), or to be told that it is reachable from this machine only:
+#   docker run --rm --read-only -e PURGATORY_INSECURE=true -p 127.0.0.1:7440:7440 -p 127.0.0.1:7441:7441 purgatory
 # With a journal in a volume, so that what was receipted survives:
-#   docker run --rm --read-only -v purgatory:/data -p 127.0.0.1:7440:7440 purgatory serve --data-dir /data
+#   docker run --rm --read-only -e PURGATORY_INSECURE=true -v purgatory:/data -p 127.0.0.1:7440:7440 purgatory serve --data-dir /data
 
-FROM python:3.11-slim-bookworm AS build
+# A tag moves. For a build that can be repeated, give the digest that you have checked:
+#   --build-arg BASE_IMAGE=python:3.11-slim-bookworm@sha256:...
+ARG BASE_IMAGE=python:3.11-slim-bookworm
+
+FROM ${BASE_IMAGE} AS build
 RUN command -v gcc >/dev/null \
     || (apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*)
 WORKDIR /build
-COPY constraints.txt ./
+# Pinned by hash: `make image-requirements` writes both files.
+COPY deploy/build-requirements.txt deploy/requirements.txt ./
 RUN python -m venv tools \
-    && tools/bin/python -m pip install -q --no-cache-dir -c constraints.txt \
-       setuptools grpcio-tools mypy librt types-protobuf types-grpcio
-RUN python -m venv /opt/purgatory
+    && tools/bin/python -m pip install -q --no-cache-dir --require-hashes -r build-requirements.txt
+RUN python -m venv /opt/purgatory \
+    && /opt/purgatory/bin/python -m pip install -q --no-cache-dir --require-hashes -r requirements.txt
 COPY . .
 # PURGATORY_BUILD=compiled: an image with an uncompiled engine is not worth having.
 # Compiled twice: instrumented, to record a profile, then with that profile.
 RUN export PURGATORY_BUILD=compiled && tools/bin/python setup.py -q profile \
     && tools/bin/python -m pip wheel -q --no-build-isolation --no-deps -w wheels . \
-    && /opt/purgatory/bin/python -m pip install -q --no-cache-dir -c constraints.txt \
-       "$(echo wheels/purgatory_waits-*.whl)[server]" \
+    && /opt/purgatory/bin/python -m pip install -q --no-cache-dir --no-deps wheels/purgatory_waits-*.whl \
+    && /opt/purgatory/bin/python -m pip check \
     && ! grep -rl __gcov_ /opt/purgatory/lib --include='purgatory*.so'
 
-FROM python:3.11-slim-bookworm
+FROM ${BASE_IMAGE}
 COPY --from=build /opt/purgatory /opt/purgatory
 ENV PATH=/opt/purgatory/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
@@ -35,7 +41,8 @@ RUN install -d -o 10001 -g 10001 -m 700 /data
 USER 10001:10001
 WORKDIR /
 EXPOSE 7440 7441
+# Over TLS where the certificate is set by the environment. Readiness needs no client certificate, and this checks no server's.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10s --retries=3 \
-    CMD ["python", "-c", "import grpc, grpc_health.v1.health_pb2 as m, grpc_health.v1.health_pb2_grpc as s; raise SystemExit(s.HealthStub(grpc.insecure_channel('127.0.0.1:7440')).Check(m.HealthCheckRequest(), timeout=4).status != m.HealthCheckResponse.SERVING)"]
+    CMD ["python", "-c", "import os, ssl, urllib.request as u; s = 's' * bool(os.environ.get('PURGATORY_TLS_CERTIFICATE_FILE')); u.urlopen(f'http{s}://127.0.0.1:7441/readyz', timeout=4, context=ssl._create_unverified_context())"]
 ENTRYPOINT ["purgatory"]
 CMD ["serve"]

@@ -25,7 +25,7 @@ SIMULATED := $(ENGINE) $(wildcard tests/engine/*.py tests/engine/oracle/*.py tes
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help run demo test test-compiled test-pure lint format proto docs wheel clean bench mutants fuzz crash sim sim-long sim-daemon \
-	check report replay screenshots notebook generate
+	check report replay screenshots notebook generate image-requirements sbom secure-demo
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -130,6 +130,18 @@ bench-pipeline: $(STAMPS)/pipeline $(STAMPS)/profiled ## Measure report and repl
 bench-compare: $(STAMPS)/engine ## Compare instructions, counters and ratios with the committed baseline (ARGS=--update)
 	@$(BIN)/python -m bench.compare $(ARGS)
 
+COMPILE := $(BIN)/uv pip compile -q --python-platform linux --python-version 3.11 --generate-hashes --no-header --no-annotate -c constraints.txt
+image-requirements: $(STAMPS)/supply ## Write deploy/*requirements.txt, what the image installs, with hashes of all files
+	@$(COMPILE) --extra server -o deploy/requirements.txt pyproject.toml
+	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' \
+		| $(COMPILE) -o deploy/build-requirements.txt -
+
+sbom: $(STAMPS)/supply ## Write .build/sbom.json: what the daemon's environment consists of, as CycloneDX
+	@rm -rf .build/sbom && $(PYTHON) -m venv .build/sbom
+	@.build/sbom/bin/python -m pip --disable-pip-version-check install -q --require-hashes -r deploy/requirements.txt
+	@$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible -o .build/sbom.json .build/sbom/bin/python
+	@echo .build/sbom.json
+
 clean: ## Remove what the build made; .venv goes too
 	rm -rf $(VENV) .build build dist *.egg-info purgatory/v1 .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	rm -f ./*.so
@@ -157,6 +169,10 @@ $(STAMPS)/dev: $(STAMPS)/serving
 $(STAMPS)/pipeline: $(STAMPS)/dev
 	@echo "== installing what the pipeline needs (Spark: about a gigabyte)"
 	@PURGATORY_BUILD=pure $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[server,dev,pipeline]'
+	@touch $@
+
+$(STAMPS)/supply: $(STAMPS)/serving
+	@$(PIP) install -q -c constraints.txt cyclonedx-bom uv
 	@touch $@
 
 $(STAMPS)/stubs: $(PROTOS) setup.py $(STAMPS)/serving

@@ -18,7 +18,8 @@ Every setting has one name in three spellings: `engine.tick_ms` is key `tick_ms`
 the environment, the environment over the file, the file over the defaults. `purgatory serve --print-config` prints what
 is in force and where each value came from.
 
-In a container the image sets `PURGATORY_GRPC_ADDRESS=0.0.0.0:7440` and `PURGATORY_HTTP_ADDRESS=0.0.0.0:7441`.
+In a container the image sets `PURGATORY_GRPC_ADDRESS=0.0.0.0:7440` and `PURGATORY_HTTP_ADDRESS=0.0.0.0:7441`; it serves
+there with TLS only, or with `PURGATORY_INSECURE=true` ([security.md](security.md)).
 """
 
 
