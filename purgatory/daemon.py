@@ -95,7 +95,7 @@ class Daemon:
         registry = make_registry(self._host, self._metrics, self._pauses)
         if self._tls is not None:
             registry.register(self._tls)
-        self._site: Final = HttpSite(registry, self._is_ready, settings.http.metrics_interval_ms, self._tls)
+        self._site: Final = HttpSite(registry, self._is_ready, settings.http, self._tls)
         self._unary_calls: Final = UnaryCalls()
         self._server: Final = grpc.aio.server(options=server_options(settings))
         self._serving = False

@@ -107,6 +107,12 @@ class HttpSettings(SettingsGroup):
     """HTTP site: metrics and probes."""
 
     address: Address = setting("127.0.0.1:7441", "Where to serve HTTP, host:port. Port 0: any free one.")
+    connections_max: Count = setting(
+        256,
+        "Connections at one time, and at most a quarter of the files the process may open. More are closed at once.",
+    )
+    read_timeout_ms: DurationMs = setting(10_000, "Close a connection that takes longer than this to send a request.")
+    keepalive_timeout_ms: DurationMs = setting(75_000, "Close a connection this long after its last request.")
     metrics_interval_ms: int = setting(
         1_000, "Metrics are computed at most this often. 0: each time.", ge=0, le=DURATION_MS_MAX
     )

@@ -123,6 +123,7 @@ class Plan:
     ends_with_drain: bool = False
     heartbeat_interval_ms: int = 200
     session_ttl_ms: int = 60_000
+    finished_ttl_ms: int = 5_000
     unacknowledged_results_max: int = 1_000_000
     operations_per_batch_max: int = 100_000
     give_up_after: float | None = None
@@ -161,6 +162,7 @@ class Drawing:
         plan.ends_with_drain = rng.random() < 0.3
         plan.heartbeat_interval_ms = rng.choice((80, 150, 250))
         plan.session_ttl_ms = rng.choice((150, 400, 60_000, 60_000))
+        plan.finished_ttl_ms = (1, 50, 5_000)[plan.seed % 3]
         plan.unacknowledged_results_max = rng.choice((1_000_000, 1_000_000, 1_000_000, 30))
         plan.operations_per_batch_max = rng.choice((100_000, 100_000, 7))
         plan.give_up_after = rng.choice((None, None, None, 0.25))

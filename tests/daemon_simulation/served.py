@@ -59,7 +59,11 @@ class Served:
                 unacknowledged_results_max=plan.unacknowledged_results_max,
                 operations_per_batch_max=plan.operations_per_batch_max,
             ),
-            session=SessionSettings(heartbeat_interval_ms=plan.heartbeat_interval_ms, ttl_ms=plan.session_ttl_ms),
+            session=SessionSettings(
+                heartbeat_interval_ms=plan.heartbeat_interval_ms,
+                ttl_ms=plan.session_ttl_ms,
+                finished_ttl_ms=plan.finished_ttl_ms,
+            ),
         )
         self._host = Host(cast(Engine, tap), self.clock, settings, self.listener)
         tap.session_of = self._host.sessions.of_owner

@@ -53,6 +53,7 @@ def test_the_seeds_of_the_suite_try_everything() -> None:
     assert {plan.ends_with_drain for plan in plans} == {True, False}
     assert any(plan.restarts for plan in plans)
     assert any(plan.session_ttl_ms < 1_000 for plan in plans)
+    assert any(plan.finished_ttl_ms < 100 for plan in plans)
 
 
 # The model and the checker, by hand.

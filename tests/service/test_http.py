@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 
 from purgatory.service.http.site import HttpSite
+from purgatory.service.settings import HttpSettings
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ async def session(readiness: set[str]) -> AsyncIterator[aiohttp.ClientSession]:
     """A client of a running site."""
     registry = CollectorRegistry()
     Gauge("purgatory_answer", "For the test.", registry=registry).set(42)
-    site = HttpSite(registry, lambda: not readiness)
+    site = HttpSite(registry, lambda: not readiness, HttpSettings())
     port = await site.start("127.0.0.1", 0)
     async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:
         yield client
@@ -47,14 +48,17 @@ async def test_open_metrics_on_request(session: aiohttp.ClientSession) -> None:
 
 @pytest.mark.parametrize(("interval_ms", "answers"), [(0, [1, 2, 3]), (60_000, [1, 1, 1])])
 async def test_metrics_are_computed_at_most_once_an_interval(interval_ms: int, answers: list[int]) -> None:
-    """However often they are asked for; an interval of 0 computes them each time."""
+    """However often they are asked for, and in whatever version; an interval of 0 computes them each time."""
     computed = count(1)
     registry = CollectorRegistry()
     Gauge("purgatory_computed", "For the test.", registry=registry).set_function(lambda: next(computed))
-    site = HttpSite(registry, lambda: True, interval_ms)
+    site = HttpSite(registry, lambda: True, HttpSettings(metrics_interval_ms=interval_ms))
     port = await site.start("127.0.0.1", 0)
     async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:
-        pages = [await (await client.get("/metrics")).text() for _ in answers]
+        pages = [
+            await (await client.get("/metrics", headers={"Accept": f"text/plain; version=1.0.{place}"})).text()
+            for place, _ in enumerate(answers)
+        ]
     await site.stop()
     assert [next(iter(text_string_to_metric_families(page))).samples[0].value for page in pages] == answers
 

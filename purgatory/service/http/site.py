@@ -17,11 +17,15 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from purgatory import __version__
+from purgatory.service.http.connections import Connections
+from purgatory.service.settings import HttpSettings
 from purgatory.service.transport.peer import of_der
 from purgatory.service.transport.tls import Tls
 
 PROBES: Final = frozenset(("/healthz", "/readyz"))
 """Answered without a client certificate: what probes a daemon has none, and learns nothing but yes or no."""
+
+OPEN_METRICS: Final = "application/openmetrics-text"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -54,17 +58,18 @@ class HttpSite:
         self,
         registry: CollectorRegistry,
         is_ready: Callable[[], bool],
-        metrics_interval_ms: int = 0,
+        settings: HttpSettings,
         tls: Tls | None = None,
     ) -> None:
         self._tls: Final = tls
         self._registry: Final = registry
         self._is_ready: Final = is_ready
-        self._metrics_interval_s: Final = metrics_interval_ms / 1_000
+        self._settings: Final = settings
         self._metrics_computed: Final[dict[str, tuple[float, bytes]]] = {}
-        """By content type: when they were last computed (monotonic seconds), and the page. Computing them holds the
-        event loop for milliseconds, which four eager scrapers would make most of its time.
+        """By format: when they were last computed (monotonic seconds), and the page. Computing them holds the event
+        loop for milliseconds, which four eager scrapers would make most of its time.
         """
+        self._connections: Connections | None = None
         application = web.Application(middlewares=[self._checks_certificate])
         application.router.add_get("/", self._page)
         application.router.add_get("/metrics", self._metrics)
@@ -78,10 +83,20 @@ class HttpSite:
         """Binds and serves; returns the bound port (`port` 0: any free one). Raises OSError when it cannot bind."""
         await self._runner.setup()
         context = None if self._tls is None else self._tls.http_context()
-        await web.TCPSite(self._runner, host, port, ssl_context=context).start()
-        return int(self._runner.addresses[0][1])
+        server = self._runner.server
+        assert server is not None, "the runner is set up"
+        self._connections = Connections(
+            server,
+            connections_max=self._settings.connections_max,
+            read_timeout_s=self._settings.read_timeout_ms / 1_000,
+            keepalive_timeout_s=self._settings.keepalive_timeout_ms / 1_000,
+            context=context,
+        )
+        return self._connections.start(host, port)
 
     async def stop(self) -> None:
+        if self._connections is not None:
+            await self._connections.stop()
         await self._runner.cleanup()
 
     @web.middleware
@@ -101,12 +116,14 @@ class HttpSite:
         return web.Response(text=PAGE, content_type="text/html")
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        # One of two formats: the library would make one of whatever version a caller names, each computed anew.
+        accepted = OPEN_METRICS if OPEN_METRICS in request.headers.get("Accept", "") else ""
+        encode, content_type = choose_encoder(accepted)
         now_s = time.monotonic()
-        computed_s, page = self._metrics_computed.get(content_type, (-math.inf, b""))
-        if now_s - computed_s >= self._metrics_interval_s:
+        computed_s, page = self._metrics_computed.get(accepted, (-math.inf, b""))
+        if now_s - computed_s >= self._settings.metrics_interval_ms / 1_000:
             page = encode(self._registry)
-            self._metrics_computed[content_type] = now_s, page
+            self._metrics_computed[accepted] = now_s, page
         return web.Response(body=page, headers={"Content-Type": content_type})
 
     async def _healthz(self, _request: web.Request) -> web.Response:
