@@ -40,6 +40,7 @@ from purgatory.service.http.site import HttpSite
 from purgatory.service.listeners.archive import ArchiveListener, start_archive, writer_config
 from purgatory.service.listeners.exposition import make_registry
 from purgatory.service.listeners.metrics import Metrics
+from purgatory.service.listeners.refusal_log import RefusalLog
 from purgatory.service.listeners.recovery import OpenJournal
 from purgatory.service.log import start_logging
 from purgatory.service.rpc.call import Context
@@ -248,7 +249,8 @@ def make_host(settings: Settings, metrics: Metrics, clock: Clock, started_ms: in
     """The engine, whose time starts at `started_ms`, and its host, each with the limits it needs."""
     limits = settings.limits.model_dump(include=set(EngineLimitsSettings.model_fields))
     engine = Engine(EngineLimits(**limits), started_ms, **settings.engine.model_dump())
-    return Host(engine, clock, HostSettings(settings.limits, settings.session, settings.shares), metrics)
+    settings_of_host = HostSettings(settings.limits, settings.session, settings.shares)
+    return Host(engine, clock, settings_of_host, metrics, RefusalLog(clock))
 
 
 def server_options(settings: Settings) -> list[tuple[str, int]]:

@@ -20,6 +20,8 @@ from purgatory.engine.codes import (
 from purgatory.engine.completions import Completions
 from purgatory.service.listeners.histogram import Histogram
 from purgatory.service.listeners.metrics import Metrics
+from purgatory.service.listeners.refusal_log import INTERVAL_MS, SUBJECTS_MAX, RefusalLog
+from purgatory.testing import ManualClock
 
 
 def completions_of(*ends: tuple[int, int, int, int, list[int]]) -> Completions:
@@ -141,3 +143,28 @@ def test_nothing_observed() -> None:
     histogram = Histogram((1,))
     assert histogram.cumulative() == [("0.001", 0), ("+Inf", 0)]
     assert histogram.sum_seconds == 0
+
+
+def test_reached_limits_are_logged_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    """A line at once, then one every ten seconds with the count since, for each limit; nothing for other refusals."""
+    clock = ManualClock()
+    log = RefusalLog(clock)
+    full = [Refusal(place, 8, f"produce.partitions[{place}]", "no room for partitions") for place in range(3)]
+    log.refused([*full, Refusal(3, 3, "topic", "is bad")])
+    log.refused(full)
+    log.refused([Refusal(0, 8, "sessions", "no room for sessions")])
+    log.tick()
+    assert [record.args[:2] for record in caplog.records if isinstance(record.args, tuple)] == [
+        (3, " (produce.partitions)"),
+        (1, " (sessions)"),
+    ]
+    caplog.clear()
+    clock.jump(INTERVAL_MS)
+    log.tick()
+    log.refused(full)
+    assert caplog.messages == [
+        "a limit is reached: 3 refused (produce.partitions) since the last such line: no room for partitions"
+    ]
+    caplog.clear()
+    log.refused([Refusal(0, 8, f"field_{place}", "x") for place in range(100)])
+    assert len(caplog.records) <= SUBJECTS_MAX

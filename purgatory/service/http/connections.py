@@ -14,7 +14,7 @@ import resource
 import socket
 import ssl
 from collections.abc import Callable, Coroutine
-from typing import Final
+from typing import Final, cast
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -46,8 +46,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport), f"{transport!r} does not read and write"
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
         self.since_s = self._loop.time()
         self._served.connection_made(transport)
 

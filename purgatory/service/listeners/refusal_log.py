@@ -1,0 +1,63 @@
+"""Logs what is refused because a limit is reached: at most a line for each limit every few seconds, with the count."""
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from purgatory.clock import Clock
+from purgatory.engine.batches import Refusal
+from purgatory.engine.codes import RESOURCE_EXHAUSTED
+from purgatory.service.listeners.listener import Listener
+
+LOGGER: Final = logging.getLogger(__name__)
+
+INTERVAL_MS: Final = 10_000
+SUBJECTS_MAX: Final = 32
+MESSAGE_LENGTH_MAX: Final = 300
+INDEX: Final = re.compile(r"\[\d+\]")
+
+
+class _Told:
+    """What was refused for one reason since the last line about it."""
+
+    def __init__(self) -> None:
+        self.logged_ms: int | None = None
+        self.count = 0
+        self.message = ""
+
+
+class RefusalLog(Listener):
+    """Tells the operator which limit is reached, with an example; what it costs does not grow with refusals."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock: Final = clock
+        self._told: Final[dict[str, _Told]] = {}
+
+    def refused(self, refusals: Sequence[Refusal]) -> None:
+        fields = Counter(refusal.field for refusal in refusals if refusal.code == RESOURCE_EXHAUSTED)
+        if not fields:
+            return
+        message = next(refusal.message for refusal in refusals if refusal.code == RESOURCE_EXHAUSTED)
+        for field, count in fields.items():
+            subject = INDEX.sub("", field)
+            if subject not in self._told and len(self._told) >= SUBJECTS_MAX:
+                subject = ""
+            told = self._told.setdefault(subject, _Told())
+            told.count += count
+            told.message = message
+        self.tick()
+
+    def tick(self) -> None:
+        now_ms = self._clock.now_ms()
+        for subject, told in self._told.items():
+            if told.count and (told.logged_ms is None or now_ms - told.logged_ms >= INTERVAL_MS):
+                what = f" ({subject})" if subject else ""
+                LOGGER.warning(
+                    "a limit is reached: %d refused%s since the last such line: %s",
+                    told.count,
+                    what,
+                    told.message[:MESSAGE_LENGTH_MAX],
+                )
+                told.logged_ms, told.count = now_ms, 0
