@@ -40,8 +40,8 @@ from purgatory.service.http.site import HttpSite
 from purgatory.service.listeners.archive import ArchiveListener, start_archive, writer_config
 from purgatory.service.listeners.exposition import make_registry
 from purgatory.service.listeners.metrics import Metrics
-from purgatory.service.listeners.refusal_log import RefusalLog
 from purgatory.service.listeners.recovery import OpenJournal
+from purgatory.service.listeners.refusal_log import RefusalLog
 from purgatory.service.log import start_logging
 from purgatory.service.rpc.call import Context
 from purgatory.service.rpc.handlers import SERVICE, UnaryCalls, add_standard_service, add_to_server

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from purgatory import __version__
-from purgatory.service.http.connections import Connections
+from purgatory.service.http.http_acceptor import HttpAcceptor
 from purgatory.service.settings import HttpSettings
 from purgatory.service.transport.peer import of_der
 from purgatory.service.transport.tls import Tls
@@ -69,7 +69,7 @@ class HttpSite:
         """By format: when they were last computed (monotonic seconds), and the page. Computing them holds the event
         loop for milliseconds, which four eager scrapers would make most of its time.
         """
-        self._connections: Connections | None = None
+        self._acceptor: HttpAcceptor | None = None
         application = web.Application(middlewares=[self._checks_certificate])
         application.router.add_get("/", self._page)
         application.router.add_get("/metrics", self._metrics)
@@ -85,18 +85,18 @@ class HttpSite:
         context = None if self._tls is None else self._tls.http_context()
         server = self._runner.server
         assert server is not None, "the runner is set up"
-        self._connections = Connections(
+        self._acceptor = HttpAcceptor(
             server,
             connections_max=self._settings.connections_max,
             read_timeout_s=self._settings.read_timeout_ms / 1_000,
             keepalive_timeout_s=self._settings.keepalive_timeout_ms / 1_000,
             context=context,
         )
-        return self._connections.start(host, port)
+        return self._acceptor.start(host, port)
 
     async def stop(self) -> None:
-        if self._connections is not None:
-            await self._connections.stop()
+        if self._acceptor is not None:
+            await self._acceptor.stop()
         await self._runner.cleanup()
 
     @web.middleware

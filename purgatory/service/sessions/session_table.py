@@ -14,6 +14,7 @@ pending.
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Final
 
 from purgatory.engine.batches import Refusal
@@ -139,7 +140,8 @@ class Sessions:
         """
         refusal = self._shares.session_refusal(account, len(self._by_id))
         if refusal is not None:
-            mine = next((session for session in self._evictable.values() if session.account is account), None)
+            finished = (one for one in chain(self._just_used.values(), self._evictable.values()) if one.is_finished)
+            mine = next((one for one in finished if one.account is account), None)
             if mine is not None:
                 self._drop(mine, now_ms)
                 refusal = None

@@ -27,10 +27,10 @@ ACCEPT_PAUSE_S: Final = 0.1
 SWEEP_S_MAX: Final = 1.0
 
 
-class Connection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """Passes everything on to a server's protocol, and notes since when a request is awaited."""
 
-    def __init__(self, served: asyncio.Protocol, now_s: float, lost: Callable[[Connection], None]) -> None:
+    def __init__(self, served: asyncio.Protocol, now_s: float, lost: Callable[[HttpConnection], None]) -> None:
         self._served: Final = served
         self._lost: Final = lost
         self._loop: Final = asyncio.get_running_loop()
@@ -73,7 +73,7 @@ class Connection(asyncio.Protocol):
         self._served.resume_writing()
 
 
-class Connections:
+class HttpAcceptor:
     """Listens from `start` to `stop`. `serve` makes a protocol for each connection."""
 
     def __init__(
@@ -91,7 +91,7 @@ class Connections:
         self._read_timeout_s: Final = read_timeout_s
         self._keepalive_timeout_s: Final = keepalive_timeout_s
         self._context: Final = context
-        self._open: Final[set[Connection]] = set()
+        self._open: Final[set[HttpConnection]] = set()
         self._listening: Final[list[socket.socket]] = []
         self._tasks: Final[set[asyncio.Task[None]]] = set()
 
@@ -143,14 +143,14 @@ class Connections:
                 await asyncio.sleep(ACCEPT_PAUSE_S)
                 continue
             if len(self._open) < self._connections_max:
-                connection = Connection(self._serve(), loop.time(), self._open.discard)
+                connection = HttpConnection(self._serve(), loop.time(), self._open.discard)
                 self._open.add(connection)
                 self._start_task(self._connect(connection, accepted))
             else:
                 accepted.close()
             await asyncio.sleep(0)  # accepting does not wait while there is a queue
 
-    async def _connect(self, connection: Connection, accepted: socket.socket) -> None:
+    async def _connect(self, connection: HttpConnection, accepted: socket.socket) -> None:
         """Sets a connection up; a TLS handshake has the time of a request."""
         timeout_s = None if self._context is None else self._read_timeout_s
         try:
