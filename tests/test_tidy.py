@@ -59,6 +59,7 @@ EXPORTS: dict[str, list[str]] = {
         "AdvanceReceipt",
         "AsyncClient",
         "Client",
+        "ClosedSession",
         "Collected",
         "Event",
         "OperationKind",

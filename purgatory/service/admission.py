@@ -60,7 +60,9 @@ class Admission:
         unacknowledged = session.outbox.unacknowledged
         if unacknowledged >= limit:
             message = f"the session has {unacknowledged} unacknowledged results: read and acknowledge, then send again"
-            raise BatchRefused(Refusal(0, codes.RESOURCE_EXHAUSTED, "", message))
+            refusal = Refusal(0, codes.RESOURCE_EXHAUSTED, "", message)
+            self._count(refusal)
+            raise BatchRefused(refusal)
 
     def check_memory(self, account: Account, operations: int, items: int) -> None:
         """Raises `BatchRefused` when so many operations, of so many items, do not fit into the memory budget, or into

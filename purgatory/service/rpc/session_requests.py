@@ -5,9 +5,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final
 
-from purgatory.engine.codes import RESOURCE_EXHAUSTED
 from purgatory.service.host import Host
-from purgatory.service.registrations import count_refused
 from purgatory.service.rpc.handlers import Requests
 from purgatory.service.rpc.statuses import BatchRefused, invalid_argument, not_found
 from purgatory.service.sessions.result_stream import ResultStream
@@ -39,9 +37,7 @@ async def register(host: Host, session: Session, batch: wire.RegisterBatch) -> w
                 return receipt
         async with session.registering:
             await _register_parts(host, session, part, parts, receipt)
-    except BatchRefused as error:
-        if error.refusal.code == RESOURCE_EXHAUSTED:
-            count_refused(host.listeners, [error.refusal])
+    except BatchRefused:
         operations_max = limits.operations_per_batch_max
         session.refused_ids.add(ids_of(batch, operations_max), session.owner.highest_operation_id, operations_max)
         raise
