@@ -33,6 +33,8 @@ from purgatory.journal.errors import JournalError
 from purgatory.service import garbage
 from purgatory.service.access.access import Access
 from purgatory.service.access.errors import AccessError
+from purgatory.service.access.memory_budget import budget_bytes, message_bytes_max
+from purgatory.service.access.memory_watch import MemoryWatch
 from purgatory.service.draining import drain
 from purgatory.service.flags import config_lines, read_command_line
 from purgatory.service.host import Host
@@ -90,6 +92,7 @@ class Daemon:
             clock = ContinuedClock(clock, self._journal.start_ms)
         self._engine_started_ms: Final = clock.now_ms()
         self._host: Final = make_host(settings, self._metrics, clock, self._engine_started_ms)
+        self._memory_watch: Final = MemoryWatch(self._host.shares.budget)
         self._memory_trimmer: Final = garbage.MemoryTrimmer(
             settings.gc.tidy_interval_ms, lambda: self._host.engine.pending
         )
@@ -148,6 +151,8 @@ class Daemon:
         self._pauses.start()
         opened.callback(self._pauses.stop)
         garbage.tune(self.settings.gc)
+        self._memory_watch.start()
+        opened.callback(self._memory_watch.stop)
         self._memory_trimmer.start()
         opened.callback(self._memory_trimmer.stop)
         if self._tls is not None:
@@ -258,7 +263,8 @@ def server_options(settings: Settings) -> list[tuple[str, int]]:
 
     By default a server drops calls at random, without any answer, once 1,000 have arrived that it has not started yet:
     part of a burst of unary waits would hang until their deadlines. Hence max_pending_requests. Without
-    max_concurrent_streams a caller that opens and resets streams takes a gigabyte in four seconds.
+    max_concurrent_streams a caller that opens and resets streams takes a gigabyte in four seconds. What a message may
+    take holds for what comes in as well as for what that is decompressed.
     """
     server = settings.grpc
     options = [
@@ -267,7 +273,7 @@ def server_options(settings: Settings) -> list[tuple[str, int]]:
         ("grpc.server.max_pending_requests_hard_limit", CALLS_UNREAD_MAX),
         ("grpc.max_allowed_incoming_connections", server.connections_max),
         ("grpc.max_concurrent_streams", server.streams_per_connection_max),
-        ("grpc.max_receive_message_length", server.message_bytes_max),
+        ("grpc.max_receive_message_length", largest_message_bytes(settings)),
         ("grpc.max_send_message_length", server.message_bytes_max),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", server.ping_interval_min_ms),
         ("grpc.keepalive_time_ms", server.keepalive_interval_ms),
@@ -278,6 +284,11 @@ def server_options(settings: Settings) -> list[tuple[str, int]]:
         options.append(("grpc.max_connection_age_ms", server.connection_age_max_ms))
         options.append(("grpc.max_connection_age_grace_ms", settings.shutdown.grace_ms))
     return options
+
+
+def largest_message_bytes(settings: Settings) -> int:
+    """The largest message that is taken: `grpc.message_bytes_max`, or less where the memory budget is small."""
+    return message_bytes_max(settings.grpc.message_bytes_max, budget_bytes(settings.limits.memory_bytes_max))
 
 
 async def serve(settings: Settings) -> None:
@@ -330,6 +341,11 @@ def _announce(daemon: Daemon) -> None:
         daemon.grpc_address,
         daemon.http_address,
         _security(daemon.settings),
+    )
+    LOGGER.info(
+        "memory budget %d MB, messages up to %d bytes",
+        budget_bytes(daemon.settings.limits.memory_bytes_max) >> 20,
+        largest_message_bytes(daemon.settings),
     )
     path = daemon.settings.ready_file
     if path is not None:

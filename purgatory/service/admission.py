@@ -71,6 +71,7 @@ class Admission:
         refusal = self.memory_refusal(account, operations, items)
         if refusal is not None:
             self._count(refusal)
+            self.shares.budget.refusals += 1
             raise BatchRefused(refusal)
 
     def memory_refusal(self, account: Account, operations: int, items: int) -> Refusal | None:
@@ -82,6 +83,7 @@ class Admission:
         refusal = self.shares.budget.refusal()
         if refusal is not None:
             self._count(refusal)
+            self.shares.budget.refusals += 1
             raise from_refusal(refusal, "")
 
     def _count(self, refusal: Refusal) -> None:

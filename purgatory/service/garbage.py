@@ -72,7 +72,7 @@ class MemoryTrimmer:
     def __init__(self, interval_ms: int, pending: Callable[[], int]) -> None:
         self._interval_s: Final = interval_ms / 1_000
         self._pending: Final = pending
-        self._trim: Final = _function("malloc_trim")
+        self._trim: Final = trim_function()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -90,6 +90,11 @@ class MemoryTrimmer:
             if not self._pending():
                 gc.collect(YOUNG)
                 self._trim(0)
+
+
+def trim_function() -> Callable[..., int]:
+    """Of glibc's: gives free memory back to the system; its argument is how many bytes to keep."""
+    return _function("malloc_trim")
 
 
 def _function(name: str) -> Callable[..., int]:

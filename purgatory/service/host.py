@@ -73,6 +73,8 @@ class Host:
         self.unary_waits: Final = UnaryWaits(engine.add_owner())
         self.admission: Final = Admission(settings.limits, self.listeners, self.shares)
         self._registrations: Final = Registrations(self.time, self.listeners, self.admission, self._register_in_session)
+        self.shares.budget.calls = lambda: len(self.unary_waits) + self.sessions.stream_count
+        self.shares.budget.queues = lambda: sum(listener.held_bytes() for listener in self.listeners)
         self.started_time: Final = time.time()
         """Wall clock, seconds: for display, never for measuring."""
         self.reaper: Final = Reaper(engine, clock, self.listeners, self._expire_slice)

@@ -83,7 +83,10 @@ class GrpcSettings(SettingsGroup):
     address: Address = setting("127.0.0.1:7440", "Where to serve gRPC, host:port. Port 0: any free one.")
     reflection: bool = setting(True, "Serve reflection, so that generic tools can call without our stubs.")
     message_bytes_max: int = setting(
-        32 * 1024 * 1024, "Largest message taken or sent, in bytes.", ge=1024, le=2**31 - 1
+        32 * 1024 * 1024,
+        "Largest message taken or sent, in bytes. None larger than a 128th of the memory budget is taken.",
+        ge=1024,
+        le=2**31 - 1,
     )
     ping_interval_min_ms: DurationMs = setting(
         5_000, "Clients may send keepalive pings this often; those that ping faster are disconnected."

@@ -20,6 +20,10 @@ from purgatory.service.access.result_bytes import RESULT_BYTES, RESULT_ITEM_BYTE
 SHARE_OF_MACHINE: Final = 0.6
 """Of the memory that there is, without a setting."""
 
+MESSAGES_IN_BUDGET: Final = 128
+"""So many of the largest messages would fill the budget."""
+MESSAGE_BYTES_MIN: Final = 1024
+
 SESSION_BYTES: Final = 3_000
 CALL_BYTES: Final = 24_000
 """A call in flight, with what gRPC keeps of it."""
@@ -37,12 +41,16 @@ class MemoryBudget:
         """What the process took before it served anyone."""
         self.answers_bytes = 0
         """Written, and not read yet."""
-        self.queues: Final[list[Callable[[], int]]] = []
+        self.queues: Callable[[], int] = lambda: 0
         """What journal and archive hold in memory."""
         self.calls: Callable[[], int] = lambda: 0
         """How many calls are in flight."""
+        self.resident_bytes = 0
+        """What the process took when it was last measured."""
         self.is_short = False
         """The process has been measured to be over the budget."""
+        self.refusals = 0
+        """Batches, calls and sessions that did not fit."""
         self._engine: Final = engine
         self._accounts: Final = accounts
 
@@ -56,7 +64,7 @@ class MemoryBudget:
             "sessions": self._accounts.sessions * SESSION_BYTES,
             "calls": self.calls() * CALL_BYTES,
             "answers": self.answers_bytes,
-            "queues": sum(queue() for queue in self.queues),
+            "queues": self.queues(),
         }
 
     def held_bytes(self) -> int:
@@ -93,6 +101,11 @@ class MemoryBudget:
         """The worst that so many operations with so many items can come to, while they are registered and later."""
         results = operations * RESULT_BYTES + items * RESULT_ITEM_BYTES
         return self._engine.memory_bytes_more(operations, items) + results
+
+
+def message_bytes_max(setting: int, budget_bytes_max: int) -> int:
+    """The largest message that is taken: as it was set, or less, so that many may come in at once."""
+    return max(MESSAGE_BYTES_MIN, min(setting, budget_bytes_max // MESSAGES_IN_BUDGET))
 
 
 def available_bytes() -> int:

@@ -50,6 +50,9 @@ SEND_ROWS: Final = 16_384
 SHARE_AT_ONCE: Final = 16
 """But no more at a time than this part of all that may wait, so that what comes together leaves room for more."""
 
+ROW_BYTES: Final = 100
+"""A row that waits to be sent."""
+
 FULL_MESSAGE: Final = "the archive cannot keep up, and nothing may be lost from it; try again later"
 
 
@@ -96,6 +99,10 @@ class ArchiveListener(Listener):
     def rows_waiting(self) -> int:
         """Rows that are on their way."""
         return self._link.rows_waiting + self._unsent_rows
+
+    def held_bytes(self) -> int:
+        """Of the rows on their way: those that the writer's process has are not ours."""
+        return self._unsent_rows * ROW_BYTES
 
     def reason_to_refuse(self) -> Refusal | None:
         """Strict, and the queue was full and is not half empty yet."""

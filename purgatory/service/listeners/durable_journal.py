@@ -33,6 +33,9 @@ LOGGER: Final = logging.getLogger(__name__)
 ASYNC_CHANGES_MAX: Final = 100_000
 """In async mode: results and events that may be answered before they are durable; beyond, answers wait as in sync."""
 
+CHANGE_BYTES: Final = 100
+"""A change that waits for its group."""
+
 TICK_MS: Final = 10_000
 POLL_AT_END_S: Final = 0.005
 
@@ -129,6 +132,10 @@ class DurableJournal(Journal):
         if failure is None:
             return None
         return Refusal(0, codes.RESOURCE_EXHAUSTED if failure.is_full else codes.UNAVAILABLE, "", failure.reason)
+
+    def held_bytes(self) -> int:
+        """Of the changes that are collected for the next group; results are counted where they are kept."""
+        return self._change_count * CHANGE_BYTES
 
     def metrics(self) -> Iterable[Metric]:
         values = (*self.statistics(), int(self._failure is not None))

@@ -61,6 +61,7 @@ class HostCollector(Collector):
         yield from self._events_and_refusals()
         yield from self._sessions()
         yield from self._loop_holds()
+        yield from self._memory()
         for listener in self._host.listeners:
             yield from listener.metrics()
 
@@ -177,6 +178,22 @@ class HostCollector(Collector):
             "purgatory_streams_disconnected", "Result streams ended.", metrics.streams_disconnected
         )
         yield _gauge("purgatory_draining", "1 while the daemon shuts down.", int(host.draining))
+
+    def _memory(self) -> Iterator[Metric]:
+        budget = self._host.shares.budget
+        held = GaugeMetricFamily(
+            "purgatory_memory_held_bytes", "What is held in memory, by part, as it is counted.", labels=["part"]
+        )
+        for part, size in budget.parts().items():
+            held.add_metric([part], size)
+        yield held
+        yield _gauge("purgatory_memory_budget_bytes", "The most that may be held in memory.", budget.bytes_max)
+        yield _gauge(
+            "purgatory_memory_short", "1 while the process takes more than that, as measured.", int(budget.is_short)
+        )
+        yield CounterMetricFamily(
+            "purgatory_memory_refusals", "Batches, calls and answers that did not fit.", budget.refusals
+        )
 
 
 def _build_info() -> Metric:

@@ -38,6 +38,10 @@ class Listener:
         """What the metrics page shows of this listener, besides what `exposition` makes of `Metrics`."""
         return ()
 
+    def held_bytes(self) -> int:
+        """What waits in memory to be written, estimated."""
+        return 0
+
     # Engine calls.
 
     def registered(

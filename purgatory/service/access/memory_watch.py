@@ -1,0 +1,89 @@
+"""Watches what the process really takes, as a backstop of the memory budget: see `memory_budget`.
+
+While it is over the budget nothing new is admitted, and free memory is given back to the system. It is over the budget
+although everything counted is within it when gRPC holds much that is not counted: messages that are not whole yet, and
+answers that their callers do not read.
+"""
+
+import asyncio
+import gc
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from purgatory.service.access.memory_budget import MemoryBudget
+from purgatory.service.garbage import YOUNG, trim_function
+
+LOGGER: Final = logging.getLogger(__name__)
+
+INTERVAL_S: Final = 0.1
+TRIM_INTERVAL_S: Final = 1.0
+"""To give memory back takes some tens of milliseconds for half a gigabyte."""
+LOG_INTERVAL_S: Final = 10.0
+RESIDENT_FIELD: Final = 1
+"""The place of resident pages in statm."""
+
+STATM: Final = Path("/proc/self/statm")
+
+
+def resident_bytes() -> int:
+    """What the process takes in memory; 0 where the system does not say."""
+    try:
+        return int(STATM.read_bytes().split()[RESIDENT_FIELD]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+class MemoryWatch:
+    """Measures at an interval, from `start` to `stop`, and tells the budget."""
+
+    def __init__(
+        self,
+        budget: MemoryBudget,
+        measure: Callable[[], int] = resident_bytes,
+        trim: Callable[..., int] | None = None,
+    ) -> None:
+        self._budget: Final = budget
+        self._measure: Final = measure
+        self._trim: Final = trim or trim_function()
+        self._trimmed_s = -TRIM_INTERVAL_S
+        self._logged_s = -LOG_INTERVAL_S
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Starts on the running loop. What the process takes now is the program."""
+        self._budget.program_bytes = self._measure()
+        self._task = asyncio.create_task(self._run(), name="memory watch")
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def look(self, now_s: float) -> None:
+        """Measures once."""
+        budget = self._budget
+        measured = self._measure()
+        if measured > budget.bytes_max and now_s - self._trimmed_s >= TRIM_INTERVAL_S:
+            self._trimmed_s = now_s
+            gc.collect(YOUNG)
+            self._trim(0)
+            measured = self._measure()
+        budget.resident_bytes = measured
+        budget.is_short = measured > budget.bytes_max
+        if budget.is_short and now_s - self._logged_s >= LOG_INTERVAL_S:
+            self._logged_s = now_s
+            parts = ", ".join(f"{name} {size}" for name, size in budget.parts().items() if size)
+            LOGGER.warning(
+                "%d bytes of memory are taken, over the budget of %d: nothing new is admitted (held: %s)",
+                measured,
+                budget.bytes_max,
+                parts,
+            )
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            self.look(loop.time())
+            await asyncio.sleep(INTERVAL_S)

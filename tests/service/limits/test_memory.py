@@ -1,0 +1,297 @@
+"""The memory budget: how it is worked out, what counts, and what is refused when it is full."""
+
+import random
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from purgatory.daemon import largest_message_bytes
+from purgatory.engine import codes
+from purgatory.engine.batches import EventBatch, OperationBatch, Refusal
+from purgatory.engine.engine import Engine
+from purgatory.engine.limits import EngineLimits
+from purgatory.engine.waiting.tables import Owner
+from purgatory.service.access import memory_budget, result_bytes
+from purgatory.service.access.memory_budget import budget_bytes, cgroup_limits
+from purgatory.service.access.memory_watch import LOG_INTERVAL_S, TRIM_INTERVAL_S, MemoryWatch, resident_bytes
+from purgatory.service.host import Host
+from purgatory.service.listeners.metrics import Metrics
+from purgatory.service.rpc.statuses import BatchRefused, CallRefused
+from purgatory.service.sessions.outbox import Outbox, slices_of
+from purgatory.service.sessions.refused import RefusedCompletions, RefusedOperation
+from purgatory.service.settings import GrpcSettings, HostSettings, LimitsSettings, Settings
+from purgatory.service.translate.batch_size import size_of
+from purgatory.testing import ManualClock
+from purgatory.v1 import operation_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
+
+MIB = 1024 * 1024
+
+
+def make_host() -> tuple[Host, Metrics]:
+    metrics = Metrics()
+    return Host(Engine(EngineLimits(), 0), ManualClock(), HostSettings(), metrics), metrics
+
+
+# How much there may be.
+
+
+def test_the_budget_is_what_was_set_or_most_of_what_there_is() -> None:
+    """A budget that is set holds; without one it is a share of the memory, which is never more than the machine's."""
+    assert budget_bytes(512 * MIB) == 512 * MIB
+    assert 0 < budget_bytes(0) == int(memory_budget.available_bytes() * memory_budget.SHARE_OF_MACHINE)
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "limits"),
+    [
+        pytest.param("0::/\n", {"memory.max": "1000\n"}, [1000], id="in a container, version 2"),
+        pytest.param("0::/a/b\n", {"a/memory.max": "700\n", "a/b/memory.max": "max\n"}, [700], id="of the group above"),
+        pytest.param(
+            "4:memory:/a\n3:cpu:/z\n",
+            {"memory/a/memory.limit_in_bytes": "500\n", "cpu/z/memory.max": "1\n"},
+            [500],
+            id="version 1",
+        ),
+        pytest.param("0::/\n", {}, [], id="none"),
+    ],
+)
+def test_limits_of_control_groups_are_found(
+    tmp_path: Path, membership: str, files: dict[str, str], limits: list[int]
+) -> None:
+    """Of the process's own group and those above it, in both versions."""
+    (tmp_path / "cgroup").write_text(membership, "utf-8")
+    for name, text in files.items():
+        path = tmp_path / "mounted" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
+    assert sorted(set(cgroup_limits(tmp_path / "cgroup", tmp_path / "mounted"))) == limits
+
+
+def test_messages_are_a_part_of_the_budget() -> None:
+    """With 512 MiB a message may have 4 MiB; with a large budget the setting holds."""
+    small = Settings(limits=LimitsSettings(memory_bytes_max=512 * MIB))
+    large = Settings(limits=LimitsSettings(memory_bytes_max=64 * 1024 * MIB))
+    assert largest_message_bytes(small) == 4 * MIB
+    assert largest_message_bytes(large) == large.grpc.message_bytes_max
+    assert largest_message_bytes(Settings(grpc=GrpcSettings(message_bytes_max=2048), limits=small.limits)) == 2048
+
+
+@pytest.mark.parametrize(("given", "is_taken"), [(0, True), (1, False), (128 * MIB - 1, False), (128 * MIB, True)])
+def test_a_budget_below_what_the_program_takes_is_refused(given: int, is_taken: bool) -> None:
+    """0 is no setting; from there to 128 MiB nothing could be served."""
+    if is_taken:
+        assert LimitsSettings(memory_bytes_max=given).memory_bytes_max == given
+    else:
+        with pytest.raises(ValueError, match="0 or at least"):
+            LimitsSettings(memory_bytes_max=given)
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(("spare", "fits"), [(-1, False), (0, True), (1, True)])
+def test_a_batch_fits_to_the_byte(spare: int, fits: bool) -> None:
+    """What a batch can come to is within the budget, or the batch is refused as a whole, and counted."""
+    host, metrics = make_host()
+    budget = host.shares.budget
+    budget.bytes_max = budget.held_bytes() + budget.operations_bytes(10, 20) + spare
+    if fits:
+        host.admission.check_memory(host.shares.accounts.nobody, 10, 20)
+    else:
+        with pytest.raises(BatchRefused, match="more") as raised:
+            host.admission.check_memory(host.shares.accounts.nobody, 10, 20)
+        assert (raised.value.refusal.field, raised.value.refusal.code) == ("memory", codes.RESOURCE_EXHAUSTED)
+    assert metrics.rejected[codes.RESOURCE_EXHAUSTED] == budget.refusals == (not fits)
+
+
+async def test_while_memory_is_short_marks_are_still_taken() -> None:
+    """Registrations, sessions, waits, listings and new partitions are refused; a mark of a known one moves."""
+    host, _ = make_host()
+    nobody = host.shares.accounts.nobody
+    host.sessions.open("known", 0)
+    known = EventBatch([codes.HIGH_WATERMARK], partitions=[("orders", 0)], item_indexes=[0], offsets=[1])
+    assert (await host.apply(known)).refusals == []
+    host.shares.budget.is_short = True
+    with pytest.raises(BatchRefused, match="budget"):
+        host.admission.check_memory(nobody, 1, 1)
+    for refused in (
+        lambda: host.sessions.open("new", 0),
+        lambda: host.admission.check_unary_wait(nobody, 0),
+        host.admission.check_answer,
+    ):
+        with pytest.raises(CallRefused, match="memory") as raised:
+            refused()
+        assert raised.value.code == codes.RESOURCE_EXHAUSTED
+    assert host.sessions.open("known", 0)
+    known.offsets[0] = 2
+    assert (await host.apply(known)).refusals == []
+    new = EventBatch([codes.HIGH_WATERMARK], partitions=[("payments", 0)], item_indexes=[0], offsets=[1])
+    assert [refusal.code for refusal in (await host.apply(new)).refusals] == [codes.RESOURCE_EXHAUSTED]
+
+
+def test_the_watch_tells_the_budget_and_gives_memory_back() -> None:
+    """Over the budget memory is given back, at most once a second; if that does not help, it is short."""
+    host, _ = make_host()
+    budget = host.shares.budget
+    budget.bytes_max = 1_000
+    sizes, trims = [900], []
+
+    def trim(_: int) -> int:
+        trims.append(sizes[0])
+        return 1
+
+    watch = MemoryWatch(budget, lambda: sizes[0], trim)
+    watch.look(0.0)
+    assert (budget.is_short, budget.resident_bytes, trims) == (False, 900, [])
+    sizes[0] = 1_001
+    watch.look(0.1)
+    watch.look(0.2)
+    assert (budget.is_short, len(trims)) == (True, 1)
+    watch.look(0.1 + TRIM_INTERVAL_S)
+    assert len(trims) == 2
+    sizes[0] = 1_000
+    watch.look(0.2 + TRIM_INTERVAL_S)
+    assert not budget.is_short
+
+
+def test_a_shortage_is_logged_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    """The log says what is held, and does not say it again ten times a second."""
+    host, _ = make_host()
+    host.shares.budget.bytes_max = 1_000
+    watch = MemoryWatch(host.shares.budget, lambda: 2_000, lambda _: 1)
+    for tenth in range(10):
+        watch.look(tenth / 10)
+    assert len(caplog.records) == 1
+    assert "over the budget of 1000" in caplog.text
+    watch.look(LOG_INTERVAL_S)
+    assert len(caplog.records) == 2
+
+
+def test_the_process_is_measured() -> None:
+    """A running Python takes some megabytes."""
+    assert resident_bytes() > MIB
+
+
+# What is counted.
+
+
+def test_the_size_of_a_batch_is_told_from_the_message() -> None:
+    """Columns by their lengths; rows by their number, and by their bytes for items."""
+    columns = operation_pb2.OperationColumns(operation_id=[1, 2, 3], item_index=[0, 1, 0, 1])
+    assert size_of(wire.RegisterBatch(columns=columns)) == (3, 4)
+    assert size_of(wire.RegisterBatch(columns=operation_pb2.OperationColumns(operation_id=[1, 2]))) == (2, 2)
+    items = [
+        operation_pb2.ProducePartition(topic_partition=operation_pb2.TopicPartition(topic="t", partition=number))
+        for number in range(50)
+    ]
+    row = operation_pb2.Operation(operation_id=1, produce=operation_pb2.Produce(partitions=items))
+    operations, most_items = size_of(wire.RegisterBatch(rows=operation_pb2.OperationRows(operations=[row])))
+    assert operations == 1
+    assert most_items >= 50
+
+
+@given(st.lists(st.integers(1, 4), max_size=8), st.lists(st.tuples(st.booleans(), st.integers(1, 5)), max_size=12))
+def test_an_outbox_counts_what_it_holds(added: list[int], steps: list[tuple[bool, int]]) -> None:
+    """Whatever is taken, split and acknowledged, the bytes are those of the slices in it; all is told on."""
+    told = [0]
+
+    def hold(more: int) -> None:
+        told[0] += more
+
+    outbox = Outbox(hold)
+    next_id = 1
+    for count in added:
+        refused = [
+            RefusedOperation(
+                Refusal(0, codes.INVALID_ARGUMENT, "field", "why" * number), next_id + number, codes.PRODUCE
+            )
+            for number in range(count)
+        ]
+        next_id += count
+        outbox.append(slices_of(RefusedCompletions(refused), [entry.refusal for entry in refused]))
+    for acknowledges, count in steps:
+        if acknowledges:
+            outbox.acknowledge(min(outbox.acknowledged_sequence + count, outbox.last_sequence))
+        else:
+            outbox.take(count)
+        parts = [*outbox._written, *outbox._unwritten]
+        assert outbox.held_bytes == told[0] == sum(part.held_bytes() for part in parts)
+    outbox.discard()
+    assert told[0] == 0
+
+
+def test_the_estimate_of_results_is_near_what_they_take() -> None:
+    """Within a factor of 2.5 of what Python allocates, for results that came together and one by one."""
+    for together in (1, 1_000):
+        engine = Engine(EngineLimits(), 0)
+        owner = engine.add_owner()
+        outbox = Outbox()
+        last_id = 0
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            for _ in range(1_000 // together):
+                ids = list(range(last_id + 1, last_id + 1 + together))
+                last_id += together
+                batch = OperationBatch(ids, partitions=[("orders", 0)], item_indexes=[0], offsets=[9], timeouts_ms=[0])
+                engine.register(owner, codes.PRODUCE, batch, 0)
+                for completions in engine.take_completions():
+                    outbox.append(slices_of(completions))
+            taken = tracemalloc.get_traced_memory()[0] - before
+        finally:
+            tracemalloc.stop()
+        assert taken / 2.5 < outbox.held_bytes < taken * 2.5, f"{together} together: {outbox.held_bytes} for {taken}"
+    assert result_bytes.RESULT_BYTES
+
+
+SHAPES = ["single", "wide", "fetches", "keys", "partitions", "replicas"]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_engines_estimate_is_near_what_it_takes(shape: str) -> None:
+    """Within a factor of 2 of what Python allocates."""
+    random.seed(1)
+    engine = Engine(EngineLimits(), 0)
+    owner = engine.add_owner()
+    tracemalloc.start()
+    try:
+        before, counted = tracemalloc.get_traced_memory()[0], engine.memory_bytes()
+        fill(engine, owner, shape)
+        engine.take_completions()
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    estimate = engine.memory_bytes() - counted
+    assert taken / 2 < estimate < taken * 2, f"{estimate} for {taken}"
+
+
+def fill(engine: Engine, owner: Owner, shape: str) -> None:
+    """Some megabytes of one shape."""
+    if shape in ("partitions", "replicas"):
+        count = 2_000 if shape == "partitions" else 50
+        names = [(f"topic-{number}", number) for number in range(count)]
+        places = list(range(count))
+        for replica_id in range(1, 2 if shape == "partitions" else 300):
+            kinds = [codes.FOLLOWER_PROGRESS] * count
+            events = EventBatch(kinds, partitions=names, item_indexes=places, offsets=[5], replica_ids=[replica_id])
+            engine.apply(events, 0, limit=10**9)
+        return
+    operations, items = (200, 100) if shape == "wide" else (5_000, 1)
+    kind = {"fetches": codes.FETCH, "keys": codes.SIGNAL}.get(shape, codes.PRODUCE)
+    for first in range(0, operations, 100):
+        count = 100 * items
+        batch = OperationBatch(
+            list(range(first + 1, first + 101)),
+            partitions=[("topic", number) for number in range(100)],
+            keys=[f"key-{first + number}" for number in range(100)],
+            item_counts=[items],
+            item_indexes=[place % 100 for place in range(count)],
+            offsets=[random.randrange(1, 1_000) for _ in range(count)],
+            timeouts_ms=[60_000],
+            min_bytes=[1_000_000] if shape == "fetches" else [],
+        )
+        assert engine.register(owner, kind, batch, 0).refusals == []
