@@ -33,8 +33,8 @@ from purgatory.journal.errors import JournalError
 from purgatory.service import garbage
 from purgatory.service.access.access import Access
 from purgatory.service.access.errors import AccessError
-from purgatory.service.access.memory_budget import budget_bytes, message_bytes_max
-from purgatory.service.access.memory_watch import MemoryWatch
+from purgatory.service.budget.memory_budget import budget_bytes, message_bytes_max
+from purgatory.service.budget.memory_watch import MemoryWatch
 from purgatory.service.draining import drain
 from purgatory.service.flags import config_lines, read_command_line
 from purgatory.service.host import Host
@@ -335,17 +335,14 @@ def _announce(daemon: Daemon) -> None:
     """Logs the one line that says what runs where, and writes the ready file for programs."""
     engine = "compiled engine" if COMPILED else "UNCOMPILED engine (correct, but several times slower)"
     LOGGER.info(
-        "purgatory %s, %s: gRPC on %s, HTTP on %s, %s",
+        "purgatory %s, %s: gRPC on %s, HTTP on %s, %s; memory budget %d MiB, messages up to %d KiB",
         __version__,
         engine,
         daemon.grpc_address,
         daemon.http_address,
         _security(daemon.settings),
-    )
-    LOGGER.info(
-        "memory budget %d MB, messages up to %d bytes",
         budget_bytes(daemon.settings.limits.memory_bytes_max) >> 20,
-        largest_message_bytes(daemon.settings),
+        largest_message_bytes(daemon.settings) >> 10,
     )
     path = daemon.settings.ready_file
     if path is not None:

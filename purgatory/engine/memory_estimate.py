@@ -3,7 +3,6 @@
 Tables are counted by the rows they have grown to, free ones included, as they do not shrink.
 """
 
-from sys import getsizeof
 from typing import Final
 
 from mypy_extensions import i64
@@ -23,13 +22,13 @@ REPLICA_BYTES: Final[i64] = 180
 EPOCH_BYTES: Final[i64] = 80
 POSITION_BYTES: Final[i64] = 40
 KEY_BYTES: Final[i64] = 600
-NAME_BYTES: Final[i64] = 100
-"""A name as a tuple, besides its text."""
+NAME_BYTES: Final[i64] = 150
+"""A name as a tuple, besides the characters of its text."""
 
 
 def text_bytes(text: str) -> int:
     """What a name of that text takes."""
-    return NAME_BYTES + getsizeof(text)
+    return int(NAME_BYTES) + len(text) * (1 if text.isascii() else 4)
 
 
 def name_bytes(name: AsGiven) -> int:

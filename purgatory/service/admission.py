@@ -6,7 +6,7 @@ from typing import Final
 from purgatory.engine import codes
 from purgatory.engine.batches import Refusal
 from purgatory.service.access.account import Account
-from purgatory.service.access.shares import Shares
+from purgatory.service.budget.shares import Shares
 from purgatory.service.listeners.listener import Journal, Listener
 from purgatory.service.rpc.statuses import BatchRefused, from_refusal, unavailable
 from purgatory.service.sessions.session import Session

@@ -24,9 +24,9 @@ from purgatory.engine.waiting.tables import Owner
 from purgatory.service.access.account import Account
 from purgatory.service.access.audit import NAME
 from purgatory.service.access.roles import WAIT
-from purgatory.service.access.shares import Shares
 from purgatory.service.access.withholding import Reasons, explain, withhold_operations
 from purgatory.service.admission import Admission
+from purgatory.service.budget.shares import Shares
 from purgatory.service.engine_time import EngineTime
 from purgatory.service.listeners.listener import Journal, Listener
 from purgatory.service.loop_holds import LoopHolds

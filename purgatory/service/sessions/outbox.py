@@ -16,7 +16,7 @@ from typing import Final
 from purgatory.engine import codes
 from purgatory.engine.batches import Refusal
 from purgatory.engine.completions import Completions
-from purgatory.service.access.result_bytes import (
+from purgatory.service.budget.result_bytes import (
     FETCHED_BYTES,
     REFUSAL_BYTES,
     RESULT_BYTES,

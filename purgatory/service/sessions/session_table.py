@@ -21,8 +21,8 @@ from purgatory.engine.batches import Refusal
 from purgatory.engine.codes import RESOURCE_EXHAUSTED
 from purgatory.engine.engine import Engine
 from purgatory.service.access.account import NOBODY, Account
-from purgatory.service.access.memory_budget import SESSION_BYTES
-from purgatory.service.access.shares import Shares
+from purgatory.service.budget.memory_budget import SESSION_BYTES
+from purgatory.service.budget.shares import Shares
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.loop_holds import LoopHolds
 from purgatory.service.rpc.statuses import from_refusal, invalid_argument, not_found, quoted, resource_exhausted

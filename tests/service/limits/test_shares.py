@@ -11,7 +11,7 @@ from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.access.account import Account
-from purgatory.service.access.shares import share
+from purgatory.service.budget.shares import share
 from purgatory.service.host import Host
 from purgatory.service.listeners.metrics import Metrics
 from purgatory.service.rpc.statuses import BatchRefused, CallRefused

@@ -15,7 +15,7 @@ from purgatory.engine import codes
 from purgatory.engine.batches import Refusal
 from purgatory.engine.engine import Engine
 from purgatory.service.access.account import Accounts
-from purgatory.service.access.result_bytes import RESULT_BYTES, RESULT_ITEM_BYTES
+from purgatory.service.budget.result_bytes import RESULT_BYTES, RESULT_ITEM_BYTES
 
 SHARE_OF_MACHINE: Final = 0.6
 """Of the memory that there is, without a setting."""

@@ -12,8 +12,8 @@ from purgatory.engine import codes
 from purgatory.engine.batches import Refusal
 from purgatory.engine.engine import Engine
 from purgatory.service.access.account import NOBODY, Account, Accounts
-from purgatory.service.access.memory_budget import SESSION_BYTES, MemoryBudget, budget_bytes
-from purgatory.service.access.result_bytes import RESULT_BYTES, RESULT_ITEM_BYTES
+from purgatory.service.budget.memory_budget import SESSION_BYTES, MemoryBudget, budget_bytes
+from purgatory.service.budget.result_bytes import RESULT_BYTES, RESULT_ITEM_BYTES
 from purgatory.service.settings import HostSettings
 
 
