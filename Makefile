@@ -36,6 +36,9 @@ run: $(STAMPS)/engine ## Serve on the defaults (first use: sets up .venv, about 
 demo: $(STAMPS)/engine ## Run the replicated log on real processes (ARGS="--kill-follower --input FILE")
 	@$(BIN)/python -m examples.replicated_log $(ARGS)
 
+secure-demo: $(STAMPS)/engine ## Serve with TLS, tokens and a policy, and show what each kind of caller sees
+	@$(BIN)/python -m examples.secure_demo
+
 check: $(STAMPS)/pipeline $(STAMPS)/engine ## Account for an archive (ARCHIVE=.build/archive)
 	@$(BIN)/purgatory-pipeline check $(ARCHIVE) $(ARGS)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.transport.authority import Authority, Issued
+from examples.secure_demo.authority import Authority, Issued
 
 HOSTS = ("localhost", "127.0.0.1")
 

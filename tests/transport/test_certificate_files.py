@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from examples.secure_demo.authority import Authority
 from purgatory.service.setting_sources import SettingsError, load_settings
 from purgatory.service.settings import TlsSettings, is_loopback
 from purgatory.service.transport.certificate_files import CannotUseCertificates, read_tls_material
 from purgatory.service.transport.peer import peer_certificate
 from purgatory.service.transport.tls import Tls
 from tests.daemon_process import run_to_end
-from tests.transport.authority import Authority
 from tests.transport.conftest import TlsFolder
 
 NOW = datetime.now(UTC)

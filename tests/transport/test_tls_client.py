@@ -15,11 +15,11 @@ from purgatory_client.cli.app import app
 from purgatory_client.errors import InvalidRequest, PermissionDenied, Unauthenticated, Unavailable
 from purgatory_client.session.channel import ChannelSecurity, Token, open_channel
 
+from examples.secure_demo.authority import Authority
 from purgatory.service.access.tokens import add_token
 from tests.conftest import StartDaemon
 from tests.daemon_process import daemon_environment
 from tests.service.serving import eventually
-from tests.transport.authority import Authority
 from tests.transport.conftest import TlsFolder
 
 POLICY = """

@@ -1,0 +1,35 @@
+"""Prints the table of calls; exit code 1 when one was allowed or refused that should not have been."""
+
+import asyncio
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from examples.secure_demo.calls import Row, all_rows
+from examples.secure_demo.setting import serving
+
+
+def table(rows: list[Row]) -> list[str]:
+    """The rows as lines, in columns."""
+    head = ("caller", "shows", "asks for", "was", "saw")
+    cells = [head, *((row.caller, row.shows, row.asks, row.was, row.saw) for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+
+
+async def run(folder: Path) -> int:
+    async with serving(folder) as scene:
+        rows = await all_rows(scene)
+    print("\n".join(table(rows)))
+    wrong = [row for row in rows if row.was != row.should]
+    for row in wrong:
+        print(f"{row.caller}, {row.asks}: should have been {row.should}", file=sys.stderr)
+    print(f"{len(rows)} calls, {sum(row.was == 'allowed' for row in rows)} allowed; {len(wrong)} not as they should be")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # handshakes that fail are the point here, and gRPC logs each
+    with tempfile.TemporaryDirectory(prefix="secure-demo-") as name:
+        sys.exit(asyncio.run(run(Path(name))))
