@@ -127,10 +127,10 @@ class Host:
         self, owner: Owner, session: Session | None, account: Account, run: OperationRun, known: int
     ) -> RegisterReceipt:
         now_ms = self._registration_ms()
-        withheld = withhold_operations(account, run.kind, run.batch)
+        readable, withheld = withhold_operations(account, run.kind, run.batch)
         if session is not None:
             self.shares.set_in_engine(session.account)
-        receipt = self.engine.register(owner, run.kind, run.batch, now_ms, known)
+        receipt = self.engine.register(owner, run.kind, readable, now_ms, known)
         explain(receipt.refusals, withheld)
         if withheld:
             first = next(iter(withheld.values())).message

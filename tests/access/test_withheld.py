@@ -31,7 +31,7 @@ from tests.service.serving import produce, refused
 
 NAMES = ("mine-1", "yours-1", "mine-2", "yours-2")
 MINE = Names(["mine-*"])
-GRANTS = Grants(dict.fromkeys(("wait", "advance"), MINE), dict.fromkeys(("wait", "advance"), MINE))  # type: ignore[arg-type]
+GRANTS = Grants(dict.fromkeys(("wait", "advance"), MINE), dict.fromkeys(("wait", "advance"), MINE))
 
 
 def new_session(grants: Grants) -> tuple[Host, Any]:
@@ -162,7 +162,7 @@ async def test_the_details_of_a_refusal(tmp_path: Path) -> None:
             with refused(grpc.StatusCode.PERMISSION_DENIED) as error:
                 await caller.call(rpc, request)
             info = error_details_pb2.ErrorInfo()
-            status = rpc_status.from_call(error.value)  # type: ignore[arg-type]
+            status = rpc_status.from_call(error.value)
             assert status.details[0].Unpack(info)
             role = {"Wait": "wait", "Cancel": "admin"}[rpc]
             assert (info.reason, info.domain) == ("ROLE_MISSING", "purgatory")
@@ -189,7 +189,7 @@ async def test_hidden_and_absent_look_the_same(tmp_path: Path) -> None:
             except grpc.aio.AioRpcError as error:
                 return f"{error.code()} {error.details()} {error.trailing_metadata()}"
 
-        pairs = [
+        pairs: list[tuple[Any, str, Any, list[dict[str, Any]], tuple[str, str]]] = [
             (observer, "GetPartition", wire.GetPartitionRequest, [
                 {"topic_partition": partition(topic="yours-1")}, {"topic_partition": partition(topic="other-1")},
             ], ("yours-1", "other-1")),

@@ -2,7 +2,8 @@
 
 The policy and the tokens are read at the start and whenever their files change. A file that cannot be read then is
 logged, and what was read before stays: a typing error must neither open the daemon nor shut everybody out. A new policy
-is in force between one step of the event loop and the next, so every message is judged by one policy as a whole.
+is in force between one step of the event loop and the next: a message, or the part of a long one that is served at a
+time, is judged by one policy as a whole.
 """
 
 import asyncio

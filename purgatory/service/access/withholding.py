@@ -2,7 +2,7 @@
 
 Each distinct name of a batch is looked at once. A row that names a forbidden one is made unreadable to the engine,
 which then refuses it in its place among the others, uses up its id and tells everybody; the reason is put in
-afterwards (`explain`).
+afterwards (`explain`). History keeps what a refused operation named.
 """
 
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from typing import Final
 
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch, Refusal
+from purgatory.engine.kinds.operation_columns import COLUMNS_BY_NAME
 from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ADVANCE, PERMISSION_DENIED, TOPIC_AUTHORIZATION_FAILED, WAIT, Role
 from purgatory.service.rpc.statuses import quoted, role_missing
@@ -19,44 +20,58 @@ NO_PLACE: Final = -1
 NO_TYPE: Final = 0
 """A type that no event has: the engine refuses it."""
 
+OPERATION_COLUMNS: Final = (
+    "partitions", "keys", "timeouts_ms", "item_counts", *(column.batch_name for column in COLUMNS_BY_NAME.values())
+)  # fmt: skip
+
 Reasons = dict[int, Refusal]
 """By row of a batch: why it is withheld."""
 
 
-def withhold_operations(account: Account, kind: int, batch: OperationBatch) -> Reasons:
-    """Makes the operations that name what the account may not wait for unreadable to the engine, and says why."""
+def withhold_operations(account: Account, kind: int, batch: OperationBatch) -> tuple[OperationBatch, Reasons]:
+    """The batch for the engine, in which it cannot read the operations that name what the account may not wait for;
+    and why.
+    """
     if account.grants.is_everywhere(WAIT):
-        return {}
+        return batch, {}
     is_key = kind == codes.SIGNAL
     forbidden = forbidden_places(
         account, WAIT, batch.keys if is_key else [topic for topic, _ in batch.partitions], is_key=is_key
     )
     if not forbidden:
-        return {}
+        return batch, {}
     rows, places, counts = len(batch.operation_ids), batch.item_indexes, batch.item_counts
     if len(places) <= 1:  # one place for all items
         place = places[0] if places else 0
         if place not in forbidden:
-            return {}
-        places[:] = [NO_PLACE]
+            return batch, {}
         said = forbidden[place]
-        return {row: _refusal(row, said) for row in range(rows) if len(counts) != rows or counts[row]}
+        reasons = {row: _refusal(row, said) for row in range(rows) if len(counts) != rows or counts[row]}
+        return _with_places(batch, [NO_PLACE]), reasons
     if len(counts) not in (0, 1, rows):
-        return {}  # the engine refuses the batch as a whole
-    reasons: Reasons = {}
+        return batch, {}  # the engine refuses it as a whole
+    readable = list(places)
+    reasons = {}
     item = 0
     for row in range(rows):
         count = counts[0] if len(counts) == 1 else counts[row] if counts else 1
         said = next((forbidden[place] for place in places[item : item + count] if place in forbidden), "")
         if said:
             reasons[row] = _refusal(row, said)
-            places[item] = NO_PLACE
+            readable[item] = NO_PLACE
         item += count
-    return reasons
+    return _with_places(batch, readable), reasons
+
+
+def _with_places(batch: OperationBatch, item_indexes: list[int]) -> OperationBatch:
+    others = {name: getattr(batch, name) for name in OPERATION_COLUMNS}
+    return OperationBatch(batch.operation_ids, item_indexes=item_indexes, **others)
 
 
 def withhold_events(account: Account, batch: EventBatch) -> Reasons:
-    """The same for events that name what the account may not advance. Those of no type are the engine's to refuse."""
+    """Takes the type away from events that name what the account may not advance, so that the engine cannot read them;
+    and why. Those of no type are the engine's to refuse.
+    """
     if account.grants.is_everywhere(ADVANCE):
         return {}
     topics = forbidden_places(account, ADVANCE, [topic for topic, _ in batch.partitions], is_key=False)
