@@ -1,0 +1,185 @@
+"""The real daemon under a policy: certificates and tokens, restarts, history, and what must not be seen anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import urllib.request
+from pathlib import Path
+
+import grpc
+import pytest
+
+from purgatory.service.access.roles import PERMISSION_DENIED
+from purgatory.service.access.tokens import add_token, hash_of
+from purgatory.v1 import operation_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
+from tests.access.guarded import POLICY, Caller
+from tests.archive.archive_replay import rows_of
+from tests.conftest import StartDaemon
+from tests.daemon_process import DaemonProcess, run_to_end
+from tests.service.serving import PATIENCE_S, produce, refused
+from tests.transport.authority import Authority
+from tests.transport.callers import secure_channel
+from tests.transport.conftest import TlsFolder
+
+
+@pytest.fixture
+def authority() -> Authority:
+    return Authority("The test's authority")
+
+
+@pytest.fixture
+def tls_folder(tmp_path: Path, authority: Authority) -> TlsFolder:
+    files = TlsFolder(tmp_path / "tls", authority)
+    files.folder.mkdir()
+    files.put_server(files.issue_server())
+    files.put("clients.crt", authority.certificate_pem)
+    return files
+
+
+def access_flags(folder: Path, policy: str = POLICY) -> list[str]:
+    """A policy and an empty file of tokens."""
+    (folder / "policy.toml").write_text(policy, "utf-8")
+    (folder / "tokens").touch()
+    return ["--access-policy-file", str(folder / "policy.toml"), "--access-tokens-file", str(folder / "tokens")]
+
+
+def batch(*operations: operation_pb2.Operation) -> wire.RegisterBatch:
+    return wire.RegisterBatch(rows=operation_pb2.OperationRows(operations=operations))
+
+
+async def test_a_certificate_names_the_principal(
+    start_daemon: StartDaemon, tls_folder: TlsFolder, tmp_path: Path
+) -> None:
+    """With mutual TLS the common name is the principal; a token that is shown as well counts in its place; and who is
+    loopback's principal does not matter to either.
+    """
+    tls = tls_folder.flags(client_auth=True)
+    flags = [*tls, *access_flags(tmp_path, f'loopback_principal = "root"\n{POLICY}')]
+    token = add_token(tmp_path / "tokens", "advance")
+    daemon = start_daemon(*flags)
+    client = tls_folder.authority.issue("observe")
+    async with secure_channel(daemon.address, tls_folder.authority, client) as channel:
+        stub = PurgatoryServiceStub(channel)
+        listed = await stub.ListPartitions(wire.ListPartitionsRequest())
+        assert not listed.partitions
+        with refused(grpc.StatusCode.PERMISSION_DENIED, "needs the role advance for the call Advance"):
+            await stub.Advance(wire.AdvanceRequest(rows={}))
+        authorization = (("authorization", f"Bearer {token}"),)
+        await stub.Advance(wire.AdvanceRequest(rows={}), metadata=authorization)
+        with refused(grpc.StatusCode.PERMISSION_DENIED):
+            await stub.ListPartitions(wire.ListPartitionsRequest(), metadata=authorization)
+    assert daemon.stop() == 0
+
+
+async def test_a_sighup_reads_the_files_again(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """At once, changed or not; a policy that is broken by then is logged, and the daemon serves on by the old one."""
+    daemon = start_daemon(*access_flags(tmp_path))
+    token = add_token(tmp_path / "tokens", "observe")
+    (tmp_path / "policy.toml").write_text("[[grant]", "utf-8")
+    daemon.process.send_signal(signal.SIGHUP)
+    async with asyncio.timeout(PATIENCE_S):
+        while "what was read before is kept" not in daemon.log:  # noqa: ASYNC110 - another process's log
+            await asyncio.sleep(0.02)
+    async with Caller(daemon.address, f"Bearer {token}") as caller:
+        await caller.call("ListPartitions", wire.ListPartitionsRequest())
+        with refused(grpc.StatusCode.PERMISSION_DENIED):
+            await caller.call("Advance", wire.AdvanceRequest(rows={}))
+    assert daemon.stop() == 0
+
+
+@pytest.mark.parametrize("fault", ["policy", "no policy", "tokens", "keys"])
+def test_a_daemon_does_not_start_half_guarded(tmp_path: Path, fault: str) -> None:
+    """With files that cannot be used it ends with a line that names the place, and does not serve without them."""
+    flags = access_flags(tmp_path)
+    if fault == "policy":
+        (tmp_path / "policy.toml").write_text('[[grant]]\nto = ["a"]\nroles = ["wiat"]\ntopics = ["*"]', "utf-8")
+    elif fault == "no policy":
+        flags = flags[2:]
+    elif fault == "tokens":
+        (tmp_path / "tokens").write_text("nonsense\n", "utf-8")
+    else:
+        flags += ["--access-jwt-keys", str(tmp_path / "absent")]
+        flags += ["--access-jwt-issuer", "issuer", "--access-jwt-audience", "audience"]
+    ended = run_to_end(tmp_path, [*flags, "--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0"])
+    said = {"policy": "grant 1, roles 1", "no policy": "set policy_file", "tokens": "line 1", "keys": "no key set"}
+    assert ended.returncode in (1, 2)
+    assert said[fault] in ended.stderr + ended.stdout
+
+
+async def registered(daemon: DaemonProcess, token: str) -> wire.Receipt:
+    async with Caller(daemon.address, f"Bearer {token}") as caller:
+        operations = [produce(1, "mine-1", 9), produce(2, "yours-1", 9)]
+        request = wire.RegisterRequest(session_id="s", batch=batch(*operations))
+        answer = await caller.call("Register", request)
+    receipt: wire.Receipt = answer.receipt
+    return receipt
+
+
+async def test_sessions_are_their_principals_after_a_crash(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """With a journal, a session that a killed daemon had is its principal's in the next one, and nobody else's."""
+    flags = [*access_flags(tmp_path), "--data-dir", str(tmp_path / "data")]
+    mine, theirs = (add_token(tmp_path / "tokens", name) for name in ("wait", "root"))
+    daemon = start_daemon(*flags)
+    assert (await registered(daemon, mine)).accepted == 1
+    daemon.kill()
+    daemon = start_daemon(*flags)
+    asked = wire.GetOperationRequest(session_id="s", operation_id=1)
+    async with Caller(daemon.address, f"Bearer {mine}") as owner, Caller(daemon.address, f"Bearer {theirs}") as other:
+        assert (await owner.call("GetOperation", asked)).operation.principal == "wait"
+        with refused(grpc.StatusCode.NOT_FOUND):
+            await other.call("GetOperation", asked)
+        with refused(grpc.StatusCode.NOT_FOUND):
+            await other.call("Acknowledge", wire.AcknowledgeRequest(session_id="s", sequence=1))
+        stream = owner.stream("StreamResults", wire.StreamResultsRequest(session_id="s"))
+        results = (await stream.read()).results.rows.results
+        assert [(one.operation_id, one.refusal.code) for one in results] == [(2, PERMISSION_DENIED)]
+        stream.cancel()
+    assert daemon.stop() == 0
+
+
+async def test_history_says_who(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """The archive has the principal of each registration, and of one that was refused what it named and why."""
+    flags = access_flags(tmp_path)
+    token = add_token(tmp_path / "tokens", "wait")
+    daemon = start_daemon(*flags, "--archive", str(tmp_path / "archive"))
+    assert [one.operation_id for one in (await registered(daemon, token)).refusals] == [2]
+    assert daemon.stop() == 0
+    rows = rows_of(tmp_path / "archive", "registrations")
+    kept = {(row["operation_id"], row["topic"], row["principal"], row["refusal_code"]) for row in rows}
+    assert kept == {(1, "mine-1", "wait", 0), (2, "yours-1", "wait", PERMISSION_DENIED)}
+
+
+async def test_secrets_are_nowhere_to_be_seen(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """Neither a token that counts nor one that does not is in the log, the metrics or the printed settings, nor are
+    their hashes; and refusals are counted by reason.
+    """
+    flags = [*access_flags(tmp_path), "--log-level", "debug", "--log-format", "json"]
+    good = add_token(tmp_path / "tokens", "observe")
+    bad = f"{good[:-4]}oooo"
+    daemon = start_daemon(*flags)
+    async with Caller(daemon.address, f"Bearer {good}") as one, Caller(daemon.address, f"Bearer {bad}") as other:
+        await one.call("GetStatus", wire.GetStatusRequest())
+        with refused(grpc.StatusCode.UNAUTHENTICATED):
+            await other.call("GetStatus", wire.GetStatusRequest())
+        with refused(grpc.StatusCode.PERMISSION_DENIED):
+            await one.call("Advance", wire.AdvanceRequest(rows={}))
+    metrics = await asyncio.to_thread(_read, f"http://{daemon.http_address}/metrics")
+    assert 'purgatory_access_refusals_total{reason="unauthenticated"} 1.0' in metrics
+    assert 'purgatory_access_refusals_total{reason="role"} 1.0' in metrics
+    printed = run_to_end(tmp_path, [*flags, "--print-config"]).stdout
+    assert daemon.stop() == 0
+    lines = [json.loads(line) for line in daemon.log.splitlines()]
+    audited = [json.loads(line["message"]) for line in lines if line["logger"] == "purgatory.audit"]
+    assert [line["reason"] for line in audited] == ["unauthenticated", "role"]
+    for secret in (good, bad, good[8:30], hash_of(good), hash_of(bad)):
+        assert not [text for text in (daemon.log, metrics, printed) if secret in text]
+
+
+def _read(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
+        content: bytes = answer.read()
+    return content.decode()
