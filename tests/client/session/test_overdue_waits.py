@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from purgatory_client import AsyncClient, Client, errors, waits
+from purgatory_client import AsyncClient, Client, ClosedSession, errors, waits
 from purgatory_client.many import Entry, WaitColumns
 from purgatory_client.session import overdue_waits, session_core
 from purgatory_client.session.overdue_waits import GRACE
@@ -13,6 +13,7 @@ from purgatory_client.session.session_core import SessionCore
 from purgatory_client.waits import Wait
 
 from tests.client.session.wire_script import Response, many, opened, receipt, results, sent
+from tests.client.until import until_pending
 from tests.conftest import StartDaemon
 from tests.service.serving import eventually
 
@@ -201,14 +202,8 @@ async def test_a_client_whose_session_is_closed_is_told(start_daemon: StartDaemo
     async with AsyncClient(daemon.address) as client, AsyncClient(daemon.address) as operator:
         waiting = asyncio.create_task(client.produce({"orders-3": 1}, timeout=60))
         before = client.session_id
-
-        async def closed() -> bool:
-            try:
-                return (await operator.close_session(before)).cancelled == 1
-            except errors.NotFound:
-                return False
-
-        await eventually(closed, "the session is known, and closed")
+        await until_pending(operator, 1)
+        assert await operator.close_session(before) == ClosedSession(cancelled=1, results_dropped=0)
         with pytest.raises(errors.SessionClosed, match=before):
             await waiting
         assert (await client.produce({"orders-3": 1}, timeout=0)).outcome.name == "EXPIRED"
