@@ -53,3 +53,11 @@ def test_settings_on_the_page_exist() -> None:
     settings = {name for name in named if name.partition(".")[0] in groups and not name.endswith((".crt", ".key"))}
     assert len(settings) > 20
     assert settings <= set(setting_names())
+
+
+def test_every_limit_is_on_the_page() -> None:
+    """A setting that bounds what a caller can take is in the table of limits."""
+    bounds = {name for name in setting_names() if name.startswith(("limits.", "shares.")) or name.endswith("s_max")}
+    page = PAGE.read_text("utf-8")
+    assert len(bounds) > 15
+    assert {name for name in bounds if f"`{name}`" not in page} == set()

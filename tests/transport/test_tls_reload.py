@@ -127,3 +127,19 @@ async def test_new_authority_of_clients(start_daemon: StartDaemon, tls_folder: T
     async with https(daemon.http_address, authority, old) as session:
         with pytest.raises(aiohttp.ClientError):
             await session.get("/metrics")
+
+
+async def test_revoked_certificate_loses_its_open_stream(start_daemon: StartDaemon, tls_folder: TlsFolder) -> None:
+    """A stream opened with a certificate that is revoked meanwhile ends with its next message."""
+    authority = tls_folder.authority
+    client = authority.issue("orders")
+    nothing = wire.AdvanceStreamRequest(rows=event_pb2.EventRows())
+    daemon = start_daemon(*tls_folder.flags(client_auth=True, crl=True))
+    async with secure_channel(daemon.address, authority, client) as channel:
+        stream = PurgatoryServiceStub(channel).AdvanceStream()
+        await stream.write(nothing)
+        assert isinstance(await stream.read(), wire.AdvanceStreamResponse)
+        tls_folder.put("clients.crl", authority.revocation_list([client.serial_number]))
+        await eventually(lambda: TAKEN in daemon.log, TAKEN)
+        await stream.write(nothing)
+        assert await stream.code() is UNAUTHENTICATED
