@@ -11,6 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from examples.secure_demo.authority import Authority
 from purgatory.service.access.roles import PERMISSION_DENIED
 from purgatory.service.access.tokens import add_token, hash_of
 from purgatory.v1 import operation_pb2
@@ -21,7 +22,6 @@ from tests.archive.archive_replay import rows_of
 from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess, run_to_end
 from tests.service.serving import PATIENCE_S, produce, refused
-from tests.transport.authority import Authority
 from tests.transport.callers import secure_channel
 from tests.transport.conftest import TlsFolder
 
