@@ -2,7 +2,8 @@
 
 Shutdown, in this order: health says NOT_SERVING and readiness fails, new work is refused, every pending operation ends
 as SHUTTING_DOWN (with a journal, sessions' operations stay for the next daemon) and results are delivered within the
-grace period, streams and listeners close, archive and journal are completed, exit 0. A second signal exits at once.
+grace period, streams and listeners close, archive and journal are completed, exit 0. A second signal exits at once: it
+waits for nothing but receipts of an async journal that are not on disk yet.
 Whatever fails on the way, what comes after it is still closed.
 """
 
@@ -174,6 +175,14 @@ class Daemon:
             await self._unary_calls.wait_quiet(self._grace_left_s())
             await self._server.stop(min(STREAMS_GRACE_S, self._grace_left_s()))
 
+    async def exit_at_once(self, code: int) -> None:
+        """Ends the process, without waiting for anything but that what was receipted is on disk: in async mode it may
+        not be yet, and that is no crash.
+        """
+        if self._journal is not None:
+            await self._journal.commit_receipted(CLOSE_S_MIN)
+        os._exit(code)
+
     def _grace_left_s(self) -> float:
         return max(0.0, self._grace_until_s - time.monotonic())
 
@@ -294,15 +303,15 @@ def largest_message_bytes(settings: Settings) -> int:
 async def serve(settings: Settings) -> None:
     """Runs a daemon until SIGTERM or SIGINT, and shuts it down. Raises what `Daemon.start` raises."""
     loop = asyncio.get_running_loop()
-    asked_to_stop: asyncio.Future[signal.Signals] = loop.create_future()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _on_signal, asked_to_stop, number)
     daemon = Daemon(settings)
+    stopping = Stopping(daemon)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.on_signal, number)
     await daemon.start()
     if settings.access.policy_file is not None:
         loop.add_signal_handler(signal.SIGHUP, daemon.reload)
     _announce(daemon)
-    received = await asked_to_stop
+    received = await stopping.asked
     LOGGER.info("%s: shutting down, %d operations pending", received.name, daemon.pending)
     await daemon.stop()
     LOGGER.info("stopped")
@@ -359,8 +368,19 @@ def _security(settings: Settings) -> str:
     return "TLS with client certificates" if settings.tls.client_auth == "required" else "TLS"
 
 
-def _on_signal(asked_to_stop: asyncio.Future[signal.Signals], number: signal.Signals) -> None:
-    if asked_to_stop.done():
-        LOGGER.warning("second signal (%s): exiting at once", number.name)
-        os._exit(128 + number)
-    asked_to_stop.set_result(number)
+class Stopping:
+    """What signals ask for: the first one a shutdown, the second an exit, the third one that waits for nothing."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.asked: Final[asyncio.Future[signal.Signals]] = asyncio.get_running_loop().create_future()
+        self._daemon: Final = daemon
+        self._exiting: asyncio.Task[None] | None = None
+
+    def on_signal(self, number: signal.Signals) -> None:
+        if not self.asked.done():
+            self.asked.set_result(number)
+        elif self._exiting is None:
+            LOGGER.warning("second signal (%s): exiting at once", number.name)
+            self._exiting = asyncio.create_task(self._daemon.exit_at_once(128 + number), name="exit at once")
+        else:
+            os._exit(128 + number)

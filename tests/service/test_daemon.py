@@ -264,6 +264,26 @@ def test_second_signal_ends_at_once(start_daemon: StartDaemon) -> None:
     assert "second signal (SIGTERM)" in daemon.log
 
 
+@pytest.mark.slow  # so much that the disk is behind for a moment
+def test_a_second_signal_loses_nothing_that_was_receipted(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """An async journal answers before it is on disk; two signals in the same instant still leave everything there."""
+    folder = ("--data-dir", str(tmp_path / "journal"), "--journal-mode", "async")
+    daemon = start_daemon(*folder)
+    with grpc.insecure_channel(daemon.address) as channel:
+        stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
+        for first in range(1, 300_001, 100_000):
+            batch = produce_columns(range(first, first + 100_000))
+            receipt = stub.Register(wire.RegisterRequest(session_id="s", batch=batch)).receipt
+            assert (receipt.accepted, receipt.durability) == (100_000, wire.DURABILITY_ASYNC)
+        for number in (signal.SIGTERM, signal.SIGINT):  # two of a kind could arrive as one
+            daemon.process.send_signal(number)
+        assert daemon.process.wait(30) in (0, 128 + signal.SIGTERM, 128 + signal.SIGINT)
+    assert "exiting at once" in daemon.log
+    with grpc.insecure_channel(start_daemon(*folder).address) as channel:
+        status = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel).GetStatus(wire.GetStatusRequest())
+    assert sum(kind.pending for kind in status.kinds) == 300_000
+
+
 def test_grace_period_bounds_the_shutdown(start_daemon: StartDaemon) -> None:
     """Results that a client does not read are given up after the grace period; the log says how many."""
     daemon = start_daemon("--shutdown-grace-ms", "300")

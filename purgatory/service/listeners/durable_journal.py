@@ -244,15 +244,24 @@ class DurableJournal(Journal):
         """Commits everything that is left and ends; False when it could not."""
         assert self._thread is not None, "the journal was never started"
         deadline_s = self._loop.time() + timeout_s
-        while self._has_uncommitted() and self._loop.time() < deadline_s:  # noqa: ASYNC110 - once in a life
-            await asyncio.sleep(POLL_AT_END_S)
+        await self._wait_committed(timeout_s)
         last = self._seal()
         last.is_last = not self._failure
         self._thread.submit(last)
         left_s = max(0.0, deadline_s - self._loop.time())
         return await asyncio.to_thread(self._thread.close, left_s) and not self._failure
 
+    async def commit_receipted(self, timeout_s: float) -> None:
+        """Returns once everything that was answered is on disk, or cannot be. In sync mode it always is."""
+        if not self._is_sync:
+            await self._wait_committed(timeout_s)
+
     # Inside.
+
+    async def _wait_committed(self, timeout_s: float) -> None:
+        deadline_s = self._loop.time() + timeout_s
+        while self._has_uncommitted() and self._loop.time() < deadline_s:  # noqa: ASYNC110 - once in a life
+            await asyncio.sleep(POLL_AT_END_S)
 
     def _has_uncommitted(self) -> bool:
         return (self._committing is not None or self._changed) and self._failure is None

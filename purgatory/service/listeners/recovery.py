@@ -185,6 +185,11 @@ class OpenJournal:
                 reported_s = now_s
                 LOGGER.info("journal: %d operations restored, %d of %d rows", journal.recovered, rows, self.to_restore)
 
+    async def commit_receipted(self, timeout_s: float) -> None:
+        """See `DurableJournal.commit_receipted`."""
+        if self._journal is not None:
+            await self._journal.commit_receipted(timeout_s)
+
     async def close(self, timeout_s: float) -> bool:
         """Commits the last changes and ends; False when it could not. What was not wholly restored stays as it was."""
         try:
