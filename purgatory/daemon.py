@@ -47,7 +47,8 @@ from purgatory.service.listeners.recovery import OpenJournal
 from purgatory.service.listeners.refusal_log import RefusalLog
 from purgatory.service.log import start_logging
 from purgatory.service.rpc.call import Context
-from purgatory.service.rpc.handlers import SERVICE, UnaryCalls, add_standard_service, add_to_server
+from purgatory.service.rpc.call_gate import CallGate
+from purgatory.service.rpc.handlers import SERVICE, add_standard_service, add_to_server
 from purgatory.service.rpc.servicer import PurgatoryServicer
 from purgatory.service.setting_sources import SettingsError, unknown_variables
 from purgatory.service.settings import EngineLimitsSettings, HostSettings, Settings, split_address
@@ -101,7 +102,7 @@ class Daemon:
         if self._tls is not None:
             registry.register(self._tls)
         self._site: Final = HttpSite(registry, self._is_ready, settings.http, self._tls)
-        self._unary_calls: Final = UnaryCalls()
+        self._gate: Final = CallGate(self._host.fair_queue, settings.limits, self._host.listeners)
         self._server: Final = grpc.aio.server(options=server_options(settings))
         self._serving = False
         self._opened = AsyncExitStack()
@@ -120,19 +121,19 @@ class Daemon:
         self._serving = True
 
     async def _open(self, opened: AsyncExitStack) -> None:
-        calls = self._unary_calls
+        gate = self._gate
         peer = self._peer if self._tls is not None else None
         access = self._access = Access(self.settings.access, self._host.sessions.accounts, self._principal_of_peer)
         await access.start()
         fresh = asyncio.create_task(access.keep_fresh(), name="policy and tokens")
         opened.callback(fresh.cancel)
-        add_to_server(PurgatoryServicer(self._host), self._server, calls, access.identify, peer)
+        add_to_server(PurgatoryServicer(self._host), self._server, gate, access.identify, peer)
         service = health_pb2.DESCRIPTOR.services_by_name["Health"]
-        add_standard_service(self._health, self._server, calls, service, peer)
+        add_standard_service(self._health, self._server, gate, service, peer)
         if self.settings.grpc.reflection:
             names = (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
             service = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
-            add_standard_service(reflection.aio.ReflectionServicer(names), self._server, calls, service, peer)
+            add_standard_service(reflection.aio.ReflectionServicer(names), self._server, gate, service, peer)
         opened.push_async_callback(self._site.stop)
         if self._journal is not None:
             opened.push_async_callback(self._close_journal, self._journal)
@@ -172,7 +173,7 @@ class Daemon:
             self._serving = False
             await self._health.enter_graceful_shutdown()
             await drain(self._host, grace_s)
-            await self._unary_calls.wait_quiet(self._grace_left_s())
+            await self._gate.wait_quiet(self._grace_left_s())
             await self._server.stop(min(STREAMS_GRACE_S, self._grace_left_s()))
 
     async def exit_at_once(self, code: int) -> None:

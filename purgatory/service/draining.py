@@ -5,8 +5,10 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from purgatory.service.admission import SHUTTING_DOWN_MESSAGE
 from purgatory.service.host import Host
 from purgatory.service.reaper import EXPIRED_PER_SLICE
+from purgatory.service.rpc.statuses import unavailable
 from purgatory.service.slices import WORK_PER_SLICE
 
 LOGGER: Final = logging.getLogger(__name__)
@@ -19,6 +21,7 @@ UNACKNOWLEDGED_MS_MAX: Final = 1_000
 async def drain(host: Host, grace_s: float) -> None:
     """Refuses new work, ends everything pending as SHUTTING_DOWN, and delivers the results for at most `grace_s`."""
     host.admission.draining = True
+    host.fair_queue.refuse_waiting(lambda: unavailable(SHUTTING_DOWN_MESSAGE))
     deadline_s = asyncio.get_running_loop().time() + grace_s
     await _end_pending(host)
     # Streams are closed only when their results are out: a client that sees its stream end stops acknowledging.

@@ -28,6 +28,7 @@ from purgatory.service.access.withholding import Reasons, explain, withhold_oper
 from purgatory.service.admission import Admission
 from purgatory.service.budget.shares import Shares
 from purgatory.service.engine_time import EngineTime
+from purgatory.service.fair_queue import FairQueue
 from purgatory.service.listeners.listener import Journal, Listener
 from purgatory.service.loop_holds import LoopHolds
 from purgatory.service.reaper import EXPIRED_PER_SLICE, Reaper
@@ -73,6 +74,7 @@ class Host:
         self.unary_waits: Final = UnaryWaits(engine.add_owner())
         self.admission: Final = Admission(settings.limits, self.listeners, self.shares)
         self._registrations: Final = Registrations(self.time, self.listeners, self.admission, self._register_in_session)
+        self.fair_queue: Final = FairQueue(self._on_waited_for_turn)
         self.shares.budget.calls = lambda: len(self.unary_waits) + self.sessions.stream_count
         self.shares.budget.queues = lambda: sum(listener.held_bytes() for listener in self.listeners)
         self.started_time: Final = time.time()
@@ -318,6 +320,10 @@ class Host:
             await asyncio.sleep(0)
 
     # Inside.
+
+    def _on_waited_for_turn(self, work: int, us: int) -> None:
+        for listener in self.listeners:
+            listener.waited_for_turn(work, us)
 
     def deliver(self, cancelled_ms: int = -1) -> None:
         """Routes completions to their owners: sessions' outboxes, or the futures of unary waits.

@@ -99,7 +99,7 @@ class GrpcSettings(SettingsGroup):
     )
     connections_max: Count = setting(4_096, "Connections at one time. A further one is closed before it is read.")
     streams_per_connection_max: Count = setting(
-        5_000, "Calls in flight on one connection. Clients hold further ones back until one ends."
+        1_000, "Calls in flight on one connection. Clients hold further ones back until one ends."
     )
     connection_age_max_ms: int = setting(
         0, "Ask clients to reconnect after this long, to spread load. 0: never.", ge=0, le=DURATION_MS_MAX
@@ -224,6 +224,14 @@ class LimitsSettings(EngineLimitsSettings):
         0, "Memory for all that is held, in bytes. 0: 60 % of what the machine or the container has.", ge=0
     )
     unary_waits_max: Count = setting(10_000, "Calls of Wait at one time.")
+    calls_max: Count = setting(20_000, "Calls in flight, of all callers: streams, unary ones, and refused ones.")
+    calls_per_caller_max: Count = setting(
+        10_000, "Calls in flight of one caller: a principal, or a connection where nobody is asked."
+    )
+    calls_queued_per_caller_max: Count = setting(
+        1_000, "Calls of one caller that may wait for their turn. Further ones are refused before they are read."
+    )
+    calls_per_second_max: int = setting(0, "Calls a second of one principal. 0: any number.", ge=0, le=1_000_000)
     sessions_max: Count = setting(10_000, "Sessions at one time.")
     unacknowledged_results_max: Count = setting(
         1_000_000, "Results a session may leave unacknowledged before its registrations are refused."

@@ -15,9 +15,14 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from purgatory.service.rpc.handlers import Requests, UnaryCalls, add_standard_service, is_server_fault
+from purgatory.service.access.account import Accounts
+from purgatory.service.fair_queue import FairQueue, next_loop_turn
+from purgatory.service.rpc.call import Call
+from purgatory.service.rpc.call_gate import CallGate
+from purgatory.service.rpc.handlers import Requests, add_standard_service, is_server_fault
 from purgatory.service.rpc.statuses import CallRefused
 from purgatory.service.sessions.result_stream import ResultStream
+from purgatory.service.settings import LimitsSettings
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.daemon_process import DaemonProcess
@@ -214,7 +219,8 @@ async def test_callers_that_go_cancel_no_read() -> None:
     reported: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, report: reported.append(report))
     context: Any = Context()
-    waiting = asyncio.ensure_future(anext(Requests(context)))
+    call = Call(context, Accounts().nobody)
+    waiting = asyncio.ensure_future(anext(Requests(call, health_pb2.HealthCheckRequest.FromString, next_loop_turn)))
     await eventually(lambda: context.reads == 1, "it reads")
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -242,7 +248,7 @@ async def test_aborted_health_checks_leave_no_request_behind() -> None:
     """A call aborted by gRPC's own servicer leaves nothing behind either."""
     server = grpc.aio.server()
     service = health_pb2.DESCRIPTOR.services_by_name["Health"]
-    add_standard_service(health.aio.HealthServicer(), server, UnaryCalls(), service)
+    add_standard_service(health.aio.HealthServicer(), server, CallGate(FairQueue(), LimitsSettings()), service)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with (

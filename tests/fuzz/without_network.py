@@ -127,7 +127,7 @@ class Direct:
             assert counts.pending == counts.watched == 0, f"kind {kind}: {counts.pending}, {counts.watched}"
 
     def _advance(self, request: wire.AdvanceRequest | wire.AdvanceStreamRequest) -> None:
-        at_once(event_calls.advance(self.host, request, self._call.account))
+        at_once(event_calls.advance(self.host, request, self._call))
 
     def _get_operation(self, request: wire.GetOperationRequest) -> None:
         request.session_id = SESSION_ID

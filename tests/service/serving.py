@@ -19,7 +19,8 @@ from purgatory.engine.limits import EngineLimits
 from purgatory.service.host import Host
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.rpc.call import Identify
-from purgatory.service.rpc.handlers import UnaryCalls, add_to_server
+from purgatory.service.rpc.call_gate import CallGate
+from purgatory.service.rpc.handlers import add_to_server
 from purgatory.service.rpc.servicer import PurgatoryServicer
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings
@@ -74,7 +75,9 @@ class DaemonChannel:
     def __init__(self, address: str) -> None:
         self.address = address
         # Without the bandwidth probe a stream that is not read is held back after some 64 KiB.
-        self.channel = grpc.aio.insecure_channel(address, options=[("grpc.http2.bdp_probe", 0)])
+        # A subchannel pool of its own, and so a connection: without principals a connection is a caller.
+        own = ("grpc.use_local_subchannel_pool", 1)
+        self.channel = grpc.aio.insecure_channel(address, options=[("grpc.http2.bdp_probe", 0), own])
         self.stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(self.channel)
 
     async def __aenter__(self) -> Self:
@@ -145,8 +148,9 @@ async def start_server(
 ) -> tuple[grpc.aio.Server, int]:
     """Starts a host, and a server for it on a free port; everybody is nobody, unless `identify` says otherwise."""
     server = grpc.aio.server(options=options)
+    gate = CallGate(host.fair_queue, host.settings.limits, host.listeners)
     ask = identify or (lambda _method: lambda _context: host.sessions.accounts.nobody)
-    add_to_server(PurgatoryServicer(host), server, UnaryCalls(), ask)
+    add_to_server(PurgatoryServicer(host), server, gate, ask)
     port = server.add_insecure_port("127.0.0.1:0")
     host.start()
     await server.start()

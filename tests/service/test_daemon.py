@@ -14,7 +14,7 @@ import urllib.error
 import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
 import grpc
@@ -203,9 +203,13 @@ def test_sigterm_answers_pending_waits_and_exits_0(daemon: DaemonProcess, channe
 async def test_burst_of_unary_waits_loses_none(daemon: DaemonProcess) -> None:
     """Of 4,000 calls that come at once each is registered, and each is answered when the daemon ends."""
     request = wait_request("orders", 42, timeout_ms=600_000)
-    async with grpc.aio.insecure_channel(daemon.address) as channel:
-        stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
-        calls = [asyncio.ensure_future(stub.Wait(request)) for _ in range(4_000)]
+    async with AsyncExitStack() as opened:
+        calls = []
+        for _ in range(5):  # one connection has 1,000 calls in flight at most
+            own = ("grpc.use_local_subchannel_pool", 1)
+            channel = await opened.enter_async_context(grpc.aio.insecure_channel(daemon.address, options=[own]))
+            stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
+            calls += [asyncio.ensure_future(stub.Wait(request)) for _ in range(800)]
         await asyncio.to_thread(until, lambda: pending(daemon) == 4_000)
         assert await asyncio.to_thread(daemon.stop) == 0
         outcomes = {answer.result.outcome for answer in await asyncio.gather(*calls)}

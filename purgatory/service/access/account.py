@@ -27,6 +27,8 @@ class Account:
         """Of its sessions' unacknowledged results."""
         self.sessions = 0
         self.unary_waits = 0
+        self.calls_due_s = 0.0
+        """When its calls so far would have come in at the highest rate that it may have; on the monotonic clock."""
 
     def add_session(self, count: int) -> None:
         """So many sessions more, or less."""

@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from purgatory import __version__
 from purgatory.engine import COMPILED
 from purgatory.engine.codes import KIND_NAMES, KINDS, OUTCOME_NAMES
+from purgatory.service.fair_queue import WORK_NAMES
 from purgatory.service.garbage import PauseWatch
 from purgatory.service.host import Host
 from purgatory.service.listeners.histogram import Histogram
@@ -62,6 +63,7 @@ class HostCollector(Collector):
         yield from self._sessions()
         yield from self._loop_holds()
         yield from self._memory()
+        yield from self._turns()
         for listener in self._host.listeners:
             yield from listener.metrics()
 
@@ -141,6 +143,12 @@ class HostCollector(Collector):
         for code, count in sorted(metrics.rejected.items()):
             rejected.add_metric([REASON_NAMES.get(code, "other")], count)
         yield rejected
+        refused_calls = CounterMetricFamily(
+            "purgatory_refused_calls", "Calls refused before they were read, by the limit.", labels=["reason"]
+        )
+        for reason, count in sorted(metrics.refused_calls.items()):
+            refused_calls.add_metric([reason], count)
+        yield refused_calls
         repeated = CounterMetricFamily(
             "purgatory_repeated_registrations", "Registrations sent again after a reconnect.", labels=["kind"]
         )
@@ -162,6 +170,21 @@ class HostCollector(Collector):
             longest.add_metric([watched.call], watched.longest_ns / 1e9)
         yield holds
         yield longest
+
+    def _turns(self) -> Iterator[Metric]:
+        queue = self._host.fair_queue
+        yield _gauge("purgatory_calls", "Calls in flight.", queue.calls)
+        waiting = GaugeMetricFamily(
+            "purgatory_turns_waiting", "Calls and messages that wait for their turn.", labels=["work"]
+        )
+        waits = HistogramMetricFamily(
+            "purgatory_turn_wait_seconds", "How long those waited whose turn did not come at once.", labels=["work"]
+        )
+        for work, (name, histogram) in enumerate(zip(WORK_NAMES, self._metrics.turn_waits, strict=True)):
+            waiting.add_metric([name], queue.waiting(work))
+            waits.add_metric([name], histogram.cumulative(), histogram.sum_seconds)
+        yield waiting
+        yield waits
 
     def _sessions(self) -> Iterator[Metric]:
         host, metrics = self._host, self._metrics

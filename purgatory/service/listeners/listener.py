@@ -89,6 +89,9 @@ class Listener:
     def refused(self, refusals: Sequence[Refusal]) -> None:
         """Registrations or events were refused, by the engine or before it."""
 
+    def call_refused(self, reason: str) -> None:
+        """A call was refused before its request was read, or because its deadline had passed; see `call_gate`."""
+
     def refused_in_session(self, session: Session, refused: Sequence[RefusedOperation]) -> None:
         """Refused registrations become results of their session. These have no sequence numbers yet."""
 
@@ -110,6 +113,9 @@ class Listener:
         """A result stream ended."""
 
     # Time.
+
+    def waited_for_turn(self, work: int, us: int) -> None:
+        """Work of such a sort (see `fair_queue`) had to wait for its turn, which it has now."""
 
     def tick(self) -> None:
         """Time has passed: called now and then."""

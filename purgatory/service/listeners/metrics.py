@@ -19,6 +19,7 @@ from purgatory.engine.codes import (
     REQUEST_TIMED_OUT,
 )
 from purgatory.engine.completions import Completions
+from purgatory.service.fair_queue import WORK_NAMES
 from purgatory.service.listeners.histogram import Histogram
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.sessions.session import Session
@@ -29,6 +30,9 @@ WAIT_BOUNDS_MS: Final = (
 )  # fmt: skip
 LATENESS_BOUNDS_MS: Final = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 5_000)
 LAG_BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 5_000)
+
+CALL_REFUSAL_REASONS: Final = ("calls", "calls_per_caller", "calls_queued_per_caller", "calls_per_second", "deadline")
+"""Shown from the start, so that a rate of them can be asked for. See `rpc.call_gate`."""
 
 
 class Metrics(Listener):
@@ -44,6 +48,9 @@ class Metrics(Listener):
         self.rejected: Final = Counter(dict.fromkeys((3, 7, 8, 14), 0))
         self.event_results: Final[Counter[tuple[str, str]]] = Counter()
         """By (type of event or "unknown", "applied", "stale" or "refused")."""
+        self.refused_calls: Final = Counter(dict.fromkeys(CALL_REFUSAL_REASONS, 0))
+        self.turn_waits: Final = tuple(Histogram(LATENESS_BOUNDS_MS) for _ in WORK_NAMES)
+        """Of the turns that did not come at once, by sort of work."""
         self.unchanged_events = 0
         self.reaper_failures = 0
         self.sessions_opened = 0
@@ -90,6 +97,12 @@ class Metrics(Listener):
             stale = refusal.error_code == FENCED_LEADER_EPOCH
             self.event_results[name, "applied"] -= 1
             self.event_results[name, "stale" if stale else "refused"] += 1
+
+    def call_refused(self, reason: str) -> None:
+        self.refused_calls[reason] += 1
+
+    def waited_for_turn(self, work: int, us: int) -> None:
+        self.turn_waits[work].observe(us / 1_000)
 
     def loop_lag_ms(self, ms: float) -> None:
         self.loop_lag.observe(ms)

@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 
 from purgatory.service.access.account import Account
+from purgatory.service.fair_queue import Turn, next_loop_turn
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -17,10 +18,11 @@ def _no_check() -> None:
 
 @dataclass(slots=True, frozen=True)
 class Call:
-    """A call in flight. `account` is that of the principal who calls."""
+    """A call in flight. `account` is that of the principal who calls; `turn` is awaited before each slice of work."""
 
     context: Context
     account: Account
+    turn: Turn = next_loop_turn
     recheck: Callable[[], None] = _no_check
     """For calls that last: raises `CallRefused` once this principal could not make the call any more."""
 

@@ -10,7 +10,7 @@ from purgatory.service.access.audit import NAME
 from purgatory.service.access.roles import ADVANCE
 from purgatory.service.access.withholding import withhold_events
 from purgatory.service.host import Host
-from purgatory.service.rpc.call import Call, Context
+from purgatory.service.rpc.call import Call
 from purgatory.service.rpc.handlers import Requests
 from purgatory.service.rpc.statuses import BatchRefused, from_refusal
 from purgatory.service.translate.events import IncomingEvents
@@ -22,7 +22,7 @@ ANSWERS_PENDING_MAX: Final = 64
 
 
 async def advance(
-    host: Host, request: wire.AdvanceRequest | wire.AdvanceStreamRequest, account: Account
+    host: Host, request: wire.AdvanceRequest | wire.AdvanceStreamRequest, call: Call
 ) -> wire.AdvanceReceipt:
     """Applies a batch of events, in order, part by part and slice by slice, with the loop free in between.
 
@@ -30,7 +30,7 @@ async def advance(
     call that is cancelled has applied the events up to the end of some slice. Raises `CallRefused` for an unreadable
     batch, or when no events are taken now.
     """
-    watched = host.holds.of("Advance")
+    watched, account = host.holds.of("Advance"), call.account
     receipt = wire.AdvanceReceipt()
     try:
         with watched:
@@ -40,13 +40,13 @@ async def advance(
             has_more = host.apply_slice(events.batch, events.done, events.refusals, account)
         while True:
             while has_more:
-                await asyncio.sleep(0)
+                await call.turn()
                 with watched:
                     has_more = host.apply_slice(events.batch, events.done, events.refusals, account)
             add_to_advance_receipt(receipt, events)
             if events.is_last:
                 return receipt
-            await asyncio.sleep(0)
+            await call.turn()
             with watched:
                 events = _next_part(host, parts, account)
                 has_more = host.apply_slice(events.batch, events.done, events.refusals, account)
@@ -65,10 +65,10 @@ def _next_part(host: Host, parts: Iterator[IncomingEvents], account: Account) ->
 
 
 async def advance_durably(
-    host: Host, request: wire.AdvanceRequest | wire.AdvanceStreamRequest, account: Account
+    host: Host, request: wire.AdvanceRequest | wire.AdvanceStreamRequest, call: Call
 ) -> wire.AdvanceReceipt:
     """Applies a batch of events; returns its receipt once that is durable."""
-    receipt = await advance(host, request, account)
+    receipt = await advance(host, request, call)
     await host.journal.durable()
     await asyncio.sleep(0)  # lets results be written first: those who wait for one have waited longer
     return receipt
@@ -80,7 +80,7 @@ async def serve_events(host: Host, requests: Requests, call: Call) -> None:
         await _serve_pipelined(host, requests, call)
         return
     while (request := await requests.read()) is not None:
-        answer = wire.AdvanceStreamResponse(receipt=await advance_durably(host, request, call.account))
+        answer = wire.AdvanceStreamResponse(receipt=await advance_durably(host, request, call))
         del request  # a batch may be megabytes: it is not kept while the next one is awaited
         await call.context.write(answer)
 
@@ -90,10 +90,10 @@ async def _serve_pipelined(host: Host, requests: Requests, call: Call) -> None:
     writing: deque[asyncio.Task[None]] = deque()
     try:
         while (request := await requests.read()) is not None:
-            answer = wire.AdvanceStreamResponse(receipt=await advance(host, request, call.account))
+            answer = wire.AdvanceStreamResponse(receipt=await advance(host, request, call))
             del request  # as above
             previous = writing[-1] if writing else None
-            writing.append(asyncio.create_task(_write_after(host, previous, answer, call.context)))
+            writing.append(asyncio.create_task(_write_after(host, previous, answer, call)))
             if len(writing) > ANSWERS_PENDING_MAX:
                 await writing.popleft()
         while writing:
@@ -103,10 +103,10 @@ async def _serve_pipelined(host: Host, requests: Requests, call: Call) -> None:
 
 
 async def _write_after(
-    host: Host, previous: asyncio.Task[None] | None, answer: wire.AdvanceStreamResponse, context: Context
+    host: Host, previous: asyncio.Task[None] | None, answer: wire.AdvanceStreamResponse, call: Call
 ) -> None:
     """Writes an answer once it is durable and the previous answer is written."""
     await host.journal.durable()
     if previous is not None:
         await previous
-    await context.write(answer)
+    await call.context.write(answer)

@@ -1,19 +1,17 @@
 """Registers a servicer's methods on a gRPC server: refused calls become statuses, and so do undecodable requests.
 
 The generated code answers a request that does not decode (broken encoding, invalid UTF-8) with UNKNOWN and a traceback
-in the log. Here decoding returns an `Undecodable` instead of raising, and the call ends with INVALID_ARGUMENT. That is
-why the standard services (health, reflection) are registered here too.
+in the log. Here requests are decoded in the call, which then ends with INVALID_ARGUMENT. That is why the standard
+services (health, reflection) are registered here too.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from types import TracebackType
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -22,64 +20,22 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from purgatory.service.access.account import Account, Accounts
+from purgatory.service.fair_queue import EVENTS, INSPECTIONS, REGISTRATIONS, Turn
 from purgatory.service.rpc.call import Call, Context, Identify
+from purgatory.service.rpc.call_gate import CallGate
 from purgatory.service.rpc.statuses import CallRefused, invalid_argument, unauthenticated
 from purgatory.v1 import purgatory_service_pb2
 
 GRPC_LOGGER: Final = logging.getLogger("grpc._cython.cygrpc")
 SERVICE: Final = purgatory_service_pb2.DESCRIPTOR.services_by_name["PurgatoryService"]
 
-QUIET_S: Final = 0.05
-"""Shutdown waits until no unary call has ended for so long."""
+WORK: Final = {"Advance": EVENTS, "AdvanceStream": EVENTS, "Acknowledge": EVENTS}
+"""Sorts of work by method: acknowledgements free what results hold, as events do. See `_work` for the others."""
 
 T = TypeVar("T")
 Method = Callable[[Any, Call], Awaitable[Message | None]]
-
-
-class UnaryCalls:
-    """Counts the unary calls in flight, each served within `with calls:`, so that shutdown can wait for their answers.
-
-    A gRPC server that stops gives its grace period to all calls alike: unary ones whose answer is on its way, and
-    streams that would never end by themselves (a health watch, an idle stream of events). Only the first deserve it.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._served = 0
-
-    def __enter__(self) -> None:
-        self.count += 1
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.count -= 1
-        self._served += 1
-        assert self.count >= 0, f"{self.count} calls are being served"
-
-    async def wait_quiet(self, timeout_s: float) -> None:
-        """Returns once no call has ended for `QUIET_S`, or after `timeout_s`.
-
-        Calls that have arrived but have not been started yet would otherwise be cut off, not answered with UNAVAILABLE.
-        """
-        try:
-            async with asyncio.timeout(timeout_s):
-                served = -1
-                while self.count or served != self._served:
-                    served = self._served
-                    await asyncio.sleep(QUIET_S)
-        except TimeoutError:
-            return
-
-
-class Undecodable:
-    """A request that is not a message of its type."""
-
-    def __init__(self, error: DecodeError) -> None:
-        self.reason: Final = str(error)
-
-    def refusal(self) -> CallRefused:
-        return invalid_argument("request", self.reason)
+Decode = Callable[[bytes], Message]
+"""Raises `CallRefused` for what is no message of its type."""
 
 
 RefuseRevoked = Callable[[Context], object]
@@ -89,30 +45,30 @@ RefuseRevoked = Callable[[Context], object]
 def add_to_server(
     servicer: object,
     server: grpc.aio.Server,
-    calls: UnaryCalls,
+    gate: CallGate,
     identify: Identify,
     refuse_revoked: RefuseRevoked | None = None,
 ) -> None:
-    """Registers all methods of our service, and counts its unary calls in `calls`.
+    """Registers all methods of our service, behind `gate`.
 
     `identify` is asked of each call before anything of it is read. Not with an interceptor: gRPC would create two
     coroutines and a handler for each call.
     """
     methods = {method.name: getattr(servicer, method.name) for method in SERVICE.methods}
-    _add(SERVICE, methods, server, calls, _checked(identify, refuse_revoked))
+    _add(SERVICE, methods, server, gate, _checked(identify, refuse_revoked))
 
 
 def add_standard_service(
     servicer: object,
     server: grpc.aio.Server,
-    calls: UnaryCalls,
+    gate: CallGate,
     service: ServiceDescriptor,
     refuse_revoked: RefuseRevoked | None = None,
 ) -> None:
     """Registers a service that is not ours, health or reflection: whoever may connect may call it."""
     methods = {method.name: _takes_context(getattr(servicer, method.name)) for method in service.methods}
     nobody = Accounts().nobody
-    _add(service, methods, server, calls, _checked(lambda _method: lambda _context: nobody, refuse_revoked))
+    _add(service, methods, server, gate, _checked(lambda _method: lambda _context: nobody, refuse_revoked))
 
 
 def _checked(identify: Identify, refuse_revoked: RefuseRevoked | None) -> Identify:
@@ -136,11 +92,11 @@ def _add(
     service: ServiceDescriptor,
     methods: dict[str, Method],
     server: grpc.aio.Server,
-    calls: UnaryCalls,
+    gate: CallGate,
     identify: Identify,
 ) -> None:
     GRPC_LOGGER.addFilter(is_server_fault)
-    handlers = {method.name: _handler(method, methods[method.name], calls, identify) for method in service.methods}
+    handlers = {method.name: _handler(method, methods[method.name], gate, identify) for method in service.methods}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
 
 
@@ -151,34 +107,41 @@ def is_server_fault(record: logging.LogRecord) -> bool:
 
 
 def _handler(
-    descriptor: MethodDescriptor, method: Method, calls: UnaryCalls, identify: Identify
+    descriptor: MethodDescriptor, method: Method, gate: CallGate, identify: Identify
 ) -> grpc.RpcMethodHandler[Any, Any]:
-    request_type = GetMessageClass(descriptor.input_type)
-    response_type = GetMessageClass(descriptor.output_type)
+    """Every method is a stream to gRPC, which costs no more: so a call can be refused before its request is read, and
+    is read and decoded in its turn.
+    """
     many_in, many_out = descriptor.client_streaming, descriptor.server_streaming
     assert many_out or not many_in, f"{descriptor.full_name} answers a stream with one message"
-    make = grpc.stream_stream_rpc_method_handler if many_out else grpc.unary_unary_rpc_method_handler
-    if many_out:
-        method = _reads_requests(method) if many_in else _reads_one_request(method)
-    return make(
-        _served(descriptor.name, method, identify, contextlib.nullcontext() if many_out else calls),
-        request_deserializer=_decoder(request_type),
-        response_serializer=_encoder(response_type) if many_out else response_type.SerializeToString,
+    if not many_out:
+        method = _answers_one_request(method)
+    elif not many_in:
+        method = _reads_one_request(method)
+    decode = _decoder(GetMessageClass(descriptor.input_type))
+    return grpc.stream_stream_rpc_method_handler(
+        _served(method, decode, _work(descriptor), gate, identify(descriptor.name), is_unary=not many_out),
+        response_serializer=_encoder(GetMessageClass(descriptor.output_type)),
     )
 
 
-def _decoder(message_type: type[Message]) -> Callable[[bytes], Message | Undecodable]:
-    def decode(data: bytes) -> Message | Undecodable:
+def _work(descriptor: MethodDescriptor) -> int:
+    looks = descriptor.name.startswith(("Get", "List"))
+    return WORK.get(descriptor.name, INSPECTIONS if looks else REGISTRATIONS)
+
+
+def _decoder(message_type: type[Message]) -> Decode:
+    def decode(data: bytes) -> Message:
         try:
             return message_type.FromString(data)
         except DecodeError as error:
-            return Undecodable(error)
+            raise invalid_argument("request", str(error)) from None
 
     return decode
 
 
 def _encoder(message_type: type[Message]) -> Callable[[Message | bytes], bytes]:
-    """For streams, whose messages may be encoded already."""
+    """For messages that may be encoded already."""
     encode: Callable[[Message], bytes] = message_type.SerializeToString
 
     def encoded(answer: Message | bytes) -> bytes:
@@ -188,28 +151,37 @@ def _encoder(message_type: type[Message]) -> Callable[[Message | bytes], bytes]:
 
 
 def _served(
-    name: str, method: Method, identify: Identify, counted: contextlib.AbstractContextManager[None]
-) -> Callable[[Any, Context], Awaitable[Message | None]]:
-    """The method as gRPC calls it: for a caller that is known, and with refusals turned into statuses."""
-    account_of = identify(name)
+    method: Method,
+    decode: Decode,
+    work: int,
+    gate: CallGate,
+    account_of: Callable[[Context], Account],
+    *,
+    is_unary: bool,
+) -> Callable[[Any, Context], Awaitable[None]]:
+    """The method as gRPC calls it: for a caller that is known, in its turn, and with refusals turned into statuses."""
 
     def recheck(context: Context, account: Account) -> None:
         if account_of(context) is not account:
             raise unauthenticated("the credential is another principal's now")
 
-    async def serve(request: Message | Undecodable, context: Context) -> Message | None:
-        with counted:
-            try:
-                account = account_of(context)
-                call = Call(context, account, partial(recheck, context, account))
-                if isinstance(request, Undecodable):
-                    raise request.refusal()
-                return await method(request, call)
-            except CallRefused as refused:
-                _refuse(context, refused)
-            except grpc.aio.AbortError as aborted:
-                aborted.__traceback__ = None  # gRPC keeps the error in the call, a reference cycle: see `_refuse`
-            return None
+    async def serve(_requests: object, context: Context) -> None:
+        try:
+            account = account_of(context)
+            caller = gate.enter(context, account, is_unary=is_unary)
+        except CallRefused as refused:
+            await gate.refusal_turn()
+            _refuse(context, refused)
+            return
+        try:
+            call = Call(context, account, partial(gate.queue.turn, caller, work), partial(recheck, context, account))
+            await method(Requests(call, decode, partial(gate.call_turn, context, caller, work)), call)
+        except CallRefused as refused:
+            _refuse(context, refused)
+        except grpc.aio.AbortError as aborted:
+            aborted.__traceback__ = None  # gRPC keeps the error in the call, a reference cycle: see `_refuse`
+        finally:
+            gate.leave(caller, is_unary=is_unary)
 
     return serve
 
@@ -231,19 +203,22 @@ def _takes_context(method: Callable[[Any, Context], Any]) -> Method:
     return answer
 
 
-def _reads_requests(method: Method) -> Method:
+def _answers_one_request(method: Method) -> Method:
 
-    async def read(_requests: object, call: Call) -> None:
-        await method(Requests(call.context, call.recheck), call)
+    async def answer(requests: Requests, call: Call) -> None:
+        request = await requests.read()
+        if request is None:
+            raise invalid_argument("request", "was not sent")
+        await call.context.write(await method(request, call))
 
-    return read
+    return answer
 
 
 def _reads_one_request(method: Method) -> Method:
     """For one request and many answers: the request is read like those of a stream, for the reasons of `Requests`."""
 
-    async def read(_requests: object, call: Call) -> None:
-        request = await anext(Requests(call.context, call.recheck), None)
+    async def read(requests: Requests, call: Call) -> None:
+        request = await anext(requests, None)
         if request is None:
             raise invalid_argument("request", "was not sent")
         await method(request, call)
@@ -252,36 +227,36 @@ def _reads_one_request(method: Method) -> Method:
 
 
 class Requests:
-    """The messages of a stream, to be iterated once, leaving no garbage however the stream ends.
+    """The messages of a call, each decoded in its turn, to be iterated once, leaving no garbage however the call ends.
 
     gRPC's own iterator is a reference cycle: abandoned before its end, as by a refusal, it keeps its last message alive
     until the garbage collector runs. And a cancelled read, as when the caller disconnects, leaks its operation for good
     (grpc/grpc#43360). So reads here are never cancelled: they end by themselves, with their call.
     """
 
-    def __init__(self, context: Context, recheck: Callable[[], None]) -> None:
-        """`recheck` is called for each message, and raises what ends the stream."""
-        self._context: Final = context
-        self._recheck: Final = recheck
+    def __init__(self, call: Call, decode: Decode, first_turn: Turn) -> None:
+        self._call: Final = call
+        self._decode: Final = decode
+        self._turn = first_turn
 
     def __aiter__(self) -> Requests:
         return self
 
-    async def __anext__(self) -> Any:  # noqa: ANN401 - of the stream's own type
+    async def __anext__(self) -> Any:  # noqa: ANN401 - of the call's own type
         request = await uncancelled(self.read())
         if request is None:
             raise StopAsyncIteration
         return request
 
-    async def read(self) -> Any:  # noqa: ANN401 - of the stream's own type
+    async def read(self) -> Any:  # noqa: ANN401 - of the call's own type
         """The next message; None after the last. Cheaper than iterating, for tasks that are never cancelled."""
-        request = await self._context.read()
-        if request is grpc.aio.EOF:
+        data = await self._call.context.read()
+        if data is grpc.aio.EOF:
             return None
-        self._recheck()
-        if isinstance(request, Undecodable):
-            raise request.refusal()
-        return request
+        self._call.recheck()
+        await self._turn()
+        self._turn = self._call.turn
+        return self._decode(data)
 
 
 async def uncancelled(work: Coroutine[Any, Any, T]) -> T:

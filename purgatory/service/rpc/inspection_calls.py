@@ -121,7 +121,7 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
                         response.operations.append(operation)
             if start < 0 or bytes_left <= 0 or len(response.operations) == size:
                 break
-            await asyncio.sleep(0)
+            await call.turn()
         if start >= 0:
             response.next_page_token = make_token(filters, [start])
         return self._held(response, call)
@@ -158,7 +158,7 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
                 is_done = page.fill()
             if is_done:
                 break
-            await asyncio.sleep(0)
+            await call.turn()
         if page.last is not None and page.has_more:
             page.response.next_page_token = make_token(filters, list(page.last))
         return self._held(page.response, call)

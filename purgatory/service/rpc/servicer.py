@@ -68,7 +68,9 @@ class PurgatoryServicer(InspectionCalls):
         # Not held back until it is durable: it must come before all results, and the next opening corrects it after a
         # crash.
         stream.send(wire.SessionResponse(opened=opened))
-        stream.reader = asyncio.create_task(serve_requests(self._host, requests, stream), name="session reader")
+        stream.reader = asyncio.create_task(
+            serve_requests(self._host, requests, stream, call.turn), name="session reader"
+        )
         await self._write(stream, call)
 
     async def Register(self, request: wire.RegisterRequest, call: Call) -> wire.RegisterResponse:
@@ -76,7 +78,7 @@ class PurgatoryServicer(InspectionCalls):
         session = self._open_session(call, request.session_id)[0]
         session.has_unary_callers = True
         try:
-            response = wire.RegisterResponse(receipt=await register(self._host, session, request.batch))
+            response = wire.RegisterResponse(receipt=await register(self._host, session, request.batch, call.turn))
         except BatchRefused as error:
             raise from_refusal(error.refusal, "batch") from None
         await self._host.journal.durable()
@@ -110,7 +112,7 @@ class PurgatoryServicer(InspectionCalls):
 
     async def Advance(self, request: wire.AdvanceRequest, call: Call) -> wire.AdvanceResponse:
         """Applies a batch of events; the receipt says how many operations each event ended."""
-        return wire.AdvanceResponse(receipt=await advance_durably(self._host, request, call.account))
+        return wire.AdvanceResponse(receipt=await advance_durably(self._host, request, call))
 
     async def AdvanceStream(self, requests: Requests, call: Call) -> None:
         """`Advance` for each message of a stream, answered in order."""
@@ -145,7 +147,7 @@ class PurgatoryServicer(InspectionCalls):
         session = self._host.sessions.get(request.session_id, account)
         if not request.operation_ids:
             return wire.CancelResponse(cancelled=await self._host.cancel_session(session))
-        cancelled, not_pending = await cancel(self._host, session, request.operation_ids)
+        cancelled, not_pending = await cancel(self._host, session, request.operation_ids, call.turn)
         return wire.CancelResponse(cancelled=len(cancelled), not_pending_operation_ids=not_pending)
 
     # Inside.

@@ -1,10 +1,10 @@
 """What arrives on a session stream: registrations, cancels and acknowledgements."""
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final
 
+from purgatory.service.fair_queue import Turn, next_loop_turn
 from purgatory.service.host import Host
 from purgatory.service.rpc.handlers import Requests
 from purgatory.service.rpc.statuses import BatchRefused, invalid_argument, not_found
@@ -19,8 +19,10 @@ CANCELS_PER_SLICE: Final = 2_000
 """Ids of a request to cancel that are looked at before the loop is free again; fewer if what they end is large."""
 
 
-async def register(host: Host, session: Session, batch: wire.RegisterBatch) -> wire.Receipt:
-    """Registers a batch in parts, with the loop free in between; each operation is accepted, known or refused.
+async def register(
+    host: Host, session: Session, batch: wire.RegisterBatch, turn: Turn = next_loop_turn
+) -> wire.Receipt:
+    """Registers a batch in parts, each after the first in its `turn`; each operation is accepted, known or refused.
 
     Batches of one session follow each other, whatever calls they come by. Raises `BatchRefused`, with nothing
     registered, and `CallRefused` if the session is dropped meanwhile.
@@ -36,7 +38,7 @@ async def register(host: Host, session: Session, batch: wire.RegisterBatch) -> w
                 add_to_receipt(receipt, host.register(session, part.runs, part.refused))
                 return receipt
         async with session.registering:
-            await _register_parts(host, session, part, parts, receipt)
+            await _register_parts(host, session, part, parts, receipt, turn)
     except BatchRefused:
         operations_max = limits.operations_per_batch_max
         session.refused_ids.add(ids_of(batch, operations_max), session.owner.highest_operation_id, operations_max)
@@ -44,16 +46,21 @@ async def register(host: Host, session: Session, batch: wire.RegisterBatch) -> w
     return receipt
 
 
-async def register_or_refuse(host: Host, session: Session, batch: wire.RegisterBatch) -> wire.Receipt:
+async def register_or_refuse(host: Host, session: Session, batch: wire.RegisterBatch, turn: Turn) -> wire.Receipt:
     """`register` for a stream: a batch that is refused as a whole gets a receipt too, and the stream goes on."""
     try:
-        return await register(host, session, batch)
+        return await register(host, session, batch, turn)
     except BatchRefused as error:
         return refused_receipt(batch.batch_id, session.owner.highest_operation_id, error.refusal)
 
 
 async def _register_parts(
-    host: Host, session: Session, part: RegistrationPart, parts: Iterator[RegistrationPart], receipt: wire.Receipt
+    host: Host,
+    session: Session,
+    part: RegistrationPart,
+    parts: Iterator[RegistrationPart],
+    receipt: wire.Receipt,
+    turn: Turn,
 ) -> None:
     watched = host.holds.of("Register")
     _check_kept(session)
@@ -64,7 +71,7 @@ async def _register_parts(
             if part.is_last:
                 return
             batch.add_ids(part.runs, part.refused)
-        await asyncio.sleep(0)
+        await turn()
         _check_kept(session)
         with watched:
             part = next(parts)
@@ -75,7 +82,9 @@ def _check_kept(session: Session) -> None:
         raise not_found("session", session.session_id)
 
 
-async def cancel(host: Host, session: Session, operation_ids: Sequence[int]) -> tuple[list[int], list[int]]:
+async def cancel(
+    host: Host, session: Session, operation_ids: Sequence[int], turn: Turn = next_loop_turn
+) -> tuple[list[int], list[int]]:
     """Cancels operations of a session, in slices; returns the ids that were cancelled, and those not pending."""
     watched = host.holds.of("Cancel")
     cancelled: list[int] = []
@@ -90,11 +99,11 @@ async def cancel(host: Host, session: Session, operation_ids: Sequence[int]) -> 
             start += len(answers)
             if start >= len(operation_ids):
                 return cancelled, not_pending
-        await asyncio.sleep(0)
+        await turn()
         _check_kept(session)
 
 
-async def serve_requests(host: Host, requests: Requests, stream: ResultStream) -> None:
+async def serve_requests(host: Host, requests: Requests, stream: ResultStream, turn: Turn) -> None:
     """Serves a session stream's messages until the stream ends; any exception here ends it."""
     try:
         stream.waiting_for_peer()
@@ -103,7 +112,7 @@ async def serve_requests(host: Host, requests: Requests, stream: ResultStream) -
             await stream.wait_for_space()
             if stream.closing:
                 return
-            await _serve(host, request, stream)
+            await _serve(host, request, stream, turn)
             del request  # a batch may be megabytes: it is not kept while the next one is awaited
             stream.waiting_for_peer()
         stream.half_closed()
@@ -111,15 +120,15 @@ async def serve_requests(host: Host, requests: Requests, stream: ResultStream) -
         stream.fail(error)
 
 
-async def _serve(host: Host, request: wire.SessionRequest, stream: ResultStream) -> None:
+async def _serve(host: Host, request: wire.SessionRequest, stream: ResultStream, turn: Turn) -> None:
     session = stream.session
     message = request.WhichOneof("message")
     if message == "register":
-        await _serve_batch(host, request.register, stream)
+        await _serve_batch(host, request.register, stream, turn)
     elif message == "acknowledge":
         host.acknowledge(session, request.acknowledge.sequence)
     elif message == "cancel":
-        cancelled, not_pending = await cancel(host, session, request.cancel.operation_ids)
+        cancelled, not_pending = await cancel(host, session, request.cancel.operation_ids, turn)
         done = wire.CancelReceipt(cancelled_operation_ids=cancelled, not_pending_operation_ids=not_pending)
         stream.reserve()
         host.journal.when_durable(partial(stream.send_reserved, wire.SessionResponse(cancelled=done)))
@@ -129,11 +138,11 @@ async def _serve(host: Host, request: wire.SessionRequest, stream: ResultStream)
         raise invalid_argument("message", "is not set: set one of register, cancel, acknowledge, heartbeat")
 
 
-async def _serve_batch(host: Host, batch: wire.RegisterBatch, stream: ResultStream) -> None:
+async def _serve_batch(host: Host, batch: wire.RegisterBatch, stream: ResultStream, turn: Turn) -> None:
     """Registers a batch and sends its receipt once that is durable; until then its results are held back."""
     hold = stream.session.outbox.hold_for_receipt()
     try:
-        receipt = await register_or_refuse(host, stream.session, batch)
+        receipt = await register_or_refuse(host, stream.session, batch, turn)
     except BaseException:
         stream.session.release_results(hold)
         raise

@@ -1,0 +1,129 @@
+"""Which calls are served: looked at when they come in, before anything of them is read.
+
+A refused call is answered when time is left (`FairQueue.refusal_turn`). Whoever sends it again at once then has its
+streams taken up by refusals, and takes no time from others.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from google.rpc import code_pb2
+
+from purgatory.service.access.account import Account
+from purgatory.service.fair_queue import CallerTurns, FairQueue
+from purgatory.service.listeners.listener import Listener
+from purgatory.service.rpc.call import Context
+from purgatory.service.rpc.statuses import CallRefused, resource_exhausted
+from purgatory.service.settings import LimitsSettings
+
+BURST_S: Final = 1.0
+"""`limits.calls_per_second` may be exceeded by the calls of so much time."""
+QUIET_S: Final = 0.05
+"""Shutdown waits until no unary call has ended for so long."""
+
+
+class CallGate:
+    """Counts the calls in flight, of each caller and in all, and refuses those above a limit."""
+
+    def __init__(
+        self,
+        queue: FairQueue,
+        limits: LimitsSettings,
+        listeners: Sequence[Listener] = (),
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.queue: Final = queue
+        self._limits: Final = limits
+        self._listeners: Final = listeners
+        self._now_s: Final = now_s
+        self._unary_calls = 0
+        self._unary_calls_ended = 0
+
+    def enter(self, context: Context, account: Account, *, is_unary: bool) -> CallerTurns:
+        """Counts a call that has come in. `leave` once it has ended. Raises `CallRefused`."""
+        if context.time_remaining() == 0:
+            raise self._refused("deadline", _deadline_passed())
+        limits, queue = self._limits, self.queue
+        if queue.calls >= limits.calls_max:
+            raise self._refused(
+                "calls", resource_exhausted("calls", f"{limits.calls_max} calls are in flight, the most allowed")
+            )
+        caller = queue.enter(account.principal or context.peer())
+        try:
+            self._check_share(caller, account)
+        except CallRefused:
+            queue.leave(caller)
+            raise
+        self._unary_calls += is_unary
+        return caller
+
+    def leave(self, caller: CallerTurns, *, is_unary: bool) -> None:
+        self.queue.leave(caller)
+        self._unary_calls -= is_unary
+        self._unary_calls_ended += is_unary
+
+    async def call_turn(self, context: Context, caller: CallerTurns, work: int) -> None:
+        """Returns when it is the turn of a call. Raises `CallRefused` when nobody awaits its answer any more."""
+        await self.queue.call_turn(caller, work)
+        if context.time_remaining() == 0:
+            raise self._refused("deadline", _deadline_passed())
+
+    async def refusal_turn(self) -> None:
+        """Returns when a refused call may be answered; at once where no more may be held back."""
+        if self.queue.calls + self.queue.refused < self._limits.calls_max:
+            await self.queue.refusal_turn()
+
+    async def wait_quiet(self, timeout_s: float) -> None:
+        """Returns once no unary call has ended for `QUIET_S`, or after `timeout_s`.
+
+        A gRPC server that stops gives its grace period to all calls alike: unary ones whose answer is on its way, and
+        streams that would never end by themselves (a health watch, an idle stream of events). Only the first deserve
+        it. And calls that have arrived but have not been started yet would be cut off, not answered with UNAVAILABLE.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                ended = -1
+                while self._unary_calls or ended != self._unary_calls_ended:
+                    ended = self._unary_calls_ended
+                    await asyncio.sleep(QUIET_S)
+        except TimeoutError:
+            return
+
+    # Inside.
+
+    def _check_share(self, caller: CallerTurns, account: Account) -> None:
+        limits = self._limits
+        if caller.calls > limits.calls_per_caller_max:
+            message = f"{limits.calls_per_caller_max} calls of one caller are in flight, the most allowed"
+            raise self._refused("calls_per_caller", resource_exhausted("calls_per_caller", message))
+        if caller.waiting >= limits.calls_queued_per_caller_max:
+            message = f"{caller.waiting} calls of this caller wait for their turn, the most allowed"
+            raise self._refused(
+                "calls_queued_per_caller",
+                resource_exhausted("calls_queued_per_caller", message, self.queue.expected_wait_ms(caller)),
+            )
+        if limits.calls_per_second_max:
+            self._check_rate(account, 1.0 / limits.calls_per_second_max)
+
+    def _check_rate(self, account: Account, interval_s: float) -> None:
+        """The generic cell rate algorithm: each call moves the account's due time on, which may be so far ahead."""
+        now_s = self._now_s()
+        due_s = max(account.calls_due_s, now_s) + interval_s
+        ahead_s = due_s - now_s - max(BURST_S, interval_s)
+        if ahead_s > 0:
+            message = f"{self._limits.calls_per_second_max} calls a second are the share of one principal"
+            raise self._refused(
+                "calls_per_second", resource_exhausted("calls_per_second", message, round(ahead_s * 1_000) + 1)
+            )
+        account.calls_due_s = due_s
+
+    def _refused(self, reason: str, refused: CallRefused) -> CallRefused:
+        for listener in self._listeners:
+            listener.call_refused(reason)
+        return refused
+
+
+def _deadline_passed() -> CallRefused:
+    return CallRefused(code_pb2.DEADLINE_EXCEEDED, "the deadline passed before it was the turn of this call")

@@ -1,0 +1,205 @@
+"""What is refused before it is read: calls over a limit, calls whose deadline has passed, and at shutdown."""
+
+import asyncio
+from collections import Counter
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from purgatory.service.access.account import Accounts
+from purgatory.service.draining import drain
+from purgatory.service.fair_queue import REGISTRATIONS, FairQueue
+from purgatory.service.rpc.call_gate import CallGate
+from purgatory.service.rpc.statuses import CallRefused
+from purgatory.service.settings import HostSettings, LimitsSettings
+from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.service.serving import (
+    DaemonChannel,
+    RecordingListener,
+    ServedHost,
+    eventually,
+    high_watermark,
+    produce,
+    produce_columns,
+    refused,
+    serving,
+)
+
+HELD = wire.WaitRequest(operation=produce(1, "held", 1, timeout_ms=60_000))
+MET = wire.WaitRequest(operation=produce(1, "met", 1, timeout_ms=0))
+
+
+class CallRefusals(RecordingListener):
+    """Counts refused calls by reason."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reasons: Counter[str] = Counter()
+
+    def call_refused(self, reason: str) -> None:
+        self.reasons[reason] += 1
+
+
+async def hold(served: DaemonChannel, host: ServedHost, count: int) -> list[asyncio.Task[wire.WaitResponse]]:
+    """So many calls of Wait that go on waiting."""
+    before = host.host.fair_queue.calls
+    waits = [asyncio.ensure_future(served.stub.Wait(HELD)) for _ in range(count)]
+    await eventually(lambda: host.host.fair_queue.calls == before + count, "the calls wait")
+    return waits
+
+
+def retry_ms(error: grpc.aio.AioRpcError) -> int:
+    """How long the refused caller is told to wait."""
+    status = rpc_status.from_call(error)
+    assert status is not None
+    for detail in status.details:
+        info = error_details_pb2.RetryInfo()
+        if detail.Unpack(info):
+            return int(info.retry_delay.ToMilliseconds())
+    raise AssertionError("no RetryInfo")
+
+
+@pytest.mark.parametrize("name", ["calls_max", "calls_per_caller_max"])
+async def test_calls_in_flight_are_limited(name: str) -> None:
+    """As many as the limit says are taken, one more is refused and told which limit it is, and one that ends makes
+    room. Another caller is bound only by the limit on all.
+    """
+    heard = CallRefusals()
+    async with serving(HostSettings(LimitsSettings(**{name: 3})), listener=heard) as served:
+        waits = await hold(served, served, 2)
+        assert (await served.stub.Wait(MET)).result
+        waits += await hold(served, served, 1)
+        with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "the most allowed") as error:
+            await served.stub.Wait(MET)
+        assert retry_ms(error.value) >= 1
+        assert heard.reasons == {name.removesuffix("_max"): 1}
+        async with DaemonChannel(served.address) as other:
+            if name == "calls_max":
+                with refused(grpc.StatusCode.RESOURCE_EXHAUSTED):
+                    await other.stub.Wait(MET)
+            else:
+                assert (await other.stub.Wait(MET)).result
+        waits.pop().cancel()
+        await eventually(lambda: served.host.fair_queue.calls == 2, "one has ended")
+        assert (await served.stub.Wait(MET)).result
+        for wait in waits:
+            wait.cancel()
+
+
+class Context:
+    """gRPC's context, as far as the gate asks it."""
+
+    def __init__(self, remaining_s: float | None = None, peer: str = "ipv4:1") -> None:
+        self.remaining_s = remaining_s
+        self._peer = peer
+
+    def time_remaining(self) -> float | None:
+        return self.remaining_s
+
+    def peer(self) -> str:
+        return self._peer
+
+
+@pytest.mark.parametrize("queued", [1, 2, 3])
+async def test_calls_that_wait_for_a_turn_are_limited(queued: int) -> None:
+    """Below the limit of 2 a further call is taken; at it, it is refused before it is read, and so above it."""
+    gate = CallGate(FairQueue(), LimitsSettings(calls_queued_per_caller_max=2))
+    account, context = Accounts().nobody, Context()
+    others = [gate.enter(Context(peer="ipv4:2"), account, is_unary=True)]  # type: ignore[arg-type]
+    caller = gate.enter(context, account, is_unary=True)  # type: ignore[arg-type]
+    caller.recent_calls = 1_000
+    turns = [asyncio.ensure_future(gate.call_turn(context, caller, REGISTRATIONS)) for _ in range(queued)]  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    assert caller.waiting == queued
+    if queued < 2:
+        gate.leave(gate.enter(context, account, is_unary=True), is_unary=True)  # type: ignore[arg-type]
+    else:
+        with pytest.raises(CallRefused, match="wait for their turn"):
+            gate.enter(context, account, is_unary=True)  # type: ignore[arg-type]
+    gate.leave(gate.enter(Context(peer="ipv4:2"), account, is_unary=True), is_unary=True)  # type: ignore[arg-type]
+    await asyncio.gather(*turns)
+    gate.leave(gate.enter(context, account, is_unary=True), is_unary=True)  # type: ignore[arg-type]
+    for one in [*others, caller]:
+        gate.leave(one, is_unary=True)
+
+
+async def test_the_rate_of_calls_is_limited() -> None:
+    """With 10 a second, ten come at once, the eleventh is told when there is room, and then there is."""
+    now_s = 100.0
+    gate = CallGate(FairQueue(), LimitsSettings(calls_per_second_max=10), now_s=lambda: now_s)
+    account, context = Accounts().nobody, Context()
+
+    def call() -> None:
+        gate.leave(gate.enter(context, account, is_unary=True), is_unary=True)  # type: ignore[arg-type]
+
+    for _ in range(10):
+        call()
+    with pytest.raises(CallRefused, match="10 calls a second") as error:
+        call()
+    assert any(str(detail).strip() == "retry_delay {\n  nanos: 101000000\n}" for detail in error.value.details)
+    now_s += 0.101
+    call()
+    with pytest.raises(CallRefused):
+        call()
+
+
+async def test_calls_past_their_deadline_are_not_served() -> None:
+    """Neither one that comes too late, nor one whose deadline passes while it waits for its turn: nobody hears it."""
+    heard = CallRefusals()
+    gate = CallGate(FairQueue(), LimitsSettings(), [heard])
+    account = Accounts().nobody
+    with pytest.raises(CallRefused, match="deadline"):
+        gate.enter(Context(0.0), account, is_unary=True)  # type: ignore[arg-type]
+    context = Context(1.0)
+    caller = gate.enter(context, account, is_unary=True)  # type: ignore[arg-type]
+    await gate.call_turn(context, caller, REGISTRATIONS)  # type: ignore[arg-type]
+    context.remaining_s = 0.0
+    with pytest.raises(CallRefused, match="deadline"):
+        await gate.call_turn(context, caller, REGISTRATIONS)  # type: ignore[arg-type]
+    assert heard.reasons == {"deadline": 2}
+
+
+async def test_calls_that_wait_when_the_daemon_ends_are_told_so_at_once() -> None:
+    """UNAVAILABLE, without having been served."""
+    async with serving() as served:
+        queue = served.host.fair_queue
+        caller = queue.enter("many")
+        caller.recent_calls = 1_000
+        queue.enter("other")
+        turns = [asyncio.ensure_future(queue.call_turn(caller, REGISTRATIONS)) for _ in range(200)]
+        await asyncio.sleep(0)
+        await drain(served.host, 0.0)
+        answers = await asyncio.gather(*turns, return_exceptions=True)
+        told = [answer for answer in answers if isinstance(answer, CallRefused)]
+        assert len(told) >= 100
+        assert {answer.message for answer in told} == {"the daemon is shutting down; try another one, or later"}
+
+
+class Counting(RecordingListener):
+    """How many operations were accepted before the first event was applied."""
+
+    before_event = -1
+
+    def applied(self, *args: object) -> None:
+        if self.before_event < 0:
+            self.before_event = self.accepted
+
+
+async def test_a_flood_does_not_hold_up_another_callers_event() -> None:
+    """Of 900 batches that one caller sends, most are served after an event that another sends when some have been."""
+    heard = Counting()
+    async with serving(listener=heard) as served, DaemonChannel(served.address) as other:
+        assert (await other.status()).version
+        batches = [
+            asyncio.ensure_future(
+                served.stub.Register(wire.RegisterRequest(session_id=f"flood {n}", batch=produce_columns(range(1, 11))))
+            )
+            for n in range(900)
+        ]
+        await eventually(lambda: heard.accepted >= 100, "the flood is being served")
+        await other.stub.Advance(wire.AdvanceRequest(rows={"events": [high_watermark("quiet", 1)]}))
+        assert heard.before_event <= 4_500
+        await asyncio.gather(*batches)
+        assert heard.accepted == 9_000
