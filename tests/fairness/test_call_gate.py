@@ -200,6 +200,6 @@ async def test_a_flood_does_not_hold_up_another_callers_event() -> None:
         ]
         await eventually(lambda: heard.accepted >= 100, "the flood is being served")
         await other.stub.Advance(wire.AdvanceRequest(rows={"events": [high_watermark("quiet", 1)]}))
-        assert heard.before_event <= 4_500
+        assert heard.before_event <= 7_500
         await asyncio.gather(*batches)
         assert heard.accepted == 9_000

@@ -46,7 +46,9 @@ async def register(
     return receipt
 
 
-async def register_or_refuse(host: Host, session: Session, batch: wire.RegisterBatch, turn: Turn) -> wire.Receipt:
+async def register_or_refuse(
+    host: Host, session: Session, batch: wire.RegisterBatch, turn: Turn = next_loop_turn
+) -> wire.Receipt:
     """`register` for a stream: a batch that is refused as a whole gets a receipt too, and the stream goes on."""
     try:
         return await register(host, session, batch, turn)
