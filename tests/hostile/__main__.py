@@ -1,0 +1,107 @@
+"""`make hostile`: every attack on a real daemon with a memory budget of 512 MB, and a table of what it did.
+
+An honest client waits 200 times a second before, during and after each attack. It shares two processors with its
+attacker, so for floods it is first measured while the same flood hits another, idle daemon: p99 under attack is judged
+beside that. Ends with 1 when a line fails.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tests.hostile.arena import Arena, Report, attack
+
+MEMORY_MB_MAX: Final = 600
+RATIO_MAX: Final = 3.0
+RECOVERY_S_MAX: Final = 2.0
+
+
+class Line(NamedTuple):
+    """An attack of the table: what it did before there was a guard, for how long it runs, and whether it is a flood."""
+
+    attack: str
+    before: str
+    seconds: float
+    is_flood: bool = False
+
+
+LINES: Final = (
+    Line("rapid-reset", "79 MB to over 5,000 MB in 7 s", 7),
+    Line("unary-waits", "1.2 GB; honest p50 2.1 s", 8),
+    Line("unread-listings", "+1.7 GB; a third of the honest waits timed out", 6),
+    Line("unfinished-messages", "1.6 GB held", 6),
+    Line("unfinished-smaller", "not measured", 6),
+    Line("large-messages", "2.4 GB", 6),
+    Line("fat-names", "4.1 GB", 6),
+    Line("many-items", "2.3 GB, nothing refused", 8),
+    Line("flood-wait", "honest p50 0.3 to 2.3 s; 0 refusals", 6, is_flood=True),
+    Line("flood-register", "honest p50 3 to 7 s, time-outs; backlog of 25 s", 6, is_flood=True),
+    Line("flood-advance", "honest p50 3 to 7 s, time-outs; backlog of 25 s", 6, is_flood=True),
+    Line("flood-list-partitions", "not measured", 6, is_flood=True),
+    Line("flood-list-operations", "not measured", 6, is_flood=True),
+    Line("flood-status", "25 s for a million pending", 6, is_flood=True),
+    Line("fill-up", "everybody else refused, for 10 minutes", 20),
+    Line("half-open-http", "no new gRPC caller; lives over 100 s", 4),
+    Line("metrics", "honest p50 2.5 s", 5, is_flood=True),
+    Line("compressed", "300 MB; 3.6 s", 5),
+)
+
+
+def verdict(line: Line, report: Report) -> list[str]:
+    """What of an attack is more than a daemon may suffer; empty: it stands."""
+    faults = []
+    if report.faults:
+        faults.append(f"{len(report.faults)} honest waits failed: {report.faults[0]}")
+    if report.memory_peak_mb > MEMORY_MB_MAX:
+        faults.append(f"{report.memory_peak_mb} MB")
+    if line.is_flood and report.ratio > RATIO_MAX:
+        faults.append(f"p99 x {report.ratio:.1f}")
+    if report.recovery_s > RECOVERY_S_MAX:
+        faults.append(f"back to normal after {report.recovery_s:.1f} s")
+    return faults
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.hostile", description=__doc__)
+    parser.add_argument("--only", nargs="*", metavar="ATTACK", help="only attacks whose names contain one of these")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures here too")
+    given = parser.parse_args()
+    lines = [line for line in LINES if not given.only or any(word in line.attack for word in given.only)]
+    reports, failed = [], 0
+    print(f"{'attack':22} {'before':48} {'RSS MB':>10} {'p50/p99 alone':>14} {'elsewhere':>14} {'under it':>14} "
+          f"{'x':>5} {'calm after':>10} {'refused':>8}  lost")  # fmt: skip
+    for line in lines:
+        with tempfile.TemporaryDirectory(prefix="purgatory-hostile-") as folder:
+            report = run_line(line, Path(folder))
+        faults = verdict(line, report)
+        failed += bool(faults)
+        reports.append(asdict(report) | {"faults_found": faults})
+        print(f"{line.attack:22} {line.before:48} {report.memory_before_mb:>4} {report.memory_peak_mb:>5} "
+              f"{_pair(report.alone_ms):>14} {_pair(report.control_ms):>14} {_pair(report.under_ms):>14} "
+              f"{report.ratio:>5.1f} {report.recovery_s:>8.2f} s {report.refused:>8}  {len(report.faults)} of "
+              f"{report.waits}{'   FAILS: ' + '; '.join(faults) if faults else ''}", flush=True)  # fmt: skip
+    if given.json is not None:
+        given.json.write_text(json.dumps(reports, indent=1), "utf-8")
+    print(f"{len(lines) - failed} of {len(lines)} attacks change nothing that matters to an honest caller")
+    return 1 if failed else 0
+
+
+def run_line(line: Line, folder: Path) -> Report:
+    """One attack on a new daemon; for a flood, on another one first."""
+    with Arena(folder / "attacked") as arena:
+        if not line.is_flood:
+            return attack(arena, line.attack, line.seconds)
+        with Arena(folder / "elsewhere") as elsewhere:
+            return attack(arena, line.attack, line.seconds, elsewhere)
+
+
+def _pair(latencies_ms: tuple[float, float]) -> str:
+    return f"{latencies_ms[0]:.1f}/{latencies_ms[1]:.0f} ms" if any(latencies_ms) else "-"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""Callers on bare HTTP/2 connections, for what a client library is too polite to do."""
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+from typing import Final
+
+import h2.config
+import h2.connection
+import h2.events
+import h2.exceptions
+import h2.settings
+
+SERVICE: Final = "/purgatory.v1.PurgatoryService/"
+PREFIX_BYTES: Final = 5
+"""Of a gRPC message: compressed or not, and its length."""
+
+
+class RawConnection:
+    """One connection. What it reads it forgets, but for the windows that the server grants."""
+
+    def __init__(self, address: str, token: str, *, initial_window: int | None = None) -> None:
+        host, _, port = address.rpartition(":")
+        self._socket: Final = socket.create_connection((host, int(port)), 10.0)
+        self._token: Final = token
+        self.http2: Final = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
+        self.http2.initiate_connection()
+        if initial_window is not None:
+            self.http2.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: initial_window})
+        self.ended: Final[set[int]] = set()
+        """Streams that the server has ended."""
+        self.flush()
+
+    def call(self, method: str, **headers: str) -> int:
+        """Opens a stream for a call; returns its id."""
+        stream = self.http2.get_next_available_stream_id()
+        fields = [
+            (":method", "POST"), (":scheme", "http"), (":path", SERVICE + method), (":authority", "purgatory"),
+            ("te", "trailers"), ("content-type", "application/grpc"),
+        ]  # fmt: skip
+        if self._token:
+            fields.append(("authorization", f"Bearer {self._token}"))
+        self.http2.send_headers(stream, fields + list(headers.items()))
+        return stream
+
+    def send(self, stream: int, data: bytes) -> int:
+        """Sends as much as the server's windows allow; returns how much that was."""
+        room = min(len(data), self.http2.local_flow_control_window(stream), self.http2.max_outbound_frame_size)
+        if room > 0:
+            self.http2.send_data(stream, data[:room])
+        return max(0, room)
+
+    def flush(self) -> None:
+        self._socket.sendall(self.http2.data_to_send())
+
+    def read(self, timeout_s: float) -> None:
+        """Takes in what has arrived: windows grow, streams end."""
+        self._socket.settimeout(timeout_s)
+        with contextlib.suppress(TimeoutError):
+            data = self._socket.recv(1 << 16)
+            if not data:
+                raise ConnectionError("the server has closed the connection")
+            for event in self.http2.receive_data(data):
+                if isinstance(event, h2.events.StreamEnded | h2.events.StreamReset):
+                    self.ended.add(int(event.stream_id or 0))
+            self.flush()
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def message(length: int, body: bytes = b"", *, compressed: bool = False) -> bytes:
+    """A gRPC message that says it has `length` bytes, and what there is of it."""
+    return bytes((compressed,)) + length.to_bytes(4, "big") + body
+
+
+def until(deadline_s: float) -> Iterator[None]:
+    """Goes round until then."""
+    while time.monotonic() < deadline_s:
+        yield
+
+
+def rapid_reset(address: str, token: str, seconds: float) -> int:
+    """Opens streams and resets each at once, on one connection."""
+    connection, resets = RawConnection(address, token), 0
+    for _ in until(time.monotonic() + seconds):
+        for _ in range(200):
+            stream = connection.call("Wait")
+            connection.http2.reset_stream(stream)
+            resets += 1
+        connection.flush()
+        connection.read(0.001)
+    connection.close()
+    return resets
+
+
+def unfinished_messages(address: str, token: str, seconds: float, *, length: int, streams: int) -> int:
+    """Sends all but the end of a large message on each of many streams; returns the bytes that the server took."""
+    connections = [RawConnection(address, token) for _ in range(5)]
+    open_streams = [
+        (connection, connection.call("Register")) for connection in connections for _ in range(streams // 5)
+    ]
+    left: dict[tuple[int, int], int] = {}
+    for connection, stream in open_streams:
+        connection.send(stream, message(length))
+        left[id(connection), stream] = length - 1
+    filler, taken = bytes(1 << 14), 0
+    for _ in until(time.monotonic() + seconds):
+        for connection, stream in open_streams:
+            rest = left[id(connection), stream]
+            if rest and stream not in connection.ended:
+                with contextlib.suppress(h2.exceptions.ProtocolError):
+                    sent = connection.send(stream, filler[:rest])
+                    left[id(connection), stream] -= sent
+                    taken += sent
+        for connection in connections:
+            connection.flush()
+            connection.read(0.001)
+    for connection in connections:
+        connection.close()
+    return taken
+
+
+def unread_answers(address: str, token: str, seconds: float, *, calls: int, method: str, request: bytes) -> int:
+    """Asks for large answers with a window of nothing, and never reads them."""
+    connection = RawConnection(address, token, initial_window=0)
+    for _ in range(calls):
+        stream = connection.call(method)
+        connection.send(stream, message(len(request), request))
+        connection.http2.end_stream(stream)
+    connection.flush()
+    for _ in until(time.monotonic() + seconds):
+        connection.read(0.05)
+    connection.close()
+    return calls
