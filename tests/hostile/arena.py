@@ -32,7 +32,7 @@ keys = ["attack*"]
 """
 WATCH_INTERVAL_S: Final = 0.05
 SETTLE_S: Final = 6.0
-"""How long the honest client is watched after an attack."""
+"""How long the honest client is watched after an attack, where that is not said."""
 WINDOW_S: Final = 0.25
 """The honest client is back to normal when no wait of so long was slower than `CALM` times its p99 alone."""
 CALM: Final = 3.0
@@ -109,7 +109,9 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def attack(arena: Arena, name: str, seconds: float, elsewhere: Arena | None = None) -> Report:
+def attack(
+    arena: Arena, name: str, seconds: float, elsewhere: Arena | None = None, settle_s: float = SETTLE_S
+) -> Report:
     """Runs one attack for so many seconds, `elsewhere` first if that is given, and says what it did.
 
     Raises AssertionError when the daemon does not survive it.
@@ -130,7 +132,7 @@ def attack(arena: Arena, name: str, seconds: float, elsewhere: Arena | None = No
         report.memory_before_mb = arena.memory_mb()
         report.tally = run(arena, name, seconds, report)
         end_s = time.monotonic()
-        watch(arena, report, end_s + SETTLE_S)
+        watch(arena, report, end_s + settle_s)
     finally:
         seen, _ = honest.communicate()
     assert arena.daemon.process.poll() is None, f"the daemon has ended:\n{arena.daemon.log[-3_000:]}"

@@ -1,0 +1,32 @@
+"""Each attack for a moment, on a real daemon with a memory budget of 512 MB: what it takes, and what others lose.
+
+How long honest callers wait meanwhile is a measurement, which `make hostile` makes.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tests.hostile.arena import Arena, attack
+
+SECONDS = 1.5
+MEMORY_MB_MAX = 600
+FILES_MAX = 1_200
+"""Those of a thousand half-open requests would be more, beside the daemon's own."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "unary-waits", "unread-listings", "unfinished-messages", "large-messages", "fat-names", "many-items",
+        "compressed", "flood-register", "flood-advance", "half-open-http",
+    ],
+)  # fmt: skip
+def test_honest_callers_lose_nothing(tmp_path: Path, name: str) -> None:
+    """No honest wait fails, the daemon lives, and its memory and open files stay within bounds."""
+    with Arena(tmp_path / "arena") as arena:
+        report = attack(arena, name, SECONDS, settle_s=0.5)
+    assert report.waits
+    assert not report.faults
+    assert report.memory_peak_mb <= MEMORY_MB_MAX
+    assert report.files_peak <= FILES_MAX
