@@ -31,6 +31,7 @@ SUITES: Final[dict[str, Callable[[Lab], None]]] = {
     "timer/": engine_suite.timers,
     "memory/": engine_suite.memory,
     "service/throughput": service_suite.throughput,
+    "service/secured": service_suite.secured,
     "service/latency": service_suite.latency,
     "service/lateness": service_suite.lateness,
     "service/herd": service_suite.herd,

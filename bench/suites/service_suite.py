@@ -1,14 +1,16 @@
 """What callers see of the daemon over loopback, beside an echo server, Redis, and the service most people write."""
 
 import time
-from typing import Final
+from typing import Any, Final
 
 from bench.measure.lab import Lab
 from bench.measure.pairing import Figure, Measure
 from bench.measure.processes import WorkerFailed, run_of
 from bench.measure.worker import Numbers
+from examples.secure_demo.authority import Authority
+from purgatory.service.access.tokens import add_token
 
-__all__ = ["herd", "huge", "latency", "lateness", "throughput"]
+__all__ = ["herd", "huge", "latency", "lateness", "secured", "throughput"]
 
 CLIENT: Final = "bench.drivers.client"
 UNARY: Final = "bench.drivers.unary"
@@ -21,6 +23,12 @@ CALLERS: Final = 32
 INTERVAL_MS: Final = 10
 ATTEMPTS: Final = 4
 HUGE: Final = 10_000_000
+POLICY: Final = """\
+[[grant]]
+to = ["load"]
+roles = ["wait", "advance"]
+topics = ["run-*"]
+"""
 CALIBRATION: Final = 4
 """How many times as long the load runs as the probes may take beside it."""
 
@@ -58,6 +66,27 @@ def throughput(lab: Lab) -> None:
         [Figure("service/wait-satisfied", "calls/s")],
         ("daemon", run_of(unary, "wait-satisfied", address=ours, **calls)),
         {"echo": run_of(unary, "empty", address=echo, **calls)},
+    )
+
+
+def secured(lab: Lab) -> None:
+    """Columns over TLS, with a token and a policy, beside the same daemon with none of them."""
+    folder = lab.folder()
+    authority = Authority("The bench's authority")
+    authority.issue("purgatory", hosts=("127.0.0.1",)).write(folder, "server")
+    (folder / "ca.crt").write_bytes(authority.certificate_pem)
+    (folder / "policy.toml").write_text(POLICY, "utf-8")
+    token = add_token(folder / "tokens", "load", None)
+    files = {"tls-certificate": "server.crt", "tls-key": "server.key", "access-policy": "policy.toml"}
+    files["access-tokens"] = "tokens"
+    arguments = [part for name, file in files.items() for part in (f"--{name}-file", str(folder / file))]
+    client = lab.worker(CLIENT)
+    batches: dict[str, Any] = {"batch": 500, "lanes": LANES, "seconds": 2 * lab.scale.seconds}
+    guarded = {"address": lab.daemon(*arguments).address, "tls_ca": str(folder / "ca.crt"), "token": token}
+    lab.measure(
+        [Figure("service/columns/batch=500/tls+token+policy", "ops/s")],
+        ("daemon", run_of(client, "columns", **guarded, **batches)),
+        {"none": run_of(client, "columns", address=lab.daemon().address, **batches)},
     )
 
 
