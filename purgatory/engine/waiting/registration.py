@@ -35,6 +35,9 @@ class Registration:
         self._pending_max: Final[i64] = min(limits.pending_operations_max, OFFSET_MAX)
         self._items_max: Final[i64] = min(limits.items_per_operation_max, OFFSET_MAX)
         self._pending_items_max: Final[i64] = min(limits.pending_items_max, OFFSET_MAX)
+        self._count_stop: i64 = 0
+        """So many operations may be pending, of all accounts: see `open_for`."""
+        self._items_stop: i64 = 0
         self._named: Final = NamedPartitions(pending.partitions)
 
     def register(
@@ -45,6 +48,7 @@ class Registration:
             raise InvalidBatch("kind", f"{kind} is not known")
         columns = BatchColumns(kind, batch, self.limits, self._named)
         of_kind = self.pending.kinds[kind]
+        self.open_for(owner.holdings)
         receipt = RegisterReceipt()
         known_before = owner.highest_operation_id if known_up_to < 0 else known_up_to
         first_item: i64 = 0
@@ -64,6 +68,15 @@ class Registration:
         receipt.highest_operation_id = owner.highest_operation_id
         return receipt
 
+    def open_for(self, holdings: Holdings) -> None:
+        """To be called before rows of an account are taken, and again after anything else was done.
+
+        Works out how far they may go. Once for many rows: what they add to the account they add to all.
+        """
+        pending = self.pending
+        self._count_stop = min(self._pending_max, pending.count + holdings.operations_max - holdings.operations)
+        self._items_stop = min(self._pending_items_max, pending.item_count + holdings.items_max - holdings.items)
+
     def take_plain(
         self,
         kind: Kind,
@@ -81,21 +94,14 @@ class Registration:
         timeout_ms = columns.timeouts_ms.at(row)
         if operation_id <= owner.highest_operation_id or timeout_ms == 0:
             return False
-        if item_count > self._items_max or not self._has_room(owner.holdings, item_count):
+        if item_count > self._items_max or self.pending.count >= self._count_stop:
+            return False
+        if self.pending.item_count + item_count > self._items_stop:
             return False
         if not kind.register_plain(owner, columns, operation_id, timeout_ms, first_item, item_count, now_ms):
             return False
         owner.highest_operation_id = operation_id
         return True
-
-    def _has_room(self, holdings: Holdings, item_count: i64) -> bool:
-        pending = self.pending
-        return (
-            pending.count < self._pending_max
-            and pending.item_count + item_count <= self._pending_items_max
-            and holdings.operations < holdings.operations_max
-            and holdings.items + item_count <= holdings.items_max
-        )
 
     def take(
         self, kind: Kind, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64
