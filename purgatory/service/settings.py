@@ -239,7 +239,7 @@ class LimitsSettings(EngineLimitsSettings):
 
 
 class SharesSettings(SettingsGroup):
-    """Shares: what one account may hold of a limit that all have in common (docs/operations.md)."""
+    """Shares: what one account may hold of a limit that all have in common (docs/security.md)."""
 
     times_free: int = setting(
         2, "An account holds at most this many times what is still free of a limit. 0: no shares.", ge=0, le=1_000

@@ -3,10 +3,17 @@
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from purgatory.engine import codes
+from purgatory.engine.batches import OperationBatch
 from purgatory.engine.completions import Completions
+from purgatory.engine.engine import Engine
+from purgatory.engine.limits import EngineLimits
 from purgatory.service.sessions.outbox import Outbox, ResultSlice, slices_of
+from purgatory.service.translate.results import fill_rows
+from purgatory.v1 import purgatory_service_pb2
 
 
 def completions_of(operation_ids: list[int], kinds: list[int]) -> Completions:
@@ -72,3 +79,63 @@ def test_any_order_of_calls_loses_and_repeats_nothing(seed: int) -> None:
         assert outbox.last_sequence == len(model)
         assert outbox.unwritten == len(model) - written
         assert outbox.unacknowledged == len(model) - outbox.acknowledged_sequence
+
+
+def single_results(count: int, outbox: Outbox) -> list[ResultSlice]:
+    """Waits that end one by one, each with a result of its own; also as they came."""
+    came: list[ResultSlice] = []
+    engine = Engine(EngineLimits(), 0)
+    owner = engine.add_owner()
+    for number in range(1, count + 1):
+        names = [(f"topic-{number % 3}", number), ("other", 1)]
+        batch = OperationBatch(
+            [number], partitions=names, item_counts=[1 + number % 2], item_indexes=[0, 1][: 1 + number % 2],
+            offsets=[number], timeouts_ms=[0],
+        )  # fmt: skip
+        engine.register(owner, codes.PRODUCE, batch, 0)
+        for completions in engine.take_completions():
+            came += slices_of(completions)
+            outbox.append(slices_of(completions))
+    return came
+
+
+def written(slices: list[ResultSlice]) -> list[bytes]:
+    """Each result as a row, encoded."""
+    batch = purgatory_service_pb2.ResultBatch()
+    for part in slices:
+        fill_rows(batch.rows.results, part)
+    return [row.SerializeToString() for row in batch.rows.results]
+
+
+STEP = st.tuples(st.sampled_from(["take", "put back", "rewind", "acknowledge"]), st.integers(1, 90))
+
+
+@given(st.integers(0, 300), st.lists(STEP, max_size=12))
+def test_results_that_came_one_by_one_are_put_together(count: int, steps: list[tuple[str, int]]) -> None:
+    """Whatever is read and acknowledged: the same results with the same numbers, in less memory than apart."""
+    outbox = Outbox()
+    expected = written(single_results(count, outbox))
+    for what, number in steps:
+        if what == "take":
+            first, slices = outbox.take(number)
+            rows = written(slices)
+            assert rows == expected[first - 1 : first - 1 + len(rows)]
+        elif what == "put back":
+            first, slices = outbox.take(number)
+            outbox.put_back(slices)
+            assert outbox._next_sequence == first
+        elif what == "rewind":
+            outbox.rewind()
+        else:
+            outbox.acknowledge(min(outbox.acknowledged_sequence + number, outbox.last_sequence))
+        kept = [*outbox._written, *outbox._unwritten]
+        assert written(kept) == expected[outbox.acknowledged_sequence :]
+        assert outbox.held_bytes == sum(part.held_bytes() for part in kept)
+
+
+def test_a_thousand_results_one_by_one_take_little() -> None:
+    """Nobody reads them: they take some hundred bytes each, not a kilobyte."""
+    outbox = Outbox()
+    single_results(1_000, outbox)
+    assert len(outbox._unwritten) < 100
+    assert outbox.held_bytes < 300 * 1_000

@@ -23,14 +23,20 @@ from purgatory.service.budget.result_bytes import (
     RESULT_ITEM_BYTES,
     SLICE_BYTES,
 )
+from purgatory.service.sessions.packed import PackedCompletions
 from purgatory.service.sessions.refused import RefusedCompletions
 from purgatory.service.translate.uniform_columns import is_uniform
+
+PACKED_TOGETHER: Final = 64
+"""So many slices in a row are put together where each has"""
+SMALL: Final = 4
+"""no more results than this."""
 
 UNLIMITED: Final = 2**63
 """Above any sequence number."""
 
 
-Results = Completions | RefusedCompletions
+Results = Completions | RefusedCompletions | PackedCompletions
 
 
 @dataclass(slots=True, eq=False)
@@ -161,6 +167,7 @@ class Outbox:
         for part in slices:
             self.last_sequence += len(part)
         self._count(sum([part.held_bytes() for part in slices]))
+        self._pack_tail(self._unwritten)
 
     def hold(self) -> None:
         """Results appended from now on are not written before they are released."""
@@ -226,6 +233,7 @@ class Outbox:
         Together they have at most `items_max` items, but for a single result, which may have any number. They count as
         written from now on; `put_back` undoes that.
         """
+        self._pack_tail(self._written)  # now, as what is taken last may be put back
         first_sequence = self._next_sequence
         taken: list[ResultSlice] = []
         released = self._released_sequence
@@ -276,6 +284,29 @@ class Outbox:
                 return 0
             count -= len(part)
         return count
+
+    def _pack_tail(self, queue: deque[ResultSlice]) -> None:
+        """Puts the last slices together if they are many and small, as when nobody reads and waits end one by one."""
+        if len(queue) < PACKED_TOGETHER:
+            return
+        kind = queue[-1].kind
+        if kind == codes.FETCH:
+            return
+        tail: list[ResultSlice] = []
+        for part in reversed(queue):
+            if len(part) > SMALL or part.kind != kind or part.refusals:
+                return
+            tail.append(part)
+            if len(tail) == PACKED_TOGETHER:
+                break
+        for part in tail:
+            queue.pop()
+            self._count(-part.held_bytes())
+        tail.reverse()
+        packed = PackedCompletions(tail)
+        whole = ResultSlice(packed, kind, 0, len(packed.kinds), 0, len(packed.item_partitions), 0)
+        queue.append(whole)
+        self._count(whole.held_bytes())
 
     def _count(self, more_bytes: int) -> None:
         self.held_bytes += more_bytes
