@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tests.hostile.arena import Arena, Report, attack
+from tests.hostile.arena import Arena, AttackReport, attack
 
 MEMORY_MB_MAX: Final = 600
 RATIO_MAX: Final = 3.0
@@ -51,7 +51,7 @@ LINES: Final = (
 )
 
 
-def verdict(line: Line, report: Report) -> list[str]:
+def verdict(line: Line, report: AttackReport) -> list[str]:
     """What of an attack is more than a daemon may suffer; empty: it stands."""
     faults = []
     if report.faults:
@@ -90,7 +90,7 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def run_line(line: Line, folder: Path) -> Report:
+def run_line(line: Line, folder: Path) -> AttackReport:
     """One attack on a new daemon; for a flood, on another one first."""
     with Arena(folder / "attacked") as arena:
         if not line.is_flood:

@@ -40,7 +40,7 @@ CALM_MS_MIN: Final = 20.0
 
 
 @dataclass
-class Report:
+class AttackReport:
     """What an attack did to the daemon and to an honest client. Times in milliseconds, memory in megabytes."""
 
     name: str
@@ -111,12 +111,12 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 
 def attack(
     arena: Arena, name: str, seconds: float, elsewhere: Arena | None = None, settle_s: float = SETTLE_S
-) -> Report:
+) -> AttackReport:
     """Runs one attack for so many seconds, `elsewhere` first if that is given, and says what it did.
 
     Raises AssertionError when the daemon does not survive it.
     """
-    report = Report(name)
+    report = AttackReport(name)
     honest = start("tests.hostile.honest", arena.daemon.address)
     assert honest.stdin is not None
     assert honest.stdout is not None
@@ -147,7 +147,7 @@ def attack(
     return report
 
 
-def run(arena: Arena, name: str, seconds: float, report: Report | None = None) -> dict[str, int]:
+def run(arena: Arena, name: str, seconds: float, report: AttackReport | None = None) -> dict[str, int]:
     """An attacker in a process of its own, until it ends by itself; the daemon is watched meanwhile."""
     attacker = start(
         "tests.hostile.attackers", name, arena.daemon.address, arena.daemon.http_address, str(seconds), arena.token
@@ -160,7 +160,7 @@ def run(arena: Arena, name: str, seconds: float, report: Report | None = None) -
     return tally
 
 
-def watch(arena: Arena, report: Report | None, until_s: float) -> None:
+def watch(arena: Arena, report: AttackReport | None, until_s: float) -> None:
     """Notes the most memory and open files that the daemon takes until then."""
     while True:
         if report is not None:

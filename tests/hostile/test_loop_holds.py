@@ -5,7 +5,7 @@ would have done. `loop_holds` measures the same against a daemon.
 import asyncio
 import random
 from collections.abc import Coroutine
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import pytest
 
@@ -18,6 +18,7 @@ from purgatory.service.host import Host
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.loop_holds import LoopHolds
 from purgatory.service.rpc import inspection_calls, session_requests
+from purgatory.service.rpc.call import Call, Context
 from purgatory.service.rpc.event_calls import advance
 from purgatory.service.rpc.statuses import BatchRefused
 from purgatory.service.sessions import result_stream
@@ -75,7 +76,7 @@ class Held:
         self.engine = Engine(EngineLimits(), self.clock.now_ms())
         self.host = Host(self.engine, self.clock, HostSettings(limits=limits), self.listener)
         self.session = self.host.sessions.open("s", 0)[0]
-        self.account = self.session.account
+        self.call = Call(cast(Context, None), self.session.account)
 
     async def register(self, columns: operation_pb2.OperationColumns) -> wire.Receipt:
         return await session_requests.register(self.host, self.session, wire.RegisterBatch(columns=columns))
@@ -130,7 +131,7 @@ async def test_what_is_decided_already_goes_in_parts_too() -> None:
         )
         for place in range(ITEMS)
     ]
-    await advance(held.host, wire.AdvanceRequest(rows=event_pb2.EventRows(events=events)), held.account)
+    await advance(held.host, wire.AdvanceRequest(rows=event_pb2.EventRows(events=events)), held.call)
     await held.register(columns_of(range(1, 21), ITEMS))
     assert sum(held.listener.ended_items) == 20 * ITEMS
     assert max(held.listener.ended_items) <= VALUES_PER_PART
@@ -288,7 +289,7 @@ async def test_events_of_many_replicas_go_in_slices() -> None:
     )
     request = wire.AdvanceRequest(rows=event_pb2.EventRows(events=[*[one] * 40, long]))
     assert max(len(part) for part in event_parts(request, LIMITS)) <= 6
-    turns, receipt = await turns_of(advance(held.host, request, held.account))
+    turns, receipt = await turns_of(advance(held.host, request, held.call))
     assert turns >= 7
     assert len(receipt.ended) == 41
     assert [(refusal.index, refusal.field) for refusal in receipt.refusals] == [

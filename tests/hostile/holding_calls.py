@@ -1,7 +1,7 @@
 """Single calls that would hold the event loop, each against a daemon of its own, and the longest hold of each.
 
-    python -m tests.hostile.loop_holds           # all of them, and a table
-    python -m tests.hostile.loop_holds cancel    # those whose names contain a text
+    python -m tests.hostile.holding_calls           # all of them, and a table
+    python -m tests.hostile.holding_calls cancel    # those whose names contain a text
 
 A hold is processor time of the daemon's loop in one go, by its own metric `purgatory_longest_loop_hold_seconds`.
 """
