@@ -160,7 +160,7 @@ class Host:
         Raises `CallRefused` when nothing may be registered now.
         """
         self.admission.check_unary_wait(account, len(self.unary_waits))
-        operation_id, future = self.unary_waits.add()
+        operation_id, future = self.unary_waits.add(account)
         account.unary_waits += 1
         try:
             yield operation_id, future

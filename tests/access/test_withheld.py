@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,10 @@ from purgatory.service.host import Host
 from purgatory.service.rpc.statuses import BatchRefused
 from purgatory.service.settings import HostSettings
 from purgatory.service.translate.operations import OperationRun
-from purgatory.v1 import operation_pb2
+from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.access.guarded import guarding
-from tests.service.serving import produce, refused
+from tests.access.guarded import Caller, guarding
+from tests.service.serving import PATIENCE_S, high_watermark, produce, refused
 
 NAMES = ("mine-1", "yours-1", "mine-2", "yours-2")
 MINE = Names(["mine-*"])
@@ -215,3 +216,34 @@ async def test_hidden_and_absent_look_the_same(tmp_path: Path) -> None:
             first = await answer(caller, rpc, request_type(**there))
             second = await answer(caller, rpc, request_type(**absent))
             assert first.replace(name, other) == second, rpc
+
+
+async def test_calls_of_wait_are_listed_for_their_callers(tmp_path: Path) -> None:
+    """A principal sees its own calls of Wait among the pending operations, an administrator those on its names with
+    whose they are, and nobody else any; and a call that ends leaves nothing behind.
+    """
+    async with (
+        guarding(tmp_path) as served,
+        served.caller("wait") as waiter, served.caller("admin") as admin, served.caller("root") as root,
+    ):  # fmt: skip
+        calls = [
+            asyncio.ensure_future(caller.call("Wait", wire.WaitRequest(operation=produce(0, topic, 9))))
+            for caller, topic in ((waiter, "mine-1"), (root, "mine-2"), (root, "yours-1"))
+        ]
+        async with asyncio.timeout(PATIENCE_S):
+            while served.host.engine.pending < len(calls):  # noqa: ASYNC110 - a count
+                await asyncio.sleep(0.01)
+
+        async def listed(caller: Caller) -> list[tuple[str, str]]:
+            answer = await caller.call("ListOperations", wire.ListOperationsRequest())
+            return [(one.principal, one.partitions[0].topic_partition.topic) for one in answer.operations]
+
+        assert await listed(waiter) == [("wait", "mine-1")]
+        assert sorted(await listed(admin)) == [("root", "mine-2"), ("wait", "mine-1")]
+        assert sorted(await listed(root)) == [("root", "mine-2"), ("root", "yours-1"), ("wait", "mine-1")]
+        for topic in ("mine-1", "mine-2", "yours-1"):
+            rows = event_pb2.EventRows(events=[high_watermark(topic, 9)])
+            await root.call("Advance", wire.AdvanceRequest(rows=rows))
+        await asyncio.gather(*calls)
+        assert await listed(root) == []
+        assert served.host.unary_waits.account_of(1) is None

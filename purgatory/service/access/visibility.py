@@ -9,7 +9,7 @@ from purgatory.service.access.roles import ADMIN
 def may_see(account: Account, owner: Account | None, view: PendingView) -> bool:
     """Its own operations, and those that wait for nothing but what it has the role admin on.
 
-    `owner` is whose operation it is; None for a call of Wait, of which the daemon does not keep that.
+    `owner` is whose operation it is; None: the call that waited for it has just ended.
     """
     if account is owner:
         return True

@@ -114,9 +114,10 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
                 views, start = host.engine.list_pending(start, asked, now.now_ms, owner_id, kind, name, request.key)
                 for view in views:
                     session = host.sessions.of_owner(view.owner_id)
-                    if may_see(call.account, None if session is None else session.account, view):
-                        whose = ("", "") if session is None else (session.session_id, session.account.principal)
-                        operation = pending_operation(view, *whose, now)
+                    owner = session.account if session is not None else host.unary_waits.account_of(view.operation_id)
+                    if may_see(call.account, owner, view):
+                        session_id = session.session_id if session is not None else ""
+                        operation = pending_operation(view, session_id, "" if owner is None else owner.principal, now)
                         bytes_left -= operation.ByteSize()
                         response.operations.append(operation)
             if start < 0 or bytes_left <= 0 or len(response.operations) == size:

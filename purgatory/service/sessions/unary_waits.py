@@ -5,6 +5,7 @@ from typing import Final
 
 from purgatory.engine.completions import Completions
 from purgatory.engine.waiting.tables import Owner
+from purgatory.service.access.account import Account
 from purgatory.service.sessions.outbox import ResultSlice, slices_of
 
 
@@ -14,21 +15,28 @@ class UnaryWaits:
     def __init__(self, owner: Owner) -> None:
         self.owner: Final = owner
         self._futures: Final[dict[int, asyncio.Future[ResultSlice]]] = {}
+        self._accounts: Final[dict[int, Account]] = {}
         self._last_operation_id = 0
 
     def __len__(self) -> int:
         """Calls in flight."""
         return len(self._futures)
 
-    def add(self) -> tuple[int, asyncio.Future[ResultSlice]]:
+    def account_of(self, operation_id: int) -> Account | None:
+        """Whose call waits for an operation; None: the call has ended."""
+        return self._accounts.get(operation_id)
+
+    def add(self, account: Account) -> tuple[int, asyncio.Future[ResultSlice]]:
         """A new operation id, and the future of its result: a slice of one."""
         self._last_operation_id += 1
         future: asyncio.Future[ResultSlice] = asyncio.get_running_loop().create_future()
         self._futures[self._last_operation_id] = future
+        self._accounts[self._last_operation_id] = account
         return self._last_operation_id, future
 
     def remove(self, operation_id: int) -> bool:
         """Forgets a call that has ended; whether its operation has not."""
+        del self._accounts[operation_id]
         return self._futures.pop(operation_id, None) is not None
 
     def deliver(self, completions: Completions) -> None:
