@@ -49,15 +49,21 @@ async def test_every_call_has_its_number_and_outcomes_that_of_the_call_that_ende
     assert (cancel["operation_ids"], cancel["ended"], cancel["session_number"]) == ([1, 2**63 - 1], 1, 1)
 
 
-async def test_a_session_that_is_dropped_says_how_its_operations_ended(tmp_path: Path) -> None:
-    """History has a cancel_session and its outcomes; other listeners hear nothing of them, as without an archive."""
+@pytest.mark.parametrize("is_closed", [False, True])
+async def test_a_session_that_is_dropped_says_how_its_operations_ended(tmp_path: Path, is_closed: bool) -> None:
+    """When its time to live is over or it is closed, history has a cancel_session and its outcomes; other listeners
+    hear nothing of them, as without an archive.
+    """
     kept, listener = ArchivedHost(tmp_path), RecordingListener()
     kept.host.listeners.append(listener)
     for expected_number in (1, 2):  # the same id again is another session
         assert kept.session.number == expected_number
         kept.register(produces(1, 3))
         kept.clock.jump(100)
-        kept.host.sessions.drop_expired(kept.clock.now_ms())
+        if is_closed:
+            assert kept.host.close_session(kept.session) == (3, 0)
+        else:
+            kept.host.sessions.drop_expired(kept.clock.now_ms())
     await kept.start_and_close()
     assert [(row["call"], row["session_number"], row["ended"]) for row in kept.rows(schema.CALLS)] == [
         ("cancel_session", 1, 3),
@@ -66,6 +72,17 @@ async def test_a_session_that_is_dropped_says_how_its_operations_ended(tmp_path:
     outcomes = Counter((row["session_number"], row["outcome"]) for row in kept.rows(schema.OUTCOMES))
     assert outcomes == {(1, "cancelled"): 3, (2, "cancelled"): 3}
     assert not listener.outcomes
+
+
+async def test_ids_of_a_refused_batch_are_refused_in_history_too(tmp_path: Path) -> None:
+    """Sent again after a later batch was accepted: a refused row each; what is known already has none."""
+    kept = ArchivedHost(tmp_path)
+    kept.session.refused_ids.add([1, 2], 0, 10)
+    kept.register(produces(3))
+    kept.register(produces(1, 4))
+    await kept.start_and_close()
+    rows = [(row["operation_id"], row["refusal_code"]) for row in kept.rows(schema.REGISTRATIONS)]
+    assert sorted(rows) == [(1, 3), (2, 3), (3, 0), (4, 0)]
 
 
 async def test_unary_waits_are_session_number_0(tmp_path: Path) -> None:
