@@ -19,6 +19,8 @@ Answer = Result | ResultColumns | PurgatoryClientError
 Ended = tuple[Entry, Answer]
 """A wait and how it ended."""
 
+OPERATION_ID_MAX = 2**61 - 1
+"""The highest that a daemon takes. Nobody gets there by counting."""
 OPERATIONS_PER_CHUNK_MAX = 10_000
 ITEMS_PER_CHUNK_MAX = 50_000
 BYTES_PER_CHUNK_MAX = 2_000_000
@@ -54,6 +56,11 @@ class PendingWaits:
     def start_after(self, operation_id: int) -> None:
         """Give only ids above this one, as the daemon knows it already."""
         self._next_id = max(self._next_id, operation_id + 1)
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether the daemon takes none of the ids that are left."""
+        return self._next_id > OPERATION_ID_MAX
 
     def add(self, entry: Entry) -> None:
         """Give the wait, or the operations of the batch, their ids and add it."""

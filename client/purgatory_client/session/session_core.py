@@ -127,6 +127,11 @@ class SessionCore:
         """True: the session is being left, and there is nothing more to send or to receive."""
         return self._ending and not self.pending and self._sequence.due_at is None
 
+    @property
+    def is_used_up(self) -> bool:
+        """Whether no wait can get an id any more, since somebody else has registered the highest there is."""
+        return self._table.is_used_up
+
     def waiting(self) -> list[Entry]:
         """Everything that somebody waits for."""
         return [*self._table.entries(), *chain.from_iterable(self._unsent.values())]

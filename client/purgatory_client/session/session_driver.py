@@ -20,6 +20,7 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from purgatory_client.errors import (
     ClientClosed,
+    OperationIdInUse,
     OutboxError,
     ProtocolError,
     PurgatoryClientError,
@@ -303,6 +304,8 @@ class SessionDriver:
                 self._outbox.write_results(response)
             else:
                 self._outbox.settle_all(self._core.receive(response, now))
+            if self._core.is_used_up:
+                raise OperationIdInUse(f"somebody else has used up the operation ids of session {self.session_id}")
             if self._core.opened and not was_open:
                 self.connections += 1
                 self._opened.set()
