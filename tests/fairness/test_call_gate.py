@@ -11,9 +11,11 @@ from grpc_status import rpc_status
 from purgatory.service.access.account import Accounts
 from purgatory.service.draining import drain
 from purgatory.service.fair_queue import REGISTRATIONS, FairQueue
+from purgatory.service.listeners.refusal_log import RefusalLog
 from purgatory.service.rpc.call_gate import CallGate
 from purgatory.service.rpc.statuses import CallRefused
 from purgatory.service.settings import HostSettings, LimitsSettings
+from purgatory.testing import ManualClock
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.service.serving import (
     DaemonChannel,
@@ -175,6 +177,16 @@ async def test_calls_that_wait_when_the_daemon_ends_are_told_so_at_once() -> Non
         told = [answer for answer in answers if isinstance(answer, CallRefused)]
         assert len(told) >= 100
         assert {answer.message for answer in told} == {"the daemon is shutting down; try another one, or later"}
+
+
+def test_the_operator_is_told_which_limit_refuses_calls(caplog: pytest.LogCaptureFixture) -> None:
+    """One line names the limit, however many calls are refused; deadlines that pass are no limit."""
+    clock = ManualClock()
+    told = RefusalLog(clock)
+    for _ in range(100):
+        told.call_refused("calls_per_caller")
+        told.call_refused("deadline")
+    assert [record.getMessage().partition(": see ")[2] for record in caplog.records] == ["limits.calls_per_caller_max"]
 
 
 class Counting(RecordingListener):

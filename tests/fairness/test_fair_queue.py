@@ -189,7 +189,8 @@ class Arrival(NamedTuple):
     after_turns: int
 
 
-@settings(max_examples=200, deadline=None)
+@pytest.mark.slow  # each example runs an event loop of its own
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.builds(Arrival, st.integers(0, 4), st.integers(0, 6)), min_size=1, max_size=60),
     st.sampled_from([50, 400, LOOP_TURN_US_MAX]),

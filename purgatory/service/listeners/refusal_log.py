@@ -49,6 +49,14 @@ class RefusalLog(Listener):
             told.message = message
         self.tick()
 
+    def call_refused(self, reason: str) -> None:
+        if reason == "deadline":
+            return
+        told = self._told.setdefault(reason, _Told())
+        told.count += 1
+        told.message = f"calls were refused before they were read: see limits.{reason}_max"
+        self.tick()
+
     def tick(self) -> None:
         now_ms = self._clock.now_ms()
         for subject, told in self._told.items():

@@ -200,6 +200,6 @@ class PurgatoryServicer(InspectionCalls):
     async def _write(self, stream: ResultStream, call: Call) -> None:
         """Writes what the stream has until it ends, and detaches it from its session."""
         try:
-            await stream.run_writer(call.context.write, self._host.clock.now_ms)
+            await stream.run_writer(call.context.write, self._host.clock.now_ms, call.turn)
         finally:
             self._host.sessions.detach(stream, self._host.clock.now_ms())

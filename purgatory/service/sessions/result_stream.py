@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
+from purgatory.service.fair_queue import Turn, next_loop_turn
 from purgatory.service.loop_holds import Watched
 from purgatory.service.rpc.statuses import CallRefused, unavailable
 from purgatory.service.sessions.outbox import ResultSlice
@@ -201,11 +202,14 @@ class ResultStream:
 
     # The writer.
 
-    async def run_writer(self, write: Write, now_ms: Callable[[], int]) -> None:
-        """Writes until the stream ends. Raises what `fail` was given; UNAVAILABLE if the peer does not read."""
+    async def run_writer(self, write: Write, now_ms: Callable[[], int], turn: Turn = next_loop_turn) -> None:
+        """Writes until the stream ends, each message of results in its `turn`.
+
+        Raises what `fail` was given; UNAVAILABLE if the peer does not read.
+        """
         self._writer = asyncio.current_task()
         try:
-            await self._write_all(write, now_ms)
+            await self._write_all(write, now_ms, turn)
         except asyncio.CancelledError:
             # Ours only if `_give_up` asked for it and nobody else did: another cancellation must go on.
             if not self._given_up or self._writer is None or self._writer.uncancel() > 0:
@@ -218,8 +222,10 @@ class ResultStream:
                 None  # they refer to this object: a cycle would wait for the garbage collector
             )
 
-    async def _write_all(self, write: Write, now_ms: Callable[[], int]) -> None:
+    async def _write_all(self, write: Write, now_ms: Callable[[], int], turn: Turn) -> None:
         while True:
+            if self._has_results:
+                await turn()  # whatever has come to pass meanwhile, what is written is decided after it
             message = self._next_message()
             if message is not None:
                 self.last_write_ms = now_ms()
@@ -233,6 +239,12 @@ class ResultStream:
             raise self._last_message
         if self._last_message is not None:
             await write(self._last_message)
+
+    @property
+    def _has_results(self) -> bool:
+        """Whether results are next: to translate them is the longest work that a stream has."""
+        is_next = not self._control and self._last_message is None and self.session.stream is self
+        return is_next and self.session.outbox.unwritten > 0
 
     def _is_finished(self) -> bool:
         if self._last_message is not None:
