@@ -6,6 +6,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from examples.secure_demo.authority import Authority
 from purgatory.service.setting_sources import SettingsError, load_settings
@@ -68,6 +70,29 @@ def test_each_file_is_checked(tls_folder: TlsFolder) -> None:
         issued = authority.issue("purgatory", valid_from=valid_from, valid_until=valid_until)
         tls_folder.put_server(issued)
         assert words in problem(tls_folder)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    name=st.sampled_from(["server.crt", "server.key", "clients.crt", "clients.crl"]),
+    where=st.floats(0, 1, exclude_max=True),
+    byte=st.integers(0, 255),
+    cut=st.booleans(),
+)
+def test_damaged_files_are_told(tls_folder: TlsFolder, name: str, where: float, byte: int, cut: bool) -> None:
+    """Whatever byte is wrong in whichever file, or where it ends: it can be used, or the error is ours."""
+    path = tls_folder.folder / name
+    whole = path.read_bytes()
+    place = int(where * len(whole))
+    path.write_bytes(whole[:place] + (b"" if cut else bytes([byte]) + whole[place + 1 :]))
+    said = ""
+    try:
+        read_tls_material(settings_of(tls_folder), NOW)
+    except CannotUseCertificates as error:
+        said = str(error)
+    finally:
+        path.write_bytes(whole)
+    assert said.startswith("tls.") or not said
 
 
 def test_revoked_serials_of_all_lists(tls_folder: TlsFolder) -> None:

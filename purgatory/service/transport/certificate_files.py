@@ -78,7 +78,7 @@ def read_tls_material(settings: TlsSettings, now: datetime) -> TlsMaterial:
         authorities = _certificates("tls.client_ca_file", settings.client_ca_file, client_ca_pem)
         if settings.crl_file is not None:
             lists = _revocation_lists(settings.crl_file, authorities)
-            revoked = frozenset((one.issuer.public_bytes(), entry.serial_number) for one in lists for entry in one)
+            revoked = _revoked(settings.crl_file, lists)
             crl_expires = min((one.next_update_utc for one in lists if one.next_update_utc is not None), default=None)
     return TlsMaterial(key_pem, chain_pem, certificate, client_ca_pem, revoked, crl_expires)
 
@@ -109,12 +109,12 @@ def _check_validity(path: Path, certificate: x509.Certificate, now: datetime) ->
 
 def _check_key(path: Path, pem: bytes, certificate_path: Path, certificate: x509.Certificate) -> None:
     try:
-        key = load_pem_private_key(pem, password=None)
+        is_its_key = load_pem_private_key(pem, password=None).public_key() == certificate.public_key()
     except TypeError:
         raise CannotUseCertificates(f"tls.key_file: {path} is encrypted; write it without a passphrase") from None
     except (ValueError, UnsupportedAlgorithm):
         raise CannotUseCertificates(f"tls.key_file: {path} has no readable private key; it should be PEM") from None
-    if key.public_key() != certificate.public_key():
+    if not is_its_key:
         raise CannotUseCertificates(f"tls.key_file: {path} is not the key of the certificate in {certificate_path}")
 
 
@@ -137,6 +137,13 @@ def _revocation_lists(path: Path, authorities: Sequence[x509.Certificate]) -> li
             )
         lists.append(one)
     return lists
+
+
+def _revoked(path: Path, lists: Sequence[x509.CertificateRevocationList]) -> RevokedSerials:
+    try:
+        return frozenset((one.issuer.public_bytes(), entry.serial_number) for one in lists for entry in one)
+    except ValueError:
+        raise CannotUseCertificates(f"tls.crl_file: {path} has an entry that cannot be read") from None
 
 
 def _has_signed(authority: x509.Certificate, one: x509.CertificateRevocationList) -> bool:

@@ -94,7 +94,10 @@ class Tls(Collector):
         while True:
             self.warn_of_expiry()
             await asyncio.sleep(self._settings.reload_interval_ms / 1_000)
-            self.look()
+            try:
+                self.look()
+            except Exception:
+                LOGGER.exception("the TLS files could not be looked at; the old ones stay")
 
     def look(self) -> None:
         """Takes over files that have changed, once they have been the same for two looks: they are rarely written all
