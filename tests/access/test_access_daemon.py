@@ -10,7 +10,6 @@ from pathlib import Path
 
 import grpc
 import pytest
-from tests.transport.authority import Authority
 
 from examples.secure_demo.authority import Authority
 from purgatory.service.access.roles import PERMISSION_DENIED
