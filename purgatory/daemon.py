@@ -94,7 +94,6 @@ class Daemon:
             clock = ContinuedClock(clock, self._journal.start_ms)
         self._engine_started_ms: Final = clock.now_ms()
         self._host: Final = make_host(settings, self._metrics, clock, self._engine_started_ms)
-        self._memory_watch: Final = MemoryWatch(self._host.shares.budget)
         self._memory_trimmer: Final = garbage.MemoryTrimmer(
             settings.gc.tidy_interval_ms, lambda: self._host.engine.pending
         )
@@ -103,6 +102,7 @@ class Daemon:
             registry.register(self._tls)
         self._site: Final = HttpSite(registry, self._is_ready, settings.http, self._tls)
         self._gate: Final = CallGate(self._host.fair_queue, settings.limits, self._host.listeners)
+        self._memory_watch: Final = MemoryWatch(self._host.shares.budget, on_short=self._gate.arriving.refuse_late)
         self._server: Final = grpc.aio.server(options=server_options(settings))
         self._serving = False
         self._opened = AsyncExitStack()

@@ -44,10 +44,12 @@ class MemoryWatch:
         budget: MemoryBudget,
         measure: Callable[[], int] = resident_bytes,
         trim: Callable[..., int] | None = None,
+        on_short: Callable[[], None] = lambda: None,
     ) -> None:
         self._budget: Final = budget
         self._measure: Final = measure
         self._trim: Final = trim or trim_function()
+        self._on_short: Final = on_short
         self._trimmed_s = -TRIM_INTERVAL_S
         self._logged_s = -LOG_INTERVAL_S
         self._task: asyncio.Task[None] | None = None
@@ -72,6 +74,8 @@ class MemoryWatch:
             measured = self._measure()
         budget.resident_bytes = measured
         budget.is_short = measured > budget.bytes_max
+        if budget.is_short:
+            self._on_short()
         if budget.is_short and now_s - self._logged_s >= LOG_INTERVAL_S:
             self._logged_s = now_s
             parts = ", ".join(f"{name} {size}" for name, size in budget.parts().items() if size)

@@ -14,6 +14,7 @@ from google.rpc import code_pb2
 from purgatory.service.access.account import Account
 from purgatory.service.fair_queue import CallerTurns, FairQueue
 from purgatory.service.listeners.listener import Listener
+from purgatory.service.rpc.arriving import ArrivingCalls
 from purgatory.service.rpc.call import Context
 from purgatory.service.rpc.statuses import CallRefused, resource_exhausted
 from purgatory.service.settings import LimitsSettings
@@ -38,6 +39,7 @@ class CallGate:
         self._limits: Final = limits
         self._listeners: Final = listeners
         self._now_s: Final = now_s
+        self.arriving = ArrivingCalls()
         self._unary_calls = 0
         self._unary_calls_ended = 0
 

@@ -115,7 +115,7 @@ def _handler(
     many_in, many_out = descriptor.client_streaming, descriptor.server_streaming
     assert many_out or not many_in, f"{descriptor.full_name} answers a stream with one message"
     if not many_out:
-        method = _answers_one_request(method)
+        method = _answers_one_request(method, gate)
     elif not many_in:
         method = _reads_one_request(method)
     decode = _decoder(GetMessageClass(descriptor.input_type))
@@ -203,10 +203,10 @@ def _takes_context(method: Callable[[Any, Context], Any]) -> Method:
     return answer
 
 
-def _answers_one_request(method: Method) -> Method:
+def _answers_one_request(method: Method, gate: CallGate) -> Method:
 
     async def answer(requests: Requests, call: Call) -> None:
-        request = await requests.read()
+        request = await gate.arriving.request(requests.read)
         if request is None:
             raise invalid_argument("request", "was not sent")
         await call.context.write(await method(request, call))
