@@ -214,9 +214,7 @@ class HostCollector(Collector):
         yield _gauge(
             "purgatory_memory_short", "1 while the process takes more than that, as measured.", int(budget.is_short)
         )
-        yield CounterMetricFamily(
-            "purgatory_memory_refusals", "Batches, calls and answers that did not fit.", budget.refusals
-        )
+        yield CounterMetricFamily("purgatory_memory_refusals", "Batches and answers that did not fit.", budget.refusals)
 
 
 def _build_info() -> Metric:
