@@ -74,6 +74,14 @@ class Admission:
             self.shares.budget.refusals += 1
             raise BatchRefused(refusal)
 
+    def check_unary_items(self, account: Account, items: int) -> None:
+        """Raises `CallRefused` when the operation of a call of Wait, of so many items, does not fit."""
+        refusal = self.memory_refusal(account, 1, items)
+        if refusal is not None:
+            self._count(refusal)
+            self.shares.budget.refusals += 1
+            raise from_refusal(refusal, "")
+
     def memory_refusal(self, account: Account, operations: int, items: int) -> Refusal | None:
         """Why so many operations, of so many items, do not fit; None: they do."""
         return self.shares.memory_refusal(account, self.shares.budget.operations_bytes(operations, items))

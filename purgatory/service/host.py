@@ -171,6 +171,7 @@ class Host:
 
     def register_unary_wait(self, run: OperationRun, account: Account) -> None:
         """Registers the one operation of a unary wait. Raises `CallRefused` if the operation is refused."""
+        self.admission.check_unary_items(account, len(run.batch.item_indexes))
         receipt = self._register(self.unary_waits.owner, None, account, run, 0)
         count_refused(self.listeners, receipt.refusals)
         if receipt.refusals:

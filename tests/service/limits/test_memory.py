@@ -108,6 +108,22 @@ def test_a_batch_fits_to_the_byte(spare: int, fits: bool) -> None:
     assert metrics.rejected[codes.RESOURCE_EXHAUSTED] == budget.refusals == (not fits)
 
 
+@pytest.mark.parametrize(("spare", "fits"), [(-1, False), (0, True)])
+def test_a_unary_wait_fits_to_the_byte(spare: int, fits: bool) -> None:
+    """An operation of many items is refused where they do not fit, although one of a single item would."""
+    host, metrics = make_host()
+    budget, nobody = host.shares.budget, host.shares.accounts.nobody
+    budget.bytes_max = budget.held_bytes() + budget.operations_bytes(1, 50) + spare
+    host.admission.check_unary_wait(nobody, 0)
+    if fits:
+        host.admission.check_unary_items(nobody, 50)
+    else:
+        with pytest.raises(CallRefused, match="memory") as raised:
+            host.admission.check_unary_items(nobody, 50)
+        assert raised.value.code == codes.RESOURCE_EXHAUSTED
+    assert metrics.rejected[codes.RESOURCE_EXHAUSTED] == budget.refusals == (not fits)
+
+
 async def test_while_memory_is_short_marks_are_still_taken() -> None:
     """Registrations, sessions, waits, listings and new partitions are refused; a mark of a known one moves."""
     host, _ = make_host()
