@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import stat
@@ -14,7 +15,7 @@ import pytest
 from purgatory.service.access.tokens import PREFIX, TokensError, add_token, hash_of, read_tokens
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.access.guarded import Caller, Guarded, guarding
-from tests.service.serving import refused
+from tests.service.serving import PATIENCE_S, refused
 
 STATUS = wire.GetStatusRequest()
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
@@ -123,7 +124,7 @@ async def test_a_token_that_is_taken_away_ends_streams(tmp_path: Path) -> None:
             served.access.reload()
             await streams[0].write(wire.SessionRequest(heartbeat=wire.Heartbeat()))
             for stream in streams:
-                assert await stream.code() == UNAUTHENTICATED
+                assert await asyncio.wait_for(stream.code(), PATIENCE_S) == UNAUTHENTICATED
             assert served.host.sessions.count == 2, "the sessions wait for their owner to come back"
 
 
@@ -138,7 +139,7 @@ async def test_a_token_that_becomes_somebody_elses_ends_streams(tmp_path: Path) 
             served.tokens_file.write_text(served.tokens_file.read_text().replace(" root ", " advance "))
             served.access.reload()
             await stream.write(wire.AdvanceStreamRequest(rows={}))
-            assert await stream.code() == UNAUTHENTICATED
+            assert await asyncio.wait_for(stream.code(), PATIENCE_S) == UNAUTHENTICATED
 
 
 @pytest.mark.parametrize("policy", ['loopback_principal = "root"', ""])
