@@ -296,7 +296,12 @@ class Outbox:
             return
         tail: list[ResultSlice] = []
         for part in reversed(queue):
-            if len(part) > SMALL or part.item_stop - part.item_start > SMALL_ITEMS or part.kind != kind or part.refusals:
+            if (
+                len(part) > SMALL
+                or part.item_stop - part.item_start > SMALL_ITEMS
+                or part.kind != kind
+                or part.refusals
+            ):
                 return
             tail.append(part)
             if len(tail) == PACKED_TOGETHER:
