@@ -77,8 +77,9 @@ class Arena:
         policy.write_text(POLICY, "utf-8")
         self.token: Final = add_token(tokens, "attacker")
         access = ["--access-policy-file", str(policy), "--access-tokens-file", str(tokens)]
+        scrapes = ["--http-metrics-interval-ms", "1000"]  # the default: other tests read each moment
         budget = ["--limits-memory-bytes-max", str(BUDGET_BYTES)]
-        self.daemon: Final = DaemonProcess(folder, [*access, *budget, *settings])
+        self.daemon: Final = DaemonProcess(folder, [*access, *budget, *scrapes, *settings])
 
     def __enter__(self) -> Self:
         return self
