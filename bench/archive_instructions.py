@@ -14,7 +14,7 @@ import asyncio
 import sys
 import tempfile
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, cast
 
 from bench.measure.instructions import CountingMissing, count, counting_tool
 from purgatory.archive.files import ArchiveWriter, open_archive
@@ -30,6 +30,7 @@ from purgatory.service.host import Host
 from purgatory.service.listeners.archive import ArchiveListener
 from purgatory.service.listeners.metrics import Metrics
 from purgatory.service.rpc import event_calls, session_requests
+from purgatory.service.rpc.call import Call, Context
 from purgatory.service.settings import ArchiveSettings, HostSettings
 from purgatory.service.translate.results import fill_batch
 from purgatory.testing import ManualClock
@@ -104,12 +105,13 @@ async def work(operations: int, link: SameThreadLink | None) -> None:
     if link is not None:
         host.listeners.append(link.listener)
     session, _ = host.sessions.open("bench", 1)
+    call = Call(cast(Context, None), session.account)  # events make nothing of the context
     for number in range(operations // BATCH):
         clock.jump(2)
         batch = wire.RegisterBatch.FromString(registrations(number * BATCH + 1, number * STEP))
-        session_requests.register_or_refuse(host, session, batch).SerializeToString()
+        (await session_requests.register_or_refuse(host, session, batch)).SerializeToString()
         clock.jump(1)
-        receipt = await event_calls.advance(host, wire.AdvanceRequest.FromString(marks((number + 1) * STEP)))
+        receipt = await event_calls.advance(host, wire.AdvanceRequest.FromString(marks((number + 1) * STEP)), call)
         receipt.SerializeToString()
         first_sequence, slices = session.outbox.take(BATCH)
         assert sum(map(len, slices)) == BATCH

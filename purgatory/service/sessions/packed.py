@@ -15,7 +15,7 @@ OF_ITEMS: Final = (
 )  # fmt: skip
 
 
-class Span(Protocol):
+class SliceSpan(Protocol):
     """Some results of some completions."""
 
     @property
@@ -43,7 +43,7 @@ class PackedCompletions:
     estimated_remaining_ms: "array[int]"
     paces_per_second: "array[float]"
 
-    def __init__(self, spans: Sequence[Span]) -> None:
+    def __init__(self, spans: Sequence[SliceSpan]) -> None:
         for name in OF_OPERATIONS:
             octets = [getattr(span.completions, name)[span.start : span.stop] for span in spans]
             setattr(self, name, _column(b"".join(octets), SIGNED))

@@ -29,7 +29,6 @@ from purgatory.service.rpc.statuses import from_refusal, invalid_argument, not_f
 from purgatory.service.sessions.result_stream import ResponseType, ResultStream
 from purgatory.service.sessions.session import Session, SessionKey
 from purgatory.service.settings import HostSettings
-from purgatory.v1 import purgatory_service_pb2
 
 SESSION_ID_LENGTH_MAX: Final = 128
 
@@ -227,7 +226,7 @@ class Sessions:
         session.stream = stream
         self._streams.add(stream)
         session.outbox.rewind()
-        session.has_unary_callers |= response_type is purgatory_service_pb2.StreamResultsResponse
+        session.has_unary_callers |= not expects_heartbeats
         self._forget_last_use(session)
         for listener in self._listeners:
             listener.stream_connected()
