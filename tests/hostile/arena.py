@@ -33,8 +33,9 @@ keys = ["attack*"]
 WATCH_INTERVAL_S: Final = 0.05
 SETTLE_S: Final = 6.0
 """How long the honest client is watched after an attack, where that is not said."""
-WINDOW_S: Final = 0.25
-"""The honest client is back to normal when no wait of so long was slower than `CALM` times its p99 alone."""
+WINDOW_S: Final = 1.0
+STEP_S: Final = 0.25
+"""The honest client is back to normal with the first second whose p99 is at most `CALM` times its p99 before."""
 CALM: Final = 3.0
 CALM_MS_MIN: Final = 20.0
 
@@ -180,10 +181,7 @@ def latencies(waits: list[tuple[float, float | str]], begin_s: float, end_s: flo
 
 
 def recovery_s(waits: list[tuple[float, float | str]], end_s: float, calm_ms: float) -> float:
-    """How long after the attack the last window began in which the honest p99 was not calm."""
-    last = 0.0
-    for window in range(int(SETTLE_S / WINDOW_S)):
-        first_s = end_s + window * WINDOW_S
-        if latencies(waits, first_s, first_s + WINDOW_S)[1] > calm_ms:
-            last = (window + 1) * WINDOW_S
-    return last
+    """How long after the attack the first second began whose p99 was calm; `SETTLE_S` when there was none."""
+    starts_s = [end_s + STEP_S * step for step in range(int((SETTLE_S - WINDOW_S) / STEP_S) + 1)]
+    calm_s = [start_s for start_s in starts_s if latencies(waits, start_s, start_s + WINDOW_S)[1] <= calm_ms]
+    return calm_s[0] - end_s if calm_s else SETTLE_S
