@@ -31,8 +31,9 @@ def produces(count: int, timeout_ms: int, topic: str = "orders", first_id: int =
 
 
 def test_lesson_45_the_wall_clock_is_read_where_it_is_shown_and_nowhere_else() -> None:
-    """Of all modules of the daemon and the client, five look at the wall clock: two to show it, the archive to keep it,
-    the journal and the outbox because a life of theirs is longer than that of the machine's own clock.
+    """Of all modules of the daemon and the client, eight look at the wall clock: two to show it, the archive to keep it,
+    the journal and the outbox because a life of theirs is longer than that of the machine's own clock, and three because
+    tokens and certificates say by the wall clock when they expire.
     """
     daemon = Path(purgatory.__file__).parent
     client = daemon.parent / "client" / "purgatory_client"
@@ -43,7 +44,10 @@ def test_lesson_45_the_wall_clock_is_read_where_it_is_shown_and_nowhere_else() -
                 "time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "date.today",
             }:  # fmt: skip
                 found.add(path.name)
-    assert found == {"continued_time.py", "host.py", "inspection_calls.py", "outbox_gate.py", "run_details.py"}
+    assert found == {
+        "continued_time.py", "host.py", "inspection_calls.py", "outbox_gate.py", "run_details.py",
+        "certificate_files.py", "commands.py", "tokens.py",
+    }  # fmt: skip
 
 
 def test_lesson_52_expiry_goes_by_the_deadline_whatever_idles() -> None:
