@@ -31,9 +31,9 @@ def produces(count: int, timeout_ms: int, topic: str = "orders", first_id: int =
 
 
 def test_lesson_45_the_wall_clock_is_read_where_it_is_shown_and_nowhere_else() -> None:
-    """Of all modules of the daemon and the client, eight look at the wall clock: two to show it, the archive to keep it,
-    the journal and the outbox because a life of theirs is longer than that of the machine's own clock, and three because
-    tokens and certificates say by the wall clock when they expire.
+    """Eight modules of daemon and client look at the wall clock: two to show it, the archive to keep it,
+    the journal and the outbox because a life of theirs is longer than that of the machine's own clock, and three for
+    tokens and certificates, which expire by it.
     """
     daemon = Path(purgatory.__file__).parent
     client = daemon.parent / "client" / "purgatory_client"
