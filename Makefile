@@ -24,7 +24,7 @@ SIMULATED := $(ENGINE) $(wildcard tests/engine/*.py tests/engine/oracle/*.py tes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help hostile run demo test test-compiled test-pure lint format proto docs wheel clean bench mutants fuzz crash sim sim-long sim-daemon \
+.PHONY: help hostile soak run demo test test-compiled test-pure lint format proto docs wheel clean bench mutants fuzz crash sim sim-long sim-daemon \
 	check report replay screenshots notebook generate image-requirements sbom secure-demo
 
 help: ## List the targets
@@ -96,6 +96,9 @@ crash: $(STAMPS)/dev $(STAMPS)/engine ## Kill a real daemon under load 200 times
 
 hostile: $(STAMPS)/dev $(STAMPS)/engine ## Attack a real daemon, with an honest caller beside it (ARGS="--only flood --json FILE")
 	@$(BIN)/python -m tests.hostile $(ARGS)
+
+soak: $(STAMPS)/dev $(STAMPS)/engine ## Two hours of callers that come and go: nothing lost, nothing grows (ARGS="--minutes 10 --seed 7")
+	@$(BIN)/python -m tests.soak $(ARGS)
 
 fuzz: $(STAMPS)/dev $(STAMPS)/engine ## A million fuzzed requests, and bytes at the ports (ARGS="--requests 50000 --seed 7")
 	@$(BIN)/python -m tests.fuzz --requests 1000000 $(ARGS)
