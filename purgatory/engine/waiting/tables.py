@@ -10,7 +10,7 @@ Bytes a pending operation with one item takes, timer and watch included: about 1
 
 from typing import Final
 
-from librt.vecs import append, extend, vec
+from librt.vecs import append, vec
 from mypy_extensions import i16, i32, i64, u8
 
 from purgatory.engine.completions import Completions
@@ -25,25 +25,17 @@ FREE: Final = 0
 """Kind of a free slot."""
 
 
-def shorter(one: i64, other: i64) -> i64:
-    return one if one < other else other
-
-
 class OperationTable:
     """Rows of pending operations. `detail`: items left to resolve (countdowns), not used by fetches."""
 
     def __init__(self) -> None:
-        # The columns begin with different lengths, and each is doubled when it is full: were all doubled for the same
-        # row, one registration would take 30 ms at half a million of them.
         self.size: i64 = 0
-        self.kind: vec[u8] = vec[u8]([u8(0)] * 16)
-        self.owner_id: vec[i32] = vec[i32]([i32(0)] * 18)
-        self.operation_id: vec[i64] = vec[i64]([0] * 20)
-        self.registered_ms: vec[i64] = vec[i64]([0] * 23)
-        self.first_item: vec[i32] = vec[i32]([i32(0)] * 26)
-        self.items_left: vec[i32] = vec[i32]([i32(0)] * 29)
-        self._room: i64 = 16
-        """The length of the shortest column."""
+        self.kind: vec[u8] = vec[u8]()
+        self.owner_id: vec[i32] = vec[i32]()
+        self.operation_id: vec[i64] = vec[i64]()
+        self.registered_ms: vec[i64] = vec[i64]()
+        self.first_item: vec[i32] = vec[i32]()
+        self.items_left: vec[i32] = vec[i32]()
         self._free: i64 = -1
 
     def take(self, kind: i64, owner_id: i64, operation_id: i64, registered_ms: i64, items_left: i64) -> i64:
@@ -54,8 +46,12 @@ class OperationTable:
         else:
             slot = self.size
             self.size = slot + 1
-            if slot == self._room:
-                self._make_room(slot)
+            self.kind = append(self.kind, u8(FREE))
+            self.owner_id = append(self.owner_id, i32(0))
+            self.operation_id = append(self.operation_id, 0)
+            self.registered_ms = append(self.registered_ms, 0)
+            self.first_item = append(self.first_item, i32(-1))
+            self.items_left = append(self.items_left, i32(0))
         self.kind[slot] = u8(kind)
         self.owner_id[slot] = i32(owner_id)
         self.operation_id[slot] = operation_id
@@ -63,27 +59,6 @@ class OperationTable:
         self.first_item[slot] = i32(-1)
         self.items_left[slot] = i32(items_left)
         return slot
-
-    def _make_room(self, full: i64) -> None:
-        room: i64 = 2 * full
-        if i64(len(self.kind)) == full:
-            self.kind = extend(self.kind, self.kind)
-        if i64(len(self.owner_id)) == full:
-            self.owner_id = extend(self.owner_id, self.owner_id)
-        if i64(len(self.operation_id)) == full:
-            self.operation_id = extend(self.operation_id, self.operation_id)
-        if i64(len(self.registered_ms)) == full:
-            self.registered_ms = extend(self.registered_ms, self.registered_ms)
-        if i64(len(self.first_item)) == full:
-            self.first_item = extend(self.first_item, self.first_item)
-        if i64(len(self.items_left)) == full:
-            self.items_left = extend(self.items_left, self.items_left)
-        room = shorter(room, i64(len(self.kind)))
-        room = shorter(room, i64(len(self.owner_id)))
-        room = shorter(room, i64(len(self.operation_id)))
-        room = shorter(room, i64(len(self.registered_ms)))
-        room = shorter(room, i64(len(self.first_item)))
-        self._room = shorter(room, i64(len(self.items_left)))
 
     def release(self, slot: i64) -> None:
         """Gives a slot back."""
@@ -97,18 +72,15 @@ class ItemTable:
     """Rows of items. `mark`: the mark at registration; once resolved, the mark reached."""
 
     def __init__(self) -> None:
-        # Of different lengths, as in `OperationTable`.
         self.size: i64 = 0
-        self.generation: vec[i32] = vec[i32]([i32(0)] * 16)
-        self.slot: vec[i32] = vec[i32]([i32(0)] * 17)
-        self.next: vec[i32] = vec[i32]([i32(0)] * 19)
-        self.target: vec[i32] = vec[i32]([i32(0)] * 21)
-        self.required: vec[i64] = vec[i64]([0] * 22)
-        self.mark: vec[i64] = vec[i64]([0] * 25)
-        self.epoch: vec[i32] = vec[i32]([i32(0)] * 27)
-        self.error_code: vec[i16] = vec[i16]([i16(0)] * 30)
-        self._room: i64 = 16
-        """The length of the shortest column."""
+        self.generation: vec[i32] = vec[i32]()
+        self.slot: vec[i32] = vec[i32]()
+        self.next: vec[i32] = vec[i32]()
+        self.target: vec[i32] = vec[i32]()
+        self.required: vec[i64] = vec[i64]()
+        self.mark: vec[i64] = vec[i64]()
+        self.epoch: vec[i32] = vec[i32]()
+        self.error_code: vec[i16] = vec[i16]()
         self._free: i64 = -1
 
     def take(self, slot: i64, target: i64, required: i64, mark: i64, epoch: i64, error_code: i64) -> i64:
@@ -119,9 +91,14 @@ class ItemTable:
         else:
             item = self.size
             self.size = item + 1
-            if item == self._room:
-                self._make_room(item)
-            self.generation[item] = i32(0)
+            self.generation = append(self.generation, i32(0))
+            self.slot = append(self.slot, i32(0))
+            self.next = append(self.next, i32(-1))
+            self.target = append(self.target, i32(0))
+            self.required = append(self.required, 0)
+            self.mark = append(self.mark, 0)
+            self.epoch = append(self.epoch, i32(-1))
+            self.error_code = append(self.error_code, i16(0))
         self.slot[item] = i32(slot)
         self.next[item] = i32(-1)
         self.target[item] = i32(target)
@@ -130,33 +107,6 @@ class ItemTable:
         self.epoch[item] = i32(epoch)
         self.error_code[item] = i16(error_code)
         return item
-
-    def _make_room(self, full: i64) -> None:
-        room: i64 = 2 * full
-        if i64(len(self.generation)) == full:
-            self.generation = extend(self.generation, self.generation)
-        if i64(len(self.slot)) == full:
-            self.slot = extend(self.slot, self.slot)
-        if i64(len(self.next)) == full:
-            self.next = extend(self.next, self.next)
-        if i64(len(self.target)) == full:
-            self.target = extend(self.target, self.target)
-        if i64(len(self.required)) == full:
-            self.required = extend(self.required, self.required)
-        if i64(len(self.mark)) == full:
-            self.mark = extend(self.mark, self.mark)
-        if i64(len(self.epoch)) == full:
-            self.epoch = extend(self.epoch, self.epoch)
-        if i64(len(self.error_code)) == full:
-            self.error_code = extend(self.error_code, self.error_code)
-        room = shorter(room, i64(len(self.generation)))
-        room = shorter(room, i64(len(self.slot)))
-        room = shorter(room, i64(len(self.next)))
-        room = shorter(room, i64(len(self.target)))
-        room = shorter(room, i64(len(self.required)))
-        room = shorter(room, i64(len(self.mark)))
-        room = shorter(room, i64(len(self.epoch)))
-        self._room = shorter(room, i64(len(self.error_code)))
 
     def renew(self, item: i64) -> i64:
         """A new generation: whatever entry watches the item now is stale."""
