@@ -138,9 +138,10 @@ class WireCaller:
                 ids = self._random.sample(waiting, min(2, len(waiting)))
                 await call.write(wire.SessionRequest(cancel=wire.CancelOperations(operation_ids=ids)))
             elif deed < 0.8 and self.last_sequence > self._acknowledged:
+                # Logged first: a write that is cut off may have arrived, and what it acknowledged never comes again.
+                self._acknowledged = self.last_sequence
                 acknowledge = wire.AcknowledgeResults(sequence=self.last_sequence)
                 await call.write(wire.SessionRequest(acknowledge=acknowledge))
-                self._acknowledged = self.last_sequence
             else:
                 await call.write(wire.SessionRequest(heartbeat=wire.Heartbeat()))
 
