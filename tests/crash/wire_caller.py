@@ -97,6 +97,7 @@ class WireCaller:
             await asyncio.sleep(RECONNECT_S)
 
     async def _connection(self, call: Any) -> None:  # noqa: ANN401 - grpc's own
+        self._acknowledged = self.last_sequence  # logged first, as below: opening a session acknowledges too
         opening = wire.OpenSession(session_id=self.name, last_sequence=self.last_sequence, columns=False)
         await call.write(wire.SessionRequest(open=opening))
         answer = await self._read(call)
@@ -104,8 +105,7 @@ class WireCaller:
         if opened.highest_operation_id < self.receipted and self._is_sync:
             raise Broken(f"{self.name}: receipted up to {self.receipted}, known up to {opened.highest_operation_id}")
         if not opened.resumed:
-            self.last_sequence = 0
-        self._acknowledged = self.last_sequence
+            self.last_sequence = self._acknowledged = 0
         self._unanswered.clear()
         waiting = [number for number in self.asked if number not in self.outcomes]
         again = [number for number in waiting if number > opened.highest_operation_id]
