@@ -1,7 +1,9 @@
 """Names of partitions: "orders-3" as people write it, ("orders", 3) as code keeps it.
 
 The partition number is what follows the last "-", so topics may contain dashes ("read-model-0" is partition 0 of
-"read-model"). Limits on length are the daemon's; only what is ambiguous or cannot be sent is refused here.
+"read-model"). Names that begin with "pg/" are of PostgreSQL servers, which have no partitions but may have dashes:
+"pg/main/replica-1" is partition 0 of all of it. Limits on length are the daemon's; only what is ambiguous or cannot be
+sent is refused here.
 """
 
 from functools import lru_cache
@@ -11,6 +13,9 @@ from purgatory_client.plain_errors import InvalidRequest
 
 PartitionName = tuple[str, int]
 """(topic, partition)."""
+
+WHOLE_PREFIX: Final = "pg/"
+"""What follows it is a name without a partition number."""
 
 _PARTITION_MAX: Final = 2**31 - 1
 
@@ -24,7 +29,8 @@ def partition_name(name: str | PartitionName) -> PartitionName:
 
 
 def format_partition(topic: str, partition: int) -> str:
-    return f"{topic}-{partition}"
+    """As people write it. A topic under "pg/" has partition 0 only, which is not written."""
+    return topic if topic.startswith(WHOLE_PREFIX) and partition == 0 else f"{topic}-{partition}"
 
 
 def checked_key(key: str) -> str:
@@ -35,6 +41,8 @@ def checked_key(key: str) -> str:
 
 @lru_cache(maxsize=65_536)
 def _parse(name: str) -> PartitionName:
+    if name.startswith(WHOLE_PREFIX):
+        return _checked(name, 0)
     topic, dash, number = name.rpartition("-")
     if not (dash and topic and number.isascii() and number.isdigit()):
         raise InvalidRequest(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from purgatory_client.errors import InvalidRequest
+from purgatory_client.log_positions import offset_of_lsn
 from purgatory_client.partition_names import format_partition, partition_name
 
 UNITS_S: Final[dict[str, float]] = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600, "d": 86_400, "": 1}
@@ -26,19 +27,31 @@ def seconds(text: str) -> float:
 
 
 def partition_offsets(targets: Sequence[str], default_offset: int | None = None) -> dict[str, int]:
-    """Targets "orders-3@42" as a mapping of partition to offset; without "@42" the default, where there is one."""
+    """Targets "orders-3@42" as a mapping of partition to offset; without "@42" the default, where there is one.
+
+    What follows the "@" may be a log sequence number of PostgreSQL: "pg/main/all@0/16B3748".
+    """
     offsets: dict[str, int] = {}
     for target in targets:
         name, at, number = target.rpartition("@")
         if not at:
             name, number = target, "" if default_offset is None else str(default_offset)
-        if re.fullmatch(r"-?\d+", number, re.ASCII) is None:
-            raise UsageError(f"{target!r} is not a target; write partition@offset, like orders-3@42")
         partition = checked_partition(name)
         if partition in offsets:
             raise UsageError(f"{partition} is given twice; each partition once")
-        offsets[partition] = int(number)
+        offsets[partition] = _offset(target, number)
     return offsets
+
+
+def _offset(target: str, number: str) -> int:
+    if re.fullmatch(r"-?\d+", number, re.ASCII) is not None:
+        return int(number)
+    if "/" in number:
+        try:
+            return offset_of_lsn(number)
+        except InvalidRequest as error:
+            raise UsageError(error.message) from error
+    raise UsageError(f"{target!r} is not a target; write partition@offset, like orders-3@42")
 
 
 def key_counts(targets: Sequence[str]) -> dict[str, int]:
