@@ -4,37 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from types import TracebackType
 from typing import Concatenate, Final, ParamSpec, Self, TypeVar, Unpack
 
-import grpc.aio
-
-from purgatory.v1 import operation_pb2, purgatory_service_pb2
-from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
-from purgatory_client import many, views, waits
-from purgatory_client.errors import ClientClosed, InvalidRequest
+from purgatory.v1 import purgatory_service_pb2
+from purgatory_client import many, waits
+from purgatory_client.errors import InvalidRequest
 from purgatory_client.events import AdvanceReceipt, Event, signalled
 from purgatory_client.many import Entry, WaitColumns
 from purgatory_client.marks import Marks, events_of
 from purgatory_client.method_docs import described
 from purgatory_client.outbox.outbox_file import OutboxFile
 from purgatory_client.outbox.ticket import Ticket
-from purgatory_client.partition_names import partition_name
-from purgatory_client.plain_errors import from_rpc_error
-from purgatory_client.results import OperationKind, Result, ResultColumns
-from purgatory_client.session.channel import ChannelSecurity, Pem, Token, open_channel
+from purgatory_client.results import Result, ResultColumns
+from purgatory_client.session.channel import ChannelSecurity, Pem, Token
 from purgatory_client.session.event_sender import EventSender
 from purgatory_client.session.event_stream import EventStream
 from purgatory_client.session.session_driver import SessionDriver
-from purgatory_client.session.sessions_of_others import ClosedSession, Collected, Collector, Registered, register
+from purgatory_client.session.sessions_of_others import CALL_TIMEOUT, Collected, Collector, Registered, register
+from purgatory_client.single_calls import SingleCalls, topic_partition
 from purgatory_client.waits import Name, Wait
 from purgatory_client.wire.decode_results import arrived_row
 from purgatory_client.wire.encode_waits import row_of_wait
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:7440"
-CALL_TIMEOUT: Final = 30.0
-"""Seconds that a call may take, if it is not one that waits."""
 WAIT_GRACE: Final = 10.0
 """Seconds past its own timeout that `wait_once` may take to answer."""
 
@@ -59,7 +53,7 @@ def _waiting(
     return described(wait, build, answer)
 
 
-class AsyncClient:
+class AsyncClient(SingleCalls):
     """A client of one daemon, for one event loop. Nothing is connected before the first call.
 
     Use it in `async with`, or `close` it. It does not survive a fork.
@@ -96,8 +90,7 @@ class AsyncClient:
         tls_key: Pem | None = None,
         token: Token | None = None,
     ) -> None:
-        self.address: Final = address
-        self._security: Final = ChannelSecurity(tls, tls_ca, tls_certificate, tls_key, token)
+        super().__init__(address, ChannelSecurity(tls, tls_ca, tls_certificate, tls_key, token))
         self._give_up_after: Final = give_up_after
         self._session: Final = SessionDriver(
             address,
@@ -109,8 +102,6 @@ class AsyncClient:
         )
         self._events: Final = EventStream(lambda: self._stub().AdvanceStream())
         self._event_sender: Final = EventSender(self._send_events)
-        self._channel: grpc.aio.Channel | None = None
-        self._closed = False
 
     async def __aenter__(self) -> Self:
         return self
@@ -134,8 +125,7 @@ class AsyncClient:
         await self._session.close(finish)
         self._closed = True
         await self._event_sender.close()
-        if self._channel is not None:
-            await self._channel.close()
+        await self._close_channel()
 
     @property
     def session_id(self) -> str:
@@ -150,6 +140,7 @@ class AsyncClient:
     # Waits. Arguments are described where they are: at the functions of `waits` and `many`.
 
     produce = _waiting(waits.produce, Result)
+    processed = _waiting(waits.processed, Result)
     fetch = _waiting(waits.fetch, Result)
     delete_records = _waiting(waits.delete_records, Result)
     signal = _waiting(waits.signal, Result)
@@ -290,23 +281,6 @@ class AsyncClient:
         while (collected := await self._answer(collector.next(self._stub()))) is not None:
             yield collected
 
-    async def close_session(self, session_id: str) -> ClosedSession:
-        """End a session now, with all that is pending in it and all results that nobody has acknowledged.
-
-        Args:
-            session_id: The session. A client that has it open gets SessionClosed for what it waits for.
-
-        Returns:
-            What was cancelled and dropped.
-
-        Raises:
-            NotFound: The daemon does not know the session (any more).
-            Unavailable: The daemon could not be reached.
-        """
-        request = purgatory_service_pb2.CloseSessionRequest(session_id=session_id)
-        closed = await self._answer(self._stub().CloseSession(request, timeout=CALL_TIMEOUT))
-        return ClosedSession(closed.cancelled, closed.results_dropped)
-
     # Events
 
     async def advance(self, partition: Name, **marks: Unpack[Marks]) -> AdvanceReceipt:
@@ -344,8 +318,6 @@ class AsyncClient:
         receipt = await self._event_sender.send([signalled(key, count)])
         return receipt.raise_for_refusals()
 
-    # Inspection and administration. Each raises Unavailable, InvalidRequest and ClientClosed too.
-
     async def cancel(
         self,
         operation_ids: Iterable[int] | None = None,
@@ -375,7 +347,7 @@ class AsyncClient:
             if operation_ids is not None and not request.operation_ids:
                 return 0
         if partition is not None:
-            request.topic_partition.CopyFrom(_topic_partition(partition))
+            request.topic_partition.CopyFrom(topic_partition(partition))
         if key is not None:
             request.key = key
         given = [operation_ids is not None or session_id is not None, partition is not None, key is not None]
@@ -383,63 +355,6 @@ class AsyncClient:
             raise InvalidRequest("cancel", "say which: operation ids or a session, a partition, or a key; one of them")
         response = await self._answer(self._stub().Cancel(request, timeout=CALL_TIMEOUT))
         return int(response.cancelled)
-
-    async def operation(self, session_id: str, operation_id: int) -> views.PendingOperation:
-        """One pending operation. Raises NotFound when it is not pending."""
-        request = purgatory_service_pb2.GetOperationRequest(session_id=session_id, operation_id=operation_id)
-        response = await self._answer(self._stub().GetOperation(request, timeout=CALL_TIMEOUT))
-        return views.pending_operation(response.operation)
-
-    async def operations(
-        self,
-        *,
-        session_id: str = "",
-        kind: OperationKind | None = None,
-        partition: Name | None = None,
-        key: str = "",
-        page_size: int = 1_000,
-    ) -> AsyncIterator[views.PendingOperation]:
-        """Iterate over the pending operations that fit all the filters, fetched `page_size` at a time."""
-        request = purgatory_service_pb2.ListOperationsRequest(
-            session_id=session_id,
-            kind=None if kind is None else kind.value,
-            topic_partition=None if partition is None else _topic_partition(partition),
-            key=key,
-            page_size=page_size,
-        )
-        while True:
-            response = await self._answer(self._stub().ListOperations(request, timeout=CALL_TIMEOUT))
-            for operation in response.operations:
-                yield views.pending_operation(operation)
-            request.page_token = response.next_page_token
-            if not request.page_token:
-                return
-
-    async def partition(self, partition: Name) -> views.Partition:
-        """One partition's marks, replicas and waits. Raises NotFound when the daemon does not know it."""
-        request = purgatory_service_pb2.GetPartitionRequest(topic_partition=_topic_partition(partition))
-        response = await self._answer(self._stub().GetPartition(request, timeout=CALL_TIMEOUT))
-        return views.partition(response.partition)
-
-    async def partitions(self, *, prefix: str = "", page_size: int = 1_000) -> AsyncIterator[views.Partition]:
-        """Iterate over the known partitions whose topic begins with `prefix`, fetched `page_size` at a time."""
-        request = purgatory_service_pb2.ListPartitionsRequest(topic_prefix=prefix, page_size=page_size)
-        while True:
-            response = await self._answer(self._stub().ListPartitions(request, timeout=CALL_TIMEOUT))
-            for partition in response.partitions:
-                yield views.partition(partition)
-            request.page_token = response.next_page_token
-            if not request.page_token:
-                return
-
-    async def status(self, *, remaining_time: bool = False) -> views.Status:
-        """The daemon's version and counts.
-
-        Args:
-            remaining_time: Also how much time is left of what is pending; the daemon scans every operation for it.
-        """
-        request = purgatory_service_pb2.GetStatusRequest(remaining_time=remaining_time)
-        return views.status(await self._answer(self._stub().GetStatus(request, timeout=CALL_TIMEOUT)))
 
     # Inside
 
@@ -455,28 +370,3 @@ class AsyncClient:
         self, request: purgatory_service_pb2.AdvanceStreamRequest
     ) -> purgatory_service_pb2.AdvanceReceipt:
         return await self._answer(self._events.exchange(request))
-
-    async def _answer(self, call: Awaitable[T]) -> T:
-        """The answer of a unary call. Raises this package's errors instead of gRPC's."""
-        try:
-            return await call
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from error
-        except asyncio.CancelledError:
-            # gRPC also raises this when the channel is closed under a call; then nobody has cancelled this task.
-            task = asyncio.current_task()
-            if not self._closed or task is None or task.cancelling():
-                raise
-            raise ClientClosed("the client was closed while this call was waiting") from None
-
-    def _stub(self) -> PurgatoryServiceStub:
-        if self._closed:
-            raise ClientClosed("the client is closed")
-        if self._channel is None:
-            self._channel = open_channel(self.address, self._security)
-        return PurgatoryServiceStub(self._channel)
-
-
-def _topic_partition(name: Name) -> operation_pb2.TopicPartition:
-    topic, partition = partition_name(name)
-    return operation_pb2.TopicPartition(topic=topic, partition=partition)

@@ -149,6 +149,7 @@ class Client:
         return self._client.pending
 
     produce = _blocking(AsyncClient.produce)
+    processed = _blocking(AsyncClient.processed)
     fetch = _blocking(AsyncClient.fetch)
     delete_records = _blocking(AsyncClient.delete_records)
     signal = _blocking(AsyncClient.signal)

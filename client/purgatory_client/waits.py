@@ -13,6 +13,7 @@ from purgatory_client.number_checks import int32, int64, milliseconds
 from purgatory_client.partition_names import PartitionName, checked_key, format_partition, partition_name
 from purgatory_client.plain_errors import InvalidRequest
 from purgatory_client.results import OperationKind
+from purgatory_client.source_names import KAFKA, kafka_group
 
 Name = str | PartitionName
 """A partition as callers write it: "orders-3" or ("orders", 3)."""
@@ -91,6 +92,29 @@ def produce(
         names, local_error_code=("local_error_codes", local_error_codes), leader_epoch=("leader_epochs", leader_epochs)
     )
     return Wait(OperationKind.PRODUCE, names, required, milliseconds(timeout), {}, columns)
+
+
+def processed(group: str, records: ByPartition, *, timeout: float | None = None, label: str = KAFKA) -> Wait:
+    """Wait until a consumer group of Kafka has processed records, told by a source (docs/sources.md).
+
+    A group commits the offset that it will read next, so a record is processed when that is above the record's own
+    offset. Groups that commit before they process, as auto-commit may, promise no more than that it was read.
+
+    Args:
+        group: The consumers' `group.id`.
+        records: By partition of the topic ("orders-3"), the offset of the last record to be processed.
+        timeout: Seconds, 0 to 2,147,483.647; 0: an answer at once, satisfied or expired. None: the daemon's default.
+        label: Which cluster, where a source was given another label than kafka.
+
+    Returns:
+        The wait, for `submit` or `wait_once`. Its partitions are named as the source does: "kafka/billing/orders-3".
+
+    Raises:
+        InvalidRequest: An argument cannot be sent.
+    """
+    names = [partition_name(name) for name in records]
+    marks = [(kafka_group(group, topic, label), partition) for topic, partition in names]
+    return produce(dict(zip(marks, [offset + 1 for offset in records.values()], strict=True)), timeout=timeout)
 
 
 def fetch(

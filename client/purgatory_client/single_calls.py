@@ -1,0 +1,136 @@
+"""Single calls to a daemon over one channel: what does not belong to a session of this client's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from typing import Final, TypeVar
+
+import grpc.aio
+
+from purgatory.v1 import operation_pb2, purgatory_service_pb2
+from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
+from purgatory_client import views
+from purgatory_client.errors import ClientClosed
+from purgatory_client.partition_names import partition_name
+from purgatory_client.plain_errors import from_rpc_error
+from purgatory_client.results import OperationKind
+from purgatory_client.session.channel import ChannelSecurity, open_channel
+from purgatory_client.session.sessions_of_others import CALL_TIMEOUT, ClosedSession
+from purgatory_client.waits import Name
+
+T = TypeVar("T")
+
+
+class SingleCalls:
+    """The base of `AsyncClient`. All calls raise Unavailable, InvalidRequest and ClientClosed, too."""
+
+    def __init__(self, address: str, security: ChannelSecurity) -> None:
+        self.address: Final = address
+        self._security: Final = security
+        self._channel: grpc.aio.Channel | None = None
+        self._closed = False
+
+    async def _close_channel(self) -> None:
+        self._closed = True
+        if self._channel is not None:
+            await self._channel.close()
+
+    async def close_session(self, session_id: str) -> ClosedSession:
+        """End a session now, with all that is pending in it and all results that nobody has acknowledged.
+
+        Args:
+            session_id: The session. A client that has it open gets SessionClosed for what it waits for.
+
+        Returns:
+            What was cancelled and dropped.
+
+        Raises:
+            NotFound: The daemon does not know the session (any more).
+            Unavailable: The daemon could not be reached.
+        """
+        request = purgatory_service_pb2.CloseSessionRequest(session_id=session_id)
+        closed = await self._answer(self._stub().CloseSession(request, timeout=CALL_TIMEOUT))
+        return ClosedSession(closed.cancelled, closed.results_dropped)
+
+    async def operation(self, session_id: str, operation_id: int) -> views.PendingOperation:
+        """One pending operation. Raises NotFound when it is not pending."""
+        request = purgatory_service_pb2.GetOperationRequest(session_id=session_id, operation_id=operation_id)
+        response = await self._answer(self._stub().GetOperation(request, timeout=CALL_TIMEOUT))
+        return views.pending_operation(response.operation)
+
+    async def operations(
+        self,
+        *,
+        session_id: str = "",
+        kind: OperationKind | None = None,
+        partition: Name | None = None,
+        key: str = "",
+        page_size: int = 1_000,
+    ) -> AsyncIterator[views.PendingOperation]:
+        """Iterate over the pending operations that fit all the filters, fetched `page_size` at a time."""
+        request = purgatory_service_pb2.ListOperationsRequest(
+            session_id=session_id,
+            kind=None if kind is None else kind.value,
+            topic_partition=None if partition is None else topic_partition(partition),
+            key=key,
+            page_size=page_size,
+        )
+        while True:
+            response = await self._answer(self._stub().ListOperations(request, timeout=CALL_TIMEOUT))
+            for operation in response.operations:
+                yield views.pending_operation(operation)
+            request.page_token = response.next_page_token
+            if not request.page_token:
+                return
+
+    async def partition(self, partition: Name) -> views.Partition:
+        """One partition's marks, replicas and waits. Raises NotFound when the daemon does not know it."""
+        request = purgatory_service_pb2.GetPartitionRequest(topic_partition=topic_partition(partition))
+        response = await self._answer(self._stub().GetPartition(request, timeout=CALL_TIMEOUT))
+        return views.partition(response.partition)
+
+    async def partitions(self, *, prefix: str = "", page_size: int = 1_000) -> AsyncIterator[views.Partition]:
+        """Iterate over the known partitions whose topic begins with `prefix`, fetched `page_size` at a time."""
+        request = purgatory_service_pb2.ListPartitionsRequest(topic_prefix=prefix, page_size=page_size)
+        while True:
+            response = await self._answer(self._stub().ListPartitions(request, timeout=CALL_TIMEOUT))
+            for partition in response.partitions:
+                yield views.partition(partition)
+            request.page_token = response.next_page_token
+            if not request.page_token:
+                return
+
+    async def status(self, *, remaining_time: bool = False) -> views.Status:
+        """The daemon's version and counts.
+
+        Args:
+            remaining_time: Also how much time is left of what is pending; the daemon scans every operation for it.
+        """
+        request = purgatory_service_pb2.GetStatusRequest(remaining_time=remaining_time)
+        return views.status(await self._answer(self._stub().GetStatus(request, timeout=CALL_TIMEOUT)))
+
+    async def _answer(self, call: Awaitable[T]) -> T:
+        """The answer of a unary call. Raises this package's errors instead of gRPC's."""
+        try:
+            return await call
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+        except asyncio.CancelledError:
+            # gRPC also raises this when the channel is closed under a call; then nobody has cancelled this task.
+            task = asyncio.current_task()
+            if not self._closed or task is None or task.cancelling():
+                raise
+            raise ClientClosed("the client was closed while this call was waiting") from None
+
+    def _stub(self) -> PurgatoryServiceStub:
+        if self._closed:
+            raise ClientClosed("the client is closed")
+        if self._channel is None:
+            self._channel = open_channel(self.address, self._security)
+        return PurgatoryServiceStub(self._channel)
+
+
+def topic_partition(name: Name) -> operation_pb2.TopicPartition:
+    topic, partition = partition_name(name)
+    return operation_pb2.TopicPartition(topic=topic, partition=partition)
