@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from purgatory_client import waits
 from purgatory_client.cli.parsing import UsageError, partition_offsets
 from purgatory_client.errors import InvalidRequest
 from purgatory_client.log_positions import lsn_of_offset, offset_of_lsn
@@ -17,6 +18,13 @@ def test_names_of_topics_and_groups() -> None:
     assert kafka_topic("orders") == "kafka/orders"
     assert kafka_group("billing", "orders") == "kafka/billing/orders"
     assert kafka_group("billing", "orders", "east") == "east/billing/orders"
+
+
+def test_a_record_is_processed_at_the_next_offset() -> None:
+    """A group commits the offset that it will read next."""
+    wait = waits.processed("billing", {"orders-3": 42, ("read-model", 0): 7}, timeout=1.5, label="east")
+    assert wait.names == [("east/billing/orders", 3), ("east/billing/read-model", 0)]
+    assert (wait.offsets, wait.timeout_ms) == ([43, 8], 1_500)
 
 
 def test_a_slash_in_a_group_is_escaped() -> None:
