@@ -101,7 +101,12 @@ class Daemon:
         if self._tls is not None:
             registry.register(self._tls)
         self._site: Final = HttpSite(registry, self._is_ready, settings.http, self._tls)
-        self._gate: Final = CallGate(self._host.fair_queue, settings.limits, self._host.listeners)
+        self._gate: Final = CallGate(
+            self._host.fair_queue,
+            settings.limits,
+            self._host.listeners,
+            next_expiry_ms=self._host.retry_advice.next_expiry_ms,
+        )
         self._memory_watch: Final = MemoryWatch(self._host.shares.budget, on_short=self._gate.arriving.refuse_late)
         self._server: Final = grpc.aio.server(options=server_options(settings))
         self._serving = False

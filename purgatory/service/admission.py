@@ -6,6 +6,7 @@ from typing import Final
 from purgatory.engine import codes
 from purgatory.engine.batches import Refusal
 from purgatory.service.access.account import Account
+from purgatory.service.budget.retry_advice import RetryAdvice
 from purgatory.service.budget.shares import Shares
 from purgatory.service.listeners.listener import Journal, Listener
 from purgatory.service.rpc.statuses import BatchRefused, from_refusal, unavailable
@@ -18,16 +19,19 @@ SHUTTING_DOWN_MESSAGE: Final = "the daemon is shutting down; try another one, or
 class Admission:
     """Asks limits, listeners and the journal. A refusal's index means nothing here."""
 
-    def __init__(self, limits: LimitsSettings, listeners: Sequence[Listener], shares: Shares) -> None:
+    def __init__(
+        self, limits: LimitsSettings, listeners: Sequence[Listener], shares: Shares, retry_advice: RetryAdvice
+    ) -> None:
         self._limits: Final = limits
         self._listeners: Final = listeners
         self.shares: Final = shares
+        self.retry_advice: Final = retry_advice
         self.journal = Journal()
         self.draining = False
         """Nothing new is taken any more."""
 
     def reason_to_refuse(self, session: Session) -> Refusal | None:
-        """Why nothing can be registered in this session now; None: it can. The refusal's index means nothing."""
+        """Why nothing can be registered in this session now; None: it can."""
         if self.draining:
             return Refusal(0, codes.UNAVAILABLE, "", SHUTTING_DOWN_MESSAGE)
         reason = self.listeners_reason()
@@ -60,9 +64,9 @@ class Admission:
         unacknowledged = session.outbox.unacknowledged
         if unacknowledged >= limit:
             message = f"the session has {unacknowledged} unacknowledged results: read and acknowledge, then send again"
-            refusal = Refusal(0, codes.RESOURCE_EXHAUSTED, "", message)
+            refusal = Refusal(0, codes.RESOURCE_EXHAUSTED, "unacknowledged_results", message)
             self._count(refusal)
-            raise BatchRefused(refusal)
+            raise BatchRefused(refusal, retry_after_ms=None)
 
     def check_memory(self, account: Account, operations: int, items: int) -> None:
         """Raises `BatchRefused` when so many operations, of so many items, do not fit into the memory budget, or into
@@ -113,7 +117,11 @@ class Admission:
         if in_flight >= calls_max:
             message = f"{calls_max} calls of Wait are in flight, the most allowed"
             refusal = Refusal(0, codes.RESOURCE_EXHAUSTED, "unary_waits", message)
-        refusal = refusal or self.shares.unary_wait_refusal(account, in_flight) or self.memory_refusal(account, 1, 1)
+        refusal = refusal or self.shares.unary_wait_refusal(account, in_flight)
+        if refusal is not None:
+            self._count(refusal)
+            raise from_refusal(refusal, "", self.retry_advice.next_expiry_ms())
+        refusal = self.memory_refusal(account, 1, 1)
         if refusal is not None:
             self._count(refusal)
             raise from_refusal(refusal, "")

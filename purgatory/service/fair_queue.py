@@ -156,7 +156,13 @@ class FairQueue:
 
     def expected_wait_ms(self, caller: CallerTurns) -> int:
         """How long more work of this caller would wait for its turn, as turns have come lately."""
-        return round((caller.waiting + 1) * max(1, len(self._order)) * self._interval_us / 1_000)
+        return max(1, round((caller.waiting + 1) * max(1, len(self._order)) * self._interval_us / 1_000))
+
+    def next_turn_ms(self, caller: CallerTurns | None = None) -> int | None:
+        """When one of those who wait has a turn, or this caller does; None: nobody waits, or it does not."""
+        if not self._order or (caller is not None and not caller.waiting):
+            return None
+        return max(1, round((1 if caller is None else len(self._order)) * self._interval_us / 1_000))
 
     # Turns.
 

@@ -26,6 +26,7 @@ from purgatory.service.access.audit import NAME
 from purgatory.service.access.roles import WAIT
 from purgatory.service.access.withholding import Reasons, explain, withhold_operations
 from purgatory.service.admission import Admission
+from purgatory.service.budget.retry_advice import RetryAdvice
 from purgatory.service.budget.shares import Shares
 from purgatory.service.engine_time import EngineTime
 from purgatory.service.fair_queue import FairQueue
@@ -72,7 +73,8 @@ class Host:
         """Sessions that are gone but for their pending operations."""
         self.sessions: Final = Sessions(engine, settings, self.listeners, self.holds, self._end_dropped, self.shares)
         self.unary_waits: Final = UnaryWaits(engine.add_owner())
-        self.admission: Final = Admission(settings.limits, self.listeners, self.shares)
+        self.retry_advice: Final = RetryAdvice(engine, self.time)
+        self.admission: Final = Admission(settings.limits, self.listeners, self.shares, self.retry_advice)
         self._registrations: Final = Registrations(self.time, self.listeners, self.admission, self._register_in_session)
         self.fair_queue: Final = FairQueue(self._on_waited_for_turn)
         self.shares.budget.calls = lambda: len(self.unary_waits) + self.sessions.stream_count
@@ -175,7 +177,8 @@ class Host:
         receipt = self._register(self.unary_waits.owner, None, account, run, 0)
         count_refused(self.listeners, receipt.refusals)
         if receipt.refusals:
-            raise from_refusal(located(run, receipt.refusals[0]), "operation")
+            retry_after_ms = self.retry_advice.for_operation(account, run)
+            raise from_refusal(located(run, receipt.refusals[0]), "operation", retry_after_ms)
 
     def _cancel_unary_wait(self, operation_id: int) -> None:
         now_ms = self.time.now_ms()

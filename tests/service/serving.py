@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -144,11 +145,17 @@ async def serving(
 
 
 async def start_server(
-    host: Host, options: list[tuple[str, Any]] | None = None, identify: Identify | None = None
+    host: Host,
+    options: list[tuple[str, Any]] | None = None,
+    identify: Identify | None = None,
+    now_s: Callable[[], float] = time.monotonic,
 ) -> tuple[grpc.aio.Server, int]:
-    """Starts a host, and a server for it on a free port; everybody is nobody, unless `identify` says otherwise."""
+    """Starts a host, and a server for it on a free port; everybody is nobody, unless `identify` says otherwise.
+    `now_s` is for the rate of calls.
+    """
     server = grpc.aio.server(options=options)
-    gate = CallGate(host.fair_queue, host.settings.limits, host.listeners)
+    advice = host.retry_advice.next_expiry_ms
+    gate = CallGate(host.fair_queue, host.settings.limits, host.listeners, now_s, advice)
     ask = identify or (lambda _method: lambda _context: host.sessions.accounts.nobody)
     add_to_server(PurgatoryServicer(host), server, gate, ask)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -16,7 +16,7 @@ from purgatory.service.fair_queue import CallerTurns, FairQueue
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.rpc.arriving import ArrivingCalls
 from purgatory.service.rpc.call import Context
-from purgatory.service.rpc.statuses import CallRefused, resource_exhausted
+from purgatory.service.rpc.statuses import RETRY_AFTER_MS, CallRefused, resource_exhausted
 from purgatory.service.settings import LimitsSettings
 
 BURST_S: Final = 1.0
@@ -34,11 +34,14 @@ class CallGate:
         limits: LimitsSettings,
         listeners: Sequence[Listener] = (),
         now_s: Callable[[], float] = time.monotonic,
+        next_expiry_ms: Callable[[], int] = lambda: RETRY_AFTER_MS,
     ) -> None:
+        """`next_expiry_ms`: in how long the next operation expires, for which a call may be waiting."""
         self.queue: Final = queue
         self._limits: Final = limits
         self._listeners: Final = listeners
         self._now_s: Final = now_s
+        self._next_expiry_ms: Final = next_expiry_ms
         self.arriving = ArrivingCalls()
         self._unary_calls = 0
         self._unary_calls_ended = 0
@@ -49,9 +52,9 @@ class CallGate:
             raise self._refused("deadline", _deadline_passed())
         limits, queue = self._limits, self.queue
         if queue.calls >= limits.calls_max:
-            raise self._refused(
-                "calls", resource_exhausted("calls", f"{limits.calls_max} calls are in flight, the most allowed")
-            )
+            message = f"{limits.calls_max} calls are in flight, the most allowed"
+            retry_after_ms = queue.next_turn_ms() or self._next_expiry_ms()
+            raise self._refused("calls", resource_exhausted("calls", message, retry_after_ms))
         caller = queue.enter(account.principal or context.peer())
         try:
             self._check_share(caller, account)
@@ -99,7 +102,8 @@ class CallGate:
         limits = self._limits
         if caller.calls > limits.calls_per_caller_max:
             message = f"{limits.calls_per_caller_max} calls of one caller are in flight, the most allowed"
-            raise self._refused("calls_per_caller", resource_exhausted("calls_per_caller", message))
+            retry_after_ms = self.queue.next_turn_ms(caller) or self._next_expiry_ms()
+            raise self._refused("calls_per_caller", resource_exhausted("calls_per_caller", message, retry_after_ms))
         if caller.waiting >= limits.calls_queued_per_caller_max:
             message = f"{caller.waiting} calls of this caller wait for their turn, the most allowed"
             raise self._refused(

@@ -80,7 +80,7 @@ class PurgatoryServicer(InspectionCalls):
         try:
             response = wire.RegisterResponse(receipt=await register(self._host, session, request.batch, call.turn))
         except BatchRefused as error:
-            raise from_refusal(error.refusal, "batch") from None
+            raise from_refusal(error.refusal, "batch", error.retry_after_ms) from None
         await self._host.journal.durable()
         return response
 

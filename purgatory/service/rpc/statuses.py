@@ -3,7 +3,7 @@
     CallRefused            a gRPC status: code, message, details
       invalid_argument     BadRequest naming the field
       not_found            ResourceInfo naming what is missing
-      resource_exhausted   QuotaFailure naming the limit, RetryInfo
+      resource_exhausted   QuotaFailure naming the limit; RetryInfo, unless waiting alone makes no room
       unavailable          RetryInfo
       unauthenticated      ErrorInfo
       permission_denied    ErrorInfo with the role and what it is needed for
@@ -54,11 +54,14 @@ class CallRefused(Exception):
 
 
 class BatchRefused(Exception):
-    """A batch is refused as a whole: nothing of it was applied, and it has no results."""
+    """A batch is refused as a whole: nothing of it was applied, and it has no results. `retry_after_ms`: see
+    `resource_exhausted`.
+    """
 
-    def __init__(self, refusal: Refusal) -> None:
+    def __init__(self, refusal: Refusal, retry_after_ms: int | None = RETRY_AFTER_MS) -> None:
         super().__init__(refusal.message)
         self.refusal: Final = refusal
+        self.retry_after_ms: Final = retry_after_ms
 
 
 def unreadable_batch(field: str, message: str) -> BatchRefused:
@@ -86,14 +89,17 @@ def not_found(resource_type: str, resource_name: str) -> CallRefused:
     )
 
 
-def resource_exhausted(subject: str, description: str, retry_after_ms: int = RETRY_AFTER_MS) -> CallRefused:
-    """A limit is reached; a later attempt may succeed, at the earliest after so long."""
+def resource_exhausted(subject: str, description: str, retry_after_ms: int | None = RETRY_AFTER_MS) -> CallRefused:
+    """A limit is reached; a later attempt may succeed, at the earliest after so long. None: no time makes room, but
+    something that somebody has to do.
+    """
     violation = error_details_pb2.QuotaFailure.Violation(subject=subject, description=description)
+    advice = [] if retry_after_ms is None else [_retry_info(retry_after_ms)]
     return CallRefused(
         code_pb2.RESOURCE_EXHAUSTED,
         f"{subject}: {description}",
         error_details_pb2.QuotaFailure(violations=[violation]),
-        _retry_info(retry_after_ms),
+        *advice,
     )
 
 
@@ -123,11 +129,13 @@ def permission_denied(role: str, name: str) -> CallRefused:
     )
 
 
-def from_refusal(refusal: Refusal, path: str) -> CallRefused:
-    """An item's refusal as that of the whole call; `path` is where the item is in the request."""
+def from_refusal(refusal: Refusal, path: str, retry_after_ms: int | None = RETRY_AFTER_MS) -> CallRefused:
+    """An item's refusal as that of the whole call; `path` is where the item is in the request. `retry_after_ms`: see
+    `resource_exhausted`.
+    """
     field = ".".join(part for part in (path, refusal.field) if part)
     if refusal.code == codes.RESOURCE_EXHAUSTED:
-        return resource_exhausted(field, refusal.message)
+        return resource_exhausted(field, refusal.message, retry_after_ms)
     if refusal.code == code_pb2.PERMISSION_DENIED:
         role, _, name = refusal.message.removeprefix(ROLE_MISSING).partition(" for ")
         return permission_denied(role, name)

@@ -25,7 +25,14 @@ from purgatory.service.budget.memory_budget import SESSION_BYTES
 from purgatory.service.budget.shares import Shares
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.loop_holds import LoopHolds
-from purgatory.service.rpc.statuses import from_refusal, invalid_argument, not_found, quoted, resource_exhausted
+from purgatory.service.rpc.statuses import (
+    RETRY_AFTER_MS,
+    from_refusal,
+    invalid_argument,
+    not_found,
+    quoted,
+    resource_exhausted,
+)
 from purgatory.service.sessions.result_stream import ResponseType, ResultStream
 from purgatory.service.sessions.session import Session, SessionKey
 from purgatory.service.settings import HostSettings
@@ -149,11 +156,12 @@ class Sessions:
             if mine is not None:
                 self._drop(mine, now_ms)
                 refusal = None
+        retry_after_ms = RETRY_AFTER_MS if refusal is None else self._next_expiry_ms(now_ms)
         refusal = refusal or self._shares.memory_refusal(account, SESSION_BYTES)
         if refusal is not None:
             for listener in self._listeners:
                 listener.refused([refusal])
-            raise from_refusal(refusal, "")
+            raise from_refusal(refusal, "", retry_after_ms)
 
     def _evict_finished(self, now_ms: int) -> bool:
         """Makes room by dropping a finished session, if there is one: first of those that nobody would miss."""

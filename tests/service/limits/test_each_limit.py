@@ -1,0 +1,352 @@
+"""Each limit of the settings, one below, at and one above: what is taken, and what whoever is refused is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, Final, NamedTuple
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+from pydantic import ValidationError
+
+from purgatory.daemon import make_host
+from purgatory.engine import codes
+from purgatory.service.fair_queue import REGISTRATIONS, Place
+from purgatory.service.listeners.metrics import Metrics
+from purgatory.service.rpc.statuses import RETRY_AFTER_MS
+from purgatory.service.settings import MEMORY_BYTES_MIN, EngineLimitsSettings, LimitsSettings, Settings
+from purgatory.service.translate.batch_size import size_of
+from purgatory.testing import ManualClock
+from purgatory.v1 import operation_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.service.serving import (
+    ServedHost,
+    eventually,
+    high_watermark,
+    produce,
+    produce_columns,
+    signal,
+    start_server,
+)
+
+LIMIT: Final = 4
+HELD_MS: Final = 40_000
+"""Waits that are held have this timeout, a whole number of buckets on each wheel."""
+NEVER: Final = None
+AT_THE_NEXT_EXPIRY: Final = HELD_MS
+EXHAUSTED: Final = codes.RESOURCE_EXHAUSTED
+INVALID: Final = codes.INVALID_ARGUMENT
+
+
+class Told(NamedTuple):
+    """What a refused caller is told: the code, what is full or wrong, and after how long to come again."""
+
+    code: int
+    subject: str
+    retry_ms: int | None = NEVER
+
+
+class Driven(NamedTuple):
+    """A host that is served with one limit set, by a clock that stands still."""
+
+    served: ServedHost
+    clock: ManualClock
+    limits: LimitsSettings
+
+
+async def told(call: Awaitable[object]) -> Told | None:
+    """What the call is told if it is refused."""
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        return read(error)
+    return None
+
+
+def read(error: grpc.aio.AioRpcError) -> Told:
+    """What the status of a refused call says."""
+    status = rpc_status.from_call(error)
+    assert status is not None, error
+    subject, retry_ms = "", NEVER
+    for detail in status.details:
+        quota, advice = error_details_pb2.QuotaFailure(), error_details_pb2.RetryInfo()
+        request = error_details_pb2.BadRequest()
+        if detail.Unpack(quota):
+            subject = quota.violations[0].subject
+        elif detail.Unpack(request):
+            subject = request.field_violations[0].field
+        elif detail.Unpack(advice):
+            retry_ms = advice.retry_delay.ToMilliseconds()
+    return Told(status.code, subject, retry_ms)
+
+
+async def wait(driven: Driven, operation: operation_pb2.Operation) -> Told | None:
+    """What a call of Wait is told; None: it waits, or has its answer."""
+    engine, pending = driven.served.host.engine, driven.served.host.engine.pending
+    call: asyncio.Task[object] = asyncio.ensure_future(driven.served.stub.Wait(wire.WaitRequest(operation=operation)))
+    await eventually(lambda: call.done() or engine.pending > pending, "the wait is taken or refused")
+    if call.done():
+        return await told(call)
+    call.cancel()
+    await eventually(lambda: engine.pending == pending, "the wait is cancelled")
+    return None
+
+
+async def register(driven: Driven, batch: wire.RegisterBatch, session_id: str = "s") -> wire.RegisterResponse:
+    request = wire.RegisterRequest(session_id=session_id, batch=batch)
+    answer: wire.RegisterResponse = await driven.served.stub.Register(request)
+    return answer
+
+
+async def hold(driven: Driven, count: int) -> None:
+    """So many operations of one partition are pending."""
+    if count:
+        receipt = (await register(driven, produce_columns(range(1, count + 1), timeout_ms=HELD_MS))).receipt
+        assert receipt.accepted == count
+
+
+@asynccontextmanager
+async def holding_waits(driven: Driven, count: int) -> AsyncIterator[None]:
+    """So many calls of Wait wait."""
+    host = driven.served.host
+    request = wire.WaitRequest(operation=produce(1, "held", 9, timeout_ms=HELD_MS))
+    waits = [asyncio.ensure_future(driven.served.stub.Wait(request)) for _ in range(count)]
+    await eventually(lambda: host.engine.pending == count, "the calls wait")
+    yield
+    for call in waits:
+        call.cancel()
+    await eventually(lambda: host.fair_queue.calls == 0, "no call is in flight")
+
+
+def produce_many(count: int) -> operation_pb2.Operation:
+    """A wait for so many partitions."""
+    operation = produce(0, "orders", 9, timeout_ms=HELD_MS)
+    for partition in range(1, count):
+        item = operation.produce.partitions.add(required_offset=9)
+        item.topic_partition.topic, item.topic_partition.partition = "orders", partition
+    return operation
+
+
+# How each limit is driven. `amount` is what there is of it once the last step is taken.
+
+
+async def pending_operations(driven: Driven, amount: int) -> Told | None:
+    await hold(driven, amount - 1)
+    return await wait(driven, produce(0, "orders", 9, timeout_ms=HELD_MS))
+
+
+async def pending_items(driven: Driven, amount: int) -> Told | None:
+    await hold(driven, amount - 2)
+    return await wait(driven, produce_many(2))
+
+
+async def partitions(driven: Driven, amount: int) -> Told | None:
+    await driven.served.advance(*(high_watermark("orders", 1, number) for number in range(amount - 1)))
+    return await wait(driven, produce(0, "payments", 9, timeout_ms=HELD_MS))
+
+
+async def signal_keys(driven: Driven, amount: int) -> Told | None:
+    rows = [signal(number, f"key-{number}", HELD_MS) for number in range(1, amount)]
+    await register(driven, wire.RegisterBatch(rows=operation_pb2.OperationRows(operations=rows)))
+    return await wait(driven, signal(0, "another", HELD_MS))
+
+
+async def items_per_operation(driven: Driven, amount: int) -> Told | None:
+    return await wait(driven, produce_many(amount))
+
+
+async def timeout(driven: Driven, amount: int) -> Told | None:
+    return await wait(driven, produce(0, "orders", 9, timeout_ms=amount))
+
+
+async def topic_length(driven: Driven, amount: int) -> Told | None:
+    return await wait(driven, produce(0, "t" * amount, 9, timeout_ms=HELD_MS))
+
+
+async def operations_per_batch(driven: Driven, amount: int) -> Told | None:
+    return await told(register(driven, produce_columns(range(1, amount + 1))))
+
+
+async def events_per_batch(driven: Driven, amount: int) -> Told | None:
+    return await told(driven.served.advance(*(high_watermark("orders", offset) for offset in range(amount))))
+
+
+async def items_per_batch(driven: Driven, amount: int) -> Told | None:
+    columns = produce_columns(range(1, 2)).columns
+    columns.item_count.append(amount)
+    del columns.partitions[:]
+    columns.partitions.extend(operation_pb2.TopicPartition(topic="orders", partition=one) for one in range(amount))
+    columns.item_index.extend(range(amount))
+    return await told(register(driven, wire.RegisterBatch(columns=columns)))
+
+
+async def memory_bytes(driven: Driven, amount: int) -> Told | None:
+    """Fills up with results until the batch's own worst comes to the amount."""
+    batch, host = produce_columns(range(1, 11)), driven.served.host
+    await register(driven, produce_columns(range(1, 2), "other"))
+    budget = host.shares.budget
+    # gRPC's calls count too: the one that will be in flight is none of those that are counted.
+    results_bytes = amount - budget.held_bytes() - budget.operations_bytes(*size_of(batch))
+    host.shares.accounts.nobody.hold_results(results_bytes)
+    return await told(register(driven, batch))
+
+
+async def unary_waits(driven: Driven, amount: int) -> Told | None:
+    async with holding_waits(driven, amount - 1):
+        return await wait(driven, produce(0, "orders", 9, timeout_ms=HELD_MS))
+
+
+async def calls(driven: Driven, amount: int) -> Told | None:
+    async with holding_waits(driven, amount - 1):
+        return await told(driven.served.stub.GetStatus(wire.GetStatusRequest()))
+
+
+async def calls_queued(driven: Driven, amount: int) -> Told | None:
+    """Calls of this caller stand in line where nothing gives them a turn."""
+    async with holding_waits(driven, 1):
+        (caller,) = driven.served.host.fair_queue._callers.values()
+        line = caller.places[REGISTRATIONS]
+        line.extend(Place(asyncio.get_running_loop().create_future(), 0, True) for _ in range(amount - 1))
+        try:
+            return await told(driven.served.stub.GetStatus(wire.GetStatusRequest()))
+        finally:
+            line.clear()
+
+
+async def calls_per_second(driven: Driven, amount: int) -> Told | None:
+    said = [await told(driven.served.stub.GetStatus(wire.GetStatusRequest())) for _ in range(amount)]
+    assert not any(said[:-1])
+    return said[-1]
+
+
+async def sessions(driven: Driven, amount: int) -> Told | None:
+    for number in range(amount - 1):
+        await register(driven, produce_columns(range(1, 2)), f"session-{number}")
+    return await told(register(driven, produce_columns(range(1, 2)), "one more"))
+
+
+async def unacknowledged_results(driven: Driven, amount: int) -> Told | None:
+    await driven.served.high_watermark("orders", 9)
+    for number in range(1, amount):
+        assert (await register(driven, produce_columns(range(number, number + 1)))).receipt.accepted == 1
+    receipt = (await register(driven, produce_columns(range(amount, amount + 1)))).receipt
+    return Told(receipt.refusals[0].code, receipt.refusals[0].field) if receipt.refusals else None
+
+
+async def timeout_default(driven: Driven, amount: int) -> Told | None:
+    """The settings themselves are refused."""
+    try:
+        LimitsSettings(timeout_ms_max=LIMIT, timeout_ms_default=amount)
+    except ValidationError as error:
+        return Told(INVALID, "timeout_ms_default" if "timeout_ms_default" in str(error) else "")
+    return None
+
+
+class LimitRow(NamedTuple):
+    """A limit: how it is driven, and what whoever goes beyond it is told."""
+
+    drive: Callable[[Driven, int], Coroutine[Any, Any, Told | None]]
+    told: Told
+    limit: int = LIMIT
+
+
+PRODUCE: Final = "operation.produce.partitions"
+TABLE: Final = {
+    "pending_operations_max": LimitRow(
+        pending_operations, Told(EXHAUSTED, "operation.operation_id", AT_THE_NEXT_EXPIRY)
+    ),
+    "pending_items_max": LimitRow(pending_items, Told(EXHAUSTED, PRODUCE, AT_THE_NEXT_EXPIRY)),
+    "partitions_max": LimitRow(partitions, Told(EXHAUSTED, PRODUCE, NEVER)),
+    "signal_keys_max": LimitRow(signal_keys, Told(EXHAUSTED, "operation.signal.keys", AT_THE_NEXT_EXPIRY)),
+    "items_per_operation_max": LimitRow(items_per_operation, Told(INVALID, PRODUCE)),
+    "timeout_ms_max": LimitRow(timeout, Told(INVALID, "operation.timeout_ms"), limit=30_000),
+    "timeout_ms_default": LimitRow(timeout_default, Told(INVALID, "timeout_ms_default")),
+    "topic_length_max": LimitRow(topic_length, Told(INVALID, f"{PRODUCE}[0].topic_partition"), limit=8),
+    "operations_per_batch_max": LimitRow(operations_per_batch, Told(INVALID, "batch.columns.operation_id")),
+    "events_per_batch_max": LimitRow(events_per_batch, Told(INVALID, "rows.events")),
+    "items_per_batch_max": LimitRow(items_per_batch, Told(INVALID, "batch.columns.item_index")),
+    "memory_bytes_max": LimitRow(memory_bytes, Told(EXHAUSTED, "batch.memory", RETRY_AFTER_MS), limit=MEMORY_BYTES_MIN),
+    "unary_waits_max": LimitRow(unary_waits, Told(EXHAUSTED, "unary_waits", AT_THE_NEXT_EXPIRY)),
+    "calls_max": LimitRow(calls, Told(EXHAUSTED, "calls", AT_THE_NEXT_EXPIRY)),
+    "calls_per_caller_max": LimitRow(calls, Told(EXHAUSTED, "calls_per_caller", AT_THE_NEXT_EXPIRY)),
+    "calls_queued_per_caller_max": LimitRow(calls_queued, Told(EXHAUSTED, "calls_queued_per_caller", 1)),
+    "calls_per_second_max": LimitRow(calls_per_second, Told(EXHAUSTED, "calls_per_second", 251)),
+    "sessions_max": LimitRow(sessions, Told(EXHAUSTED, "sessions", 600_000)),
+    "unacknowledged_results_max": LimitRow(unacknowledged_results, Told(EXHAUSTED, "")),
+}
+"""By the name of the setting."""
+
+
+@asynccontextmanager
+async def driving(**limits: int) -> AsyncIterator[Driven]:
+    """Serves the daemon's own host with these limits."""
+    settings = Settings(limits=LimitsSettings(**limits))
+    clock = ManualClock()
+    host = make_host(settings, Metrics(), clock, 0)
+    server, port = await start_server(host, now_s=lambda: 100.0)
+    served = ServedHost(host, server, port)
+    try:
+        yield Driven(served, clock, settings.limits)
+    finally:
+        await served.channel.close()
+        await server.stop(0)
+        await host.stop()
+
+
+def test_every_limit_is_in_the_table() -> None:
+    """A setting that is added to the limits needs a row, and a row a setting."""
+    assert set(TABLE) == set(LimitsSettings.model_fields)
+    assert set(EngineLimitsSettings.model_fields) < set(TABLE)
+
+
+@pytest.mark.parametrize("beyond", [-1, 0, 1], ids=["below", "at", "above"])
+@pytest.mark.parametrize("name", LimitsSettings.model_fields)
+async def test_each_limit_holds_to_the_one(name: str, beyond: int) -> None:
+    """One below a limit and at it all is taken; one above it is refused with code, subject and advice of the table,
+    and what was refused took nothing: what was taken before is still there.
+    """
+    row = TABLE[name]
+    limits = {name: row.limit} | ({"timeout_ms_default": 1} if name == "timeout_ms_max" else {})
+    if name == "timeout_ms_default":
+        limits = {}
+    async with driving(**limits) as driven:
+        said = await row.drive(driven, row.limit + beyond)
+    assert said == (row.told if beyond > 0 else None)
+
+
+@pytest.mark.parametrize("name", [name for name, row in TABLE.items() if row.told.retry_ms == AT_THE_NEXT_EXPIRY])
+async def test_whoever_comes_again_when_told_is_served(name: str) -> None:
+    """The advice is the truth where nothing happens meanwhile: a millisecond before there is no room, and then there
+    is.
+    """
+    by_calls = name in ("unary_waits_max", "calls_max", "calls_per_caller_max")
+    async with driving(**{name: LIMIT}) as driven, holding_waits(driven, LIMIT if by_calls else 0):
+        if name == "signal_keys_max":
+            rows = [signal(number, f"key-{number}", HELD_MS) for number in range(1, LIMIT + 1)]
+            await register(driven, wire.RegisterBatch(rows=operation_pb2.OperationRows(operations=rows)))
+        elif not by_calls:
+            await hold(driven, LIMIT)
+        operation = signal(0, "another", 0) if name == "signal_keys_max" else produce(0, "orders", 9, 0)
+        assert (await wait(driven, operation)) == TABLE[name].told
+        for jump_ms in (HELD_MS - 1, 1):
+            assert await wait(driven, operation) is not None
+            driven.clock.jump(jump_ms)
+            driven.served.host.reaper.turn()
+        await eventually(lambda: driven.served.host.fair_queue.calls == 0, "calls that have their answer have ended")
+        assert await wait(driven, operation) is None
+
+
+async def test_a_session_that_reads_nothing_is_stopped_without_advice() -> None:
+    """Refused registrations are results too. Beyond the limit and a batch of them the batch is refused as a whole; and
+    no time is named, as only the session itself can make room.
+    """
+    async with driving(unacknowledged_results_max=1, operations_per_batch_max=2) as driven:
+        await driven.served.high_watermark("orders", 9)
+        for number in range(1, 4):
+            await register(driven, produce_columns(range(number, number + 1)))
+        said = await told(register(driven, produce_columns(range(4, 5))))
+    assert said == Told(EXHAUSTED, "batch.unacknowledged_results", NEVER)
