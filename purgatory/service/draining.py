@@ -35,15 +35,16 @@ async def drain(host: Host, grace_s: float) -> None:
 
 async def _end_pending(host: Host) -> None:
     """In slices, with the loop free in between. With a journal only unary waits end; the next daemon has the others."""
-    owner = host.unary_waits.owner if host.journal.keeps else None
+    owners = host.unary_waits.owners() if host.journal.keeps else [None]
     ended = 0
-    while count := host.engine.shut_down(now_ms := host.time.now_ms(), EXPIRED_PER_SLICE, owner, WORK_PER_SLICE):
-        ended += count
-        for listener in host.listeners:
-            listener.shut_down(count, now_ms)
-        host.deliver()
-        await asyncio.sleep(0)
-    assert owner is not None or host.engine.pending == 0, f"{host.engine.pending} operations were forgotten"
+    for owner in owners:
+        while count := host.engine.shut_down(now_ms := host.time.now_ms(), EXPIRED_PER_SLICE, owner, WORK_PER_SLICE):
+            ended += count
+            for listener in host.listeners:
+                listener.shut_down(count, now_ms)
+            host.deliver()
+            await asyncio.sleep(0)
+    assert host.journal.keeps or host.engine.pending == 0, f"{host.engine.pending} operations were forgotten"
     LOGGER.info("%d pending operations ended as shutting down, %d are kept", ended, host.engine.pending)
 
 

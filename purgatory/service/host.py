@@ -72,7 +72,7 @@ class Host:
         self._dropped: Final[deque[Session]] = deque()
         """Sessions that are gone but for their pending operations."""
         self.sessions: Final = Sessions(engine, settings, self.listeners, self.holds, self._end_dropped, self.shares)
-        self.unary_waits: Final = UnaryWaits(engine.add_owner())
+        self.unary_waits: Final = UnaryWaits(engine)
         self.retry_advice: Final = RetryAdvice(engine, self.time)
         self.admission: Final = Admission(settings.limits, self.listeners, self.shares, self.retry_advice)
         self._registrations: Final = Registrations(self.time, self.listeners, self.admission, self._register_in_session)
@@ -132,8 +132,7 @@ class Host:
     ) -> RegisterReceipt:
         now_ms = self._registration_ms()
         readable, withheld = withhold_operations(account, run.kind, run.batch)
-        if session is not None:
-            self.shares.set_in_engine(session.account)
+        self.shares.set_in_engine(account)
         receipt = self.engine.register(owner, run.kind, readable, now_ms, known)
         explain(receipt.refusals, withheld)
         if withheld:
@@ -163,26 +162,25 @@ class Host:
         """
         self.admission.check_unary_wait(account, len(self.unary_waits))
         operation_id, future = self.unary_waits.add(account)
-        account.unary_waits += 1
         try:
             yield operation_id, future
         finally:
-            account.unary_waits -= 1
-            if self.unary_waits.remove(operation_id):
-                self._cancel_unary_wait(operation_id)
+            if self.unary_waits.end(operation_id):
+                self._cancel_unary_wait(operation_id, account)
+            self.unary_waits.forget(operation_id, self.time.now_ms())
 
     def register_unary_wait(self, run: OperationRun, account: Account) -> None:
         """Registers the one operation of a unary wait. Raises `CallRefused` if the operation is refused."""
         self.admission.check_unary_items(account, len(run.batch.item_indexes))
-        receipt = self._register(self.unary_waits.owner, None, account, run, 0)
+        receipt = self._register(self.unary_waits.owner_of(account), None, account, run, 0)
         count_refused(self.listeners, receipt.refusals)
         if receipt.refusals:
             retry_after_ms = self.retry_advice.for_operation(account, run)
             raise from_refusal(located(run, receipt.refusals[0]), "operation", retry_after_ms)
 
-    def _cancel_unary_wait(self, operation_id: int) -> None:
+    def _cancel_unary_wait(self, operation_id: int, account: Account) -> None:
         now_ms = self.time.now_ms()
-        if any(self.engine.cancel(self.unary_waits.owner, [operation_id], now_ms)):
+        if any(self.engine.cancel(self.unary_waits.owner_of(account), [operation_id], now_ms)):
             for listener in self.listeners:
                 listener.cancelled(None, [operation_id], 1, now_ms)
         self.deliver()
@@ -336,7 +334,7 @@ class Host:
         cancel by id for each owner. So a replay of the history ends the same operations at the same times.
         """
         for completions in self.engine.take_completions():
-            if completions.owner_id == self.unary_waits.owner.owner_id:
+            if self.unary_waits.account_of_owner(completions.owner_id) is not None:
                 self._tell_cancelled(None, completions, cancelled_ms)
                 for listener in self.listeners:
                     listener.completed(None, completions)

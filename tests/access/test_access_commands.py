@@ -60,6 +60,10 @@ def test_a_policy_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     out = capsys.readouterr().out
     assert out.splitlines()[1:6] == ["yes", "no", "yes", "no", "no"]
     assert "advance  topics: mine-*  keys: mine/*" in out
+    assert out.splitlines()[-1] == "shares   as for all"
+    path.write_text(f"{POLICY}\n[principals.advance.shares]\ntimes_free = 0\nsessions_max = 9\n", "utf-8")
+    assert run_policy(["check", str(path), "--as", "advance"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "shares   times_free = 0, sessions_max = 9"
 
 
 def test_a_broken_policy_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,6 +66,13 @@ keys = ["deploy/*"]
         ('[[grant]]\nto = ["a*b"]\nroles = ["wait"]\ntopics = ["t"]', "grant 1, to 1"),
         ('[[grant]]\nto = "a"\nroles = ["wait"]\ntopics = ["t"]', "grant 1, to"),
         ('[[grant]]\nto = [""]\nroles = ["wait"]\ntopics = ["t"]', "grant 1, to 1"),
+        ("[principals.a.shares]\nsessions = 3", "principals, a, shares, sessions"),
+        ("[principals.a.shares]\nsessions_max = -1", "principals, a, shares, sessions_max"),
+        ('[principals.a.shares]\nsessions_max = "3"', "principals, a, shares, sessions_max"),
+        ("[principals.a.shares]\ntimes_free = 1.5", "principals, a, shares, times_free"),
+        ("[principals.a.share]\ntimes_free = 1", "principals, a, share"),
+        ('[principals."a*b".shares]\ntimes_free = 1', "principals, a*b"),
+        ('[principals."".shares]\ntimes_free = 1', "principals"),
     ],
 )
 def test_a_faulty_policy_names_the_place(tmp_path: Path, text: str, said: str) -> None:
@@ -75,6 +82,47 @@ def test_a_faulty_policy_names_the_place(tmp_path: Path, text: str, said: str) -
     with pytest.raises(PolicyError, match=r"policy\.toml") as raised:
         read_policy(path)
     assert said in str(raised.value)
+
+
+SHARES = """
+[principals."*".shares]
+sessions_max = 1
+[principals."team-*".shares]
+sessions_max = 2
+times_free = 7
+[principals."team-blue-*".shares]
+sessions_max = 3
+[principals.team-blue-1.shares]
+sessions_max = 4
+[principals."team-blue-2*".shares]
+sessions_max = 5
+"""
+
+
+@pytest.mark.parametrize(
+    ("principal", "sessions_max"),
+    [("ann", 1), ("team-", 2), ("team-red", 2), ("team-blue-9", 3), ("team-blue-1", 4), ("team-blue-2*", 5)],
+)
+def test_the_nearest_shares_hold_as_a_whole(tmp_path: Path, principal: str, sessions_max: int) -> None:
+    """Those of the name, else those of its longest prefix; what they do not set is not taken from others."""
+    path = tmp_path / "policy.toml"
+    path.write_text(SHARES)
+    shares = read_policy(path).shares_of(principal)
+    assert shares.sessions_max == sessions_max
+    assert shares.times_free == (7 if sessions_max == 2 else None)
+
+
+async def test_shares_change_with_the_policy(tmp_path: Path) -> None:
+    """Of a principal that calls already too: fewer calls of Wait, then as many as all may have, then fewer again."""
+    request = wire.WaitRequest(operation=produce(1, "mine-1", 9, timeout_ms=0))
+    none = f"{POLICY}[principals.wait.shares]\nunary_waits_max = 0\n"
+    async with guarding(tmp_path, none) as served, served.caller("wait") as caller:
+        for _ in range(2):
+            with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "your share"):
+                await caller.call("Wait", request)
+            served.use_policy(POLICY)
+            await caller.call("Wait", request)
+            served.use_policy(none)
 
 
 async def denied(served: Guarded, topic: str) -> bool:

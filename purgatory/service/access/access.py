@@ -176,7 +176,7 @@ class Access:
         is_first = self._policy is None
         policy = read_policy(path)
         self._policy = policy
-        self._accounts.use_grants(policy.of)
+        self._accounts.use_policy(policy.of, policy.shares_of)
         if not is_first:
             self._accounts.audit.acted("policy read again", "")
 

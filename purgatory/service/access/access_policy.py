@@ -8,10 +8,16 @@
     topics = ["orders-*", "payments"]    # names or prefixes, as above
     keys = ["deploy/*"]
 
-Grants add up, and nothing takes one away: what no grant allows is refused.
+    [principals.billing.shares]          # what this principal may hold, in place of what holds for all; or "team-*"
+    times_free = 4
+    sessions_max = 100
+
+Grants add up, and nothing takes one away: what no grant allows is refused. Of shares one table holds for a principal,
+that of its name or else that of the longest prefix.
 """
 
 import tomllib
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Final
@@ -19,6 +25,7 @@ from typing import Annotated, Final
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from purgatory.service.access.errors import AccessError
+from purgatory.service.access.own_shares import AS_FOR_ALL, OwnShares
 from purgatory.service.access.roles import NONE, ROLES, Grants, Names, Role
 
 PRINCIPALS_KEPT: Final = 10_000
@@ -49,23 +56,49 @@ class Grant(BaseModel):
     keys: list[Pattern] = []
 
 
+class PrincipalPolicy(BaseModel):
+    """What the policy says of one principal, or of all whose names begin with a prefix, besides grants."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    shares: OwnShares = AS_FOR_ALL
+
+
 class _PolicyFile(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     loopback_principal: str = ""
     grant: list[Grant] = []
+    principals: dict[Pattern, PrincipalPolicy] = {}
 
 
 class AccessPolicy:
     """Who may do what. Immutable: another file makes another policy."""
 
-    def __init__(self, grants: list[Grant], loopback_principal: str = "") -> None:
+    def __init__(
+        self,
+        grants: list[Grant],
+        loopback_principal: str = "",
+        principals: Mapping[str, PrincipalPolicy] | None = None,
+    ) -> None:
         self.loopback_principal: Final = loopback_principal
         """Who a caller from this machine is that shows no credential; empty: nobody, it is refused."""
         self._grants: Final = [(Names(grant.to), grant) for grant in grants]
         self.grant_count: Final = len(grants)
         self.of: Final = lru_cache(PRINCIPALS_KEPT)(self._of)
         """A principal's grants."""
+        self._shares: Final = {name: about.shares for name, about in (principals or {}).items()}
+        self._prefixes: Final = sorted(
+            (name[:-1] for name in self._shares if name.endswith("*")), key=len, reverse=True
+        )
+
+    def shares_of(self, principal: str) -> OwnShares:
+        """A principal's shares: those of its name, or else of the longest prefix of it that has any."""
+        own = None if principal.endswith("*") else self._shares.get(principal)
+        if own is None:
+            prefix = next((prefix for prefix in self._prefixes if principal.startswith(prefix)), None)
+            own = AS_FOR_ALL if prefix is None else self._shares[f"{prefix}*"]
+        return own
 
     def _of(self, principal: str) -> Grants:
         mine = [grant for to, grant in self._grants if principal in to]
@@ -95,7 +128,7 @@ def read_policy(path: Path) -> AccessPolicy:
     ]
     if useless:
         raise PolicyError("\n".join(useless))
-    return AccessPolicy(parsed.grant, parsed.loopback_principal)
+    return AccessPolicy(parsed.grant, parsed.loopback_principal, parsed.principals)
 
 
 def _place(location: tuple[int | str, ...]) -> str:

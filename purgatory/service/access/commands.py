@@ -63,6 +63,8 @@ def run_policy(arguments: Sequence[str]) -> int:
     if given.may is None:
         for role in ROLES:
             print(f"{role:8} topics: {_shown(grants, role, is_key=False)}  keys: {_shown(grants, role, is_key=True)}")
+        own = policy.shares_of(given.principal).model_dump(exclude_none=True)
+        print(f"shares   {', '.join(f'{name} = {value}' for name, value in own.items()) or 'as for all'}")
         return EXIT_OK
     role, name = cast("Role", given.may[0]), given.may[1]
     may = name in (grants.on_keys(role) if given.key else grants.on_topics(role))

@@ -4,6 +4,7 @@ The rule: an account may hold at most `shares.times_free` times what is still fr
 up to two thirds of a limit, two of them up to two fifths each, and whoever comes next always finds room. Nobody needs
 to know how many accounts there are, and nothing is taken back from one that is above its share: it gets no more until
 there is more room. Callers who were not asked who they are share one account, which has no share: all of it is theirs.
+A policy may give a principal another `times_free`, and the most of something that it may hold (`own_shares`).
 """
 
 from typing import Final
@@ -39,34 +40,42 @@ class Shares:
         self.accounts: Final = Accounts()
         self.budget: Final = MemoryBudget(budget_bytes(settings.limits.memory_bytes_max), engine, self.accounts)
 
-    def of(self, account: Account, limit: int, held_by_all: int, held: int) -> int:
-        """The most that the account may hold of a limit."""
-        times_free = 0 if account.principal == NOBODY else self._times_free
-        return share(times_free, limit, held_by_all, held)
+    def _of(self, account: Account, limit: int, held_by_all: int, held: int, own_most: int | None) -> int:
+        """The most that the account may hold of a limit. `own_most` is what the policy says of it; None: nothing."""
+        own = account.own_shares.times_free
+        most = share(self._times_free if own is None else own, limit, held_by_all, held)
+        return most if own_most is None else min(most, own_most)
 
     def set_in_engine(self, account: Account) -> None:
         """Tells the engine the account's shares of operations, items, partitions and keys, as they are now."""
-        if account.principal == NOBODY or self._times_free == 0:
+        if account.principal == NOBODY:
             return
-        held, engine, limits = account.holdings, self._engine, self._engine.limits
-        times_free = self._times_free
-        held.operations_max = share(times_free, limits.pending_operations_max, engine.pending, held.operations)
-        held.items_max = share(times_free, limits.pending_items_max, engine.pending_items, held.items)
-        held.partitions_max = share(times_free, limits.partitions_max, engine.partition_count, held.partitions)
-        held.keys_max = share(times_free, limits.signal_keys_max, engine.held_key_count, held.keys)
+        held, own, engine, limits = account.holdings, account.own_shares, self._engine, self._engine.limits
+        held.operations_max = self._of(
+            account, limits.pending_operations_max, engine.pending, held.operations, own.pending_operations_max
+        )
+        held.items_max = self._of(
+            account, limits.pending_items_max, engine.pending_items, held.items, own.pending_items_max
+        )
+        held.partitions_max = self._of(
+            account, limits.partitions_max, engine.partition_count, held.partitions, own.partitions_max
+        )
+        held.keys_max = self._of(account, limits.signal_keys_max, engine.held_key_count, held.keys, own.signal_keys_max)
 
     def session_refusal(self, account: Account, sessions: int) -> Refusal | None:
         """Why the account may not have another session; None: it may. There are so many in all."""
-        most = self.of(account, self._limits.sessions_max, sessions, account.sessions)
-        if account.sessions < most:
+        own_most = account.own_shares.sessions_max
+        most = self._of(account, self._limits.sessions_max, sessions, account.sessions, own_most)
+        if account.sessions < most or account.principal == NOBODY:
             return None
         message = f"{account.sessions} sessions are yours, your share now; close one, or try again later"
         return Refusal(0, codes.RESOURCE_EXHAUSTED, "sessions", message)
 
     def unary_wait_refusal(self, account: Account, in_flight: int) -> Refusal | None:
         """The same for calls of `Wait`."""
-        most = self.of(account, self._limits.unary_waits_max, in_flight, account.unary_waits)
-        if account.unary_waits < most:
+        own_most = account.own_shares.unary_waits_max
+        most = self._of(account, self._limits.unary_waits_max, in_flight, account.unary_waits, own_most)
+        if account.unary_waits < most or account.principal == NOBODY:
             return None
         message = f"{account.unary_waits} calls of Wait are yours, your share now; try again later"
         return Refusal(0, codes.RESOURCE_EXHAUSTED, "unary_waits", message)
@@ -75,12 +84,11 @@ class Shares:
         """Why the account may not hold so many bytes more, going by its share or by the whole budget."""
         budget = self.budget
         refused = budget.refusal(more_bytes)
-        if refused is not None or account.principal == NOBODY or self._times_free == 0:
+        if refused is not None or account.principal == NOBODY:
             return refused
-        held = self.held_bytes(account)
-        most = share(
-            self._times_free, budget.bytes_max - budget.program_bytes, budget.held_bytes() - budget.program_bytes, held
-        )
+        held, program = self.held_bytes(account), budget.program_bytes
+        own_most = account.own_shares.memory_bytes_max
+        most = self._of(account, budget.bytes_max - program, budget.held_bytes() - program, held, own_most)
         if held + more_bytes <= most:
             return None
         message = f"{held} bytes are held for you, and your share now is {most}: {more_bytes} more do not fit"

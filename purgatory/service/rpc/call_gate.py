@@ -110,16 +110,18 @@ class CallGate:
                 "calls_queued_per_caller",
                 resource_exhausted("calls_queued_per_caller", message, self.queue.expected_wait_ms(caller)),
             )
-        if limits.calls_per_second_max:
-            self._check_rate(account, 1.0 / limits.calls_per_second_max)
+        own = account.own_shares.calls_per_second_max
+        rate = limits.calls_per_second_max if own is None else own
+        if rate:
+            self._check_rate(account, rate)
 
-    def _check_rate(self, account: Account, interval_s: float) -> None:
+    def _check_rate(self, account: Account, calls_per_second: int) -> None:
         """The generic cell rate algorithm: each call moves the account's due time on, which may be so far ahead."""
-        now_s = self._now_s()
+        now_s, interval_s = self._now_s(), 1.0 / calls_per_second
         due_s = max(account.calls_due_s, now_s) + interval_s
         ahead_s = due_s - now_s - max(BURST_S, interval_s)
         if ahead_s > 0:
-            message = f"{self._limits.calls_per_second_max} calls a second are the share of one principal"
+            message = f"{calls_per_second} calls a second are the share of one principal"
             raise self._refused(
                 "calls_per_second", resource_exhausted("calls_per_second", message, round(ahead_s * 1_000) + 1)
             )

@@ -1,19 +1,25 @@
-"""Unary waits: one internal engine owner for all of them, one future for each call."""
+"""Unary waits: one internal engine owner for those of each account, one future for each call."""
 
 import asyncio
 from typing import Final
 
 from purgatory.engine.completions import Completions
+from purgatory.engine.engine import Engine
 from purgatory.engine.waiting.tables import Owner
 from purgatory.service.access.account import Account
 from purgatory.service.sessions.outbox import ResultSlice, slices_of
 
 
 class UnaryWaits:
-    """Calls that wait for one operation each. Ids are given out here, so that they always rise."""
+    """Calls that wait for one operation each. Ids are given out here, so that they always rise.
 
-    def __init__(self, owner: Owner) -> None:
-        self.owner: Final = owner
+    An account has an owner in the engine while calls of it are in flight: what they wait for counts as the account's.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine: Final = engine
+        self._owners: Final[dict[Account, Owner]] = {}
+        self._account_of_owner: Final[dict[int, Account]] = {}
         self._futures: Final[dict[int, asyncio.Future[ResultSlice]]] = {}
         self._accounts: Final[dict[int, Account]] = {}
         self._last_operation_id = 0
@@ -26,18 +32,42 @@ class UnaryWaits:
         """Whose call waits for an operation; None: the call has ended."""
         return self._accounts.get(operation_id)
 
+    def owner_of(self, account: Account) -> Owner:
+        """The owner of an account's calls, of which one at least is in flight."""
+        return self._owners[account]
+
+    def account_of_owner(self, owner_id: int) -> Account | None:
+        """Whose calls the owner's operations are; None: it is no owner of calls."""
+        return self._account_of_owner.get(owner_id)
+
+    def owners(self) -> list[Owner]:
+        """Of all calls in flight."""
+        return list(self._owners.values())
+
     def add(self, account: Account) -> tuple[int, asyncio.Future[ResultSlice]]:
         """A new operation id, and the future of its result: a slice of one."""
+        if account not in self._owners:
+            owner = self._owners[account] = self._engine.add_owner(account.holdings)
+            self._account_of_owner[owner.owner_id] = account
+        account.unary_waits += 1
         self._last_operation_id += 1
         future: asyncio.Future[ResultSlice] = asyncio.get_running_loop().create_future()
         self._futures[self._last_operation_id] = future
         self._accounts[self._last_operation_id] = account
         return self._last_operation_id, future
 
-    def remove(self, operation_id: int) -> bool:
-        """Forgets a call that has ended; whether its operation has not."""
-        del self._accounts[operation_id]
+    def end(self, operation_id: int) -> bool:
+        """A call has ended; whether its operation has not. `forget` it once it has."""
         return self._futures.pop(operation_id, None) is not None
+
+    def forget(self, operation_id: int, now_ms: int) -> None:
+        """Forgets a call whose operation has ended and been delivered."""
+        account = self._accounts.pop(operation_id)
+        account.unary_waits -= 1
+        if not account.unary_waits:
+            owner = self._owners.pop(account)
+            del self._account_of_owner[owner.owner_id]
+            self._engine.remove_owner(owner, now_ms)
 
     def deliver(self, completions: Completions) -> None:
         """Sets the futures of operations that have ended, except those whose call was cancelled meanwhile."""

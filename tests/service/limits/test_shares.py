@@ -1,6 +1,9 @@
 """Shares of limits: one account fills what it may, and others are still served."""
 
 import asyncio
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -10,7 +13,9 @@ from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
-from purgatory.service.access.account import Account
+from purgatory.service.access.account import Account, Accounts
+from purgatory.service.access.own_shares import AS_FOR_ALL, OwnShares
+from purgatory.service.access.roles import ALL
 from purgatory.service.budget.shares import share
 from purgatory.service.host import Host
 from purgatory.service.listeners.metrics import Metrics
@@ -150,6 +155,149 @@ def test_memory_is_shared_out() -> None:
     assert raised.value.refusal.field == "memory"
     assert metrics.rejected[codes.RESOURCE_EXHAUSTED] == 1
     host.admission.check_memory(bob, 1, 1)
+
+
+OWN = {
+    "sessions_max": 3,
+    "unary_waits_max": 3,
+    "pending_operations_max": 3,
+    "pending_items_max": 3,
+    "partitions_max": 3,
+    "signal_keys_max": 3,
+    "memory_bytes_max": 200_000,
+}
+"""The most that a principal may hold, by what its policy calls it."""
+
+
+async def holds_at_most(host: Host, account: Account, name: str) -> int:
+    """How many of something an account gets; it asks for all there are."""
+    if name == "sessions_max":
+        return _taken(lambda number: register(host, host.sessions.open(f"s{number}", 0, account)[0], 1))
+    if name == "unary_waits_max":
+        with ExitStack() as waits:
+            return _taken(lambda _: waits.enter_context(host.unary_wait(account)))
+    if name == "partitions_max":
+        names = [("topic", number) for number in range(LIMIT)]
+        events = EventBatch(
+            [codes.HIGH_WATERMARK] * LIMIT, partitions=names, item_indexes=list(range(LIMIT)), offsets=[1]
+        )
+        return LIMIT - len((await host.apply(events, account=account)).refusals)
+    if name == "memory_bytes_max":
+        budget = host.shares.budget
+        budget.bytes_max = budget.held_bytes() + 10_000_000
+
+        def hold_more(_: int) -> None:
+            host.admission.check_memory(account, 0, 0)
+            account.hold_results(100_000)
+
+        return _taken(hold_more, 0)
+    session = host.sessions.open("jobs", 0, account)[0]
+    if name == "signal_keys_max":
+        return sum(
+            host.register(
+                session,
+                [OperationRun(codes.SIGNAL, OperationBatch([number], keys=[f"k{number}"], item_indexes=[0]))],
+                [],
+            ).accepted
+            for number in range(1, LIMIT + 1)
+        )
+    return register(host, session, LIMIT)
+
+
+def _taken(step: Callable[[int], object], first: int = 1) -> int:
+    """How many steps are not refused."""
+    for number in range(first, LIMIT + 1):
+        try:
+            step(number)
+        except (CallRefused, BatchRefused):
+            return number - first
+    return LIMIT
+
+
+@pytest.mark.parametrize("name", [*OWN, "times_free"])
+async def test_a_policy_gives_shares_of_their_own(name: str) -> None:
+    """The one that it names holds no more than that of what there is; another one its share of it; and when the policy
+    says nothing of it any more, the one holds as much as the other.
+    """
+    for own, most in ((OwnShares(), None), (OwnShares.model_validate({name: OWN.get(name, 0)}), 3)):
+        host, _ = make_host()
+        host.shares.accounts.use_policy(lambda _: ALL, partial(_shares_of, own))
+        ann = host.shares.accounts.of("ann")
+        got = await holds_at_most(host, ann, name)
+        if most is None:
+            assert got > 3
+        else:
+            assert got == (LIMIT if name == "times_free" else most)
+
+
+def _shares_of(ann: OwnShares, principal: str) -> OwnShares:
+    return ann if principal == "ann" else AS_FOR_ALL
+
+
+def test_own_shares_are_the_names_of_limits() -> None:
+    """What a policy may set for one principal has the name that the setting for all has."""
+    known = {*LimitsSettings.model_fields, *SharesSettings.model_fields}
+    assert set(OwnShares.model_fields) <= known
+    assert set(OwnShares.model_fields) == {*OWN, "times_free", "calls_per_second_max"}
+
+
+def wait_for(topic: str, *partitions: int) -> OperationRun:
+    names = [(topic, partition) for partition in partitions]
+    batch = OperationBatch(
+        [0], partitions=names, item_indexes=list(range(len(names))), item_counts=[len(names)], offsets=[9]
+    )
+    return OperationRun(codes.PRODUCE, batch)
+
+
+async def test_what_calls_wait_for_counts_for_their_account() -> None:
+    """Items of calls of Wait and of sessions are one share, both ways; what a call names first is its account's."""
+    host, _ = make_host()
+    ann = host.shares.accounts.of("ann")
+    assert register(host, session_of(host, "ann"), 5) == 5
+    with host.unary_wait(ann) as (operation_id, _), host.unary_wait(ann) as (second_id, _):
+        run = wait_for("payments", 0, 1, 2)
+        run.batch.operation_ids[0] = operation_id
+        host.register_unary_wait(run, ann)
+        assert (ann.holdings.items, ann.holdings.operations, ann.holdings.partitions) == (8, 6, 4)
+        run = wait_for("payments", 0)
+        run.batch.operation_ids[0] = second_id
+        with pytest.raises(CallRefused, match="your share now"):
+            host.register_unary_wait(run, ann)
+        assert register(host, session_of(host, "ann"), 1) == 0
+    assert ann.holdings.items == 5
+    assert register(host, session_of(host, "ann"), 1) == 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from(["call", "hold", "drop", "stream", "end"])), max_size=60))
+def test_accounts_that_hold_nothing_are_forgotten(steps: list[tuple[int, str]]) -> None:
+    """Whoever calls, holds and lets go: no account that holds something or is in use is ever another object, and of
+    those that hold nothing few are kept.
+    """
+    accounts = Accounts()
+    held: dict[str, Account] = {}
+    streams: dict[str, Account] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("purgatory.service.access.account.KEPT_WITHOUT_ASKING", 4)
+        for number, step in steps:
+            principal = f"user-{number}"
+            one = accounts.of(principal)
+            for known in (held, streams):
+                assert one is known.get(principal, one)
+            if step == "hold" and principal not in held:
+                one.add_session(1)
+                held[principal] = one
+            elif step == "drop" and principal in held:
+                held.pop(principal).add_session(-1)
+            elif step == "stream":
+                streams[principal] = one
+            elif step == "end":
+                streams.pop(principal, None)
+        for number in range(1_000, 1_200):
+            accounts.of(f"user-{number}")
+        assert len(accounts) <= 4 + 1 + 2 * len(held)
+        assert accounts.of("") is accounts.nobody
+    for principal, account in {**held, **streams}.items():
+        assert accounts.of(principal) is account
 
 
 def recount(host: Host) -> dict[str, tuple[int, int, int, int]]:

@@ -1,0 +1,28 @@
+"""What a policy says of one principal's shares, in place of what holds for all, or below it."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Most = Annotated[int, Field(ge=0)]
+
+
+class OwnShares(BaseModel):
+    """Shares of one principal. None: as for all. The most of something is never more than what is free of its limit."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    times_free: Annotated[int, Field(ge=0, le=1_000)] | None = None
+    """In place of `shares.times_free`."""
+    calls_per_second_max: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    """In place of `limits.calls_per_second_max`. 0: any number."""
+    sessions_max: Most | None = None
+    unary_waits_max: Most | None = None
+    pending_operations_max: Most | None = None
+    pending_items_max: Most | None = None
+    partitions_max: Most | None = None
+    signal_keys_max: Most | None = None
+    memory_bytes_max: Most | None = None
+
+
+AS_FOR_ALL = OwnShares()
