@@ -7,6 +7,7 @@ bytes, and a push or pop is a native call that makes no object.
 |------------------|----------|
 | push, pop        | O(log n) |
 | top_key/value    | O(1)     |
+| renumber         | O(n)     |
 
 Pairs with equal keys come out smaller value first, so the order never depends on the history of the heap.
 """
@@ -65,20 +66,43 @@ class PackedHeap:
         assert self.size > 0, "pop from an empty heap"
         self.size -= 1
         if self.size > 0:
-            self._sift_down()
+            self._sift_down(0, self._keys[self.size], self._values[self.size])
         elif i64(len(self._keys)) > SHRINK_ABOVE:
             self._keys = vec[i64]()
             self._values = vec[i64]()
 
-    def _sift_down(self) -> None:
-        """Move what was the last pair into the hole at the top, then down to its place."""
+    def renumber(self, numbers: vec[i64]) -> None:
+        """Give each pair the value `numbers[value]`, and drop it where that is negative. The new values must rise with
+        the old ones.
+        """
+        keys = self._keys
+        values = self._values
+        kept: i64 = 0
+        place: i64 = 0
+        while place < self.size:
+            number = numbers[values[place]]
+            if number >= 0:
+                keys[kept] = keys[place]
+                values[kept] = number
+                kept += 1
+            place += 1
+        if kept == self.size:
+            return  # numbers that rise with the values keep the order
+        self.size = kept
+        if kept * 2 < i64(len(keys)):
+            self._keys = keys[:kept]
+            self._values = values[:kept]
+        hole: i64 = kept // 2
+        while hole > 0:
+            hole -= 1
+            self._sift_down(hole, self._keys[hole], self._values[hole])
+
+    def _sift_down(self, hole: i64, key: i64, value: i64) -> None:
+        """Put a pair into a hole, or further down, with what is smaller moved up."""
         keys = self._keys
         values = self._values
         size: i64 = self.size
-        key: i64 = keys[size]
-        value: i64 = values[size]
-        hole: i64 = 0
-        child: i64 = 1
+        child: i64 = 2 * hole + 1
         while child < size:
             right: i64 = child + 1
             if right < size and (

@@ -134,9 +134,9 @@ class TimingWheel:
         self._recent_ms: i64 = NONE_RECENT
         self._recent_bucket: i64 = 0
         self._bucket_expirations: vec[i64] = vec[i64]()
-        self._next: vec[i32] = vec[i32]()
-        self._prev: vec[i32] = vec[i32]()
-        self._deadlines: vec[i64] = vec[i64]()
+        self._next: vec[i32] = vec[i32](capacity=29)
+        self._prev: vec[i32] = vec[i32](capacity=19)
+        self._deadlines: vec[i64] = vec[i64](capacity=28)
         bucket: i64 = 0
         while bucket < self._base:
             self._bucket_expirations = append(self._bucket_expirations, NOT_QUEUED)

@@ -5,6 +5,8 @@ import heapq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from librt.vecs import vec
+from mypy_extensions import i64
 
 from purgatory.engine.waiting.heap import SHRINK_ABOVE, PackedHeap
 
@@ -37,6 +39,24 @@ def test_empties_and_fills_again() -> None:
             heap.pop()
         assert len(heap) == 0
         assert len(heap._keys) == 0
+
+
+@given(st.lists(st.tuples(st.integers(-5, 5), st.booleans()), max_size=200))
+def test_renumbered(pairs: list[tuple[int, bool]]) -> None:
+    """Pairs get new values, which rise with the old ones; those whose value has none are gone, and the order holds."""
+    heap = PackedHeap()
+    numbers, kept = vec[i64]([-1] * len(pairs)), list[tuple[int, int]]()
+    for value, (key, is_kept) in enumerate(pairs):
+        heap.push(key, value)
+        if is_kept:
+            numbers[value] = len(kept)
+            kept.append((key, len(kept)))
+    heap.renumber(numbers)
+    found = []
+    while len(heap):
+        found.append((heap.top_key(), heap.top_value()))
+        heap.pop()
+    assert found == sorted(kept)
 
 
 def test_an_empty_heap_has_no_top() -> None:
