@@ -13,7 +13,7 @@ from purgatory_client.number_checks import int32, int64, milliseconds
 from purgatory_client.partition_names import PartitionName, checked_key, format_partition, partition_name
 from purgatory_client.plain_errors import InvalidRequest
 from purgatory_client.results import OperationKind
-from purgatory_client.source_names import KAFKA, kafka_group
+from purgatory_client.sources.source_names import KAFKA, kafka_group
 
 Name = str | PartitionName
 """A partition as callers write it: "orders-3" or ("orders", 3)."""

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Final, TypeVar
 
 from google.protobuf.message import Message
-
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 

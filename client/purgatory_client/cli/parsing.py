@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from purgatory_client.errors import InvalidRequest
-from purgatory_client.log_positions import offset_of_lsn
 from purgatory_client.partition_names import format_partition, partition_name
+from purgatory_client.sources.log_positions import offset_of_lsn
 
 UNITS_S: Final[dict[str, float]] = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600, "d": 86_400, "": 1}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
