@@ -40,8 +40,8 @@ class Watch(Listener):
         self.due_s: Final[dict[int, float]] = {}
         self.late_s: Final[list[float]] = []
 
-    def completed(self, session: Session | None, completions: Completions) -> None:
-        del session
+    def completed(self, session: Session | None, completions: Completions, principal: str = "") -> None:
+        del session, principal
         now_s = time.monotonic()
         for operation_id, outcome in zip(completions.operation_ids, completions.outcomes, strict=True):
             assert outcome == EXPIRED, f"operation {operation_id} ended with outcome {outcome}"

@@ -248,9 +248,9 @@ def completion_records(
 
 
 def event_records(
-    names: Names, stamp: CallStamp, batch: EventBatch, start: int, receipt: EventsReceipt
+    names: Names, stamp: CallStamp, registrant: Registrant, batch: EventBatch, start: int, receipt: EventsReceipt
 ) -> list[Record]:
-    """The events from `start` to `receipt.next_index`, a row each, and what they did."""
+    """Somebody's events from `start` to `receipt.next_index`, a row each, and what they did."""
     stop = receipt.next_index
     types, codes = batch.types[start:stop], [ACCEPTED]
     if receipt.refusals:
@@ -270,7 +270,7 @@ def event_records(
         sets = batch.replica_sets[start:stop]
         extra = [one and tuple(getattr(one, name) for name in REPLICA_COLUMNS) for one in sets]
     dictionary = bytes(places_of(given, names))
-    return [Record(EVENTS, stamp, stop - start, None, 0, {}, columns, dictionary, packed(indexes), extra)]
+    return [Record(EVENTS, stamp, stop - start, registrant, 0, {}, columns, dictionary, packed(indexes), extra)]
 
 
 def _slice(values: list[int], start: int, stop: int) -> list[int]:

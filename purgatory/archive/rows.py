@@ -194,15 +194,17 @@ MAKERS: Final[dict[str, Callable[[str, Sequence[Record], Sequence[PartitionName]
 
 
 def _shared_columns(table: str, records: Sequence[Record], counts: Sequence[int]) -> Columns:
-    """The columns that all rows of a call share: those of every table, and the session's, where there is one."""
+    """The columns that all rows of a call share: those of every table, whose call it is, and of which session."""
     values: dict[str, Sequence[Any]] = {
         "run_id": [record.stamp.run_id for record in records],
         "call_number": [record.stamp.call_number for record in records],
         "time_ms": [record.stamp.time_ms for record in records],
         "at": [record.stamp.at_ms for record in records],
     }
-    if table != EVENTS:
-        registrants = [record.registrant for record in records if record.registrant is not None]
+    registrants = [record.registrant for record in records if record.registrant is not None]
+    if table == EVENTS:
+        values["principal"] = [registrant.principal for registrant in registrants]
+    else:
         values["session_number"], values["session_id"], values["principal"] = zip(*registrants, strict=True)
     row_counts = np.array(counts, INT64)
     columns: Columns = {}

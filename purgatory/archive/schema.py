@@ -16,7 +16,7 @@ from purgatory.engine.kinds.operation_columns import BOOL, INT32, INT64
 __all__ = ["EVENT_LABELS", "KIND_LABELS", "OUTCOME_LABELS", "SCHEMAS", "VERSION"]
 __all__ += vocabulary.__all__
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Of these schemas. A reader takes its own and older ones, and refuses newer ones by name."""
 
 _ARROW: Final = {

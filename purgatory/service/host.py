@@ -141,7 +141,7 @@ class Host:
         if session is not None and session.refused_ids:
             session.refused_ids.correct(receipt, run.batch, known)
         for listener in self.listeners:
-            listener.registered(session, run.kind, run.batch, receipt, now_ms)
+            listener.registered(session, run.kind, run.batch, receipt, now_ms, account.principal)
         self.deliver()
         self.reaper.deadline_may_be_earlier()
         return receipt
@@ -219,14 +219,14 @@ class Host:
 
         Raises `BatchRefused` when the columns cannot be read.
         """
-        start, now_ms = whole.next_index, self.time.now_ms()
+        start, now_ms, account = whole.next_index, self.time.now_ms(), account or self.shares.accounts.nobody
         try:
-            part = self._apply_slice(batch, now_ms, start, account or self.shares.accounts.nobody)
+            part = self._apply_slice(batch, now_ms, start, account)
         except InvalidBatch as error:
             raise unreadable_batch(f"columns.{error.field}", error.message) from None
         explain(part.refusals, reasons or {})
         for listener in self.listeners:
-            listener.applied(batch, start, part, now_ms)
+            listener.applied(batch, start, part, now_ms, account.principal)
         count_refused(self.listeners, part.refusals)
         self.deliver()
         self.reaper.deadline_may_be_earlier()
@@ -334,10 +334,11 @@ class Host:
         cancel by id for each owner. So a replay of the history ends the same operations at the same times.
         """
         for completions in self.engine.take_completions():
-            if self.unary_waits.account_of_owner(completions.owner_id) is not None:
+            account = self.unary_waits.account_of_owner(completions.owner_id)
+            if account is not None:
                 self._tell_cancelled(None, completions, cancelled_ms)
                 for listener in self.listeners:
-                    listener.completed(None, completions)
+                    listener.completed(None, completions, account.principal)
                 self.journal.when_durable(partial(self.unary_waits.deliver, completions))
                 continue
             session = self.sessions.of_owner(completions.owner_id)

@@ -21,7 +21,7 @@ from tests.access.guarded import POLICY, Caller
 from tests.archive.archive_replay import rows_of
 from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess, run_to_end
-from tests.service.serving import PATIENCE_S, produce, refused
+from tests.service.serving import PATIENCE_S, high_watermark, produce, refused
 from tests.transport.callers import secure_channel
 from tests.transport.conftest import TlsFolder
 
@@ -142,15 +142,45 @@ async def test_sessions_are_their_principals_after_a_crash(start_daemon: StartDa
 
 
 async def test_history_says_who(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """The archive has the principal of each registration, and of one that was refused what it named and why."""
+    """The archive has the principal of each registration, of calls of Wait and what became of them, and of events; and
+    of a registration that was refused what it named and why.
+    """
     flags = access_flags(tmp_path)
     token = add_token(tmp_path / "tokens", "wait")
     daemon = start_daemon(*flags, "--archive", str(tmp_path / "archive"))
     assert [one.operation_id for one in (await registered(daemon, token)).refusals] == [2]
+    for name in ("root", "wait"):
+        async with Caller(daemon.address, f"Bearer {add_token(tmp_path / 'tokens', name)}") as caller:
+            await _known(caller)
+            if name == "root":
+                await caller.call("Advance", wire.AdvanceRequest(rows={"events": [high_watermark("mine-2", 5)]}))
+            await caller.call("Wait", wire.WaitRequest(operation=produce(1, "mine-2", 1)))
     assert daemon.stop() == 0
+    waits, ended = (
+        [(row["principal"], row["topic"]) for row in rows_of(tmp_path / "archive", table) if not row["session_number"]]
+        for table in ("registrations", "outcomes")
+    )
+    assert waits == ended == [("root", "mine-2"), ("wait", "mine-2")]
+    assert [row["principal"] for row in rows_of(tmp_path / "archive", "events")] == ["root"]
     rows = rows_of(tmp_path / "archive", "registrations")
-    kept = {(row["operation_id"], row["topic"], row["principal"], row["refusal_code"]) for row in rows}
+    kept = {
+        (row["operation_id"], row["topic"], row["principal"], row["refusal_code"])
+        for row in rows
+        if row["session_number"]
+    }
     assert kept == {(1, "mine-1", "wait", 0), (2, "yours-1", "wait", PERMISSION_DENIED)}
+
+
+async def _known(caller: Caller) -> None:
+    """Returns once the daemon has read the caller's new token."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                await caller.call("GetStatus", wire.GetStatusRequest())
+            except grpc.aio.AioRpcError:
+                await asyncio.sleep(0.02)
+            else:
+                return
 
 
 async def test_secrets_are_nowhere_to_be_seen(start_daemon: StartDaemon, tmp_path: Path) -> None:

@@ -122,8 +122,8 @@ def plain_outcomes(stamp: CallStamp, whose: Registrant, completions: Completions
     return rows
 
 
-def plain_events(stamp: CallStamp, batch: EventBatch, start: int, receipt: EventsReceipt) -> list[Row]:
-    """Rows of a slice of events."""
+def plain_events(stamp: CallStamp, principal: str, batch: EventBatch, start: int, receipt: EventsReceipt) -> list[Row]:
+    """Rows of a slice of a principal's events."""
     codes_by_index = {refusal.index: refusal.code for refusal in receipt.refusals}
     rows: list[Row] = []
     for place in range(start, receipt.next_index):
@@ -135,6 +135,7 @@ def plain_events(stamp: CallStamp, batch: EventBatch, start: int, receipt: Event
         rows.append(
             common(stamp)
             | {
+                "principal": principal,
                 "row": place - start,
                 "type": codes.EVENT_NAMES.get(event_type, ""),
                 "topic": name and name[0],

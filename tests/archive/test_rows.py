@@ -208,9 +208,9 @@ def test_events_are_rows_of_their_slices(seed: int, limit: int) -> None:
     start = 0
     while start < len(batch.types):
         receipt = engine.apply(batch, 1, start, limit)
-        rows = plain_events(stamp(start + 1), batch, start, receipt)
-        assert alone(event_records, stamp(start + 1), batch, start, receipt) == rows
-        together.add(event_records, stamp(start + 1), batch, start, receipt)
+        rows = plain_events(stamp(start + 1), WHOSE.principal, batch, start, receipt)
+        assert alone(event_records, stamp(start + 1), WHOSE, batch, start, receipt) == rows
+        together.add(event_records, stamp(start + 1), WHOSE, batch, start, receipt)
         expected += rows
         start = receipt.next_index
     assert together.rows() == expected

@@ -49,17 +49,24 @@ class CountingListener(Listener):
         self._items = 0
 
     def registered(
-        self, session: Session | None, kind: int, batch: OperationBatch, receipt: RegisterReceipt, now_ms: int
+        self,
+        session: Session | None,
+        kind: int,
+        batch: OperationBatch,
+        receipt: RegisterReceipt,
+        now_ms: int,
+        principal: str = "",
     ) -> None:
         self.registered_rows.append(len(batch.operation_ids))
 
     def cancelled(self, session: Session | None, operation_ids: list[int], ended: int, now_ms: int) -> None:
         self.cancelled_ids += operation_ids
 
-    def completed(self, session: Session | None, completions: Completions) -> None:
+    def completed(self, session: Session | None, completions: Completions, principal: str = "") -> None:
         self._items += completions.items
 
-    discarded = completed
+    def discarded(self, session: Session, completions: Completions) -> None:
+        self.completed(session, completions)
 
     def call_finished(self) -> None:
         if self._items:

@@ -50,17 +50,23 @@ class RecordingListener(Listener):
         self.reaper_failures = 0
 
     def registered(
-        self, session: Session | None, kind: int, batch: OperationBatch, receipt: RegisterReceipt, now_ms: int
+        self,
+        session: Session | None,
+        kind: int,
+        batch: OperationBatch,
+        receipt: RegisterReceipt,
+        now_ms: int,
+        principal: str = "",
     ) -> None:
         self.accepted += receipt.accepted
 
     def refused(self, refusals: Sequence[Refusal]) -> None:
         self.refusals.update(refusal.code for refusal in refusals)
 
-    def completed(self, session: Session | None, completions: Completions) -> None:
+    def completed(self, session: Session | None, completions: Completions, principal: str = "") -> None:
         self.outcomes.update(completions.outcomes)
 
-    def applied(self, batch: EventBatch, start: int, receipt: EventsReceipt, now_ms: int) -> None:
+    def applied(self, batch: EventBatch, start: int, receipt: EventsReceipt, now_ms: int, principal: str = "") -> None:
         self.event_slices.append((start, receipt.next_index))
 
     def loop_lag_ms(self, ms: float) -> None:

@@ -23,7 +23,7 @@ from purgatory.archive.records import (
     row_record,
 )
 from purgatory.archive.rows import rows_by_table
-from purgatory.archive.vocabulary import CallStamp
+from purgatory.archive.vocabulary import NO_SESSION, CallStamp
 from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.engine.codes import KEY_SIGNALLED, KINDS, SIGNAL
 from purgatory.engine.engine import Engine
@@ -200,7 +200,7 @@ class EnginePlayer:
         while start < len(batch.types):
             receipt = self._engine.apply(batch, time_ms, start, 1_000_000_000)
             stamp = self._stamp(time_ms)
-            self._records.extend(event_records(self._names, stamp, batch, start, receipt))
+            self._records.extend(event_records(self._names, stamp, NO_SESSION, batch, start, receipt))
             self._take(stamp)
             start = receipt.next_index
 

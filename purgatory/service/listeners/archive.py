@@ -140,11 +140,17 @@ class ArchiveListener(Listener):
     # Engine calls.
 
     def registered(
-        self, session: Session | None, kind: int, batch: OperationBatch, receipt: RegisterReceipt, now_ms: int
+        self,
+        session: Session | None,
+        kind: int,
+        batch: OperationBatch,
+        receipt: RegisterReceipt,
+        now_ms: int,
+        principal: str = "",
     ) -> None:
         """A batch of registrations. One of which all was known already changed nothing."""
         if len(batch.operation_ids) > receipt.already_known:
-            call, whose = self._begin(now_ms), registrant_of(session)
+            call, whose = self._begin(now_ms), registrant_of(session, principal)
             timeout_ms = self._timeout_ms_default
             self._add(vocabulary.REGISTRATIONS, registration_records, call, whose, kind, batch, receipt, timeout_ms)
 
@@ -156,15 +162,15 @@ class ArchiveListener(Listener):
             self.registered(session, kind, batch, receipt, now_ms)
             self.call_finished()
 
-    def applied(self, batch: EventBatch, start: int, receipt: EventsReceipt, now_ms: int) -> None:
+    def applied(self, batch: EventBatch, start: int, receipt: EventsReceipt, now_ms: int, principal: str = "") -> None:
         """A slice of a batch of events. An empty batch changed nothing."""
         if receipt.next_index > start:
             call = self._begin(now_ms)
-            self._add(vocabulary.EVENTS, event_records, call, batch, start, receipt)
+            self._add(vocabulary.EVENTS, event_records, call, registrant_of(None, principal), batch, start, receipt)
 
     def cancelled(self, session: Session | None, operation_ids: list[int], ended: int, now_ms: int) -> None:
         ids = [min(operation_id, vocabulary.INT64_MAX) for operation_id in operation_ids]
-        number = registrant_of(session).session_number
+        number = NO_SESSION.session_number if session is None else session.number
         self._add_call(vocabulary.CANCEL, now_ms, session_number=number, operation_ids=ids, ended=ended)
 
     def cancelled_session(self, session: Session, ended: int, now_ms: int) -> None:
@@ -183,8 +189,8 @@ class ArchiveListener(Listener):
         """The clock was advanced, and something expired: the call has no row of its own, only what it ended."""
         self._begin(now_ms)
 
-    def completed(self, session: Session | None, completions: Completions) -> None:
-        call, whose = self._call, registrant_of(session)
+    def completed(self, session: Session | None, completions: Completions, principal: str = "") -> None:
+        call, whose = self._call, registrant_of(session, principal)
         assert call is not None, f"{len(completions)} operations ended by no call"
         self._add(vocabulary.OUTCOMES, completion_records, call, whose, completions)
 
@@ -313,9 +319,11 @@ class ArchiveListener(Listener):
         self._add_markers(gap.dropped_markers())
 
 
-def registrant_of(session: Session | None) -> Registrant:
-    """The session as the archive has it."""
-    return NO_SESSION if session is None else Registrant(session.number, session.session_id, session.account.principal)
+def registrant_of(session: Session | None, principal: str) -> Registrant:
+    """The session, or whoever calls without one, as the archive has it."""
+    if session is None:
+        return NO_SESSION._replace(principal=principal) if principal else NO_SESSION
+    return Registrant(session.number, session.session_id, session.account.principal)
 
 
 def writer_config(

@@ -151,7 +151,13 @@ class DurableJournal(Journal):
         )
 
     def registered(
-        self, session: Session | None, kind: int, batch: OperationBatch, receipt: RegisterReceipt, now_ms: int
+        self,
+        session: Session | None,
+        kind: int,
+        batch: OperationBatch,
+        receipt: RegisterReceipt,
+        now_ms: int,
+        principal: str = "",
     ) -> None:
         """Unary waits end with their call, so they are not kept."""
         if session is not None:
@@ -167,7 +173,7 @@ class DurableJournal(Journal):
         if not session.is_blank:
             self._changes_of(session)
 
-    def completed(self, session: Session | None, completions: Completions) -> None:
+    def completed(self, session: Session | None, completions: Completions, principal: str = "") -> None:
         if session is None:
             return
         changes = self._changes_of(session)
@@ -185,7 +191,7 @@ class DurableJournal(Journal):
             self._changes_of(session).dropped = True
             self._schedule_commit()
 
-    def applied(self, batch: EventBatch, start: int, receipt: EventsReceipt, now_ms: int) -> None:
+    def applied(self, batch: EventBatch, start: int, receipt: EventsReceipt, now_ms: int, principal: str = "") -> None:
         """Events were applied: what they name may have changed, and operations may have come a step further."""
         stop = receipt.next_index
         places = batch.item_indexes[start:stop] or [0]

@@ -5,7 +5,8 @@ itself, then what it completed for each owner, then `call_finished`. All listene
 results get their sequence numbers, so none depends on the order of the list.
 
 A hook must not block or raise, and changes nothing of the host. `now_ms` is the time that the engine was given; a
-session of None stands for the unary waits.
+session of None stands for the unary waits. `principal` is then whose
+call it is, and that of events; a session has its own.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -45,7 +46,13 @@ class Listener:
     # Engine calls.
 
     def registered(
-        self, session: Session | None, kind: int, batch: OperationBatch, receipt: RegisterReceipt, now_ms: int
+        self,
+        session: Session | None,
+        kind: int,
+        batch: OperationBatch,
+        receipt: RegisterReceipt,
+        now_ms: int,
+        principal: str = "",
     ) -> None:
         """A batch of one kind was registered."""
 
@@ -54,7 +61,7 @@ class Listener:
     ) -> None:
         """A batch was refused before the engine saw it; the receipt says so of each operation that was not known."""
 
-    def applied(self, batch: EventBatch, start: int, receipt: EventsReceipt, now_ms: int) -> None:
+    def applied(self, batch: EventBatch, start: int, receipt: EventsReceipt, now_ms: int, principal: str = "") -> None:
         """A slice of a batch of events was applied: those from `start` to `receipt.next_index`."""
 
     def cancelled(self, session: Session | None, operation_ids: list[int], ended: int, now_ms: int) -> None:
@@ -75,7 +82,7 @@ class Listener:
     def expired(self, now_ms: int) -> None:
         """The clock was advanced, and something expired."""
 
-    def completed(self, session: Session | None, completions: Completions) -> None:
+    def completed(self, session: Session | None, completions: Completions, principal: str = "") -> None:
         """Operations of one owner have ended. Their results have no sequence numbers yet."""
 
     def discarded(self, session: Session, completions: Completions) -> None:

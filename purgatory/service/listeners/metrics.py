@@ -59,7 +59,13 @@ class Metrics(Listener):
         self.streams_disconnected = 0
 
     def registered(
-        self, session: Session | None, kind: int, batch: OperationBatch, receipt: RegisterReceipt, now_ms: int
+        self,
+        session: Session | None,
+        kind: int,
+        batch: OperationBatch,
+        receipt: RegisterReceipt,
+        now_ms: int,
+        principal: str = "",
     ) -> None:
         """Counts repeats. The engine itself counts those accepted, and those refused come by `refused`."""
         self.repeated[kind] += receipt.already_known
@@ -68,7 +74,7 @@ class Metrics(Listener):
         for refusal in refusals:
             self.rejected[refusal.code] += 1
 
-    def completed(self, session: Session | None, completions: Completions) -> None:
+    def completed(self, session: Session | None, completions: Completions, principal: str = "") -> None:
         """Costs one count for each operation, and a bisection for each distinct wait."""
         columns = completions.kinds, completions.outcomes, completions.waited_ms
         ends: dict[tuple[int, int, int], int]
@@ -86,7 +92,7 @@ class Metrics(Listener):
         if expired:
             self._expired(completions)
 
-    def applied(self, batch: EventBatch, start: int, receipt: EventsReceipt, now_ms: int) -> None:
+    def applied(self, batch: EventBatch, start: int, receipt: EventsReceipt, now_ms: int, principal: str = "") -> None:
         types = batch.types[start : receipt.next_index]
         counts = {types[0]: 1} if len(types) == 1 else Counter(types)
         for event_type, times in counts.items():

@@ -19,7 +19,7 @@ from purgatory.archive.records import (
 )
 from purgatory.archive.rows import rows_by_table
 from purgatory.archive.run_details import RunDetails
-from purgatory.archive.vocabulary import CallStamp, Registrant
+from purgatory.archive.vocabulary import NO_SESSION, CallStamp, Registrant
 from purgatory.engine.waiting.tables import Owner
 from tests.engine import plain
 from tests.engine.adapter import event_batch, operation_batch
@@ -116,7 +116,7 @@ class RecordedRun:
         batch, start = event_batch(events), 0
         while start < len(events):
             receipt = self._engine.apply(batch, self.now_ms, start, limit)
-            self._records += event_records(self._names, self._stamp(), batch, start, receipt)
+            self._records += event_records(self._names, self._stamp(), NO_SESSION, batch, start, receipt)
             self._take_outcomes()
             start = receipt.next_index
 
