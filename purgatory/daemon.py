@@ -51,7 +51,7 @@ from purgatory.service.rpc.call_gate import CallGate
 from purgatory.service.rpc.handlers import SERVICE, add_standard_service, add_to_server
 from purgatory.service.rpc.servicer import PurgatoryServicer
 from purgatory.service.setting_sources import SettingsError, unknown_variables
-from purgatory.service.settings import EngineLimitsSettings, HostSettings, Settings, split_address
+from purgatory.service.settings import EngineLimitsSettings, HostSettings, Settings, is_loopback, split_address
 from purgatory.service.transport.certificate_files import CannotUseCertificates
 from purgatory.service.transport.peer import PeerCertificate
 from purgatory.service.transport.tls import Tls
@@ -100,7 +100,8 @@ class Daemon:
         registry = make_registry(self._host, self._metrics, self._pauses)
         if self._tls is not None:
             registry.register(self._tls)
-        self._site: Final = HttpSite(registry, self._is_ready, settings.http, self._tls)
+        check_page = None if is_loopback(settings.http.address) else self._check_page
+        self._site: Final = HttpSite(registry, self._is_ready, settings.http, self._tls, check_page)
         self._gate: Final = CallGate(
             self._host.fair_queue,
             settings.limits,
@@ -210,6 +211,10 @@ class Daemon:
     def _principal_of_peer(self, context: Context) -> str:
         peer = self._peer(context)
         return "" if peer is None else peer.principal
+
+    def _check_page(self, path: str, peer: str, authorization: str | None, certified: str) -> None:
+        assert self._access is not None, "the site is served once there is access"
+        self._access.check_page(path, peer, authorization, certified)
 
     def _is_ready(self) -> bool:
         return self._serving and not self._host.draining

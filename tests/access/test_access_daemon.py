@@ -8,6 +8,7 @@ import signal
 import urllib.request
 from pathlib import Path
 
+import aiohttp
 import grpc
 import pytest
 from purgatory.v1 import operation_pb2
@@ -169,6 +170,38 @@ async def test_history_says_who(start_daemon: StartDaemon, tmp_path: Path) -> No
         if row["session_number"]
     }
     assert kept == {(1, "mine-1", "wait", 0), (2, "yours-1", "wait", PERMISSION_DENIED)}
+
+
+async def test_pages_beyond_loopback_need_the_role_observe(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """With a policy, on an address that is not known to be this machine's own: the metrics and the page are for who has
+    the role observe, probes for everybody; refusals are in the audit log. On loopback nobody is asked.
+    """
+    tokens = {name: add_token(tmp_path / "tokens", name) for name in ("observe", "wait")}
+    flags = access_flags(tmp_path)
+    # 127.1 is loopback to the system, but no loopback address to the daemon.
+    open_to_all, asking = start_daemon(*flags), start_daemon(*flags, "--http-address", "127.1:0", "--insecure")
+    async with aiohttp.ClientSession() as session:
+
+        async def status(daemon: DaemonProcess, path: str, authorization: str | None = None) -> int:
+            headers = {} if authorization is None else {"Authorization": authorization}
+            port = daemon.http_address.rpartition(":")[2]
+            async with session.get(f"http://127.0.0.1:{port}{path}", headers=headers) as answer:
+                assert (answer.status == 401) == ("WWW-Authenticate" in answer.headers)
+                return answer.status
+
+        for path in ("/metrics", "/"):
+            assert await status(open_to_all, path) == 200
+            assert await status(asking, path) == 401
+            assert await status(asking, path, "Bearer pgt_unknown") == 401
+            assert await status(asking, path, f"Basic {tokens['observe']}") == 401
+            assert await status(asking, path, f"Bearer {tokens['wait']}") == 403
+            assert await status(asking, path, f"Bearer {tokens['observe']}") == 200
+        for path in ("/healthz", "/readyz"):
+            assert await status(asking, path) == 200
+    assert asking.stop() == open_to_all.stop() == 0
+    assert "purgatory.audit" in asking.log
+    assert "/metrics" in asking.log
+    assert not [token for token in tokens.values() if token in asking.log]
 
 
 async def _known(caller: Caller) -> None:

@@ -7,6 +7,7 @@ import base64
 import hmac
 import json
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from joserfc import jwt
 from joserfc.jwk import ECKey, KeySet, OKPKey, RSAKey
 from purgatory.v1 import purgatory_service_pb2 as wire
 
-from purgatory.service.access.json_web_tokens import LEEWAY_S, BadToken, JsonWebTokens, KeySetError
+from purgatory.service.access.json_web_tokens import FETCH_AGAIN_S, LEEWAY_S, BadToken, JsonWebTokens, KeySetError
 from tests.access.guarded import Caller, Guarded, guarding
 from tests.service.serving import PATIENCE_S, refused
 
@@ -197,6 +198,41 @@ async def test_keys_are_rotated(tmp_path: Path) -> None:
         await asks(served, new)
         with refused(grpc.StatusCode.UNAUTHENTICATED):
             await asks(served, old)
+
+
+async def test_an_unknown_key_has_the_keys_loaded_now_and_then(tmp_path: Path) -> None:
+    """A token that names one is refused, and the key set read again before its minute is over, so that the next call
+    is served; strangers with such tokens have it read no more than once in five seconds, and what names no key or a
+    known one does not at all.
+    """
+    now_s = 100.0
+    path = write_keys(tmp_path / "keys.json", EC)
+    tokens = JsonWebTokens(str(path), ISSUER, AUDIENCE, "sub", lambda: now_s)
+    await tokens.load_first()
+    reloads: Counter[tuple[str, str]] = Counter()
+    fresh = asyncio.create_task(tokens.keep_fresh(reloads))
+    new = signed(claims(), "RS256")
+
+    async def loads(token: str) -> bool:
+        with pytest.raises(BadToken):
+            tokens.verify(token)
+        return tokens._asked.is_set()
+
+    assert not await loads(new), "the keys are as fresh as may be"
+    now_s += FETCH_AGAIN_S
+    for harmless in (signed(claims(), key=STRANGER), unsigned({"alg": "ES256"}, claims()), "a.b.c", "...", "é.b.c"):
+        assert not await loads(harmless)
+    others: list[Any] = [7, ["x"], {}, ""]
+    for kid in others:
+        assert not await loads(unsigned({"alg": "ES256", "kid": kid}, claims()))
+    write_keys(path, EC, RSA)
+    assert await loads(new)
+    async with asyncio.timeout(PATIENCE_S):
+        while not reloads["keys", "taken"]:  # noqa: ASYNC110 - it is a count, nothing to wait on
+            await asyncio.sleep(0.01)
+    assert tokens.verify(new)[0] == "root"
+    assert not await loads(unsigned({"alg": "ES256", "kid": "no such"}, claims()))
+    fresh.cancel()
 
 
 async def test_principals_of_both_sorts_of_token_are_the_same(tmp_path: Path) -> None:

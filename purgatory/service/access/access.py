@@ -20,7 +20,7 @@ from purgatory.service.access.account import Account, Accounts
 from purgatory.service.access.audit import AUDITED_CALL, NO_ROLE, UNAUTHENTICATED
 from purgatory.service.access.errors import AccessError
 from purgatory.service.access.json_web_tokens import BadToken, JsonWebTokens
-from purgatory.service.access.roles import CALLS
+from purgatory.service.access.roles import CALLS, OBSERVE
 from purgatory.service.access.tokens import KnownToken, hash_of, is_expired, read_tokens
 from purgatory.service.access.watched_file import WatchedFile
 from purgatory.service.rpc.statuses import CallRefused, permission_denied, unauthenticated
@@ -97,6 +97,29 @@ class Access:
             return account
 
         return account_of
+
+    def check_page(self, path: str, peer: str, authorization: str | None, certified: str) -> None:
+        """Whether somebody may see a page of the HTTP site: with a policy, who has the role observe on anything. Raises
+        `CallRefused`.
+
+        `certified` is the principal of a verified client certificate; empty: there is none.
+        """
+        if self._policy is None:
+            return
+        AUDITED_CALL.set((path, peer))
+        audit = self._accounts.audit
+        principal = certified
+        try:
+            if authorization is not None:
+                principal = self._principal_of_token(authorization)
+            elif not certified:
+                raise unauthenticated("show a bearer token or a client certificate")
+        except CallRefused as refused:
+            audit.refused(UNAUTHENTICATED, "", name=refused.message)
+            raise
+        if not self._policy.of(principal).holds_any(frozenset({OBSERVE})):
+            audit.refused(NO_ROLE, principal, role=OBSERVE)
+            raise permission_denied(OBSERVE, f"the page {path}")
 
     # Who.
 

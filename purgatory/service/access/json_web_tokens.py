@@ -5,11 +5,14 @@ taken for a secret would verify what a stranger signed with it.
 """
 
 import asyncio
+import base64
 import contextlib
 import json
 import logging
+import time
 import urllib.request
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -41,7 +44,8 @@ LEEWAY_S: Final = 30
 FETCH_TIMEOUT_S: Final = 10.0
 FETCH_INTERVAL_S: Final = 60.0
 FETCH_AGAIN_S: Final = 5.0
-"""While there are no keys at all."""
+"""While there are no keys at all; and a token signed with an unknown key has them fetched no sooner after the last
+time."""
 KEY_SET_BYTES_MAX: Final = 1024 * 1024
 
 
@@ -56,7 +60,14 @@ class KeySetError(AccessError):
 class JsonWebTokens:
     """Verifies tokens of one issuer for one audience."""
 
-    def __init__(self, key_set: str, issuer: str, audience: str, principal_claim: str) -> None:
+    def __init__(
+        self,
+        key_set: str,
+        issuer: str,
+        audience: str,
+        principal_claim: str,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`key_set` is a file or an https URL."""
         self._source: Final = key_set
         self._is_fetched: Final = "://" in key_set
@@ -68,12 +79,15 @@ class JsonWebTokens:
             exp={"essential": True},
         )
         self._content = b""
+        self._now_s: Final = now_s
+        self._loaded_s = -FETCH_INTERVAL_S
         self._asked: Final = asyncio.Event()
         self.keys = KeySet([])
         """Another object once there are other keys."""
 
     async def load(self) -> bool:
         """Reads or fetches the key set; whether it is another one. Raises `KeySetError`, and keeps the keys it had."""
+        self._loaded_s = self._now_s()
         try:
             content = await asyncio.to_thread(_content_of, self._source)
             if content == self._content:
@@ -125,11 +139,32 @@ class JsonWebTokens:
             expires_s = float(decoded.claims["exp"]) + LEEWAY_S
         except (JoseError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             # What a token says is a stranger's until it is verified, and the library's errors do not cover all of it.
+            self._load_for(token)
             raise BadToken(f"the token is not valid: {getattr(error, 'error', '') or type(error).__name__}") from None
         principal = decoded.claims.get(self._claim)
         if not isinstance(principal, str) or not 0 < len(principal) <= PRINCIPAL_LENGTH_MAX:
             raise BadToken(f"the claim {self._claim!r} should be a text of 1 to {PRINCIPAL_LENGTH_MAX} characters")
         return principal, expires_s
+
+    def _load_for(self, token: str) -> None:
+        """A token that names an unknown key may be signed with a new one: the issuer has changed keys, and the minute
+        is not over. Strangers can make such tokens, so this is done now and then only.
+        """
+        now_s, key_id = self._now_s(), _key_id(token)
+        if key_id and now_s - self._loaded_s >= FETCH_AGAIN_S and key_id not in {key.kid for key in self.keys}:
+            self._loaded_s = now_s
+            self.load_soon()
+
+
+def _key_id(token: str) -> str:
+    """What the token's header names as its key; empty: nothing, or it cannot be read."""
+    header = token.partition(".")[0]
+    try:
+        content: Any = json.loads(base64.urlsafe_b64decode(header + "=" * (-len(header) % 4)))
+    except (ValueError, RecursionError):
+        return ""
+    key_id = content.get("kid") if isinstance(content, dict) else ""
+    return key_id if isinstance(key_id, str) else ""
 
 
 def _content_of(source: str) -> bytes:

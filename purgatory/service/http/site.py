@@ -13,17 +13,30 @@ from typing import Final
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from google.rpc import code_pb2
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from purgatory import __version__
 from purgatory.service.http.http_acceptor import HttpAcceptor
+from purgatory.service.rpc.statuses import CallRefused
 from purgatory.service.settings import HttpSettings
-from purgatory.service.transport.peer import of_der
+from purgatory.service.transport.peer import PeerCertificate, of_der
 from purgatory.service.transport.tls import Tls
 
 PROBES: Final = frozenset(("/healthz", "/readyz"))
-"""Answered without a client certificate: what probes a daemon has none, and learns nothing but yes or no."""
+"""Answered without any credential: what probes a daemon has none, and learns nothing but yes or no."""
+
+HTTP_STATUSES: Final = {
+    code_pb2.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED,
+    code_pb2.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
+    code_pb2.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
+}
+"""Of a page that is refused."""
+
+CheckPage = Callable[[str, str, str | None, str], None]
+"""Given path, peer, authorization header and the principal of the client's certificate: raises `CallRefused` for who
+may not see the page."""
 
 OPEN_METRICS: Final = "application/openmetrics-text"
 
@@ -52,7 +65,9 @@ def is_server_fault(record: logging.LogRecord) -> bool:
 
 
 class HttpSite:
-    """Serves the site from `start` to `stop`. `is_ready` is called at each probe. With `tls`, over TLS only."""
+    """Serves the site from `start` to `stop`. `is_ready` is called at each probe, `check_page` before each other page.
+    With `tls`, over TLS only.
+    """
 
     def __init__(
         self,
@@ -60,8 +75,10 @@ class HttpSite:
         is_ready: Callable[[], bool],
         settings: HttpSettings,
         tls: Tls | None = None,
+        check_page: CheckPage | None = None,
     ) -> None:
         self._tls: Final = tls
+        self._check_page: Final = check_page
         self._registry: Final = registry
         self._is_ready: Final = is_ready
         self._settings: Final = settings
@@ -70,7 +87,7 @@ class HttpSite:
         loop for milliseconds, which four eager scrapers would make most of its time.
         """
         self._acceptor: HttpAcceptor | None = None
-        application = web.Application(middlewares=[self._checks_certificate])
+        application = web.Application(middlewares=[self._checks_caller])
         application.router.add_get("/", self._page)
         application.router.add_get("/metrics", self._metrics)
         application.router.add_get("/healthz", self._healthz)
@@ -100,17 +117,36 @@ class HttpSite:
         await self._runner.cleanup()
 
     @web.middleware
-    async def _checks_certificate(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        tls = self._tls
-        if tls is None or not tls.asks_clients or request.path in PROBES:
+    async def _checks_caller(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path in PROBES:
             return await handler(request)
+        certified = ""
+        if self._tls is not None and self._tls.asks_clients:
+            peer = self._certificate(request, self._tls)
+            if isinstance(peer, web.Response):
+                return peer
+            certified = peer.principal
+        if self._check_page is not None:
+            try:
+                caller = request.remote or ""
+                self._check_page(request.path, caller, request.headers.get("Authorization"), certified)
+            except CallRefused as refused:
+                status = HTTP_STATUSES[refused.code]
+                headers = {"WWW-Authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else {}
+                return web.Response(text=f"{refused.message}\n", status=status, headers=headers)
+        return await handler(request)
+
+    @staticmethod
+    def _certificate(request: web.Request, tls: Tls) -> PeerCertificate | web.Response:
+        """The client's certificate, or the answer to who has none that counts."""
         connection = request.get_extra_info("ssl_object")
         der = None if connection is None else connection.getpeercert(binary_form=True)
         if der is None:
             return web.Response(text="a client certificate is needed\n", status=HTTPStatus.FORBIDDEN)
-        if tls.is_revoked(of_der(der)):
+        peer = of_der(der)
+        if tls.is_revoked(peer):
             return web.Response(text="this client certificate has been revoked\n", status=HTTPStatus.FORBIDDEN)
-        return await handler(request)
+        return peer
 
     async def _page(self, _request: web.Request) -> web.Response:
         return web.Response(text=PAGE, content_type="text/html")
