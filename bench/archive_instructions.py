@@ -16,9 +16,6 @@ import tempfile
 from collections.abc import Sequence
 from typing import Final, cast
 
-from purgatory.v1 import event_pb2, operation_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
-
 from bench.measure.instructions import CountingMissing, count, counting_tool
 from purgatory.archive.files import ArchiveWriter, open_archive
 from purgatory.archive.records import Record
@@ -37,6 +34,8 @@ from purgatory.service.rpc.call import Call, Context
 from purgatory.service.settings import ArchiveSettings, HostSettings
 from purgatory.service.translate.results import fill_batch
 from purgatory.testing import ManualClock
+from purgatory.v1 import event_pb2, operation_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 
 BATCH: Final = 1_000
 FEW: Final = 20_000

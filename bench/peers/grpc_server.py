@@ -6,11 +6,11 @@ import signal
 
 import grpc.aio
 import uvloop
-from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceServicer, add_PurgatoryServiceServicer_to_server
 
 from purgatory.daemon import server_options
 from purgatory.service import garbage
 from purgatory.service.settings import GcSettings, Settings
+from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceServicer, add_PurgatoryServiceServicer_to_server
 
 __all__ = ["serve_until_signal"]
 

@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import Concatenate, Final, ParamSpec, Self, TypeVar, Unpack
 
 from purgatory.v1 import purgatory_service_pb2
-
 from purgatory_client import many, waits
 from purgatory_client.errors import InvalidRequest
 from purgatory_client.events import AdvanceReceipt, Event, signalled

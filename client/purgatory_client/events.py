@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from purgatory.v1 import event_pb2 as wire
-
 from purgatory_client.number_checks import int32, int64
 from purgatory_client.partition_names import PartitionName, checked_key, partition_name
 from purgatory_client.plain_errors import PurgatoryClientError

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Awaitable
 from typing import Final, TypeVar
 
 import grpc.aio
+
 from purgatory.v1 import operation_pb2, purgatory_service_pb2
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
-
 from purgatory_client import views
 from purgatory_client.errors import ClientClosed
 from purgatory_client.partition_names import partition_name

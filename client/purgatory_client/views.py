@@ -9,9 +9,9 @@ from typing import Any
 
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
+
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import result_pb2
-
 from purgatory_client.partition_names import format_partition
 from purgatory_client.results import OperationKind
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import grpc
-from purgatory.v1 import purgatory_service_pb2_grpc
 
 from purgatory.clock import SystemClock
 from purgatory.engine.engine import Engine
@@ -18,6 +17,7 @@ from purgatory.service.access.access import Access
 from purgatory.service.access.tokens import add_token
 from purgatory.service.host import Host
 from purgatory.service.settings import AccessSettings, HostSettings
+from purgatory.v1 import purgatory_service_pb2_grpc
 from tests.service.serving import start_server
 
 ROLES = ("wait", "advance", "observe", "admin")

@@ -11,13 +11,13 @@ from pathlib import Path
 import aiohttp
 import grpc
 import pytest
-from purgatory.v1 import operation_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 
 from examples.secure_demo.authority import Authority
 from purgatory.service.access.roles import PERMISSION_DENIED
 from purgatory.service.access.tokens import add_token, hash_of
+from purgatory.v1 import operation_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.access.guarded import POLICY, Caller
 from tests.archive.archive_replay import rows_of
 from tests.conftest import StartDaemon

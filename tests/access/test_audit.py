@@ -9,10 +9,10 @@ from typing import Any
 
 import grpc
 import pytest
-from purgatory.v1 import event_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
 
 from purgatory.service.access.audit import AUDIT, LINES_AT_ONCE_MAX, NAME, PRINCIPALS_KEPT, UNAUTHENTICATED, Audit
+from purgatory.v1 import event_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.access.guarded import guarding
 from tests.service.serving import high_watermark, refused
 

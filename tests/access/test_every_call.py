@@ -12,8 +12,6 @@ from pathlib import Path
 
 import grpc
 import pytest
-from purgatory.v1 import event_pb2, operation_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
 
 from purgatory.engine import codes
 from purgatory.engine.batches import OperationBatch
@@ -21,6 +19,8 @@ from purgatory.service.access.roles import CALLS
 from purgatory.service.host import Host
 from purgatory.service.rpc.handlers import SERVICE
 from purgatory.service.translate.operations import OperationRun
+from purgatory.v1 import event_pb2, operation_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.access.guarded import NOBODY, ROLES, Caller, guarding
 from tests.service.serving import PATIENCE_S, high_watermark, produce
 

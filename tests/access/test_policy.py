@@ -9,11 +9,11 @@ import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from purgatory.v1 import event_pb2, operation_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
 
 from purgatory.service.access.access_policy import PolicyError, read_policy
 from purgatory.service.access.roles import ROLES, Names
+from purgatory.v1 import event_pb2, operation_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.access.guarded import POLICY, Guarded, guarding
 from tests.service.serving import PATIENCE_S, high_watermark, produce, refused
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import grpc
 import pytest
-from purgatory.v1 import purgatory_service_pb2 as wire
 
 from purgatory.service.access.tokens import PREFIX, TokensError, add_token, hash_of, read_tokens
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.access.guarded import Caller, Guarded, guarding
 from tests.service.serving import PATIENCE_S, refused
 

@@ -12,8 +12,6 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from purgatory.v1 import event_pb2, operation_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
 
 from purgatory.clock import SystemClock
 from purgatory.engine import codes
@@ -27,6 +25,8 @@ from purgatory.service.host import Host
 from purgatory.service.rpc.statuses import BatchRefused
 from purgatory.service.settings import HostSettings
 from purgatory.service.translate.operations import OperationRun
+from purgatory.v1 import event_pb2, operation_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.access.guarded import Caller, guarding
 from tests.service.serving import PATIENCE_S, high_watermark, produce, refused
 

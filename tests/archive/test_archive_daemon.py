@@ -11,13 +11,13 @@ from pathlib import Path
 import grpc
 import pyarrow.parquet as pq
 import pytest
-from purgatory.v1 import event_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 
 from purgatory.archive import layout, schema
 from purgatory.archive.run_details import RunDetails
 from purgatory.service.flags import read_command_line
+from purgatory.v1 import event_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.archive.archive_replay import Replay, Row, rows_of, without
 from tests.conftest import StartDaemon
 from tests.daemon_process import DEADLINE_S, DaemonProcess, children_of, is_running, run_to_end

@@ -3,12 +3,13 @@
 from collections.abc import Callable
 
 import pytest
-from purgatory.v1 import event_pb2
 from purgatory_client import events
 from purgatory_client.errors import InvalidRequest
 from purgatory_client.events import Event
 from purgatory_client.marks import Marks, events_of
 from purgatory_client.wire.encode_events import advance_request
+
+from purgatory.v1 import event_pb2
 
 COLUMN_FORM: list[Callable[[], Event]] = [
     lambda: events.log_end_offset("p-1", 5, byte_position=500, segment_base_offset=0, leader_epoch=3),

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import grpc
-from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2_grpc
-from purgatory.v1 import purgatory_service_pb2 as wire
 
 from purgatory.journal.crash_points import POINTS, VARIABLE
+from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2_grpc
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.crash.limited_disk import LimitedDisk, fold_log
 from tests.crash.outbox_caller import OutboxCaller
 from tests.crash.power_cut import Power

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import grpc
 from google.rpc import code_pb2
+
 from purgatory.v1 import operation_pb2, purgatory_service_pb2_grpc, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 

@@ -7,7 +7,6 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
-from purgatory.v1 import purgatory_service_pb2 as wire
 
 from purgatory.service.access.account import Accounts
 from purgatory.service.draining import drain
@@ -17,6 +16,7 @@ from purgatory.service.rpc.call_gate import CallGate
 from purgatory.service.rpc.statuses import CallRefused
 from purgatory.service.settings import HostSettings, LimitsSettings
 from purgatory.testing import ManualClock
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.service.serving import (
     DaemonChannel,
     RecordingListener,

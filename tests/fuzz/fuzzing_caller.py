@@ -14,9 +14,9 @@ import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
+
 from purgatory.v1 import event_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-
 from tests.fuzz.hostile import broken_bytes
 from tests.fuzz.message_maker import MessageMaker
 from tests.fuzz.plausible import PlausibleValues

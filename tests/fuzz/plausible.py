@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Final, TypeVar
 
 from google.protobuf.message import Message
+
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 

@@ -14,8 +14,6 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from purgatory.v1 import event_pb2, operation_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
 
 from purgatory.service.access.account import Accounts
 from purgatory.service.fair_queue import FairQueue, next_loop_turn
@@ -25,6 +23,8 @@ from purgatory.service.rpc.handlers import Requests, add_standard_service, is_se
 from purgatory.service.rpc.statuses import CallRefused
 from purgatory.service.sessions.result_stream import ResultStream
 from purgatory.service.settings import LimitsSettings
+from purgatory.v1 import event_pb2, operation_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.daemon_process import DaemonProcess
 from tests.fuzz.verdict import faults_in
 from tests.service.serving import Peer, eventually, produce, serving

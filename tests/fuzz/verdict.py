@@ -5,9 +5,9 @@ import re
 from typing import Final
 
 import grpc
+
 from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2_grpc, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-
 from tests.daemon_process import DaemonProcess
 from tests.service.serving import check_counts, eventually
 from tests.service.test_daemon import fetch_page, sums_by_kind

@@ -10,7 +10,6 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Final, cast
 
 from google.protobuf.message import DecodeError, Message
-from purgatory.v1 import purgatory_service_pb2 as wire
 
 from purgatory.engine.codes import KINDS
 from purgatory.engine.engine import Engine
@@ -24,6 +23,7 @@ from purgatory.service.rpc.statuses import BatchRefused, CallRefused
 from purgatory.service.settings import HostSettings, LimitsSettings
 from purgatory.service.translate.results import fill_batch
 from purgatory.testing import ManualClock
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.fuzz.hostile import broken_bytes
 from tests.fuzz.message_maker import MessageMaker
 from tests.fuzz.plausible import PlausibleValues

@@ -14,9 +14,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 import grpc
+
 from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2_grpc
 from purgatory.v1 import purgatory_service_pb2 as wire
-
 from tests.hostile import raw_http2
 
 TOPIC: Final = "attack"

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Final
 
 import grpc
+
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import purgatory_service_pb2_grpc as rpc
-
 from tests.daemon_process import DaemonProcess
 
 PRODUCE: Final = operation_pb2.OPERATION_KIND_PRODUCE

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import grpc
 import pytest
-from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory_client import AsyncClient, Client
 
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.client.until import until_pending
 from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess

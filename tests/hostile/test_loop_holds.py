@@ -8,8 +8,6 @@ from collections.abc import Coroutine
 from typing import Any, Final, TypeVar, cast
 
 import pytest
-from purgatory.v1 import event_pb2, operation_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
 
 from purgatory.engine import codes
 from purgatory.engine.batches import OperationBatch, RegisterReceipt
@@ -31,6 +29,8 @@ from purgatory.service.translate import results
 from purgatory.service.translate.parts import VALUES_PER_PART
 from purgatory.service.translate.receipts import event_parts, registration_parts
 from purgatory.testing import ManualClock
+from purgatory.v1 import event_pb2, operation_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.service.serving import ServedHost, serving
 
 LIMITS: Final = LimitsSettings()

@@ -5,9 +5,9 @@ import subprocess
 import sys
 
 import grpc
+
 from purgatory.v1 import operation_pb2, purgatory_service_pb2_grpc
 from purgatory.v1 import purgatory_service_pb2 as wire
-
 from tests.client.test_blocking import environment
 from tests.daemon_process import DaemonProcess
 from tests.service.serving import produce

@@ -4,10 +4,10 @@ import asyncio
 
 import grpc
 import pytest
-from purgatory.v1 import operation_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory_client import AsyncClient, Outcome, errors, many
 
+from purgatory.v1 import operation_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess
 from tests.service.serving import DaemonChannel, Peer, eventually, high_watermark, produce

@@ -14,9 +14,9 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from prometheus_client.parser import text_string_to_metric_families
-from purgatory.v1 import purgatory_service_pb2, result_pb2
 from purgatory_client import AsyncClient
 
+from purgatory.v1 import purgatory_service_pb2, result_pb2
 from tests.client.until import until_pending
 from tests.conftest import StartDaemon
 from tests.daemon_process import daemon_environment

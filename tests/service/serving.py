@@ -11,8 +11,6 @@ from typing import Any, Self
 
 import grpc
 import pytest
-from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2_grpc
-from purgatory.v1 import purgatory_service_pb2 as wire
 
 from purgatory.clock import Clock, SystemClock
 from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, Refusal, RegisterReceipt
@@ -27,6 +25,8 @@ from purgatory.service.rpc.handlers import add_to_server
 from purgatory.service.rpc.servicer import PurgatoryServicer
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings
+from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2_grpc
+from purgatory.v1 import purgatory_service_pb2 as wire
 
 PATIENCE_S = 30.0
 

@@ -22,8 +22,6 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
-from purgatory.v1 import event_pb2, purgatory_service_pb2_grpc, result_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
 
 import purgatory
 from purgatory.daemon import Daemon
@@ -33,6 +31,8 @@ from purgatory.journal.directory import Directory
 from purgatory.journal.store import Store
 from purgatory.service.listeners.archive import ArchiveListener
 from purgatory.service.setting_sources import load_settings
+from purgatory.v1 import event_pb2, purgatory_service_pb2_grpc, result_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.conftest import StartDaemon
 from tests.daemon_process import DEADLINE_S, DaemonProcess, run_to_end
 from tests.service.serving import high_watermark, produce, produce_columns

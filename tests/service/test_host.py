@@ -4,8 +4,6 @@ import asyncio
 
 import grpc
 import pytest
-from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory.v1 import result_pb2
 
 from purgatory.clock import SystemClock
 from purgatory.engine import codes
@@ -20,6 +18,8 @@ from purgatory.service.host import Host
 from purgatory.service.settings import HostSettings
 from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1 import result_pb2
 from tests.service.serving import Peer, RecordingListener, eventually, produce, refused, serving, signal
 
 

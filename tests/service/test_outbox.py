@@ -5,7 +5,6 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from purgatory.v1 import purgatory_service_pb2
 
 from purgatory.engine import codes
 from purgatory.engine.batches import OperationBatch
@@ -14,6 +13,7 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.sessions.outbox import Outbox, ResultSlice, slices_of
 from purgatory.service.translate.results import fill_rows
+from purgatory.v1 import purgatory_service_pb2
 
 
 def completions_of(operation_ids: list[int], kinds: list[int]) -> Completions:

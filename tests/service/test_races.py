@@ -11,8 +11,6 @@ from itertools import combinations, permutations
 
 import grpc
 import pytest
-from purgatory.v1 import event_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
 
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch
@@ -24,6 +22,8 @@ from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings, SessionSettings
 from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
+from purgatory.v1 import event_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.service.serving import Peer, ServedHost, eventually, serving, signal
 
 TIMEOUT_MS = 1_000

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from purgatory.v1 import operation_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
 
 from purgatory.engine.engine import Engine
 from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX
@@ -18,6 +16,8 @@ from purgatory.service.sessions.refused_ids import RANGES_MAX, RefusedIds
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings, LimitsSettings
 from purgatory.testing import ManualClock
+from purgatory.v1 import operation_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.service.serving import produce
 
 BATCH_MAX = 8

@@ -7,11 +7,11 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
-from purgatory.v1 import event_pb2, operation_pb2, result_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
 
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.settings import HostSettings, LimitsSettings
+from purgatory.v1 import event_pb2, operation_pb2, result_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.service.serving import Peer, ServedHost, eventually, high_watermark, produce, refused, serving, signal
 
 

@@ -4,11 +4,11 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
-from purgatory.v1 import operation_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
 
 from purgatory.service.settings import HostSettings, LimitsSettings, SessionSettings
 from purgatory.testing import ManualClock
+from purgatory.v1 import operation_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.service.serving import Peer, ServedHost, eventually, produce, refused, serving, signal
 from tests.service.test_sessions import ids_and_sequences
 

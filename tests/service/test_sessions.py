@@ -4,12 +4,12 @@ import asyncio
 
 import grpc
 import pytest
-from purgatory.v1 import operation_pb2, result_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
 
 from purgatory.service.listeners.metrics import Metrics
 from purgatory.service.settings import HostSettings, LimitsSettings, SessionSettings
 from purgatory.testing import ManualClock
+from purgatory.v1 import operation_pb2, result_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.service.serving import Peer, ServedHost, eventually, produce, produce_columns, refused, serving, signal
 
 

@@ -1,7 +1,6 @@
 """Between wire and engine: every field arrives where it belongs, with its default, in both shapes."""
 
 import pytest
-from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2, result_pb2
 
 from purgatory.engine import codes
 from purgatory.engine.batches import Refusal
@@ -12,6 +11,7 @@ from purgatory.service.sessions.refused import RefusedCompletions, RefusedOperat
 from purgatory.service.translate.events import events_from_columns, events_from_rows
 from purgatory.service.translate.operations import parts_from_columns, parts_from_rows
 from purgatory.service.translate.results import MESSAGES_MAX, event_refusals, fill_columns, fill_rows
+from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2, result_pb2
 from tests.service.serving import produce, signal
 
 TOPIC_PARTITION = operation_pb2.TopicPartition(topic="orders", partition=3)

@@ -8,11 +8,11 @@ from pathlib import Path
 import aiohttp
 import grpc
 import pytest
+
+from examples.secure_demo.authority import Authority
 from purgatory.v1 import event_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
-
-from examples.secure_demo.authority import Authority
 from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess
 from tests.service.serving import eventually

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from purgatory.v1 import purgatory_service_pb2 as wire
-
 from purgatory_client.errors import OutboxDamaged, OutboxInUse, OutboxTooNew, OutboxUnwritable
 
 VERSION: Final = 1

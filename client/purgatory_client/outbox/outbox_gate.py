@@ -18,7 +18,6 @@ from typing import Final, TypeVar
 
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-
 from purgatory_client.errors import InvalidRequest, OutboxUnwritable, PurgatoryClientError
 from purgatory_client.many import Entry, WaitColumns
 from purgatory_client.outbox.outbox_file import (

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from purgatory.v1 import purgatory_service_pb2 as service
-
 from purgatory_client.errors import ClientClosed, LimitExceeded, ProtocolError, PurgatoryClientError
 from purgatory_client.events import AdvanceReceipt, Event, EventRefusal
 from purgatory_client.wire.encode_events import advance_request, receipt_of

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Final, cast
 
 import grpc.aio
-from purgatory.v1 import purgatory_service_pb2 as wire
 
+from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory_client.errors import Unavailable
 from purgatory_client.plain_errors import from_code
 

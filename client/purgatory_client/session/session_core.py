@@ -26,7 +26,6 @@ from itertools import chain, islice
 from typing import Final
 
 from purgatory.v1 import purgatory_service_pb2 as wire
-
 from purgatory_client.errors import LimitExceeded, OperationIdInUse, OutboxError
 from purgatory_client.many import Entry, WaitColumns
 from purgatory_client.results import Outcome

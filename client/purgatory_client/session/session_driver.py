@@ -15,9 +15,9 @@ from typing import Final, cast
 
 import grpc
 import grpc.aio
+
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
-
 from purgatory_client.errors import (
     ClientClosed,
     OperationIdInUse,

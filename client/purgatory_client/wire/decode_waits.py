@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from purgatory.v1 import operation_pb2 as wire
-
 from purgatory_client.many import WaitColumns
 from purgatory_client.partition_names import PartitionName
 from purgatory_client.results import OperationKind

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from google.protobuf.message import Message
+
 from purgatory.v1 import event_pb2 as wire
 from purgatory.v1 import purgatory_service_pb2 as service
-
 from purgatory_client.events import AdvanceReceipt, Event, EventRefusal
 from purgatory_client.number_checks import squeeze
 

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory_client.errors import OutboxDamaged, OutboxInUse, OutboxTooNew, OutboxUnwritable
 from purgatory_client.outbox.outbox_file import (
     ConfirmationRecord,
@@ -22,6 +21,7 @@ from purgatory_client.outbox.outbox_file import (
     ResultsRecord,
 )
 
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.client.test_blocking import environment
 
 

@@ -1,9 +1,9 @@
 """The session beside an outbox, without daemon and file: what is sent, what is withdrawn, what is refused whole."""
 
-from purgatory.v1 import operation_pb2, purgatory_service_pb2
 from purgatory_client.errors import LimitExceeded
 from purgatory_client.session.session_core import SessionCore
 
+from purgatory.v1 import operation_pb2, purgatory_service_pb2
 from tests.client.session.test_session import submit
 from tests.client.session.wire_script import many, opened, registered, sent
 

@@ -3,7 +3,6 @@
 import random
 
 import pytest
-from purgatory.v1 import result_pb2
 from purgatory_client import waits
 from purgatory_client.errors import InvalidRequest, ProtocolError
 from purgatory_client.many import WaitColumns, partition_columns
@@ -13,6 +12,7 @@ from purgatory_client.session.session_core import SessionCore
 from purgatory_client.waits import Wait
 from purgatory_client.wire.decode_results import SEGMENTS_MAX, ResultsArrived
 
+from purgatory.v1 import result_pb2
 from tests.client.session.wire_script import many, opened, receipt, results, sent
 
 

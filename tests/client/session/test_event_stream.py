@@ -9,11 +9,11 @@ from typing import cast
 import grpc
 import grpc.aio
 import pytest
-from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory_client import AsyncClient, errors, events
 from purgatory_client.session.event_sender import EVENTS_PER_MESSAGE_MAX, EventSender
 from purgatory_client.session.event_stream import Call, EventStream
 
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess
 from tests.daemon_simulation.faulty_proxy import FaultyProxy

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
-from purgatory.v1 import purgatory_service_pb2
-from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from purgatory_client import AsyncClient, Outcome, Result, errors, many
 from purgatory_client.session.backoff import Backoff
 
+from purgatory.v1 import purgatory_service_pb2
+from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.client.until import until_pending
 from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess

@@ -4,7 +4,6 @@ import random
 from collections import Counter
 
 import pytest
-from purgatory.v1 import operation_pb2, purgatory_service_pb2
 from purgatory_client import waits
 from purgatory_client.errors import InvalidRequest, LimitExceeded, ProtocolError
 from purgatory_client.many import WaitColumns
@@ -12,6 +11,7 @@ from purgatory_client.results import Outcome, Result, ResultColumns
 from purgatory_client.session.session_core import WINDOW, SessionCore
 from purgatory_client.waits import Wait
 
+from purgatory.v1 import operation_pb2, purgatory_service_pb2
 from tests.client.session.wire_script import many, opened, receipt, registered, results, sent
 
 

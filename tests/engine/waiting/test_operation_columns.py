@@ -1,11 +1,11 @@
 """The table of operation columns agrees with what it describes: the batch and the wire."""
 
 import pytest
-from purgatory.v1 import operation_pb2
 
 from purgatory.engine.batches import OperationBatch
 from purgatory.engine.codes import KINDS
 from purgatory.engine.kinds.operation_columns import COLUMNS_BY_NAME, OPERATION_COLUMNS, OperationColumn, columns_of
+from purgatory.v1 import operation_pb2
 
 WITHOUT_ROWS = {"operation_ids", "timeouts_ms", "item_counts", "item_indexes", "partitions", "keys"}
 """What every batch has, so it is not in the table."""

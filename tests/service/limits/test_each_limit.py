@@ -11,8 +11,6 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
-from purgatory.v1 import operation_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
 from pydantic import ValidationError
 
 from purgatory.daemon import make_host
@@ -23,6 +21,8 @@ from purgatory.service.rpc.statuses import RETRY_AFTER_MS
 from purgatory.service.settings import MEMORY_BYTES_MIN, EngineLimitsSettings, LimitsSettings, Settings
 from purgatory.service.translate.batch_size import size_of
 from purgatory.testing import ManualClock
+from purgatory.v1 import operation_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.service.serving import (
     ServedHost,
     eventually,

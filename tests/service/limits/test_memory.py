@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from purgatory.v1 import operation_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
 
 from purgatory.daemon import largest_message_bytes
 from purgatory.engine import codes
@@ -27,6 +25,8 @@ from purgatory.service.sessions.refused import RefusedCompletions, RefusedOperat
 from purgatory.service.settings import GrpcSettings, HostSettings, LimitsSettings, Settings
 from purgatory.service.translate.batch_size import size_of
 from purgatory.testing import ManualClock
+from purgatory.v1 import operation_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 
 MIB = 1024 * 1024
 
