@@ -217,6 +217,26 @@ async def close_a_million(stub: Stub) -> None:
         pending = sum(kind.pending for kind in status.kinds)
 
 
+async def end_at_once(stub: Stub, waits: int) -> None:
+    """One event that satisfies all waits of a partition: its effects are not cut into slices."""
+    await fill(stub, waits)
+    await advance(
+        stub, [event_pb2.Event(topic_partition=names(1)[0], high_watermark=event_pb2.HighWatermark(offset=2_000))]
+    )
+
+
+async def end_10_000(stub: Stub) -> None:
+    await end_at_once(stub, 10_000)
+
+
+async def end_100_000(stub: Stub) -> None:
+    await end_at_once(stub, 100_000)
+
+
+async def end_a_million(stub: Stub) -> None:
+    await end_at_once(stub, 1_000_000)
+
+
 async def count_remaining(stub: Stub) -> None:
     """300 callers at once who ask how much time a million operations have left."""
     await fill(stub, 1_000_000)
@@ -238,6 +258,9 @@ ATTACKS: Final[dict[str, Callable[[Stub], Awaitable[None]]]] = {
     "cancel a million": cancel_a_million,
     "close a session of a million": close_a_million,
     "remaining time of a million, 300 times": count_remaining,
+    "one event ends 10,000": end_10_000,
+    "one event ends 100,000": end_100_000,
+    "one event ends a million": end_a_million,
 }
 
 

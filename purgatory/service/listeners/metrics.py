@@ -76,12 +76,14 @@ class Metrics(Listener):
 
     def completed(self, session: Session | None, completions: Completions, principal: str = "") -> None:
         """Costs one count for each operation, and a bisection for each distinct wait."""
-        columns = completions.kinds, completions.outcomes, completions.waited_ms
+        kinds, outcomes, waits_ms = completions.kinds, completions.outcomes, completions.waited_ms
         ends: dict[tuple[int, int, int], int]
-        if len(completions) == 1 or all(is_uniform(bytes(column)) for column in columns):
-            ends = {(columns[0][0], columns[1][0], columns[2][0]): len(completions)}
+        if len(completions) > 1 and not (is_uniform(bytes(kinds)) and is_uniform(bytes(outcomes))):
+            ends = Counter(zip(kinds, outcomes, waits_ms, strict=True))
+        elif is_uniform(bytes(waits_ms)):
+            ends = {(kinds[0], outcomes[0], waits_ms[0]): len(completions)}
         else:
-            ends = Counter(zip(*columns, strict=True))
+            ends = {(kinds[0], outcomes[0], waited_ms): times for waited_ms, times in Counter(waits_ms).items()}
         expired = False
         for (kind, outcome, waited_ms), times in ends.items():
             waits = self.waits.get((kind, outcome))
