@@ -77,7 +77,7 @@ async def test_a_session_that_is_dropped_says_how_its_operations_ended(tmp_path:
 async def test_ids_of_a_refused_batch_are_refused_in_history_too(tmp_path: Path) -> None:
     """Sent again after a later batch was accepted: a refused row each; what is known already has none."""
     kept = ArchivedHost(tmp_path)
-    kept.session.refused_ids.add([1, 2], 0, 10)
+    kept.session.refused_ids.add([1, 2], 0)
     kept.register(produces(3))
     kept.register(produces(1, 4))
     await kept.start_and_close()

@@ -113,7 +113,7 @@ def test_ranges_hold_what_a_set_would(steps: list[tuple[bool, list[int]]]) -> No
     ids, expected = RefusedIds(), set[int]()
     for is_added, some in steps:
         if is_added:
-            ids.add(some, 5, 100)
+            ids.add(some, 5)
             expected.update(one for one in some if one > 5)
         else:
             ids.discard(some)
@@ -137,6 +137,47 @@ def test_of_a_batch_that_is_too_large_no_id_is_looked_at() -> None:
     assert (receipt.accepted, receipt.already_known) == (1, 2)
     assert [(one.operation_id, one.field) for one in receipt.refusals] == [(9, "operation_id")]
     assert "register it with a new id" in receipt.refusals[0].message
+
+
+async def refused_in_slices(monkeypatch: pytest.MonkeyPatch, is_cancelled: bool) -> tuple[Host, Session]:
+    """A batch with ids 1 to 8 that is refused, two ids in a slice; a second one with id 9 comes meanwhile."""
+    monkeypatch.setattr(session_requests, "REFUSED_IDS_PER_SLICE", 2)
+    host, session = opened()
+    broken = batch_of(list(range(1, 9)), "short column")
+    first = asyncio.create_task(session_requests.register_or_refuse(host, session, broken))
+    await asyncio.sleep(0)
+    assert (2 in session.refused_ids, 8 in session.refused_ids) == (True, False)
+    if is_cancelled:
+        first.cancel()
+    second = await session_requests.register_or_refuse(host, session, batch_of([9], "columns"))
+    assert second.accepted == 1
+    assert first.done()
+    assert first.cancelled() == is_cancelled
+    return host, session
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_many_ids_are_noted_in_slices(monkeypatch: pytest.MonkeyPatch, is_cancelled: bool) -> None:
+    """The loop is free in between, the session's next batch waits, and no id is left out if the call is cancelled."""
+    host, session = await refused_in_slices(monkeypatch, is_cancelled)
+    assert [one for one in range(12) if one in session.refused_ids] == list(range(1, 9))
+    receipt = await session_requests.register_or_refuse(host, session, batch_of([4, 8, 9, 10], "columns"))
+    assert (receipt.accepted, receipt.already_known) == (1, 1)
+    assert [one.operation_id for one in receipt.refusals] == [4, 8]
+
+
+async def test_while_another_batch_is_registered_no_id_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That batch may raise the highest id, so all that are not known count as refused at once."""
+    monkeypatch.setattr(session_requests, "REFUSED_IDS_PER_SLICE", 2)
+    host, session = opened()
+    async with session.registering:
+        broken = batch_of(list(range(1, 9)), "columns")
+        broken.columns.ClearField("kind")
+        receipt = await session_requests.register_or_refuse(host, session, broken)
+        assert receipt.batch_refusal.field == "columns.kind"
+        assert OPERATION_ID_MAX in session.refused_ids
+    assert (await session_requests.register_or_refuse(host, session, batch_of([3], "columns"))).accepted == 1
+    assert [one for one in range(5) if one in session.refused_ids] == [1, 2, 4]
 
 
 @pytest.mark.parametrize("extra", [0, 1])

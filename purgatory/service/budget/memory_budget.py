@@ -80,12 +80,15 @@ class MemoryBudget:
         """Whether nothing may become known any more, and nothing may be registered."""
         return self.is_short or self.held_bytes() >= self.bytes_max
 
-    def refusal(self, more_bytes: int = 0) -> Refusal | None:
-        """Why no more is taken that would hold so many bytes; None: it is. The refusal's index means nothing."""
+    def refusal(self, more_bytes: int = 0, held_bytes: int = -1) -> Refusal | None:
+        """Why no more is taken that would hold so many bytes; None: it is. The refusal's index means nothing.
+
+        `held_bytes` is what is held, if that was worked out just now.
+        """
         if self.is_short:
             message = f"the daemon takes more memory than its budget of {self.bytes_max} bytes; try again later"
             return Refusal(0, codes.RESOURCE_EXHAUSTED, "memory", message)
-        held = self.held_bytes()
+        held = self.held_bytes() if held_bytes < 0 else held_bytes
         if held + more_bytes <= self.bytes_max:
             return None
         message = (

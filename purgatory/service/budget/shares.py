@@ -83,12 +83,13 @@ class Shares:
     def memory_refusal(self, account: Account, more_bytes: int) -> Refusal | None:
         """Why the account may not hold so many bytes more, going by its share or by the whole budget."""
         budget = self.budget
-        refused = budget.refusal(more_bytes)
+        held_by_all = budget.held_bytes()
+        refused = budget.refusal(more_bytes, held_by_all)
         if refused is not None or account.principal == NOBODY:
             return refused
         held, program = self.held_bytes(account), budget.program_bytes
         own_most = account.own_shares.memory_bytes_max
-        most = self._of(account, budget.bytes_max - program, budget.held_bytes() - program, held, own_most)
+        most = self._of(account, budget.bytes_max - program, held_by_all - program, held, own_most)
         if held + more_bytes <= most:
             return None
         message = f"{held} bytes are held for you, and your share now is {most}: {more_bytes} more do not fit"

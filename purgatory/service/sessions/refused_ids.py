@@ -56,18 +56,17 @@ class RefusedIds:
     def to_bytes(self) -> bytes:
         return b"".join(RANGE.pack(*one) for one in zip(self._firsts, self._lasts, strict=True))
 
-    def add(self, operation_ids: Collection[int], highest: int, count_max: int) -> None:
-        """Ids of a refused batch; those up to `highest` are known. Of more than `count_max` none is looked at: all that
-        are not known count as refused then.
-        """
-        if len(operation_ids) > count_max:
-            self._add(highest + 1, OPERATION_ID_MAX)
-            return
+    def add(self, operation_ids: Collection[int], highest: int) -> None:
+        """Ids of a refused batch; those up to `highest` are known."""
         for first, last in _ranges(operation_ids):
             if self.is_full:
                 return
             if last > highest:
                 self._add(max(first, highest + 1), last)
+
+    def add_all_above(self, highest: int) -> None:
+        """All ids that are not known count as refused, for a batch whose ids cannot be looked at."""
+        self._add(highest + 1, OPERATION_ID_MAX)
 
     def discard(self, operation_ids: Collection[int]) -> None:
         """Ids that were taken, or have a result."""

@@ -17,7 +17,8 @@ from purgatory.service.translate.parts import (
     ROWS_COST_MAX,
     VALUES_PER_PART,
     Dictionary,
-    check_lengths_max,
+    fits_one_part,
+    given_columns,
     part_of,
 )
 from purgatory.v1 import event_pb2
@@ -106,8 +107,7 @@ class IncomingEvents:
 
 def events_from_columns(columns: event_pb2.EventColumns, values_max: int) -> Iterator[IncomingEvents]:
     """A batch of columns, copied. Raises `BatchRefused` at once for one that cannot be read as a whole."""
-    fields = ("type", *ALL_COLUMNS, "partitions", "keys")
-    if check_lengths_max(columns, fields, values_max):
+    if fits_one_part(given_columns(columns, values_max)):
         types: list[int] = columns.type[:]
         batch = EventBatch(
             types,

@@ -18,7 +18,8 @@ from purgatory.service.translate.parts import (
     ROWS_COST_MAX,
     VALUES_PER_PART,
     Dictionary,
-    check_lengths_max,
+    fits_one_part,
+    given_columns,
     part_of,
 )
 from purgatory.v1 import operation_pb2
@@ -32,7 +33,14 @@ OF_OPERATIONS: Final = {column.wire_name for column in COLUMNS_BY_NAME.values() 
     "timeout_ms",
     "item_count",
 }
-ALL_COLUMNS: Final = ("operation_id", *sorted(OF_OPERATIONS | OF_ITEMS), "partitions", "keys")
+BATCH_NAMES: Final = {column.wire_name: column.batch_name for column in COLUMNS_BY_NAME.values()} | {
+    "operation_id": "operation_ids",
+    "timeout_ms": "timeouts_ms",
+    "item_count": "item_counts",
+    "item_index": "item_indexes",
+    "keys": "keys",
+}
+"""What the engine's batch calls a column of the wire, of those that are copied as they are."""
 
 RUN_COST: Final = 10
 """What a run of rows costs besides its rows, in rows: kinds that alternate make a run of each row."""
@@ -68,8 +76,9 @@ def parts_from_columns(columns: operation_pb2.OperationColumns, items_max: int) 
     kind = int(columns.kind)
     if kind not in codes.KINDS:
         raise unreadable_batch("columns.kind", f"must be one of {KINDS_SAID}, not {kind}")
-    if check_lengths_max(columns, ALL_COLUMNS, items_max):
-        return iter([RegistrationPart([_whole_run(kind, columns)], [], is_last=True)])
+    given = given_columns(columns, items_max)
+    if fits_one_part(given):
+        return iter([RegistrationPart([_whole_run(kind, given)], [], is_last=True)])
     counts: list[int] = columns.item_count[:]
     try:
         _check_lengths(columns, counts)
@@ -146,17 +155,14 @@ def _cut(counts: list[int], rows: int, row: int, item: int, are_items_given: boo
     return stop, item
 
 
-def _whole_run(kind: int, columns: operation_pb2.OperationColumns) -> OperationRun:
-    batch = OperationBatch(
-        columns.operation_id[:],
-        partitions=[(name.topic, name.partition) for name in columns.partitions],
-        keys=columns.keys[:],
-        timeouts_ms=columns.timeout_ms[:],
-        item_counts=columns.item_count[:],
-        item_indexes=columns.item_index[:],
-        **{column.batch_name: getattr(columns, column.wire_name)[:] for column in COLUMNS_BY_NAME.values()},
-    )
-    return OperationRun(kind, batch)
+def _whole_run(kind: int, given: dict[str, Any]) -> OperationRun:
+    copied: dict[str, list[Any]] = {"operation_ids": []}
+    for name, values in given.items():
+        if name == "partitions":
+            copied[name] = [(partition.topic, partition.partition) for partition in values]
+        else:
+            copied[BATCH_NAMES[name]] = values[:]
+    return OperationRun(kind, OperationBatch(**copied))
 
 
 def run_from_row(operation: operation_pb2.Operation, operation_id: int, timeout_ms_default: int) -> OperationRun | None:

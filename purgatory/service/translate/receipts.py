@@ -30,12 +30,11 @@ def registration_parts(
     return parts_from_rows(batch.rows.operations, timeout_ms_default)
 
 
-def ids_of(batch: wire.RegisterBatch, most: int) -> Sequence[int]:
-    """The operation ids of a batch that may not be readable otherwise. Of more than `most` only their number holds."""
-    if batch.WhichOneof("shape") == "columns":
-        return batch.columns.operation_id
-    rows = batch.rows.operations
-    return range(len(rows)) if len(rows) > most else [row.operation_id for row in rows]
+def ids_of(batch: wire.RegisterBatch, start: int, stop: int) -> Sequence[int]:
+    """The operation ids in a range of a batch that may not be readable otherwise."""
+    if batch.WhichOneof("shape") == "rows":
+        return [row.operation_id for row in batch.rows.operations[start:stop]]
+    return batch.columns.operation_id[start:stop]
 
 
 def event_parts(
