@@ -26,6 +26,17 @@ def statistics(host: Host) -> JournalStatistics:
     return host.journal.statistics()
 
 
+async def test_sealing_a_group_is_watched(tmp_path: Path) -> None:
+    """What it holds the loop for is told as the hold of a call of its own."""
+    daemon = await JournaledHost.start(tmp_path / "data")
+    watched = daemon.host.holds.of("journal")
+    watched.longest_ns = 0
+    register(daemon.host, daemon.session, {number: 5 for number in range(1, 2_001)})
+    await daemon.host.journal.durable()
+    assert watched.longest_ns > 0
+    await daemon.stop()
+
+
 @pytest.mark.parametrize("by_tick", [True, False])
 async def test_an_acknowledgement_goes_with_the_next_group(tmp_path: Path, by_tick: bool) -> None:
     """It keeps nobody waiting and makes no group of its own; the row of results goes with the next group, or the next

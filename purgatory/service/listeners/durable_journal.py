@@ -25,6 +25,7 @@ from purgatory.journal.statements import StatementBuilder
 from purgatory.journal.thread import JournalThread
 from purgatory.service.engine_time import EngineTime
 from purgatory.service.listeners.listener import ASYNC, SYNC, Journal
+from purgatory.service.loop_holds import Watched
 from purgatory.service.sessions.refused import RefusedOperation
 from purgatory.service.sessions.session import Session
 
@@ -85,6 +86,7 @@ class DurableJournal(Journal):
         time: EngineTime,
         session_of: Callable[[int], Session | None],
         read_clocks: ReadClocks,
+        sealing: Watched,
         *,
         is_sync: bool,
         number: int,
@@ -95,6 +97,7 @@ class DurableJournal(Journal):
         self._session_of: Final = session_of
         self._time: Final = time
         self._read_clocks: Final = read_clocks
+        self._sealing: Final = sealing
         self._is_sync: Final = is_sync
         self.durability = SYNC if is_sync else ASYNC
         self._group_number = number
@@ -302,7 +305,8 @@ class DurableJournal(Journal):
         if self._committing is not None or not self._changed:
             return
         assert self._thread is not None, "the journal was never started"
-        self._committing = self._seal()
+        with self._sealing:
+            self._committing = self._seal()
         self._thread.submit(self._committing)
 
     def _seal(self) -> Group:

@@ -68,7 +68,13 @@ class OpenJournal:
         began_s = time.monotonic()
         number = self._last[1] if self._last else 0
         journal = DurableJournal(
-            host.engine, host.time, host.sessions.of_owner, self._read_clocks, is_sync=self._is_sync, number=number
+            host.engine,
+            host.time,
+            host.sessions.of_owner,
+            self._read_clocks,
+            host.holds.of("journal"),
+            is_sync=self._is_sync,
+            number=number,
         )
         host.use_journal(journal)
         try:
