@@ -31,7 +31,7 @@ async def test_sealing_a_group_is_watched(tmp_path: Path) -> None:
     daemon = await JournaledHost.start(tmp_path / "data")
     watched = daemon.host.holds.of("journal")
     watched.longest_ns = 0
-    register(daemon.host, daemon.session, {number: 5 for number in range(1, 2_001)})
+    register(daemon.host, daemon.session, dict.fromkeys(range(1, 2_001), 5))
     await daemon.host.journal.durable()
     assert watched.longest_ns > 0
     await daemon.stop()
