@@ -75,7 +75,7 @@ test-pure: $(STAMPS)/pipeline $(STAMPS)/stubs ## Run the suite uncompiled, on a 
 	@rm -rf $(PURE) && mkdir -p $(PURE)
 	@tar -cf - --exclude=./.venv --exclude=./.build --exclude=./build --exclude=./.git --exclude='*.so' \
 		--exclude='*.egg-info' --exclude=__pycache__ --exclude='.*_cache' . | tar -xf - -C $(PURE)
-	@cd $(PURE) && PURGATORY_BUILD=pure PYTHONPATH="$$PWD:$$PWD/client:$$PWD/pipeline" \
+	@cd $(PURE) && PURGATORY_BUILD=pure PYTHONPATH="$$PWD:$$PWD/client:$$PWD/pipeline:$$PWD/sources" \
 		"$(CURDIR)/$(BIN)/python" -m pytest -n $(WORKERS) $(ARGS)
 
 sim-daemon: $(STAMPS)/dev $(STAMPS)/engine ## Simulate days of daemon and clients over broken connections (SEEDS=200 SEED=1 JOBS=2)
@@ -176,8 +176,8 @@ $(STAMPS)/dev: $(STAMPS)/serving
 	@touch $@
 
 $(STAMPS)/pipeline: $(STAMPS)/dev
-	@echo "== installing what the pipeline needs (Spark: about a gigabyte)"
-	@PURGATORY_BUILD=pure $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[server,dev,pipeline]'
+	@echo "== installing what the pipeline (Spark: about a gigabyte) and the sources need"
+	@PURGATORY_BUILD=pure $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[server,dev,pipeline,kafka,postgres]'
 	@touch $@
 
 $(STAMPS)/supply: $(STAMPS)/serving

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-FOLDERS = ("purgatory", "client", "pipeline", "tests", "examples", "bench")
+FOLDERS = ("purgatory", "client", "pipeline", "sources", "tests", "examples", "bench")
 FUNCTION_LINES_MAX = 70
 FILE_LINES_MAX = 500
 FOLDER_MODULES_MAX = 15
@@ -33,7 +33,7 @@ class Module:
     @classmethod
     def parse(cls, path: str, text: str) -> Module:
         parts = list(Path(path).with_suffix("").parts)
-        if parts[0] in {"client", "pipeline"}:
+        if parts[0] in {"client", "pipeline", "sources"}:
             parts = parts[1:]
         if parts[-1] == "__init__":
             parts = parts[:-1]
@@ -131,6 +131,7 @@ TWINS = {
 """Packages whose modules and classes are named for their counterparts elsewhere."""
 
 SHARED_NAMES = {
+    "cli": "each package's command line",
     "command": "each verb of the pipeline has one",
     "conftest": "pytest's",
     "errors": "each layer's tree of errors",

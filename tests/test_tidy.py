@@ -17,6 +17,8 @@ ENTRY_POINTS = {
     "purgatory.timer",  # public: the same program's timer
     "purgatory.testing",  # public: a clock and a daemon for others' tests
     "purgatory_pipeline.notebook",  # public: for notebooks
+    "purgatory_sources.cli",  # the console script
+    "purgatory_sources.uri",  # what each source is made from
     "bench.subjects.engine_runs",  # make bench
     "tests.mutants.simulated_days",  # named in pyproject.toml, for make mutants
 }

@@ -45,7 +45,7 @@ LIFE = st.lists(st.builds(Happening, GAPS, st.one_of(OPERATIONS, OPERATIONS, EVE
 PACES = st.builds(Pace, st.sampled_from([1, 1, 2, 7, 20, 100]), st.sampled_from([1, 2, 5, UNLIMITED]))
 
 
-class End(NamedTuple):
+class EndedRow(NamedTuple):
     """The end of one operation, without what tells when the reaper came for it."""
 
     operation_id: int
@@ -65,7 +65,7 @@ class TimedRun:
         self.owner_id = self.under_test.add_owner()
         self.now_ms = 0
         self.registered_ms: dict[int, int] = {}
-        self.ends: list[End] = []
+        self.ends: list[EndedRow] = []
 
     def live(self, happenings: list[Happening]) -> None:
         """All of it, and then time until nobody waits."""
@@ -106,7 +106,7 @@ class TimedRun:
                 assert row.lateness_ms >= 0, f"{row} ended {-row.lateness_ms} ms early"
                 assert deadline_ms <= self.now_ms
             items = tuple(item._replace(remaining_ms=-1, pace=-1.0) for item in row.items)
-            self.ends.append(End(row.operation_id, row.kind, row.outcome, deadline_ms, items))
+            self.ends.append(EndedRow(row.operation_id, row.kind, row.outcome, deadline_ms, items))
 
     def seen(self) -> list[object]:
         """Whatever else can be looked at."""

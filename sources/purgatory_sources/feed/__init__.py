@@ -1,0 +1,1 @@
+"""What every source needs: lineages of marks, links to daemons, demand, reports."""

@@ -1,0 +1,63 @@
+"""Addresses of sources: taken apart, and refused where they carry what nobody else may read."""
+
+from pathlib import Path
+
+import pytest
+from purgatory_sources.errors import SourceUriInvalid
+from purgatory_sources.uri import SourceUri
+
+
+def test_parts_of_an_address() -> None:
+    """Hosts, path and options come apart; an option given twice has both values."""
+    uri = SourceUri.parse("kafka://b1:9092,b2:9092?label=eu&topics=orders&topics=items,%20x")
+    assert (uri.scheme, uri.hosts, uri.path) == ("kafka", ("b1:9092", "b2:9092"), "")
+    assert uri.listed("topics") == ("orders", "items", "x")
+    assert uri.options["label"] == "eu"
+    assert SourceUri.parse("postgresql://h/db?name=main").path == "db"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("redis://h", "begin with kafka:// or postgres://"),
+        ("h:9092", "begin with kafka:// or postgres://"),
+        ("kafka://", "name at least one host"),
+        ("postgres://me:hunter2@h/db", "no user or password"),
+        ("kafka://h?sasl.password=hunter2", "sasl.password does not belong"),
+        ("postgres://h?password=hunter2&name=x", "password does not belong"),
+    ],
+)
+def test_what_is_refused_says_why_and_shows_no_secret(text: str, said: str) -> None:
+    """Each message names the fault; a password in the address is not repeated."""
+    with pytest.raises(SourceUriInvalid) as caught:
+        SourceUri.parse(text)
+    assert said in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_settings_come_from_file_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both forms of file give the same dotted keys, and the environment wins over them."""
+    plain = tmp_path / "client.properties"
+    plain.write_text("# comment\nsasl.username = me\nsasl.password='a=b'\n")
+    toml = tmp_path / "client.toml"
+    toml.write_text('"sasl.username" = "me"\n[ssl]\nca.location = "/ca"\n')
+    assert SourceUri.parse(f"kafka://h?config={plain}").config("T_") == {"sasl.username": "me", "sasl.password": "a=b"}
+    assert SourceUri.parse(f"kafka://h?config={toml}").config("T_") == {"sasl.username": "me", "ssl.ca.location": "/ca"}
+    monkeypatch.setenv("T_SASL_PASSWORD", "other")
+    assert SourceUri.parse(f"kafka://h?config={plain}").config("T_")["sasl.password"] == "other"
+
+
+def test_a_config_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """A missing file and a line without "=" are one-line errors with the place."""
+    with pytest.raises(SourceUriInvalid, match=r"missing\.conf"):
+        SourceUri.parse(f"kafka://h?config={tmp_path / 'missing.conf'}").config("T_")
+    broken = tmp_path / "broken.conf"
+    broken.write_text("a = b\nnonsense\n")
+    with pytest.raises(SourceUriInvalid, match="line 2"):
+        SourceUri.parse(f"kafka://h?config={broken}").config("T_")
+
+
+def test_unknown_options_are_refused() -> None:
+    """A misspelt option is not silently left out."""
+    with pytest.raises(SourceUriInvalid, match="there is no option 'topcis'"):
+        SourceUri.parse("kafka://h?topcis=x").check_options(("topics",))
