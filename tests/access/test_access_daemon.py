@@ -12,7 +12,6 @@ import aiohttp
 import grpc
 import pytest
 
-from examples.secure_demo.authority import Authority
 from purgatory.service.access.roles import PERMISSION_DENIED
 from purgatory.service.access.tokens import add_token, hash_of
 from purgatory.v1 import operation_pb2
@@ -25,20 +24,6 @@ from tests.daemon_process import DaemonProcess, run_to_end
 from tests.service.serving import PATIENCE_S, high_watermark, produce, refused
 from tests.transport.callers import secure_channel
 from tests.transport.conftest import TlsFolder
-
-
-@pytest.fixture
-def authority() -> Authority:
-    return Authority("The test's authority")
-
-
-@pytest.fixture
-def tls_folder(tmp_path: Path, authority: Authority) -> TlsFolder:
-    files = TlsFolder(tmp_path / "tls", authority)
-    files.folder.mkdir()
-    files.put_server(files.issue_server())
-    files.put("clients.crt", authority.certificate_pem)
-    return files
 
 
 def access_flags(folder: Path, policy: str = POLICY) -> list[str]:
