@@ -32,6 +32,7 @@ SUITES: Final[dict[str, Callable[[Lab], None]]] = {
     "memory/": engine_suite.memory,
     "service/throughput": service_suite.throughput,
     "service/secured": service_suite.secured,
+    "service/refusals": service_suite.refusals,
     "service/latency": service_suite.latency,
     "service/lateness": service_suite.lateness,
     "service/herd": service_suite.herd,

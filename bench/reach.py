@@ -57,6 +57,7 @@ REACH: Final[dict[tuple[str, str | None], Reach]] = {
     ("service/columns/batch=500", "redis"): Reach(10),
     ("service/columns/batch=500", "asyncio"): Reach(10),
     ("service/columns/batch=500/tls+token+policy", "none"): Reach(0.85),
+    ("service/wait-refused", "served"): Reach(1),
     ("service/individual/in-flight=10000", "echo"): Reach(value_min=40_000),
     ("service/wait-satisfied", "echo"): Reach(0.8),
     ("service/event-to-result/p50", "echo"): Reach(1 / 1.6),

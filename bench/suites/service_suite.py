@@ -5,12 +5,12 @@ from typing import Any, Final
 
 from bench.measure.lab import Lab
 from bench.measure.pairing import Figure, Measure
-from bench.measure.processes import WorkerFailed, run_of
+from bench.measure.processes import DaemonProcess, WorkerFailed, run_of
 from bench.measure.worker import Numbers
 from examples.secure_demo.authority import Authority
 from purgatory.service.access.tokens import add_token
 
-__all__ = ["herd", "huge", "latency", "lateness", "secured", "throughput"]
+__all__ = ["herd", "huge", "latency", "lateness", "refusals", "secured", "throughput"]
 
 CLIENT: Final = "bench.drivers.client"
 UNARY: Final = "bench.drivers.unary"
@@ -20,6 +20,7 @@ REDIS: Final = "bench.drivers.redis_load"
 ECHO: Final = "bench.peers.echo_server"
 LANES: Final = 8
 CALLERS: Final = 32
+FLOOD: Final = 256
 INTERVAL_MS: Final = 10
 ATTEMPTS: Final = 4
 HUGE: Final = 10_000_000
@@ -87,6 +88,28 @@ def secured(lab: Lab) -> None:
         [Figure("service/columns/batch=500/tls+token+policy", "ops/s")],
         ("daemon", run_of(client, "columns", **guarded, **batches)),
         {"none": run_of(client, "columns", address=lab.daemon().address, **batches)},
+    )
+
+
+def refusals(lab: Lab) -> None:
+    """Calls of Wait that are refused beside those that are served, by what a second of the daemon's processor does:
+    whoever is refused must not cost more than who is served.
+    """
+    unary, refusing, serving = lab.worker(UNARY), lab.daemon("--limits-calls-per-second-max", "1"), lab.daemon()
+    calls = {"callers": FLOOD, "seconds": lab.scale.seconds}
+
+    def cost(daemon: DaemonProcess, is_refused: int) -> Measure:
+        of: dict[str, str | float] = {
+            "address": daemon.address,
+            "process_id": daemon.process_id,
+            "is_refused": is_refused,
+        }
+        return run_of(unary, "wait-cost", **of, **calls)
+
+    lab.measure(
+        [Figure("service/wait-refused", "calls/CPU s")],
+        ("daemon", cost(refusing, 1)),
+        {"served": cost(serving, 0)},
     )
 
 
