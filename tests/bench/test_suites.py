@@ -95,7 +95,7 @@ def test_without_a_jvm_and_redis_the_rest_is_measured() -> None:
     everything = asked_by_all()
     left = asked_by_all(peers_from_elsewhere=False)
     assert {peer for _, peer in left} == {
-        "asyncio", "heapq", "echo", "self", "uvloop", "none", "fsync", "registering", None,
+        "asyncio", "heapq", "echo", "self", "uvloop", "none", "fsync", "registering", "served", None,
     }  # fmt: skip
     assert {key for key in left if key[1] is not None} == {
         key for key in everything if key[1] not in {"kafka", "netty", "redis", None}
