@@ -108,7 +108,7 @@ class Daemon:
             self._host.listeners,
             next_expiry_ms=self._host.retry_advice.next_expiry_ms,
         )
-        self._memory_watch: Final = MemoryWatch(self._host.shares.budget, on_short=self._gate.arriving.refuse_late)
+        self._memory_watch: Final = MemoryWatch(self._host.shares.budget, end_late_calls=self._gate.arriving.end_late)
         self._server: Final = grpc.aio.server(options=server_options(settings))
         self._serving = False
         self._opened = AsyncExitStack()

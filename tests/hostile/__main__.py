@@ -35,6 +35,7 @@ LINES: Final = (
     Line("unread-listings", "+1.7 GB; a third of the honest waits timed out", 6),
     Line("unfinished-messages", "1.6 GB held", 6),
     Line("unfinished-smaller", "not measured", 6),
+    Line("unfinished-on-streams", "not measured", 6),
     Line("large-messages", "2.4 GB", 6),
     Line("fat-names", "4.1 GB", 6),
     Line("many-items", "2.3 GB, nothing refused", 8),

@@ -24,6 +24,8 @@ IN_FLIGHT: Final = 64
 """Calls of one channel of a flood."""
 CHANNELS: Final = 4
 MEGABYTE: Final = 1024 * 1024
+BELOW_LIMIT: Final = 4 * MEGABYTE - 1_024
+"""A message that no limit on one message refuses, with a budget of 512 MB."""
 Tally = Counter[str]
 Attack = Callable[[str, str, float, str], Coroutine[Any, Any, Tally]]
 
@@ -131,20 +133,22 @@ async def unread_listings(address: str, _http: str, seconds: float, token: str) 
     return attacker.tally + Counter(unread=unread)
 
 
-async def unfinished_messages(address: str, _http: str, seconds: float, token: str) -> Tally:
-    """50 unfinished messages of 31 MB."""
-    taken = await asyncio.to_thread(
-        raw_http2.unfinished_messages, address, token, seconds, length=31 * MEGABYTE, streams=50
-    )
-    return Counter(taken_mb=taken // MEGABYTE)
+def unfinished(streams: int, length: int, firsts: Callable[[], list[tuple[str, bytes]]]) -> Attack:
+    """Messages of so many bytes, never finished; `firsts` as in `raw_http2`."""
+
+    async def attack(address: str, _http: str, seconds: float, token: str) -> Tally:
+        taken = await asyncio.to_thread(
+            raw_http2.unfinished_messages, address, token, seconds, length=length, streams=streams, firsts=firsts()
+        )
+        return Counter(taken_mb=taken // MEGABYTE)
+
+    return attack
 
 
-async def unfinished_smaller_messages(address: str, _http: str, seconds: float, token: str) -> Tally:
-    """200 unfinished messages just below 4 MiB, which no limit on one message refuses."""
-    taken = await asyncio.to_thread(
-        raw_http2.unfinished_messages, address, token, seconds, length=4 * MEGABYTE - 1_024, streams=200
-    )
-    return Counter(taken_mb=taken // MEGABYTE)
+def first_of_streams() -> list[tuple[str, bytes]]:
+    """Opens a session, or pushes an event: whole messages, after which others may take their time."""
+    opening = wire.SessionRequest(open=wire.OpenSession(session_id="unfinished-NUMBER"))
+    return [("Session", opening.SerializeToString()), ("AdvanceStream", marks(1).SerializeToString())]
 
 
 async def large_messages(address: str, _http: str, _seconds: float, token: str) -> Tally:
@@ -272,8 +276,9 @@ ATTACKS: Final[dict[str, Attack]] = {
     "rapid-reset": rapid_reset,
     "unary-waits": unary_waits,
     "unread-listings": unread_listings,
-    "unfinished-messages": unfinished_messages,
-    "unfinished-smaller": unfinished_smaller_messages,
+    "unfinished-messages": unfinished(50, 31 * MEGABYTE, lambda: [("Register", b"")]),
+    "unfinished-smaller": unfinished(200, BELOW_LIMIT, lambda: [("Register", b"")]),
+    "unfinished-on-streams": unfinished(200, BELOW_LIMIT, first_of_streams),
     "large-messages": large_messages,
     "fat-names": fat_names,
     "many-items": many_items,

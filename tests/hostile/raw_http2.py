@@ -3,7 +3,7 @@
 import contextlib
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import h2.config
@@ -95,14 +95,23 @@ def rapid_reset(address: str, token: str, seconds: float) -> int:
     return resets
 
 
-def unfinished_messages(address: str, token: str, seconds: float, *, length: int, streams: int) -> int:
-    """Sends all but the end of a large message on each of many streams; returns the bytes that the server took."""
+def unfinished_messages(
+    address: str, token: str, seconds: float, *, length: int, streams: int, firsts: Sequence[tuple[str, bytes]]
+) -> int:
+    """Sends all but the end of a large message on each of many streams; returns the bytes that the server took.
+
+    `firsts`: methods, which take turns, each with the message that comes before the large one; b"": none.
+    """
     connections = [RawConnection(address, token) for _ in range(5)]
-    open_streams = [
-        (connection, connection.call("Register")) for connection in connections for _ in range(streams // 5)
-    ]
+    open_streams = []
     left: dict[tuple[int, int], int] = {}
-    for connection, stream in open_streams:
+    for number in range(streams):
+        connection, (method, first) = connections[number % 5], firsts[number % len(firsts)]
+        stream = connection.call(method)
+        open_streams.append((connection, stream))
+        if first:
+            whole = first.replace(b"NUMBER", f"{number:06}".encode())
+            connection.send(stream, message(len(whole), whole))
         connection.send(stream, message(length))
         left[id(connection), stream] = length - 1
     filler, taken = bytes(1 << 14), 0

@@ -71,6 +71,10 @@ class MemoryBudget:
         """All of them together."""
         return sum(self.parts().values())
 
+    def taken_bytes(self) -> int:
+        """What is held by now: without the room that is kept for results."""
+        return self.held_bytes() - self._expected_results()
+
     def _expected_results(self) -> int:
         """Room for the results of what is pending: they take the place of nothing, as tables do not shrink."""
         return self._engine.pending * RESULT_BYTES + self._engine.pending_items * RESULT_ITEM_BYTES

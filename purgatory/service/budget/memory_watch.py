@@ -2,7 +2,8 @@
 
 While it is over the budget nothing new is admitted, and free memory is given back to the system. It is over the budget
 although everything counted is within it when gRPC holds much that is not counted: messages that are not whole yet, and
-answers that their callers do not read.
+answers that their callers do not read. That is not waited for: calls whose messages are late are ended before the
+budget is full, so that one caller's unfinished messages do not get another one refused.
 """
 
 import asyncio
@@ -21,6 +22,10 @@ LOGGER: Final = logging.getLogger(__name__)
 INTERVAL_S: Final = 0.1
 TRIM_INTERVAL_S: Final = 1.0
 """To give memory back takes some tens of milliseconds for half a gigabyte."""
+FILLING_SHARE: Final = 0.75
+"""From this share of the budget on, late calls are ended,"""
+UNCOUNTED_SHARE: Final = 0.125
+"""if such a share of it is taken by what is not counted."""
 LOG_INTERVAL_S: Final = 10.0
 RESIDENT_FIELD: Final = 1
 """The place of resident pages in statm."""
@@ -44,14 +49,18 @@ class MemoryWatch:
         budget: MemoryBudget,
         measure: Callable[[], int] = resident_bytes,
         trim: Callable[..., int] | None = None,
-        on_short: Callable[[], None] = lambda: None,
+        end_late_calls: Callable[..., int] = lambda *, is_short: 0,  # noqa: ARG005 - called by that name
     ) -> None:
         self._budget: Final = budget
         self._measure: Final = measure
         self._trim: Final = trim or trim_function()
-        self._on_short: Final = on_short
+        self._end_late_calls: Final = end_late_calls
+        self._has_ended_calls = False
         self._trimmed_s = -TRIM_INTERVAL_S
         self._logged_s = -LOG_INTERVAL_S
+        self._told_s = -LOG_INTERVAL_S
+        self._calls_ended = 0
+        """Since that was last logged."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -67,15 +76,28 @@ class MemoryWatch:
         """Measures once."""
         budget = self._budget
         measured = self._measure()
-        if measured > budget.bytes_max and now_s - self._trimmed_s >= TRIM_INTERVAL_S:
-            self._trimmed_s = now_s
+        worth_it = measured > budget.bytes_max or self._has_ended_calls
+        if worth_it and now_s - self._trimmed_s >= TRIM_INTERVAL_S:
+            self._trimmed_s, self._has_ended_calls = now_s, False
             gc.collect(YOUNG)
             self._trim(0)
             measured = self._measure()
         budget.resident_bytes = measured
         budget.is_short = measured > budget.bytes_max
-        if budget.is_short:
-            self._on_short()
+        if budget.is_short or self._is_filling_unseen(measured):
+            ended = self._end_late_calls(is_short=budget.is_short)
+            if ended:
+                self._has_ended_calls = True
+                self._calls_ended += ended
+        if self._calls_ended and now_s - self._told_s >= LOG_INTERVAL_S:
+            LOGGER.warning(
+                "%d calls were ended since the last such line: their messages were late, and %d bytes of "
+                "memory are taken of a budget of %d",
+                self._calls_ended,
+                measured,
+                budget.bytes_max,
+            )
+            self._told_s, self._calls_ended = now_s, 0
         if budget.is_short and now_s - self._logged_s >= LOG_INTERVAL_S:
             self._logged_s = now_s
             parts = ", ".join(f"{name} {size}" for name, size in budget.parts().items() if size)
@@ -85,6 +107,11 @@ class MemoryWatch:
                 budget.bytes_max,
                 parts,
             )
+
+    def _is_filling_unseen(self, measured: int) -> bool:
+        budget = self._budget
+        is_filling = measured > FILLING_SHARE * budget.bytes_max
+        return is_filling and measured - budget.taken_bytes() > UNCOUNTED_SHARE * budget.bytes_max
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()

@@ -21,6 +21,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from purgatory.service.access.account import Account, Accounts
 from purgatory.service.fair_queue import EVENTS, INSPECTIONS, REGISTRATIONS, Turn
+from purgatory.service.rpc.arriving import Arriving
 from purgatory.service.rpc.call import Call, Context, Identify
 from purgatory.service.rpc.call_gate import CallGate
 from purgatory.service.rpc.statuses import CallRefused, invalid_argument, unauthenticated
@@ -115,7 +116,7 @@ def _handler(
     many_in, many_out = descriptor.client_streaming, descriptor.server_streaming
     assert many_out or not many_in, f"{descriptor.full_name} answers a stream with one message"
     if not many_out:
-        method = _answers_one_request(method, gate)
+        method = _answers_one_request(method)
     elif not many_in:
         method = _reads_one_request(method)
     decode = _decoder(GetMessageClass(descriptor.input_type))
@@ -173,11 +174,17 @@ def _served(
             await gate.refusal_turn()
             _refuse(context, refused)
             return
+        arriving = gate.arriving.call(caller.key)
         try:
             call = Call(context, account, partial(gate.queue.turn, caller, work), partial(recheck, context, account))
-            await method(Requests(call, decode, partial(gate.call_turn, context, caller, work)), call)
+            await method(Requests(call, decode, partial(gate.call_turn, context, caller, work), arriving), call)
         except CallRefused as refused:
             _refuse(context, refused)
+        except asyncio.CancelledError:
+            late = arriving.refusal()
+            if late is None:
+                raise
+            _refuse(context, late)
         except grpc.aio.AbortError as aborted:
             aborted.__traceback__ = None  # gRPC keeps the error in the call, a reference cycle: see `_refuse`
         finally:
@@ -203,10 +210,10 @@ def _takes_context(method: Callable[[Any, Context], Any]) -> Method:
     return answer
 
 
-def _answers_one_request(method: Method, gate: CallGate) -> Method:
+def _answers_one_request(method: Method) -> Method:
 
     async def answer(requests: Requests, call: Call) -> None:
-        request = await gate.arriving.request(requests.read)
+        request = await requests.read()
         if request is None:
             raise invalid_argument("request", "was not sent")
         await call.context.write(await method(request, call))
@@ -234,8 +241,9 @@ class Requests:
     (grpc/grpc#43360). So reads here are never cancelled: they end by themselves, with their call.
     """
 
-    def __init__(self, call: Call, decode: Decode, first_turn: Turn) -> None:
+    def __init__(self, call: Call, decode: Decode, first_turn: Turn, arriving: Arriving) -> None:
         self._call: Final = call
+        self._arriving: Final = arriving
         self._decode: Final = decode
         self._turn = first_turn
 
@@ -250,7 +258,11 @@ class Requests:
 
     async def read(self) -> Any:  # noqa: ANN401 - of the call's own type
         """The next message; None after the last. Cheaper than iterating, for tasks that are never cancelled."""
-        data = await self._call.context.read()
+        self._arriving.begin()
+        try:
+            data = await self._call.context.read()
+        finally:
+            self._arriving.arrived()
         if data is grpc.aio.EOF:
             return None
         self._call.recheck()

@@ -174,6 +174,40 @@ def test_the_watch_tells_the_budget_and_gives_memory_back() -> None:
     assert not budget.is_short
 
 
+def test_late_calls_are_ended_before_memory_is_short(caplog: pytest.LogCaptureFixture) -> None:
+    """From three quarters of the budget on, if much of it is not counted; what they held is then given back."""
+    host, _ = make_host()
+    budget = host.shares.budget
+    budget.bytes_max = 100 * MIB
+    sizes, asked, trims = [75 * MIB], list[bool](), list[int]()
+
+    def end_late_calls(*, is_short: bool) -> int:
+        asked.append(is_short)
+        return 7
+
+    def trim(_: int) -> int:
+        trims.append(sizes[0])
+        return 1
+
+    watch = MemoryWatch(budget, lambda: sizes[0], trim, end_late_calls)
+    watch.look(0.0)
+    assert asked == []
+    budget.program_bytes = 70 * MIB
+    sizes[0] = 76 * MIB
+    watch.look(0.1)
+    assert asked == []
+    budget.program_bytes = 60 * MIB
+    watch.look(0.2)
+    assert (asked, trims) == ([False], [])
+    sizes[0] = 50 * MIB
+    watch.look(0.3)
+    assert (asked, trims) == ([False], [50 * MIB])
+    sizes[0] = 101 * MIB
+    watch.look(0.4)
+    assert asked == [False, True]
+    assert caplog.text.count("their messages were late") == 1
+
+
 def test_a_shortage_is_logged_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
     """The log says what is held, and does not say it again ten times a second."""
     host, _ = make_host()
