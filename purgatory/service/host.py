@@ -44,6 +44,7 @@ from purgatory.service.sessions.session_table import Sessions
 from purgatory.service.sessions.unary_waits import UnaryWaits
 from purgatory.service.settings import HostSettings
 from purgatory.service.slices import WORK_PER_SLICE
+from purgatory.service.sources.source_table import SourceTable
 from purgatory.service.translate.operations import OperationRun
 from purgatory.service.translate.receipts import BatchReceipt
 
@@ -77,6 +78,8 @@ class Host:
         self.admission: Final = Admission(settings.limits, self.listeners, self.shares, self.retry_advice)
         self._registrations: Final = Registrations(self.time, self.listeners, self.admission, self._register_in_session)
         self.fair_queue: Final = FairQueue(self._on_waited_for_turn)
+        self.sources: Final = SourceTable()
+        """Which marks nobody can see, and why: `sources.stale(name, now_ms)`."""
         self.shares.budget.calls = lambda: len(self.unary_waits) + self.sessions.stream_count
         self.shares.budget.queues = lambda: sum(listener.held_bytes() for listener in self.listeners)
         self.started_time: Final = time.time()

@@ -48,6 +48,16 @@ class Names:
     def __contains__(self, name: str) -> bool:
         return name in self._exact or name.startswith(self._prefixes)
 
+    def has_prefix(self, prefix: str) -> bool:
+        """Whether all names that start with this are in the set."""
+        return prefix.startswith(self._prefixes)
+
+    def meets_prefix(self, prefix: str) -> bool:
+        """Whether any name that starts with this may be in the set."""
+        return self.has_prefix(prefix) or any(
+            name.startswith(prefix) for names in (self._exact, self._prefixes) for name in names
+        )
+
     def __str__(self) -> str:
         return ", ".join([*sorted(self._exact), *(f"{prefix}*" for prefix in sorted(set(self._prefixes)))])
 

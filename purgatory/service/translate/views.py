@@ -21,7 +21,9 @@ def _fields(message_type: type[Message], *others: str) -> list[str]:
     return [field.name for field in message_type.DESCRIPTOR.fields if field.name not in others]
 
 
-PARTITION_FIELDS: Final = _fields(purgatory_service_pb2.Partition, "topic_partition", "replicas")
+PARTITION_FIELDS: Final = _fields(
+    purgatory_service_pb2.Partition, "topic_partition", "replicas", "stale_ms", "stale_reason"
+)
 REPLICA_FIELDS: Final = _fields(purgatory_service_pb2.Replica)
 KIND_FIELDS: Final = _fields(purgatory_service_pb2.KindStatus, "kind")
 
