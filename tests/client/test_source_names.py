@@ -22,7 +22,8 @@ def test_names_of_topics_and_groups() -> None:
 
 def test_a_record_is_processed_at_the_next_offset() -> None:
     """A group commits the offset that it will read next."""
-    wait = waits.processed("billing", {"orders-3": 42, ("read-model", 0): 7}, timeout=1.5, label="east")
+    records: dict[waits.Name, int] = {"orders-3": 42, ("read-model", 0): 7}
+    wait = waits.processed("billing", records, timeout=1.5, label="east")
     assert wait.names == [("east/billing/orders", 3), ("east/billing/read-model", 0)]
     assert (wait.offsets, wait.timeout_ms) == ([43, 8], 1_500)
 
