@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Iterable
 from typing import Final, TypeVar
 
 import grpc.aio
@@ -17,6 +17,7 @@ from purgatory_client.plain_errors import from_rpc_error
 from purgatory_client.results import OperationKind
 from purgatory_client.session.channel import ChannelSecurity, open_channel
 from purgatory_client.session.sessions_of_others import CALL_TIMEOUT, ClosedSession
+from purgatory_client.sources.source_link import SourceLink
 from purgatory_client.waits import Name
 
 T = TypeVar("T")
@@ -52,6 +53,18 @@ class SingleCalls:
         request = purgatory_service_pb2.CloseSessionRequest(session_id=session_id)
         closed = await self._answer(self._stub().CloseSession(request, timeout=CALL_TIMEOUT))
         return ClosedSession(closed.cancelled, closed.results_dropped)
+
+    def attach_source(self, name: str, topic_prefixes: Iterable[str]) -> SourceLink:
+        """Tell the daemon how a source of marks fares, and hear what somebody waits on (docs/sources.md).
+
+        Args:
+            name: What status and metrics call it, without secrets.
+            topic_prefixes: It feeds the partitions of all topics that start with one of these.
+
+        Returns:
+            To be used in `async with`.
+        """
+        return SourceLink(self._stub, name, topic_prefixes)
 
     async def operation(self, session_id: str, operation_id: int) -> views.PendingOperation:
         """One pending operation. Raises NotFound when it is not pending."""

@@ -24,6 +24,7 @@ async def drain(host: Host, grace_s: float) -> None:
     host.fair_queue.refuse_waiting(lambda: unavailable(SHUTTING_DOWN_MESSAGE))
     deadline_s = asyncio.get_running_loop().time() + grace_s
     await _end_pending(host)
+    host.source_links.shut_down()
     # Streams are closed only when their results are out: a client that sees its stream end stops acknowledging.
     await _wait_until(lambda: _is_flushed(host), deadline_s)
     for stream in host.sessions.streams():

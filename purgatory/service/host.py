@@ -44,6 +44,7 @@ from purgatory.service.sessions.session_table import Sessions
 from purgatory.service.sessions.unary_waits import UnaryWaits
 from purgatory.service.settings import HostSettings
 from purgatory.service.slices import WORK_PER_SLICE
+from purgatory.service.sources.source_links import SourceLinks
 from purgatory.service.sources.source_table import SourceTable
 from purgatory.service.translate.operations import OperationRun
 from purgatory.service.translate.receipts import BatchReceipt
@@ -80,8 +81,12 @@ class Host:
         self.fair_queue: Final = FairQueue(self._on_waited_for_turn)
         self.sources: Final = SourceTable()
         """Which marks nobody can see, and why: `sources.stale(name, now_ms)`."""
+        limits = settings.limits
+        self.source_links: Final = SourceLinks(engine, self.sources, clock.now_ms, limits.sources_max)
         self.shares.budget.calls = lambda: len(self.unary_waits) + self.sessions.stream_count
-        self.shares.budget.queues = lambda: sum(listener.held_bytes() for listener in self.listeners)
+        self.shares.budget.queues = lambda: (
+            self.source_links.held_bytes() + sum(listener.held_bytes() for listener in self.listeners)
+        )
         self.started_time: Final = time.time()
         """Wall clock, seconds: for display, never for measuring."""
         self.reaper: Final = Reaper(engine, clock, self.listeners, self._expire_slice)
@@ -147,6 +152,8 @@ class Host:
             listener.registered(session, run.kind, run.batch, receipt, now_ms, account.principal)
         self.deliver()
         self.reaper.deadline_may_be_earlier()
+        if self.source_links.demand.is_wanted:
+            self.source_links.demand.registered(run.batch.partitions)
         return receipt
 
     def acknowledge(self, session: Session, sequence: int) -> None:

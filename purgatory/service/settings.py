@@ -233,6 +233,7 @@ class LimitsSettings(EngineLimitsSettings):
     )
     calls_per_second_max: int = setting(0, "Calls a second of one principal. 0: any number.", ge=0, le=1_000_000)
     sessions_max: Count = setting(10_000, "Sessions at one time.")
+    sources_max: Count = setting(32, "Sources of marks attached at one time (docs/sources.md).")
     unacknowledged_results_max: Count = setting(
         1_000_000, "Results a session may leave unacknowledged before its registrations are refused."
     )

@@ -19,7 +19,7 @@ from purgatory.service.access.roles import CALLS
 from purgatory.service.host import Host
 from purgatory.service.rpc.handlers import SERVICE
 from purgatory.service.translate.operations import OperationRun
-from purgatory.v1 import event_pb2, operation_pb2
+from purgatory.v1 import event_pb2, operation_pb2, source_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.access.guarded import NOBODY, ROLES, Caller, guarding
 from tests.service.serving import PATIENCE_S, high_watermark, produce
@@ -323,6 +323,38 @@ async def _list_partitions(caller: Caller) -> str:
 async def _get_status(caller: Caller) -> str:
     answer = await caller.call("GetStatus", wire.GetStatusRequest(remaining_time=True))
     assert sum(kind.pending for kind in answer.kinds) == 2 * (len(CALLERS) + 2)
+    return OK
+
+
+@both("AttachSource", "advance", "advance", DENIED)
+async def _attach_source(caller: Caller, name: str) -> str:
+    stream = caller.stream("AttachSource")
+    hello = source_pb2.SourceHello(name="a source", topic_prefixes=[f"{name}-"])
+    await stream.write(source_pb2.AttachSourceRequest(hello=hello))
+    message = await asyncio.wait_for(stream.read(), PATIENCE_S)
+    if message is grpc.aio.EOF:
+        return str((await stream.code()).name)
+    assert [one.topic for one in message.demand.gained] == [f"{name}-1"]
+    return OK
+
+
+@case("AttachSource", "own name and more", "advance", "root")
+async def _attach_wider_source(caller: Caller) -> str:
+    stream = caller.stream("AttachSource")
+    hello = source_pb2.SourceHello(name="a source", topic_prefixes=["mine-1", "mine"])
+    await stream.write(source_pb2.AttachSourceRequest(hello=hello))
+    if await asyncio.wait_for(stream.read(), PATIENCE_S) is grpc.aio.EOF:
+        return str((await stream.code()).name)
+    return OK
+
+
+@both("GetSourceEnds", "wait", "wait", DENIED)
+async def _source_ends(caller: Caller, name: str) -> str:
+    try:
+        await caller.call("GetSourceEnds", source_pb2.GetSourceEndsRequest(topics=[f"{name}-1"]))
+    except grpc.aio.AioRpcError as error:
+        if error.code() is not grpc.StatusCode.UNAVAILABLE:  # there is no source to ask
+            raise
     return OK
 
 

@@ -31,6 +31,8 @@ CALLS: Final[Mapping[str, frozenset[Role]]] = {
     "GetPartition": frozenset({OBSERVE}),
     "ListPartitions": frozenset({OBSERVE}),
     "GetStatus": frozenset(ROLES),
+    "AttachSource": frozenset({ADVANCE}),
+    "GetSourceEnds": frozenset({WAIT}),
 }
 """By method: whoever has none of these roles on any name is refused before its request is read."""
 

@@ -30,7 +30,7 @@ from purgatory.v1 import purgatory_service_pb2
 GRPC_LOGGER: Final = logging.getLogger("grpc._cython.cygrpc")
 SERVICE: Final = purgatory_service_pb2.DESCRIPTOR.services_by_name["PurgatoryService"]
 
-WORK: Final = {"Advance": EVENTS, "AdvanceStream": EVENTS, "Acknowledge": EVENTS}
+WORK: Final = {"Advance": EVENTS, "AdvanceStream": EVENTS, "AttachSource": EVENTS, "Acknowledge": EVENTS}
 """Sorts of work by method: acknowledgements free what results hold, as events do. See `_work` for the others."""
 
 T = TypeVar("T")

@@ -7,6 +7,7 @@ import heapq
 import json
 import time
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
 from typing import Any, Final, TypeVar
@@ -24,6 +25,8 @@ from purgatory.service.rpc.call import Call
 from purgatory.service.rpc.shared_answers import SharedAnswer
 from purgatory.service.rpc.statuses import CallRefused, invalid_argument, not_found, permission_denied, quoted
 from purgatory.service.sessions.session import Session
+from purgatory.service.sources.source_table import KnownSource
+from purgatory.service.translate.sources import source_status
 from purgatory.service.translate.views import (
     WallTime,
     is_known_kind,
@@ -37,6 +40,7 @@ from purgatory.service.translate.views import (
 )
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import purgatory_service_pb2_grpc
+from purgatory.v1 import source_pb2 as source_wire
 
 # ruff: noqa: N802 - methods have the names of the calls
 
@@ -58,6 +62,8 @@ ITEMS_PER_SLICE: Final = 1_000
 """Items or replicas, of some four microseconds each, that are translated before the loop is free again."""
 PARTITION_COST: Final = 4
 """What a partition costs besides its replicas, in replicas."""
+STALE_PER_SLICE: Final = 500
+"""Names that are looked up with their sources before the loop is free again."""
 NAMES_PER_SLICE: Final = 4_000
 """Names that are looked at or put in order before the loop is free again."""
 
@@ -75,6 +81,7 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         self._host: Final = host
         self._remaining_times: Final = SharedAnswer(self._count_remaining)
         self._sorted_names: Final = SharedAnswer(self._sort_names)
+        self._stale_partitions: Final = SharedAnswer(self._count_stale)
         self._names: list[Name] = []
         self._names_at = -1
         """How often partitions had become known or been forgotten when `_names` were put in order."""
@@ -133,10 +140,12 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         name = partition_name(request.topic_partition)
         if name[0] not in call.account.grants.on_topics(OBSERVE):
             raise self._denied(call, OBSERVE, f"topic {quoted(name[0])}")
-        view = self._host.engine.partition_view(name, self._host.time.now_ms())
+        now_ms = self._host.time.now_ms()
+        view = self._host.engine.partition_view(name, now_ms)
         if view is None:
             raise not_found("partition", f"{name[0]}-{name[1]}")
-        return self._held(wire.GetPartitionResponse(partition=partition(view)), call)
+        staleness = self._host.sources.stale(name, now_ms)
+        return self._held(wire.GetPartitionResponse(partition=partition(view, staleness, now_ms)), call)
 
     async def ListPartitions(self, request: wire.ListPartitionsRequest, call: Call) -> wire.ListPartitionsResponse:
         """A page of known partitions, ordered by name, so that partitions that come and go do not shift other pages.
@@ -186,7 +195,7 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
             self._names, self._names_at = in_order, changes
         return self._names
 
-    async def GetStatus(self, request: wire.GetStatusRequest, _: Call) -> wire.GetStatusResponse:
+    async def GetStatus(self, request: wire.GetStatusRequest, call: Call) -> wire.GetStatusResponse:
         """The daemon's counts, limits and version."""
         host = self._host
         return wire.GetStatusResponse(
@@ -201,7 +210,33 @@ class InspectionCalls(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
             sessions_connected=host.sessions.connected,
             unacknowledged_results=host.sessions.unacknowledged_results,
             remaining_time=await self._remaining_times.get() if request.remaining_time else None,
+            sources=await self._sources(call.account),
         )
+
+    async def _sources(self, account: Account) -> list[source_wire.SourceStatus]:
+        """The sources that feed something which the account may observe."""
+        host = self._host
+        if not host.sources:
+            return []
+        stale_partitions = await self._stale_partitions.get()
+        now_ms, observed = host.clock.now_ms(), account.grants.on_topics(OBSERVE)
+        return [
+            source_status(source, now_ms, stale_partitions.get(source, 0), host.source_links.restarts.get(source.name))
+            for source in host.sources
+            if any(observed.meets_prefix(prefix) for prefix in source.topic_prefixes)
+        ]
+
+    async def _count_stale(self) -> dict[KnownSource, int]:
+        """For each source, how many known partitions are stale that it feeds or fed, counted in slices."""
+        host, counts, watched = self._host, Counter[KnownSource](), self._host.holds.of("GetStatus")
+        names, now_ms = host.engine.partition_names(), host.clock.now_ms()
+        for first in range(0, len(names), STALE_PER_SLICE):
+            with watched:
+                for name in names[first : first + STALE_PER_SLICE]:
+                    if host.sources.stale(name, now_ms) is not None:
+                        counts.update(source for source in host.sources if name[0].startswith(source.topic_prefixes))
+            await asyncio.sleep(0)
+        return counts
 
     async def _count_remaining(self) -> wire.RemainingTime:
         """How much time pending operations have left, counted in slices with the loop free in between."""
@@ -277,7 +312,7 @@ class PartitionPage:
             if self._bytes_left <= 0 or len(self.response.partitions) == self._size:
                 self.has_more = True
                 return True
-            message = partition(view)
+            message = partition(view, self._host.sources.stale(name, now_ms), now_ms)
             self.response.partitions.append(message)
             self.last = name
             self._bytes_left -= message.ByteSize()

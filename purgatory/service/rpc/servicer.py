@@ -11,6 +11,7 @@ from purgatory.service.rpc.event_calls import advance_durably, serve_events
 from purgatory.service.rpc.handlers import Requests, uncancelled
 from purgatory.service.rpc.inspection_calls import InspectionCalls
 from purgatory.service.rpc.session_requests import cancel, register, serve_requests
+from purgatory.service.rpc.source_calls import serve_source, source_ends
 from purgatory.service.rpc.statuses import (
     BatchRefused,
     from_refusal,
@@ -24,6 +25,7 @@ from purgatory.service.translate.operations import NO_CONDITION, run_from_row
 from purgatory.service.translate.results import fill_row
 from purgatory.service.translate.views import partition_name
 from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1 import source_pb2 as source_wire
 
 # ruff: noqa: N802 - methods have the names of the calls
 
@@ -117,6 +119,18 @@ class PurgatoryServicer(InspectionCalls):
     async def AdvanceStream(self, requests: Requests, call: Call) -> None:
         """`Advance` for each message of a stream, answered in order."""
         await uncancelled(serve_events(self._host, requests, call))
+
+    # Sources.
+
+    async def AttachSource(self, requests: Requests, call: Call) -> None:
+        """Serves a source for as long as it runs: its reports in, what is waited on and asked out."""
+        await serve_source(self._host, requests, call)
+
+    async def GetSourceEnds(
+        self, request: source_wire.GetSourceEndsRequest, call: Call
+    ) -> source_wire.GetSourceEndsResponse:
+        """Where logs end, as their sources see it from now on."""
+        return await source_ends(self._host, request, call)
 
     # Cancels.
 

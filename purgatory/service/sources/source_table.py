@@ -35,6 +35,8 @@ SILENT: Final = 7
 DETACHED: Final = 8
 """States: the first six are reported, as on the wire."""
 SEEING: Final = (LIVE, BEHIND, HELD)
+BEST_FIRST: Final = (LIVE, BEHIND, HELD, LOADING, BLIND, REFUSED, SILENT, DETACHED)
+LONG_AGO_MS: Final = -(2**62)
 
 STATE_NAMES: Final = {
     LOADING: "loading",
@@ -92,6 +94,11 @@ class SourceStream:
         if self._first_report_ms is None:
             self._first_report_ms = now_ms
 
+    @property
+    def is_seeing(self) -> bool:
+        """Whether its last report says that it sees its marks."""
+        return self.state in SEEING
+
     def state_at(self, now_ms: int) -> int:
         """The state that it reported, unless it is gone or silent."""
         if self.ended_ms is not None:
@@ -142,7 +149,7 @@ class SourceStream:
         return None
 
 
-class Source:
+class KnownSource:
     """All streams of one name and principal: those that are attached, and the last one that saw anything."""
 
     def __init__(self, name: str, principal: str) -> None:
@@ -150,6 +157,23 @@ class Source:
         self.principal: Final = principal
         self.streams: Final[list[SourceStream]] = []
         self.ended: SourceStream | None = None
+        self.state = LOADING
+        self.state_since_ms = -1
+        self.logged_state = 0
+        self.logged_ms = LONG_AGO_MS
+        """See `SourceLog`."""
+
+    def leading(self, now_ms: int) -> SourceStream:
+        """The one of its streams that fares best."""
+        return min(self.all_streams(), key=lambda stream: BEST_FIRST.index(stream.state_at(now_ms)))
+
+    @property
+    def topic_prefixes(self) -> tuple[str, ...]:
+        """What any of its streams feeds, or fed."""
+        return tuple(dict.fromkeys(prefix for stream in self.all_streams() for prefix in stream.topic_prefixes))
+
+    def state_at(self, now_ms: int) -> int:
+        return self.leading(now_ms).state_at(now_ms)
 
     def all_streams(self) -> Iterator[SourceStream]:
         yield from self.streams
@@ -184,11 +208,11 @@ class SourceTable:
     def __init__(self, remembered_max: int = 64) -> None:
         self._remembered_max: Final = remembered_max
         """Sources that are kept without being attached."""
-        self._sources: Final[dict[tuple[str, str], Source]] = {}
+        self._sources: Final[dict[tuple[str, str], KnownSource]] = {}
         """By principal and name. Those without a stream come first, in the order in which they went."""
         self._prefixes: tuple[str, ...] = ()
 
-    def __iter__(self) -> Iterator[Source]:
+    def __iter__(self) -> Iterator[KnownSource]:
         yield from self._sources.values()
 
     def __bool__(self) -> bool:
@@ -207,7 +231,7 @@ class SourceTable:
 
     def attach(self, name: str, principal: str, topic_prefixes: Sequence[str], now_ms: int) -> SourceStream:
         """A new stream of a source, which may have others."""
-        source = self._sources.pop((principal, name), None) or Source(name, principal)
+        source = self._sources.pop((principal, name), None) or KnownSource(name, principal)
         self._sources[principal, name] = source
         stream = SourceStream(name, topic_prefixes, now_ms)
         source.streams.append(stream)

@@ -9,6 +9,7 @@ from google.protobuf.message import Message
 from purgatory.engine import codes
 from purgatory.engine.batches import PartitionName
 from purgatory.engine.views import ItemView, KindCounts, PartitionView, PendingView, RemainingTimes
+from purgatory.service.sources.source_table import Staleness
 from purgatory.service.translate.results import topic_partition
 from purgatory.v1 import operation_pb2, purgatory_service_pb2, result_pb2
 
@@ -89,8 +90,11 @@ def _item(item: ItemView, kind: int) -> result_pb2.PartitionResult:
     )
 
 
-def partition(view: PartitionView) -> purgatory_service_pb2.Partition:
+def partition(view: PartitionView, staleness: Staleness | None, now_ms: int) -> purgatory_service_pb2.Partition:
+    """A partition; with `staleness` if no source sees it."""
     return purgatory_service_pb2.Partition(
+        stale_ms=None if staleness is None else staleness.ms(now_ms),
+        stale_reason="" if staleness is None else staleness.reason,
         topic_partition=topic_partition(view.name),
         replicas=[purgatory_service_pb2.Replica(**_same_fields(REPLICA_FIELDS, replica)) for replica in view.replicas],
         **_same_fields(PARTITION_FIELDS, view),

@@ -21,7 +21,7 @@ from purgatory.service.rpc.statuses import RETRY_AFTER_MS
 from purgatory.service.settings import MEMORY_BYTES_MIN, EngineLimitsSettings, LimitsSettings, Settings
 from purgatory.service.translate.batch_size import size_of
 from purgatory.testing import ManualClock
-from purgatory.v1 import operation_pb2
+from purgatory.v1 import operation_pb2, source_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.service.serving import (
     ServedHost,
@@ -56,6 +56,8 @@ class Driven(NamedTuple):
     served: ServedHost
     clock: ManualClock
     limits: LimitsSettings
+    streams: list[grpc.aio.StreamStreamCall[Any, Any]]
+    """That are open to the end."""
 
 
 async def told(call: Awaitable[object]) -> Told | None:
@@ -229,6 +231,21 @@ async def sessions(driven: Driven, amount: int) -> Told | None:
     return await told(register(driven, produce_columns(range(1, 2)), "one more"))
 
 
+async def sources(driven: Driven, amount: int) -> Told | None:
+    for _ in range(amount - 1):
+        await _attach(driven)
+    return await told(_attach(driven))
+
+
+async def _attach(driven: Driven) -> None:
+    stream = driven.served.stub.AttachSource()
+    hello = source_pb2.SourceHello(name="a", topic_prefixes=["orders"])
+    await stream.write(source_pb2.AttachSourceRequest(hello=hello))
+    if await stream.read() is grpc.aio.EOF:
+        await stream
+    driven.streams.append(stream)
+
+
 async def unacknowledged_results(driven: Driven, amount: int) -> Told | None:
     await driven.served.high_watermark("orders", 9)
     for number in range(1, amount):
@@ -276,6 +293,7 @@ TABLE: Final = {
     "calls_queued_per_caller_max": LimitRow(calls_queued, Told(EXHAUSTED, "calls_queued_per_caller", 1)),
     "calls_per_second_max": LimitRow(calls_per_second, Told(EXHAUSTED, "calls_per_second", 251)),
     "sessions_max": LimitRow(sessions, Told(EXHAUSTED, "sessions", 600_000)),
+    "sources_max": LimitRow(sources, Told(EXHAUSTED, "sources")),
     "unacknowledged_results_max": LimitRow(unacknowledged_results, Told(EXHAUSTED, "")),
 }
 """By the name of the setting."""
@@ -290,7 +308,7 @@ async def driving(**limits: int) -> AsyncIterator[Driven]:
     server, port = await start_server(host, now_s=lambda: 100.0)
     served = ServedHost(host, server, port)
     try:
-        yield Driven(served, clock, settings.limits)
+        yield Driven(served, clock, settings.limits, [])
     finally:
         await served.channel.close()
         await server.stop(0)

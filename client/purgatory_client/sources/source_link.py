@@ -1,0 +1,166 @@
+"""The stream of a source to one daemon: how it fares in one direction, what is waited on and asked in the other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from enum import IntEnum
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self
+
+import grpc.aio
+
+from purgatory.v1 import operation_pb2, source_pb2
+from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
+from purgatory_client.partition_names import PartitionName
+from purgatory_client.plain_errors import PurgatoryClientError, Unavailable, from_code
+
+
+class SourceState(IntEnum):
+    """How a source fares; numbers as on the wire. The last two are seen in status only."""
+
+    LOADING = 1
+    LIVE = 2
+    BEHIND = 3
+    HELD = 4
+    BLIND = 5
+    REFUSED = 6
+    SILENT = 7
+    DETACHED = 8
+
+
+class StaleMarks(NamedTuple):
+    """Marks that a source cannot see.
+
+    Attributes:
+        topic_prefix: The partitions of all topics that start with this; empty: all of the source's.
+        exact: Only those of the topic of just this name.
+        partitions: Only these of it; none: all.
+        stale_ms: For how long they have not been seen, when this is reported.
+        reason: Why, in a few words for people.
+    """
+
+    topic_prefix: str = ""
+    exact: bool = False
+    partitions: Sequence[int] = ()
+    stale_ms: int = 0
+    reason: str = ""
+
+
+class MarkEnd(NamedTuple):
+    """Where a partition ends: the mark that has all of it. Without `leader_epoch` a wait for it checks none."""
+
+    topic: str
+    partition: int
+    offset: int
+    leader_epoch: int | None = None
+
+
+class DemandChanged(NamedTuple):
+    """Partitions that somebody waits on now and nobody did before, and those that nobody waits on any more."""
+
+    gained: list[PartitionName]
+    lost: list[PartitionName]
+
+
+class EndsWanted(NamedTuple):
+    """Somebody wants to know where these topics end, by a look that begins from now on: `answer_ends`."""
+
+    ask_id: int
+    topics: list[str]
+
+
+class SourceLink:
+    """Made by `AsyncClient.attach_source`, to be used in `async with`, and iterated all the while.
+
+    Everything raises what the daemon refuses it with, or Unavailable once the stream has ended: attach again then.
+
+    Attributes:
+        demand: The partitions that somebody waits on, as of the last message that was iterated over.
+    """
+
+    def __init__(self, stub: Callable[[], PurgatoryServiceStub], name: str, topic_prefixes: Iterable[str]) -> None:
+        self.demand: Final[set[PartitionName]] = set()
+        self._stub: Final = stub
+        self._hello: Final = source_pb2.SourceHello(name=name, topic_prefixes=topic_prefixes)
+        self._call: Any = None  # its type in the stubs has no methods
+        self._writing: Final = asyncio.Lock()  # gRPC takes one message at a time
+
+    async def __aenter__(self) -> Self:
+        self._call = self._stub().AttachSource()
+        await self._write(source_pb2.AttachSourceRequest(hello=self._hello))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._call.cancel()
+
+    async def report(
+        self, state: SourceState, reason: str = "", stale: Iterable[StaleMarks] = (), lag_ms: int = 0
+    ) -> None:
+        """Say how the source fares: at once when that changes, and every second. After three seconds without a report
+        all its marks count as stale.
+
+        Args:
+            state: What it can do just now.
+            reason: Why, for people.
+            stale: The marks that it cannot see now.
+            lag_ms: How far what it tells lies behind what it reads from.
+        """
+        report = source_pb2.SourceReport(
+            state=source_pb2.SourceState.Name(state),
+            reason=reason,
+            lag_ms=lag_ms,
+            stale=[source_pb2.StaleMarks(**one._asdict()) for one in stale],
+        )
+        await self._write(source_pb2.AttachSourceRequest(report=report))
+
+    async def answer_ends(self, ask_id: int, ends: Iterable[MarkEnd] = (), error: str = "") -> None:
+        """Answer an `EndsWanted`, by a look that began after it came.
+
+        Args:
+            ask_id: Its own.
+            ends: Where each partition of its topics ends.
+            error: Why there is no answer, for people.
+        """
+        answer = source_pb2.SourceEnds(ask_id=ask_id, error=error)
+        for topic, partition, offset, leader_epoch in ends:
+            name = operation_pb2.TopicPartition(topic=topic, partition=partition)
+            answer.ends.add(topic_partition=name, offset=offset, leader_epoch=leader_epoch)
+        await self._write(source_pb2.AttachSourceRequest(ends=answer))
+
+    async def __aiter__(self) -> AsyncIterator[DemandChanged | EndsWanted]:
+        """What the daemon tells and asks, until the stream ends, which raises."""
+        while True:
+            try:
+                message = await self._call.read()
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                raise await self._ended() from None
+            if message is grpc.aio.EOF:
+                raise await self._ended()
+            if message.HasField("ends_wanted"):
+                yield EndsWanted(message.ends_wanted.ask_id, list(message.ends_wanted.topics))
+            elif message.demand.gained or message.demand.lost:
+                changed = DemandChanged(_names(message.demand.gained), _names(message.demand.lost))
+                self.demand.update(changed.gained)
+                self.demand.difference_update(changed.lost)
+                yield changed
+
+    async def _write(self, request: source_pb2.AttachSourceRequest) -> None:
+        try:
+            async with self._writing:
+                await self._call.write(request)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            raise await self._ended() from None
+
+    async def _ended(self) -> PurgatoryClientError:
+        """Why the stream has ended."""
+        code = await self._call.code()
+        if code is grpc.StatusCode.OK:
+            return Unavailable("the daemon has ended the stream of this source")
+        return from_code(code.value[0], "", await self._call.details())
+
+
+def _names(partitions: Iterable[Any]) -> list[PartitionName]:
+    return [(one.topic, one.partition) for one in partitions]

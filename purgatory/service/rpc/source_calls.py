@@ -1,0 +1,122 @@
+"""The calls of sources and about them: a stream for each source, and where logs end."""
+
+import asyncio
+from typing import Final
+
+from purgatory.service.access.audit import NAME
+from purgatory.service.access.roles import ADVANCE, WAIT, Role
+from purgatory.service.host import Host
+from purgatory.service.rpc.call import Call
+from purgatory.service.rpc.handlers import Requests
+from purgatory.service.rpc.statuses import CallRefused, invalid_argument, permission_denied, quoted
+from purgatory.service.sources.source_links import AttachedSource
+from purgatory.service.translate.sources import (
+    answer_of,
+    checked_hello,
+    demand_message,
+    ends_response,
+    ends_wanted_message,
+    take_report,
+)
+from purgatory.v1 import source_pb2 as wire
+
+COALESCED_S: Final = 0.005
+"""What changes within so long is told together."""
+SIGN_OF_LIFE_S: Final = 5.0
+NAMES_PER_MESSAGE: Final = 2_000
+TOPICS_MAX: Final = 1_000
+
+
+async def serve_source(host: Host, requests: Requests, call: Call) -> None:
+    """Serves one source until either side ends the stream."""
+    first = await anext(requests, None)
+    if first is None or not first.HasField("hello"):
+        raise invalid_argument("hello", "must be the first message of the stream of a source")
+    name, prefixes = checked_hello(first.hello)
+    _check_prefixes(host, call, prefixes)
+    links = host.source_links
+    link = links.attach(name, call.account.principal, prefixes)
+    # It ends by itself, with its call: see `handlers.Requests`.
+    reader = asyncio.create_task(_read(host, requests, link, call), name="source reader")
+    try:
+        await links.demand.begin(link.demand)
+        await _write(link, call)
+    finally:
+        links.detach(link)
+        del reader
+
+
+async def source_ends(host: Host, request: wire.GetSourceEndsRequest, call: Call) -> wire.GetSourceEndsResponse:
+    """Where topics end, as their sources see it from now on."""
+    host.admission.check_answer()
+    topics = list(dict.fromkeys(request.topics))
+    if not 1 <= len(topics) <= TOPICS_MAX:
+        raise invalid_argument("topics", f"are {len(topics)}, and should be 1 to {TOPICS_MAX}")
+    allowed = call.account.grants.on_topics(WAIT)
+    for topic in topics:
+        if topic not in allowed:
+            raise _denied(host, call, WAIT, f"topic {quoted(topic)}")
+    return ends_response(await host.source_links.ends(topics))
+
+
+async def _read(host: Host, requests: Requests, link: AttachedSource, call: Call) -> None:
+    """Takes what the source says. Whatever ends that ends the stream."""
+    watched = host.holds.of("AttachSource")
+    try:
+        while (request := await requests.read()) is not None and not link.is_over:
+            with watched:
+                _take(host, request, link, call)
+        link.finish(None)
+    except asyncio.CancelledError:
+        link.finish(None)
+        raise
+    except Exception as error:  # noqa: BLE001 - raised again where the stream is written
+        link.finish(error)
+
+
+def _take(host: Host, request: wire.AttachSourceRequest, link: AttachedSource, call: Call) -> None:
+    if request.HasField("report"):
+        _check_prefixes(host, call, link.stream.topic_prefixes)  # by the policy that is in force now
+        now_ms = host.clock.now_ms()
+        take_report(request.report, link.stream, now_ms)
+        host.source_links.log.tell(now_ms)
+    elif request.HasField("ends"):
+        link.asks.answer(request.ends.ask_id, answer_of(request.ends))
+    else:
+        raise invalid_argument("message", "is neither a report nor ends; hello comes first, and once")
+
+
+async def _write(link: AttachedSource, call: Call) -> None:
+    """Tells the source what is waited on and asked, as it changes. The first message may say that it is nothing."""
+    is_due = True
+    while not link.is_over:
+        link.woken.clear()
+        for ask_id, topics in link.asks.take():
+            await call.context.write(ends_wanted_message(ask_id, topics))
+        if is_due or link.demand.has_untold:
+            await call.context.write(demand_message(*link.demand.take(NAMES_PER_MESSAGE)))
+        if link.demand.has_untold or link.asks.has_unsent:
+            is_due = False
+            continue
+        try:
+            async with asyncio.timeout(SIGN_OF_LIFE_S):
+                await link.woken.wait()
+            is_due = False
+        except TimeoutError:
+            is_due = True
+        await asyncio.sleep(COALESCED_S)
+    if link.ending is not None:
+        raise link.ending
+
+
+def _check_prefixes(host: Host, call: Call, prefixes: list[str] | tuple[str, ...]) -> None:
+    allowed = call.account.grants.on_topics(ADVANCE)
+    for prefix in () if allowed.has_all else prefixes:
+        if not allowed.has_prefix(prefix):
+            raise _denied(host, call, ADVANCE, f"topics {quoted(prefix + '*')}")
+
+
+def _denied(host: Host, call: Call, role: Role, name: str) -> CallRefused:
+    """The refusal of what the caller has not the role for, which is audited."""
+    host.sessions.accounts.audit.refused(NAME, call.account.principal, role=role, name=name)
+    return permission_denied(role, name)

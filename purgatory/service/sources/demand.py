@@ -1,0 +1,114 @@
+"""What somebody waits on, among what sources feed, told to them as it changes.
+
+The engine's hot path has no part in it. Each batch of registrations has a dictionary of its partitions, which is looked
+at once, and only while a source is attached; names that nobody waits on any more are found by asking the engine about
+those that were told, a slice at a time.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Final
+
+from purgatory.engine.batches import PartitionName
+from purgatory.engine.engine import Engine
+from purgatory.service.sources.source_table import SourceStream
+
+LOST_CHECK_S: Final = 0.5
+NAMES_PER_SLICE: Final = 1_000
+NAME_BYTES: Final = 200
+"""What a name takes that was told to one source, at most, estimated."""
+
+
+class DemandOfStream:
+    """The names that somebody waits on, as one source is to know them."""
+
+    def __init__(self, stream: SourceStream, woken: asyncio.Event) -> None:
+        self.stream: Final = stream
+        self.names: Final[set[PartitionName]] = set()
+        self._untold: Final[dict[PartitionName, bool]] = {}
+        """Changes since the last message: gained (True) or lost."""
+        self._woken: Final = woken
+
+    def gain(self, name: PartitionName) -> None:
+        if name not in self.names:
+            self.names.add(name)
+            self._change(name, gained=True)
+
+    def lose(self, name: PartitionName) -> None:
+        if name in self.names:
+            self.names.remove(name)
+            self._change(name, gained=False)
+
+    def take(self, count_max: int) -> tuple[list[PartitionName], list[PartitionName]]:
+        """What has been gained and lost since it was last taken, at most so many names."""
+        gained: list[PartitionName] = []
+        lost: list[PartitionName] = []
+        while self._untold and len(gained) + len(lost) < count_max:
+            name, is_gained = self._untold.popitem()
+            (gained if is_gained else lost).append(name)
+        return gained, lost
+
+    @property
+    def has_untold(self) -> bool:
+        return bool(self._untold)
+
+    def _change(self, name: PartitionName, *, gained: bool) -> None:
+        if self._untold.pop(name, None) is None:  # otherwise it is again as was told
+            self._untold[name] = gained
+        self._woken.set()
+
+
+class Demand:
+    """The demand of all attached sources."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine: Final = engine
+        self._attached: Final[list[DemandOfStream]] = []
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether anybody is to be told."""
+        return bool(self._attached)
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(NAME_BYTES * len(demand.names) for demand in self._attached)
+
+    def attach(self, stream: SourceStream, woken: asyncio.Event) -> DemandOfStream:
+        """From now on a source's demand is kept; `begin` adds what is waited on already. `woken` is set when there is
+        something to tell.
+        """
+        demand = DemandOfStream(stream, woken)
+        self._attached.append(demand)
+        return demand
+
+    def detach(self, demand: DemandOfStream) -> None:
+        self._attached.remove(demand)
+
+    async def begin(self, demand: DemandOfStream) -> None:
+        """Adds all that is waited on now."""
+        names = self._engine.partition_names()
+        for start in range(0, len(names), NAMES_PER_SLICE):
+            self._note(demand, names[start : start + NAMES_PER_SLICE])
+            await asyncio.sleep(0)
+
+    def registered(self, names: Iterable[PartitionName]) -> None:
+        """A batch of operations that name these partitions was registered."""
+        for demand in self._attached:
+            self._note(demand, names)
+
+    async def drop_lost(self) -> None:
+        """Finds the names that nobody waits on any more."""
+        for demand in list(self._attached):
+            names = list(demand.names)
+            for start in range(0, len(names), NAMES_PER_SLICE):
+                for name in names[start : start + NAMES_PER_SLICE]:
+                    if not self._engine.has_waits(name):
+                        demand.lose(name)
+                await asyncio.sleep(0)
+
+    def _note(self, demand: DemandOfStream, names: Iterable[PartitionName]) -> None:
+        prefixes, known, has_waits = demand.stream.topic_prefixes, demand.names, self._engine.has_waits
+        for name in names:
+            if name not in known and name[0].startswith(prefixes) and has_waits(name):
+                demand.gain(name)

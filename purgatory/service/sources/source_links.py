@@ -1,0 +1,135 @@
+"""The sources that are attached now: what is to be told to each, and what is asked of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from purgatory.engine.engine import Engine
+from purgatory.service.rpc.statuses import quoted, resource_exhausted, unavailable
+from purgatory.service.sources.demand import LOST_CHECK_S, Demand
+from purgatory.service.sources.ends_asked import EndsAsked, LogEnd
+from purgatory.service.sources.source_log import SourceLog
+from purgatory.service.sources.source_table import SILENT, SourceStream, SourceTable
+
+LOGGER: Final = logging.getLogger(__name__)
+SHUTTING_DOWN: Final = "the daemon is shutting down"
+
+
+class AttachedSource:
+    """One attached source: its row of the table, what it is told, and what it is asked."""
+
+    def __init__(self, name: str, principal: str, stream: SourceStream, demand: Demand) -> None:
+        self.name: Final = name
+        self.principal: Final = principal
+        self.stream: Final = stream
+        self.woken: Final = asyncio.Event()
+        """There may be something to write."""
+        self.demand: Final = demand.attach(stream, self.woken)
+        self.asks: Final = EndsAsked(name, self.woken)
+        self.ending: Exception | None = None
+        """Why the stream is to end."""
+        self.is_over = False
+        """It is to end, or has ended."""
+
+    def finish(self, error: Exception | None) -> None:
+        """Ends the stream: with an error, or because the source will say nothing more."""
+        if not self.is_over:
+            self.is_over, self.ending = True, error
+            self.woken.set()
+
+
+class SourceLinks:
+    """All that are attached to a daemon."""
+
+    def __init__(self, engine: Engine, table: SourceTable, now_ms: Callable[[], int], sources_max: int) -> None:
+        self.table: Final = table
+        self.demand: Final = Demand(engine)
+        self.log: Final = SourceLog(table)
+        self.restarts: Final[dict[str, int]] = {}
+        """By name: how often the daemon has started a source again that it runs itself."""
+        self._now_ms: Final = now_ms
+        self._sources_max: Final = sources_max
+        self._links: Final[list[AttachedSource]] = []
+        self._watching: asyncio.Task[None] | None = None
+        self._is_shut_down = False
+
+    def held_bytes(self) -> int:
+        """What reports and names take, estimated."""
+        return self.table.held_bytes + self.demand.held_bytes if self.table else 0
+
+    def attach(self, name: str, principal: str, topic_prefixes: Sequence[str]) -> AttachedSource:
+        """Raises `CallRefused` when there are too many."""
+        if self._is_shut_down:
+            raise unavailable(SHUTTING_DOWN)
+        if len(self._links) >= self._sources_max:
+            raise resource_exhausted("sources", f"{self._sources_max} sources are attached, the most allowed", None)
+        now_ms = self._now_ms()
+        link = AttachedSource(name, principal, self.table.attach(name, principal, topic_prefixes, now_ms), self.demand)
+        self._links.append(link)
+        self.log.tell(now_ms)
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch(), name="sources")
+        return link
+
+    def detach(self, link: AttachedSource) -> None:
+        """The stream has ended."""
+        link.finish(None)
+        now_ms = self._now_ms()
+        self._links.remove(link)
+        self.demand.detach(link.demand)
+        self.table.detach(link.name, link.principal, link.stream, now_ms)
+        link.asks.end()
+        self.log.tell(now_ms)
+        if not self._links and self._watching is not None:
+            self._watching.cancel()
+            self._watching = None
+
+    def shut_down(self) -> None:
+        """Ends all streams; no more are taken."""
+        self._is_shut_down = True
+        for link in self._links:
+            link.finish(unavailable(SHUTTING_DOWN))
+
+    async def ends(self, topics: Sequence[str]) -> list[LogEnd]:
+        """Where topics end, as their sources see it from now on. Raises `CallRefused`."""
+        topics_of: defaultdict[tuple[AttachedSource, ...], list[str]] = defaultdict(list)
+        for topic in topics:
+            topics_of[self._to_ask(topic)].append(topic)
+        answers = await asyncio.gather(*(_first_answer(links, asked) for links, asked in topics_of.items()))
+        return [end for answer in answers for end in answer]
+
+    def _to_ask(self, topic: str) -> tuple[AttachedSource, ...]:
+        """The sources that feed a topic, the one to be asked first in front; silent ones not."""
+        now_ms = self._now_ms()
+        feeding = [link for link in self._links if topic.startswith(link.stream.topic_prefixes)]
+        if not feeding:
+            raise unavailable(f"no source that feeds {quoted(topic)} is attached")
+        there = [link for link in feeding if link.stream.state_at(now_ms) != SILENT]
+        if not there:
+            raise unavailable(feeding[0].stream.why(now_ms))
+        return tuple(sorted(there, key=lambda link: not link.stream.is_seeing))
+
+    async def _watch(self) -> None:
+        """Finds what nobody waits on any more, and sources that have fallen silent; survives any exception."""
+        while True:
+            await asyncio.sleep(LOST_CHECK_S)
+            try:
+                await self.demand.drop_lost()
+                self.log.tell(self._now_ms())
+            except Exception:
+                LOGGER.exception("a look after the sources failed; it continues")
+
+
+async def _first_answer(links: Sequence[AttachedSource], topics: Sequence[str]) -> list[LogEnd]:
+    """Asks one source after the other, until one has answered. Raises `CallRefused` when none has."""
+    asked, errors = frozenset(topics), []
+    for link in links:
+        answer = await link.asks.ask(asked)
+        if not answer.error:
+            return [end for end in answer.ends if end.name[0] in asked]
+        errors.append(answer.error)
+    raise unavailable("; ".join(errors))

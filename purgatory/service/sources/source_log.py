@@ -1,0 +1,37 @@
+"""A line in the log whenever a source comes, goes, or begins to fare otherwise; and since when it has fared so."""
+
+import logging
+from typing import Final
+
+from purgatory.service.sources.source_table import BEHIND, HELD, LIVE, LOADING, STATE_NAMES, KnownSource, SourceTable
+
+LOGGER: Final = logging.getLogger(__name__)
+INTERVAL_MS: Final = 1_000
+"""A source has no more than a line in this time; the next look tells what it is by then."""
+GOOD: Final = (LIVE, LOADING, BEHIND, HELD)
+
+
+class SourceLog:
+    """Tells how sources fare."""
+
+    def __init__(self, table: SourceTable) -> None:
+        self._table: Final = table
+
+    def tell(self, now_ms: int) -> None:
+        """Tells what has changed. Called where something has, and now and then."""
+        for source in self._table:
+            state = source.state_at(now_ms)
+            if state != source.state:
+                source.state, source.state_since_ms = state, now_ms
+            if state != source.logged_state and now_ms - source.logged_ms >= INTERVAL_MS:
+                source.logged_state, source.logged_ms = state, now_ms
+                _log(source, now_ms)
+
+
+def _log(source: KnownSource, now_ms: int) -> None:
+    stream = source.leading(now_ms)
+    why, prefixes = stream.why(now_ms), ", ".join(f"{prefix}*" for prefix in stream.topic_prefixes[:3])
+    level = logging.INFO if source.state in GOOD else logging.WARNING
+    # repr: names and reasons are strangers' words, and none of them may steer a terminal.
+    reason = f": {why[:300]!r}" if why else ""
+    LOGGER.log(level, "source %r (%r) is %s%s", source.name, prefixes, STATE_NAMES[source.state], reason)

@@ -1,0 +1,114 @@
+"""What sources and the daemon tell each other, between the wire and the room of sources. Pure functions."""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from purgatory.engine.batches import PartitionName
+from purgatory.service.rpc.statuses import invalid_argument
+from purgatory.service.sources.ends_asked import EndsAnswer, LogEnd
+from purgatory.service.sources.source_table import LOADING, REFUSED, KnownSource, SourceStream
+from purgatory.service.sources.stale_index import StaleIndex, Unseen
+from purgatory.service.translate.results import topic_partition
+from purgatory.v1 import source_pb2 as wire
+
+NAME_LENGTH_MAX: Final = 249
+PREFIXES_MAX: Final = 100
+REPORT_BYTES_MAX: Final = 1024 * 1024
+STALE_MAX: Final = 10_000
+"""Entries of one report, and their partitions."""
+REASON_LENGTH_MAX: Final = 1_000
+ENDS_MAX: Final = 100_000
+"""In one answer."""
+
+
+def checked_hello(hello: wire.SourceHello) -> tuple[str, list[str]]:
+    """The name and the prefixes. Raises `CallRefused` for what cannot be one."""
+    _check_length("hello.name", hello.name)
+    prefixes = list(hello.topic_prefixes)
+    if not 1 <= len(prefixes) <= PREFIXES_MAX:
+        raise invalid_argument("hello.topic_prefixes", f"are {len(prefixes)}, and should be 1 to {PREFIXES_MAX}")
+    for place, prefix in enumerate(prefixes):
+        _check_length(f"hello.topic_prefixes[{place}]", prefix)
+    return hello.name, prefixes
+
+
+def take_report(report: wire.SourceReport, stream: SourceStream, now_ms: int) -> None:
+    """Puts a report in the place of the one before. Raises `CallRefused`, with nothing changed."""
+    if not LOADING <= report.state <= REFUSED:
+        raise invalid_argument("report.state", f"is no state that a source reports: {report.state}")
+    if report.lag_ms < 0:
+        raise invalid_argument("report.lag_ms", f"must be 0 or greater, not {report.lag_ms}")
+    size = report.ByteSize()
+    if size > REPORT_BYTES_MAX:
+        raise invalid_argument("report", f"has {size} bytes, at most {REPORT_BYTES_MAX} are taken")
+    marks = len(report.stale) + sum(len(one.partitions) for one in report.stale)
+    if marks > STALE_MAX:
+        raise invalid_argument("report.stale", f"names {marks} marks, at most {STALE_MAX} are taken: name prefixes")
+    index = StaleIndex()
+    for place, one in enumerate(report.stale):
+        if one.stale_ms < 0:
+            raise invalid_argument(f"report.stale[{place}].stale_ms", f"must be 0 or greater, not {one.stale_ms}")
+        unseen = Unseen(now_ms - one.stale_ms, one.reason[:REASON_LENGTH_MAX])
+        index.add(one.topic_prefix, one.exact, list(one.partitions), unseen)
+    stream.report(report.state, report.reason[:REASON_LENGTH_MAX], report.lag_ms, index, now_ms)
+
+
+def answer_of(ends: wire.SourceEnds) -> EndsAnswer:
+    """Raises `CallRefused` for what makes no sense."""
+    if ends.error:
+        return EndsAnswer([], ends.error[:REASON_LENGTH_MAX])
+    if len(ends.ends) > ENDS_MAX:
+        raise invalid_argument("ends.ends", f"are {len(ends.ends)}, at most {ENDS_MAX} are taken")
+    for place, end in enumerate(ends.ends):
+        if end.offset < 0:
+            raise invalid_argument(f"ends.ends[{place}].offset", f"must be 0 or greater, not {end.offset}")
+    return EndsAnswer([_log_end(end) for end in ends.ends])
+
+
+def demand_message(gained: Iterable[PartitionName], lost: Iterable[PartitionName]) -> wire.AttachSourceResponse:
+    demand = wire.Demand(gained=map(topic_partition, gained), lost=map(topic_partition, lost))
+    return wire.AttachSourceResponse(demand=demand)
+
+
+def ends_wanted_message(ask_id: int, topics: Iterable[str]) -> wire.AttachSourceResponse:
+    return wire.AttachSourceResponse(ends_wanted=wire.EndsWanted(ask_id=ask_id, topics=sorted(topics)))
+
+
+def ends_response(ends: Sequence[LogEnd]) -> wire.GetSourceEndsResponse:
+    return wire.GetSourceEndsResponse(
+        ends=[
+            wire.PartitionEnd(
+                topic_partition=topic_partition(end.name), offset=end.offset, leader_epoch=end.leader_epoch
+            )
+            for end in ends
+        ]
+    )
+
+
+def source_status(source: KnownSource, now_ms: int, stale_partitions: int, restarts: int | None) -> wire.SourceStatus:
+    """How a source fares, by the one of its streams that fares best."""
+    stream = source.leading(now_ms)
+    stale_since_ms = stream.stale_since_ms(now_ms)
+    return wire.SourceStatus(
+        name=source.name,
+        principal=source.principal,
+        topic_prefixes=source.topic_prefixes,
+        state=wire.SourceState.Name(stream.state_at(now_ms)),
+        reason=stream.why(now_ms),
+        state_ms=max(0, now_ms - source.state_since_ms),
+        attached=len(source.streams),
+        stale_ms=None if stale_since_ms is None else max(0, now_ms - stale_since_ms),
+        stale_partitions=stale_partitions,
+        lag_ms=stream.lag_ms,
+        restarts=restarts,
+    )
+
+
+def _log_end(end: wire.PartitionEnd) -> LogEnd:
+    name = end.topic_partition.topic, end.topic_partition.partition
+    return LogEnd(name, end.offset, end.leader_epoch if end.HasField("leader_epoch") else None)
+
+
+def _check_length(field: str, text: str) -> None:
+    if not 1 <= len(text) <= NAME_LENGTH_MAX:
+        raise invalid_argument(field, f"has {len(text)} characters, and should have 1 to {NAME_LENGTH_MAX}")

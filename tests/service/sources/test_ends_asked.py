@@ -1,0 +1,83 @@
+"""Questions to one source: who shares an answer, and who gets none."""
+
+import asyncio
+
+import pytest
+
+from purgatory.service.sources import ends_asked
+from purgatory.service.sources.ends_asked import EndsAnswer, EndsAsked, LogEnd
+
+ORDERS = frozenset({"kafka/orders"})
+BILLS = frozenset({"kafka/bills"})
+
+
+def answer(offset: int) -> EndsAnswer:
+    """An answer with one end."""
+    return EndsAnswer([LogEnd(("kafka/orders", 0), offset, None)])
+
+
+async def asking(asks: EndsAsked, topics: frozenset[str]) -> asyncio.Task[EndsAnswer]:
+    """A caller that has asked."""
+    task = asyncio.create_task(asks.ask(topics))
+    await asyncio.sleep(0)
+    return task
+
+
+async def test_who_asks_while_a_question_is_on_its_way_shares_the_next_one() -> None:
+    """An answer counts for those who asked before the question was sent, and for nobody else."""
+    woken = asyncio.Event()
+    asks = EndsAsked("a", woken)
+    early = [await asking(asks, ORDERS) for _ in range(3)]
+    other = await asking(asks, BILLS)
+    assert woken.is_set()
+    assert asks.take() == [(1, ORDERS), (2, BILLS)]
+    late = [await asking(asks, ORDERS) for _ in range(20)]
+    assert asks.take() == [(3, ORDERS)]
+    asks.answer(1, answer(10))
+    assert [(await one).ends[0].offset for one in early] == [10, 10, 10]
+    assert not any(one.done() for one in late)
+    asks.answer(3, answer(11))
+    assert {(await one).ends[0].offset for one in late} == {11}
+    asks.answer(2, answer(5))
+    assert (await other).ends[0].offset == 5
+    asks.answer(2, answer(6))
+    asks.answer(77, answer(6))
+
+
+async def test_a_caller_that_goes_away_takes_nobody_with_it() -> None:
+    """One of those who share an answer is cancelled; the others get it."""
+    asks = EndsAsked("a", asyncio.Event())
+    first, second = await asking(asks, ORDERS), await asking(asks, ORDERS)
+    first.cancel()
+    await asyncio.wait([first])
+    assert asks.take() == [(1, ORDERS)]
+    asks.answer(1, answer(10))
+    assert (await second).ends[0].offset == 10
+
+
+async def test_only_so_many_questions_at_a_time() -> None:
+    """Further ones are sent when there are answers; beyond the most that may wait there is an error at once."""
+    asks = EndsAsked("a", asyncio.Event())
+    most = ends_asked.UNANSWERED_MAX + ends_asked.WAITING_MAX
+    callers = []
+    for place in range(most + 1):
+        callers.append(await asking(asks, frozenset({f"t{place}"})))
+        if place == ends_asked.UNANSWERED_MAX - 1:
+            assert len(asks.take()) == ends_asked.UNANSWERED_MAX
+    assert asks.take() == []
+    assert "questions to answer, the most allowed" in (await callers[-1]).error
+    asks.answer(1, answer(1))
+    assert [ask_id for ask_id, _ in asks.take()] == [ends_asked.UNANSWERED_MAX + 1]
+    asks.end()
+    gone = await asyncio.gather(*callers[1:-1])
+    assert {one.error for one in gone} == {"the source a has gone"}
+    assert (await asks.ask(ORDERS)).error == "the source a has gone"
+
+
+async def test_an_answer_that_does_not_come_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a time the caller is told, and the place is free for another question."""
+    monkeypatch.setattr(ends_asked, "ANSWER_S_MAX", 0.01)
+    asks = EndsAsked("a", asyncio.Event())
+    caller = await asking(asks, ORDERS)
+    asks.take()
+    assert (await caller).error == "the source a has not answered for 0.01 s"

@@ -1,0 +1,288 @@
+"""Sources at a served host: what they are told, what they are asked, and what everybody sees of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+from purgatory_client.aio import AsyncClient
+from purgatory_client.errors import InvalidRequest, LimitExceeded, Unavailable
+from purgatory_client.sources.source_link import DemandChanged, EndsWanted, MarkEnd, SourceLink, SourceState, StaleMarks
+from purgatory_client.waits import produce as produce_wait
+
+from purgatory.service.settings import HostSettings, LimitsSettings
+from purgatory.service.sources import source_table
+from purgatory.v1 import operation_pb2, source_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.service.serving import PATIENCE_S, ServedHost, eventually, refused, serving
+
+
+@asynccontextmanager
+async def attached(
+    served: ServedHost, name: str = "a", prefix: str = "kafka/"
+) -> AsyncIterator[tuple[AsyncClient, SourceLink]]:
+    """A source that has been attached and has reported nothing yet."""
+    before = served.host.sources.attached
+    async with AsyncClient(served.address) as client, client.attach_source(name, [prefix]) as link:
+        await eventually(lambda: served.host.sources.attached > before, "the source is attached")
+        yield client, link
+
+
+async def next_of(link: SourceLink) -> DemandChanged | EndsWanted:
+    """The next thing that a source is told."""
+    return await asyncio.wait_for(anext(aiter(link)), PATIENCE_S)
+
+
+def staleness(served: ServedHost, topic: str, partition: int = 0) -> source_table.Staleness | None:
+    """Since when a mark is stale."""
+    return served.host.sources.stale((topic, partition), served.host.clock.now_ms())
+
+
+async def partition(served: ServedHost, topic: str) -> wire.Partition:
+    """What the daemon says of partition 0 of a topic."""
+    name = operation_pb2.TopicPartition(topic=topic)
+    answer: wire.GetPartitionResponse = await served.stub.GetPartition(wire.GetPartitionRequest(topic_partition=name))
+    return answer.partition
+
+
+async def test_demand_begins_with_what_is_waited_on_and_follows_it() -> None:
+    """A source is told what is waited on when it comes, what is waited on later, and what no longer is; of topics that
+    it feeds only.
+    """
+    async with serving() as served, AsyncClient(served.address) as waiter:
+        first = asyncio.create_task(waiter.produce({"kafka/orders-3": 5, "elsewhere-0": 5}, timeout=60))
+        await eventually(lambda: served.host.engine.pending == 1, "the first wait is registered")
+        async with attached(served) as (_, link):
+            assert await next_of(link) == DemandChanged([("kafka/orders", 3)], [])
+            second = asyncio.create_task(waiter.produce({"kafka/orders-4": 5, "kafka/orders-3": 6}, timeout=60))
+            assert await next_of(link) == DemandChanged([("kafka/orders", 4)], [])
+            await served.high_watermark("kafka/orders", 5, 3)
+            await served.high_watermark("elsewhere", 5)
+            await first
+            await served.high_watermark("kafka/orders", 5, 4)
+            assert await next_of(link) == DemandChanged([], [("kafka/orders", 4)])
+            assert link.demand == {("kafka/orders", 3)}
+            second.cancel()
+
+
+async def test_a_wait_that_is_met_at_once_is_no_demand() -> None:
+    """What nobody waits on is not told."""
+    async with serving() as served, AsyncClient(served.address) as waiter, attached(served) as (_, link):
+        await served.high_watermark("kafka/done", 5)
+        await waiter.produce({"kafka/done-0": 5}, timeout=60)
+        pending = asyncio.create_task(waiter.produce({"kafka/more-0": 5}, timeout=60))
+        assert await next_of(link) == DemandChanged([("kafka/more", 0)], [])
+        pending.cancel()
+
+
+async def test_ends_are_asked_of_the_source_and_answered() -> None:
+    """GetSourceEnds asks the source for the topics, and has its answer; of other topics nothing."""
+    async with serving() as served, attached(served) as (_, link):
+        asked = served.stub.GetSourceEnds(source_pb2.GetSourceEndsRequest(topics=["kafka/g/orders", "kafka/g/orders"]))
+        question = await next_of(link)
+        assert isinstance(question, EndsWanted)
+        assert question.topics == ["kafka/g/orders"]
+        ends = [MarkEnd("kafka/g/orders", 0, 11, 4), MarkEnd("kafka/g/orders", 1, 0), MarkEnd("kafka/other", 0, 1)]
+        await link.answer_ends(question.ask_id, ends)
+        answer = await asked
+        assert [(end.topic_partition.partition, end.offset) for end in answer.ends] == [(0, 11), (1, 0)]
+        assert [end.HasField("leader_epoch") for end in answer.ends] == [True, False]
+
+
+async def test_ends_without_a_source_or_with_one_that_cannot_see() -> None:
+    """The call fails at once and says why; where another source feeds the topic, that one is asked."""
+    async with serving() as served:
+        request = source_pb2.GetSourceEndsRequest(topics=["kafka/orders"])
+        with refused(grpc.StatusCode.UNAVAILABLE, "no source that feeds 'kafka/orders'"):
+            await served.stub.GetSourceEnds(request)
+        async with attached(served) as (_, blind):
+            await blind.report(SourceState.LIVE)
+            asked = served.stub.GetSourceEnds(request)
+            question = await next_of(blind)
+            assert isinstance(question, EndsWanted)
+            await blind.answer_ends(question.ask_id, error="broker 2 is down")
+            with refused(grpc.StatusCode.UNAVAILABLE, "broker 2 is down"):
+                await asked
+            async with attached(served, "b") as (_, other):
+                await other.report(SourceState.BEHIND)
+                asked = served.stub.GetSourceEnds(request)
+                question = await next_of(blind)
+                assert isinstance(question, EndsWanted)
+                await blind.answer_ends(question.ask_id, error="broker 2 is down")
+                question = await next_of(other)
+                assert isinstance(question, EndsWanted)
+                await other.answer_ends(question.ask_id, [MarkEnd("kafka/orders", 0, 7)])
+                assert (await asked).ends[0].offset == 7
+
+
+async def test_a_source_that_goes_leaves_questions_unanswered_and_marks_stale() -> None:
+    """Whoever waits for an answer is told, and its marks count as stale from then on, until a source sees them."""
+    async with serving() as served:
+        await served.high_watermark("kafka/orders", 5)
+        await served.high_watermark("elsewhere", 5)
+        async with attached(served) as (_, link):
+            await link.report(SourceState.LIVE)
+            await eventually(
+                lambda: served.host.sources.stale(("kafka/orders", 0), served.host.clock.now_ms()) is None, "seen"
+            )
+            asked = served.stub.GetSourceEnds(source_pb2.GetSourceEndsRequest(topics=["kafka/orders"]))
+            assert isinstance(await next_of(link), EndsWanted)
+        with refused(grpc.StatusCode.UNAVAILABLE, "the source a has gone"):
+            await asked
+        await eventually(lambda: not served.host.sources.attached, "the source is gone")
+        gone = await partition(served, "kafka/orders")
+        assert gone.HasField("stale_ms")
+        assert "not attached" in gone.stale_reason
+        assert not (await partition(served, "elsewhere")).HasField("stale_ms")
+        async with attached(served) as (_, link):
+            await link.report(SourceState.LIVE)
+            await eventually(
+                lambda: served.host.sources.stale(("kafka/orders", 0), served.host.clock.now_ms()) is None, "seen"
+            )
+            assert not (await partition(served, "kafka/orders")).HasField("stale_ms")
+
+
+async def test_status_and_partitions_say_what_a_source_cannot_see() -> None:
+    """A report is seen at once in GetStatus, GetPartition and ListPartitions."""
+    async with serving() as served, attached(served) as (client, link):
+        await served.high_watermark("kafka/orders", 5, 0)
+        await served.high_watermark("kafka/orders", 5, 1)
+        stale = [StaleMarks("kafka/orders", True, [1], 7_000, "broker 2 is down")]
+        await link.report(SourceState.BLIND, "broker 2 is down", stale, lag_ms=12)
+        source = served.host.sources
+        await eventually(lambda: [one.state for one in source] == [source_table.BLIND], "the report is taken")
+        (told,) = (await served.status()).sources
+        assert (told.name, list(told.topic_prefixes), told.attached, told.lag_ms) == ("a", ["kafka/"], 1, 12)
+        assert (told.state, told.reason) == (source_pb2.SOURCE_STATE_BLIND, "broker 2 is down")
+        assert told.stale_ms >= 0
+        assert told.stale_partitions == 1
+        listed = {one.topic_partition.partition: one async for one in _listed(served)}
+        assert not listed[0].HasField("stale_ms")
+        assert listed[1].stale_reason == "broker 2 is down"
+        assert client.address
+
+
+async def _listed(served: ServedHost) -> AsyncIterator[wire.Partition]:
+    answer = await served.stub.ListPartitions(wire.ListPartitionsRequest())
+    for one in answer.partitions:
+        yield one
+
+
+@pytest.mark.parametrize(
+    ("hello", "field"),
+    [
+        (source_pb2.SourceHello(topic_prefixes=["a"]), "hello.name"),
+        (source_pb2.SourceHello(name="a" * 250, topic_prefixes=["a"]), "hello.name"),
+        (source_pb2.SourceHello(name="a"), "hello.topic_prefixes"),
+        (source_pb2.SourceHello(name="a", topic_prefixes=["a"] * 101), "hello.topic_prefixes"),
+        (source_pb2.SourceHello(name="a", topic_prefixes=["a", ""]), r"hello.topic_prefixes\[1\]"),
+        (None, "hello"),
+    ],
+)
+async def test_a_hello_that_makes_no_sense(hello: source_pb2.SourceHello | None, field: str) -> None:
+    """The stream ends with INVALID_ARGUMENT and the field, and nothing is attached."""
+    async with serving() as served:
+        call = served.stub.AttachSource()
+        first = source_pb2.AttachSourceRequest(hello=hello)
+        if hello is None:
+            first = source_pb2.AttachSourceRequest(report=source_pb2.SourceReport(state=source_pb2.SOURCE_STATE_LIVE))
+        await call.write(first)
+        with refused(grpc.StatusCode.INVALID_ARGUMENT, field):
+            assert await call.read() is grpc.aio.EOF
+            await call
+        assert not served.host.sources
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        source_pb2.AttachSourceRequest(),
+        source_pb2.AttachSourceRequest(hello=source_pb2.SourceHello(name="b", topic_prefixes=["b"])),
+        source_pb2.AttachSourceRequest(report=source_pb2.SourceReport()),
+        source_pb2.AttachSourceRequest(report=source_pb2.SourceReport(state=source_pb2.SOURCE_STATE_DETACHED)),
+        source_pb2.AttachSourceRequest(report=source_pb2.SourceReport(state=source_pb2.SOURCE_STATE_LIVE, lag_ms=-1)),
+        source_pb2.AttachSourceRequest(
+            report=source_pb2.SourceReport(
+                state=source_pb2.SOURCE_STATE_BLIND, stale=[source_pb2.StaleMarks(partitions=range(10_000))]
+            )
+        ),
+        source_pb2.AttachSourceRequest(
+            report=source_pb2.SourceReport(state=source_pb2.SOURCE_STATE_BLIND, reason="a" * 2**20)
+        ),
+        source_pb2.AttachSourceRequest(
+            report=source_pb2.SourceReport(
+                state=source_pb2.SOURCE_STATE_BLIND, stale=[source_pb2.StaleMarks(stale_ms=-1)]
+            )
+        ),
+        source_pb2.AttachSourceRequest(ends=source_pb2.SourceEnds(ends=[source_pb2.PartitionEnd(offset=-1)])),
+    ],
+)
+async def test_a_message_that_makes_no_sense(message: source_pb2.AttachSourceRequest) -> None:
+    """The stream ends with INVALID_ARGUMENT, and the source counts as gone."""
+    async with serving() as served:
+        call = served.stub.AttachSource()
+        hello = source_pb2.SourceHello(name="a", topic_prefixes=["kafka/"])
+        await call.write(source_pb2.AttachSourceRequest(hello=hello))
+        await call.write(message)
+        with refused(grpc.StatusCode.INVALID_ARGUMENT):
+            while await call.read() is not grpc.aio.EOF:
+                pass
+            await call
+        await eventually(lambda: not served.host.sources.attached, "the source is gone")
+
+
+async def test_the_largest_report_is_taken_and_long_reasons_are_cut() -> None:
+    """10,000 marks, and reasons of 1,000 characters."""
+    async with serving() as served, attached(served) as (_, link):
+        await link.report(
+            SourceState.BLIND, "r" * 1_500, [StaleMarks("kafka/orders", True, range(9_999), 0, "s" * 1_500)]
+        )
+        sources = served.host.sources
+        await eventually(lambda: [one.state for one in sources] == [source_table.BLIND], "the report is taken")
+        stale = staleness(served, "kafka/orders", 9_998)
+        assert stale is not None
+        assert stale.reason == "s" * 1_000
+
+
+async def test_no_more_sources_than_allowed() -> None:
+    """The one above the limit is refused; when one goes there is room again."""
+    settings = HostSettings(limits=LimitsSettings(sources_max=1))
+    async with serving(settings) as served:
+        async with attached(served), AsyncClient(served.address) as client:
+            with pytest.raises(LimitExceeded, match="1 sources are attached"):
+                async with client.attach_source("b", ["b/"]) as link:
+                    await next_of(link)
+        await eventually(lambda: not served.host.sources.attached, "the first has gone")
+        async with attached(served, "b"):
+            pass
+
+
+async def test_client_errors() -> None:
+    """A refusal and an end are the client's errors."""
+    async with serving() as served, AsyncClient(served.address) as client:
+        with pytest.raises(InvalidRequest, match=r"hello\.name"):
+            async with client.attach_source("", ["b/"]) as link:
+                await next_of(link)
+        async with client.attach_source("b", ["b/"]) as link:
+            await eventually(lambda: served.host.sources.attached == 1, "the source is attached")
+            served.host.source_links.shut_down()
+            with pytest.raises(Unavailable, match="shutting down"):
+                await next_of(link)
+            with pytest.raises(Unavailable):
+                await link.report(SourceState.LIVE)
+
+
+async def test_nothing_attached_costs_nothing() -> None:
+    """Without a source no name of a batch is looked at, no task runs, and nothing is held."""
+    async with serving() as served, AsyncClient(served.address) as client:
+        async with attached(served):
+            assert served.host.source_links.demand.is_wanted
+        await eventually(lambda: not served.host.sources.attached, "the source is gone")
+        links = served.host.source_links
+        assert not links.demand.is_wanted
+        assert not [task for task in asyncio.all_tasks() if task.get_name() in ("sources", "source reader")]
+        await client.wait_once(produce_wait({"kafka/orders-0": 5}, timeout=0))
+        assert links.held_bytes() == 0
