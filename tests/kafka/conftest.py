@@ -1,0 +1,44 @@
+"""Real brokers for the tests of the Kafka source: one cluster of each size for the whole run, in one worker."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from examples.kafka_cluster import ClusterUnavailable, KafkaCluster, kafka_jars
+
+HERE = Path(__file__).parent
+ONE_BUILD = "a source has nothing of the engine in it: its brokers run with the compiled engine only"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything on brokers goes to one worker, so that a cluster is started once; of the two builds, to one."""
+    pure = os.environ.get("PURGATORY_BUILD") == "pure"
+    for item in items:
+        if HERE not in item.path.parents or "kafka_brokers" not in getattr(item, "fixturenames", ()):
+            continue
+        item.add_marker(pytest.mark.xdist_group("kafka"))
+        if pure:
+            item.add_marker(pytest.mark.skip(reason=ONE_BUILD))
+
+
+@pytest.fixture(scope="session")
+def kafka_brokers() -> Path:
+    """Kafka's jars. Where brokers cannot be started the test is skipped, or fails where they are required."""
+    try:
+        return kafka_jars()
+    except ClusterUnavailable as missing:
+        if os.environ.get("PURGATORY_REQUIRE_KAFKA") == "1":
+            pytest.fail(f"PURGATORY_REQUIRE_KAFKA=1: {missing}")
+        pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="session")
+def three_brokers(kafka_brokers: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
+    """Three brokers; a test that ends one brings it back."""
+    settings = {"broker.session.timeout.ms": 3000, "offsets.topic.num.partitions": 12}
+    settings |= {"unclean.leader.election.enable": "false", "transaction.state.log.num.partitions": 4}
+    with KafkaCluster(tmp_path_factory.mktemp("kafka"), 3, settings) as cluster:
+        yield cluster
