@@ -1,1 +1,11 @@
 """Where a Kafka cluster's topics end and what its consumer groups have committed, as marks of daemons."""
+
+from purgatory_sources.feed.source import Source
+from purgatory_sources.kafka.settings import KafkaSettings
+from purgatory_sources.kafka.source import KafkaSource
+from purgatory_sources.uri import SourceUri
+
+
+def open_source(uri: SourceUri) -> Source:
+    """The source of an address. Raises SourceRefused."""
+    return KafkaSource(KafkaSettings.from_uri(uri))

@@ -1,0 +1,206 @@
+"""Reads `__consumer_offsets`, in a thread of its own: what groups commit, a moment after they have."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from purgatory_sources.kafka.offset_records import CommitName, MalformedRecord, decode_offset
+from purgatory_sources.kafka.settings import KafkaSettings
+
+LOG: Final = logging.getLogger(__name__)
+
+OFFSETS_TOPIC: Final = "__consumer_offsets"
+FETCH_WAIT_MS: Final = 5_000
+"""A broker that has nothing answers after so long: what an idle reader costs. What comes is sent at once all the same."""
+POLL_S: Final = 0.5
+RETRY_S: Final = 1.0
+DRAIN_MAX: Final = 10_000
+REFUSALS: Final = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
+
+
+class CommitBatch(NamedTuple):
+    """Records of one partition of `__consumer_offsets`, in order, up to below `position`.
+
+    `values` has the last offset of each name, None for a tombstone. `is_load`: it is all that the partition has.
+    """
+
+    partition: int
+    values: dict[CommitName, int | None]
+    position: int
+    is_load: bool
+
+
+class CommitReader:
+    """Delivers batches to `on_batches` and, once, why it may not read to `on_refused`: both from its thread.
+
+    `skipped` counts records of kinds and versions that are not known.
+    """
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        on_count: Callable[[int], None],
+        on_batches: Callable[[Sequence[CommitBatch]], None],
+        on_refused: Callable[[str], None],
+        on_error: Callable[[KafkaError], None],
+    ) -> None:
+        self._settings = settings
+        self._on_count = on_count
+        self._on_batches = on_batches
+        self._on_refused = on_refused
+        self._on_error = on_error
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="commit-reader", daemon=True)
+        self._logs: dict[int, _Log] = {}
+        self.skipped = 0
+        self.records = 0
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends it, and waits for that: half a second at most, unless a broker hangs."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(10.0)
+
+    def _run(self) -> None:
+        consumer = Consumer(
+            self._settings.librdkafka(
+                isolation_level="read_committed",
+                enable_partition_eof=True,
+                auto_offset_reset="earliest",
+                fetch_wait_max_ms=FETCH_WAIT_MS,
+                error_cb=self._on_error,
+            )
+        )
+        try:
+            count = self._wait_for_topic(consumer)
+            if count:
+                self._on_count(count)
+                self._logs = {number: _Log() for number in range(count)}
+                consumer.assign([TopicPartition(OFFSETS_TOPIC, number, OFFSET_BEGINNING) for number in self._logs])
+                while not self._stopping.is_set():
+                    self._read(consumer)
+        except PermissionError as refused:
+            self._on_refused(str(refused))
+        except Exception:
+            LOG.exception("reading %s failed", OFFSETS_TOPIC)
+            self._on_refused(f"reading {OFFSETS_TOPIC} failed; the log has the traceback")
+        finally:
+            consumer.close()
+
+    def _wait_for_topic(self, consumer: Consumer) -> int:
+        """How many partitions it has. Brokers make it when the first group comes; 0: stopped meanwhile."""
+        while not self._stopping.is_set():
+            try:
+                found = consumer.list_topics(OFFSETS_TOPIC, timeout=4.0).topics.get(OFFSETS_TOPIC)
+            except KafkaException:
+                found = None
+            if found is not None and found.error is not None and found.error.code() in REFUSALS:
+                raise PermissionError(_refusal())
+            if found is not None and found.partitions:
+                return len(found.partitions)
+            self._stopping.wait(RETRY_S)
+        return 0
+
+    def _read(self, consumer: Consumer) -> None:
+        # poll() returns as soon as there is something; consume() with a time would wait until it has them all.
+        first = consumer.poll(POLL_S)
+        if first is None:  # a message is compared with None: one without a value is false
+            return
+        batches: list[CommitBatch] = []
+        touched: set[int] = set()
+        for message in [first, *consumer.consume(DRAIN_MAX, 0)]:
+            self._take(message, batches, touched)
+        for number in sorted(touched):
+            self._logs[number].flush(number, batches)
+        if batches:
+            self._on_batches(batches)
+
+    def _take(self, message: Message, batches: list[CommitBatch], touched: set[int]) -> None:
+        error = message.error()
+        number, offset = message.partition(), message.offset()
+        if error is not None:
+            code = error.code()
+            if code in REFUSALS:
+                raise PermissionError(_refusal())
+            if code == KafkaError._PARTITION_EOF:  # noqa: SLF001 - the library's own name for it
+                assert number is not None
+                assert offset is not None
+                self._logs[number].reach_end(offset)
+                touched.add(number)
+            elif code != KafkaError.GROUP_AUTHORIZATION_FAILED:  # of its own group, which it does not need
+                self._on_error(error)
+            return
+        assert number is not None
+        assert offset is not None
+        log = self._logs[number]
+        touched.add(number)
+        self.records += 1
+        log.pass_by(offset)
+        key = message.key()
+        if key is None:
+            return
+        try:
+            decoded = decode_offset(key, message.value())  # type: ignore[arg-type]
+        except MalformedRecord as bad:
+            self.skipped += 1
+            LOG.warning("%s-%d at %d: %s", OFFSETS_TOPIC, number, offset, bad)
+            return
+        if decoded is None:
+            self.skipped += 1
+            return
+        log.put(number, decoded[0], decoded[1], batches)
+
+
+class _Log:
+    """What was read of one partition and not delivered yet."""
+
+    __slots__ = ("is_loaded", "is_loading", "position", "values")
+
+    def __init__(self) -> None:
+        self.values: dict[CommitName, int | None] = {}
+        self.position = 0
+        self.is_loading = True
+        self.is_loaded = False  # and not delivered yet
+
+    def pass_by(self, offset: int) -> None:
+        if offset < self.position:
+            # It was read from the beginning again, as after an unclean election: old values are no steps back.
+            self.is_loading = True
+            self.values = {}
+        self.position = offset + 1
+
+    def put(self, number: int, name: CommitName, offset: int | None, batches: list[CommitBatch]) -> None:
+        values = self.values
+        if not self.is_loading and name in values:
+            before = values[name]
+            if before is None or offset is None or offset < before:
+                # Of several commits only the last is told, but none may hide that a group was set back.
+                batches.append(CommitBatch(number, values, self.position - 1, self.is_loaded))
+                self.is_loaded = False
+                self.values = values = {}
+        values[name] = offset
+
+    def reach_end(self, offset: int) -> None:
+        self.position = max(offset, self.position)
+        if self.is_loading:
+            self.is_loading = False
+            self.is_loaded = True
+
+    def flush(self, number: int, batches: list[CommitBatch]) -> None:
+        if self.is_loading:
+            return
+        values, self.values = self.values, {}
+        batches.append(CommitBatch(number, values, self.position, self.is_loaded))
+        self.is_loaded = False
+
+
+def _refusal() -> str:
+    return f"may not read {OFFSETS_TOPIC}; allow Read and Describe on the topic {OFFSETS_TOPIC}"

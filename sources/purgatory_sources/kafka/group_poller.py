@@ -1,0 +1,88 @@
+"""Asks the coordinators of groups what is committed: where `__consumer_offsets` may not be read, and to check on it.
+
+By aiokafka: the admin client of confluent-kafka ends the whole process when a coordinator's broker goes down while it
+is asked again and again (librdkafka's issues 3663 and 4605).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import GroupAuthorizationFailedError, KafkaError, TopicAuthorizationFailedError
+
+from purgatory_sources.errors import SourceBlind, SourceRefused
+from purgatory_sources.kafka.offset_records import CommitName
+
+AT_ONCE_MAX: Final = 32
+"""Groups that are asked about at the same time."""
+
+
+class GroupPoller:
+    """Connects at the first question, and anew after one that failed. `arguments` are aiokafka's."""
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        self._arguments = arguments
+        self._admin: AIOKafkaAdminClient | None = None
+        self._starting = asyncio.Lock()
+        self._coordinators: dict[str, int] = {}
+        self._at_once = asyncio.Semaphore(AT_ONCE_MAX)
+
+    async def offsets(self, group: str) -> dict[CommitName, int]:
+        """All that a group has committed. Raises SourceBlind; SourceRefused where Describe on the group is missing."""
+        async with self._at_once:
+            try:
+                admin = await self._connected()
+                coordinator = self._coordinators.get(group)
+                if coordinator is None:
+                    coordinator = self._coordinators[group] = await admin.find_coordinator(group)
+                found = await admin.list_consumer_group_offsets(group, group_coordinator_id=coordinator)
+            except (GroupAuthorizationFailedError, TopicAuthorizationFailedError) as error:
+                raise SourceRefused(
+                    f"may not ask for offsets of group {group!r}; allow Describe on it and on its topics"
+                ) from error
+            except (KafkaError, OSError, TimeoutError, AssertionError) as error:
+                # Moved, or its broker is away: looked for again at the next question.
+                self._coordinators.pop(group, None)
+                raise SourceBlind(f"the coordinator of group {group!r} does not answer: {_said(error)}") from error
+        return {(group, at.topic, at.partition): value.offset for at, value in found.items() if value.offset >= 0}
+
+    async def groups(self) -> list[str]:
+        """The ids of all groups that it may see. Raises SourceBlind."""
+        try:
+            admin = await self._connected()
+            return [group for group, _ in await admin.list_consumer_groups()]
+        except (KafkaError, OSError, TimeoutError, AssertionError) as error:
+            raise SourceBlind(f"brokers do not answer: {_said(error)}") from error
+
+    async def offsets_of(self, groups: Iterable[str]) -> dict[str, dict[CommitName, int] | Exception]:
+        """`offsets` of several, each with its answer or what it raised."""
+        wanted = list(groups)
+        found = await asyncio.gather(*map(self.offsets, wanted), return_exceptions=True)
+        for answer in found:
+            if isinstance(answer, BaseException) and not isinstance(answer, SourceBlind | SourceRefused):
+                raise answer
+        return dict(zip(wanted, found, strict=True))  # type: ignore[arg-type]
+
+    async def close(self) -> None:
+        admin, self._admin = self._admin, None
+        if admin is not None:
+            await admin.close()
+
+    async def _connected(self) -> AIOKafkaAdminClient:
+        async with self._starting:
+            if self._admin is None:
+                admin = AIOKafkaAdminClient(**self._arguments)
+                try:
+                    await admin.start()
+                except BaseException:
+                    await admin.close()
+                    raise
+                self._admin = admin
+            return self._admin
+
+
+def _said(error: BaseException) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,228 @@
+"""Keeps the marks of consumer groups up to date: from `__consumer_offsets` with polls to check on it, or by polls alone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from purgatory_sources.errors import SourceBlind, SourceRefused
+from purgatory_sources.feed.observation import Observation
+from purgatory_sources.kafka.commit_reader import CommitBatch
+from purgatory_sources.kafka.group_marks import Change, Doubt, GroupMarks
+from purgatory_sources.kafka.group_poller import GroupPoller
+from purgatory_sources.kafka.mark_names import NOTHING, MarkNames, WantedMarks
+from purgatory_sources.kafka.offset_records import CommitName
+from purgatory_sources.kafka.selection import Selection
+
+LOG: Final = logging.getLogger(__name__)
+
+CHECK_S: Final = 1.5
+"""How often the coordinators of groups that somebody waits on are asked, beside reading the topic."""
+POLL_MIN_S: Final = 0.05
+POLL_MAX_S: Final = 1.0
+"""Where the topic may not be read: how often, while a group commits, and once it has not for a while."""
+FRESH_S: Final = 2.5
+"""A poll of a group makes up for a partition of the topic that cannot be read for so long."""
+
+
+EndsOfLogs = Callable[[set[int]], Awaitable[dict[int, int]]]
+
+
+class _Poll(NamedTuple):
+    """When a group was asked last, with an answer; when it is asked next, and how often."""
+
+    answered_at: float
+    due_at: float
+    every_s: float
+
+
+class GroupWatch:
+    """`observe` takes what was seen, `on_doubts` what daemons have above what is committed, `on_removed` the topic of a
+    group's offset that is gone.
+    """
+
+    def __init__(
+        self,
+        names: MarkNames,
+        groups: Selection,
+        topics: Selection,
+        poller: GroupPoller | None,
+        observe: Callable[[Iterable[Observation]], None],
+        on_doubts: Callable[[Sequence[Doubt]], None],
+        on_removed: Callable[[str], None],
+    ) -> None:
+        self._names = names
+        self._groups = groups
+        self._topics = topics
+        self._poller = poller
+        self._observe = observe
+        self._on_doubts = on_doubts
+        self._on_removed = on_removed
+        self.marks: Final = GroupMarks()
+        self.loaded: Final[set[int]] = set()
+        self.is_reading = True
+        """False: the topic may not be read, and groups are polled."""
+        self.refused: Final[dict[str, str]] = {}
+        """Groups that may not be asked about, and why."""
+        self.blind: Final[dict[str, tuple[float, str]]] = {}
+        """Groups whose coordinator does not answer: since when, and why."""
+        self._polls: Final[dict[str, _Poll]] = {}
+        self._wake = asyncio.Event()
+        self.wanted: WantedMarks = NOTHING
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether all partitions of the topic have been read to their ends."""
+        return not self.is_reading or 0 < self.marks.partition_count == len(self.loaded)
+
+    def want(self, wanted: WantedMarks) -> None:
+        """What is waited on now. Groups that nobody has waited on are asked about at once."""
+        new = wanted.groups() - self.wanted.groups()
+        self.wanted = wanted
+        for group in new:
+            self._polls.pop(group, None)
+        self._wake.set()
+
+    def poll_only(self) -> None:
+        """The topic may not be read."""
+        self.is_reading = False
+        self.marks.partition_count = 0
+        self._wake.set()
+
+    def take(self, batches: Sequence[CommitBatch]) -> None:
+        """What was read of the topic."""
+        now_ms = _now_ms()
+        changes: list[Change] = []
+        for batch in batches:
+            values = {name: offset for name, offset in batch.values.items() if self._is_ours(name)}
+            if batch.is_load:
+                there = {name: offset for name, offset in values.items() if offset is not None}
+                moved, doubts = self.marks.loaded(batch.partition, there, batch.position, now_ms)
+                changes += moved
+                self.loaded.add(batch.partition)
+                if doubts:
+                    self._on_doubts(doubts)
+                continue
+            changes += self.marks.committed(batch.partition, values, now_ms)
+            changes += self.marks.read_to(batch.partition, batch.position, now_ms)
+            for name, offset in values.items():
+                if offset is None:
+                    self._on_removed(name[1])
+        self.tell(changes)
+
+    def tell(self, changes: Iterable[Change]) -> None:
+        """Hand on marks that have moved."""
+        seen = []
+        for name, offset, is_set_back in changes:
+            topic = self._names.of_group(name[0], name[1])
+            if topic is not None:
+                seen.append(Observation(topic, name[2], offset, "", is_set_back))
+        if seen:
+            self._observe(seen)
+
+    def knows(self, group: str) -> bool:
+        """Whether all that a group has committed has been seen once."""
+        if not self.is_reading:
+            return group in self._polls
+        return self.marks.partition_of(group) in self.loaded
+
+    def is_fresh(self, group: str, now: float) -> bool:
+        """Whether a poll of the group has been answered just now."""
+        poll = self._polls.get(group)
+        return poll is not None and now - poll.answered_at < FRESH_S
+
+    def answered_at(self, group: str) -> float | None:
+        poll = self._polls.get(group)
+        return None if poll is None else poll.answered_at
+
+    def ask_again(self, groups: Iterable[str]) -> None:
+        """Ask about these groups now: what they had on some topic may be wrong."""
+        for group in groups:
+            self._polls.pop(group, None)
+        self._wake.set()
+
+    async def run(self, ends_of_logs: EndsOfLogs) -> None:
+        """Polls groups until cancelled. `ends_of_logs` is awaited: where partitions of the topic end now."""
+        if self._poller is None:
+            return
+        while True:
+            now = time.monotonic()
+            due = [group for group in self._polled_groups() if self._is_due(group, now)]
+            if due:
+                await self._poll(due, now, ends_of_logs)
+            for group in self._polls.keys() - self._polled_groups():
+                del self._polls[group]
+                self.blind.pop(group, None)
+            upcoming = min((poll.due_at for poll in self._polls.values()), default=now + CHECK_S)
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(max(0.005, upcoming - time.monotonic())):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    def _polled_groups(self) -> set[str]:
+        return {group for group in self.wanted.groups() if self._groups.matches(group)}
+
+    def _is_due(self, group: str, now: float) -> bool:
+        poll = self._polls.get(group)
+        return poll is None or poll.due_at <= now
+
+    async def _poll(self, groups: list[str], now: float, ends_of_logs: EndsOfLogs) -> None:
+        assert self._poller is not None
+        found = await self._poller.offsets_of(groups)
+        answers: dict[str, dict[CommitName, int]] = {}
+        for group, answer in found.items():
+            if isinstance(answer, Exception):
+                self._fail(group, answer, now)
+            else:
+                self.blind.pop(group, None)
+                self.refused.pop(group, None)
+                answers[group] = {name: offset for name, offset in answer.items() if self._is_ours(name)}
+        changed = {group: values for group, values in answers.items() if self.marks.differs(group, values)}
+        fences = await self._fences(changed, ends_of_logs)
+        now_ms = _now_ms()
+        for group, values in answers.items():
+            before = self._polls.get(group)
+            every = CHECK_S
+            if not self.is_reading:
+                every = POLL_MIN_S if group in changed or before is None else min(before.every_s * 1.5, POLL_MAX_S)
+            self._polls[group] = _Poll(now, now + every, every)
+            if group not in changed or (self.is_reading and group not in fences):
+                continue
+            self.tell(self.marks.polled(group, values, fences.get(group), now_ms))
+        if doubts := self.marks.doubts(changed):
+            self._on_doubts(doubts)
+
+    async def _fences(
+        self, groups: Mapping[str, object], ends_of_logs: EndsOfLogs
+    ) -> dict[str, int]:
+        """For each group the end of its partition of the topic, as seen from now on. None while that is not read."""
+        if not self.is_reading or not self.loaded:
+            return {}
+        logs = {self.marks.partition_of(group) for group in groups} & self.loaded
+        ends: dict[int, int] = await ends_of_logs(logs) if logs else {}
+        placed = {group: self.marks.partition_of(group) for group in groups}
+        return {group: ends[log] for group, log in placed.items() if log in ends}
+
+    def _fail(self, group: str, why: Exception, now: float) -> None:
+        before = self._polls.get(group)
+        if isinstance(why, SourceRefused):
+            if group not in self.refused:
+                LOG.error("%s", why)
+            self.refused[group] = str(why)
+        elif isinstance(why, SourceBlind):
+            since = self.blind.get(group, (now, ""))[0]
+            self.blind[group] = (since, str(why))
+        every = POLL_MAX_S if isinstance(why, SourceBlind) else 10.0
+        self._polls[group] = _Poll(before.answered_at if before else -1.0, now + every, every)
+
+    def _is_ours(self, name: CommitName) -> bool:
+        return self._groups.matches(name[0]) and self._topics.matches(name[1])
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

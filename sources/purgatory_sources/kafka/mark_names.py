@@ -1,0 +1,81 @@
+"""Between a cluster's names and those of marks, and what is in demand of each kind."""
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from purgatory_client.sources.source_names import escaped_group, kafka_group, kafka_topic, unescaped_group
+from purgatory_sources.feed.observation import MarkName
+from purgatory_sources.kafka.cluster_view import Partition
+from purgatory_sources.kafka.offset_records import CommitName
+
+NAME_MAX: Final = 249
+"""Characters of a topic's name in a daemon."""
+
+
+class WantedMarks(NamedTuple):
+    """Marks of both kinds."""
+
+    partitions: frozenset[Partition]
+    commits: frozenset[CommitName]
+
+    def logs(self) -> set[Partition]:
+        """The partitions whose ends are needed for them."""
+        return {*self.partitions, *(name[1:] for name in self.commits)}
+
+    def groups(self) -> set[str]:
+        return {name[0] for name in self.commits}
+
+
+NOTHING: Final = WantedMarks(frozenset(), frozenset())
+
+
+class MarkNames:
+    """Names of marks under a label. `too_long` has those that no daemon would take."""
+
+    def __init__(self, label: str) -> None:
+        self.label: Final = label
+        self.prefix: Final = f"{label}/"
+        self.too_long: Final[set[str]] = set()
+        self.of_topic: Final = lru_cache(65_536)(self._of_topic)
+        self.of_group: Final = lru_cache(65_536)(self._of_group)
+
+    def group_prefix(self, group: str) -> str:
+        """What the names of all marks of a group begin with."""
+        return f"{self.prefix}{escaped_group(group)}/"
+
+    def parse(self, topic: str) -> tuple[str | None, str] | None:
+        """(group, or None; topic) of a mark's topic; None at all: it is none of this source's."""
+        if not topic.startswith(self.prefix):
+            return None
+        group, slash, name = topic[len(self.prefix) :].rpartition("/")
+        if not name or "/" in group or (slash and not group):
+            return None
+        return (unescaped_group(group) if slash else None), name
+
+    def wanted(self, names: Iterable[MarkName]) -> WantedMarks:
+        """Those of this source, by kind."""
+        partitions, commits = set(), set()
+        for topic, number in names:
+            parsed = self.parse(topic)
+            if parsed is None:
+                continue
+            group, name = parsed
+            if group is None:
+                partitions.add((name, number))
+            else:
+                commits.add((group, name, number))
+        return WantedMarks(frozenset(partitions), frozenset(commits))
+
+    def _of_topic(self, topic: str) -> str | None:
+        return self._checked(kafka_topic(topic, self.label))
+
+    def _of_group(self, group: str, topic: str) -> str | None:
+        return self._checked(kafka_group(group, topic, self.label)) if group else None
+
+    def _checked(self, name: str) -> str | None:
+        if len(name) <= NAME_MAX:
+            return name
+        if len(self.too_long) < 10_000:
+            self.too_long.add(name)
+        return None

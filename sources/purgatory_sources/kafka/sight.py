@@ -1,0 +1,135 @@
+"""What a Kafka source cannot see, and since when: the report of how it fares."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from purgatory_sources.feed.reports import SourceState, StaleMarks
+from purgatory_sources.kafka.group_watch import GroupWatch
+from purgatory_sources.kafka.mark_names import MarkNames
+from purgatory_sources.kafka.topic_watch import TopicWatch
+
+ENTRIES_MAX: Final = 500
+"""Entries of a report: what somebody waits on comes first."""
+BEHIND_S: Final = 2.0
+"""A reader that has not come to where its log ended so long ago does not see it. Readers say nothing themselves."""
+
+
+class SightReport(NamedTuple):
+    """As a feed's `report` takes it."""
+
+    state: SourceState
+    reason: str = ""
+    stale: tuple[StaleMarks, ...] = ()
+    lag_ms: int = 0
+
+
+class LogSight:
+    """Compares how far partitions of `__consumer_offsets` were read with where they end. Times are seconds of one
+    clock.
+    """
+
+    def __init__(self) -> None:
+        self._targets: dict[int, tuple[int, float]] = {}
+        self._failing: dict[int, tuple[float, str]] = {}
+        self.held: set[int] = set()
+        """Held back by an open transaction."""
+
+    def looked(self, partition: int, end: int, position: int, at: float, error: str = "") -> None:
+        """`end` -1: it could not be seen, and `error` says why."""
+        if end < 0:
+            self._failing.setdefault(partition, (at, error))
+            return
+        self._failing.pop(partition, None)
+        target = self._targets.get(partition)
+        if target is not None and position >= target[0]:
+            del self._targets[partition]
+            target = None
+        if target is None and position < end:
+            self._targets[partition] = (end, at)
+        if position >= end:
+            self._targets.pop(partition, None)
+            self.held.discard(partition)
+
+    def late(self, now: float) -> dict[int, tuple[float, str]]:
+        """Partitions that are not seen: for how long, and why. Those that are held back are among them."""
+        late = {
+            partition: (now - since, "its records do not come, though there are some")
+            for partition, (_, since) in self._targets.items()
+            if now - since >= BEHIND_S
+        }
+        for partition, (since, why) in self._failing.items():
+            if now - since >= BEHIND_S / 2:
+                late[partition] = (max(now - since, late.get(partition, (0.0, ""))[0]), why)
+        return late
+
+
+def report(names: MarkNames, topics: TopicWatch, groups: GroupWatch, logs: LogSight, begun_at: float) -> SightReport:
+    """How the source fares now."""
+    now = time.monotonic()
+    if topics.blind_since is not None:
+        stale = (StaleMarks("", stale_ms=_ms(now - topics.blind_since), reason=topics.blind_reason),)
+        return SightReport(SourceState.BLIND, topics.blind_reason, stale)
+    if not topics.has_looked.is_set() or not groups.is_loaded:
+        return SightReport(
+            SourceState.LOADING, "reading what is there", (StaleMarks("", stale_ms=_ms(now - begun_at), reason="loading"),)
+        )
+    late = logs.late(now)
+    held = {log: since for log, since in late.items() if log in logs.held}
+    entries = [*_stale_topics(names, topics, now), *_stale_groups(names, groups, late, now)]
+    if entries:
+        wanted = {name for group in groups.wanted.groups() for name in (names.group_prefix(group),)}
+        wanted |= {name for topic, _ in topics.wanted.partitions if (name := names.of_topic(topic)) is not None}
+        entries.sort(key=lambda entry: entry.topic_prefix not in wanted)
+        reason = entries[0].reason
+        state = SourceState.HELD if len(held) == len(late) > 0 and _are_groups(entries, names) else SourceState.BLIND
+        return SightReport(state, reason, tuple(entries[:ENTRIES_MAX]), _ms(max(s.stale_ms for s in entries) / 1000))
+    if held:
+        oldest = max(since for since, _ in held.values())
+        return SightReport(SourceState.HELD, "an open transaction holds back what groups commit", lag_ms=_ms(oldest))
+    refused = next(iter([*groups.refused.values(), *_refused_topics(topics)]), "")
+    if refused:
+        return SightReport(SourceState.REFUSED, refused)
+    return SightReport(SourceState.LIVE)
+
+
+def _stale_topics(names: MarkNames, topics: TopicWatch, now: float) -> Iterable[StaleMarks]:
+    by_topic: defaultdict[str, list[tuple[int, float, str]]] = defaultdict(list)
+    for (topic, number), (seconds, why) in topics.marks.stale(now).items():
+        by_topic[topic].append((number, seconds, why))
+    for topic, partitions in by_topic.items():
+        name = names.of_topic(topic)
+        if name is not None:
+            oldest = max(partitions, key=lambda one: one[1])
+            numbers = sorted(number for number, _, _ in partitions)
+            yield StaleMarks(name, exact=True, partitions=numbers, stale_ms=_ms(oldest[1]), reason=oldest[2])
+
+
+def _stale_groups(
+    names: MarkNames, groups: GroupWatch, late: Mapping[int, tuple[float, str]], now: float
+) -> Iterable[StaleMarks]:
+    if not groups.is_reading:
+        for group, (since, why) in groups.blind.items():
+            yield StaleMarks(names.group_prefix(group), stale_ms=_ms(now - since), reason=why)
+    elif late:
+        for group in groups.marks.groups() | groups.wanted.groups():
+            log = late.get(groups.marks.partition_of(group))
+            if log is not None and not groups.is_fresh(group, now):
+                answered = groups.answered_at(group)
+                seconds = min(log[0], now - answered) if answered is not None and answered >= 0 else log[0]
+                yield StaleMarks(names.group_prefix(group), stale_ms=_ms(seconds), reason=log[1])
+
+
+def _refused_topics(topics: TopicWatch) -> list[str]:
+    return [f"may not see topic {topic!r}" for topic, _ in topics.wanted.partitions if topic in topics.refused()]
+
+
+def _are_groups(entries: Iterable[StaleMarks], names: MarkNames) -> bool:
+    return all(entry.topic_prefix.endswith("/") and entry.topic_prefix != names.prefix for entry in entries)
+
+
+def _ms(seconds: float) -> int:
+    return max(0, int(seconds * 1000))

@@ -1,0 +1,305 @@
+"""A Kafka cluster as a source: threads and tasks that see, put together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from confluent_kafka import KafkaError
+
+from purgatory_sources.errors import SourceBlind, SourceRefused
+from purgatory_sources.feed.feed import Feed
+from purgatory_sources.feed.observation import MarkName, Observation
+from purgatory_sources.feed.reports import End
+from purgatory_sources.feed.source import Source
+from purgatory_sources.kafka.cluster_view import EARLIEST, ClusterView, EndSeen, Partition
+from purgatory_sources.kafka.commit_reader import OFFSETS_TOPIC, CommitBatch, CommitReader
+from purgatory_sources.kafka.drained_groups import DrainedGroups, Probe
+from purgatory_sources.kafka.group_marks import Doubt
+from purgatory_sources.kafka.group_poller import GroupPoller
+from purgatory_sources.kafka.group_watch import GroupWatch
+from purgatory_sources.kafka.mark_names import MarkNames
+from purgatory_sources.kafka.settings import KafkaSettings
+from purgatory_sources.kafka.sight import BEHIND_S, LogSight, report
+from purgatory_sources.kafka.topic_fetcher import TopicFetcher
+from purgatory_sources.kafka.topic_watch import IDLE_S, TopicWatch
+from purgatory_sources.kafka.visible_records import VisibleRecords
+
+LOG: Final = logging.getLogger(__name__)
+
+REPORT_S: Final = 0.25
+RECONCILE_S: Final = 0.5
+CLUES: Final = {
+    KafkaError._AUTHENTICATION: "authentication failed; look at security.protocol, sasl.mechanism, sasl.username",  # noqa: SLF001
+    KafkaError._SSL: "TLS failed; look at security.protocol and ssl.ca.location",  # noqa: SLF001
+    KafkaError.SASL_AUTHENTICATION_FAILED: "authentication failed; look at sasl.username and sasl.password",
+}
+"""What to say of errors that no waiting cures."""
+
+
+class KafkaSource(Source):
+    """Watches one cluster."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self.settings: Final = settings
+        self.name = settings.name
+        self._names = MarkNames(settings.label)
+        self.topic_prefixes = (self._names.prefix,)
+        self._feed: Feed | None = None
+        self._clue = ""
+        self._begun_at = time.monotonic()
+
+    async def run(self, feed: Feed) -> None:
+        self._feed = feed
+        self._loop = asyncio.get_running_loop()
+        settings = self.settings
+        self._begun_at = time.monotonic()
+        self._view = ClusterView(settings, self._on_error)
+        arguments = settings.aiokafka()
+        if arguments is None:
+            LOG.warning("groups cannot be polled with this sasl.mechanism: only what __consumer_offsets has is seen")
+        self._poller = None if arguments is None else GroupPoller(arguments)
+        self._topics = TopicWatch(
+            self._view, self._names, settings.topics, settings.poll_ms, self._observe, self._on_cut, self._on_gone
+        )
+        self._groups = GroupWatch(
+            self._names, settings.groups, settings.topics, self._poller, self._observe, self._on_doubts, self._on_removed
+        )
+        self._drained = DrainedGroups(
+            self._groups.marks, self._topics.marks.end, self._groups.tell, self._groups.knows, self._open_probe
+        )
+        self._logs = LogSight()
+        self._fetcher = None
+        if settings.low_latency is not None:
+            self._fetcher = TopicFetcher(settings, self._on_fetched)
+        self._reader = CommitReader(
+            settings, self._on_count, self._on_batches, self._on_reading_refused, self._on_error
+        )
+        try:
+            await self._run(feed)
+        finally:
+            self._feed = None
+            await self._close()
+
+    async def _run(self, feed: Feed) -> None:
+        if self.settings.commits == "poll":
+            if self._poller is None:
+                raise SourceRefused("commits=poll needs sasl.mechanism PLAIN or SCRAM, or no SASL")
+            self._groups.poll_only()
+        else:
+            self._reader.start()
+        feed.on_demand(lambda names: self._want(names))
+        self._want(feed.demand)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._topics.run())
+            group.create_task(self._groups.run(self._ends_of_logs))
+            group.create_task(self._drained.run())
+            group.create_task(self._look_at_logs())
+            group.create_task(self._report_on(feed))
+            group.create_task(self._reconcile_on(feed))
+
+    async def _close(self) -> None:
+        await asyncio.to_thread(self._reader.stop)
+        if self._fetcher is not None:
+            await asyncio.to_thread(self._fetcher.stop)
+        await self._drained.close()
+        if self._poller is not None:
+            await self._poller.close()
+        await self._view.close()
+
+    async def ends(self, names: Sequence[str]) -> list[End]:
+        if self._feed is None:
+            raise SourceBlind("the source is starting")
+        asked: dict[str, list[tuple[str | None, int]]] = {}
+        partitions: set[Partition] = set()
+        wanted = [(name, *self._checked_topic(name)) for name in names]
+        await self._look_once({topic for _, _, topic in wanted})
+        for name, group, topic in wanted:
+            count = self._view.topics.get(topic)
+            if count is None:
+                raise SourceBlind(self._view.refused.get(topic, f"there is no topic {topic!r} in the cluster"))
+            asked[name] = [(group, number) for number in range(count)]
+            partitions |= {(topic, number) for number in range(count)}
+        begun = time.monotonic()
+        latest, earliest = await asyncio.gather(self._view.ends(partitions), self._view.ends(partitions, EARLIEST))
+        for (topic, number), seen in [*latest.items(), *earliest.items()]:
+            if seen.offset < 0:
+                raise SourceBlind(f"the end of {topic}-{number} cannot be seen: {seen.error}")
+        self._topics.take(self._topics.marks.seen(latest, begun))
+        ends: list[End] = []
+        for name, group, topic in wanted:
+            for _, number in asked[name]:
+                end = latest[topic, number].offset
+                if end > earliest[topic, number].offset:  # else there is nothing in it that anybody could read
+                    ends.append(End(name, number, end))
+            if group is not None:
+                self._drained.ask((group, topic, number) for _, number in asked[name])
+        return ends
+
+    def _checked_topic(self, name: str) -> tuple[str | None, str]:
+        parsed = self._names.parse(name)
+        if parsed is None:
+            raise SourceBlind(f"{name!r} is no name of a topic or group: {self._names.prefix}[GROUP/]TOPIC")
+        group, topic = parsed
+        if not self.settings.topics.matches(topic) or (group is not None and not self.settings.groups.matches(group)):
+            raise SourceBlind(f"{name!r} is not among the topics and groups that this source was told to watch")
+        return group, topic
+
+    async def _look_once(self, topics: set[str]) -> None:
+        """Makes sure that new topics and partitions are known: a look that begins now."""
+        await self._view.look()
+        if any(self._topics.known_topics().get(topic) != self._view.topics.get(topic) for topic in topics):
+            self._topics.look_now()
+
+    # What comes in.
+
+    def _want(self, names: Iterable[MarkName]) -> None:
+        wanted = self._names.wanted(names)
+        self._topics.want(wanted)
+        self._groups.want(wanted)
+        self._drained.want(wanted.commits)
+        low_latency = self.settings.low_latency
+        if self._fetcher is not None and low_latency is not None:
+            self._fetcher.want({one for one in wanted.partitions if low_latency.matches(one[0])})
+
+    def _observe(self, observations: Iterable[Observation]) -> None:
+        if self._feed is not None:
+            self._feed.observe(observations)
+
+    def _on_batches(self, batches: Sequence[CommitBatch]) -> None:
+        self._soon(self._groups.take, batches)
+
+    def _on_count(self, count: int) -> None:
+        self._soon(self._take_count, count)
+
+    def _take_count(self, count: int) -> None:
+        self._groups.marks.partition_count = count
+        self._remember_told()
+
+    def _remember_told(self) -> None:
+        if self._feed is None:
+            return
+        told = {}
+        for (name, number), mark in self._feed.told(self._names.prefix).items():
+            parsed = self._names.parse(name)
+            if parsed is not None and parsed[0] is not None:
+                told[parsed[0], parsed[1], number] = mark.offset
+        self._groups.marks.remember_told(told)
+
+    def _on_fetched(self, partition: Partition, end: int) -> None:
+        self._soon(lambda: self._topics.take(self._topics.marks.fetched(partition, end, time.monotonic())))
+
+    def _on_reading_refused(self, why: str) -> None:
+        self._soon(self._stop_reading, why)
+
+    def _stop_reading(self, why: str) -> None:
+        if self.settings.commits == "read" or self._poller is None:
+            LOG.error("%s", why)
+            self._clue = why
+            return
+        LOG.warning("%s; until then groups are polled, those that somebody waits on", why)
+        self._groups.poll_only()
+
+    def _on_error(self, error: KafkaError) -> None:
+        clue = CLUES.get(error.code())
+        if clue is not None and clue != self._clue:
+            self._clue = clue
+            LOG.error("%s: %s", clue, error.str())
+        self._soon(self._topics.look_now)
+
+    def _soon(self, call: object, *arguments: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(call, *arguments)  # type: ignore[arg-type]
+        except RuntimeError:
+            LOG.debug("the loop has ended before the threads")
+
+    # What goes from one to the other.
+
+    def _on_cut(self, partition: Partition, end: int) -> None:
+        self._groups.tell(self._groups.marks.cut(*partition, end, time.monotonic_ns() // 1_000_000))
+
+    def _on_gone(self, topic: str) -> None:
+        changes, groups = self._groups.marks.forget_topic(topic, time.monotonic_ns() // 1_000_000)
+        self._groups.tell(changes)
+        self._groups.ask_again(groups)
+
+    def _on_doubts(self, doubts: Sequence[Doubt]) -> None:
+        self._drained.doubt(doubts)
+
+    def _on_removed(self, topic: str) -> None:
+        if topic in self._topics.known_topics():
+            self._topics.suspect(topic)
+
+    def _open_probe(self) -> Probe:
+        return VisibleRecords(self.settings.librdkafka(), self.settings.isolation)
+
+    async def _ends_of_logs(self, logs: set[int]) -> dict[int, int]:
+        found = await self._view.ends([(OFFSETS_TOPIC, log) for log in logs])
+        return {log: seen.offset for (_, log), seen in found.items() if seen.offset >= 0}
+
+    # What is said.
+
+    async def _look_at_logs(self) -> None:
+        """Readers are silent while they see nothing: what they have read is compared with what there is."""
+        while True:
+            count = self._groups.marks.partition_count
+            if self._groups.is_reading and count and self._groups.loaded:
+                begun = time.monotonic()
+                found = await self._view.ends([(OFFSETS_TOPIC, log) for log in self._groups.loaded])
+                for (_, log), seen in found.items():
+                    self._logs.looked(log, seen.offset, self._groups.marks.position(log), begun, seen.error)
+                await self._look_at_held(found)
+            is_busy = bool(self._groups.wanted.commits) or self._logs.late(time.monotonic())
+            await asyncio.sleep(BEHIND_S / 2 if is_busy else IDLE_S)
+
+    async def _look_at_held(self, found: dict[Partition, EndSeen]) -> None:
+        late = [log for log in self._logs.late(time.monotonic()) if found.get((OFFSETS_TOPIC, log), EndSeen(-1)).offset >= 0]
+        if late:
+            stable = await self._view.last_stable([(OFFSETS_TOPIC, log) for log in late])
+            for log in late:
+                if 0 <= stable.get((OFFSETS_TOPIC, log), -1) <= self._groups.marks.position(log):
+                    self._logs.held.add(log)
+                else:
+                    self._logs.held.discard(log)
+
+    async def _report_on(self, feed: Feed) -> None:
+        while True:
+            now = report(self._names, self._topics, self._groups, self._logs, self._begun_at)
+            reason = f"{self._clue}; {now.reason}" if self._clue and now.stale else now.reason
+            if not now.stale:
+                self._clue = ""
+            feed.report(now.state, reason[:1000], now.stale, now.lag_ms)
+            await asyncio.sleep(REPORT_S)
+
+    async def _reconcile_on(self, feed: Feed) -> None:
+        """What daemons have and the cluster has not is gone; what they have above it is looked into."""
+        while True:
+            await asyncio.sleep(RECONCILE_S)
+            if self._topics.has_looked.is_set() and self._groups.is_loaded and self._topics.blind_since is None:
+                self._reconcile(feed)
+
+    def _reconcile(self, feed: Feed) -> None:
+        gone: list[Observation] = []
+        doubts: list[Doubt] = []
+        known = self._topics.known_topics()
+        for (name, number), mark in feed.told(self._names.prefix).items():
+            parsed = self._names.parse(name)
+            if parsed is None:
+                continue
+            group, topic = parsed
+            if group is None:
+                if known.get(topic, 0) <= number:
+                    gone.append(Observation(name, number, None))
+            elif self._groups.is_reading and self._groups.knows(group):
+                found = self._groups.marks.get((group, topic, number))
+                if found is None:
+                    gone.append(Observation(name, number, None))
+                elif mark.offset > found[1]:
+                    doubts += self._groups.marks.question((group, topic, number), mark.offset)
+        if gone:
+            self._observe(gone)
+        if doubts:
+            self._drained.doubt(doubts)
