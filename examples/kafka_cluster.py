@@ -47,7 +47,9 @@ def kafka_jars() -> Path:
     if given:
         raise ClusterUnavailable(f"{wanted.name} is not in KAFKA_JARS={given}")
     if shutil.which("mvn") is None:
-        raise ClusterUnavailable("no Maven found to fetch Kafka's jars; install it, or set KAFKA_JARS to a folder of them")
+        raise ClusterUnavailable(
+            "no Maven found to fetch Kafka's jars; install it, or set KAFKA_JARS to a folder of them"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "pom.xml").write_text(POM, "utf-8")
     fetch = ["mvn", "-q", "-B", "-f", str(folder / "pom.xml"), "dependency:copy-dependencies", "-DincludeScope=runtime"]
@@ -154,7 +156,11 @@ class KafkaCluster:
             command = [*self._java(), *arguments, f"broker-{one}.properties"]
             runs.append(
                 subprocess.Popen(
-                    command, cwd=self._folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+                    command,
+                    cwd=self._folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
                 )
             )
         for run in runs:

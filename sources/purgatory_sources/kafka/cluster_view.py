@@ -122,9 +122,9 @@ class ClusterView:
 
     def _describe(self, topics: list[str]) -> dict[str, str]:
         # A client of its own for each time: one whose broker dies stays with that broker. It must outlive its futures.
-        admin = AdminClient({
-            key: value for key, value in self._settings.librdkafka().items() if key not in CONSUMER_ONLY
-        })
+        admin = AdminClient(
+            {key: value for key, value in self._settings.librdkafka().items() if key not in CONSUMER_ONLY}
+        )
         futures = admin.describe_topics(TopicCollection(topics), request_timeout=METADATA_S)
         ids = {}
         for topic, future in futures.items():
@@ -150,5 +150,5 @@ def _seen(at: TopicPartition, leader: int) -> EndSeen:
         return EndSeen(-1, error=at.error.str(), code=at.error.code())
     if at.offset < 0:
         return EndSeen(-1, error=f"broker {leader} does not know", code=KafkaError.UNKNOWN)
-    epoch = at.leader_epoch
+    epoch: int | None = at.leader_epoch
     return EndSeen(at.offset, -1 if epoch is None else epoch)

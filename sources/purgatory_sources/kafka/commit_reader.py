@@ -15,8 +15,9 @@ from purgatory_sources.kafka.settings import KafkaSettings
 LOG: Final = logging.getLogger(__name__)
 
 OFFSETS_TOPIC: Final = "__consumer_offsets"
-FETCH_WAIT_MS: Final = 5_000
-"""A broker that has nothing answers after so long: what an idle reader costs. What comes is sent at once all the same."""
+FETCH_WAIT_MS: Final = 4_000
+"""A broker that has nothing answers after so long: what an idle reader costs. What comes is sent at once anyway."""
+LOADING_WAIT_MS: Final = 50
 POLL_S: Final = 0.5
 RETRY_S: Final = 1.0
 DRAIN_MAX: Final = 10_000
@@ -70,28 +71,42 @@ class CommitReader:
             self._thread.join(10.0)
 
     def _run(self) -> None:
-        consumer = Consumer(
-            self._settings.librdkafka(
-                isolation_level="read_committed",
-                enable_partition_eof=True,
-                auto_offset_reset="earliest",
-                fetch_wait_max_ms=FETCH_WAIT_MS,
-                error_cb=self._on_error,
-            )
-        )
         try:
-            count = self._wait_for_topic(consumer)
-            if count:
-                self._on_count(count)
-                self._logs = {number: _Log() for number in range(count)}
-                consumer.assign([TopicPartition(OFFSETS_TOPIC, number, OFFSET_BEGINNING) for number in self._logs])
-                while not self._stopping.is_set():
-                    self._read(consumer)
+            # Ends are noticed when a fetch finds nothing: loading asks again and again, later it waits at the brokers.
+            self._read_with(self._open(fetch_wait_max_ms=LOADING_WAIT_MS), until_loaded=True)
+            self._read_with(self._open(fetch_wait_max_ms=FETCH_WAIT_MS, socket_timeout_ms=2 * FETCH_WAIT_MS))
         except PermissionError as refused:
             self._on_refused(str(refused))
         except Exception:
             LOG.exception("reading %s failed", OFFSETS_TOPIC)
             self._on_refused(f"reading {OFFSETS_TOPIC} failed; the log has the traceback")
+
+    def _open(self, **own: int) -> Consumer:
+        return Consumer(
+            self._settings.librdkafka(
+                isolation_level="read_committed",
+                enable_partition_eof=True,
+                auto_offset_reset="earliest",
+                error_cb=self._on_error,
+                **own,
+            )
+        )
+
+    def _read_with(self, consumer: Consumer, *, until_loaded: bool = False) -> None:
+        try:
+            if not self._logs and (count := self._wait_for_topic(consumer)):
+                self._logs = {number: _Log() for number in range(count)}
+                self._on_count(count)
+            consumer.assign(
+                [
+                    TopicPartition(OFFSETS_TOPIC, number, OFFSET_BEGINNING if log.is_loading else log.position)
+                    for number, log in self._logs.items()
+                ]
+            )
+            while not self._stopping.is_set():
+                self._read(consumer)
+                if until_loaded and not any(log.is_loading for log in self._logs.values()):
+                    break
         finally:
             consumer.close()
 
@@ -148,7 +163,7 @@ class CommitReader:
         if key is None:
             return
         try:
-            decoded = decode_offset(key, message.value())  # type: ignore[arg-type]
+            decoded = decode_offset(key, message.value())
         except MalformedRecord as bad:
             self.skipped += 1
             LOG.warning("%s-%d at %d: %s", OFFSETS_TOPIC, number, offset, bad)

@@ -41,8 +41,8 @@ class _Tried(NamedTuple):
 
 
 class DrainedGroups:
-    """`tell` takes the marks that have moved, `end` gives where a partition ends, -1 for unknown. `open_probe` is called
-    in the thread that probes, at the first need.
+    """`tell` takes the marks that have moved, `end` gives where a partition ends, -1 for unknown. `open_probe` is
+    called in the thread that probes, at the first need.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class DrainedGroups:
                 settled += self._marks.settled(doubt, is_drained=False, now_ms=_now_ms())
             elif name[1:] not in spans:
                 spans[name[1:]] = doubt
-        found = await self._ask({partition: (one.committed, one.told) for partition, one in spans.items()})
+        found = await self.probe({partition: (one.committed, one.told) for partition, one in spans.items()})
         for partition, is_drained in found.items():
             if is_drained is None:
                 continue
@@ -143,7 +143,7 @@ class DrainedGroups:
                 continue
             if tried is None or tried.committed != committed or tried.due_at <= now:
                 chosen[partition] = name, committed, end
-        found = await self._ask({partition: span[1:] for partition, span in chosen.items()})
+        found = await self.probe({partition: span[1:] for partition, span in chosen.items()})
         changes: list[Change] = []
         for partition, is_drained in found.items():
             name, committed, end = chosen[partition]
@@ -161,7 +161,8 @@ class DrainedGroups:
         self._tell(changes)
         return bool(chosen)
 
-    async def _ask(self, spans: Mapping[Partition, tuple[int, int]]) -> dict[Partition, bool | None]:
+    async def probe(self, spans: Mapping[Partition, tuple[int, int]]) -> dict[Partition, bool | None]:
+        """As `VisibleRecords.none_between`, from the thread that may."""
         if not spans:
             return {}
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._ask_now, spans)

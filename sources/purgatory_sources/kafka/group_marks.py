@@ -2,12 +2,12 @@
 
 No input or output: readers bring what they saw, changes come out. Names are (group, topic, partition).
 
-Two readers bring offsets. The records of `__consumer_offsets` come in order, but may come late: an open transaction holds
-back all that follows it, and a broker that is away all of its partition. A group's coordinator knows what counts now, but
-its answer says nothing of the order in which it and the records came to be. So an answer counts only while the records
-are known to be behind it: it is given with a *fence*, the end of the group's partition of `__consumer_offsets` as seen
-after the answer; once the records have been read up to there, they count again. An answer that a mark should go back is
-believed when the next one says the same.
+Two readers bring offsets. The records of `__consumer_offsets` come in order, but may come late: an open transaction
+holds back all that follows it, and a broker that is away all of its partition. A group's coordinator knows what counts
+now, but its answer says nothing of the order in which it and the records came to be. So an answer counts only while the
+records are known to be behind it: it is given with a *fence*, the end of the group's partition of `__consumer_offsets`
+as seen after the answer; once the records have been read up to there, they count again. An answer that a mark should go
+back is believed when the next one says the same.
 
 A mark may stand above the offset that was committed: where it was *proved* that no visible record lies between. A later
 commit at or above the last committed offset is then no step back.
@@ -18,7 +18,6 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from purgatory_sources.kafka.offset_records import CommitName
-
 
 NO_COMMIT: Final = -1
 """In place of a committed offset: the group has none, but nothing that it could read lies below its mark."""
@@ -181,7 +180,7 @@ class GroupMarks:
         if mark is None:
             if committed != NO_COMMIT:
                 return []
-            mark = self._add(name, NO_COMMIT, moved_ms=0)
+            mark = self._add(name, NO_COMMIT, 0)
         if mark.told_above is not None or mark.committed < committed or end <= max(mark.committed, mark.proved):
             return []
         mark.proved = end

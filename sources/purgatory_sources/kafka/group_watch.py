@@ -1,4 +1,4 @@
-"""Keeps the marks of consumer groups up to date: from `__consumer_offsets` with polls to check on it, or by polls alone."""
+"""Keeps the marks of groups up to date: from `__consumer_offsets` and polls that check on it, or from polls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from purgatory_sources.kafka.group_marks import Change, Doubt, GroupMarks
 from purgatory_sources.kafka.group_poller import GroupPoller
 from purgatory_sources.kafka.mark_names import NOTHING, MarkNames, WantedMarks
 from purgatory_sources.kafka.offset_records import CommitName
-from purgatory_sources.kafka.selection import Selection
+from purgatory_sources.kafka.settings import Selection
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -197,9 +197,7 @@ class GroupWatch:
         if doubts := self.marks.doubts(changed):
             self._on_doubts(doubts)
 
-    async def _fences(
-        self, groups: Mapping[str, object], ends_of_logs: EndsOfLogs
-    ) -> dict[str, int]:
+    async def _fences(self, groups: Mapping[str, object], ends_of_logs: EndsOfLogs) -> dict[str, int]:
         """For each group the end of its partition of the topic, as seen from now on. None while that is not read."""
         if not self.is_reading or not self.loaded:
             return {}

@@ -5,6 +5,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from purgatory_client.sources.source_names import escaped_group, kafka_group, kafka_topic, unescaped_group
+
 from purgatory_sources.feed.observation import MarkName
 from purgatory_sources.kafka.cluster_view import Partition
 from purgatory_sources.kafka.offset_records import CommitName

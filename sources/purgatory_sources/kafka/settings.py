@@ -7,14 +7,16 @@ PURGATORY_KAFKA_SASL_PASSWORD for sasl.password; never from the URI, which every
 """
 
 import logging
+import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final
 
 from purgatory_client.sources.source_names import KAFKA
+
 from purgatory_sources.errors import SourceRefused
-from purgatory_sources.kafka.selection import Selection
 from purgatory_sources.uri import SourceUri
 
 ENVIRONMENT_PREFIX: Final = "PURGATORY_KAFKA_"
@@ -25,7 +27,8 @@ GROUP_ID: Final = "purgatory-source"
 """Nobody joins it and nothing is committed; librdkafka wants one."""
 
 RESERVED: Final = {
-    "bootstrap.servers", "group.id", "enable.auto.commit", "isolation.level", "auto.offset.reset", "enable.partition.eof",
+    "bootstrap.servers", "group.id", "enable.auto.commit", "isolation.level", "auto.offset.reset",
+    "enable.partition.eof",
 }  # fmt: skip
 """A source sets these itself."""
 
@@ -39,6 +42,32 @@ QUICK: Final[dict[str, Any]] = {
     "allow.auto.create.topics": False,
     "group.id": GROUP_ID,
 }
+
+
+class Selection:
+    """Names that one of some patterns is for: "orders" is that name, "orders*" all that start so, "^ord.*s$" an
+    expression, matched as a whole. No patterns: all names.
+
+    Raises SourceRefused for an expression that is none.
+    """
+
+    def __init__(self, patterns: Iterable[str] = ()) -> None:
+        self.patterns: Final = tuple(pattern for pattern in patterns if pattern)
+        self._names = frozenset(one for one in self.patterns if not one.startswith("^") and not one.endswith("*"))
+        self._prefixes = tuple(one[:-1] for one in self.patterns if one.endswith("*") and not one.startswith("^"))
+        try:
+            self._expressions = [re.compile(one) for one in self.patterns if one.startswith("^")]
+        except re.error as error:
+            raise SourceRefused(f"{error.pattern!r} is not a regular expression: {error}") from error
+        self.matches: Final = lru_cache(maxsize=65_536)(self._matches)
+
+    def __bool__(self) -> bool:
+        return bool(self.patterns)
+
+    def _matches(self, name: str) -> bool:
+        if not self.patterns or name in self._names or name.startswith(self._prefixes):
+            return True
+        return any(expression.fullmatch(name) for expression in self._expressions)
 
 
 @dataclass(frozen=True)
@@ -88,7 +117,7 @@ class KafkaSettings:
         """A configuration for one of librdkafka's clients. `own`: keys with "_" for "."."""
         made = QUICK | {"bootstrap.servers": self.brokers, "client.id": "purgatory-source"} | dict(self.configuration)
         made["logger"] = logging.getLogger("purgatory_sources.kafka.librdkafka")
-        return made | {key.replace("_", "."): value for key, value in own.items()}
+        return made | {key if key == "error_cb" else key.replace("_", "."): value for key, value in own.items()}
 
     def aiokafka(self) -> dict[str, Any] | None:
         """The same for aiokafka. None: it cannot connect in this way, so groups cannot be polled."""

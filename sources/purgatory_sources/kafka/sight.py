@@ -54,6 +54,15 @@ class LogSight:
             self._targets.pop(partition, None)
             self.held.discard(partition)
 
+    def suspects(self, now: float) -> list[int]:
+        """Partitions that will be late unless their records come, or it is shown that there are none."""
+        return [log for log, (_, since) in self._targets.items() if now - since >= BEHIND_S / 2]
+
+    def nothing_visible(self, partition: int) -> None:
+        """What lies between the position and the end is nothing that a reader is given: markers, aborted records."""
+        self._targets.pop(partition, None)
+        self.held.discard(partition)
+
     def late(self, now: float) -> dict[int, tuple[float, str]]:
         """Partitions that are not seen: for how long, and why. Those that are held back are among them."""
         late = {
@@ -75,7 +84,9 @@ def report(names: MarkNames, topics: TopicWatch, groups: GroupWatch, logs: LogSi
         return SightReport(SourceState.BLIND, topics.blind_reason, stale)
     if not topics.has_looked.is_set() or not groups.is_loaded:
         return SightReport(
-            SourceState.LOADING, "reading what is there", (StaleMarks("", stale_ms=_ms(now - begun_at), reason="loading"),)
+            SourceState.LOADING,
+            "reading what is there",
+            (StaleMarks("", stale_ms=_ms(now - begun_at), reason="loading"),),
         )
     late = logs.late(now)
     held = {log: since for log, since in late.items() if log in logs.held}

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from purgatory_sources.errors import SourceBlind, SourceRefused
 from purgatory_sources.feed.feed import Feed
@@ -57,7 +57,10 @@ class KafkaSource(Source):
         self._loop = asyncio.get_running_loop()
         settings = self.settings
         self._begun_at = time.monotonic()
-        self._view = ClusterView(settings, self._on_error)
+        try:
+            self._view = ClusterView(settings, self._on_error)
+        except KafkaException as error:  # before anything is connected: a key or a value that librdkafka refuses
+            raise SourceRefused(f"the settings of the Kafka source cannot be used: {error.args[0].str()}") from error
         arguments = settings.aiokafka()
         if arguments is None:
             LOG.warning("groups cannot be polled with this sasl.mechanism: only what __consumer_offsets has is seen")
@@ -66,7 +69,13 @@ class KafkaSource(Source):
             self._view, self._names, settings.topics, settings.poll_ms, self._observe, self._on_cut, self._on_gone
         )
         self._groups = GroupWatch(
-            self._names, settings.groups, settings.topics, self._poller, self._observe, self._on_doubts, self._on_removed
+            self._names,
+            settings.groups,
+            settings.topics,
+            self._poller,
+            self._observe,
+            self._on_doubts,
+            self._on_removed,
         )
         self._drained = DrainedGroups(
             self._groups.marks, self._topics.marks.end, self._groups.tell, self._groups.knows, self._open_probe
@@ -91,7 +100,7 @@ class KafkaSource(Source):
             self._groups.poll_only()
         else:
             self._reader.start()
-        feed.on_demand(lambda names: self._want(names))
+        feed.on_demand(self._want)
         self._want(feed.demand)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._topics.run())
@@ -256,14 +265,22 @@ class KafkaSource(Source):
             await asyncio.sleep(BEHIND_S / 2 if is_busy else IDLE_S)
 
     async def _look_at_held(self, found: dict[Partition, EndSeen]) -> None:
-        late = [log for log in self._logs.late(time.monotonic()) if found.get((OFFSETS_TOPIC, log), EndSeen(-1)).offset >= 0]
-        if late:
-            stable = await self._view.last_stable([(OFFSETS_TOPIC, log) for log in late])
-            for log in late:
-                if 0 <= stable.get((OFFSETS_TOPIC, log), -1) <= self._groups.marks.position(log):
-                    self._logs.held.add(log)
-                else:
-                    self._logs.held.discard(log)
+        """Of partitions that were not read to their ends: whether a transaction is open, or nothing visible is left."""
+        suspects = [log for log in self._logs.suspects(time.monotonic()) if found[OFFSETS_TOPIC, log].offset >= 0]
+        if not suspects:
+            return
+        stable = await self._view.last_stable([(OFFSETS_TOPIC, log) for log in suspects])
+        spans: dict[Partition, tuple[int, int]] = {}
+        for (topic, log), end in stable.items():
+            position = self._groups.marks.position(log)
+            if end <= position:
+                self._logs.held.add(log)
+            else:
+                self._logs.held.discard(log)
+                spans[topic, log] = position, end
+        for (_, log), is_drained in (await self._drained.probe(spans)).items():
+            if is_drained and stable[OFFSETS_TOPIC, log] >= found[OFFSETS_TOPIC, log].offset:
+                self._logs.nothing_visible(log)
 
     async def _report_on(self, feed: Feed) -> None:
         while True:

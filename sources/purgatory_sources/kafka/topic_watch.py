@@ -13,13 +13,13 @@ from purgatory_sources.errors import SourceBlind
 from purgatory_sources.feed.observation import Observation
 from purgatory_sources.kafka.cluster_view import ClusterView, Partition
 from purgatory_sources.kafka.mark_names import NOTHING, MarkNames, WantedMarks
-from purgatory_sources.kafka.selection import Selection
+from purgatory_sources.kafka.settings import Selection
 from purgatory_sources.kafka.topic_marks import Moved, TopicMarks
 
 LOG: Final = logging.getLogger(__name__)
 
-IDLE_S: Final = 5.0
-"""How often what nobody waits on is looked at: an idle source asks a cluster of three brokers less than twice a second."""
+IDLE_S: Final = 10.0
+"""How often what nobody waits on is looked at: an idle source asks three brokers less than twice a second."""
 LOOK_S: Final = 1.0
 """How often leaders and partitions are looked up while somebody waits."""
 IDS_S: Final = 30.0

@@ -1,0 +1,74 @@
+"""What tests do to a cluster: topics, records, transactions, commits of groups."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+
+QUIET = {"log_level": 0, "socket.timeout.ms": 4000}
+
+
+class ClusterClients:
+    """Clients of one cluster. Each call waits until what it does is done."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.bootstrap = bootstrap
+        self.admin = AdminClient({"bootstrap.servers": bootstrap, **QUIET})
+        self.producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", **QUIET})
+
+    def create(self, topic: str, partitions: int = 1, replicas: int = 1, config: Mapping[str, str] | None = None) -> None:
+        new = NewTopic(topic, partitions, replicas, config=dict(config or {}))
+        for future in self.admin.create_topics([new], operation_timeout=30).values():
+            future.result()
+
+    def delete(self, topic: str) -> None:
+        for future in self.admin.delete_topics([topic], operation_timeout=30).values():
+            future.result()
+
+    def grow(self, topic: str, partitions: int) -> None:
+        for future in self.admin.create_partitions([NewPartitions(topic, partitions)]).values():
+            future.result()
+
+    def produce(self, topic: str, count: int = 1, partition: int = 0) -> None:
+        for number in range(count):
+            self.producer.produce(topic, str(number).encode(), partition=partition)
+        assert self.producer.flush(30) == 0, "records were not acknowledged in 30 s"
+
+    @contextmanager
+    def transaction(self, topic: str, count: int = 10, name: str = "tests") -> Iterator[Producer]:
+        """An open transaction with some records; the caller commits or aborts it."""
+        producer = Producer({"bootstrap.servers": self.bootstrap, "transactional.id": name, **QUIET})
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        for number in range(count):
+            producer.produce(topic, str(number).encode(), partition=0)
+        producer.flush(30)
+        yield producer
+
+    def commit(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
+        """Without members: what an operator's tool does, and what a consumer with `assign` does."""
+        consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": group, **QUIET})
+        try:
+            wanted = [TopicPartition(topic, number, offset) for (topic, number), offset in offsets.items()]
+            for done in consumer.commit(offsets=wanted, asynchronous=False) or []:
+                assert done.error is None, done.error
+        finally:
+            consumer.close()
+
+    def delete_group(self, group: str) -> None:
+        for future in self.admin.delete_consumer_groups([group]).values():
+            future.result()
+
+    def reset(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
+        """Sets an idle group's offsets, as kafka-consumer-groups --reset-offsets does."""
+        wanted = [TopicPartition(topic, number, offset) for (topic, number), offset in offsets.items()]
+        for future in self.admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(group, wanted)]).values():
+            future.result()
+
+    def leader(self, topic: str, partition: int = 0) -> int:
+        return int(self.admin.list_topics(topic, timeout=10).topics[topic].partitions[partition].leader)
+
+    def delete_records(self, topic: str, before: int, partition: int = 0) -> None:
+        for future in self.admin.delete_records([TopicPartition(topic, partition, before)]).values():
+            future.result()

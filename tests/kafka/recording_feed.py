@@ -1,0 +1,103 @@
+"""A feed that keeps what a source says, in place of daemons."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+from purgatory_sources.feed.feed import Feed
+from purgatory_sources.feed.observation import MarkName, Observation
+from purgatory_sources.feed.reports import SourceState, StaleMarks, ToldMark
+from purgatory_sources.kafka import open_source
+from purgatory_sources.kafka.source import KafkaSource
+from purgatory_sources.uri import SourceUri
+
+PATIENCE_S = 60.0
+
+
+class RecordingFeed(Feed):
+    """`marks` has the newest of each. `told`: what daemons are to have."""
+
+    def __init__(self, told: Mapping[MarkName, int] | None = None) -> None:
+        self.marks: dict[MarkName, int] = {}
+        self.observed: list[Observation] = []
+        self.identities: dict[MarkName, set[str]] = {}
+        self.reported: tuple[SourceState, str, Sequence[StaleMarks], int] = (SourceState.LOADING, "", (), 0)
+        self.reports: list[tuple[float, SourceState, str, Sequence[StaleMarks]]] = []
+        self._told = dict(told or {})
+        self._wanted: frozenset[MarkName] = frozenset()
+        self._listeners: list[Callable[[frozenset[MarkName]], None]] = []
+        self._changed = asyncio.Event()
+
+    @property
+    def demand(self) -> frozenset[MarkName]:
+        return self._wanted
+
+    def want(self, *names: MarkName) -> None:
+        """Somebody waits on these."""
+        self._wanted = frozenset(names)
+        for listener in self._listeners:
+            listener(self._wanted)
+
+    def on_demand(self, callback: Callable[[frozenset[MarkName]], None]) -> None:
+        self._listeners.append(callback)
+
+    def observe(self, observations: Iterable[Observation]) -> None:
+        for seen in observations:
+            name = seen.topic, seen.partition
+            self.observed.append(seen)
+            if seen.offset is None:
+                self.marks.pop(name, None)
+                continue
+            if seen.identity:
+                self.identities.setdefault(name, set()).add(seen.identity)
+            if seen.offset >= self.marks.get(name, -1) or seen.is_set_back_to:
+                self.marks[name] = seen.offset
+        self._changed.set()
+
+    def report(self, state: SourceState, reason: str = "", stale: Sequence[StaleMarks] = (), lag_ms: int = 0) -> None:
+        if (state, reason) != self.reported[:2]:
+            self.reports.append((time.monotonic(), state, reason, stale))
+        self.reported = state, reason, stale, lag_ms
+        self._changed.set()
+
+    def told(self, topic_prefix: str) -> Mapping[MarkName, ToldMark]:
+        marks = self._told | self.marks
+        return {name: ToldMark(0, offset) for name, offset in marks.items() if name[0].startswith(topic_prefix)}
+
+    def seen_of(self, topic: str, partition: int) -> list[Observation]:
+        return [seen for seen in self.observed if (seen.topic, seen.partition) == (topic, partition)]
+
+    async def until(self, condition: Callable[[], object], what: str = "") -> float:
+        """Waits until it holds; gives for how long."""
+        begun = time.monotonic()
+        while not condition():
+            left = begun + PATIENCE_S - time.monotonic()
+            assert left > 0, f"{what or 'it'} did not come; marks: {self.marks}; {self.reported}"
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(min(left, 0.1)):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+        return time.monotonic() - begun
+
+    async def until_live(self) -> None:
+        await self.until(lambda: self.reported[0] == SourceState.LIVE, "live")
+
+
+@asynccontextmanager
+async def running_source(
+    bootstrap: str, options: str = "", told: Mapping[MarkName, int] | None = None
+) -> AsyncIterator[tuple[KafkaSource, RecordingFeed]]:
+    """A source of this cluster and its feed, once it is live."""
+    source = open_source(SourceUri.parse(f"kafka://{bootstrap}{'?' if options else ''}{options}"))
+    assert isinstance(source, KafkaSource)
+    feed = RecordingFeed(told)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(source.run(feed))
+        try:
+            await feed.until_live()
+            yield source, feed
+        finally:
+            task.cancel()

@@ -1,0 +1,220 @@
+"""The Kafka source on three real brokers: what it says of commits, ends, transactions and what is made anew."""
+
+import asyncio
+import random
+import uuid
+
+import pytest
+from purgatory_sources.errors import SourceBlind
+from purgatory_sources.feed.reports import SourceState
+
+from examples.kafka_cluster import KafkaCluster
+from tests.kafka.clients import ClusterClients
+from tests.kafka.recording_feed import running_source
+
+METHODS = ["commits=read", "commits=poll"]
+
+
+@pytest.fixture
+def clients(three_brokers: KafkaCluster) -> ClusterClients:
+    return ClusterClients(three_brokers.bootstrap)
+
+
+@pytest.fixture
+def topic(clients: ClusterClients) -> str:
+    """A topic of this test only, with two partitions."""
+    name = f"orders-{uuid.uuid4().hex[:8]}"
+    clients.create(name, 2, 3)
+    return name
+
+
+def options(topic: str, more: str = "") -> str:
+    return f"topics={topic}&{more}" if more else f"topics={topic}"
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_commits_are_seen_and_set_backs_told_as_such(clients: ClusterClients, topic: str, method: str) -> None:
+    """By both methods: forward, set back, forward again."""
+    name = f"kafka/billing/{topic}", 1
+    await asyncio.to_thread(clients.produce, topic, 10, 1)
+    await asyncio.to_thread(clients.commit, "billing", {(topic, 1): 4})
+    async with running_source(clients.bootstrap, options(topic, method)) as (_, feed):
+        feed.want(name)
+        await feed.until(lambda: feed.marks.get(name) == 4, "the first commit")
+        await asyncio.to_thread(clients.commit, "billing", {(topic, 1): 9})
+        await feed.until(lambda: feed.marks.get(name) == 9, "a commit")
+        await asyncio.to_thread(clients.reset, "billing", {(topic, 1): 2})
+        await feed.until(lambda: feed.marks.get(name) == 2, "the set-back")
+        seen = feed.seen_of(*name)
+        assert [(one.offset, one.is_set_back_to) for one in seen] == [(4, False), (9, False), (2, True)]
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_a_group_that_is_deleted_is_gone(clients: ClusterClients, topic: str, method: str) -> None:
+    """Its marks go; when it commits again they come back."""
+    group = f"g-{uuid.uuid4().hex[:6]}"
+    name = f"kafka/{group}/{topic}", 0
+    await asyncio.to_thread(clients.produce, topic, 10)
+    await asyncio.to_thread(clients.commit, group, {(topic, 0): 4})
+    async with running_source(clients.bootstrap, options(topic, method)) as (_, feed):
+        feed.want(name)
+        await feed.until(lambda: feed.marks.get(name) == 4)
+        await asyncio.to_thread(clients.delete_group, group)
+        await feed.until(lambda: name not in feed.marks, "the end of the group")
+        await asyncio.to_thread(clients.commit, group, {(topic, 0): 2})
+        await feed.until(lambda: feed.marks.get(name) == 2, "the group that came back")
+
+
+async def test_ends_are_seen_and_new_partitions_found(clients: ClusterClients, topic: str) -> None:
+    """The high watermark of each partition, with the topic's id; partitions that are added come by themselves."""
+    async with running_source(clients.bootstrap, options(topic)) as (_, feed):
+        await feed.until(lambda: feed.marks.get((f"kafka/{topic}", 1)) == 0, "empty partitions are at 0")
+        feed.want((f"kafka/{topic}", 0))
+        await asyncio.to_thread(clients.produce, topic, 5)
+        await feed.until(lambda: feed.marks.get((f"kafka/{topic}", 0)) == 5)
+        await asyncio.to_thread(clients.grow, topic, 3)
+        await feed.until(lambda: feed.marks.get((f"kafka/{topic}", 2)) == 0, "the third partition")
+        assert len(feed.identities[f"kafka/{topic}", 0]) == 1
+
+
+async def test_records_of_low_latency_topics_are_fetched(clients: ClusterClients, topic: str) -> None:
+    """Polls every ten seconds would be too late for this test's patience with each of 20 records."""
+    more = f"low-latency={topic}&poll-ms=10000"
+    async with running_source(clients.bootstrap, options(topic, more)) as (_, feed):
+        name = f"kafka/{topic}", 0
+        await feed.until(lambda: feed.marks.get(name) == 0)
+        feed.want(name)
+        await asyncio.to_thread(clients.produce, topic)
+        await feed.until(lambda: feed.marks.get(name) == 1)
+        for end in range(2, 21):
+            await asyncio.to_thread(clients.produce, topic)
+            assert await feed.until(lambda end=end: feed.marks[name] == end) < 5  # type: ignore[misc]
+
+
+async def test_a_topic_made_anew_is_another_lineage(clients: ClusterClients, topic: str) -> None:
+    """The mark of the topic changes its identity; the group's goes with the topic, and comes back with its commits."""
+    ends, commits = (f"kafka/{topic}", 0), (f"kafka/billing/{topic}", 0)
+    await asyncio.to_thread(clients.produce, topic, 10)
+    await asyncio.to_thread(clients.commit, "billing", {(topic, 0): 10})
+    async with running_source(clients.bootstrap, options(topic)) as (_, feed):
+        feed.want(ends, commits)
+        await feed.until(lambda: (feed.marks.get(ends), feed.marks.get(commits)) == (10, 10))
+        await asyncio.to_thread(clients.delete, topic)
+        await asyncio.to_thread(clients.create, topic, 2, 3)
+        await asyncio.to_thread(clients.produce, topic, 12)
+        await feed.until(lambda: len(feed.identities[ends]) == 2, "the new topic's id")
+        await feed.until(lambda: feed.marks.get(ends) == 12)
+        assert commits not in feed.marks
+        await asyncio.to_thread(clients.commit, "billing", {(topic, 0): 3})
+        await feed.until(lambda: feed.marks.get(commits) == 3)
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+async def test_a_group_that_stops_before_a_marker_has_caught_up(
+    clients: ClusterClients, topic: str, is_committed: bool
+) -> None:
+    """A transaction's marker, and aborted records before it, are no reason to wait for ever."""
+    name = f"kafka/billing/{topic}", 0
+    await asyncio.to_thread(clients.produce, topic, 3)
+    with clients.transaction(topic, 4, name=topic) as producer:
+        await asyncio.to_thread(clients.commit, "billing", {(topic, 0): 3})
+        async with running_source(clients.bootstrap, options(topic)) as (source, feed):
+            feed.want(name)
+            ends = await source.ends([name[0]])
+            assert [(end.partition, end.offset) for end in ends] == [(0, 7)]  # the second one is empty
+            await feed.until(lambda: feed.marks.get(name) == 3)
+            if is_committed:
+                await asyncio.to_thread(producer.commit_transaction, 30)
+                await asyncio.sleep(0.5)
+                assert feed.marks[name] == 3  # there are records to read
+                await asyncio.to_thread(clients.commit, "billing", {(topic, 0): 7})
+            else:
+                await asyncio.to_thread(producer.abort_transaction, 30)
+            await feed.until(lambda: feed.marks[name] == 8, "the mark behind the marker")
+            await asyncio.to_thread(clients.commit, "billing", {(topic, 0): 8})
+            await asyncio.to_thread(clients.commit, "billing", {(topic, 0): 7})
+            await feed.until(lambda: feed.marks[name] == 7, "a set-back from what was committed")
+            assert [one.offset for one in feed.seen_of(*name) if one.is_set_back_to] == [7]
+
+
+async def test_ends_begin_after_the_question(clients: ClusterClients, topic: str) -> None:
+    """Every record that was acknowledged before is covered, each of many times; deleted ranges are left out."""
+    async with running_source(clients.bootstrap, options(topic, "poll-ms=10000")) as (source, feed):
+        for end in range(1, 30):
+            await asyncio.to_thread(clients.produce, topic)
+            assert [one.offset for one in await source.ends([f"kafka/{topic}"])] == [end]
+        await asyncio.to_thread(clients.delete_records, topic, 29)
+        assert await source.ends([f"kafka/billing/{topic}"]) == []
+        with pytest.raises(SourceBlind, match="not among"):
+            await source.ends(["kafka/another"])
+
+
+async def test_a_restart_does_not_lower_a_raised_mark(clients: ClusterClients, topic: str) -> None:
+    """A daemon has 14, of which 10 is committed: above lie a marker and aborted records. The mark stays; one that was
+    set back while the source was away goes back.
+    """
+    await asyncio.to_thread(clients.produce, topic, 10)
+    with clients.transaction(topic, 3, name=topic) as producer:
+        await asyncio.to_thread(producer.abort_transaction, 30)
+    await asyncio.to_thread(clients.commit, "raised", {(topic, 0): 10})
+    await asyncio.to_thread(clients.commit, "reset", {(topic, 0): 6})
+    raised, reset = (f"kafka/raised/{topic}", 0), (f"kafka/reset/{topic}", 0)
+    async with running_source(clients.bootstrap, options(topic), told={raised: 14, reset: 9}) as (_, feed):
+        await feed.until(lambda: reset in feed.marks and raised in feed.marks)
+        assert [(one.offset, one.is_set_back_to) for one in feed.seen_of(*raised)] == [(14, False)]
+        assert [(one.offset, one.is_set_back_to) for one in feed.seen_of(*reset)] == [(6, True)]
+
+
+async def test_both_methods_agree(clients: ClusterClients, topic: str) -> None:
+    """Random commits, resets and deletions of 12 groups: in the end reading and polling have the same marks, which are
+    those that were committed last.
+    """
+    chance, groups = random.Random(7), [f"agree-{number}-{topic}" for number in range(12)]
+    truth: dict[tuple[str, int], int] = {}
+    async with (
+        running_source(clients.bootstrap, options(topic, "commits=read")) as (_, reading),
+        running_source(clients.bootstrap, options(topic, "commits=poll")) as (_, polling),
+    ):
+        for feed in (reading, polling):
+            feed.want(*((f"kafka/{group}/{topic}", number) for group in groups for number in range(2)))
+        await asyncio.to_thread(clients.produce, topic, 50, 0)
+        await asyncio.to_thread(clients.produce, topic, 50, 1)
+        for _ in range(60):
+            group, number = chance.choice(groups), chance.randrange(2)
+            if chance.random() < 0.1 and any((f"kafka/{group}/{topic}", one) in truth for one in range(2)):
+                await asyncio.to_thread(clients.delete_group, group)
+                for one in range(2):
+                    truth.pop((f"kafka/{group}/{topic}", one), None)
+                continue
+            offset = chance.randrange(51)
+            await asyncio.to_thread(clients.commit, group, {(topic, number): offset})
+            truth[f"kafka/{group}/{topic}", number] = offset
+        for feed in (reading, polling):
+            await feed.until(lambda feed=feed: {k: v for k, v in feed.marks.items() if "/agree-" in k[0]} == truth)  # type: ignore[misc]
+
+
+async def test_an_open_transaction_holds_back_and_polls_make_up(clients: ClusterClients, topic: str) -> None:
+    """Offsets that are sent to an open transaction hold back their partition of __consumer_offsets. A group there that
+    somebody waits on is polled instead, and set-backs are told once.
+    """
+    name = f"kafka/billing/{topic}", 0
+    await asyncio.to_thread(clients.produce, topic, 10)
+    async with running_source(clients.bootstrap, options(topic, "commits=read")) as (_, feed):
+        feed.want(name)
+        with clients.transaction(topic, 1, name=topic) as producer:
+            from confluent_kafka import Consumer, TopicPartition
+
+            consumer = Consumer({"bootstrap.servers": clients.bootstrap, "group.id": "billing"})
+            metadata = consumer.consumer_group_metadata()
+            await asyncio.to_thread(
+                producer.send_offsets_to_transaction, [TopicPartition(topic, 1, 1)], metadata, 30
+            )
+            for offset in (5, 8):
+                await asyncio.to_thread(clients.commit, "billing", {(topic, 0): offset})
+            assert await feed.until(lambda: feed.marks.get(name) == 8, "a poll") < 20
+            await feed.until(lambda: feed.reported[0] in {SourceState.HELD, SourceState.LIVE})
+            await asyncio.to_thread(producer.commit_transaction, 30)
+            consumer.close()
+        await feed.until(lambda: feed.marks.get((f"kafka/billing/{topic}", 1)) == 1, "the transaction's offset")
+        assert not [one for one in feed.seen_of(*name) if one.is_set_back_to]
+        assert feed.marks[name] == 8
