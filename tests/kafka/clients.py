@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 QUIET = {"log_level": 0, "socket.timeout.ms": 4000}
 
@@ -17,8 +18,8 @@ class ClusterClients:
         self.admin = AdminClient({"bootstrap.servers": bootstrap, **QUIET})
         self.producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", **QUIET})
 
-    def create(self, topic: str, partitions: int = 1, replicas: int = 1, config: Mapping[str, str] | None = None) -> None:
-        new = NewTopic(topic, partitions, replicas, config=dict(config or {}))
+    def create(self, topic: str, partitions: int = 1, replicas: int = 1, config: dict[str, str] | None = None) -> None:
+        new = NewTopic(topic, partitions, replicas, config=config or {})
         for future in self.admin.create_topics([new], operation_timeout=30).values():
             future.result()
 

@@ -9,7 +9,7 @@ from purgatory_sources.feed.feed import Feed
 from purgatory_sources.feed.observation import MarkName, Observation
 from purgatory_sources.feed.reports import SourceState, StaleMarks, ToldMark
 from purgatory_sources.kafka import open_source
-from purgatory_sources.kafka.source import KafkaSource
+from purgatory_sources.kafka.kafka_source import KafkaSource
 from purgatory_sources.uri import SourceUri
 
 PATIENCE_S = 60.0

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from purgatory_sources.kafka.offset_records import (
     Commit,
     CommitRemoved,
+    GroupMember,
     GroupRemoved,
     GroupState,
     MalformedRecord,
-    Member,
     OtherRecord,
     decode,
     decode_offset,
@@ -83,7 +83,7 @@ def test_a_topic_id_is_read_from_the_tags() -> None:
 @pytest.mark.parametrize("version", range(5))
 def test_a_group_of_each_version(version: int) -> None:
     """Members, too; none of it is taken for a commit."""
-    members = (Member("m-1", "static" if version >= 3 else None, "client", "/127.0.0.1"),)
+    members = (GroupMember("m-1", "static" if version >= 3 else None, "client", "/127.0.0.1"),)
     assert decode(group_key(), group_value(version)) == GroupState("billing", "consumer", 5, "range", "m-1", members)
     assert decode_offset(group_key(), group_value(version)) is None
 

@@ -5,6 +5,7 @@ import random
 import uuid
 
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 from purgatory_sources.errors import SourceBlind
 from purgatory_sources.feed.reports import SourceState
 
@@ -139,7 +140,7 @@ async def test_a_group_that_stops_before_a_marker_has_caught_up(
 
 async def test_ends_begin_after_the_question(clients: ClusterClients, topic: str) -> None:
     """Every record that was acknowledged before is covered, each of many times; deleted ranges are left out."""
-    async with running_source(clients.bootstrap, options(topic, "poll-ms=10000")) as (source, feed):
+    async with running_source(clients.bootstrap, options(topic, "poll-ms=10000")) as (source, _):
         for end in range(1, 30):
             await asyncio.to_thread(clients.produce, topic)
             assert [one.offset for one in await source.ends([f"kafka/{topic}"])] == [end]
@@ -202,13 +203,9 @@ async def test_an_open_transaction_holds_back_and_polls_make_up(clients: Cluster
     async with running_source(clients.bootstrap, options(topic, "commits=read")) as (_, feed):
         feed.want(name)
         with clients.transaction(topic, 1, name=topic) as producer:
-            from confluent_kafka import Consumer, TopicPartition
-
             consumer = Consumer({"bootstrap.servers": clients.bootstrap, "group.id": "billing"})
             metadata = consumer.consumer_group_metadata()
-            await asyncio.to_thread(
-                producer.send_offsets_to_transaction, [TopicPartition(topic, 1, 1)], metadata, 30
-            )
+            await asyncio.to_thread(producer.send_offsets_to_transaction, [TopicPartition(topic, 1, 1)], metadata, 30)
             for offset in (5, 8):
                 await asyncio.to_thread(clients.commit, "billing", {(topic, 0): offset})
             assert await feed.until(lambda: feed.marks.get(name) == 8, "a poll") < 20

@@ -1,8 +1,8 @@
 """Where a Kafka cluster's topics end and what its consumer groups have committed, as marks of daemons."""
 
 from purgatory_sources.feed.source import Source
-from purgatory_sources.kafka.settings import KafkaSettings
-from purgatory_sources.kafka.source import KafkaSource
+from purgatory_sources.kafka.kafka_settings import KafkaSettings
+from purgatory_sources.kafka.kafka_source import KafkaSource
 from purgatory_sources.uri import SourceUri
 
 

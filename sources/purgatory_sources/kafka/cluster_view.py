@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollectio
 from confluent_kafka.admin import AdminClient
 
 from purgatory_sources.errors import SourceBlind
-from purgatory_sources.kafka.settings import KafkaSettings
+from purgatory_sources.kafka.kafka_settings import KafkaSettings
 
 ANSWER_S: Final = 1.5
 """How long a broker may take to say where partitions end."""

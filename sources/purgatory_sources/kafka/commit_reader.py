@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from purgatory_sources.kafka.kafka_settings import KafkaSettings
 from purgatory_sources.kafka.offset_records import CommitName, MalformedRecord, decode_offset
-from purgatory_sources.kafka.settings import KafkaSettings
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class CommitReader:
         self._on_error = on_error
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="commit-reader", daemon=True)
-        self._logs: dict[int, _Log] = {}
+        self._logs: dict[int, _UnreadLog] = {}
         self.skipped = 0
         self.records = 0
 
@@ -95,7 +95,7 @@ class CommitReader:
     def _read_with(self, consumer: Consumer, *, until_loaded: bool = False) -> None:
         try:
             if not self._logs and (count := self._wait_for_topic(consumer)):
-                self._logs = {number: _Log() for number in range(count)}
+                self._logs = {number: _UnreadLog() for number in range(count)}
                 self._on_count(count)
             consumer.assign(
                 [
@@ -174,7 +174,7 @@ class CommitReader:
         log.put(number, decoded[0], decoded[1], batches)
 
 
-class _Log:
+class _UnreadLog:
     """What was read of one partition and not delivered yet."""
 
     __slots__ = ("is_loaded", "is_loading", "position", "values")

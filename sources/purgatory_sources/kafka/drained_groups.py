@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple, Protocol
 
 from purgatory_sources.kafka.cluster_view import Partition
-from purgatory_sources.kafka.group_marks import NO_COMMIT, Change, Doubt, GroupMarks
+from purgatory_sources.kafka.group_marks import NO_COMMIT, Doubt, GroupMarks, MarkMove
 from purgatory_sources.kafka.offset_records import CommitName
 
 UNMOVED_MS: Final = 100
@@ -49,7 +49,7 @@ class DrainedGroups:
         self,
         marks: GroupMarks,
         end: Callable[[Partition], int],
-        tell: Callable[[Iterable[Change]], None],
+        tell: Callable[[Iterable[MarkMove]], None],
         knows: Callable[[str], bool],
         open_probe: Callable[[], Probe],
     ) -> None:
@@ -106,7 +106,7 @@ class DrainedGroups:
     async def _settle(self) -> bool:
         """Doubts: whether all that lies between what is committed and what a daemon has may be skipped."""
         spans: dict[Partition, Doubt] = {}
-        settled: list[Change] = []
+        settled: list[MarkMove] = []
         for name, doubt in list(self._doubts.items()):
             end = self._end(name[1:])
             if end < 0:
@@ -124,7 +124,7 @@ class DrainedGroups:
             del self._doubts[doubt.name]
             changes = self._marks.settled(doubt, is_drained=is_drained, now_ms=_now_ms())
             # The daemon has it, but this run of the source has not said so yet.
-            settled += changes or ([Change(doubt.name, doubt.told)] if is_drained else [])
+            settled += changes or ([MarkMove(doubt.name, doubt.told)] if is_drained else [])
         self._tell(settled)
         return any(answer is not None for answer in found.values())
 
@@ -144,7 +144,7 @@ class DrainedGroups:
             if tried is None or tried.committed != committed or tried.due_at <= now:
                 chosen[partition] = name, committed, end
         found = await self.probe({partition: span[1:] for partition, span in chosen.items()})
-        changes: list[Change] = []
+        changes: list[MarkMove] = []
         for partition, is_drained in found.items():
             name, committed, end = chosen[partition]
             self.urgent.pop(name, None)

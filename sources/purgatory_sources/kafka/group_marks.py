@@ -23,7 +23,7 @@ NO_COMMIT: Final = -1
 """In place of a committed offset: the group has none, but nothing that it could read lies below its mark."""
 
 
-class Change(NamedTuple):
+class MarkMove(NamedTuple):
     """A mark that has moved. `offset` None: it is gone."""
 
     name: CommitName
@@ -73,7 +73,7 @@ class GroupMarks:
 
     def loaded(
         self, partition: int, values: Mapping[CommitName, int], position: int, now_ms: int
-    ) -> tuple[list[Change], list[Doubt]]:
+    ) -> tuple[list[MarkMove], list[Doubt]]:
         """A partition of `__consumer_offsets` was read from its beginning to `position`: `values` is all that it has.
 
         What daemons have above that is left alone and given as doubts, to be settled; what is not there any more is
@@ -87,7 +87,7 @@ class GroupMarks:
             told = self._told.pop(name)
             offset = values.get(name)
             if offset is None:
-                changes.append(Change(name, None))
+                changes.append(MarkMove(name, None))
             elif name not in self._marks and offset < told:
                 self._add(name, offset, now_ms).told_above = told
                 doubts.append(Doubt(name, offset, told))
@@ -97,7 +97,7 @@ class GroupMarks:
                 changes += self._move(name, offset, now_ms)
         return changes + self.read_to(partition, position, now_ms), doubts
 
-    def settled(self, doubt: Doubt, *, is_drained: bool, now_ms: int) -> list[Change]:
+    def settled(self, doubt: Doubt, *, is_drained: bool, now_ms: int) -> list[MarkMove]:
         """Whether no visible record lies between what is committed and the mark of a doubt. If so the mark stays."""
         mark = self._marks.get(doubt.name)
         if mark is None or mark.told_above is None or mark.committed != doubt.committed:
@@ -107,9 +107,9 @@ class GroupMarks:
             mark.proved = doubt.told
             return []
         mark.moved_ms = now_ms
-        return [Change(doubt.name, mark.committed, is_set_back=True)]
+        return [MarkMove(doubt.name, mark.committed, is_set_back=True)]
 
-    def committed(self, partition: int, values: Mapping[CommitName, int | None], now_ms: int) -> list[Change]:
+    def committed(self, partition: int, values: Mapping[CommitName, int | None], now_ms: int) -> list[MarkMove]:
         """Records of a partition of `__consumer_offsets`, in order; the last one of each name. None: a tombstone."""
         changes = []
         fenced = self._fenced.get(partition)
@@ -120,7 +120,7 @@ class GroupMarks:
                 changes += self._move(name, offset, now_ms)
         return changes
 
-    def read_to(self, partition: int, position: int, now_ms: int) -> list[Change]:
+    def read_to(self, partition: int, position: int, now_ms: int) -> list[MarkMove]:
         """The records of a partition of `__consumer_offsets` up to `position` have been given."""
         self._positions[partition] = position
         changes = []
@@ -139,7 +139,7 @@ class GroupMarks:
         known = {name: mark.committed for name in names if (mark := self._marks[name]).committed != NO_COMMIT}
         return known != dict(values)
 
-    def polled(self, group: str, values: Mapping[CommitName, int], fence: int | None, now_ms: int) -> list[Change]:
+    def polled(self, group: str, values: Mapping[CommitName, int], fence: int | None, now_ms: int) -> list[MarkMove]:
         """All that a coordinator knows of a group. `fence`: see above; None where the records are not read at all."""
         partition = self.partition_of(group)
         if fence is not None and self.position(partition) >= fence:
@@ -174,7 +174,7 @@ class GroupMarks:
         marks = ((name, self._marks[name]) for name in names)
         return [Doubt(name, mark.committed, told) for name, mark in marks if (told := mark.told_above) is not None]
 
-    def prove(self, name: CommitName, committed: int, end: int) -> list[Change]:
+    def prove(self, name: CommitName, committed: int, end: int) -> list[MarkMove]:
         """No visible record lies from `committed` (NO_COMMIT: from the beginning) up to below `end`."""
         mark = self._marks.get(name)
         if mark is None:
@@ -184,9 +184,9 @@ class GroupMarks:
         if mark.told_above is not None or mark.committed < committed or end <= max(mark.committed, mark.proved):
             return []
         mark.proved = end
-        return [Change(name, end)]
+        return [MarkMove(name, end)]
 
-    def cut(self, topic: str, partition: int, end: int, now_ms: int) -> list[Change]:
+    def cut(self, topic: str, partition: int, end: int, now_ms: int) -> list[MarkMove]:
         """A log was cut: what groups have committed above its end is of records that are gone."""
         changes = []
         for name in self._by_log.get((topic, partition), ()):
@@ -196,10 +196,10 @@ class GroupMarks:
                 mark.ignored = mark.committed if mark.committed > end else -1
                 mark.committed = min(mark.committed, end)
                 mark.proved, mark.moved_ms, mark.told_above = mark.committed, now_ms, None
-                changes.append(Change(name, mark.committed, is_set_back=True))
+                changes.append(MarkMove(name, mark.committed, is_set_back=True))
         return changes
 
-    def forget_topic(self, topic: str, now_ms: int) -> tuple[list[Change], set[str]]:
+    def forget_topic(self, topic: str, now_ms: int) -> tuple[list[MarkMove], set[str]]:
         """A topic is gone, or another one has its name: so are all marks on it. Also gives the groups that had some."""
         names = [name for log, names in self._by_log.items() if log[0] == topic for name in names]
         changes = [change for name in names for change in self._move(name, None, now_ms)]
@@ -217,14 +217,14 @@ class GroupMarks:
         """The partition of `__consumer_offsets` that has a group's records: Java's hash of its id; -1: not read."""
         return -1 if self.partition_count == 0 else _java_hash(group) % self.partition_count
 
-    def _move(self, name: CommitName, offset: int | None, now_ms: int) -> list[Change]:
+    def _move(self, name: CommitName, offset: int | None, now_ms: int) -> list[MarkMove]:
         """Takes an offset that counts."""
         mark = self._marks.get(name)
         if offset is None:
             return [] if mark is None else self._remove(name)
         if mark is None:
             self._add(name, offset, now_ms)
-            return [Change(name, offset)]
+            return [MarkMove(name, offset)]
         if offset == mark.ignored:
             return []
         mark.ignored = -1
@@ -233,24 +233,24 @@ class GroupMarks:
         if offset < mark.committed:
             mark.committed = mark.proved = offset
             mark.moved_ms = now_ms
-            return [Change(name, offset, is_set_back=True)]
+            return [MarkMove(name, offset, is_set_back=True)]
         if offset == mark.committed:
             return []
         mark.committed, mark.moved_ms = offset, now_ms
         if offset <= mark.proved:
             return []
         mark.proved = offset
-        return [Change(name, offset)]
+        return [MarkMove(name, offset)]
 
     @staticmethod
-    def _move_in_doubt(name: CommitName, mark: _Mark, offset: int, now_ms: int) -> list[Change]:
+    def _move_in_doubt(name: CommitName, mark: _Mark, offset: int, now_ms: int) -> list[MarkMove]:
         told = mark.told_above
         assert told is not None, f"{name} is not in doubt"
         mark.moved_ms = now_ms if offset != mark.committed else mark.moved_ms
         is_set_back, mark.committed = offset < mark.committed, offset
         if offset >= told or is_set_back:
             mark.told_above, mark.proved = None, offset
-            return [Change(name, offset, is_set_back=is_set_back)]
+            return [MarkMove(name, offset, is_set_back=is_set_back)]
         return []
 
     def _is_believed(self, name: CommitName, mark: _Mark | None, offset: int | None) -> bool:
@@ -282,7 +282,7 @@ class GroupMarks:
         self._by_log[name[1:]].add(name)
         return mark
 
-    def _remove(self, name: CommitName) -> list[Change]:
+    def _remove(self, name: CommitName) -> list[MarkMove]:
         del self._marks[name]
         self._by_group[name[0]].discard(name)
         self._by_log[name[1:]].discard(name)
@@ -292,7 +292,7 @@ class GroupMarks:
             del self._by_log[name[1:]]
         self._fenced[self.partition_of(name[0])].discard(name)
         self._steps_back.pop(name, None)
-        return [Change(name, None)]
+        return [MarkMove(name, None)]
 
 
 def _java_hash(text: str) -> int:

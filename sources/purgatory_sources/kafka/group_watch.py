@@ -11,11 +11,11 @@ from typing import Final, NamedTuple
 from purgatory_sources.errors import SourceBlind, SourceRefused
 from purgatory_sources.feed.observation import Observation
 from purgatory_sources.kafka.commit_reader import CommitBatch
-from purgatory_sources.kafka.group_marks import Change, Doubt, GroupMarks
+from purgatory_sources.kafka.group_marks import Doubt, GroupMarks, MarkMove
 from purgatory_sources.kafka.group_poller import GroupPoller
+from purgatory_sources.kafka.kafka_settings import NameSelection
 from purgatory_sources.kafka.mark_names import NOTHING, MarkNames, WantedMarks
 from purgatory_sources.kafka.offset_records import CommitName
-from purgatory_sources.kafka.settings import Selection
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -47,8 +47,8 @@ class GroupWatch:
     def __init__(
         self,
         names: MarkNames,
-        groups: Selection,
-        topics: Selection,
+        groups: NameSelection,
+        topics: NameSelection,
         poller: GroupPoller | None,
         observe: Callable[[Iterable[Observation]], None],
         on_doubts: Callable[[Sequence[Doubt]], None],
@@ -95,7 +95,7 @@ class GroupWatch:
     def take(self, batches: Sequence[CommitBatch]) -> None:
         """What was read of the topic."""
         now_ms = _now_ms()
-        changes: list[Change] = []
+        changes: list[MarkMove] = []
         for batch in batches:
             values = {name: offset for name, offset in batch.values.items() if self._is_ours(name)}
             if batch.is_load:
@@ -113,7 +113,7 @@ class GroupWatch:
                     self._on_removed(name[1])
         self.tell(changes)
 
-    def tell(self, changes: Iterable[Change]) -> None:
+    def tell(self, changes: Iterable[MarkMove]) -> None:
         """Hand on marks that have moved."""
         seen = []
         for name, offset, is_set_back in changes:

@@ -36,7 +36,7 @@ class CommitRemoved(NamedTuple):
     partition: int
 
 
-class Member(NamedTuple):
+class GroupMember(NamedTuple):
     member_id: str
     instance_id: str | None
     client_id: str
@@ -51,7 +51,7 @@ class GroupState(NamedTuple):
     generation: int
     protocol: str | None
     leader: str | None
-    members: tuple[Member, ...]
+    members: tuple[GroupMember, ...]
 
 
 class GroupRemoved(NamedTuple):
@@ -152,10 +152,10 @@ def _decode_group(group: str, version: int, values: "_Reader") -> GroupState:
     return GroupState(group, protocol_type, generation, protocol, leader, members)
 
 
-def _decode_member(version: int, values: "_Reader") -> Member:
+def _decode_member(version: int, values: "_Reader") -> GroupMember:
     member_id = values.text()
     instance_id = values.nullable_text() if version >= 3 else None
-    member = Member(member_id, instance_id, values.text(), values.text())
+    member = GroupMember(member_id, instance_id, values.text(), values.text())
     if version >= 1:
         values.int32()  # rebalance timeout
     values.int32()  # session timeout

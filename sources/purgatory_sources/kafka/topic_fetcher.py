@@ -13,7 +13,7 @@ from typing import Final
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, TopicPartition
 
 from purgatory_sources.kafka.cluster_view import Partition
-from purgatory_sources.kafka.settings import KafkaSettings
+from purgatory_sources.kafka.kafka_settings import KafkaSettings
 
 LOG: Final = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ class Moved(NamedTuple):
     is_cut: bool = False
 
 
-class _Log:
+class _LogEnd:
     __slots__ = ("end", "failing_since", "leader_epoch", "lower", "reason", "seen_at")
 
     def __init__(self, now: float) -> None:
@@ -33,7 +33,7 @@ class TopicMarks:
     """All partitions that are looked at. Times are seconds of one clock."""
 
     def __init__(self) -> None:
-        self._logs: Final[dict[Partition, _Log]] = {}
+        self._logs: Final[dict[Partition, _LogEnd]] = {}
         self.suspects: Final[set[str]] = set()
         """Topics that may have been made anew: an end or a leader epoch was lower. Whoever has looked empties it."""
 
@@ -43,7 +43,7 @@ class TopicMarks:
         for partition, end in found.items():
             log = self._logs.get(partition)
             if log is None:
-                log = self._logs[partition] = _Log(asked_at)
+                log = self._logs[partition] = _LogEnd(asked_at)
             if end.offset < 0:
                 if log.failing_since is None:
                     log.failing_since = asked_at
@@ -61,7 +61,7 @@ class TopicMarks:
             moved += self._take(partition, log, end.offset)
         return moved
 
-    def _take(self, partition: Partition, log: _Log, end: int) -> list[Moved]:
+    def _take(self, partition: Partition, log: _LogEnd, end: int) -> list[Moved]:
         if end == log.end:
             log.lower = -1
             return []

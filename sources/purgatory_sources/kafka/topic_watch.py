@@ -12,8 +12,8 @@ from typing import Final
 from purgatory_sources.errors import SourceBlind
 from purgatory_sources.feed.observation import Observation
 from purgatory_sources.kafka.cluster_view import ClusterView, Partition
+from purgatory_sources.kafka.kafka_settings import NameSelection
 from purgatory_sources.kafka.mark_names import NOTHING, MarkNames, WantedMarks
-from purgatory_sources.kafka.settings import Selection
 from purgatory_sources.kafka.topic_marks import Moved, TopicMarks
 
 LOG: Final = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class TopicWatch:
         self,
         view: ClusterView,
         names: MarkNames,
-        topics: Selection,
+        topics: NameSelection,
         poll_ms: int,
         observe: Callable[[Iterable[Observation]], None],
         on_cut: Callable[[Partition, int], None],

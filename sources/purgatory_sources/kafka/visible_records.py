@@ -2,8 +2,8 @@
 
 A group's committed offset stops short of a log's end where the last offsets have no record that consumers see: markers
 of transactions take offsets, aborted records are skipped, and compacted or deleted ones are gone. Whoever waited for
-"committed offset at least the end" would then wait for ever. One fetch from the committed offset tells: what comes first
-is a record (with its offset), or the end of what can be read.
+"committed offset at least the end" would then wait for ever. One fetch from the committed offset tells: what comes
+first is a record (with its offset), or the end of what can be read.
 """
 
 import time
@@ -44,7 +44,7 @@ class VisibleRecords:
     def none_between(
         self, spans: Mapping[Partition, tuple[int, int]], timeout_s: float = 2.0
     ) -> dict[Partition, bool | None]:
-        """For each partition and its (committed offset, end): whether no record lies from the one up to below the other.
+        """For each partition and its (committed offset, end): whether no record lies from the one to below the other.
 
         None: it could not be told in time, as when a broker is away, or a transaction that began before the end is
         still open, whose records nobody may see yet: ask again later. A negative committed offset stands for the start.
@@ -81,7 +81,7 @@ class VisibleRecords:
 
 
 def _place(message: Message) -> int | None:
-    """The offset of the first record that can be seen, or of the end of what can be; None: neither, a broker is away."""
+    """The offset of the first record that can be seen, or of the end of what can be; None: a broker is away."""
     error = message.error()
     if error is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - the library's own name for it
         return None

@@ -21,8 +21,8 @@ from purgatory_sources.kafka.drained_groups import DrainedGroups, Probe
 from purgatory_sources.kafka.group_marks import Doubt
 from purgatory_sources.kafka.group_poller import GroupPoller
 from purgatory_sources.kafka.group_watch import GroupWatch
+from purgatory_sources.kafka.kafka_settings import KafkaSettings
 from purgatory_sources.kafka.mark_names import MarkNames
-from purgatory_sources.kafka.settings import KafkaSettings
 from purgatory_sources.kafka.sight import BEHIND_S, LogSight, report
 from purgatory_sources.kafka.topic_fetcher import TopicFetcher
 from purgatory_sources.kafka.topic_watch import IDLE_S, TopicWatch

@@ -44,7 +44,7 @@ QUICK: Final[dict[str, Any]] = {
 }
 
 
-class Selection:
+class NameSelection:
     """Names that one of some patterns is for: "orders" is that name, "orders*" all that start so, "^ord.*s$" an
     expression, matched as a whole. No patterns: all names.
 
@@ -79,9 +79,9 @@ class KafkaSettings:
 
     brokers: str
     label: str = "kafka"
-    topics: Selection = field(default_factory=Selection)
-    groups: Selection = field(default_factory=Selection)
-    low_latency: Selection | None = None
+    topics: NameSelection = field(default_factory=NameSelection)
+    groups: NameSelection = field(default_factory=NameSelection)
+    low_latency: NameSelection | None = None
     commits: str = "auto"
     isolation: str = "read_committed"
     poll_ms: int = 50
@@ -99,9 +99,9 @@ class KafkaSettings:
         return cls(
             brokers=",".join(uri.hosts),
             label=_label(uri.options.get("label", KAFKA)),
-            topics=Selection(uri.listed("topics")),
-            groups=Selection(uri.listed("groups")),
-            low_latency=Selection(low_latency) if low_latency else None,
+            topics=NameSelection(uri.listed("topics")),
+            groups=NameSelection(uri.listed("groups")),
+            low_latency=NameSelection(low_latency) if low_latency else None,
             commits=_one_of("commits", uri.options.get("commits", "auto"), COMMITS),
             isolation=_one_of("isolation", uri.options.get("isolation", "read_committed"), ISOLATIONS),
             poll_ms=_poll_ms(uri.options.get("poll-ms", "50")),
