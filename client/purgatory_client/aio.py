@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Sequence
 from types import TracebackType
 from typing import Concatenate, Final, ParamSpec, Self, TypeVar, Unpack
 
@@ -24,7 +25,9 @@ from purgatory_client.session.event_stream import EventStream
 from purgatory_client.session.session_driver import SessionDriver
 from purgatory_client.session.sessions_of_others import CALL_TIMEOUT, Collected, Collector, Registered, register
 from purgatory_client.single_calls import SingleCalls, topic_partition
-from purgatory_client.waits import Name, Wait
+from purgatory_client.sources.positions import Positions
+from purgatory_client.sources.source_names import KAFKA, kafka_group
+from purgatory_client.waits import ByPartition, Name, Wait
 from purgatory_client.wire.decode_results import arrived_row
 from purgatory_client.wire.encode_waits import row_of_wait
 
@@ -148,6 +151,57 @@ class AsyncClient(SingleCalls):
     fetch_many = _waiting(many.fetch, ResultColumns)
     delete_records_many = _waiting(many.delete_records, ResultColumns)
     signal_many = _waiting(many.signal, ResultColumns)
+
+    async def caught_up(
+        self,
+        group: str,
+        topics: Collection[str],
+        *,
+        timeout: float = CALL_TIMEOUT,  # noqa: ASYNC109 - the operation's own
+        label: str = KAFKA,
+    ) -> Result:
+        """Wait until a consumer group of Kafka has processed everything that was written before this call.
+
+        It asks a source where the topics end, by a look that begins after the call, and waits until the group has
+        nothing to read below that: markers of transactions, aborted, compacted and deleted records do not hold it up.
+
+        Args:
+            group: The consumers' `group.id`.
+            topics: The topics.
+            timeout: Seconds for both together.
+            label: Which cluster, where a source was given another label than kafka.
+
+        Returns:
+            How the wait ended.
+
+        Raises:
+            Unavailable: No source could say where the topics end: there is none, or it cannot see them.
+        """
+        began = time.monotonic()
+        positions = await self.ends([kafka_group(group, topic, label) for topic in topics], timeout=timeout)
+        return await self.wait_for(positions, timeout=max(0.0, timeout - (time.monotonic() - began)))
+
+    async def token(self, offsets: ByPartition) -> str:
+        """Offsets to wait for as a short text, which any program can hand to `wait_for`: in a header, in a message.
+
+        It has the leader epochs that the daemon knows, so that nobody takes an offset for reached that meanwhile stands
+        for other records: the wait then fails (74).
+
+        Args:
+            offsets: By partition, as for `produce`: the mark to be reached. Of record 42 it is 43.
+        """
+        return (await self.with_epochs(offsets)).token
+
+    async def wait_for(self, positions: Positions | str, *, timeout: float | None = None) -> Result:  # noqa: ASYNC109
+        """Wait until positions are reached: those of `ends`, or a token.
+
+        Raises:
+            InvalidRequest: The text is not a token.
+        """
+        chosen = Positions.of_token(positions) if isinstance(positions, str) else positions
+        result = await self._wait(chosen.wait(timeout=timeout))
+        assert isinstance(result, Result), f"Result was due, not {result!r}"
+        return result
 
     async def wait_once(self, wait: Wait) -> Result:
         """Wait by a single call with no session, for a program that waits once.

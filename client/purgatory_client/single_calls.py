@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Iterable
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Collection, Iterable
 from typing import Final, TypeVar
 
 import grpc.aio
 
-from purgatory.v1 import operation_pb2, purgatory_service_pb2
+from purgatory.v1 import operation_pb2, purgatory_service_pb2, source_pb2
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from purgatory_client import views
-from purgatory_client.errors import ClientClosed
+from purgatory_client.errors import ClientClosed, NotFound
 from purgatory_client.partition_names import partition_name
 from purgatory_client.plain_errors import from_rpc_error
 from purgatory_client.results import OperationKind
 from purgatory_client.session.channel import ChannelSecurity, open_channel
 from purgatory_client.session.sessions_of_others import CALL_TIMEOUT, ClosedSession
+from purgatory_client.sources.positions import Positions
 from purgatory_client.sources.source_link import SourceLink
-from purgatory_client.waits import Name
+from purgatory_client.waits import ByPartition, Name
 
 T = TypeVar("T")
 
@@ -65,6 +67,29 @@ class SingleCalls:
             To be used in `async with`.
         """
         return SourceLink(self._stub, name, topic_prefixes)
+
+    async def ends(self, topics: Collection[str], *, timeout: float = CALL_TIMEOUT) -> Positions:  # noqa: ASYNC109
+        """Where marks end that sources feed, by a look that begins after this call.
+
+        Args:
+            topics: Without partition numbers: "kafka/billing/orders" (the ends of the topic, as marks of the group),
+                "kafka/orders", "pg/main/all".
+            timeout: Seconds to wait for the sources.
+
+        Raises:
+            Unavailable: A topic has no source now, or its source cannot see it.
+        """
+        request = source_pb2.GetSourceEndsRequest(topics=topics)
+        response = await self._answer(self._stub().GetSourceEnds(request, timeout=timeout))
+        return Positions.of_ends(response.ends)
+
+    async def with_epochs(self, offsets: ByPartition) -> Positions:
+        """Offsets with the leader epochs that the daemon knows of their partitions now."""
+        epochs: dict[Name, int] = {}
+        for name in offsets:
+            with contextlib.suppress(NotFound):
+                epochs[name] = (await self.partition(name)).leader_epoch
+        return Positions(offsets, {name: epoch for name, epoch in epochs.items() if epoch >= 0})
 
     async def operation(self, session_id: str, operation_id: int) -> views.PendingOperation:
         """One pending operation. Raises NotFound when it is not pending."""

@@ -11,6 +11,7 @@ from purgatory_client import waits
 from purgatory_client.aio import AsyncClient
 from purgatory_client.cli import render
 from purgatory_client.cli.advance import advance
+from purgatory_client.cli.caught_up import caught_up
 from purgatory_client.cli.exits import OF_OUTCOME, Exit, epilog
 from purgatory_client.cli.load import load, results
 from purgatory_client.cli.parsing import (
@@ -23,6 +24,7 @@ from purgatory_client.cli.parsing import (
 )
 from purgatory_client.cli.running import DEFAULT_ADDRESS, Address, AsJson, run, secured
 from purgatory_client.results import OperationKind
+from purgatory_client.sources.positions import FORM, Positions
 
 T = TypeVar("T")
 
@@ -41,6 +43,7 @@ app: Final = typer.Typer(
 
 for _command in (advance, load, results):
     app.command(epilog=epilog())(secured(_command))
+app.command("caught-up", epilog=epilog())(secured(caught_up))
 
 
 @app.command("wait", epilog=epilog())
@@ -48,11 +51,17 @@ for _command in (advance, load, results):
 def wait(
     targets: Annotated[
         list[str],
-        typer.Argument(metavar="TARGET...", help="partition@offset (orders-3@42), or keys with --signal."),
+        typer.Argument(
+            metavar="TARGET...",
+            help="partition@offset (orders-3@42), keys with --signal, or a token of `purgatory caught-up --token`.",
+        ),
     ],
     timeout: Annotated[
         str, typer.Option("--timeout", "-t", help="How long to wait: 500ms, 30s, 2m, 1h; 0: answer at once.")
     ] = "30s",
+    record: Annotated[
+        bool, typer.Option("--record", help="The offsets are those of records: wait for what is above them.")
+    ] = False,
     fetch: Annotated[bool, typer.Option("--fetch", help="Wait until records can be read from the offsets.")] = False,
     min_bytes: Annotated[int, typer.Option(help="With --fetch: bytes to wait for, over all partitions.")] = 1,
     replica_id: Annotated[int | None, typer.Option(help="With --fetch: the follower that fetches.")] = None,
@@ -74,8 +83,8 @@ def wait(
     """Wait until offsets are reached (by high watermarks, unless an option says otherwise) and print the result."""
 
     async def call(client: AsyncClient) -> Exit:
-        if [fetch, delete_records, signal].count(True) > 1:
-            raise UsageError("--fetch, --delete-records and --signal exclude each other")
+        if [fetch, delete_records, signal, record].count(True) > 1:
+            raise UsageError("--fetch, --delete-records, --signal and --record exclude each other")
         limit = seconds(timeout)
         if fetch:
             isolation: waits.Isolation = "read_committed" if read_committed else "read_uncommitted"
@@ -85,6 +94,13 @@ def wait(
             one = waits.delete_records(partition_offsets(targets, -1), timeout=limit)
         elif signal:
             one = waits.signal(key_counts(targets), timeout=limit, any=any_key, from_now=from_now)
+        elif record:
+            offsets = partition_offsets(targets)
+            one = waits.produce({name: offset + 1 for name, offset in offsets.items()}, timeout=limit)
+        elif targets[0].startswith(FORM):
+            if len(targets) > 1:
+                raise UsageError("a token is the only target; to wait for several, wait one after the other")
+            one = Positions.of_token(targets[0]).wait(timeout=limit)
         else:
             one = waits.produce(partition_offsets(targets), timeout=limit)
         result = await client.wait_once(one)

@@ -17,6 +17,7 @@ from rich.table import Table
 from purgatory_client.events import AdvanceReceipt
 from purgatory_client.results import Outcome, PartitionResult, Result
 from purgatory_client.session.sessions_of_others import ClosedSession
+from purgatory_client.sources.positions import Positions
 from purgatory_client.views import Partition, PendingOperation, RemainingTime, Status
 
 PLAIN_WIDTH: Final = 400
@@ -85,6 +86,14 @@ def result_document(answer: Result) -> dict[str, Any]:
         "lateness": answer.lateness,
         "partitions": {name: _item_document(item) for name, item in answer.partitions.items()},
     }
+
+
+def token(ends: Positions, *, as_json: bool) -> None:
+    """Where marks end now, as a token."""
+    if as_json:
+        print_json({"token": ends.token, "offsets": ends.offsets})
+    else:
+        sys.stdout.write(f"{ends.token}\n")  # not by rich, which would break a long line
 
 
 def receipt(answer: AdvanceReceipt, *, as_json: bool) -> None:

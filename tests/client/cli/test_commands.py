@@ -72,6 +72,29 @@ def looking(shared_daemon: DaemonProcess) -> Iterator[Client]:
         yield client
 
 
+def test_a_record_is_reached_by_the_next_offset(run: Run, looking: Client) -> None:
+    """A mark of 42 does not say that record 42 was processed; 43 does."""
+    looking.advance("record-0", high_watermark=42)
+    assert run("wait", "record-0@42", "--timeout", "0").returncode == Exit.OK
+    assert run("wait", "record-0@42", "--record", "--timeout", "0").returncode == Exit.EXPIRED
+    looking.advance("record-0", high_watermark=43)
+    assert run("wait", "record-0@42", "--record", "--timeout", "0").returncode == Exit.OK
+    assert run("wait", "record-0@42", "--record", "--fetch").returncode == Exit.USAGE
+
+
+def test_a_token_is_a_target(run: Run, looking: Client) -> None:
+    """It is waited for alone, with the epochs that it has: once they are over, its offsets mean nothing."""
+    looking.advance("token-0", leader_epoch=3, is_leader=True)
+    looking.advance("token-0", high_watermark=5)
+    token = looking.token({"token-0": 5})
+    assert run("wait", token, "--timeout", "0").returncode == Exit.OK
+    assert run("wait", token, "token-0@5").returncode == Exit.USAGE
+    assert run("wait", token[:-3], "--timeout", "0").returncode == Exit.REFUSED
+    looking.advance("token-0", leader_epoch=4, is_leader=True)
+    answer = run("wait", token, "--timeout", "0", "--json")
+    assert (answer.returncode, json.loads(answer.stdout)["partitions"]["token-0"]["error_code"]) == (Exit.FAILED, 74)
+
+
 def until_waiting(client: Client, partition: str, *, pending: bool = True) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while bool(list(client.operations(partition=partition))) != pending:

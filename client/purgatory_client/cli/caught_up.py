@@ -1,0 +1,44 @@
+"""`purgatory caught-up`: everything that was written before now, without knowing where it ends."""
+
+import time
+from typing import Annotated, NoReturn
+
+import typer
+
+from purgatory_client.aio import AsyncClient
+from purgatory_client.cli import render
+from purgatory_client.cli.exits import OF_OUTCOME, Exit
+from purgatory_client.cli.parsing import seconds
+from purgatory_client.cli.running import DEFAULT_ADDRESS, Address, AsJson, run
+
+
+def caught_up(
+    marks: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MARK...", help="Without partition numbers: kafka/GROUP/TOPIC, kafka/TOPIC, pg/NAME/SERVER."
+        ),
+    ],
+    timeout: Annotated[
+        str, typer.Option("--timeout", "-t", help="How long to wait: 500ms, 30s, 2m, 1h; 0: answer at once.")
+    ] = "30s",
+    token: Annotated[
+        bool, typer.Option("--token", help="Do not wait: print where it ends now, for `purgatory wait TOKEN`.")
+    ] = False,
+    address: Address = DEFAULT_ADDRESS,
+    as_json: AsJson = False,
+) -> NoReturn:
+    """Wait until everything that was written before this command is processed, or replicated."""
+
+    async def call(client: AsyncClient) -> Exit:
+        limit, began = seconds(timeout), time.monotonic()
+        ends = await client.ends(marks, timeout=max(limit, 1.0))
+        if token:
+            render.token(ends, as_json=as_json)
+            return Exit.OK
+        left = max(0.0, limit - (time.monotonic() - began))
+        result = await client.wait_once(ends.wait(timeout=left))
+        render.result(result, as_json=as_json)
+        return OF_OUTCOME[result.outcome]
+
+    raise typer.Exit(run(address, call))

@@ -1,0 +1,56 @@
+"""Positions as tokens: a text that another program can wait for."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from purgatory_client.errors import InvalidRequest
+from purgatory_client.sources.positions import Positions
+
+NAMES = st.tuples(st.sampled_from(["orders", "kafka/a%2Fb/orders", "kafka/größe/x", "pg"]), st.integers(0, 2**31 - 1))
+OFFSETS = st.dictionaries(NAMES | st.just("pg/main/all"), st.integers(0, 2**63 - 1), min_size=1, max_size=5)
+
+
+@given(OFFSETS, st.integers(0, 2**31 - 1))
+def test_a_token_can_be_read_back(offsets: dict[tuple[str, int] | str, int], epoch: int) -> None:
+    """With all offsets and those epochs that are known; and it needs no quoting in a header or a shell."""
+    epochs = {name: epoch for place, name in enumerate(offsets) if place % 2}
+    before = Positions(offsets, epochs)
+    token = before.token
+    assert all(one.isascii() and (one.isalnum() or one in "-_.") for one in token)
+    after = Positions.of_token(token)
+    assert after.offsets == before.offsets
+    assert after.leader_epochs == before.leader_epochs
+
+
+def test_a_wait_for_positions_checks_their_epochs() -> None:
+    """Where they are known; where not, there is no check."""
+    wait = Positions({"a-0": 5, "a-1": 6}, {"a-1": 3}).wait(timeout=2)
+    assert (wait.names, wait.offsets, wait.timeout_ms) == ([("a", 0), ("a", 1)], [5, 6], 2_000)
+    assert wait.item_columns == {"leader_epoch": [-1, 3]}
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        "",
+        "at1.",
+        "at2.CgA",
+        "at1.!!",
+        "at1." + "__8",
+        "at1." + "A" * 1_000_001,
+    ],
+)
+def test_what_is_no_token_is_refused(token: str) -> None:
+    """Another form, other characters, no message, nothing in it, too long."""
+    with pytest.raises(InvalidRequest):
+        Positions.of_token(token)
+
+
+def test_positions_are_checked_at_once() -> None:
+    """Not only when somebody waits for them."""
+    with pytest.raises(InvalidRequest, match="a-1"):
+        Positions({"a-0": 1}, {"a-1": 0})
+    with pytest.raises(InvalidRequest):
+        Positions({"a-0": 2**63})
+    with pytest.raises(InvalidRequest, match="none"):
+        Positions({})
