@@ -178,11 +178,12 @@ async def events_per_batch(driven: Driven, amount: int) -> Told | None:
 
 
 async def items_per_batch(driven: Driven, amount: int) -> Told | None:
-    columns = produce_columns(range(1, 2)).columns
-    columns.item_count.append(amount)
+    """Two operations share the items, so that no other column has as many values."""
+    columns = produce_columns(range(1, 3)).columns
+    columns.item_count.extend([1, amount - 1])
     del columns.partitions[:]
-    columns.partitions.extend(operation_pb2.TopicPartition(topic="orders", partition=one) for one in range(amount))
-    columns.item_index.extend(range(amount))
+    columns.partitions.extend(operation_pb2.TopicPartition(topic="orders", partition=one) for one in range(amount - 1))
+    columns.item_index.extend([0, *range(amount - 1)])
     return await told(register(driven, wire.RegisterBatch(columns=columns)))
 
 
