@@ -79,6 +79,9 @@ FENCED_LEADER_EPOCH: Final = 74
 UNKNOWN_LEADER_EPOCH: Final = 75
 OFFSET_NOT_AVAILABLE: Final = 78
 
+MARK_STALE: Final = 1001
+"""Not Kafka's: nobody could see the mark, and the wait was not to go on without."""
+
 # google.rpc.Code of refusals.
 INVALID_ARGUMENT: Final = 3
 NOT_FOUND: Final = 5

@@ -14,6 +14,9 @@ ROOM_MAX: Final[i64] = 1_024
 """The greatest first length, however many operations ended the last time."""
 
 
+NOTHING_STALE: Final[dict[int, tuple[int, str]]] = {}
+"""No mark was stale. All completions share it, so it must never change."""
+
 NOBODY: Final[AsGiven] = ("", -1)
 """Fills the places of names that were not written."""
 
@@ -62,6 +65,10 @@ class Completions:
 
         self.fetched: Final[list[FetchedPartition]] = []
         """One for each item of each fetch, in order; none for other kinds."""
+        self.stale_marks = NOTHING_STALE
+        """By item: for how many milliseconds nobody had seen its mark when its operation ended, and why. Set by whoever
+        knows, which the engine does not.
+        """
 
     def __len__(self) -> int:
         return self._operations

@@ -17,11 +17,19 @@ from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX
 from purgatory.engine.limits import EngineLimits
 from purgatory.engine.marks.events import Events
 from purgatory.engine.marks.registry import Partitions, SignalKeys
-from purgatory.engine.memory_estimate import FETCH_BYTES, FETCH_ITEM_BYTES, ITEM_BYTES, OPERATION_BYTES, OWNER_BYTES
+from purgatory.engine.memory_estimate import (
+    BLIND_TIMEOUT_BYTES,
+    FETCH_BYTES,
+    FETCH_ITEM_BYTES,
+    ITEM_BYTES,
+    OPERATION_BYTES,
+    OWNER_BYTES,
+)
 from purgatory.engine.snapshot.saved_operations import SavedOperations
 from purgatory.engine.snapshot.snapshots import Snapshots
 from purgatory.engine.tape import Played, Tape, TapePlayer
 from purgatory.engine.views import KindCounts, PartitionView, PendingView, RemainingTimes
+from purgatory.engine.waiting.blind_waits import BlindWaits
 from purgatory.engine.waiting.pending import PendingOperations
 from purgatory.engine.waiting.registration import Registration
 from purgatory.engine.waiting.tables import FREE, Owner
@@ -64,6 +72,7 @@ class Engine:
         )
         self._inspection: Final = EngineInspection(self._partitions, self._keys, self._pending)
         self.snapshots: Final = Snapshots(self._partitions, self._keys, self._pending)
+        self.blind_waits: Final = BlindWaits(self._pending)
         self._free_owners: Final[list[int]] = []
         self._next_to_shut_down: i64 = 0
 
@@ -145,6 +154,29 @@ class Engine:
                 self._pending.end(slot, CANCELLED, now_ms)
             cancelled.append(slot >= 0)
         return cancelled
+
+    def fail_blind(
+        self,
+        owner: Owner,
+        operation_ids: list[int],
+        stale: set[PartitionName],
+        now_ms: int,
+        work_max: int = UNLIMITED,
+    ) -> list[bool]:
+        """Ends operations whose blind timeout is over as FAILED; those of their marks that are stale say MARK_STALE.
+        Answers as `cancel` does.
+        """
+        self._pass_time(now_ms)
+        failed: list[bool] = []
+        stop: i64 = self._pending.work_total + work_max
+        for operation_id in operation_ids:
+            if self._pending.work_total >= stop:
+                break
+            slot = self._inspection.find(owner, operation_id)
+            if slot >= 0:
+                self.blind_waits.fail(slot, stale, now_ms)
+            failed.append(slot >= 0)
+        return failed
 
     def cancel_all(self, owner: Owner, now_ms: int, work_max: int = UNLIMITED, up_to_id: int = OPERATION_ID_MAX) -> int:
         """Cancels what an owner has pending, the lowest ids first; returns how many. See `has_pending`."""
@@ -254,6 +286,11 @@ class Engine:
         """When `advance_clock` has to be called next; -1: nothing is timed. It may lie in the past."""
         return self._pending.wheel.next_expiration_ms()
 
+    @property
+    def has_blind_waits(self) -> bool:
+        """Whether an operation is pending that has a blind timeout: see `blind_waits`."""
+        return len(self._pending.blind_timeouts_ms) > 0
+
     def _pass_time(self, now_ms: i64) -> None:
         assert now_ms >= self._now_ms, f"clock went back: now_ms={now_ms} engine={self._now_ms}"
         self._now_ms = now_ms
@@ -326,6 +363,7 @@ class Engine:
         pending = self._pending
         held = pending.operations.size * OPERATION_BYTES + pending.items.size * ITEM_BYTES
         held += pending.pending_by_kind[FETCH] * FETCH_BYTES + self._wakeups.fetches.item_count * FETCH_ITEM_BYTES
+        held += len(pending.blind_timeouts_ms) * BLIND_TIMEOUT_BYTES
         return held + self._partitions.bytes + self._keys.bytes + len(pending.owners) * OWNER_BYTES
 
     def memory_bytes_more(self, operations: int, items: int) -> int:

@@ -21,6 +21,7 @@ from purgatory.engine.kinds.batch_columns import BatchColumns
 from purgatory.engine.marks.event_checks import check_columns
 from purgatory.engine.marks.events import Events
 from purgatory.engine.marks.registry import NamedPartitions
+from purgatory.engine.waiting.blind_waits import BlindWaits
 from purgatory.engine.waiting.registration import Registration
 from purgatory.engine.waiting.tables import Owner
 from purgatory.engine.waiting.wakeups import UNLIMITED
@@ -30,6 +31,7 @@ __all__ = [
     "CANCEL",
     "CANCEL_ALL_ON",
     "EXPIRE",
+    "FAIL_BLIND",
     "PASS",
     "REGISTER",
     "SHUT_DOWN",
@@ -51,6 +53,8 @@ CANCEL_ALL_ON: Final = 5
 """All that waits on the next `count` names."""
 PASS: Final = 6
 """Nothing but time."""
+FAIL_BLIND: Final = 7
+"""As CANCEL, but they end as `Engine.fail_blind` ends them, by what the tape says is stale for each id."""
 REGISTER: Final = 16
 """Plus the code of a kind: the next `count` operations of that kind. The last one, so that kinds may be added."""
 
@@ -60,7 +64,8 @@ ALL: Final = 1_000_000_000
 class Tape:
     """Steps in order, and the columns they take from. `operations` has the batch of each kind at its code, or None.
 
-    Operation ids rise over the whole tape, whatever the kind. A name whose partition is -1 is a signal's key.
+    Operation ids rise over the whole tape, whatever the kind. A name whose partition is -1 is a signal's key. `stale`
+    has, by id, the marks that were stale when an operation ended as blind.
     """
 
     def __init__(
@@ -73,6 +78,7 @@ class Tape:
         events: EventBatch | None = None,
         operation_ids: list[int] | None = None,
         names: list[PartitionName] | None = None,
+        stale: dict[int, set[PartitionName]] | None = None,
     ) -> None:
         self.steps: Final = steps
         self.times_ms: Final = times_ms
@@ -81,6 +87,7 @@ class Tape:
         self.events: Final = events
         self.operation_ids: Final[list[int]] = [] if operation_ids is None else operation_ids
         self.names: Final[list[PartitionName]] = [] if names is None else names
+        self.stale: Final[dict[int, set[PartitionName]]] = {} if stale is None else stale
 
 
 class Played:
@@ -113,6 +120,7 @@ class TapePlayer:
         self._wakeups: Final = events.wakeups
         self._events: Final = events
         self._inspection: Final = inspection
+        self._blind_waits: Final = BlindWaits(registration.pending)
         self._owner: Final = owner
         self._prompt: Final = prompt
         self._next_event = 0
@@ -145,6 +153,8 @@ class TapePlayer:
                 played.not_due += self._expire(count, now_ms)
             elif step in (CANCEL, SHUT_DOWN):
                 self._end(tape.operation_ids, count, CANCELLED if step == CANCEL else SHUTTING_DOWN, now_ms)
+            elif step == FAIL_BLIND:
+                self._fail_blind(tape, count, now_ms)
             elif step == CANCEL_ALL_ON:
                 self._cancel_all_on(tape.names, count, now_ms)
             else:
@@ -211,6 +221,15 @@ class TapePlayer:
             slot = self._inspection.find(self._owner, operation_ids[self._next_id])
             if slot >= 0:
                 self._pending.end(slot, outcome, now_ms)
+            self._next_id += 1
+
+    def _fail_blind(self, tape: Tape, count: int, now_ms: i64) -> None:
+        stop = self._next_id + count
+        while self._next_id < stop:
+            operation_id = tape.operation_ids[self._next_id]
+            slot = self._inspection.find(self._owner, operation_id)
+            if slot >= 0:
+                self._blind_waits.fail(slot, tape.stale.get(operation_id, set()), now_ms)
             self._next_id += 1
 
     def _cancel_all_on(self, names: list[PartitionName], count: int, now_ms: i64) -> None:

@@ -77,7 +77,9 @@ class OperationChecks:
     def _operation_fault(self, columns: BatchColumns, row: int) -> Fault | None:
         for described in columns.faulty:
             if described.level != ITEM and columns.column(described.name).at(row) == OUT_OF_RANGE:
-                field = f"{KIND_NAMES[columns.kind]}.{described.row_name}"
+                field = described.row_name
+                if not described.is_of_all_kinds:
+                    field = f"{KIND_NAMES[columns.kind]}.{field}"
                 return Fault(INVALID_ARGUMENT, field, described.fault(columns.column(described.name).given(row)))
         return None
 

@@ -84,6 +84,11 @@ class OperationColumn:
         """The values of a batch, each looked at once."""
         return self._read(values) if values else self._not_given
 
+    @property
+    def is_of_all_kinds(self) -> bool:
+        """Whether it belongs to operations as such: the wire's rows have it beside the condition, not in it."""
+        return self.kinds == KINDS
+
     def fault(self, value: int) -> str:
         """What is wrong with a value that is out of range."""
         return f"{value} is not in {self.lowest}..{self.highest}"
@@ -121,6 +126,7 @@ OPERATION_COLUMNS: Final = (
     OperationColumn("throttled", "throttled", (FETCH,), ITEM, BOOL, 0, 0, 1),
     OperationColumn("any_key", "any_key", (SIGNAL,), OPERATION, BOOL, 0, 0, 1, wire_name="any"),
     OperationColumn("from_now", "from_now", (SIGNAL,), OPERATION, BOOL, 0, 0, 1),
+    OperationColumn("blind_timeout_ms", "blind_timeouts_ms", KINDS, OPERATION, INT64, UNKNOWN, 0, OFFSET_MAX - 1),
 )
 """In the archive's order. A name stands more than once where kinds use the column differently."""
 

@@ -37,7 +37,34 @@ def completions_to(completions: Completions) -> bytes:
     writer.add_list([int(one.last_stable_offset) for one in completions.fetched])
     writer.add_list([int(one.diverging_epoch) for one in completions.fetched])
     writer.add_list([int(one.diverging_end_offset) for one in completions.fetched])
+    if completions.stale_marks:
+        add_stale_marks(writer, completions)
     return writer.to_bytes()
+
+
+def add_stale_marks(writer: ColumnWriter, completions: Completions) -> None:
+    """Which marks were stale: their items, for how long, and why, with a dictionary of reasons."""
+    reasons: dict[str, int] = {}
+    stale_ms: list[int] = []
+    indexes: list[int] = []
+    for one_ms, reason in completions.stale_marks.values():
+        stale_ms.append(one_ms)
+        indexes.append(reasons.setdefault(reason, len(reasons)))
+    writer.add_list(list(completions.stale_marks))
+    writer.add_list(stale_ms)
+    writer.add_list(indexes)
+    writer.add_list([len(reasons)])
+    for reason in reasons:
+        writer.add_text(reason)
+
+
+def read_stale_marks(reader: ColumnReader) -> dict[int, tuple[int, str]]:
+    """What `add_stale_marks` wrote."""
+    items = reader.column()
+    stale_ms = reader.column()
+    indexes = reader.column()
+    reasons = [reader.text() for _ in range(int(reader.column()[0]))]
+    return {int(items[place]): (int(stale_ms[place]), reasons[int(indexes[place])]) for place in range(len(items))}
 
 
 def completions_from(octets: bytes, owner_id: int) -> Completions:
@@ -68,5 +95,7 @@ def completions_from(octets: bytes, owner_id: int) -> Completions:
         completions.fetched.append(
             FetchedPartition(fetched[0][row], fetched[1][row], fetched[2][row], fetched[3][row], fetched[4][row])
         )
+    if not reader.is_done:
+        completions.stale_marks = read_stale_marks(reader)
     completions.finish()
     return completions

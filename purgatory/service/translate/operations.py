@@ -235,15 +235,20 @@ class _OperationShape:
         self.items: Final = "keys" if self.are_keys else "partitions"
         condition: Any = operation_pb2.Operation.DESCRIPTOR.fields_by_name[self.condition].message_type
         item: Any = condition.fields_by_name[self.items].message_type
-        self.of_operation: Final = [_RowField(column, condition) for column in columns_of(kind) if column.level != ITEM]
-        self.of_item: Final = [_RowField(column, item) for column in columns_of(kind) if column.level == ITEM]
+        columns = columns_of(kind)
+        self.of_condition: Final = [
+            _RowField(column, condition) for column in columns if column.level != ITEM and not column.is_of_all_kinds
+        ]
+        self.of_item: Final = [_RowField(column, item) for column in columns if column.level == ITEM]
 
 
 ROW_SHAPES: Final = {kind: _OperationShape(kind) for kind in codes.KINDS}
 
 
 class _RowBatch:
-    """The columns of the run that is being filled. Every column is full: a row has each value or its default."""
+    """The columns of the run that is being filled. Every column is full (a row has each value or its default), but for
+    those that all kinds have.
+    """
 
     def __init__(self, kind: int, timeout_ms_default: int) -> None:
         self.kind: Final = kind
@@ -253,7 +258,7 @@ class _RowBatch:
         self._names: Final[dict[PartitionName, int]] = {}
         """Dictionary of partitions, or of keys as (key, -1)."""
         batch = self._batch = OperationBatch.to_fill()
-        self._of_operation: Final = [(field, getattr(batch, field.batch_name)) for field in self._shape.of_operation]
+        self._of_condition: Final = [(field, getattr(batch, field.batch_name)) for field in self._shape.of_condition]
         self._of_item: Final = [(field, getattr(batch, field.batch_name)) for field in self._shape.of_item]
 
     def add(self, index: int, operation_id: int, operation: operation_pb2.Operation) -> int:
@@ -265,7 +270,9 @@ class _RowBatch:
         self._batch.operation_ids.append(operation_id)
         self._batch.timeouts_ms.append(timeout_ms)
         self._batch.item_counts.append(len(items))
-        for field, values in self._of_operation:
+        if operation.HasField("blind_timeout_ms"):
+            self._fill_up_blind_timeouts()[-1] = operation.blind_timeout_ms
+        for field, values in self._of_condition:
             values.append(field.of(condition))
         for item in items:
             if self._shape.are_keys:
@@ -277,7 +284,15 @@ class _RowBatch:
                 values.append(field.of(item))
         return len(items)
 
+    def _fill_up_blind_timeouts(self) -> list[int]:
+        """Nearly no row has one, so a column of them begins with the first row that does."""
+        values = self._batch.blind_timeouts_ms
+        values += [codes.UNKNOWN] * (len(self._batch.operation_ids) - len(values))
+        return values
+
     def finish(self) -> OperationRun:
+        if self._batch.blind_timeouts_ms:
+            self._fill_up_blind_timeouts()
         if self._shape.are_keys:
             self._batch.keys.extend(key for key, _ in self._names)
         else:

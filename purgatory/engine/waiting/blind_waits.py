@@ -1,0 +1,91 @@
+"""Operations that are not to wait on while nobody can see their marks. What is stale, the caller knows.
+
+A *blind timeout* is for how long a mark may be stale while its operation waits. Operations that have one are found by
+their slots, at any later time: a slot that is another operation's by then is that one's.
+"""
+
+from typing import Final
+
+from mypy_extensions import i64
+
+from purgatory.engine.batches import AsGiven, PartitionName
+from purgatory.engine.codes import FAILED, FETCH, MARK_STALE, NONE, REQUEST_TIMED_OUT
+from purgatory.engine.waiting.pending import PendingOperations
+from purgatory.engine.waiting.tables import UNRESOLVED
+
+__all__ = ["BlindWaits"]
+
+
+class BlindWaits:
+    """Finds and ends operations by what is stale of what they wait for."""
+
+    def __init__(self, pending: PendingOperations) -> None:
+        self.pending: Final = pending
+
+    def slots(self) -> list[int]:
+        """Slots of all pending operations that have a blind timeout."""
+        return list(self.pending.blind_timeouts_ms)
+
+    def names(self, slots: list[int]) -> list[PartitionName]:
+        """The partitions that these wait for, each once; keys are nobody's to see."""
+        found: dict[AsGiven, bool] = {}
+        for slot in slots:
+            if slot in self.pending.blind_timeouts_ms:
+                self._add_names(slot, found)
+        return list(found)
+
+    def due(self, slots: list[int], stale_ms: dict[PartitionName, int], now_ms: i64) -> list[tuple[int, int]]:
+        """(owner id, operation id) of those of these that wait for a mark that was stale for the whole of their blind
+        timeout, and for which they waited so long. `stale_ms` has the marks that are stale.
+        """
+        operations = self.pending.operations
+        found: list[tuple[int, int]] = []
+        for slot in slots:
+            blind_timeout_ms = self.pending.blind_timeouts_ms.get(slot, -1)
+            if blind_timeout_ms < 0 or now_ms - operations.registered_ms[slot] < blind_timeout_ms:
+                continue
+            if self._stalest_ms(slot, stale_ms) >= blind_timeout_ms:
+                found.append((int(i64(operations.owner_id[slot])), int(operations.operation_id[slot])))
+        return found
+
+    def fail(self, slot: i64, stale: set[PartitionName], now_ms: i64) -> None:
+        """Ends an operation as FAILED. Of its marks that were not reached, those that are stale say MARK_STALE."""
+        pending = self.pending
+        kind = i64(pending.operations.kind[slot])
+        owner = pending.owners[i64(pending.operations.owner_id[slot])]
+        assert owner is not None, f"slot {slot} has no owner"
+        completions = pending.completions_of(owner)
+        item = completions.items
+        pending.end(slot, FAILED, now_ms)
+        not_reached: i64 = NONE if kind == FETCH else REQUEST_TIMED_OUT
+        while item < completions.items:
+            name: AsGiven = completions.item_partitions[item]
+            if completions.error_codes[item] == not_reached and name in stale:
+                completions.error_codes[item] = MARK_STALE
+            item += 1
+
+    def _add_names(self, slot: i64, found: dict[AsGiven, bool]) -> None:
+        items = self.pending.items
+        kind = self.pending.kinds[i64(self.pending.operations.kind[slot])]
+        if not kind.on_partitions:
+            return
+        item = i64(self.pending.operations.first_item[slot])
+        while item >= 0:
+            if self._is_waited_for(kind.code, item):
+                found[kind.name_of(i64(items.target[item]))] = True
+            item = i64(items.next[item])
+
+    def _stalest_ms(self, slot: i64, stale_ms: dict[PartitionName, int]) -> i64:
+        """For how long that mark is stale, of those that an operation waits for, which has been so the longest; -1:
+        none is.
+        """
+        names: dict[AsGiven, bool] = {}
+        self._add_names(slot, names)
+        stalest = -1
+        for name in names:
+            stalest = max(stalest, stale_ms.get(name, -1))
+        return stalest
+
+    def _is_waited_for(self, kind: i64, item: i64) -> bool:
+        """A fetch waits for all of its partitions together."""
+        return kind == FETCH or i64(self.pending.items.error_code[item]) == UNRESOLVED
