@@ -45,7 +45,9 @@ from purgatory.service.sessions.unary_waits import UnaryWaits
 from purgatory.service.settings import HostSettings
 from purgatory.service.slices import WORK_PER_SLICE
 from purgatory.service.sources.source_links import SourceLinks
+from purgatory.service.sources.blind_reaper import BlindReaper
 from purgatory.service.sources.source_table import SourceTable
+from purgatory.service.sources.stale_results import note_stale_marks
 from purgatory.service.translate.operations import OperationRun
 from purgatory.service.translate.receipts import BatchReceipt
 
@@ -90,6 +92,9 @@ class Host:
         self.started_time: Final = time.time()
         """Wall clock, seconds: for display, never for measuring."""
         self.reaper: Final = Reaper(engine, clock, self.listeners, self._expire_slice)
+        self.blind_reaper: Final = BlindReaper(
+            engine, self.time, self.sources, self._fail_blind, self.holds.of("blind waits")
+        )
         self._tasks: Final[list[asyncio.Task[None]]] = []
 
     def use_journal(self, journal: Journal) -> None:
@@ -105,6 +110,7 @@ class Host:
         """Starts the background tasks, expiry and session maintenance, on the running loop."""
         assert not self._tasks, "the host is already running"
         self._tasks.append(asyncio.create_task(self.reaper.run(), name="reaper"))
+        self._tasks.append(asyncio.create_task(self.blind_reaper.run(), name="blind reaper"))
         self._tasks.append(asyncio.create_task(self._maintain_sessions(), name="session maintenance"))
 
     async def stop(self) -> None:
@@ -154,6 +160,8 @@ class Host:
         self.reaper.deadline_may_be_earlier()
         if self.source_links.demand.is_wanted:
             self.source_links.demand.registered(run.batch.partitions)
+        if run.batch.blind_timeouts_ms:
+            self.blind_reaper.may_have_come()
         return receipt
 
     def acknowledge(self, session: Session, sequence: int) -> None:
@@ -344,6 +352,8 @@ class Host:
         cancel by id for each owner. So a replay of the history ends the same operations at the same times.
         """
         for completions in self.engine.take_completions():
+            if self.sources:
+                note_stale_marks(completions, self.sources, self.time.now_ms())
             account = self.unary_waits.account_of_owner(completions.owner_id)
             if account is not None:
                 self._tell_cancelled(None, completions, cancelled_ms)
@@ -390,6 +400,20 @@ class Host:
                 for listener in self.listeners:
                     listener.expired(now_ms)
             self.deliver()
+
+    def _fail_blind(self, owner_id: int, operation_ids: list[int], stale: set[PartitionName], now_ms: int) -> None:
+        """See `BlindReaper`."""
+        session = self.sessions.of_owner(owner_id)
+        if session is not None:
+            owner = session.owner
+        else:
+            account = self.unary_waits.account_of_owner(owner_id)
+            assert account is not None, f"blind waits of owner {owner_id}, which is nobody"
+            owner = self.unary_waits.owner_of(account)
+        failed = self.engine.fail_blind(owner, operation_ids, stale, now_ms, WORK_PER_SLICE)
+        for listener in self.listeners:
+            listener.failed_blind(session, operation_ids[: len(failed)], stale, sum(failed), now_ms)
+        self.deliver()
 
     def _end_dropped(self, session: Session, now_ms: int) -> bool:
         """Cancels a slice of what a dropped session has pending, whose results nobody gets; whether that was all."""

@@ -24,9 +24,11 @@ from purgatory.service.listeners.archive import ArchiveListener, writer_config
 from purgatory.service.rpc.statuses import BatchRefused, CallRefused
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import ArchiveSettings, EngineSettings, HostSettings, LimitsSettings, SessionSettings
+from purgatory.service.staleness.stale_marks import NoSources
 from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
 from tests.archive.archive_kit import ThreadLink
+from tests.unseen_marks import Unseen
 
 PARTITIONS: Final = [(topic, partition) for topic in ("orders", "clicks") for partition in range(3)]
 KEYS: Final = ["paid", "shipped", "closed"]
@@ -44,6 +46,7 @@ COLUMN_CHOICES: Final[dict[str, tuple[int, ...]]] = {
     "throttled": (False, True),
     "any_key": (False, True),
     "from_now": (False, True),
+    "blind_timeout_ms": (-1, -1, 0, 5, 50),
 }
 """What a drawn operation may have in each column but its offset; some of it is refused."""
 
@@ -99,7 +102,7 @@ class Life:
         """Random steps."""
         deeds = [self._register] * 6 + [self._advance] * 5 + [self._pass_time] * 3
         for _ in range(steps):
-            deed = self._random.choice([*deeds, self._cancel, self._wait_unary, self._drop_sessions])
+            deed = self._random.choice([*deeds, self._cancel, self._fail_blind, self._wait_unary, self._drop_sessions])
             try:
                 await deed()
             except (BatchRefused, CallRefused):
@@ -220,6 +223,14 @@ class Life:
             await self.host.cancel_partition(self._random.choice(PARTITIONS))
         else:
             await self.host.cancel_key(self._random.choice(KEYS))
+
+    async def _fail_blind(self) -> None:
+        """Some marks have been stale for some time, and then are seen again."""
+        now_ms = self.clock.now_ms()
+        names = self._random.sample(PARTITIONS, self._random.randrange(len(PARTITIONS)))
+        self.host.sight = Unseen({name: now_ms - self._random.choice((0, 5, 50)) for name in names})
+        await self.host.blind_waits.check()
+        self.host.sight = NoSources()
 
     async def _wait_unary(self) -> None:
         """A unary wait whose caller goes away, at once or with the next turn of the loop."""

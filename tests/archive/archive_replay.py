@@ -76,7 +76,7 @@ class Replay:
         elif first["table"] == schema.EVENTS:
             self._engine.apply(events_of(cause), now_ms, 0, 10**9)
         elif first["table"] == schema.CALLS:
-            self._call(first, now_ms)
+            self._call(first, now_ms, {(row["topic"], row["partition"]) for row in cause})
         else:
             expired = {(row["session_number"], row["operation_id"]) for row in rows}
             self._engine.advance_clock(now_ms, len(expired))
@@ -98,7 +98,7 @@ class Replay:
             receipt = self._engine.register(owner, KIND_OF[first["kind"]], batch, now_ms)
             assert receipt.accepted == len(batch.operation_ids), [refusal.message for refusal in receipt.refusals]
 
-    def _call(self, row: Row, now_ms: int) -> None:
+    def _call(self, row: Row, now_ms: int, names: set[PartitionName]) -> None:
         call = row["call"]
         if call == schema.CANCEL:
             ended = sum(self._engine.cancel(self._owner(row), row["operation_ids"], now_ms))
@@ -108,6 +108,8 @@ class Replay:
             ended = self._engine.cancel_partition((row["topic"], row["partition"]), now_ms)
         elif call == schema.CANCEL_KEY:
             ended = self._engine.cancel_key(row["topic"], now_ms)
+        elif call == schema.FAIL_BLIND:
+            ended = sum(self._engine.fail_blind(self._owner(row), row["operation_ids"], names, now_ms))
         else:
             assert call == schema.SHUT_DOWN, call
             ended = self._engine.shut_down(now_ms, row["ended"])

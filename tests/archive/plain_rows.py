@@ -20,8 +20,12 @@ OF_KIND = {
     codes.SIGNAL: {"offset", "any_key", "from_now"},
 }  # fmt: skip
 ALIKE = {"min_bytes", "follower_reads", "any_key", "from_now", "partition_max_bytes", "throttled", "flags"}
-"""Columns whose attribute in a batch has the same name; that of all others is a plural."""
-OF_OPERATIONS = ("min_bytes", "replica_id", "isolation_level", "follower_reads", "any_key", "from_now")
+"""Columns whose attribute in a batch has the same name; that of all others is a plural,"""
+IRREGULAR = {"blind_timeout_ms": "blind_timeouts_ms"}
+"""or this."""
+OF_OPERATIONS = (
+    "min_bytes", "replica_id", "isolation_level", "follower_reads", "any_key", "from_now", "blind_timeout_ms",
+)  # fmt: skip
 OF_ITEMS = ("offset", "local_error_code", "leader_epoch", "partition_max_bytes", "last_fetched_epoch", "throttled")
 OF_OUTCOMES = ("error_code", "required_offset", "reached_offset", "log_start_offset")
 OF_FETCHES = ("available_bytes", "high_watermark", "last_stable_offset", "diverging_epoch", "diverging_end_offset")
@@ -38,7 +42,8 @@ def at(values: list[Any], row: int) -> Any:  # noqa: ANN401 - any column
 
 def given(batch: object, names: tuple[str, ...], row: int) -> Row:
     """What a row of a batch has in these columns."""
-    return {name: at(getattr(batch, name if name in ALIKE else f"{name}s"), row) for name in names}
+    sources = {name: name if name in ALIKE else f"{name}s" for name in names} | IRREGULAR
+    return {name: at(getattr(batch, sources[name]), row) for name in names}
 
 
 def common(stamp: CallStamp, whose: Registrant | None = None) -> Row:

@@ -34,19 +34,27 @@ class BlindWaits:
                 self._add_names(slot, found)
         return list(found)
 
-    def due(self, slots: list[int], stale_ms: dict[PartitionName, int], now_ms: i64) -> list[tuple[int, int]]:
-        """(owner id, operation id) of those of these that wait for a mark that was stale for the whole of their blind
-        timeout, and for which they waited so long. `stale_ms` has the marks that are stale.
+    def due(self, slots: list[int], stale_ms: dict[PartitionName, int], now_ms: i64) -> list[int]:
+        """Those of these that wait for a mark which was stale for the whole of their blind timeout, if they waited that
+        long. `stale_ms` has the marks that are stale.
         """
         operations = self.pending.operations
-        found: list[tuple[int, int]] = []
+        found: list[int] = []
         for slot in slots:
             blind_timeout_ms = self.pending.blind_timeouts_ms.get(slot, -1)
             if blind_timeout_ms < 0 or now_ms - operations.registered_ms[slot] < blind_timeout_ms:
                 continue
             if self._stalest_ms(slot, stale_ms) >= blind_timeout_ms:
-                found.append((int(i64(operations.owner_id[slot])), int(operations.operation_id[slot])))
+                found.append(slot)
         return found
+
+    def owner_id(self, slot: int) -> int:
+        """Whose operation it is that a slot has."""
+        return int(i64(self.pending.operations.owner_id[slot]))
+
+    def operation_id(self, slot: int) -> int:
+        """Its id."""
+        return int(self.pending.operations.operation_id[slot])
 
     def fail(self, slot: i64, stale: set[PartitionName], now_ms: i64) -> None:
         """Ends an operation as FAILED. Of its marks that were not reached, those that are stale say MARK_STALE."""

@@ -10,6 +10,9 @@ RESULT_ITEM_BYTES: Final = 64
 FETCHED_BYTES: Final = 160
 """What an item of a fetch has besides."""
 
+STALE_MARK_BYTES: Final = 200
+"""What an item has besides whose mark is stale; the reasons are shared."""
+
 SLICE_BYTES: Final = 900
 """Results that came together, besides themselves."""
 

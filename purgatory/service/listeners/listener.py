@@ -76,6 +76,11 @@ class Listener:
     def cancelled_key(self, key: str, ended: int, now_ms: int) -> None:
         """Everything that waited on a key was cancelled."""
 
+    def failed_blind(
+        self, session: Session | None, operation_ids: list[int], stale: set[PartitionName], ended: int, now_ms: int
+    ) -> None:
+        """Operations were ended because of marks that are stale."""
+
     def shut_down(self, ended: int, now_ms: int) -> None:
         """A slice of what was pending ended because the daemon ends."""
 

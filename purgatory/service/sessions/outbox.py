@@ -22,6 +22,7 @@ from purgatory.service.budget.result_bytes import (
     RESULT_BYTES,
     RESULT_ITEM_BYTES,
     SLICE_BYTES,
+    STALE_MARK_BYTES,
 )
 from purgatory.service.sessions.packed import PackedCompletions
 from purgatory.service.sessions.refused import RefusedCompletions
@@ -68,6 +69,9 @@ class ResultSlice:
         held = SLICE_BYTES + len(self) * RESULT_BYTES + items * RESULT_ITEM_BYTES
         if self.kind == codes.FETCH:
             held += items * FETCHED_BYTES
+        if self.completions.stale_marks:
+            stale = [item for item in self.completions.stale_marks if self.item_start <= item < self.item_stop]
+            held += len(stale) * STALE_MARK_BYTES
         for refusal in self.refusals[self.start : self.stop]:
             held += REFUSAL_BYTES + len(refusal.message) + len(refusal.field)
         return held

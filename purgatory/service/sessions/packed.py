@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from purgatory.engine.batches import PartitionName
-from purgatory.engine.completions import Completions, FetchedPartition
+from purgatory.engine.completions import NOTHING_STALE, Completions, FetchedPartition
 from purgatory.service.sessions.refused import RefusedCompletions
 from purgatory.service.translate.uniform_columns import FLOAT, SIGNED, Form
 
@@ -54,6 +54,21 @@ class PackedCompletions:
             name for span in spans for name in span.completions.item_partitions[span.item_start : span.item_stop]
         ]
         self.fetched: Final[list[FetchedPartition]] = []
+        self.stale_marks: Final = _stale_marks(spans)
+
+
+def _stale_marks(spans: Sequence[SliceSpan]) -> dict[int, tuple[int, str]]:
+    """The stale marks of the spans, by their new places."""
+    if not any(span.completions.stale_marks for span in spans):
+        return NOTHING_STALE
+    found: dict[int, tuple[int, str]] = {}
+    before = 0
+    for span in spans:
+        for item, mark in span.completions.stale_marks.items():
+            if span.item_start <= item < span.item_stop:
+                found[before + item - span.item_start] = mark
+        before += span.item_stop - span.item_start
+    return found
 
 
 def _column(octets: bytes, form: Form) -> "array[int]":

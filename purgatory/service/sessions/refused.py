@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from purgatory.engine import codes
 from purgatory.engine.batches import PartitionName, Refusal, RegisterReceipt
-from purgatory.engine.completions import FetchedPartition
+from purgatory.engine.completions import NOTHING_STALE, FetchedPartition
 from purgatory.service.sessions.refused_ids import RefusedIds
 from purgatory.service.translate.operations import OperationRun
 from purgatory.service.translate.uniform_columns import FLOAT, SIGNED, UNSIGNED
@@ -46,6 +46,7 @@ class RefusedCompletions:
         self.estimated_remaining_ms: Final = array(SIGNED)
         self.paces_per_second: Final = array(FLOAT)
         self.fetched: Final[list[FetchedPartition]] = []
+        self.stale_marks: Final = NOTHING_STALE
 
 
 def located(run: OperationRun, refusal: Refusal) -> Refusal:

@@ -17,6 +17,9 @@ MESSAGES_MAX: Final = 1_000
 """How many refusals of one receipt have a field and a message; further ones have index, id and code only, so that the
 receipt of a batch that is refused from end to end stays a small message."""
 
+ABSENT: Final = -1
+"""On the wire, in columns of what may be absent."""
+
 OF_OPERATIONS: Final[tuple[tuple[str, str, Form, float], ...]] = (
     ("outcome", "outcomes", SIGNED, 0),
     ("waited_ms", "waited_ms", SIGNED, 0),
@@ -100,6 +103,8 @@ def fill_columns(columns: result_pb2.ResultColumns, slices: Sequence[ResultSlice
     _fill_dictionary(columns, slices)
     if kind == codes.FETCH:
         _fill_fetched(columns, slices)
+    if any(part.completions.stale_marks for part in slices):
+        _fill_stale_marks(columns, slices)
     for part in slices:
         for place in range(part.start, part.stop) if part.refusals else ():
             columns.refusals.append(operation_refusal(part.refusals[place], part.completions.operation_ids[place]))
@@ -154,6 +159,23 @@ def _fill_fetched(columns: result_pb2.ResultColumns, slices: Sequence[ResultSlic
         _fill(columns, name, shortened(values.tobytes(), SIGNED, default))
 
 
+def _fill_stale_marks(columns: result_pb2.ResultColumns, slices: Sequence[ResultSlice]) -> None:
+    reasons: dict[str, int] = {}
+    stale_ms: list[int] = []
+    indexes: list[int] = []
+    for part in slices:
+        for item in range(part.item_start, part.item_stop):
+            one_ms, reason = part.completions.stale_marks.get(item, (ABSENT, ""))
+            stale_ms.append(one_ms)
+            indexes.append(reasons.setdefault(reason, len(reasons)) if one_ms != ABSENT else 0)
+    if not reasons:
+        return
+    columns.stale_ms.extend(stale_ms)
+    columns.stale_reasons.extend(reasons)
+    if len(reasons) > 1:
+        columns.stale_reason_index.extend(indexes)
+
+
 def fill_rows(rows: RepeatedCompositeFieldContainer[result_pb2.Result], part: ResultSlice) -> None:
     """Adds results of one kind as rows."""
     item, fetched = part.item_start, part.fetched_start
@@ -192,6 +214,8 @@ def _fill_partition(partition: result_pb2.PartitionResult, completions: Results,
     partition.log_start_offset = completions.log_start_offsets[item]
     if completions.estimated_remaining_ms[item] >= 0:
         partition.estimated_remaining_ms = completions.estimated_remaining_ms[item]
+    if item in completions.stale_marks:
+        partition.stale_ms, partition.stale_reason = completions.stale_marks[item]
     if completions.paces_per_second[item] >= 0:
         partition.pace_per_second = completions.paces_per_second[item]
 

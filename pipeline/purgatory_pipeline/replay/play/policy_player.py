@@ -75,6 +75,7 @@ class PolicyPlayer:
                 events=None if events is None else event_batch(events),
                 operation_ids=ends.operation_ids,
                 names=ends.names,
+                stale=ends.stale,
             ),
             not unchanged,
         )

@@ -7,7 +7,16 @@ from typing import Final
 
 import numpy as np
 
-from purgatory.archive.schema import CALL_NAMES, CALLS, CANCEL, CANCEL_KEY, CANCEL_PARTITION, CANCEL_SESSION, SHUT_DOWN
+from purgatory.archive.schema import (
+    CALL_NAMES,
+    CALLS,
+    CANCEL,
+    CANCEL_KEY,
+    CANCEL_PARTITION,
+    CANCEL_SESSION,
+    FAIL_BLIND,
+    SHUT_DOWN,
+)
 from purgatory.engine import tape
 from purgatory.engine.codes import SHUTTING_DOWN
 from purgatory_pipeline.archive.integers import stable_order
@@ -60,6 +69,8 @@ class EndedByCalls:
 
     def __init__(self) -> None:
         self.names: Final[list[Name]] = []
+        self.stale: Final[dict[int, set[Name]]] = {}
+        """By id: the marks that were stale when it failed as blind."""
         self._ids: Final[list[Column]] = []
         self._rows: Final[list[tuple[int, int, int, int]]] = []
 
@@ -78,6 +89,11 @@ class EndedByCalls:
         if len(ids):
             self._rows.append((call, time, code, len(ids)))
             self._ids.append(ids)
+
+    def add_blind(self, call: int, time: int, ids: Column, stale: set[Name]) -> None:
+        """Adds a call that fails ids because of marks that are stale."""
+        self.add_ids(call, time, tape.FAIL_BLIND, ids)
+        self.stale.update(dict.fromkeys(ids.tolist(), stale))
 
     def add_name(self, call: int, time: int, name: Name) -> None:
         """Adds a call that ends everything waiting on a name."""
@@ -113,6 +129,8 @@ class OtherCalls:
                 found.add_ids(call, time, tape.CANCEL, self._open_at(call, of_session))
             elif name in (CANCEL_PARTITION, CANCEL_KEY):
                 found.add_name(call, time, self._chunk.names[columns["name"][row]])
+            elif name == FAIL_BLIND:
+                found.add_blind(call, time, self._cancelled_ids[row], self._stale_names[call])
             elif recorded:
                 own_end = (was.outcome == SHUTTING_DOWN) & (was.call == call)
                 found.add_ids(call, time, tape.SHUT_DOWN, self._operations["ids"][own_end])
@@ -124,6 +142,16 @@ class OtherCalls:
     def _open_at(self, call: int, chosen: Column) -> Column:
         ids: Column = self._operations["ids"][chosen & (self._operations["call"] < call)]
         return ids
+
+    @cached_property
+    def _stale_names(self) -> dict[int, set[Name]]:
+        """By call: the marks that were stale. Each has a row of its own."""
+        chunk = self._chunk
+        assert chunk is not None, "no calls"
+        found: dict[int, set[Name]] = {}
+        for row in np.flatnonzero(chunk.columns["what"] == CALL_NAMES.index(FAIL_BLIND)).tolist():
+            found.setdefault(int(chunk.columns["call"][row]), set()).add(chunk.names[chunk.columns["name"][row]])
+        return found
 
     @cached_property
     def _cancelled_ids(self) -> dict[int, Column]:

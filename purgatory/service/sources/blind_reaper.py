@@ -1,0 +1,75 @@
+"""The task that ends waits which are not to go on while nobody can see their marks. It sleeps while there are none."""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Final
+
+from purgatory.engine.batches import PartitionName
+from purgatory.engine.engine import Engine
+from purgatory.service.engine_time import EngineTime
+from purgatory.service.loop_holds import Watched
+from purgatory.service.sources.source_table import SourceTable
+
+LOGGER: Final = logging.getLogger(__name__)
+
+CHECK_S: Final = 0.1
+"""How late a blind wait may end at most, if the loop is free."""
+CHECKED_PER_SLICE: Final = 1_000
+"""Operations looked at before the loop is free again."""
+
+Fail = Callable[[int, list[int], set[PartitionName], int], None]
+"""Ends operations of an owner (its id), as much of them as one slice of work allows. The marks are those that are stale
+at that time."""
+
+
+class BlindReaper:
+    """Ends operations whose blind timeout is over."""
+
+    def __init__(self, engine: Engine, time: EngineTime, sources: SourceTable, fail: Fail, held: Watched) -> None:
+        self._engine: Final = engine
+        self._time: Final = time
+        self._sources: Final = sources
+        self._fail: Final = fail
+        self._held: Final = held
+        self._woken: Final = asyncio.Event()
+
+    def may_have_come(self) -> None:
+        """To be called after registrations of operations with a blind timeout."""
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Runs until cancelled; survives any exception of a turn."""
+        while True:
+            if not self._engine.has_blind_waits:
+                self._woken.clear()
+                await self._woken.wait()
+            await asyncio.sleep(CHECK_S)
+            try:
+                if self._sources:
+                    await self.check()
+            except Exception:
+                LOGGER.exception("a look for blind waits failed; there will be others")
+
+    async def check(self) -> None:
+        """Looks at all operations that have a blind timeout, in slices."""
+        slots = self._engine.blind_waits.slots()
+        for start in range(0, len(slots), CHECKED_PER_SLICE):
+            with self._held:
+                self._check(slots[start : start + CHECKED_PER_SLICE])
+            await asyncio.sleep(0)
+
+    def _check(self, slots: list[int]) -> None:
+        waits, now_ms = self._engine.blind_waits, self._time.now_ms()
+        stale = self._stale_ms(waits.names(slots), now_ms)
+        by_owner: defaultdict[int, list[int]] = defaultdict(list)
+        for slot in waits.due(slots, stale, now_ms) if stale else ():
+            by_owner[waits.owner_id(slot)].append(slot)
+        for owner_id, own in by_owner.items():
+            operation_ids = sorted(waits.operation_id(slot) for slot in own)
+            self._fail(owner_id, operation_ids, {name for name in waits.names(own) if name in stale}, now_ms)
+
+    def _stale_ms(self, names: list[PartitionName], now_ms: int) -> dict[PartitionName, int]:
+        marks = ((name, self._sources.stale(name, now_ms)) for name in names)
+        return {name: mark.ms(now_ms) for name, mark in marks if mark is not None}
