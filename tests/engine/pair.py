@@ -105,6 +105,12 @@ class Pair:
         self.compare_ended()
         return answers
 
+    def fail_blind(self, stale_ms: dict[plain.Name, int]) -> int:
+        failed = self.engine.fail_blind(stale_ms, self.now_ms)
+        demand("failed as blind", failed, self.oracle.fail_blind(stale_ms, self.now_ms))
+        self.compare_ended()
+        return failed
+
     def cancel_all(self, owner_id: int) -> None:
         cancelled = self.engine.cancel_all(owner_id, self.now_ms)
         demand("cancelled of owner", cancelled, self.oracle.cancel_all(owner_id, self.now_ms))

@@ -19,8 +19,9 @@ REPLICA_IDS = st.integers(1, 3)
 SETS = st.lists(REPLICA_IDS, max_size=3, unique=True).map(tuple)
 NAME = st.sampled_from(NAMES)
 TIMEOUTS = st.integers(1, 30)
+BLIND_TIMEOUTS = st.sampled_from([-1, -1, 0, 5, 15])
 LOCAL_ERRORS = st.sampled_from([0, 0, 0, 10])
-Drawn = list[plain.Operation] | list[plain.Event] | int | str
+Drawn = list[plain.Operation] | list[plain.Event] | dict[plain.Name, int] | int | str
 
 
 def items(names: list[plain.Name], **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[plain.Item, ...]]:
@@ -37,7 +38,12 @@ def items(names: list[plain.Name], **fields: st.SearchStrategy[Any]) -> st.Searc
 def operations(kind: int, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[plain.Operation]:
     """An operation of a kind; its id is given when it is registered."""
     return st.builds(
-        lambda timeout_ms, one: plain.Operation(kind, 0, timeout_ms, **one), TIMEOUTS, st.fixed_dictionaries(fields)
+        lambda timeout_ms, blind_timeout_ms, one: plain.Operation(
+            kind, 0, timeout_ms, blind_timeout_ms=blind_timeout_ms, **one
+        ),
+        TIMEOUTS,
+        BLIND_TIMEOUTS,
+        st.fixed_dictionaries(fields),
     )
 
 
@@ -109,6 +115,7 @@ STEP = st.one_of(
     st.lists(OPERATION, min_size=1, max_size=1),
     st.lists(EVENT, min_size=1, max_size=3),
     st.integers(0, 40),
+    st.dictionaries(st.sampled_from(NAMES), st.integers(0, 40), min_size=1),
     st.sampled_from(["cancel", "cancel all", "cancel orders-0", "cancel a", "new owner", "shut down"]),
 )
 
@@ -117,6 +124,8 @@ def take(pair: Pair, owner_id: int, next_id: int, step: Drawn) -> int:
     """Take one drawn step and return who the owner is now."""
     if isinstance(step, int):
         pair.advance(step)
+    elif isinstance(step, dict):
+        pair.fail_blind(step)
     elif step == "cancel":
         pair.cancel(owner_id, [next_id, max(1, next_id - 1), max(1, next_id - 3)])
     elif step == "cancel all":

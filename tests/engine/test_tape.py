@@ -52,6 +52,7 @@ class Calls:
         self.events: list[plain.Event] = []
         self.ids: list[int] = []
         self.names: list[plain.Name] = []
+        self.stale: dict[int, set[plain.Name]] = {}
 
     def take(self, step: steps.Step) -> None:
         """One step: done on the first engine, noted for the second."""
@@ -92,6 +93,13 @@ class Calls:
                     engine.cancel_partition(name, self.now_ms)
                 self.names.append(name)
                 self.note(tapes.CANCEL_ALL_ON, 1)
+            case steps.FailBlind(stale):
+                waits = engine.blind_waits
+                ids = [waits.operation_id(slot) for slot in waits.due(waits.slots(), dict(stale), self.now_ms)]
+                engine.fail_blind(owner, ids, set(dict(stale)), self.now_ms)
+                self.ids += ids
+                self.stale.update((number, set(dict(stale))) for number in ids)
+                self.note(tapes.FAIL_BLIND, len(ids))
             case _:
                 self.note(tapes.PASS, 0)
 
@@ -109,6 +117,7 @@ class Calls:
             events=event_batch(self.events),
             operation_ids=self.ids,
             names=self.names,
+            stale=self.stale,
         )
         played = self.engines[1].play(self.owners[1], tape, self.prompt)
         assert played.not_due == 0, "every expiration was due"

@@ -81,6 +81,10 @@ class Generator:
             return steps.CancelName(self.keys[self.below(len(self.keys))])
         return steps.CancelName(self.sketch().name)
 
+    def fail_blind(self) -> steps.Step:
+        some = {self.sketch().name: self.below(2 * self.swarm.timeout_max_ms) for _ in range(1 + self.below(3))}
+        return steps.FailBlind(tuple(some.items()))
+
     def replace_owner(self) -> steps.Step:
         owner = self.below(self.swarm.owners)
         self.next_ids[owner] = 1
@@ -154,8 +158,8 @@ class Generator:
             plain.FETCH, operation_id, timeout_ms, items, min_bytes, replica_id, isolation, follower_reads
         )
 
-    @staticmethod
     def made_operation(
+        self,
         kind: int,
         operation_id: int,
         timeout_ms: int,
@@ -169,7 +173,10 @@ class Generator:
     ) -> plain.Operation:
         """An operation. Arguments not given do not concern its kind."""
         of_fetch = (min_bytes, replica_id, isolation, follower_reads)
-        return plain.made(plain.Operation, (kind, operation_id, timeout_ms, items, *of_fetch, any_key, from_now))
+        is_blind = self.swarm.blind > 0 and self.rng.random() < self.swarm.blind
+        blind_timeout_ms = self.below(self.swarm.timeout_max_ms) if is_blind else -1
+        values = (kind, operation_id, timeout_ms, items, *of_fetch, any_key, from_now, blind_timeout_ms)
+        return plain.made(plain.Operation, values)
 
     def fetch_item(self, sketch: Sketch) -> plain.Item:
         offset = sketch.log_end if self.rng.random() < 0.6 else self.near(sketch.log_end, -5, 1)

@@ -47,6 +47,12 @@ class CancelName(NamedTuple):
     name: plain.Name
 
 
+class FailBlind(NamedTuple):
+    """Some marks have been stale for some time: each with its milliseconds."""
+
+    stale: tuple[tuple[plain.Name, int], ...]
+
+
 class ReplaceOwner(NamedTuple):
     """An owner vanishes, and another comes in its place."""
 
@@ -57,7 +63,7 @@ class ShutDown(NamedTuple):
     limit: int
 
 
-Step = Register | Apply | Advance | Sleep | Cancel | CancelAll | CancelName | ReplaceOwner | ShutDown
+Step = Register | Apply | Advance | Sleep | Cancel | CancelAll | CancelName | FailBlind | ReplaceOwner | ShutDown
 
 
 def weight(step: Step) -> int:

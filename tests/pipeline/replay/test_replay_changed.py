@@ -107,12 +107,14 @@ class CallByCall:
             batch = operations_of([self.changed_operation(row, first[row["operation_id"]]) for row in rows])
             assert not self.engine.register(self.owner(rows[0]), kind, batch, self.now_ms).refusals
         else:
-            self.other_call(rows[0])
+            self.other_call(rows[0], {(row["topic"], row["partition"]) for row in rows})
 
-    def other_call(self, row: Row) -> None:
+    def other_call(self, row: Row, names: set[tuple[str, int]]) -> None:
         """A cancel, or the end."""
         if row["call"] == schema.CANCEL:
             self.engine.cancel(self.owner(row), row["operation_ids"], self.now_ms)
+        elif row["call"] == schema.FAIL_BLIND:
+            self.engine.fail_blind(self.owner(row), row["operation_ids"], names, self.now_ms)
         elif row["call"] == schema.CANCEL_SESSION:
             self.engine.cancel_all(self.owner(row), self.now_ms)
         elif row["call"] == schema.CANCEL_PARTITION:
