@@ -24,11 +24,11 @@ from purgatory.service.listeners.archive import ArchiveListener, writer_config
 from purgatory.service.rpc.statuses import BatchRefused, CallRefused
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import ArchiveSettings, EngineSettings, HostSettings, LimitsSettings, SessionSettings
-from purgatory.service.staleness.stale_marks import NoSources
+from purgatory.service.sources.source_table import BLIND, LIVE
+from purgatory.service.sources.stale_index import StaleIndex, Unseen
 from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
 from tests.archive.archive_kit import ThreadLink
-from tests.unseen_marks import Unseen
 
 PARTITIONS: Final = [(topic, partition) for topic in ("orders", "clicks") for partition in range(3)]
 KEYS: Final = ["paid", "shipped", "closed"]
@@ -225,12 +225,18 @@ class Life:
             await self.host.cancel_key(self._random.choice(KEYS))
 
     async def _fail_blind(self) -> None:
-        """Some marks have been stale for some time, and then are seen again."""
+        """For a moment there is a source that has not seen some marks for some time."""
         now_ms = self.clock.now_ms()
-        names = self._random.sample(PARTITIONS, self._random.randrange(len(PARTITIONS)))
-        self.host.sight = Unseen({name: now_ms - self._random.choice((0, 5, 50)) for name in names})
-        await self.host.blind_waits.check()
-        self.host.sight = NoSources()
+        source = "kafka", ""
+        stream = self.host.sources.attach(*source, ["orders", "clicks"], now_ms)
+        unseen = StaleIndex()
+        for topic, partition in self._random.sample(PARTITIONS, self._random.randrange(len(PARTITIONS))):
+            since_ms = now_ms - self._random.choice((0, 5, 50))
+            unseen.add(topic, True, [partition], Unseen(since_ms, "broker 2 is down"))
+        stream.report(BLIND, "", 0, unseen, now_ms)
+        await self.host.blind_reaper.check()
+        stream.report(LIVE, "", 0, StaleIndex(), now_ms)
+        self.host.sources.detach(*source, stream, now_ms)
 
     async def _wait_unary(self) -> None:
         """A unary wait whose caller goes away, at once or with the next turn of the loop."""

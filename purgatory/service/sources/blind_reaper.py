@@ -47,10 +47,16 @@ class BlindReaper:
                 await self._woken.wait()
             await asyncio.sleep(CHECK_S)
             try:
-                if self._sources:
+                if self._sees_not_all():
                     await self.check()
             except Exception:
                 LOGGER.exception("a look for blind waits failed; there will be others")
+
+    def _sees_not_all(self) -> bool:
+        """Whether there may be a mark that is stale."""
+        now_ms = self._time.now_ms()
+        streams = (stream for source in self._sources for stream in source.all_streams())
+        return any(stream.stale_since_ms(now_ms) is not None for stream in streams)
 
     async def check(self) -> None:
         """Looks at all operations that have a blind timeout, in slices."""
