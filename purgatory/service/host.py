@@ -93,7 +93,7 @@ class Host:
         """Wall clock, seconds: for display, never for measuring."""
         self.reaper: Final = Reaper(engine, clock, self.listeners, self._expire_slice)
         self.blind_reaper: Final = BlindReaper(
-            engine, self.time, self.sources, self._fail_blind, self.holds.of("blind waits")
+            engine, self.time, self.sources, self.fail_blind, self.holds.of("blind waits")
         )
         self._tasks: Final[list[asyncio.Task[None]]] = []
 
@@ -401,8 +401,8 @@ class Host:
                     listener.expired(now_ms)
             self.deliver()
 
-    def _fail_blind(self, owner_id: int, operation_ids: list[int], stale: set[PartitionName], now_ms: int) -> None:
-        """See `BlindReaper`."""
+    def fail_blind(self, owner_id: int, operation_ids: list[int], stale: set[PartitionName], now_ms: int) -> None:
+        """Fails operations of an owner (its id) because of marks that are stale, as many as a slice of work allows."""
         session = self.sessions.of_owner(owner_id)
         if session is not None:
             owner = session.owner

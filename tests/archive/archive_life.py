@@ -24,8 +24,6 @@ from purgatory.service.listeners.archive import ArchiveListener, writer_config
 from purgatory.service.rpc.statuses import BatchRefused, CallRefused
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import ArchiveSettings, EngineSettings, HostSettings, LimitsSettings, SessionSettings
-from purgatory.service.sources.source_table import BLIND, LIVE
-from purgatory.service.sources.stale_index import StaleIndex, Unseen
 from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
 from tests.archive.archive_kit import ThreadLink
@@ -225,18 +223,17 @@ class Life:
             await self.host.cancel_key(self._random.choice(KEYS))
 
     async def _fail_blind(self) -> None:
-        """For a moment there is a source that has not seen some marks for some time."""
-        now_ms = self.clock.now_ms()
-        source = "kafka", ""
-        stream = self.host.sources.attach(*source, ["orders", "clicks"], now_ms)
-        unseen = StaleIndex()
-        for topic, partition in self._random.sample(PARTITIONS, self._random.randrange(len(PARTITIONS))):
-            since_ms = now_ms - self._random.choice((0, 5, 50))
-            unseen.add(topic, True, [partition], Unseen(since_ms, "broker 2 is down"))
-        stream.report(BLIND, "", 0, unseen, now_ms)
-        await self.host.blind_reaper.check()
-        stream.report(LIVE, "", 0, StaleIndex(), now_ms)
-        self.host.sources.detach(*source, stream, now_ms)
+        """Some marks have been stale for some time, at this moment only."""
+        now_ms, waits = self.host.time.now_ms(), self.host.engine.blind_waits
+        stale_ms = {
+            name: self._random.choice((0, 5, 50))
+            for name in self._random.sample(PARTITIONS, self._random.randrange(len(PARTITIONS)))
+        }
+        owner_id = self._session().owner.owner_id
+        due = [slot for slot in waits.due(waits.slots(), stale_ms, now_ms) if waits.owner_id(slot) == owner_id]
+        if due:
+            ids = sorted(waits.operation_id(slot) for slot in due)
+            self.host.fail_blind(owner_id, ids, set(stale_ms), now_ms)
 
     async def _wait_unary(self) -> None:
         """A unary wait whose caller goes away, at once or with the next turn of the loop."""
