@@ -44,8 +44,8 @@ from purgatory.service.sessions.session_table import Sessions
 from purgatory.service.sessions.unary_waits import UnaryWaits
 from purgatory.service.settings import HostSettings
 from purgatory.service.slices import WORK_PER_SLICE
-from purgatory.service.sources.source_links import SourceLinks
 from purgatory.service.sources.blind_reaper import BlindReaper
+from purgatory.service.sources.source_links import SourceLinks
 from purgatory.service.sources.source_table import SourceTable
 from purgatory.service.sources.stale_results import note_stale_marks
 from purgatory.service.translate.operations import OperationRun
