@@ -11,12 +11,15 @@ import asyncio
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Final
 
 import grpc
@@ -52,6 +55,8 @@ from purgatory.service.rpc.handlers import SERVICE, add_standard_service, add_to
 from purgatory.service.rpc.servicer import PurgatoryServicer
 from purgatory.service.setting_sources import SettingsError, unknown_variables
 from purgatory.service.settings import EngineLimitsSettings, HostSettings, Settings, is_loopback, split_address
+from purgatory.service.sources.source_table import STATE_NAMES
+from purgatory.service.sources.supervised_sources import PRINCIPAL, SupervisedSources
 from purgatory.service.transport.certificate_files import CannotUseCertificates
 from purgatory.service.transport.peer import PeerCertificate
 from purgatory.service.transport.tls import Tls
@@ -101,7 +106,9 @@ class Daemon:
         if self._tls is not None:
             registry.register(self._tls)
         check_page = None if is_loopback(settings.http.address) else self._check_page
-        self._site: Final = HttpSite(registry, self._is_ready, settings.http, self._tls, check_page)
+        self._site: Final = HttpSite(
+            registry, self._is_ready, settings.http, self._tls, check_page, self._source_states
+        )
         self._gate: Final = CallGate(
             self._host.fair_queue,
             settings.limits,
@@ -114,6 +121,8 @@ class Daemon:
         self._opened = AsyncExitStack()
         """Closes what `start` opened, last opened first."""
         self._access: Access | None = None
+        self._sources: SupervisedSources | None = None
+        """Those that this daemon runs itself."""
         self._grace_until_s = 0.0
         """On the monotonic clock, once shutdown has begun."""
 
@@ -144,6 +153,8 @@ class Daemon:
         if self._journal is not None:
             opened.push_async_callback(self._close_journal, self._journal)
         self.grpc_address = self._bind_grpc()
+        if self.settings.source:
+            self._sources = self._make_sources(access, opened)
         self.http_address = await self._bind_http()
         if self.settings.archive.uri is not None:
             archive = await self._start_archive()
@@ -165,6 +176,9 @@ class Daemon:
         opened.callback(self._memory_trimmer.stop)
         if self._tls is not None:
             opened.callback(asyncio.create_task(self._tls.watch(), name="TLS files").cancel)
+        if self._sources is not None:
+            opened.push_async_callback(self._sources.stop)
+            self._sources.start()
 
     def reload(self) -> None:
         """Reads the policy, the tokens and the keys again now."""
@@ -177,6 +191,8 @@ class Daemon:
         self._grace_until_s = time.monotonic() + grace_s
         async with self._opened:
             self._serving = False
+            if self._sources is not None:
+                self._sources.terminate()
             await self._health.enter_graceful_shutdown()
             await drain(self._host, grace_s)
             await self._gate.wait_quiet(self._grace_left_s())
@@ -228,6 +244,36 @@ class Daemon:
             except RuntimeError as error:
                 reason = str(error)
         raise CannotBind(f"cannot listen on {address} (grpc.address): {reason}")
+
+    def _make_sources(self, access: Access, opened: AsyncExitStack) -> SupervisedSources:
+        """The sources that the daemon runs, and the socket by which they reach it."""
+        try:
+            folder = Path(tempfile.mkdtemp(prefix="purgatory-"))  # for this user only
+            opened.callback(shutil.rmtree, folder, ignore_errors=True)
+            socket_address = f"unix:{folder / 'sources'}"
+            self._server.add_insecure_port(socket_address)
+        except (OSError, RuntimeError) as error:
+            raise CannotBind(f"cannot listen for the sources that this daemon runs: {error}") from None
+        return SupervisedSources(
+            self.settings.source,
+            socket=socket_address,
+            token=access.make_token(PRINCIPAL),
+            data_dir=self.settings.journal.dir,
+            log_level=self.settings.log.level,
+            on_restart=self._count_restart,
+        )
+
+    def _source_states(self) -> list[str]:
+        """How each source fares that this daemon runs, in the order of the settings."""
+        if self._sources is None:
+            return []
+        now_ms = self._host.time.now_ms()
+        states = {source.name: STATE_NAMES[source.state_at(now_ms)] for source in self._host.sources}
+        return [states.get(one.name, "loading") if one.is_running else "not running" for one in self._sources.sources]
+
+    def _count_restart(self, name: str) -> None:
+        restarts = self._host.source_links.restarts
+        restarts[name] = restarts.get(name, 0) + 1
 
     def _add_port(self, address: str) -> int:
         if self._tls is None:

@@ -24,7 +24,7 @@ there with TLS only, or with `PURGATORY_INSECURE=true` ([security.md](security.m
 
 
 def setting_row(name: str, description: str | None, default: object) -> str:
-    shown = "none" if default is None else json.dumps(default)
+    shown = "none" if default in {None, ()} else json.dumps(default)
     return f"| `{name}` | `{shown}` | {description} |"
 
 

@@ -92,12 +92,14 @@ def _parser(program: str) -> argparse.ArgumentParser:
 
 def _add_flag(parser: argparse._ActionsContainer, name: str, field: FieldInfo) -> None:
     """Adds a flag for one setting. Values stay text here; the settings check and convert them."""
-    default = "none" if field.default is None else json.dumps(field.default).strip('"')
+    default = "none" if field.default in {None, ()} else json.dumps(field.default).strip('"')
     text = f"{field.description} (default: {default}; environment: {environment_name(name)})"
     details: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": text.replace("%", "%%")}
     if field.annotation is bool:
         details["action"] = argparse.BooleanOptionalAction
     else:
         details["metavar"] = name.rpartition(".")[2].rpartition("_")[2].upper()
+    if isinstance(field.default, tuple):
+        details |= {"action": "append", "metavar": "URI"}
     names = [SHORT_FLAGS[name]] if name in SHORT_FLAGS else []
     parser.add_argument(*names, flag_name(name), **details)

@@ -12,8 +12,14 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
 
 ENVIRONMENT_PREFIX: Final = "PURGATORY_"
 DURATION_MS_MAX: Final = 2**31 - 1
@@ -59,6 +65,31 @@ def _checked_budget(memory_bytes: int) -> int:
     if 0 < memory_bytes < MEMORY_BYTES_MIN:
         raise ValueError(f"should be 0 or at least {MEMORY_BYTES_MIN}")
     return memory_bytes
+
+
+SOURCE_SCHEMES: Final = ("kafka", "postgres", "postgresql")
+
+
+def _source_uris(given: object) -> object:
+    """Of all forms: a line of several, a list, or tables with one each."""
+    if isinstance(given, str):
+        return given.split()
+    if isinstance(given, list | tuple):
+        return [one.get("uri", one) if isinstance(one, dict) else one for one in given]
+    return given
+
+
+def _checked_sources(uris: tuple[str, ...]) -> tuple[str, ...]:
+    for number, uri in enumerate(uris, 1):
+        scheme, _, rest = uri.partition("://")
+        if scheme not in SOURCE_SCHEMES or not rest:
+            raise ValueError(f"source {number} should begin with kafka:// or postgres:// and a host")
+        if "@" in rest.partition("?")[0] or "password" in rest.partition("?")[2].lower():
+            raise ValueError(
+                f"source {number} holds a user or a password, and everybody can read it there; put them into a file "
+                "and name that by ?config=FILE"
+            )
+    return uris
 
 
 Address = Annotated[str, AfterValidator(_checked_address)]
@@ -334,6 +365,14 @@ class Settings(BaseSettings):
     )
     insecure: bool = setting(
         False, "Serve without TLS on addresses that other machines can reach. Whoever reaches them is trusted."
+    )
+    source: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_source_uris), AfterValidator(_checked_sources)] = (
+        setting(
+            (),
+            "Run this source of marks too: kafka://HOST:PORT or postgres://HOST:PORT (docs/sources.md). "
+            "May be repeated; in the file a table [[source]] with `uri` for each, in the environment separated by "
+            "spaces.",
+        )
     )
     grpc: GrpcSettings = GrpcSettings()
     http: HttpSettings = HttpSettings()

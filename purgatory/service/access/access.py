@@ -21,7 +21,7 @@ from purgatory.service.access.audit import AUDITED_CALL, NO_ROLE, UNAUTHENTICATE
 from purgatory.service.access.errors import AccessError
 from purgatory.service.access.json_web_tokens import BadToken, JsonWebTokens
 from purgatory.service.access.roles import CALLS, OBSERVE
-from purgatory.service.access.tokens import KnownToken, hash_of, is_expired, read_tokens
+from purgatory.service.access.tokens import KnownToken, hash_of, is_expired, new_token, read_tokens
 from purgatory.service.access.watched_file import WatchedFile
 from purgatory.service.rpc.statuses import CallRefused, permission_denied, unauthenticated
 from purgatory.service.settings import AccessSettings
@@ -49,6 +49,7 @@ class Access:
         self._principal_of_peer: Final = principal_of_peer
         self._policy: AccessPolicy | None = None
         self._tokens: dict[str, KnownToken] = {}
+        self._tokens_in_memory: Final[dict[str, KnownToken]] = {}
         self._verified: Final[dict[bytes, KnownToken]] = {}
         self._verified_with: object = None
         """The keys that verified them: with other keys they are verified anew."""
@@ -75,6 +76,12 @@ class Access:
             await self._watch_files()
         else:
             await asyncio.gather(self._watch_files(), self._json_web_tokens.keep_fresh(self._accounts.audit.reloads))
+
+    def make_token(self, principal: str) -> str:
+        """A token that is known as long as this daemon runs, and stands in no file."""
+        token = new_token()
+        self._tokens_in_memory[hash_of(token)] = KnownToken(principal, float("inf"))
+        return token
 
     def identify(self, method: str) -> Callable[[Context], Account]:
         """For a method: on whose account its calls are served. What it returns raises `CallRefused`."""
@@ -138,7 +145,8 @@ class Access:
         scheme, _, token = header.partition(" ")
         if scheme.lower() != "bearer" or not token:
             raise unauthenticated("the authorization is not a bearer token")
-        known = self._tokens.get(hash_of(token))
+        digest = hash_of(token)
+        known = self._tokens.get(digest) or self._tokens_in_memory.get(digest)
         if known is None and self._json_web_tokens is not None and token.count(".") == DOTS:
             known = self._verify(token, self._json_web_tokens)
         if known is None:

@@ -56,6 +56,10 @@ def hash_of(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
+def new_token() -> str:
+    return PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
+
+
 def read_tokens(path: Path) -> dict[str, KnownToken]:
     """The tokens in a file, by hash. Raises `TokensError`."""
     tokens: dict[str, KnownToken] = {}
@@ -83,7 +87,7 @@ def add_token(path: Path, principal: str, expires_s: int | None = None) -> str:
         raise ValueError(f"a principal has 1 to {PRINCIPAL_LENGTH_MAX} printable characters, without space, * and #")
     if path.exists():
         read_tokens(path)
-    token = PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
+    token = new_token()
     line = f"{hash_of(token)} {principal} {NEVER if expires_s is None else expires_s} {int(time.time())}\n"
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:

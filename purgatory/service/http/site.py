@@ -7,7 +7,7 @@ while the daemon shuts down: it must not be restarted then, and not be sent more
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
 from typing import Final
 
@@ -66,7 +66,7 @@ def is_server_fault(record: logging.LogRecord) -> bool:
 
 class HttpSite:
     """Serves the site from `start` to `stop`. `is_ready` is called at each probe, `check_page` before each other page.
-    With `tls`, over TLS only.
+    With `tls`, over TLS only. `source_states` says how each source fares that the daemon runs itself.
     """
 
     def __init__(
@@ -76,6 +76,7 @@ class HttpSite:
         settings: HttpSettings,
         tls: Tls | None = None,
         check_page: CheckPage | None = None,
+        source_states: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._tls: Final = tls
         self._check_page: Final = check_page
@@ -91,6 +92,7 @@ class HttpSite:
         application.router.add_get("/", self._page)
         application.router.add_get("/metrics", self._metrics)
         application.router.add_get("/healthz", self._healthz)
+        self._source_states: Final = source_states
         application.router.add_get("/readyz", self._readyz)
         logger = logging.getLogger("aiohttp.server")
         logger.addFilter(is_server_fault)
@@ -166,4 +168,8 @@ class HttpSite:
         return web.Response(text="ok\n")
 
     async def _readyz(self, _request: web.Request) -> web.Response:
-        return web.Response(text="ready\n") if self._is_ready() else web.Response(text="not ready\n", status=503)
+        if not self._is_ready():
+            return web.Response(text="not ready\n", status=503)
+        # A source that cannot see does not make the daemon unready: what else is waited for is served as ever.
+        states = "".join(f"source {number}: {state}\n" for number, state in enumerate(self._source_states(), 1))
+        return web.Response(text=f"ready\n{states}")

@@ -1,25 +1,74 @@
-"""What a source hands its observations to."""
+"""What a source hands its observations to, and what brings them to the daemons."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol
 
+from purgatory_client import AsyncClient
+from purgatory_client.session.backoff import Backoff
+
+from purgatory_sources.errors import SourceBlind, SourceRefused
+from purgatory_sources.feed.feed_link import FeedLink
+from purgatory_sources.feed.lineage_store import LineageStore
+from purgatory_sources.feed.mark_book import MarkBook
 from purgatory_sources.feed.observation import MarkName, Observation
-from purgatory_sources.feed.reports import SourceState, StaleMarks, ToldMark
+from purgatory_sources.feed.reports import End, SourceState, StaleMarks, ToldMark
+
+TICK_S: Final = 0.1
+KEEP_OFFSETS_S: Final = 2.0
+_LAST_REPORT_S: Final = 0.5
+
+_logger = logging.getLogger("purgatory_sources")
+
+
+class FedSource(Protocol):
+    """A `Source`, as its feed sees it."""
+
+    name: str
+    topic_prefixes: tuple[str, ...]
+
+    async def run(self, feed: Feed) -> None: ...
+    async def ends(self, names: Sequence[str]) -> list[End]: ...
 
 
 class Feed:
     """Brings what one source sees to every daemon. Lives on one loop; only the `_threadsafe` forms may be called from
     other threads.
+
+    Args:
+        source: Whose feed it is.
+        daemons: The address of each daemon, and what makes a client of it.
+        lineages: Where lineages are kept.
+
+    Raises:
+        SourceRefused: The kept lineages cannot be used.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop: Final = loop
+    def __init__(
+        self, source: FedSource, daemons: Mapping[str, Callable[[], AsyncClient]], lineages: LineageStore | None = None
+    ) -> None:
+        self.name: Final = source.name
+        self.topic_prefixes: Final = tuple(source.topic_prefixes)
+        self._source: Final = source
+        self._file: Final = LineageStore(None) if lineages is None else lineages
+        self.book: Final = MarkBook(self._file.load(), time.monotonic())
+        self._loop: Final = asyncio.get_running_loop()
+        self._state = SourceState.LOADING
+        self._reason = "it has just started"
+        self._stale: Sequence[StaleMarks] = ()
+        self._lag_ms = 0
+        self._reported_at = time.monotonic()
         self._demand: frozenset[MarkName] = frozenset()
-        self._demand_changed: Final = asyncio.Event()
+        self._demand_changed: Final = asyncio.Condition()
+        self._demand_version = 0
         self._callbacks: Final[list[Callable[[frozenset[MarkName]], None]]] = []
+        self._links: Final = [FeedLink(address, open_client, self) for address, open_client in daemons.items()]
+
+    # For the source.
 
     @property
     def demand(self) -> frozenset[MarkName]:
@@ -28,8 +77,9 @@ class Feed:
 
     async def demand_changed(self) -> None:
         """Wait for the next change of `demand`."""
-        self._demand_changed.clear()
-        await self._demand_changed.wait()
+        version = self._demand_version
+        async with self._demand_changed:
+            await self._demand_changed.wait_for(lambda: self._demand_version != version)
 
     def on_demand(self, callback: Callable[[frozenset[MarkName]], None]) -> None:
         """Have this called on the loop with the new demand, at each change."""
@@ -37,7 +87,9 @@ class Feed:
 
     def observe(self, observations: Iterable[Observation]) -> None:
         """Hand over what was seen. The newest value of each name counts; nothing is waited for."""
-        raise NotImplementedError
+        self.book.observe(observations)
+        for link in self._links:
+            link.wake()
 
     def observe_threadsafe(self, observations: Sequence[Observation]) -> None:
         """The same from any thread."""
@@ -45,7 +97,21 @@ class Feed:
 
     def report(self, state: SourceState, reason: str = "", stale: Sequence[StaleMarks] = (), lag_ms: int = 0) -> None:
         """Say how the source fares. It is repeated to the daemons every second until the next one replaces it."""
-        raise NotImplementedError
+        is_news = (state, reason, [one[:3] for one in stale]) != (
+            self._state, self._reason, [one[:3] for one in self._stale],
+        )  # fmt: skip
+        if state != self._state:
+            _logger.log(
+                logging.WARNING if state in {SourceState.BLIND, SourceState.REFUSED} else logging.INFO,
+                "%s is %s%s", self.name, state.name.lower(), f": {reason}" if reason else "",
+            )  # fmt: skip
+        now = time.monotonic()
+        self._state, self._reason, self._stale, self._lag_ms = state, reason, tuple(stale), lag_ms
+        self._reported_at = now
+        self.book.fares(now, sees=state in {SourceState.LIVE, SourceState.BEHIND}, stale=stale, lag_s=lag_ms / 1_000)
+        if is_news:
+            for link in self._links:
+                link.fares_changed()
 
     def report_threadsafe(
         self, state: SourceState, reason: str = "", stale: Sequence[StaleMarks] = (), lag_ms: int = 0
@@ -57,4 +123,118 @@ class Feed:
         """What the daemons know of the marks under this prefix, as read back from them when they were connected and as
         told since. A mark that is there and that the source does not find is to be observed as gone.
         """
-        raise NotImplementedError
+        return self.book.told(topic_prefix)
+
+    @property
+    def daemons_connected(self) -> int:
+        """How many daemons are connected, and have said what they know."""
+        return sum(link.is_connected for link in self._links)
+
+    # For whoever runs it.
+
+    async def run(self) -> None:
+        """Run the source and feed the daemons until cancelled.
+
+        Raises:
+            SourceRefused: What no retry can cure. The daemons have been told as far as they could be reached.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for link in self._links:
+                    tasks.create_task(link.run(), name=f"link {link.address}")
+                tasks.create_task(self._keep_time(), name="time of marks")
+                tasks.create_task(self._run_source(), name=self.name)
+        except* SourceRefused as group:
+            refused = group.exceptions[0]
+            while isinstance(refused, BaseExceptionGroup):
+                refused = refused.exceptions[0]
+            raise refused from None
+        finally:
+            self._keep_offsets()
+            self._file.close()
+
+    async def _run_source(self) -> None:
+        backoff = Backoff(base=0.2, cap=5.0)
+        while True:
+            started = time.monotonic()
+            try:
+                await self._source.run(self)
+                self.report(SourceState.BLIND, "the source ended by itself")
+            except SourceRefused as error:
+                self.report(SourceState.REFUSED, str(error))
+                await asyncio.sleep(_LAST_REPORT_S)
+                raise
+            except Exception as error:
+                _logger.exception("%s failed, and is started again", self.name)
+                self.report(SourceState.BLIND, f"the source failed: {error!r}"[:900])
+            if time.monotonic() - started > 60:
+                backoff.reset()
+            await asyncio.sleep(0.1 + backoff.next_delay())
+
+    async def _keep_time(self) -> None:
+        kept_at = time.monotonic()
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = time.monotonic()
+            if self.book.is_waiting_for_time:
+                self.book.tick(now)
+                for link in self._links:
+                    link.wake()
+            if now - kept_at > KEEP_OFFSETS_S:
+                kept_at = now
+                self._keep_offsets()
+
+    # For links.
+
+    def keep_lineages(self) -> None:
+        """Write the lineages that have begun, before anybody is told of them."""
+        if self.book.unsaved:
+            self._keep(self.book.unsaved)
+
+    def _keep_offsets(self) -> None:
+        self.keep_lineages()
+        if self.book.moved:
+            self._keep(self.book.moved)
+
+    def _keep(self, names: dict[MarkName, None]) -> None:
+        kept = [(name, lineage) for name in names if (lineage := self.book.lineage(name)) is not None]
+        self._file.keep(kept)
+        names.clear()
+
+    def fares_now(self) -> tuple[SourceState, str, list[StaleMarks], int]:
+        """How the source fares; what it cannot see is stale for longer by now."""
+        more_ms = round((time.monotonic() - self._reported_at) * 1_000)
+        stale = [one._replace(stale_ms=one.stale_ms + more_ms) for one in self._stale]
+        return self._state, self._reason, stale, self._lag_ms
+
+    def link_demand_changed(self) -> None:
+        """A link has other demand than before."""
+        demand = frozenset().union(*(link.demand for link in self._links))
+        if demand == self._demand:
+            return
+        self._demand = demand
+        self._demand_version += 1
+        for callback in self._callbacks:
+            callback(demand)
+        self._loop.create_task(self._tell_demand())
+
+    async def _tell_demand(self) -> None:
+        async with self._demand_changed:
+            self._demand_changed.notify_all()
+
+    async def ends(self, topics: list[str]) -> tuple[list[End], str]:
+        """Where these end, with the epochs of their marks; or why nobody knows."""
+        try:
+            found = await self._source.ends(topics)
+        except (SourceBlind, SourceRefused) as error:
+            return [], str(error)
+        except Exception as error:
+            _logger.exception("%s failed to say where %s end", self.name, topics)
+            return [], f"the source failed: {error!r}"[:900]
+        return [self._with_epoch(end) for end in found], ""
+
+    def _with_epoch(self, end: End) -> End:
+        lineage = self.book.lineage((end.topic, end.partition))
+        if end.leader_epoch is not None or lineage is None or not lineage.is_seen or lineage.is_foreign:
+            return end
+        return end._replace(leader_epoch=lineage.epoch)

@@ -1,0 +1,272 @@
+"""What has to be told to each daemon so that it knows what the source has seen. No clock, socket or file in here.
+
+A daemon is told of a mark never above what was observed in its lineage, never lower without a break, and the newest
+value always arrives: a name whose value a daemon may not have stays *due* there until a batch has taken it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from purgatory_client import events
+from purgatory_client.events import Event
+
+from purgatory_sources.feed.mark_lineage import MarkLineage
+from purgatory_sources.feed.observation import MarkName, Observation
+from purgatory_sources.feed.reports import StaleMarks, ToldMark
+
+SETTLE_S: Final = 1.0
+"""How late a source that says it is live may read, beyond the lag that it reports."""
+
+_NOBODY: Final = -1
+
+
+class DaemonMark(NamedTuple):
+    """A mark as a daemon lists it; -1 for what it does not know."""
+
+    epoch: int
+    offset: int
+    is_leader: bool = True
+
+
+class MarkBatch(NamedTuple):
+    """Events to send in this order, and the name that each is of."""
+
+    events: list[Event]
+    names: list[MarkName]
+
+
+class DaemonMarks:
+    """What one daemon has been told, and what is due to it. Only `MarkBook` changes it."""
+
+    __slots__ = ("due", "known", "looked_at", "to_look_at", "to_look_at_later")
+
+    def __init__(self) -> None:
+        self.known: Final[dict[MarkName, tuple[int, int]]] = {}
+        """(epoch, offset) as it has them, once everything that was taken has arrived."""
+        self.due: Final[dict[MarkName, None]] = {}
+        self.to_look_at: Final[set[MarkName]] = set()
+        """Nothing is told of these before the daemon has been asked what it has: somebody else may have told it."""
+        self.looked_at: Final[set[MarkName]] = set()
+        self.to_look_at_later: Final[dict[MarkName, float]] = {}
+
+
+class MarkBook:
+    """Turns observations into events, for any number of daemons. All times are seconds of one clock.
+
+    Args:
+        lineages: What an earlier run has kept. Taken over, not copied.
+        now: When this run began.
+    """
+
+    def __init__(self, lineages: dict[MarkName, MarkLineage] | None = None, now: float = 0.0) -> None:
+        self._lineages: Final = {} if lineages is None else lineages
+        for lineage in self._lineages.values():
+            lineage.unsettled_until = now + SETTLE_S
+        self._daemons: Final[list[DaemonMarks]] = []
+        self._unsettled: Final[dict[MarkName, None]] = {}
+        self._settle_s = SETTLE_S
+        self._sees_since = now
+        self._blind: tuple[tuple[str, bool, Sequence[int]], ...] = ()
+        """Marks that the source cannot see: prefix or topic, whether it is the topic's whole name, partitions."""
+        self.unsaved: Final[dict[MarkName, None]] = {}
+        """Lineages that began. They must be kept before what `take` has returned is told."""
+        self.moved: Final[dict[MarkName, None]] = {}
+        """Lineages whose offset has moved, to be kept at leisure."""
+
+    def daemon(self) -> DaemonMarks:
+        """One more daemon. It is told nothing before `found_all`."""
+        marks = DaemonMarks()
+        self._daemons.append(marks)
+        return marks
+
+    def lineage(self, name: MarkName) -> MarkLineage | None:
+        """What is known of a mark; None: nothing."""
+        return self._lineages.get(name)
+
+    def told(self, topic_prefix: str) -> dict[MarkName, ToldMark]:
+        """What all daemons know of the marks under this prefix: the least of each."""
+        told: dict[MarkName, ToldMark] = {}
+        for daemon in self._daemons:
+            for name, (epoch, offset) in daemon.known.items():
+                if name[0].startswith(topic_prefix):
+                    other = told.get(name)
+                    if other is not None:
+                        epoch, offset = min((epoch, offset), other)  # noqa: PLW2901 - of this daemon and those before
+                    told[name] = ToldMark(epoch, offset)
+        return told
+
+    # From the source.
+
+    def observe(self, observations: Iterable[Observation]) -> None:
+        """Take what was seen."""
+        lineages, unsaved, moved = self._lineages, self.unsaved, self.moved
+        for seen in observations:
+            name = (seen.topic, seen.partition)
+            lineage = lineages.get(name)
+            if lineage is None:
+                lineage = lineages[name] = MarkLineage(0)
+                unsaved[name] = None
+            before = lineage.epoch, lineage.identity
+            if not lineage.take(seen):
+                continue
+            moved[name] = None
+            if before != (lineage.epoch, lineage.identity) or lineage.is_gone:
+                unsaved[name] = None
+            for daemon in self._daemons:
+                daemon.due[name] = None
+
+    def fares(self, now: float, *, sees: bool, stale: Sequence[StaleMarks] = (), lag_s: float = 0.0) -> None:
+        """The source says whether it sees its marks, which of them it does not see, and how late."""
+        self._settle_s = SETTLE_S + lag_s
+        blind = tuple(one[:3] for one in stale) if sees else ((("", False, ()),))
+        if blind != self._blind:
+            self._blind = blind
+            self._sees_since = now + self._settle_s
+
+    def _sees_name_since(self, name: MarkName) -> float:
+        for prefix, exact, partitions in self._blind:
+            is_of = name[0] == prefix if exact else name[0].startswith(prefix)
+            if is_of and (not partitions or name[1] in partitions):
+                return float("inf")
+        return self._sees_since
+
+    # From the daemons.
+
+    def found_all(self, daemon: DaemonMarks, marks: Mapping[MarkName, DaemonMark], now: float) -> None:
+        """A daemon was asked for all that it has under the source's prefixes: after each time it was connected."""
+        daemon.known.clear()
+        daemon.to_look_at.clear()
+        daemon.looked_at.clear()
+        daemon.to_look_at_later.clear()
+        for name, mark in marks.items():
+            self.found(daemon, name, mark, now)
+        daemon.due.update(dict.fromkeys(self._lineages))
+
+    def found(self, daemon: DaemonMarks, name: MarkName, mark: DaemonMark | None, now: float) -> None:
+        """A daemon was asked for one mark. None: it does not know it."""
+        daemon.to_look_at.discard(name)
+        daemon.looked_at.discard(name)
+        lineage = self._lineages.get(name)
+        if mark is None or (mark.epoch < 0 and mark.offset < 0):
+            daemon.known.pop(name, None)
+        else:
+            # A partition that somebody made a follower is told who leads, as one of an earlier epoch is.
+            daemon.known[name] = (mark.epoch if mark.is_leader else _NOBODY, mark.offset)
+            if lineage is None:
+                lineage = self._lineages[name] = MarkLineage(max(mark.epoch, 0))
+                self.unsaved[name] = None
+            if mark.epoch > lineage.epoch or (mark.epoch == lineage.epoch and mark.offset > lineage.offset):
+                lineage.stand_back(mark.epoch, mark.offset, now + self._settle_s)
+                self.unsaved[name] = None
+                for other in self._daemons:
+                    other.due[name] = None
+            elif mark.epoch < 0 and mark.offset > lineage.offset:
+                # Told by somebody who gives no epochs: ours begins with it.
+                lineage.stand_back(lineage.epoch, mark.offset, now + self._settle_s)
+        if lineage is not None:
+            daemon.due[name] = None
+            known = daemon.known.get(name)
+            if known is not None and known[0] < lineage.epoch:
+                daemon.looked_at.add(name)
+
+    def refused(self, daemon: DaemonMarks, name: MarkName, now: float, *, is_stale: bool) -> None:
+        """A daemon refused an event. `is_stale`: for its epoch (74), so that somebody else has told of a break."""
+        if is_stale:
+            daemon.to_look_at.add(name)
+        else:
+            daemon.to_look_at_later[name] = now + 5.0
+
+    def take(self, daemon: DaemonMarks, now: float, events_max: int = 10_000) -> MarkBatch:
+        """What is due to a daemon. Whoever takes it sends it, one batch after the other, and calls `refused`; or
+        connects anew and calls `found_all`, where it may not have arrived.
+        """
+        batch = MarkBatch([], [])
+        due = daemon.due
+        while due and len(batch.events) < events_max:
+            name = next(iter(due))
+            del due[name]
+            self._take_one(daemon, name, now, batch)
+        return batch
+
+    def _take_one(self, daemon: DaemonMarks, name: MarkName, now: float, batch: MarkBatch) -> None:
+        lineage = self._lineages[name]
+        if name in daemon.to_look_at:
+            return  # due again once it was found
+        if not self._settle(name, lineage, now):
+            self._unsettled[name] = None
+            return
+        known = daemon.known.get(name)
+        if lineage.is_gone:
+            if known is not None:
+                if not self._has_looked_at(daemon, name, known, lineage):
+                    return
+                batch.events.append(events.removed(name, leader_epoch=lineage.epoch))
+                batch.names.append(name)
+                del daemon.known[name]
+            return
+        if not lineage.is_seen:
+            return
+        epoch, offset = lineage.epoch, lineage.offset
+        if known is None or known[0] < epoch:
+            if not self._has_looked_at(daemon, name, known, lineage):
+                return
+            news = [events.leadership(name, is_leader=True, leader_epoch=epoch)]
+            if known is not None:
+                if known[1] > offset:
+                    news.append(events.truncation(name, offset, leader_epoch=epoch))
+                # Two sources may tell of the same break at once, and the later truncation lowers what the other has
+                # told since.
+                daemon.to_look_at_later[name] = now + SETTLE_S
+            news.append(events.high_watermark(name, offset, leader_epoch=epoch))
+            batch.events.extend(news)
+            batch.names.extend([name] * len(news))
+        elif known[1] < offset:
+            batch.events.append(events.high_watermark(name, offset, leader_epoch=epoch))
+            batch.names.append(name)
+        else:
+            return
+        daemon.known[name] = (epoch, offset)
+
+    @staticmethod
+    def _has_looked_at(
+        daemon: DaemonMarks, name: MarkName, known: tuple[int, int] | None, lineage: MarkLineage
+    ) -> bool:
+        """Before a break is told the daemon is asked, once, whether another source has told of it."""
+        if known is None or known[0] >= lineage.epoch:
+            return True
+        if name in daemon.looked_at:
+            daemon.looked_at.discard(name)
+            return True
+        daemon.to_look_at.add(name)
+        return False
+
+    def _settle(self, name: MarkName, lineage: MarkLineage, now: float) -> bool:
+        before = lineage.epoch
+        is_settled = lineage.settle(now, self._sees_name_since(name))
+        if lineage.epoch != before:
+            self.unsaved[name] = None
+            for daemon in self._daemons:
+                daemon.due[name] = None
+        return is_settled
+
+    # Time.
+
+    def tick(self, now: float) -> None:
+        """Time has passed: what was unsettled may be due now, and some of what was told is to be looked at again."""
+        for name in list(self._unsettled):
+            if self._settle(name, self._lineages[name], now):
+                del self._unsettled[name]
+                for daemon in self._daemons:
+                    daemon.due[name] = None
+        for daemon in self._daemons:
+            later = daemon.to_look_at_later
+            for name in [name for name, at in later.items() if at <= now]:
+                del later[name]
+                daemon.to_look_at.add(name)
+
+    @property
+    def is_waiting_for_time(self) -> bool:
+        """Whether `tick` has anything to do."""
+        return bool(self._unsettled) or any(daemon.to_look_at_later for daemon in self._daemons)

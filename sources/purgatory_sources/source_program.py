@@ -1,0 +1,101 @@
+"""How a source's program runs: its log, its end, and its life as the child of a daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Coroutine
+from typing import Final
+
+from purgatory_sources.errors import SourceRefused
+
+LEVELS: Final = ("debug", "info", "warning", "error")
+
+
+class _Text(logging.Formatter):
+    """2026-01-31T12:00:00.123Z INFO purgatory_sources: feeding the daemon at 127.0.0.1:7440."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = f"{_instant(record)} {record.levelname} {record.name}: {record.getMessage()}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class _Json(logging.Formatter):
+    """One object a line, as the daemon writes it: time, level, logger, message and, where there is one, exception."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {
+            "time": _instant(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False)
+
+
+def start_logging(form: str, level: str) -> None:
+    """Send the log to stderr. Raises SourceRefused for a form or a level that there is not."""
+    if form not in {"text", "json"}:
+        raise SourceRefused(f"--log-format {form}: text or json")
+    if level not in LEVELS:
+        raise SourceRefused(f"--log-level {level}: one of {', '.join(LEVELS)}")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Json() if form == "json" else _Text())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+async def until_stopped(work: Coroutine[object, object, None]) -> None:
+    """Run this until SIGTERM or SIGINT. Raises what it raises."""
+    loop = asyncio.get_running_loop()
+    task = asyncio.ensure_future(work)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        await task
+    except asyncio.CancelledError:
+        logging.getLogger("purgatory_sources").info("stopped")
+
+
+class Parent:
+    """The daemon whose child this is. Its first line on stdin is {"token": ...}; the end of stdin is its own, however
+    it came, and ends this process at once: there is nothing to hand over that a kill would spoil.
+    """
+
+    def __init__(self, token: str) -> None:
+        self.token: Final = token
+
+    @classmethod
+    def of_this_process(cls) -> Parent:
+        """Read what it says, and watch it from now on. Raises SourceRefused."""
+        try:
+            said = json.loads(sys.stdin.readline())
+            parent = cls(str(said["token"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise SourceRefused("--supervised is for `purgatory serve --source`, which starts this program") from error
+        # A thread: a loop or a library that hangs must not keep an orphan alive.
+        threading.Thread(target=_exit_with_stdin, name="the parent's life", daemon=True).start()
+        return parent
+
+    @staticmethod
+    def tell(source_name: str) -> None:
+        """Say by what name daemons know this source."""
+        print(json.dumps({"source": source_name}), flush=True)
+
+
+def _exit_with_stdin() -> None:
+    while sys.stdin.readline():
+        pass
+    os._exit(0)
+
+
+def _instant(record: logging.LogRecord) -> str:
+    instant = dt.datetime.fromtimestamp(record.created, dt.UTC)
+    return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,101 @@
+"""A source of positions that stand in a file: as small as a source can be, and a program of its own.
+
+    python -m tests.sources.file_source POSITIONS STATE_DIR ADDRESS...
+
+The file is JSON, written as a whole: {"t/orders": [offset, identity], ...}. Its absence blinds the source.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from purgatory_client import AsyncClient
+from purgatory_sources.errors import SourceBlind
+from purgatory_sources.feed.feed import Feed
+from purgatory_sources.feed.lineage_store import LineageStore
+from purgatory_sources.feed.observation import Observation
+from purgatory_sources.feed.reports import End, SourceState, StaleMarks
+from purgatory_sources.feed.source import Source
+from purgatory_sources.source_program import start_logging, until_stopped
+
+PREFIX = "t/"
+Positions = dict[str, tuple[int, str]]
+
+
+def write_positions(path: Path, positions: Positions) -> None:
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(positions), "utf-8")
+    part.replace(path)
+
+
+class FileSource(Source):
+    """Polls the file every 10 ms."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = f"file://{path.name}"
+        self.topic_prefixes = (PREFIX,)
+        self._path = path
+
+    async def run(self, feed: Feed) -> None:
+        seen: Positions = {}
+        blind_since = None
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                now = self._read()
+            except FileNotFoundError:
+                blind_since = blind_since or loop.time()
+                stale = StaleMarks("", stale_ms=round((loop.time() - blind_since) * 1_000), reason="the file is gone")
+                feed.report(SourceState.BLIND, "the file is gone", [stale])
+            else:
+                blind_since = None
+                feed.observe(Observation(topic, 0, *at) for topic, at in now.items() if seen.get(topic) != at)
+                feed.observe([Observation(*name, None) for name in feed.told(PREFIX) if name[0] not in now])
+                feed.report(SourceState.LIVE)
+                seen = now
+            await asyncio.sleep(0.01)
+
+    async def ends(self, names: Sequence[str]) -> list[End]:
+        try:
+            return [End(name, 0, self._read()[name][0]) for name in names]
+        except FileNotFoundError:
+            raise SourceBlind("the file is gone") from None
+
+    def _read(self) -> Positions:
+        return {topic: (at[0], at[1]) for topic, at in json.loads(self._path.read_text("utf-8")).items()}
+
+
+class FileSourceProcess:
+    """The program, running."""
+
+    def __init__(self, positions: Path, state_dir: Path, addresses: Sequence[str]) -> None:
+        state_dir.mkdir(exist_ok=True)
+        command = [sys.executable, "-m", "tests.sources.file_source", str(positions), str(state_dir), *addresses]
+        with (state_dir / "log").open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ)
+        self.log = state_dir / "log"
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+async def _main(positions: Path, state_dir: Path, addresses: list[str]) -> None:
+    feed = Feed(
+        FileSource(positions),
+        {address: partial(AsyncClient, address, name="source") for address in addresses},
+        LineageStore(state_dir),
+    )
+    await until_stopped(feed.run())
+
+
+if __name__ == "__main__":
+    start_logging("text", "info")
+    logging.getLogger("purgatory_sources").setLevel("INFO")
+    asyncio.run(_main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]))

@@ -1,0 +1,212 @@
+"""A world for mark books: marks that move and break, sources that read them late, daemons that forget. Simple and slow.
+
+Every offset is used once for each mark, so that a value told says which lineage it was seen in.
+"""
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from purgatory_client.events import Event
+from purgatory_sources.feed.mark_book import SETTLE_S, DaemonMark, MarkBook
+from purgatory_sources.feed.mark_lineage import MarkLineage
+from purgatory_sources.feed.observation import MarkName, Observation
+
+from purgatory.v1 import event_pb2 as wire
+
+STALE_EPOCH = 74
+LAG_MAX_S = SETTLE_S / 2
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A mark stood there from `time` on."""
+
+    time: float
+    lineage: int
+    offset: int | None
+
+
+@dataclass
+class ToldDaemon:
+    """What a daemon does with a source's events, and every value that each epoch has had."""
+
+    marks: dict[MarkName, DaemonMark] = field(default_factory=dict)
+    told: dict[tuple[int, MarkName, int], set[int]] = field(default_factory=dict)
+    lowered: list[MarkName] = field(default_factory=list)
+    life: int = 0
+
+    def apply(self, event: Event) -> int:
+        """The error code: 0 or 74."""
+        assert event.name is not None
+        name, mark = event.name, self.marks.get(event.name)
+        if event.type == wire.EVENT_TYPE_PARTITION_REMOVED:
+            if mark is not None and event.leader_epoch < mark.epoch:
+                return STALE_EPOCH
+            if self.marks.pop(name, None) is not None:
+                self.life += 1
+            return 0
+        mark = mark or DaemonMark(-1, -1)
+        if event.leader_epoch < mark.epoch:
+            return STALE_EPOCH
+        offset = mark.offset
+        if event.type == wire.EVENT_TYPE_TRUNCATION:
+            if (
+                event.offset < offset
+                and event.leader_epoch == mark.epoch
+                and self.told.get((self.life, name, mark.epoch))
+            ):
+                self.lowered.append(name)
+            offset = min(offset, event.offset)
+        elif event.type == wire.EVENT_TYPE_HIGH_WATERMARK:
+            self.told.setdefault((self.life, name, event.leader_epoch), set()).add(event.offset)
+            offset = max(offset, event.offset)
+        self.marks[name] = DaemonMark(event.leader_epoch, offset)
+        return 0
+
+    def restart(self, *, keeps_journal: bool) -> None:
+        if not keeps_journal:
+            self.marks.clear()
+            self.life += 1
+
+
+class ModelSource:
+    """A source that reads each mark's facts in order, up to LAG_MAX_S late."""
+
+    def __init__(self, world: "LineageWorld", lineages: dict[MarkName, MarkLineage] | None = None) -> None:
+        self.world = world
+        self.book = MarkBook(lineages, world.now)
+        self.links = [self.book.daemon() for _ in world.daemons]
+        self.handed_over: dict[MarkName, list[Fact]] = {name: [] for name in world.facts}
+        self.read_to = {name: max(len(facts) - 1, 0) for name, facts in world.facts.items()}
+        for index in range(len(self.links)):
+            self.connect(index)
+
+    def connect(self, index: int) -> None:
+        self.book.found_all(self.links[index], self.world.daemons[index].marks, self.world.now)
+
+    def read(self, name: MarkName, count: int) -> None:
+        facts = self.world.facts[name]
+        start = self.read_to[name]
+        for place in range(start, min(start + count, len(facts))):
+            before = facts[place - 1] if place else None
+            self.book.observe([self.world.seen(name, facts[place], before)])
+            self.handed_over[name].append(facts[place])
+            self.read_to[name] = place + 1
+
+    def read_again(self, name: MarkName, place: int) -> None:
+        """An older reading comes late. Only where identities or offsets tell that it is older."""
+        facts = self.handed_over[name]
+        if facts:
+            old = facts[place % len(facts)]
+            if old.offset is not None and (self.world.has_identities(name) or old.lineage == facts[-1].lineage):
+                self.book.observe([self.world.seen(name, old, None)])
+
+    def exchange(self, index: int, *, is_lost: bool = False, is_cut: bool = False) -> bool:
+        """One batch and its receipt, after looking where the book wants to. False: there was nothing to do."""
+        link, daemon, now = self.links[index], self.world.daemons[index], self.world.now
+        wanted = list(link.to_look_at)
+        for name in wanted:
+            self.book.found(link, name, daemon.marks.get(name), now)
+        batch = self.book.take(link, now)
+        codes = [] if is_lost else [daemon.apply(event) for event in batch.events]
+        if is_lost or is_cut:
+            self.connect(index)
+            return True
+        for name, code in zip(batch.names, codes, strict=True):
+            if code:
+                self.book.refused(link, name, now, is_stale=code == STALE_EPOCH)
+        return bool(wanted or batch.events or link.to_look_at)
+
+
+class LineageWorld:
+    """All of it. Names with an even number have identities; for the others offsets decide."""
+
+    def __init__(self, names: int, daemons: int, sources: int) -> None:
+        self.now = 1_000.0
+        self.facts: dict[MarkName, list[Fact]] = {("t/x", number): [] for number in range(names)}
+        self.daemons = [ToldDaemon() for _ in range(daemons)]
+        self.sources = [ModelSource(self) for _ in range(sources)]
+        self.used: dict[MarkName, set[int]] = {name: set() for name in self.facts}
+        self.undecidable: set[MarkName] = set()
+        """A break that no source can have seen: all looked away while the mark fell and passed where it was."""
+
+    @staticmethod
+    def has_identities(name: MarkName) -> bool:
+        return name[1] % 2 == 0
+
+    def seen(self, name: MarkName, fact: Fact, before: Fact | None) -> Observation:
+        if self.has_identities(name):
+            return Observation(
+                *name, fact.offset, identity=f"lineage {fact.lineage}" if fact.offset is not None else ""
+            )
+        is_break = before is not None and before.lineage != fact.lineage
+        return Observation(*name, fact.offset, is_set_back_to=is_break)
+
+    def move(self, name: MarkName, offset: int | None, *, is_break: bool) -> None:
+        facts = self.facts[name]
+        last = facts[-1] if facts else Fact(0, 0, None)
+        at = max((fact.offset or 0 for fact in facts if fact.lineage == last.lineage), default=0)
+        if offset is None:
+            if last.offset is not None:
+                facts.append(Fact(self.now, last.lineage + 1, None))
+            return
+        is_break = is_break or last.offset is None
+        wanted = offset if is_break else at + offset
+        if is_break and not self.has_identities(name) and last.offset is not None:
+            wanted = min(wanted, last.offset - 1)
+        while wanted in self.used[name]:
+            wanted += -1 if is_break and not self.has_identities(name) else 1
+        if wanted < 0:
+            return
+        self.used[name].add(wanted)
+        facts.append(Fact(self.now, last.lineage + (1 if is_break and last.offset is not None else 0), wanted))
+
+    def restart(self, index: int) -> None:
+        old = self.sources[index]
+        kept = {}
+        for name, facts in self.facts.items():
+            lineage = old.book.lineage(name)
+            if lineage is not None:
+                floor = lineage.offset if lineage.is_seen else lineage.floor
+                kept[name] = MarkLineage(
+                    lineage.epoch, lineage.identity, floor=floor, is_gone=lineage.is_gone, retired=lineage.retired
+                )
+            missed = facts[max(old.read_to[name] - 1, 0) :]
+            if any(a.lineage != b.lineage for a, b in pairwise(missed)) and not (
+                self.has_identities(name) and all(fact.offset is not None for fact in missed)
+            ):
+                self.undecidable.add(name)
+        self.sources[index] = ModelSource(self, kept)
+        self.sources[index].handed_over = old.handed_over
+
+    def pass_time(self, seconds: float) -> None:
+        while seconds > 0:
+            step = min(seconds, LAG_MAX_S / 2)
+            seconds -= step
+            self.now += step
+            for source in self.sources:
+                for name, facts in self.facts.items():
+                    overdue = [fact for fact in facts[source.read_to[name] :] if fact.time < self.now - LAG_MAX_S]
+                    source.read(name, len(overdue))
+                source.book.tick(self.now)
+
+    def settle(self) -> None:
+        """Everybody reads everything, and tells it."""
+        for source in self.sources:
+            for name in self.facts:
+                source.read(name, 1_000_000)
+        for _ in range(40):
+            self.pass_time(SETTLE_S / 2)
+            for index in range(len(self.daemons)):
+                for source in self.sources:
+                    while source.exchange(index):
+                        pass
+
+    def lineages_told(self) -> dict[tuple[int, int, MarkName, int], set[int]]:
+        """For each daemon, life of it, mark and epoch: the lineages whose values it was told."""
+        of_value = {(name, fact.offset): fact.lineage for name, facts in self.facts.items() for fact in facts}
+        return {
+            (index, *key): {of_value[key[1], value] for value in values}
+            for index, daemon in enumerate(self.daemons)
+            for key, values in daemon.told.items()
+        }

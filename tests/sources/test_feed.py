@@ -1,0 +1,206 @@
+"""A source of a real file, feeding real daemons: everything arrives, breaks are told, nothing is lost by kills."""
+
+import asyncio
+import random
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+from purgatory_client import AsyncClient, Outcome
+from purgatory_client.errors import NotFound, PurgatoryClientError
+
+from tests.conftest import StartDaemon
+from tests.daemon_process import DaemonProcess
+from tests.sources.file_source import FileSourceProcess, Positions, write_positions
+
+StartSource = Callable[..., FileSourceProcess]
+
+
+@pytest.fixture
+def positions(tmp_path: Path) -> Path:
+    """The file that is read."""
+    path = tmp_path / "positions.json"
+    write_positions(path, {})
+    return path
+
+
+@pytest.fixture
+def start_source(tmp_path: Path, positions: Path) -> Iterator[StartSource]:
+    """Starts sources of that file; the same `state` is the same source again."""
+    started: list[FileSourceProcess] = []
+
+    def start(*daemons: DaemonProcess, state: str = "state") -> FileSourceProcess:
+        source = FileSourceProcess(positions, tmp_path / state, [daemon.address for daemon in daemons])
+        started.append(source)
+        return source
+
+    yield start
+    for source in started:
+        source.kill()
+
+
+async def until_mark(client: AsyncClient, topic: str, epoch: int, offset: int) -> None:
+    """Returns once the daemon has the mark."""
+    found = None
+    async with asyncio.timeout(20):
+        while found != (epoch, offset):
+            try:
+                partition = await client.partition((topic, 0))
+                found = partition.leader_epoch, partition.high_watermark
+            except NotFound:
+                found = None
+            await asyncio.sleep(0.01)
+
+
+async def until_watched(client: AsyncClient, topic: str, count: int) -> None:
+    async with asyncio.timeout(20):
+        while (await client.partition((topic, 0))).watched != count:  # noqa: ASYNC110 - a daemon's state
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def clients(*daemons: DaemonProcess) -> AsyncIterator[list[AsyncClient]]:
+    async with AsyncExitStack() as opened:
+        yield [await opened.enter_async_context(AsyncClient(daemon.address)) for daemon in daemons]
+
+
+async def test_marks_arrive_and_breaks_end_waits_with_an_epoch(
+    start_daemon: StartDaemon, positions: Path, start_source: StartSource
+) -> None:
+    """Two daemons are told everything; a change of identity ends waits that name the old epoch (74), and lets others
+    wait on for the new lineage.
+    """
+    daemons = [start_daemon(), start_daemon()]
+    write_positions(positions, {"t/orders": (10, "a")})
+    start_source(*daemons)
+    async with clients(*daemons) as (first, second):
+        await until_mark(first, "t/orders", 0, 10)
+        await until_mark(second, "t/orders", 0, 10)
+        name = ("t/orders", 0)
+        done = await first.produce({name: 10}, timeout=10)
+        assert done.outcome is Outcome.SATISFIED
+        bound = asyncio.create_task(first.produce({name: 30}, leader_epochs=0, timeout=20))
+        loose = asyncio.create_task(first.produce({name: 20}, timeout=20))
+        await until_watched(first, "t/orders", 2)
+        write_positions(positions, {"t/orders": (15, "b")})
+        failed = await bound
+        assert failed.outcome is Outcome.FAILED
+        assert [one.error_code for one in failed.partitions.values()] == [74]
+        write_positions(positions, {"t/orders": (20, "b")})
+        assert (await loose).outcome is Outcome.SATISFIED
+        await until_mark(second, "t/orders", 1, 20)
+        write_positions(positions, {})
+        async with asyncio.timeout(10):
+            while [one async for one in second.partitions(prefix="t/")]:  # noqa: ASYNC110 - a daemon's state
+                await asyncio.sleep(0.01)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class FileWorld:
+    """Marks that move and are set back, in a file, and who waits for them; and what was true when."""
+
+    def __init__(self, path: Path, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.positions: Positions = {f"t/{number}": (0, "0") for number in range(4)}
+        self.facts: dict[str, list[tuple[float, int]]] = {topic: [] for topic in self.positions}
+        self.answered = 0
+        self.too_early: list[object] = []
+        self._path = path
+        self.write()
+
+    def write(self) -> None:
+        for topic, (offset, _) in self.positions.items():
+            self.facts[topic].append((time.monotonic(), offset))
+        write_positions(self._path, self.positions)
+
+    async def move(self) -> None:
+        while True:
+            topic = self.random.choice(list(self.positions))
+            offset, identity = self.positions[topic]
+            if self.random.random() < 0.02:
+                self.positions[topic] = (offset // 2, str(int(identity) + 1))
+            else:
+                self.positions[topic] = (offset + self.random.randint(1, 5), identity)
+            self.write()
+            await asyncio.sleep(0.005)
+
+    async def wait(self, client: AsyncClient) -> None:
+        """Waits for what is not there yet, and checks each answer against what was."""
+        while True:
+            topic = self.random.choice(list(self.positions))
+            required = self.positions[topic][0] + self.random.randint(1, 10)
+            begun = time.monotonic()
+            try:
+                result = await client.produce({(topic, 0): required}, timeout=60)
+            except PurgatoryClientError:
+                await asyncio.sleep(0.05)
+                continue
+            if result.outcome is not Outcome.SATISFIED:
+                continue
+            self.answered += 1
+            # The file is read every 10 ms, and a break reaches the daemon a moment later.
+            facts = self.facts[topic]
+            current = [
+                fact
+                for fact, after in zip(facts, [*facts[1:], None], strict=True)
+                if after is None or after[0] > begun - 2
+            ]
+            if not any(offset >= required for _, offset in current):
+                self.too_early.append((topic, required, begun, current[-5:]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sources", [1, 2])
+async def test_nothing_is_lost_nor_early_while_source_and_daemons_are_killed(
+    start_daemon: StartDaemon, tmp_path: Path, positions: Path, start_source: StartSource, sources: int
+) -> None:
+    """Under load, with marks that are set back now and then, source and daemons (one with a journal) are killed and
+    started again: no wait is answered before it was true, and in the end both daemons have the truth.
+    """
+    ports = [free_port(), free_port()]
+    flags = [
+        ["--grpc-address", f"127.0.0.1:{ports[0]}", "--data-dir", str(tmp_path / "data")],
+        ["--grpc-address", f"127.0.0.1:{ports[1]}"],
+    ]
+    daemons = [start_daemon(*each) for each in flags]
+    world = FileWorld(positions, seed=sources)
+    running = [start_source(*daemons, state=f"state {number}") for number in range(sources)]
+    async with clients(*daemons) as (first, second), asyncio.TaskGroup() as tasks:
+        busy = [tasks.create_task(world.wait(client)) for client in (first, second) for _ in range(20)]
+        busy.append(tasks.create_task(world.move()))
+        for kill in range(3):
+            seen = world.answered
+            async with asyncio.timeout(30):
+                while world.answered < seen + 150:  # noqa: ASYNC110 - a daemon's state
+                    await asyncio.sleep(0.02)
+            if kill % 3 == 2:
+                daemons[0].kill()
+                daemons[0] = start_daemon(*flags[0])
+            elif kill % 3 == 1:
+                daemons[1].kill()
+                daemons[1] = start_daemon(*flags[1])
+            else:
+                which = kill % sources
+                running[which].kill()
+                running[which] = start_source(*daemons, state=f"state {which}")
+        for task in busy:
+            task.cancel()
+    world.write()
+    async with clients(*daemons) as (first, second):
+        for topic, (offset, _) in world.positions.items():
+            async with asyncio.timeout(20):
+                for client in (first, second):
+                    while (await client.partition((topic, 0))).high_watermark != offset:  # noqa: ASYNC110 - a daemon's state
+                        await asyncio.sleep(0.02)
+        epochs = [[one.leader_epoch async for one in client.partitions(prefix="t/")] for client in (first, second)]
+    assert world.too_early == []
+    assert epochs[0] == epochs[1]
+    assert world.answered >= 450
