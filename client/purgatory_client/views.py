@@ -3,7 +3,7 @@
 Offsets are -1 where not known, durations are seconds, times are aware datetimes in UTC.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory.v1 import result_pb2
+from purgatory.v1 import result_pb2, source_pb2
 from purgatory_client.partition_names import format_partition
 from purgatory_client.results import OperationKind
 
@@ -55,7 +55,12 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A partition: its marks and replicas, and how many watches are on it."""
+    """A partition: its marks and replicas, and how many watches are on it.
+
+    Attributes:
+        stale_for: For how long no source has seen its mark, in seconds. None: one sees it, or none ever fed it.
+        stale_reason: Why, for people.
+    """
 
     name: str
     topic: str
@@ -75,6 +80,8 @@ class Partition:
     watched: int
     unchanged_events: int
     stale_events: int
+    stale_for: float | None = None
+    stale_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +97,37 @@ class KindStatus:
     expired: int
     cancelled: int
     shutting_down: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceStatus:
+    """A source of marks, as the daemon sees it (docs/sources.md).
+
+    Attributes:
+        name: As it calls itself.
+        principal: Who runs it. Empty on a daemon without a policy.
+        topic_prefixes: It feeds the partitions of all topics that start with one of these.
+        attached: How many streams it has. 0: it is gone.
+        state: "loading", "live", "behind", "held", "blind", "refused", "silent" or "detached".
+        reason: Why, for people.
+        state_for: For how long.
+        stale_for: For how long it has not seen the mark that it has not seen for the longest. None: it sees all.
+        stale_partitions: Known partitions that it feeds, and that no source sees.
+        lag: How far what it tells lies behind what it reads from.
+        restarts: How often the daemon has started it again. None: the daemon does not run it.
+    """
+
+    name: str
+    principal: str
+    topic_prefixes: list[str]
+    attached: int
+    state: str
+    reason: str
+    state_for: float
+    stale_for: float | None
+    stale_partitions: int
+    lag: float
+    restarts: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +162,7 @@ class Status:
     sessions_connected: int
     unacknowledged_results: int
     remaining_time: RemainingTime | None
+    sources: list[SourceStatus] = field(default_factory=list)
 
 
 def pending_operation(message: wire.PendingOperation) -> PendingOperation:
@@ -150,7 +189,8 @@ def partition(message: wire.Partition) -> Partition:
         partition=name.partition,
         in_sync_replica_ids=list(message.in_sync_replica_ids),
         replicas=[Replica(**_same(Replica, one)) for one in message.replicas],
-        **_same(Partition, message, "name", "topic", "partition", "in_sync_replica_ids", "replicas"),
+        stale_for=message.stale_ms / 1_000 if message.HasField("stale_ms") else None,
+        **_same(Partition, message, "name", "topic", "partition", "in_sync_replica_ids", "replicas", "stale_for"),
     )
 
 
@@ -160,7 +200,20 @@ def status(message: wire.GetStatusResponse) -> Status:
         started_time=_datetime(message.started_time),
         kinds=[KindStatus(kind=OperationKind(one.kind), **_same(KindStatus, one, "kind")) for one in message.kinds],
         remaining_time=_remaining_time(message.remaining_time) if message.HasField("remaining_time") else None,
-        **_same(Status, message, "started_time", "kinds", "remaining_time"),
+        sources=[_source(one) for one in message.sources],
+        **_same(Status, message, "started_time", "kinds", "remaining_time", "sources"),
+    )
+
+
+def _source(message: source_pb2.SourceStatus) -> SourceStatus:
+    return SourceStatus(
+        topic_prefixes=list(message.topic_prefixes),
+        state=source_pb2.SourceState.Name(message.state).removeprefix("SOURCE_STATE_").lower(),
+        state_for=message.state_ms / 1_000,
+        stale_for=message.stale_ms / 1_000 if message.HasField("stale_ms") else None,
+        lag=message.lag_ms / 1_000,
+        restarts=message.restarts if message.HasField("restarts") else None,
+        **_same(SourceStatus, message, "topic_prefixes", "state", "state_for", "stale_for", "lag", "restarts"),
     )
 
 

@@ -18,7 +18,7 @@ from purgatory_client.events import AdvanceReceipt
 from purgatory_client.results import Outcome, PartitionResult, Result
 from purgatory_client.session.sessions_of_others import ClosedSession
 from purgatory_client.sources.positions import Positions
-from purgatory_client.views import Partition, PendingOperation, RemainingTime, Status
+from purgatory_client.views import Partition, PendingOperation, RemainingTime, SourceStatus, Status
 
 PLAIN_WIDTH: Final = 400
 """Width of a table in a file or a pipe, where nothing should be cut off."""
@@ -172,6 +172,9 @@ def partition(one: Partition, *, as_json: bool) -> None:
         f"  low watermark {_mark(one.low_watermark)}, min in-sync replicas {one.min_in_sync_replicas}",
         f"  events: {one.unchanged_events} unchanged, {one.stale_events} of a stale epoch",
     ]
+    if one.stale_for is not None:
+        why = f": {escape(one.stale_reason)}" if one.stale_reason else ""
+        lines.insert(1, f"  [red]stale[/red]: no source has seen it for {span(one.stale_for)}{why}")
     for replica in one.replicas:
         flags = [name for name in ("in_sync", "dead", "fenced") if getattr(replica, name)]
         state = ", ".join(flags).replace("_", " ") or "out of sync"
@@ -201,8 +204,30 @@ def status(answer: Status, *, as_json: bool) -> None:
         counts = [str(count) for count in (kind.registered, kind.pending, kind.watched, *ended)]
         table.add_row(kind.kind.name.lower(), *counts)
     console.print(table)
+    if answer.sources:
+        _print_sources(console, answer.sources)
     if answer.remaining_time is not None:
         console.print(remaining_line(answer.remaining_time))
+
+
+def _print_sources(console: Console, sources: list[SourceStatus]) -> None:
+    table = _table("source", "feeds", "state", "for", "lag", "stale", "unseen for", "restarts", "why")
+    for one in sources:
+        colour = {"live": "green", "behind": "yellow", "held": "yellow", "loading": "yellow"}.get(one.state, "red")
+        feeds = ", ".join(f"{prefix}*" for prefix in one.topic_prefixes[:3])
+        more = f" and {len(one.topic_prefixes) - 3} more" if len(one.topic_prefixes) > 3 else ""
+        table.add_row(
+            escape(one.name),
+            escape(feeds + more),
+            f"[{colour}]{one.state}[/{colour}]",
+            span(one.state_for),
+            span(one.lag),
+            str(one.stale_partitions),
+            "-" if one.stale_for is None else span(one.stale_for),
+            "-" if one.restarts is None else str(one.restarts),
+            escape(one.reason),
+        )
+    console.print(table)
 
 
 def remaining_line(left: RemainingTime) -> str:

@@ -24,6 +24,7 @@ from purgatory.service.garbage import PauseWatch
 from purgatory.service.host import Host
 from purgatory.service.listeners.histogram import Histogram
 from purgatory.service.listeners.metrics import Metrics
+from purgatory.service.sources.source_metrics import SourceMetrics
 
 REASON_NAMES: Final = {
     3: "invalid_argument",
@@ -41,6 +42,7 @@ def make_registry(host: Host, metrics: Metrics, pauses: PauseWatch) -> Collector
     registry = CollectorRegistry(auto_describe=False)
     registry.register(HostCollector(host, metrics, pauses))
     registry.register(host.sessions.accounts.audit)
+    registry.register(SourceMetrics(host.source_links, host.clock.now_ms))
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     GCCollector(registry=registry)

@@ -8,13 +8,16 @@ from contextlib import asynccontextmanager
 
 import grpc
 import pytest
+from prometheus_client import CollectorRegistry
 from purgatory_client.aio import AsyncClient
 from purgatory_client.errors import InvalidRequest, LimitExceeded, Unavailable
 from purgatory_client.sources.source_link import DemandChanged, EndsWanted, MarkEnd, SourceLink, SourceState, StaleMarks
 from purgatory_client.waits import produce as produce_wait
 
+from purgatory.service.draining import drain
 from purgatory.service.settings import HostSettings, LimitsSettings
 from purgatory.service.sources import source_table
+from purgatory.service.sources.source_metrics import SourceMetrics
 from purgatory.v1 import operation_pb2, source_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.service.serving import PATIENCE_S, ServedHost, eventually, refused, serving
@@ -286,3 +289,85 @@ async def test_nothing_attached_costs_nothing() -> None:
         assert not [task for task in asyncio.all_tasks() if task.get_name() in ("sources", "source reader")]
         await client.wait_once(produce_wait({"kafka/orders-0": 5}, timeout=0))
         assert links.held_bytes() == 0
+
+
+async def test_metrics_and_log_follow_a_source(caplog: pytest.LogCaptureFixture) -> None:
+    """Up, staleness and lag of each source; a line when one comes, and when it goes."""
+    async with serving() as served:
+        host = served.host
+        registry = CollectorRegistry()
+        registry.register(SourceMetrics(host.source_links, host.clock.now_ms))
+        labels = {"source": "a", "principal": ""}
+        with caplog.at_level("INFO", logger="purgatory.service.sources.source_log"):
+            async with attached(served) as (_, link):
+                await link.report(SourceState.LIVE, lag_ms=1_500)
+                await eventually(lambda: registry.get_sample_value("purgatory_source_up", labels) == 1, "it is up")
+                assert registry.get_sample_value("purgatory_source_staleness_seconds", labels) == 0
+                assert registry.get_sample_value("purgatory_source_lag_seconds", labels) == 1.5
+                await link.report(SourceState.BLIND, "broker 2\x1b is down", [StaleMarks(stale_ms=4_000)])
+                await eventually(lambda: registry.get_sample_value("purgatory_source_up", labels) == 0, "it is blind")
+                assert (registry.get_sample_value("purgatory_source_staleness_seconds", labels) or 0) >= 4
+                await eventually(lambda: "is blind: 'broker 2\\x1b is down'" in caplog.text, "the log says so")
+            await eventually(lambda: not host.sources.attached, "the source is gone")
+            assert registry.get_sample_value("purgatory_source_up", labels) == 0
+        assert "source 'a' ('kafka/*') is" in caplog.text
+        host.source_links.restarts["a"] = 3
+        assert registry.get_sample_value("purgatory_source_restarts_total", {"source": "a"}) == 3
+
+
+async def test_a_daemon_that_shuts_down_lets_its_sources_go() -> None:
+    """Draining ends their streams, and takes no others; who asks for ends is told."""
+    async with serving() as served, attached(served) as (_, link):
+        asked = served.stub.GetSourceEnds(source_pb2.GetSourceEndsRequest(topics=["kafka/orders"]))
+        assert isinstance(await next_of(link), EndsWanted)
+        await drain(served.host, 1.0)
+        with pytest.raises(Unavailable, match="shutting down"):
+            await next_of(link)
+        with refused(grpc.StatusCode.UNAVAILABLE):
+            await asked
+        call = served.stub.AttachSource()
+        hello = source_pb2.SourceHello(name="b", topic_prefixes=["kafka/"])
+        await call.write(source_pb2.AttachSourceRequest(hello=hello))
+        with refused(grpc.StatusCode.UNAVAILABLE, "shutting down"):
+            assert await call.read() is grpc.aio.EOF
+            await call
+
+
+async def test_views_of_status_and_partition() -> None:
+    """The client's views say what the wire does."""
+    async with serving() as served, attached(served) as (client, link):
+        await served.high_watermark("kafka/orders", 5)
+        await link.report(SourceState.BLIND, "down", [StaleMarks(stale_ms=2_000, reason="broker 2 is down")], lag_ms=20)
+        sources = served.host.sources
+        await eventually(lambda: [one.state for one in sources] == [source_table.BLIND], "the report is taken")
+        (source,) = (await client.status()).sources
+        assert (source.name, source.state, source.reason, source.attached) == ("a", "blind", "down", 1)
+        assert (source.lag, source.stale_partitions, source.restarts) == (0.02, 1, None)
+        assert source.stale_for is not None
+        seen = await client.partition("kafka/orders-0")
+        assert seen.stale_for is not None
+        assert seen.stale_reason == "broker 2 is down"
+
+
+async def test_many_waits_are_told_in_few_messages() -> None:
+    """10,000 waits on 100 partitions: each partition is told once."""
+    async with serving() as served, AsyncClient(served.address) as waiter, attached(served) as (_, link):
+        names = [(f"kafka/g{number}", 0) for number in range(100)]
+        waits = [asyncio.create_task(waiter.produce({name: 5}, timeout=60)) for name in names * 100]
+        told: list[tuple[str, int]] = []
+        while len(told) < len(names):
+            changed = await next_of(link)
+            assert isinstance(changed, DemandChanged)
+            told += changed.gained
+        assert sorted(told) == sorted(names)
+        await eventually(lambda: served.host.engine.pending == len(waits), "all are registered")
+        for wait in waits:
+            wait.cancel()
+        await asyncio.wait(waits)
+        lost: list[tuple[str, int]] = []
+        while len(lost) < len(names):
+            changed = await next_of(link)
+            assert isinstance(changed, DemandChanged)
+            assert not changed.gained
+            lost += changed.lost
+        assert not link.demand

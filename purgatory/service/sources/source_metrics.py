@@ -1,0 +1,45 @@
+"""What Prometheus sees of sources, read at the moment of the scrape."""
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from purgatory.service.sources.source_links import SourceLinks
+from purgatory.service.sources.source_table import SEEING
+
+LABELS: Final = ["source", "principal"]
+"""Who runs it is empty on a daemon without a policy, which is the same as no label."""
+
+
+class SourceMetrics(Collector):
+    """Shows each source that is attached or was. Their number is bounded."""
+
+    def __init__(self, links: SourceLinks, now_ms: Callable[[], int]) -> None:
+        self._links: Final = links
+        self._now_ms: Final = now_ms
+
+    def collect(self) -> Iterable[Metric]:
+        up = GaugeMetricFamily("purgatory_source_up", "1 while it is attached, reports, and sees.", labels=LABELS)
+        staleness = GaugeMetricFamily(
+            "purgatory_source_staleness_seconds",
+            "How long it has not seen the mark that it has not seen for the longest; 0: it sees all.",
+            labels=LABELS,
+        )
+        lag = GaugeMetricFamily(
+            "purgatory_source_lag_seconds", "How far what it tells lies behind what it reads from.", labels=LABELS
+        )
+        restarts = CounterMetricFamily(
+            "purgatory_source_restarts", "Times the daemon has started a source that it runs again.", labels=["source"]
+        )
+        now_ms = self._now_ms()
+        for source in self._links.table:
+            stream, labels = source.leading(now_ms), [source.name, source.principal]
+            since_ms = stream.stale_since_ms(now_ms)
+            up.add_metric(labels, int(stream.state_at(now_ms) in SEEING))
+            staleness.add_metric(labels, 0 if since_ms is None else max(0, now_ms - since_ms) / 1_000)
+            lag.add_metric(labels, stream.lag_ms / 1_000)
+        for name, count in self._links.restarts.items():
+            restarts.add_metric([name], count)
+        return up, staleness, lag, restarts

@@ -1,0 +1,256 @@
+"""The table of sources beside one that remembers everything and looks at all of it for each question."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from purgatory.service.sources.source_table import (
+    BLIND,
+    DETACHED,
+    LIVE,
+    LOADING,
+    SILENT_MS_MAX,
+    SourceStream,
+    SourceTable,
+)
+from purgatory.service.sources.stale_index import StaleIndex, Unseen
+
+TOPICS = ("k/a", "k/ab", "k/b", "p/a", "x")
+PREFIXES = ("k/", "k/a", "k/b", "p/", "k")
+PARTITIONS = (0, 1)
+MARKS = [(topic, partition) for topic in TOPICS for partition in PARTITIONS]
+
+Entry = tuple[str, bool, list[int], int]
+"""Prefix, whether it is a whole name, partitions, and for how long they have not been seen."""
+
+entries = st.lists(
+    st.tuples(
+        st.sampled_from(["", "k/", "k/a", "k/ab", "p/a"]),
+        st.booleans(),
+        st.lists(st.sampled_from(PARTITIONS), max_size=2, unique=True),
+        st.integers(0, 20_000),
+    ),
+    max_size=3,
+)
+
+
+def index_of(reported: list[Entry], now_ms: int) -> StaleIndex:
+    """What the daemon makes of a report's entries."""
+    index = StaleIndex()
+    for prefix, exact, partitions, stale_ms in reported:
+        index.add(prefix, exact, partitions, Unseen(now_ms - stale_ms, "why"))
+    return index
+
+
+def named(entry: Entry, mark: tuple[str, int]) -> bool:
+    """Whether an entry names a mark."""
+    prefix, exact, partitions, _ = entry
+    fits = mark[0] == prefix if exact else mark[0].startswith(prefix)
+    return fits and (not partitions or mark[1] in partitions)
+
+
+@given(entries)
+def test_the_index_finds_what_each_entry_names(reported: list[Entry]) -> None:
+    """Of several entries that name a mark the oldest counts."""
+    index = index_of(reported, 100_000)
+    for mark in MARKS:
+        ages = [entry[3] for entry in reported if named(entry, mark)]
+        found = index.find(mark)
+        assert (None if found is None else 100_000 - found.since_ms) == max(ages, default=None)
+    assert index.has_all == any(entry[:3] == ("", False, []) for entry in reported)
+
+
+@dataclass
+class Said:
+    """All that one stream has ever said, for the oracle."""
+
+    name: str
+    prefixes: list[str]
+    attached_ms: int
+    reports: list[tuple[int, list[Entry]]] = field(default_factory=list)
+    ended_ms: int | None = None
+
+    def heard_ms(self) -> int:
+        return self.reports[-1][0] if self.reports else self.attached_ms
+
+    def is_away(self, now_ms: int) -> bool:
+        return self.ended_ms is not None or now_ms - self.heard_ms() > SILENT_MS_MAX
+
+    def feeds(self, mark: tuple[str, int]) -> bool:
+        return any(mark[0].startswith(prefix) for prefix in self.prefixes)
+
+    def sees(self, mark: tuple[str, int], now_ms: int) -> bool:
+        if not self.reports or self.is_away(now_ms):
+            return False
+        return not any(named(entry, mark) for entry in self.reports[-1][1])
+
+
+class Sources(RuleBasedStateMachine):
+    """Sources of two names come, report, fall silent and go; some feed the same marks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = SourceTable()
+        self.now_ms = 1_000_000
+        self.streams: list[tuple[SourceStream, Said]] = []
+        self.all_told: list[Said] = []
+
+    @rule(name=st.sampled_from(["one", "two"]), prefixes=st.lists(st.sampled_from(PREFIXES), min_size=1, max_size=2))
+    def attach(self, name: str, prefixes: list[str]) -> None:
+        stream = self.table.attach(name, "", prefixes, self.now_ms)
+        told = Said(name, prefixes, self.now_ms)
+        self.streams.append((stream, told))
+        self.all_told.append(told)
+
+    @precondition(lambda self: self.streams)
+    @rule(place=st.integers(0, 10), reported=entries)
+    def report(self, place: int, reported: list[Entry]) -> None:
+        stream, told = self.streams[place % len(self.streams)]
+        stream.report(BLIND if reported else LIVE, "", 0, index_of(reported, self.now_ms), self.now_ms)
+        told.reports.append((self.now_ms, reported))
+
+    @precondition(lambda self: self.streams)
+    @rule(place=st.integers(0, 10))
+    def detach(self, place: int) -> None:
+        stream, told = self.streams.pop(place % len(self.streams))
+        self.table.detach(told.name, "", stream, self.now_ms)
+        told.ended_ms = self.now_ms
+
+    @rule(ms=st.sampled_from([1, 500, 2_000, SILENT_MS_MAX, SILENT_MS_MAX + 1, 60_000]))
+    def time_passes(self, ms: int) -> None:
+        self.now_ms += ms
+
+    @invariant()
+    def says_which_marks_are_stale(self) -> None:
+        """Stale is what a source that is known feeds or fed, and nobody sees."""
+        known = {source.name: source for source in self.table}
+        for mark in MARKS:
+            remembered = any(
+                mark[0].startswith(stream.topic_prefixes)
+                for source in known.values()
+                for stream in source.all_streams()
+            )
+            seen = any(told.feeds(mark) and told.sees(mark, self.now_ms) for told in self.all_told)
+            stale = self.table.stale(mark, self.now_ms)
+            assert (stale is not None) == (remembered and not seen), mark
+            if stale is not None:
+                assert stale.ms(self.now_ms) >= 0
+                assert stale.since_ms <= self.now_ms
+                assert stale.reason
+
+    @invariant()
+    def counts_what_is_attached(self) -> None:
+        assert self.table.attached == len(self.streams)
+        for source in self.table:
+            assert (source.state_at(self.now_ms) == DETACHED) == (not source.streams)
+
+
+TestSources = Sources.TestCase
+TestSources.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+MARK = ("k/a", 0)
+
+
+def stale_ms(table: SourceTable, now_ms: int) -> int | None:
+    """For how long the mark has been stale."""
+    stale = table.stale(MARK, now_ms)
+    return None if stale is None else stale.ms(now_ms)
+
+
+def blind(stream: SourceStream, since_ms: int, now_ms: int) -> None:
+    """It reports that it has not seen anything since then."""
+    stream.report(BLIND, "", 0, index_of([("", False, [], now_ms - since_ms)], now_ms), now_ms)
+
+
+def live(stream: SourceStream, now_ms: int) -> None:
+    """It reports that it sees everything."""
+    stream.report(LIVE, "", 0, StaleIndex(), now_ms)
+
+
+def test_a_source_that_is_started_again_and_again_does_not_refresh_its_marks() -> None:
+    """What was seen by this daemon counts, not what a source that has just been started says of earlier times."""
+    table = SourceTable()
+    stream = table.attach("a", "", ["k/"], 0)
+    live(stream, 10)
+    assert stale_ms(table, 20) is None
+    table.detach("a", "", stream, 1_000)
+    for start_ms in (5_000, 10_000, 15_000):
+        stream = table.attach("a", "", ["k/"], start_ms)
+        assert stale_ms(table, start_ms) == start_ms - 1_000
+        blind(stream, start_ms, start_ms + 50)
+        blind(stream, start_ms, start_ms + 1_050)
+        assert stale_ms(table, start_ms + 1_050) == start_ms + 50
+        table.detach("a", "", stream, start_ms + 2_000)
+    assert stale_ms(table, 20_000) == 19_000
+
+
+def test_one_that_never_sees_anything_is_blind_since_it_first_came() -> None:
+    """Each new start tells less than the first one."""
+    table = SourceTable()
+    for start_ms in (1_000, 6_000, 11_000):
+        stream = table.attach("a", "", ["k/"], start_ms)
+        blind(stream, start_ms, start_ms + 10)
+        table.detach("a", "", stream, start_ms + 2_000)
+    assert stale_ms(table, 20_000) == 19_000
+
+
+def test_a_source_knows_of_the_time_before_where_the_daemon_does_not() -> None:
+    """A daemon that is started anew takes a running source at its word."""
+    table = SourceTable()
+    stream = table.attach("a", "", ["k/"], 100_000)
+    blind(stream, 40_000, 100_010)
+    assert stale_ms(table, 101_000) == 61_000
+
+
+def test_the_source_that_saw_it_last_says_since_when() -> None:
+    """Two sources of the same mark: it is stale when neither sees it, since the later one did."""
+    table = SourceTable()
+    one, two = table.attach("one", "", ["k/"], 0), table.attach("two", "", ["k/a"], 0)
+    live(one, 10)
+    live(two, 10)
+    blind(one, 1_000, 1_500)
+    assert stale_ms(table, 1_500) is None
+    live(one, 2_000)
+    blind(two, 2_500, 3_000)
+    assert stale_ms(table, 3_000) is None
+    blind(one, 2_900, 3_000)
+    assert stale_ms(table, 3_000) == 100
+    table.detach("two", "", two, 3_100)
+    assert stale_ms(table, 3_200) == 300
+
+
+def test_silence_is_staleness_since_the_last_word() -> None:
+    """A source that hangs sees nothing; nor does it if it then goes."""
+    table = SourceTable()
+    stream = table.attach("a", "", ["k/"], 0)
+    live(stream, 10)
+    assert stale_ms(table, 10 + SILENT_MS_MAX) is None
+    assert stale_ms(table, 11 + SILENT_MS_MAX) == SILENT_MS_MAX + 1
+    table.detach("a", "", stream, 9_010)
+    assert stale_ms(table, 10_010) == 10_000
+
+
+def test_only_so_many_that_are_gone_are_remembered() -> None:
+    """The one that went first is forgotten first, and its marks are fresh as those of nobody are."""
+    table = SourceTable(remembered_max=2)
+    streams = [table.attach(str(number), "", [f"t{number}/"], 0) for number in range(4)]
+    for number in (3, 1, 0):
+        table.detach(str(number), "", streams[number], 1_000)
+    assert sorted(source.name for source in table) == ["0", "1", "2"]
+    assert table.stale(("t3/x", 0), 2_000) is None
+    assert table.stale(("t1/x", 0), 2_000) is not None
+
+
+def test_what_has_just_been_attached_is_loading() -> None:
+    """Until its first report it sees nothing, and says so."""
+    table = SourceTable()
+    table.attach("a", "", ["k/"], 0)
+    (source,) = table
+    assert source.state_at(5) == LOADING
+    stale = table.stale(MARK, 5)
+    assert stale is not None
+    assert stale.reason == "the source a has not reported yet"
