@@ -1,0 +1,366 @@
+"""What is known of a primary and its replicas, and the marks that follow from it. Without I/O: time is passed in.
+
+Positions never go back here without a reason that is told: a replica that restarted or was built anew, or a new lineage
+(timelines.py). A server that cannot be seen keeps the position it was last seen at, and is stale.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from purgatory_client.sources.source_names import escaped_group
+
+from purgatory_sources.postgres.derived_marks import ALL, ANY, DERIVED, QUORUM, CountedReplica, Derived, derive
+from purgatory_sources.postgres.sightings import FoundReplica, Sighting
+from purgatory_sources.postgres.timelines import Timelines
+
+SLOT: Final = "slot:"
+"""Marks of logical slots begin with this."""
+_UNSEEN: Final = "it was not seen yet"
+_NAME_LENGTH_MAX: Final = 200
+
+
+class MarkChange(NamedTuple):
+    """What is to be told of a mark. `mark` is its name without "pg/NAME/"; a position of None: it is gone."""
+
+    mark: str
+    position: int | None
+    identity: str
+    is_set_back: bool
+
+
+class StaleMark(NamedTuple):
+    """A mark that cannot be seen now, and when it last could be; with `is_prefix`, all marks that begin so."""
+
+    mark: str
+    seen_at: float
+    reason: str
+    is_prefix: bool = False
+
+
+class GroupSettings(NamedTuple):
+    """How the servers of one name belong together.
+
+    Attributes:
+        listed: Names of the servers that are asked themselves.
+        finds_replicas: Replicas that only the primary knows count, too.
+        quorum: How many replicas make one; None: the majority.
+        lossless_promotion: A promotion loses nothing that was acknowledged (synchronous replication), unless the source
+            saw more on the old timeline than the new one has.
+        system_id: The only system that counts; None: the one that was seen first.
+        forget_after_s: A replica that only the primary knows, and that has been gone for so long, counts no more.
+    """
+
+    listed: tuple[str, ...]
+    finds_replicas: bool = True
+    quorum: int | None = None
+    lossless_promotion: bool = False
+    system_id: int | None = None
+    forget_after_s: float = 3600.0
+
+
+@dataclass(slots=True)
+class _Server:
+    name: str
+    is_listed: bool
+    position: int
+    seen_at: float
+    stale: str = _UNSEEN
+    is_heard: bool = False
+    """It answered when it was last asked, whether or not what it said counts."""
+    was_asked: bool = False
+    is_primary: bool = False
+    timeline: int = 0
+    aliases: frozenset[str] = frozenset()
+    has_joined: bool = True
+    """It counts in derived marks. One that comes later does so from when it has what they say."""
+
+
+class ServerGroup:
+    """The servers of one name. `told` are the offsets that daemons have of its marks, `identity` an earlier run's."""
+
+    def __init__(self, settings: GroupSettings, told: Mapping[str, int], identity: str, now: float) -> None:
+        self._settings: Final = settings
+        self._told_at_start: Final = dict(told)
+        earlier = Timelines.of_identity(identity)
+        self._is_other_system = earlier is not None and settings.system_id not in (None, earlier.system_id)
+        self.lineage: Timelines | None = None if self._is_other_system else earlier
+        self._servers: Final[dict[str, _Server]] = {}
+        self._slots: Final[dict[str, int]] = {}
+        self._derived: Final = {kind: Derived(told.get(kind, -1), _UNSEEN, now) for kind in DERIVED}
+        self._derived_seen_at: Final = dict.fromkeys(DERIVED, now)
+        self._held: Final[dict[str, Sighting]] = {}
+        self._dirty: Final[set[str]] = set()
+        self._set_back: Final[set[str]] = set()
+        self._may_go_back: Final[set[str]] = set()
+        """Derived marks, since a replica went back."""
+        self._slots_seen_at = now
+        self._is_split = False
+        self._has_found = False
+        self._highest_end = -1
+        for name in settings.listed:
+            self._servers[name] = _Server(name, True, told.get(name, -1), now)
+        for mark, position in told.items():
+            if mark.startswith(SLOT):
+                self._slots[mark.removeprefix(SLOT)] = position
+            elif mark not in DERIVED and mark not in self._servers:
+                self._servers[mark] = _Server(mark, False, position, now)
+        for server in self._servers.values():
+            server.has_joined = not 0 <= server.position < self._derived[ALL].position
+        # Told again, so that all are of one lineage, even where the last break was not told to its end.
+        self._dirty.update(told)
+
+    # What was seen.
+
+    def saw(self, name: str, sighting: Sighting, now: float) -> None:
+        """A listed server has answered."""
+        server = self._servers[name]
+        server.was_asked = server.is_heard = True
+        server.aliases = sighting.aliases
+        if self.lineage is None:
+            self._held[name] = sighting
+            if not self._adopt(now):
+                server.stale = "the primary was not seen yet, and so not which system this is"
+                return
+        else:
+            self._take(server, sighting, now)
+        self._settle(now)
+
+    def lost(self, name: str, reason: str, now: float) -> None:
+        """A listed server could not be asked."""
+        server = self._servers[name]
+        server.was_asked, server.is_heard = True, False
+        server.stale = reason
+        self._held.pop(name, None)
+        if server.is_primary:
+            for other in self._found_ones():
+                other.stale = f"its primary {name} cannot be seen: {reason}"
+        if self.lineage is None:
+            self._adopt(now)
+        self._settle(now)
+
+    def gave_end(self, position: int) -> None:
+        """Somebody was told that the log ends here."""
+        self._highest_end = max(self._highest_end, position)
+
+    @property
+    def primary(self) -> str | None:
+        """The server that is the primary now, if there is one that can be seen."""
+        return next((one.name for one in self._servers.values() if one.is_primary and not one.stale), None)
+
+    def is_found(self, mark: str) -> bool:
+        """Whether it is the primary who must be asked for this mark."""
+        return mark.startswith(SLOT) or mark in DERIVED or mark not in self._settings.listed
+
+    # What is to be told.
+
+    def take_changes(self) -> list[MarkChange]:
+        """What has changed since this was last called."""
+        identity = self.lineage.identity if self.lineage is not None else ""
+        changes = []
+        for mark in sorted(self._dirty):
+            position = self._position(mark)
+            if position is None or position >= 0:
+                changes.append(MarkChange(mark, position, identity, mark in self._set_back))
+        self._dirty.clear()
+        self._set_back.clear()
+        return changes
+
+    def stale_marks(self) -> list[StaleMark]:
+        """What cannot be seen now."""
+        stale = [StaleMark(one.name, one.seen_at, one.stale) for one in self._servers.values() if one.stale]
+        for kind, derived in self._derived.items():
+            if derived.stale:
+                stale.append(StaleMark(kind, self._derived_seen_at[kind], derived.stale))
+        if self.primary is None:
+            stale.append(StaleMark(SLOT, self._slots_seen_at, "its primary cannot be seen", is_prefix=True))
+        return stale
+
+    @property
+    def is_complete(self) -> bool:
+        """Each server was asked at least once, and the primary for its replicas."""
+        return all(one.was_asked or not one.is_listed for one in self._servers.values()) and (
+            self._has_found or not self._settings.finds_replicas
+        )
+
+    def _position(self, mark: str) -> int | None:
+        if mark in self._derived:
+            return self._derived[mark].position
+        if mark.startswith(SLOT):
+            return self._slots.get(mark.removeprefix(SLOT))
+        server = self._servers.get(mark)
+        return None if server is None else server.position
+
+    # How sightings change it.
+
+    def _adopt(self, now: float) -> bool:
+        """Decides which system this is: the one that was asked for, or the primary's, or what all that answer say."""
+        held = [one for one in self._held.values() if self._settings.system_id in (None, one.system_id)]
+        chosen = next((one for one in held if one.is_primary), None)
+        if chosen is None:
+            is_known = self._settings.system_id is not None or (
+                all(one.was_asked for one in self._servers.values() if one.is_listed)
+                and len({one.system_id for one in held}) == 1
+            )
+            if not (held and is_known):
+                return False
+            chosen = max(held, key=lambda one: one.timeline)
+        self.lineage = Timelines(chosen.system_id, chosen.timeline)
+        self.lineage.learn_forks(chosen.forks)
+        if self._is_other_system:
+            self._cut(0)
+        for name, sighting in self._held.items():
+            self._take(self._servers[name], sighting, now)
+        self._held.clear()
+        return True
+
+    def _take(self, server: _Server, sighting: Sighting, now: float) -> None:
+        lineage = self.lineage
+        assert lineage is not None, server
+        other = lineage.other_system(sighting.system_id)
+        if other:
+            server.stale = other
+            server.is_heard = False  # by those it does not belong to
+            return
+        if sighting.timeline > lineage.timeline:
+            self._switch(lineage, server, sighting)
+        elif sighting.timeline == lineage.timeline:
+            lineage.learn_forks(sighting.forks)
+        if server.is_primary and not sighting.is_primary:
+            server.has_joined = False
+        server.timeline, server.is_primary = sighting.timeline, sighting.is_primary
+        self._look_for_rivals(lineage)
+        if self._is_split:
+            return
+        shared = lineage.shared(sighting.timeline, sighting.position)
+        is_old_primary = sighting.is_primary and sighting.timeline < lineage.timeline
+        if is_old_primary or shared < sighting.position:
+            self._move(server, min(server.position, shared))
+            server.stale = lineage.left_behind(sighting.timeline)
+            return
+        self._move(server, shared)
+        server.stale, server.seen_at = "", now
+        if sighting.is_primary:
+            self._take_of_primary(server, sighting, now)
+
+    def _switch(self, lineage: Timelines, server: _Server, sighting: Sighting) -> None:
+        """There was a promotion: what the old timeline has above the fork is lost."""
+        seen = 0 if server.stale else max(server.position, 0)
+        fork = lineage.switch(sighting.timeline, sighting.forks, seen)
+        highest = max([self._highest_end, *(one.position for one in self._servers.values())])
+        if self._settings.lossless_promotion and highest <= fork:
+            return
+        lineage.break_here()
+        self._cut(fork)
+
+    def _cut(self, fork: int) -> None:
+        """Nothing above the fork is known of anybody any more, and all marks are of the new lineage."""
+        self._highest_end = -1
+        for server in self._servers.values():
+            self._move(server, min(server.position, fork))
+        for slot, position in self._slots.items():
+            self._slots[slot] = min(position, fork)
+        for kind, derived in self._derived.items():
+            self._derived[kind] = derived._replace(position=min(derived.position, fork))
+        self._dirty.update(self._servers, self._derived, (SLOT + slot for slot in self._slots))
+
+    def _look_for_rivals(self, lineage: Timelines) -> None:
+        """Two primaries on one timeline were both promoted to it: nobody can say whose log is meant."""
+        rivals = [
+            one.name
+            for one in self._servers.values()
+            if one.is_heard and one.is_primary and one.timeline == lineage.timeline
+        ]
+        if len(rivals) > 1:
+            self._is_split = True
+            for server in self._servers.values():
+                server.stale = f"{' and '.join(sorted(rivals))} are both primaries on timeline {lineage.timeline}"
+        elif self._is_split:
+            self._is_split = False
+            lineage.break_here()
+            self._cut(0)
+
+    def _take_of_primary(self, primary: _Server, sighting: Sighting, now: float) -> None:
+        if sighting.slots is not None:
+            for slot in self._slots.keys() - sighting.slots.keys():
+                del self._slots[slot]
+                self._dirty.add(SLOT + slot)
+            for slot, position in sighting.slots.items():
+                # A consumer may be sent again what it confirmed, after a crash of the primary; it has it all the same.
+                if len(slot) <= _NAME_LENGTH_MAX and position > self._slots.get(slot, -1):
+                    self._slots[slot] = position
+                    self._dirty.add(SLOT + slot)
+        self._slots_seen_at = now
+        if sighting.found is not None and self._settings.finds_replicas:
+            self._has_found = True
+            self._take_found(primary, sighting.found, now)
+
+    def _take_found(self, primary: _Server, rows: Iterable[FoundReplica], now: float) -> None:
+        listed = {one.name for one in self._servers.values() if one.is_listed}
+        known = listed.union(*(one.aliases for one in self._servers.values()))
+        others = [row for row in rows if row.application_name not in known]
+        counts = Counter(row.application_name for row in others)
+        seen = set()
+        for row in others:
+            name = escaped_group(row.application_name or "walreceiver")
+            if name in DERIVED or name.startswith(SLOT) or len(name) > _NAME_LENGTH_MAX:
+                continue
+            server = self._servers.get(name)
+            if server is None:
+                server = self._servers[name] = _Server(name, False, -1, now, has_joined=False)
+            seen.add(name)
+            if counts[row.application_name] > 1:
+                server.stale = f"{counts[row.application_name]} replicas call themselves so; set their cluster_name"
+                continue
+            server.timeline, server.is_heard = primary.timeline, True
+            self._move(server, row.position)
+            server.stale, server.seen_at = "", now
+        for server in self._found_ones():
+            if server.name in seen:
+                continue
+            server.stale = f"it is not connected to its primary {primary.name}"
+            if server.name in known or now - server.seen_at > self._settings.forget_after_s:
+                del self._servers[server.name]
+                self._dirty.add(server.name)
+
+    def _found_ones(self) -> Sequence[_Server]:
+        return [one for one in self._servers.values() if not one.is_listed]
+
+    def _move(self, server: _Server, position: int) -> None:
+        if position != server.position:
+            if position < server.position:
+                self._set_back.add(server.name)
+                if server.has_joined and not server.is_primary:
+                    self._may_go_back.update(DERIVED)
+            server.position = position
+            self._dirty.add(server.name)
+
+    def _settle(self, now: float) -> None:
+        """Derives the marks of several replicas."""
+        wanted = max(self._derived[ALL].position, self._derived[QUORUM].position)
+        for server in self._servers.values():
+            if not server.has_joined and server.position >= wanted and not server.stale:
+                server.has_joined = True
+        replicas = [one for one in self._servers.values() if one.has_joined and not one.is_primary]
+        # A listed server that was not seen since we started may be the primary: it counts, as one that has nothing.
+        members = [
+            CountedReplica(one.name, one.position if one.timeline or not one.is_listed else -1, one.seen_at, one.stale)
+            for one in replicas
+        ]
+        for kind, before in self._derived.items():
+            after = derive(kind, members, self._settings.quorum)
+            if kind != ANY and not self.is_complete and not after.stale:
+                after = Derived(-1, "its replicas are still being looked for", after.seen_at)
+            # But for a replica that went back, it goes back only as a server changes its role or leaves: what was said
+            # of it is still true of that server.
+            if after.position < before.position and (after.position < 0 or kind not in self._may_go_back):
+                after = after._replace(position=before.position)
+            elif after.position >= 0:
+                self._may_go_back.discard(kind)
+            self._derived_seen_at[kind] = min(self._derived_seen_at[kind], after.seen_at) if after.stale else now
+            if after.position < before.position:
+                self._set_back.add(kind)
+            if after.position != before.position:
+                self._dirty.add(kind)
+            self._derived[kind] = after

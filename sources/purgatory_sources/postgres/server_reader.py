@@ -1,0 +1,268 @@
+"""Asks one server again and again where it stands: often while somebody waits for it, else every second."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Final, Protocol
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.rows import TupleRow
+
+from purgatory_sources.errors import SourceBlind
+from purgatory_sources.postgres.log_pages import LogPages
+from purgatory_sources.postgres.postgres_settings import PostgresSettings, ServerSettings
+from purgatory_sources.postgres.sightings import FoundReplica, Sighting
+from purgatory_sources.postgres.timelines import forks_of
+
+log: Final = logging.getLogger(__name__)
+
+_Connection = psycopg.AsyncConnection[TupleRow]
+
+_BACK_OFF_S: Final = (0.2, 5.0)
+_BACK_OFF_WANTED_S: Final = 0.5
+"""The longest pause while somebody waits for this server."""
+
+# What does not change while a connection lasts. The control file's timelines are those of a replica that gets its log
+# from an archive, or not at all now; they may be late, never early.
+_IDENTITY: Final = b"""
+SELECT (SELECT system_identifier FROM pg_control_system()),
+       current_setting('wal_block_size')::bigint,
+       pg_size_bytes(current_setting('wal_segment_size')),
+       current_setting('cluster_name'),
+       (SELECT conninfo FROM pg_stat_wal_receiver),
+       greatest((SELECT timeline_id FROM pg_control_checkpoint()),
+                (SELECT min_recovery_end_timeline FROM pg_control_recovery()))
+"""
+
+# A server may leave recovery between two calls, but never enters it while a connection lasts: each CASE fits what
+# recovery was when it was asked. OFFSET 0 keeps that one call from being made into three.
+_POSITION: Final = """
+SELECT r.recovers,
+       (CASE WHEN r.recovers THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END - '0/0')::bigint,
+       CASE WHEN r.recovers THEN (SELECT received_tli FROM pg_stat_wal_receiver)
+            ELSE ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int END,
+       {others}
+FROM (SELECT pg_is_in_recovery() AS recovers OFFSET 0) r
+"""
+_ALONE: Final = _POSITION.format(others="NULL, NULL").encode()
+# Senders to a logical slot, and programs that only receive the log, are no replicas; the latter tell no replay_lsn.
+_WITH_OTHERS: Final = _POSITION.format(
+    others="""
+       CASE WHEN r.recovers THEN NULL ELSE (
+         SELECT coalesce(json_agg(json_build_array(s.application_name, (s.replay_lsn - '0/0')::bigint)), '[]')
+         FROM pg_stat_replication s LEFT JOIN pg_replication_slots l ON l.active_pid = s.pid
+         WHERE s.state IN ('streaming', 'catchup') AND s.replay_lsn IS NOT NULL
+               AND l.slot_type IS DISTINCT FROM 'logical'
+       ) END,
+       CASE WHEN r.recovers THEN NULL ELSE (
+         SELECT coalesce(json_object_agg(slot_name, (confirmed_flush_lsn - '0/0')::bigint), '{}')
+         FROM pg_replication_slots WHERE slot_type = 'logical' AND confirmed_flush_lsn IS NOT NULL
+       ) END"""
+).encode()
+
+_MAY_READ_HISTORY: Final = b"""
+SELECT to_regprocedure('purgatory_timeline_history(integer)') IS NOT NULL,
+       has_function_privilege('pg_read_file(text)', 'EXECUTE')
+"""
+_OWN_HISTORY: Final = b"SELECT purgatory_timeline_history(%s)"
+_READ_HISTORY: Final = b"SELECT pg_read_file('pg_wal/' || lpad(upper(to_hex(%s)), 8, '0') || '.history')"
+
+# What is not flushed does not reach the replicas, and without a commit that may take 15 seconds. To give out a
+# transaction's number makes a commit record, which the server's log writer flushes within wal_writer_delay.
+_END: Final = b"""
+SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint, pg_current_wal_insert_lsn() > pg_current_wal_flush_lsn()
+"""
+_FLUSH_SOON: Final = b"SELECT pg_current_xact_id()"
+
+
+class SightingListener(Protocol):
+    """Whom a reader tells."""
+
+    def saw(self, name: str, sighting: Sighting, now: float) -> None: ...
+
+    def lost(self, name: str, reason: str, now: float) -> None: ...
+
+
+class ServerReader:
+    """One server's connection and what it answers. `is_wanted` says whether somebody waits for it now."""
+
+    def __init__(
+        self,
+        server: ServerSettings,
+        settings: PostgresSettings,
+        listener: SightingListener,
+        is_wanted: Callable[[], bool],
+    ) -> None:
+        self.name: Final = server.name
+        self._server: Final = server
+        self._settings: Final = settings
+        self._listener: Final = listener
+        self._is_wanted: Final = is_wanted
+        self._nudge: Final = asyncio.Event()
+        self._connection: _Connection | None = None
+        self._failures = 0
+        self.is_refused = False
+        """It does not let us in, or not look."""
+        self.queries = 0
+        """How many were sent."""
+
+    def nudge(self) -> None:
+        """Demand has changed: it looks at once if somebody waits."""
+        if self._is_wanted():
+            self._nudge.set()
+
+    async def run(self) -> None:
+        """Connects and asks until cancelled."""
+        while True:
+            try:
+                async with self._connected() as connection:
+                    await self._ask(connection)
+            except (psycopg.Error, OSError, TimeoutError) as error:
+                self.is_refused = _is_refusal(error)
+                self._listener.lost(self.name, _reason(error), time.monotonic())
+                self._failures += 1
+            back_off_s = min(_BACK_OFF_S[0] * 2 ** min(self._failures - 1, 8), _BACK_OFF_S[1])
+            await self._pause(back_off_s, _BACK_OFF_WANTED_S)
+
+    async def end(self) -> int:
+        """Where the log of this primary ends, by a look that begins now. Raises SourceBlind."""
+        connection = self._connection
+        if connection is None:
+            raise SourceBlind(f"{self.name} cannot be seen")
+        try:
+            position, is_unflushed = await self._row(connection, _END)
+            if is_unflushed:
+                await self._row(connection, _FLUSH_SOON)
+        except (psycopg.Error, OSError, TimeoutError) as error:
+            raise SourceBlind(f"{self.name}: {_reason(error)}") from error
+        return int(position)
+
+    @contextlib.asynccontextmanager
+    async def _connected(self) -> AsyncIterator[_Connection]:
+        parameters: dict[str, Any] = {"application_name": "purgatory-source", **self._server.parameters}
+        # Commits of ours wait for nobody; what could hold a look up is given up on the server, too.
+        milliseconds = round(self._settings.timeout_s * 1000)
+        options = f"-c synchronous_commit=off -c statement_timeout={milliseconds} -c default_transaction_read_only=off"
+        parameters["options"] = f"{parameters.get('options', '')} {options}".strip()
+        async with asyncio.timeout(self._settings.timeout_s * 2):
+            connection = await psycopg.AsyncConnection.connect(autocommit=True, **parameters)
+        try:
+            yield connection
+        finally:
+            self._connection = None
+            await connection.close()
+
+    async def _ask(self, connection: _Connection) -> None:
+        """Asks until it fails."""
+        identity = await self._row(connection, _IDENTITY)
+        system_id, page_bytes, segment_bytes, cluster_name, conninfo, control_timeline = identity
+        pages = LogPages(page_bytes, segment_bytes)
+        aliases = frozenset(filter(None, (cluster_name, _application_name(conninfo))))
+        timeline, forks, with_others_at = control_timeline, None, 0.0
+        history_of = 0
+        while True:
+            began = time.monotonic()
+            is_wanted = self._is_wanted()
+            with_others = is_wanted or began >= with_others_at
+            row = await self._row(connection, _WITH_OTHERS if with_others else _ALONE)
+            recovers, position, now_on, found, slots = row
+            timeline = timeline if now_on is None else now_on
+            if timeline != history_of:
+                forks, history_of = await self._history(connection, timeline), timeline
+            if with_others:
+                with_others_at = began + self._settings.idle_poll_s / 2
+            if position is None:
+                self._listener.lost(self.name, "it has not replayed anything yet", time.monotonic())
+            else:
+                self.is_refused, self._failures = False, 0
+                self._connection = connection
+                sighting = Sighting(system_id, timeline, not recovers, pages.past_header(position), forks, aliases)
+                if found is not None:
+                    sighting.found = tuple(FoundReplica(name, pages.past_header(its)) for name, its in found)
+                    sighting.slots = {slot: pages.past_header(its) for slot, its in slots.items()}
+                self._listener.saw(self.name, sighting, time.monotonic())
+            interval = self._settings.poll_s if is_wanted else self._settings.idle_poll_s
+            await self._pause(began + interval - time.monotonic(), self._settings.poll_s)
+
+    async def _history(self, connection: _Connection, timeline: int) -> Mapping[int, int] | None:
+        """Where the timelines before this one were left; None if we may not read it."""
+        if timeline <= 1:
+            return {}
+        has_own, may_read = await self._row(connection, _MAY_READ_HISTORY)
+        if not (has_own or may_read):
+            return None
+        try:
+            (text,) = await self._row(connection, _OWN_HISTORY if has_own else _READ_HISTORY, (timeline,))
+            return forks_of(text or "")
+        except (psycopg.Error, ValueError) as error:
+            log.warning("%s: the history of timeline %d cannot be read: %s", self.name, timeline, _reason(error))
+            return None
+
+    async def _row(self, connection: _Connection, query: bytes, values: tuple[Any, ...] | None = None) -> TupleRow:
+        self.queries += 1
+        timer = asyncio.get_running_loop().call_later(self._settings.timeout_s, _cut_off, connection)
+        try:
+            cursor = await connection.execute(query, values)
+            row = await cursor.fetchone()
+        except psycopg.Error:
+            if timer.when() <= asyncio.get_running_loop().time():
+                raise TimeoutError from None
+            raise
+        finally:
+            timer.cancel()
+        assert row is not None, query
+        return row
+
+    async def _pause(self, seconds: float, seconds_if_wanted: float) -> None:
+        """Sleeps; when somebody begins to wait meanwhile, no longer than that."""
+        if seconds <= 0:
+            await asyncio.sleep(0)
+            return
+        self._nudge.clear()
+        if self._is_wanted():
+            await asyncio.sleep(min(seconds, seconds_if_wanted))
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds * random.uniform(0.9, 1.0)):  # noqa: S311 so that servers are not asked in step
+                await self._nudge.wait()
+
+
+def _cut_off(connection: _Connection) -> None:
+    """Makes a query that is not answered fail. To cancel it does not do: psycopg then asks the server, and waits."""
+    with contextlib.suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as same:
+        same.shutdown(socket.SHUT_RDWR)
+
+
+def _application_name(conninfo: str | None) -> str:
+    """What a replica calls itself to its primary, of the settings it connected with."""
+    if not conninfo:
+        return ""
+    try:
+        return str(conninfo_to_dict(conninfo).get("application_name") or "")
+    except psycopg.Error:
+        return ""
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Only somebody with the right to can change it: a login, an entry in pg_hba.conf, a grant."""
+    if isinstance(error, psycopg.errors.InsufficientPrivilege | psycopg.errors.InvalidAuthorizationSpecification):
+        return True
+    # libpq has no SQLSTATE for what fails while it connects.
+    text = str(error)
+    return isinstance(error, psycopg.OperationalError) and any(
+        words in text
+        for words in ("authentication failed", "no pg_hba.conf entry", "no password supplied", 'role "', "permission")
+    )
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, TimeoutError):
+        return "it does not answer"
+    lines = str(error).strip().splitlines()
+    return lines[0].removeprefix("connection failed: ")[:300] if lines else type(error).__name__

@@ -1,0 +1,57 @@
+"""PostgreSQL for the tests: a primary with two replicas in one worker, where it is installed."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from examples.local_postgres import LocalPostgres, NoPostgres
+from tests.postgres.watched_servers import WatchedServers
+
+HERE = Path(__file__).parent
+ONE_BUILD = "PostgreSQL's servers need no engine: runs with the compiled engine only"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What needs servers goes to one worker, so that they are started once; of the two builds, once."""
+    pure = os.environ.get("PURGATORY_BUILD") == "pure"
+    for item in items:
+        if HERE not in item.path.parents or "postgres" not in getattr(item, "fixturenames", ()):
+            continue
+        item.add_marker(pytest.mark.xdist_group("postgres"))
+        item.add_marker(pytest.mark.slow)
+        if pure:
+            item.add_marker(pytest.mark.skip(reason=ONE_BUILD))
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[LocalPostgres]:
+    """A primary "p" with the replicas "r1" and "r2". Without PostgreSQL the test is skipped, or fails."""
+    try:
+        servers = LocalPostgres()
+    except NoPostgres as missing:
+        if os.environ.get("PURGATORY_REQUIRE_POSTGRES") == "1":
+            pytest.fail(f"PURGATORY_REQUIRE_POSTGRES=1: {missing}")
+        pytest.skip(str(missing))
+    with servers:
+        primary = servers.primary()
+        primary.query("CREATE TABLE written (at int)")
+        servers.replica("r1", primary)
+        servers.replica("r2", primary)
+        yield servers
+
+
+@pytest.fixture(scope="module")
+def followed(postgres: LocalPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WatchedServers]:
+    """The three with a daemon and a source, for the tests of a module."""
+    with WatchedServers(postgres, tmp_path_factory.mktemp("watched")) as watched:
+        yield watched
+
+
+@pytest.fixture
+def watched(followed: WatchedServers) -> WatchedServers:
+    """The same, when the source sees all three."""
+    followed.until_seen()
+    return followed

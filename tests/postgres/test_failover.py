@@ -1,0 +1,87 @@
+"""A source through a failover of real servers: a promotion, the old primary's return, replicas that are built anew."""
+
+import signal
+
+from purgatory_client import Outcome
+
+from tests.postgres.watched_servers import WatchedServers, satisfied, until
+
+NAMES = ("p", "r1", "r2", "any", "all", "quorum")
+
+
+def test_a_failover(watched: WatchedServers) -> None:
+    """A story in one test: each part needs what the one before has left.
+
+    The promotion loses what r1 had not received: all marks begin a new lineage, waits that name the old end with 74,
+    others go on. A replica that has not followed, and the old primary when it comes back, are stale, and nothing is
+    answered from what only they have. Built anew, the old primary counts as a replica.
+    """
+    watched.wait("all", watched.write())
+    epochs = {name: watched.epoch(name) for name in NAMES}
+    lost = lose_something(watched)
+    assert watched.mark("p") >= lost
+    of_old_lineage = watched.client.with_epochs({"pg/main/r2": lost + 1_000_000})
+    old_waits = watched.later(lambda: watched.client.wait_for(of_old_lineage, timeout=60))
+    plain_wait = watched.wait_later("r2", lost)
+
+    watched.r1.promote()
+    result = old_waits.result()
+    assert result.outcome is Outcome.FAILED
+    assert [one.error_code for one in result.partitions.values()] == [74]
+    assert {name: watched.epoch(name) for name in NAMES} == {name: epoch + 1 for name, epoch in epochs.items()}
+    assert watched.mark("p") < lost, "what was lost is not on the old primary's mark any more"
+    assert not plain_wait.done()
+
+    watched.r1.query("INSERT INTO written SELECT generate_series(1, 1000)")
+    assert watched.r1.position() > lost
+    assert not plain_wait.done(), "r2 has not followed: what is at that position it has not"
+    watched.r2.follow(watched.r1)
+    assert satisfied(plain_wait.result())
+    assert watched.r2.query("SELECT count(*) FROM written") == watched.r1.query("SELECT count(*) FROM written")
+    until(lambda: not watched.stale("r2"), "r2 follows")
+
+    watched.p.start()
+    until(lambda: "it is on timeline 1, which was left at" in watched.stale("p"), "the old primary is left behind")
+    assert watched.mark("p") < lost
+    assert satisfied(watched.wait("any", watched.write(watched.r1)))
+    watched.p.stop()
+
+    rebuilt = watched.postgres.replica("p", watched.r1)
+    end = watched.write(watched.r1)
+    assert satisfied(watched.wait("all", end))
+    watched.assert_all_have(end, rebuilt, watched.r2)
+    assert satisfied(watched.wait("p", end))
+    assert {name: watched.epoch(name) for name in NAMES} == {name: epoch + 1 for name, epoch in epochs.items()}
+    rebuilt_from_older_backup(watched)
+
+
+def lose_something(watched: WatchedServers) -> int:
+    """The primary commits what no replica gets, and crashes; returns where its log ended."""
+    for replica in (watched.r1, watched.r2):
+        replica.follow(None)
+        until(lambda: not replica.query("SELECT 1 FROM pg_stat_wal_receiver"), "it receives nothing")  # noqa: B023
+    lost = watched.write()
+    until(lambda: watched.mark("p") >= lost, "the source has seen it")
+    watched.p.stop(signal.SIGKILL)
+    assert watched.r1.position() < lost, "not lost"
+    return lost
+
+
+def rebuilt_from_older_backup(watched: WatchedServers) -> None:
+    """A replica that is put back to an older copy of itself went back: its mark and `all` say so, and go on."""
+    watched.r2.stop()
+    watched.r2.save_copy()
+    watched.r2.start()
+    end = watched.write(watched.r1)
+    assert satisfied(watched.wait("all", end))
+    epochs = {name: watched.epoch(name) for name in NAMES}
+    watched.r2.stop()
+    watched.r2.restore_copy()
+    watched.r1.stop()  # so that it does not catch up at once
+    watched.r2.start()
+    until(lambda: watched.mark("r2") < end, "its mark went back")
+    until(lambda: watched.mark("all") < end, "so did that of all")
+    assert watched.epoch("r2") == epochs["r2"] + 1
+    assert watched.epoch("p") == epochs["p"]
+    watched.r1.start()
+    assert satisfied(watched.wait("all", end))

@@ -1,0 +1,200 @@
+"""A source on a real primary with two replicas: lag, restarts, blindness, other servers, and how soon it answers."""
+
+import signal
+import statistics
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psycopg
+import pytest
+from purgatory_client import Outcome
+from purgatory_client.errors import Unavailable
+
+from examples.local_postgres import LocalPostgres, LocalServer
+from tests.postgres.watched_servers import WatchedServers, satisfied, until
+
+POLL_MS = 20
+
+
+def test_a_replica_that_lags(watched: WatchedServers) -> None:
+    """With one replica paused a wait for any is answered, one for all only when it goes on; what is said is true."""
+    watched.r2.query("SELECT pg_wal_replay_pause()")
+    end = watched.write()
+    later = watched.wait_later("all", end)
+    assert satisfied(watched.wait("any", end))
+    watched.assert_all_have(end, watched.r1)
+    late = watched.wait("r2", end, timeout=0.3)
+    assert late.outcome is Outcome.EXPIRED
+    assert not later.done()
+    assert watched.stale("all") == ""
+    watched.r2.query("SELECT pg_wal_replay_resume()")
+    assert satisfied(later.result())
+    watched.assert_all_have(end, watched.r1, watched.r2)
+
+
+def test_waits_reach_behind_the_header_of_a_page(watched: WatchedServers) -> None:
+    """After a switch of segments the log ends behind a header that nobody replays: waits for it are answered."""
+    watched.write()
+    watched.p.query("SELECT pg_switch_wal()")
+    end = watched.p.position()
+    assert end > watched.r1.position() or end % 8192 == 40
+    assert satisfied(watched.wait("all", end))
+    assert satisfied(watched.wait("p", end))
+
+
+def test_ends_are_reached_though_nobody_commits(watched: WatchedServers) -> None:
+    """Ends cover what is written, also by a transaction that does not commit, and are reached."""
+    with psycopg.connect(watched.p.conninfo("postgres")) as open_transaction:
+        open_transaction.execute("INSERT INTO written SELECT generate_series(1, 10)")
+        end = watched.p.position()
+        ends = watched.client.ends(["pg/main/all", "pg/main/any"])
+        assert min(ends.offsets.values()) >= end
+        assert satisfied(watched.client.wait_for(ends, timeout=20))
+        open_transaction.rollback()
+
+
+def test_a_replica_that_hangs(watched: WatchedServers) -> None:
+    """It is stale, and `all` with it, and says so in waits that expire; `any` goes on. Seeing again needs nobody."""
+    watched.r2.signal_all(signal.SIGSTOP)
+    try:
+        end = watched.write()
+        assert satisfied(watched.wait("any", end))
+        until(lambda: watched.stale("r2"), "the replica is stale")
+        assert watched.stale("r2") == "it does not answer"
+        assert watched.stale("all") == "r2: it does not answer"
+        assert watched.stale("any") == ""
+        late = watched.wait("all", end, timeout=0.1)
+        assert late.outcome is Outcome.EXPIRED
+    finally:
+        watched.r2.signal_all(signal.SIGCONT)
+    assert satisfied(watched.wait("all", end))
+    until(lambda: not watched.stale("all"), "all are seen again")
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_a_replica_that_restarts(watched: WatchedServers, how: signal.Signals) -> None:
+    """Whether it stopped or crashed: waits go on, and are answered when it has replayed them."""
+    watched.r2.stop(how)
+    end = watched.write()
+    later = watched.wait_later("all", end)
+    until(lambda: watched.stale("r2"), "the replica is stale")
+    watched.r2.start()
+    assert satisfied(later.result())
+    watched.assert_all_have(end, watched.r1, watched.r2)
+
+
+def test_the_primary_restarts(watched: WatchedServers) -> None:
+    """Its mark is stale meanwhile, those of its replicas are not; ends cannot be given, and can be afterwards."""
+    epoch = watched.epoch("p")
+    watched.p.stop(signal.SIGKILL)
+    until(lambda: watched.stale("p"), "the primary is stale")
+    assert watched.stale("all") == ""
+    with pytest.raises(Unavailable, match="no primary can be seen"):
+        watched.client.ends(["pg/main/all"], timeout=5)
+    watched.p.start()
+    until(lambda: not watched.stale("p"), "the primary is seen")
+    assert satisfied(watched.client.wait_for(watched.client.ends(["pg/main/all"]), timeout=20))
+    assert watched.epoch("p") == epoch
+
+
+def test_another_system_at_the_same_address(watched: WatchedServers) -> None:
+    """A server of another system changes no mark and is stale with the reason; the right one goes on."""
+    watched.r2.stop()
+    port = watched.r2.port
+    before = watched.mark("r2")
+    with LocalPostgres() as others:
+        other = others.primary("other", port=port)
+        other.query("CREATE TABLE written AS SELECT generate_series(1, 100000)")
+        assert other.position() > before
+        until(lambda: "another system answers" in watched.stale("r2"), "it is refused")
+        assert watched.wait("r2", before + 1, timeout=0.5).outcome is Outcome.EXPIRED
+        assert watched.mark("r2") == before
+        assert watched.stale("any") == ""
+    watched.r2.start()
+    assert satisfied(watched.wait("all", watched.write()))
+
+
+def test_logical_slots(watched: WatchedServers) -> None:
+    """A slot's mark is what its consumer has confirmed; it goes with its slot."""
+    watched.p.query("SELECT pg_create_logical_replication_slot('feed', 'test_decoding')")
+    try:
+        end = watched.write()
+        later = watched.wait_later("slot:feed", end)
+        until(lambda: watched.mark("slot:feed") > 0, "the slot has a mark")
+        assert not later.done()
+        watched.p.query(f"SELECT pg_replication_slot_advance('feed', '0/0'::pg_lsn + {end})")
+        assert satisfied(later.result())
+    finally:
+        watched.p.query("SELECT pg_drop_replication_slot('feed')")
+    until(lambda: watched.mark("slot:feed") == -1, "the mark is gone")
+
+
+def test_replicas_that_only_the_primary_knows(postgres: LocalPostgres, tmp_path: Path) -> None:
+    """With the primary's address alone its replicas are found under their cluster_name, and waited for."""
+    with WatchedServers(postgres, tmp_path, listed=("p",)) as watched:
+        watched.until_seen()
+        end = watched.write()
+        assert satisfied(watched.wait("all", end))
+        watched.assert_all_have(end, watched.r1, watched.r2)
+        watched.r2.stop()
+        until(lambda: "not connected" in watched.stale("all"), "the replica is missed")
+        assert satisfied(watched.wait("any", watched.write()))
+        watched.r2.start()
+        assert satisfied(watched.wait("all", watched.write()))
+
+
+def test_a_source_that_is_killed_under_load(watched: WatchedServers) -> None:
+    """Killed and restarted under load: each wait is answered, none before it was true, and no mark breaks."""
+    epochs = {name: watched.epoch(name) for name in ("p", "r1", "r2", "any", "all", "quorum")}
+    stop = threading.Event()
+
+    def write_and_wait(_: int) -> int:
+        count = 0
+        while not stop.is_set():
+            end = watched.write()
+            assert satisfied(watched.wait("all", end))
+            watched.assert_all_have(end, watched.r1, watched.r2)
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(4) as threads:
+        counts = [threads.submit(write_and_wait, index) for index in range(4)]
+        for _ in range(3):
+            watched.kill_source()
+            watched.start_source()
+            assert satisfied(watched.wait("all", watched.write()))
+        stop.set()
+        assert all(count.result() for count in counts)
+    assert {name: watched.epoch(name) for name in epochs} == epochs
+
+
+def test_how_soon_waits_are_answered(watched: WatchedServers) -> None:
+    """From when a replica has replayed a write until its wait is answered: about one poll, not the idle second."""
+    late_ms = sorted(answered_after_ms(watched) for _ in range(40))
+    print(f"p50 {statistics.median(late_ms):.1f} ms, p99 {late_ms[-1]:.1f} ms at {POLL_MS} ms polls")
+    assert statistics.median(late_ms) < 2 * POLL_MS
+
+
+def answered_after_ms(watched: WatchedServers) -> float:
+    end = watched.write() + 8  # reached with the next write
+    later = watched.wait_later("r1", end)
+    until(lambda: watched.client.partition("pg/main/r1").watched, "somebody waits")
+    time.sleep(0.03)  # so that demand has arrived: what is measured is polling
+    with ThreadPoolExecutor(1) as threads:
+        replayed = threads.submit(when_replayed, watched.r1, end)
+        watched.write()
+        at = replayed.result()
+        assert satisfied(later.result())
+        return (time.monotonic() - at) * 1000
+
+
+def when_replayed(server: LocalServer, end: int) -> float:
+    """The moment at which the replica is seen to have it, by asking all the time."""
+    with psycopg.connect(server.conninfo(), autocommit=True) as connection:
+        while True:
+            row = connection.execute("SELECT (pg_last_wal_replay_lsn() - '0/0')::bigint").fetchone()
+            assert row is not None
+            if row[0] >= end:
+                return time.monotonic()

@@ -1,0 +1,142 @@
+"""A daemon, a source as a process of its own, and the servers that it watches: the language of the tests."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from purgatory_client import Client, Outcome, Result
+from purgatory_client.errors import NotFound
+from purgatory_client.sources.log_positions import lsn_of_offset
+
+from examples.local_postgres import ROLE, LocalPostgres, LocalServer
+from tests.daemon_process import DaemonProcess, daemon_environment
+
+PATIENCE_S: Final = 30.0
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    """Returns when the condition holds; fails with what was waited for when it never does."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"never came to hold: {what}"
+        time.sleep(0.01)
+
+
+class WatchedServers:
+    """`p`, `r1` and `r2` are the servers, `client` one of the daemon that the source feeds."""
+
+    def __init__(self, postgres: LocalPostgres, folder: Path, listed: Sequence[str] = ("p", "r1", "r2")) -> None:
+        self.postgres: Final = postgres
+        self._folder: Final = folder
+        hosts = ",".join(postgres.servers[name].address for name in listed)
+        self._address: Final = f"postgres://{hosts}/postgres?servers={','.join(listed)}&user={ROLE}"
+        self._source: subprocess.Popen[bytes] | None = None
+        self.daemon: Final = DaemonProcess(folder)
+        self.client: Final = Client(self.daemon.address, name="test")
+        self._threads: Final = ThreadPoolExecutor(32)
+
+    def __enter__(self) -> Self:
+        self.start_source()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.client.close()
+        self._threads.shutdown(cancel_futures=True)
+        self.kill_source()
+        self.daemon.kill()
+        if error is not None:
+            error.add_note(f"the source's log:\n{self.log[-4000:]}")
+
+    @property
+    def p(self) -> LocalServer:
+        return self.postgres.servers["p"]
+
+    @property
+    def r1(self) -> LocalServer:
+        return self.postgres.servers["r1"]
+
+    @property
+    def r2(self) -> LocalServer:
+        return self.postgres.servers["r2"]
+
+    @property
+    def log(self) -> str:
+        return (self._folder / "source.log").read_text("utf-8")
+
+    # The source.
+
+    def start_source(self) -> None:
+        assert self._source is None, self._source
+        command = [sys.executable, "-m", "purgatory_sources", "postgres", self._address, "--to", self.daemon.address]
+        with (self._folder / "source.log").open("ab") as log:
+            self._source = subprocess.Popen(
+                [*command, "--state-dir", str(self._folder / "state")],
+                env=daemon_environment({"PYTHONPATH": os.pathsep.join(sys.path)}),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def kill_source(self) -> None:
+        """SIGKILL, as in a crash. Harmless when there is none."""
+        if self._source is not None:
+            self._source.send_signal(signal.SIGKILL)
+            self._source.wait()
+            self._source = None
+
+    # Marks.
+
+    def mark(self, name: str) -> int:
+        """The mark of "r1" or "all"; -1 if there is none."""
+        try:
+            return self.client.partition(f"pg/main/{name}").high_watermark
+        except NotFound:
+            return -1
+
+    def epoch(self, name: str) -> int:
+        return self.client.partition(f"pg/main/{name}").leader_epoch
+
+    def stale(self, name: str) -> str:
+        """Why nobody can see the mark; empty if it is seen."""
+        return self.client.partition(f"pg/main/{name}").stale_reason
+
+    def until_seen(self) -> None:
+        """Returns when each mark is that of its server, and none is stale."""
+        names = ("p", "r1", "r2", "any", "all", "quorum")
+        until(lambda: all(self.mark(name) > 0 and not self.stale(name) for name in names), "all marks are seen")
+
+    def write(self, server: LocalServer | None = None) -> int:
+        """Commits a row, and returns where the log ends after it."""
+        server = self.p if server is None else server
+        server.query("INSERT INTO written VALUES (1)")
+        return server.position()
+
+    # Waits.
+
+    def wait(self, name: str, offset: int, *, timeout: float = PATIENCE_S) -> Result:
+        return self.client.produce({f"pg/main/{name}": offset}, timeout=timeout)
+
+    def wait_later(self, name: str, offset: int, *, timeout: float = PATIENCE_S) -> "Future[Result]":
+        """The same on a thread of its own."""
+        return self._threads.submit(self.wait, name, offset, timeout=timeout)
+
+    def later(self, call: Callable[[], Result]) -> "Future[Result]":
+        """Any call on a thread of its own."""
+        return self._threads.submit(call)
+
+    def assert_all_have(self, offset: int, *servers: LocalServer) -> None:
+        """The servers have replayed that much: an answer that says so is true."""
+        for server in servers:
+            assert server.position() >= offset - 40, f"{server.name}: {server.position()} < {lsn_of_offset(offset)}"
+
+
+def satisfied(result: Result) -> bool:
+    return result.outcome is Outcome.SATISFIED
