@@ -13,7 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tests.hostile.arena import Arena, AttackReport, attack
+from tests.hostile.arena import Arena, AttackReport, attack, flooder, saturation
+from tests.hostile.floods.calls import FLOODS
 
 MEMORY_MB_MAX: Final = 600
 RATIO_MAX: Final = 3.0
@@ -27,6 +28,10 @@ class Line(NamedTuple):
     before: str
     seconds: float
     is_flood: bool = False
+    method: str = ""
+    """Of the calls of a flood, in `floods.calls.FLOODS`."""
+    times: float = 0.0
+    """How many of them are started for each that the daemon serves alone."""
 
 
 LINES: Final = (
@@ -39,17 +44,26 @@ LINES: Final = (
     Line("large-messages", "2.4 GB", 6),
     Line("fat-names", "4.1 GB", 6),
     Line("many-items", "2.3 GB, nothing refused", 8),
-    Line("flood-wait", "honest p50 0.3 to 2.3 s; 0 refusals", 6, is_flood=True),
-    Line("flood-register", "honest p50 3 to 7 s, time-outs; backlog of 25 s", 6, is_flood=True),
-    Line("flood-advance", "honest p50 3 to 7 s, time-outs; backlog of 25 s", 6, is_flood=True),
-    Line("flood-list-partitions", "not measured", 6, is_flood=True),
-    Line("flood-list-operations", "not measured", 6, is_flood=True),
-    Line("flood-status", "25 s for a million pending", 6, is_flood=True),
     Line("fill-up", "everybody else refused, for 10 minutes", 20),
     Line("half-open-http", "no new gRPC caller; lives over 100 s", 4),
     Line("metrics", "honest p50 2.5 s", 5, is_flood=True),
     Line("compressed", "300 MB; 3.6 s", 5),
 )
+
+FLOOD_S: Final = 4.0
+"""The p99 of a flood is of 800 honest waits."""
+TIMES: Final = 5.0
+BEFORE_FLOODS: Final = {
+    "Wait": "honest p50 0.3 to 2.3 s; 0 refusals",
+    "Register": "honest p50 3 to 7 s, time-outs; backlog of 25 s",
+    "Advance": "honest p50 3 to 7 s, time-outs; backlog of 25 s",
+    "GetStatus": "25 s for a million pending",
+}
+
+
+def flood_line(method: str, times: float) -> Line:
+    before = BEFORE_FLOODS.get(method, "not measured")
+    return Line(f"flood-{method}-x{times:g}", before, FLOOD_S, is_flood=True, method=method, times=times)
 
 
 def verdict(line: Line, report: AttackReport) -> list[str]:
@@ -70,11 +84,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.hostile", description=__doc__)
     parser.add_argument("--only", nargs="*", metavar="ATTACK", help="only attacks whose names contain one of these")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures here too")
+    parser.add_argument("--times", nargs="*", type=float, default=[TIMES], metavar="N",
+                        help="start so many calls of a flood for each that the daemon serves alone (default 5)")  # fmt: skip
     given = parser.parse_args()
-    lines = [line for line in LINES if not given.only or any(word in line.attack for word in given.only)]
+    floods = [flood_line(method, times) for method in FLOODS for times in given.times]
+    lines = [line for line in (*LINES, *floods) if not given.only or any(word in line.attack for word in given.only)]
     reports, failed = [], 0
     print(f"{'attack':22} {'before':48} {'RSS MB':>10} {'p50/p99 alone':>14} {'elsewhere':>14} {'under it':>14} "
-          f"{'x':>5} {'calm after':>10} {'refused':>8}  lost")  # fmt: skip
+          f"{'x':>5} {'bare x':>6} {'calm after':>10} {'refused':>8}  lost")  # fmt: skip
     for line in lines:
         with tempfile.TemporaryDirectory(prefix="purgatory-hostile-") as folder:
             report = run_line(line, Path(folder))
@@ -83,8 +100,8 @@ def main() -> int:
         reports.append(asdict(report) | {"faults_found": faults})
         print(f"{line.attack:22} {line.before:48} {report.memory_before_mb:>4} {report.memory_peak_mb:>5} "
               f"{_pair(report.alone_ms):>14} {_pair(report.control_ms):>14} {_pair(report.under_ms):>14} "
-              f"{report.ratio:>5.1f} {report.recovery_s:>8.2f} s {report.refused:>8}  {len(report.faults)} of "
-              f"{report.waits}{'   FAILS: ' + '; '.join(faults) if faults else ''}", flush=True)  # fmt: skip
+              f"{report.ratio:>5.1f} {report.bare_ratio:>6.1f} {report.recovery_s:>8.2f} s {report.refused:>8}  {len(report.faults)} of "
+              f"{report.waits}{_flood(report)}{'   FAILS: ' + '; '.join(faults) if faults else ''}", flush=True)  # fmt: skip
     if given.json is not None:
         given.json.write_text(json.dumps(reports, indent=1), "utf-8")
     print(f"{len(lines) - failed} of {len(lines)} attacks change nothing that matters to an honest caller")
@@ -97,7 +114,16 @@ def run_line(line: Line, folder: Path) -> AttackReport:
         if not line.is_flood:
             return attack(arena, line.attack, line.seconds)
         with Arena(folder / "elsewhere") as elsewhere:
-            return attack(arena, line.attack, line.seconds, elsewhere)
+            if not line.method:
+                return attack(arena, line.attack, line.seconds, elsewhere)
+            calls_per_second = line.times * saturation(elsewhere, line.method)
+            command = flooder(line.method, calls_per_second)
+            return attack(arena, line.attack, line.seconds, elsewhere, command=command)
+
+
+def _flood(report: AttackReport) -> str:
+    """How many calls of a flood were due, and how many the daemon let start."""
+    return f"   {report.tally['due']} calls due, {report.tally['started']} started" if "due" in report.tally else ""
 
 
 def _pair(latencies_ms: tuple[float, float]) -> str:

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,14 +30,21 @@ roles = ["wait", "advance", "observe"]
 topics = ["attack", "f*"]
 keys = ["attack*"]
 """
+NO_REFUSALS: Final = frozenset({"OK", "resets", "pages", "held", "due", "started", "closed"})
+"""What tallies count besides refused calls."""
 WATCH_INTERVAL_S: Final = 0.05
 SETTLE_S: Final = 6.0
 """How long the honest client is watched after an attack, where that is not said."""
 WINDOW_S: Final = 1.0
 STEP_S: Final = 0.25
 """The honest client is back to normal with the first second whose p99 is at most `CALM` times its p99 before."""
+SATURATION_S: Final = 2.0
 CALM: Final = 3.0
 CALM_MS_MIN: Final = 20.0
+
+
+Command = Callable[["Arena", float], list[str]]
+"""The program of an attacker and its arguments, for whom it attacks and how many seconds."""
 
 
 @dataclass
@@ -50,6 +57,8 @@ class AttackReport:
     memory_peak_mb: int = 0
     files_peak: int = 0
     waits: int = 0
+    waits_under: int = 0
+    """Of those, the ones that `under_ms` is made of."""
     faults: list[str] = field(default_factory=list)
     """What honest waits ended with that were not satisfied."""
     alone_ms: tuple[float, float] = (0.0, 0.0)
@@ -61,12 +70,17 @@ class AttackReport:
 
     @property
     def refused(self) -> int:
-        return sum(count for status, count in self.tally.items() if status not in ("OK", "resets", "pages", "held"))
+        return sum(count for status, count in self.tally.items() if status not in NO_REFUSALS)
 
     @property
     def ratio(self) -> float:
         """p99 under attack beside p99 with the attacker's work going elsewhere."""
         return self.under_ms[1] / max(self.alone_ms[1], self.control_ms[1], 1.0)
+
+    @property
+    def bare_ratio(self) -> float:
+        """p99 under attack beside p99 alone: what an attacker takes who has no processor of its own."""
+        return self.under_ms[1] / max(self.alone_ms[1], 1.0)
 
 
 class Arena:
@@ -111,14 +125,40 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     )
 
 
+def attacker(name: str) -> Command:
+    """One of `attackers.ATTACKS`."""
+    return lambda arena, seconds: [
+        "tests.hostile.attackers", name, arena.daemon.address, arena.daemon.http_address, str(seconds), arena.token
+    ]  # fmt: skip
+
+
+def flooder(method: str, calls_per_second: float) -> Command:
+    """One of `floods.calls.FLOODS`; 0 calls a second: one for each that ends."""
+    return lambda arena, seconds: [
+        "tests.hostile.floods", method, arena.daemon.address, arena.token, str(seconds), str(calls_per_second)
+    ]  # fmt: skip
+
+
+def saturation(arena: Arena, method: str) -> float:
+    """How many such calls a second an otherwise idle daemon serves, beside an attacker on the same processors."""
+    served = run(arena, flooder(method, 0)(arena, SATURATION_S)).get("OK", 0)
+    return max(1.0, served / SATURATION_S)
+
+
 def attack(
-    arena: Arena, name: str, seconds: float, elsewhere: Arena | None = None, settle_s: float = SETTLE_S
+    arena: Arena,
+    name: str,
+    seconds: float,
+    elsewhere: Arena | None = None,
+    settle_s: float = SETTLE_S,
+    command: Command | None = None,
 ) -> AttackReport:
-    """Runs one attack for so many seconds, `elsewhere` first if that is given, and says what it did.
+    """Runs one attack for so many seconds, `elsewhere` first if that is given, and says what it did. `command` is the
+    attacker's; by default it is the one of that name.
 
     Raises AssertionError when the daemon does not survive it.
     """
-    report = AttackReport(name)
+    report, command = AttackReport(name), command or attacker(name)
     honest = start("tests.hostile.honest", arena.daemon.address)
     assert honest.stdin is not None
     assert honest.stdout is not None
@@ -126,13 +166,13 @@ def attack(
     try:
         time.sleep(1.0)  # connections, and code that runs for the first time
         alone_s = time.monotonic()
-        time.sleep(min(3.0, seconds))
+        time.sleep(min(4.0, seconds))
         control_s = time.monotonic()
         if elsewhere is not None:
-            run(elsewhere, name, min(4.0, seconds))
+            run(elsewhere, command(elsewhere, seconds))
         begin_s = time.monotonic()
         report.memory_before_mb = arena.memory_mb()
-        report.tally = run(arena, name, seconds, report)
+        report.tally = run(arena, command(arena, seconds), report)
         end_s = time.monotonic()
         watch(arena, report, end_s + settle_s)
     finally:
@@ -142,22 +182,22 @@ def attack(
     report.waits = len(waits)
     report.faults = [said for _, said in waits if isinstance(said, str)]
     report.alone_ms = latencies(waits, alone_s, control_s)
-    if elsewhere is not None:
-        report.control_ms = latencies(waits, control_s, begin_s)
+    if elsewhere is not None:  # not what the attacker's process took to start
+        report.control_ms = latencies(waits, begin_s - seconds, begin_s)
+        begin_s = end_s - seconds
     report.under_ms = latencies(waits, begin_s, end_s)
+    report.waits_under = sum(begin_s <= began_s < end_s for began_s, _ in waits)
     report.recovery_s = recovery_s(waits, end_s, max(CALM_MS_MIN, CALM * report.alone_ms[1]))
     return report
 
 
-def run(arena: Arena, name: str, seconds: float, report: AttackReport | None = None) -> dict[str, int]:
+def run(arena: Arena, command: list[str], report: AttackReport | None = None) -> dict[str, int]:
     """An attacker in a process of its own, until it ends by itself; the daemon is watched meanwhile."""
-    attacker = start(
-        "tests.hostile.attackers", name, arena.daemon.address, arena.daemon.http_address, str(seconds), arena.token
-    )
-    while attacker.poll() is None:
+    process = start(*command)
+    while process.poll() is None:
         watch(arena, report, time.monotonic() + WATCH_INTERVAL_S)
-    said, _ = attacker.communicate()
-    assert attacker.returncode == 0, f"the attacker {name} failed with {attacker.returncode}"
+    said, _ = process.communicate()
+    assert process.returncode == 0, f"the attacker {command[:2]} failed with {process.returncode}"
     tally: dict[str, int] = json.loads(said)
     return tally
 

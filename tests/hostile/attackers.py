@@ -20,8 +20,6 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.hostile import raw_http2
 
 TOPIC: Final = "attack"
-IN_FLIGHT: Final = 64
-"""Calls of one channel of a flood."""
 CHANNELS: Final = 4
 MEGABYTE: Final = 1024 * 1024
 BELOW_LIMIT: Final = 4 * MEGABYTE - 1_024
@@ -50,19 +48,6 @@ class Attacker:
             return None
         self.tally["OK"] += 1
         return answer
-
-    async def flood(self, method: str, requests: list[Any], seconds: float) -> Tally:
-        """Calls without pause on all channels, each with so many in flight."""
-        deadline_s = time.monotonic() + seconds
-
-        async def caller(number: int) -> None:
-            turn = number
-            while time.monotonic() < deadline_s:
-                await self.call(method, requests[turn % len(requests)], number)
-                turn += 1
-
-        await asyncio.gather(*(caller(number) for number in range(IN_FLIGHT * len(self.stubs))))
-        return self.tally
 
     async def close(self) -> None:
         for channel in self._channels:
@@ -186,28 +171,6 @@ async def many_items(address: str, _http: str, seconds: float, token: str) -> Ta
     return attacker.tally
 
 
-def flood_of(method: str, make: Callable[[], list[Any]]) -> Attack:
-    """A flood of one call."""
-
-    async def flood(address: str, _http: str, seconds: float, token: str) -> Tally:
-        attacker = Attacker(address, token)
-        tally = await attacker.flood(method, make(), seconds)
-        await attacker.close()
-        return tally
-
-    return flood
-
-
-def registrations() -> list[wire.RegisterRequest]:
-    """500 operations each, of 64 sessions whose ids rise from call to call."""
-    return [
-        wire.RegisterRequest(
-            session_id=f"flood-{number % 64}", batch=waits(range(turn := 1 + 500 * number, turn + 500))
-        )
-        for number in range(640)
-    ]
-
-
 async def fill_up(address: str, _http: str, seconds: float, token: str) -> Tally:
     """Ten million operations, 100,000 partitions and 10,000 empty sessions."""
     attacker = Attacker(address, token)
@@ -282,12 +245,6 @@ ATTACKS: Final[dict[str, Attack]] = {
     "large-messages": large_messages,
     "fat-names": fat_names,
     "many-items": many_items,
-    "flood-wait": flood_of("Wait", lambda: [one_wait(10)]),
-    "flood-register": flood_of("Register", registrations),
-    "flood-advance": flood_of("Advance", lambda: [marks(500)]),
-    "flood-list-partitions": flood_of("ListPartitions", lambda: [wire.ListPartitionsRequest(page_size=1_000)]),
-    "flood-list-operations": flood_of("ListOperations", lambda: [wire.ListOperationsRequest(page_size=1_000)]),
-    "flood-status": flood_of("GetStatus", lambda: [wire.GetStatusRequest(remaining_time=True)]),
     "fill-up": fill_up,
     "half-open-http": half_open_http,
     "metrics": metrics_readers,

@@ -1,0 +1,74 @@
+"""Each call of the service has a flood, whose calls the daemon serves; and floods start what they say they start."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from purgatory.v1 import purgatory_service_pb2
+from tests.hostile.arena import Arena
+from tests.hostile.attackers import one_wait
+from tests.hostile.floods.calls import FLOODS, prepare
+from tests.hostile.floods.open_loop import CONNECTIONS, Call, flood
+from tests.hostile.raw_http2 import SERVICE
+
+METHODS = [method.name for method in purgatory_service_pb2.DESCRIPTOR.services_by_name["PurgatoryService"].methods]
+
+
+@pytest.fixture(scope="module")
+def arena(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
+    """A daemon that knows what the attacker wants to list."""
+    with Arena(tmp_path_factory.mktemp("floods") / "arena") as arena:
+        asyncio.run(prepare(arena.daemon.address, arena.token))
+        yield arena
+
+
+def test_each_method_has_a_flood() -> None:
+    """A new call of the service needs a flood in `floods/calls.py`, so that `make hostile` judges it too."""
+    assert sorted(FLOODS) == sorted(METHODS)
+
+
+async def first_answer(address: str, token: str, call: Call) -> bytes:
+    """What a call is answered with. Raises AioRpcError."""
+    method, bodies = call
+
+    async def messages() -> AsyncIterator[bytes]:
+        for body in bodies:
+            yield body
+
+    async with grpc.aio.insecure_channel(address) as channel:
+        made = channel.stream_stream(SERVICE + method)(
+            messages(), metadata=(("authorization", f"Bearer {token}"),), timeout=30.0
+        )
+        async for answer in made:
+            return bytes(answer)
+    raise AssertionError(f"{method} ended without an answer")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_calls_of_floods_are_served(arena: Arena, method: str) -> None:
+    """One after the other they are neither refused nor wrong, so a flood costs the daemon what its method costs."""
+    calls = [FLOODS[method](number) for number in (0, 1, 200, 201)]
+    assert method in {name for name, _ in calls}
+    for call in calls:
+        asyncio.run(first_answer(arena.daemon.address, arena.token, call))
+
+
+def test_a_flood_starts_calls_at_its_rate(arena: Arena) -> None:
+    """However long answers take: as many as are due, and each ends in some way."""
+    tally = flood(arena.daemon.address, arena.token, FLOODS["GetPartition"], 0.5, 200.0)
+    started, due = tally.pop("started"), tally.pop("due")
+    assert 0 < due <= 100
+    assert started == due
+    assert sum(tally.values()) == started
+
+
+def test_a_flood_obeys_the_limit_on_streams(tmp_path: Path) -> None:
+    """Calls that wait for what never comes take up all streams of all connections; the others are due, not started."""
+    with Arena(tmp_path / "arena", ["--grpc-streams-per-connection-max", "3"]) as arena:
+        call = ("Wait", (one_wait().SerializeToString(),))
+        tally = flood(arena.daemon.address, arena.token, lambda _number: call, 0.5, 2_000.0)
+    assert tally["started"] == tally["closed"] == 3 * CONNECTIONS
+    assert tally["due"] > tally["started"]
