@@ -84,28 +84,38 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.hostile", description=__doc__)
     parser.add_argument("--only", nargs="*", metavar="ATTACK", help="only attacks whose names contain one of these")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures here too")
-    parser.add_argument("--times", nargs="*", type=float, default=[TIMES], metavar="N",
-                        help="start so many calls of a flood for each that the daemon serves alone (default 5)")  # fmt: skip
+    rates = "start so many calls of a flood for each that the daemon serves alone (default 5)"
+    parser.add_argument("--times", nargs="*", type=float, default=[TIMES], metavar="N", help=rates)
     given = parser.parse_args()
     floods = [flood_line(method, times) for method in FLOODS for times in given.times]
     lines = [line for line in (*LINES, *floods) if not given.only or any(word in line.attack for word in given.only)]
     reports, failed = [], 0
-    print(f"{'attack':22} {'before':48} {'RSS MB':>10} {'p50/p99 alone':>14} {'elsewhere':>14} {'under it':>14} "
-          f"{'x':>5} {'bare x':>6} {'calm after':>10} {'refused':>8}  lost")  # fmt: skip
+    print(f"{'attack':24} {'before':48} {'RSS MB':>10} {'p50/p99 alone':>14} {'elsewhere':>14} {'under it':>14} "
+          f"{'x':>5} {'bare x':>6} {'calm after':>10} {'started of due':>17} {'refused':>8}  lost")  # fmt: skip
     for line in lines:
         with tempfile.TemporaryDirectory(prefix="purgatory-hostile-") as folder:
             report = run_line(line, Path(folder))
         faults = verdict(line, report)
         failed += bool(faults)
         reports.append(asdict(report) | {"faults_found": faults})
-        print(f"{line.attack:22} {line.before:48} {report.memory_before_mb:>4} {report.memory_peak_mb:>5} "
-              f"{_pair(report.alone_ms):>14} {_pair(report.control_ms):>14} {_pair(report.under_ms):>14} "
-              f"{report.ratio:>5.1f} {report.bare_ratio:>6.1f} {report.recovery_s:>8.2f} s {report.refused:>8}  {len(report.faults)} of "
-              f"{report.waits}{_flood(report)}{'   FAILS: ' + '; '.join(faults) if faults else ''}", flush=True)  # fmt: skip
+        print(row(line, report, faults), flush=True)
     if given.json is not None:
         given.json.write_text(json.dumps(reports, indent=1), "utf-8")
     print(f"{len(lines) - failed} of {len(lines)} attacks change nothing that matters to an honest caller")
     return 1 if failed else 0
+
+
+def row(line: Line, report: AttackReport, faults: list[str]) -> str:
+    """An attack as a row of the table."""
+    pairs = [_pair(pair) for pair in (report.alone_ms, report.control_ms, report.under_ms)]
+    lost = f"{len(report.faults)} of {report.waits}"
+    started = f"{report.tally['started']} of {report.tally['due']}" if "due" in report.tally else "-"
+    return (
+        f"{line.attack:24} {line.before:48} {report.memory_before_mb:>4} {report.memory_peak_mb:>5} "
+        f"{pairs[0]:>14} {pairs[1]:>14} {pairs[2]:>14} {report.ratio:>5.1f} {report.bare_ratio:>6.1f} "
+        f"{report.recovery_s:>8.2f} s {started:>17} {report.refused:>8}  {lost}"
+        f"{'   FAILS: ' + '; '.join(faults) if faults else ''}"
+    )
 
 
 def run_line(line: Line, folder: Path) -> AttackReport:
@@ -119,11 +129,6 @@ def run_line(line: Line, folder: Path) -> AttackReport:
             calls_per_second = line.times * saturation(elsewhere, line.method)
             command = flooder(line.method, calls_per_second)
             return attack(arena, line.attack, line.seconds, elsewhere, command=command)
-
-
-def _flood(report: AttackReport) -> str:
-    """How many calls of a flood were due, and how many the daemon let start."""
-    return f"   {report.tally['due']} calls due, {report.tally['started']} started" if "due" in report.tally else ""
 
 
 def _pair(latencies_ms: tuple[float, float]) -> str:

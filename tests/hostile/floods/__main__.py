@@ -1,7 +1,7 @@
 """A flood as a program: `python -m tests.hostile.floods METHOD ADDRESS TOKEN SECONDS CALLS_PER_SECOND`.
 
-With 0 calls a second it starts one for each that ends, which measures how many the daemon serves. Prints a line of JSON:
-how many calls were due and how many were started, and how they ended.
+With 0 calls a second it starts one for each that ends, which measures how many the daemon serves. Prints a line of
+JSON: how many calls were due and how many were started, and how they ended.
 """
 
 import asyncio

@@ -39,9 +39,9 @@ async def first_answer(address: str, token: str, call: Call) -> bytes:
             yield body
 
     async with grpc.aio.insecure_channel(address) as channel:
-        made = channel.stream_stream(SERVICE + method)(
-            messages(), metadata=(("authorization", f"Bearer {token}"),), timeout=30.0
-        )
+        metadata = (("authorization", f"Bearer {token}"),)
+        multi: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(SERVICE + method)
+        made = multi(messages(), metadata=metadata, timeout=30.0)
         async for answer in made:
             return bytes(answer)
     raise AssertionError(f"{method} ended without an answer")
