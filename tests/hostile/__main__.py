@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tests.hostile.arena import Arena, AttackReport, attack, flooder, saturation
-from tests.hostile.floods.calls import FLOODS
+from tests.hostile.floods.flood_calls import FLOODS
 
 MEMORY_MB_MAX: Final = 600
 RATIO_MAX: Final = 3.0
@@ -29,7 +29,7 @@ class Line(NamedTuple):
     seconds: float
     is_flood: bool = False
     method: str = ""
-    """Of the calls of a flood, in `floods.calls.FLOODS`."""
+    """Of the calls of a flood, in `floods.flood_calls.FLOODS`."""
     times: float = 0.0
     """How many of them are started for each that the daemon serves alone."""
 

@@ -27,7 +27,7 @@ topics = ["honest"]
 [[grant]]
 to = ["attacker"]
 roles = ["wait", "advance", "observe"]
-topics = ["attack", "f*"]
+topics = ["attack*", "f*"]
 keys = ["attack*"]
 """
 NO_REFUSALS: Final = frozenset({"OK", "resets", "pages", "held", "due", "started", "closed"})
@@ -133,7 +133,7 @@ def attacker(name: str) -> Command:
 
 
 def flooder(method: str, calls_per_second: float) -> Command:
-    """One of `floods.calls.FLOODS`; 0 calls a second: one for each that ends."""
+    """One of `floods.flood_calls.FLOODS`; 0 calls a second: one for each that ends."""
     return lambda arena, seconds: [
         "tests.hostile.floods", method, arena.daemon.address, arena.token, str(seconds), str(calls_per_second)
     ]  # fmt: skip

@@ -8,7 +8,7 @@ import asyncio
 import json
 import sys
 
-from tests.hostile.floods.calls import FLOODS, prepare
+from tests.hostile.floods.flood_calls import FLOODS, prepare
 from tests.hostile.floods.open_loop import flood
 
 

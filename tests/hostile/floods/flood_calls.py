@@ -9,9 +9,9 @@ from collections.abc import Callable
 from functools import cache
 from typing import Final
 
-from purgatory.v1 import event_pb2, operation_pb2
+from purgatory.v1 import event_pb2, operation_pb2, source_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.hostile.attackers import Attacker, marks, one_wait, waits
+from tests.hostile.attackers import TOPIC, Attacker, marks, one_wait, waits
 from tests.hostile.floods.open_loop import Call
 
 BATCH: Final = 500
@@ -27,7 +27,7 @@ async def prepare(address: str, token: str) -> None:
     batch = waits(range(1, LISTED + 1), timeout_ms=3_600_000)
     batch.columns.ClearField("partitions")
     for number in range(LISTED):
-        batch.columns.partitions.add(topic="attack", partition=number)
+        batch.columns.partitions.add(topic=TOPIC, partition=number)
     batch.columns.item_index.extend(range(LISTED))
     await attacker.call("Register", wire.RegisterRequest(session_id=LISTED_SESSION, batch=batch))
     await attacker.close()
@@ -121,8 +121,24 @@ def asked_operation(number: int) -> Call:
 
 
 def asked_partition(number: int) -> Call:
-    partition = operation_pb2.TopicPartition(topic="attack", partition=number % LISTED)
+    partition = operation_pb2.TopicPartition(topic=TOPIC, partition=number % LISTED)
     return "GetPartition", (wire.GetPartitionRequest(topic_partition=partition).SerializeToString(),)
+
+
+@cache
+def attached_source(number: int) -> Call:
+    """A source of all that the attacker waits for, which cannot see any of it one by one, and leaves."""
+    hello = source_pb2.SourceHello(name=session_of(number), topic_prefixes=[TOPIC])
+    stale = source_pb2.StaleMarks(topic_prefix=TOPIC, exact=True, partitions=range(LISTED))
+    report = source_pb2.SourceReport(state=source_pb2.SOURCE_STATE_BLIND, stale=[stale])
+    messages = source_pb2.AttachSourceRequest(hello=hello), source_pb2.AttachSourceRequest(report=report)
+    return "AttachSource", tuple(sent.SerializeToString() for sent in messages)
+
+
+def asked_ends(number: int) -> Call:
+    """Asks a source that is leaving, if there is one."""
+    request = source_pb2.GetSourceEndsRequest(topics=[TOPIC])
+    return ("GetSourceEnds", (request.SerializeToString(),)) if number % 2 else attached_source(number // 2 % SESSIONS)
 
 
 FLOODS: Final[dict[str, Callable[[int], Call]]] = {
@@ -134,6 +150,8 @@ FLOODS: Final[dict[str, Callable[[int], Call]]] = {
     "CloseSession": after_registration("CloseSession", closed),
     "Advance": lambda number: ("Advance", (rising_marks(number),)),
     "AdvanceStream": lambda number: ("AdvanceStream", (rising_marks(2 * number), rising_marks(2 * number + 1))),
+    "AttachSource": lambda number: attached_source(number % SESSIONS),
+    "GetSourceEnds": asked_ends,
     "Cancel": after_registration("Cancel", cancelled),
     "GetOperation": asked_operation,
     "ListOperations": constant("ListOperations", wire.ListOperationsRequest(page_size=1_000).SerializeToString()),
