@@ -7,6 +7,7 @@ import datetime as dt
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -41,6 +42,27 @@ class _Json(logging.Formatter):
         return json.dumps(entry, ensure_ascii=False)
 
 
+class NoRepetitions(logging.Filter):
+    """Lets a line pass once in so many seconds, however its numbers differ: libraries tell of a broker that is down
+    hundreds of times at once.
+    """
+
+    def __init__(self, seconds: float = 30.0, lines_max: int = 1_000) -> None:
+        super().__init__()
+        self._seconds: Final = seconds
+        self._lines_max: Final = lines_max
+        self._passed: Final[dict[tuple[str, int, str], float]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        line = (record.name, record.levelno, re.sub(r"\d+", "", record.getMessage()))
+        if record.created - self._passed.get(line, 0.0) < self._seconds:
+            return False
+        if len(self._passed) >= self._lines_max:
+            self._passed.clear()
+        self._passed[line] = record.created
+        return True
+
+
 def start_logging(form: str, level: str) -> None:
     """Send the log to stderr. Raises SourceRefused for a form or a level that there is not."""
     if form not in {"text", "json"}:
@@ -49,6 +71,7 @@ def start_logging(form: str, level: str) -> None:
         raise SourceRefused(f"--log-level {level}: one of {', '.join(LEVELS)}")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json() if form == "json" else _Text())
+    handler.addFilter(NoRepetitions())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 

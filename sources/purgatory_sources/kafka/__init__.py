@@ -8,6 +8,6 @@ from purgatory_sources.kafka.kafka_source import KafkaSource
 from purgatory_sources.uri import SourceUri
 
 
-def open_source(uri: SourceUri, state_dir: Path | None) -> Source:  # noqa: ARG001 - as of each kind of source
+def open_source(uri: SourceUri, state_dir: Path | None = None) -> Source:  # noqa: ARG001 - each kind is asked alike
     """The source of an address. Raises SourceRefused."""
     return KafkaSource(KafkaSettings.from_uri(uri))

@@ -1,0 +1,129 @@
+"""Sources that the daemon runs itself: started again, gone with it, and never its end."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from purgatory_client import AsyncClient
+from purgatory_sources.source_program import NoRepetitions
+
+from purgatory.service.sources.supervised_sources import SupervisedSource
+from tests.conftest import StartDaemon
+from tests.daemon_process import DaemonProcess, children_of, is_running
+
+NOWHERE = "kafka://127.0.0.1:9"
+"""No broker is there: the source is blind, and goes on trying."""
+
+
+def fetch_page(daemon: DaemonProcess, path: str) -> tuple[int, str]:
+    """Status and body."""
+    with urllib.request.urlopen(f"http://{daemon.http_address}{path}", timeout=10) as answer:
+        return answer.status, answer.read().decode()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 - another process's state
+            await asyncio.sleep(0.02)
+
+
+async def child_of(daemon: DaemonProcess, *, other_than: int = 0) -> int:
+    """The process of its source."""
+    found: list[int] = []
+
+    def is_there() -> bool:
+        found[:] = [one for one in children_of(daemon.process.pid) if one != other_than and is_running(one)]
+        return bool(found)
+
+    await until(is_there)
+    return found[0]
+
+
+async def test_a_child_is_started_again_and_ends_with_the_daemon(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """A killed source is there again, status counts that and /readyz tells how it fares; a blind one does not make the
+    daemon unready, and it ends with the daemon, even when that is killed.
+    """
+    pytest.importorskip("confluent_kafka")
+    daemon = start_daemon("--source", NOWHERE, "--data-dir", str(tmp_path / "data"))
+    first = await child_of(daemon)
+    await until(lambda: fetch_page(daemon, "/readyz") == (200, "ready\nsource 1: blind\n"))
+    os.kill(first, signal.SIGKILL)
+    second = await child_of(daemon, other_than=first)
+    await until(lambda: fetch_page(daemon, "/readyz") == (200, "ready\nsource 1: blind\n"))
+    async with AsyncClient(daemon.address) as client:
+        (source,) = (await client.status()).sources
+        assert (source.name, source.restarts) == (NOWHERE, 1)
+    assert (tmp_path / "data" / "sources" / "kafka" / "lineages.sqlite").exists()
+    daemon.kill()
+    await until(lambda: not is_running(second))
+
+
+async def test_a_stopped_daemon_stops_its_sources(start_daemon: StartDaemon) -> None:
+    """SIGTERM ends both, in time and with exit code 0."""
+    daemon = start_daemon("--source", NOWHERE)
+    child = await child_of(daemon)
+    assert daemon.stop() == 0
+    assert not is_running(child)
+
+
+async def test_a_source_reaches_a_daemon_that_has_a_policy(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """A policy gives the principal purgatory-source its roles; without them the log names the one that is missing."""
+    pytest.importorskip("confluent_kafka")
+    policy = tmp_path / "policy.toml"
+    grant = '[[grant]]\nto = ["{}"]\nroles = ["advance", "observe"]\ntopics = ["kafka/*"]\n'
+    policy.write_text(grant.format("purgatory-source"))
+        '[[grant]]\nto = ["purgatory-source"]\nroles = ["advance", "observe"]\ntopics = ["kafka/*"]\n'
+    )
+    daemon = start_daemon("--source", NOWHERE, "--access-policy-file", str(policy))
+    await until(lambda: fetch_page(daemon, "/readyz")[1] == "ready\nsource 1: blind\n")
+    policy.write_text(grant.format("other"))
+    daemon = start_daemon("--source", NOWHERE, "--access-policy-file", str(policy))
+    await until(lambda: "needs the role advance" in daemon.log)
+
+
+@pytest.mark.parametrize("given", ["kafka://me:hunter2@b", "kafka://b?sasl.password=hunter2", "b:9092", "redis://b"])
+def test_what_is_no_source_is_refused(start_daemon: StartDaemon, given: str) -> None:
+    """The daemon does not start with an address that holds a secret or names nothing that it could read."""
+    with pytest.raises(AssertionError, match=r"source 1 (holds a user or a password|should begin with kafka://)"):
+        start_daemon("--source", given)
+
+
+async def test_the_end_of_a_child_is_told_and_its_log_passed_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it logs appears in the daemon's log at its level, whatever it prints besides too; restarts are counted."""
+    caplog.set_level("INFO")
+    program = (
+        "import sys, json; said = json.loads(sys.stdin.readline()); print(json.dumps({'source': 'x://y'}), flush=True);"
+        "print(json.dumps({'level': 'error', 'message': 'it hurts'}), file=sys.stderr);"
+        "print('Traceback', said['token'] == 'secret', file=sys.stderr); sys.exit(3)"
+    )
+    restarted: list[str] = []
+    source = SupervisedSource("kafka://b?x=y", [sys.executable, "-c", program], "secret", restarted.append)
+    running = asyncio.create_task(source.run())
+    await until(lambda: len(restarted) >= 2)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert restarted[0] == "x://y"
+    told = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert ("ERROR", "source x://y: it hurts") in told
+    assert ("WARNING", "source x://y: Traceback True") in told
+    assert any("source x://y ended (exit code 3); it is started again in 0." in text for _, text in told)
+    assert not source.is_running
+
+
+def test_lines_that_differ_in_numbers_only_pass_once() -> None:
+    """Hundreds of failed attempts are one line; other lines are not held back."""
+    lines = NoRepetitions()
+    records = [logging.makeLogRecord({"msg": f"attempt {n} at 127.0.0.1:9", "name": "rdkafka"}) for n in range(300)]
+    records.append(logging.makeLogRecord({"msg": "something else", "name": "rdkafka"}))
+    assert [record.getMessage() for record in records if lines.filter(record)] == [
+        "attempt 0 at 127.0.0.1:9",
+        "something else",
+    ]
