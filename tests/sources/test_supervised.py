@@ -78,8 +78,6 @@ async def test_a_source_reaches_a_daemon_that_has_a_policy(start_daemon: StartDa
     policy = tmp_path / "policy.toml"
     grant = '[[grant]]\nto = ["{}"]\nroles = ["advance", "observe"]\ntopics = ["kafka/*"]\n'
     policy.write_text(grant.format("purgatory-source"))
-        '[[grant]]\nto = ["purgatory-source"]\nroles = ["advance", "observe"]\ntopics = ["kafka/*"]\n'
-    )
     daemon = start_daemon("--source", NOWHERE, "--access-policy-file", str(policy))
     await until(lambda: fetch_page(daemon, "/readyz")[1] == "ready\nsource 1: blind\n")
     policy.write_text(grant.format("other"))
