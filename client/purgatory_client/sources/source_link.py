@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os.path
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from enum import IntEnum
 from types import TracebackType
@@ -14,6 +15,10 @@ from purgatory.v1 import operation_pb2, source_pb2
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from purgatory_client.partition_names import PartitionName
 from purgatory_client.plain_errors import PurgatoryClientError, Unavailable, from_code
+
+STALE_MAX: Final = 2_000
+STALE_PARTITIONS_MAX: Final = 10_000
+"""What a report may name, as the daemon takes it."""
 
 
 class SourceState(IntEnum):
@@ -105,14 +110,15 @@ class SourceLink:
         Args:
             state: What it can do just now.
             reason: Why, for people.
-            stale: The marks that it cannot see now.
+            stale: The marks that it cannot see now. More than a report may name are named by what their topics begin
+                with, and so perhaps others too.
             lag_ms: How far what it tells lies behind what it reads from.
         """
         report = source_pb2.SourceReport(
             state=source_pb2.SourceState.Name(state),
             reason=reason,
             lag_ms=lag_ms,
-            stale=[source_pb2.StaleMarks(**one._asdict()) for one in stale],
+            stale=[source_pb2.StaleMarks(**one._asdict()) for one in fitting(list(stale))],
         )
         await self._write(source_pb2.AttachSourceRequest(report=report))
 
@@ -160,6 +166,22 @@ class SourceLink:
         if code is grpc.StatusCode.OK:
             return Unavailable("the daemon has ended the stream of this source")
         return from_code(code.value[0], "", await self._call.details())
+
+
+def fitting(stale: list[StaleMarks]) -> list[StaleMarks]:
+    """As many entries as one report may have, which name at least these marks."""
+    if len(stale) <= STALE_MAX and sum(len(one.partitions) for one in stale) <= STALE_PARTITIONS_MAX:
+        return stale
+    oldest: dict[tuple[str, bool], StaleMarks] = {}
+    for one in stale:
+        known = oldest.get((one.topic_prefix, one.exact))
+        if known is None or known.stale_ms < one.stale_ms:
+            oldest[one.topic_prefix, one.exact] = one._replace(partitions=())
+    if len(oldest) <= STALE_MAX:
+        return list(oldest.values())
+    names = [prefix for prefix, _ in oldest]
+    longest = max(oldest.values(), key=lambda one: one.stale_ms)
+    return [longest._replace(topic_prefix=os.path.commonprefix(names), exact=False)]  # noqa: RUF071 - by characters
 
 
 def _names(partitions: Iterable[Any]) -> list[PartitionName]:

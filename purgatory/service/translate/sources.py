@@ -14,8 +14,10 @@ from purgatory.v1 import source_pb2 as wire
 NAME_LENGTH_MAX: Final = 249
 PREFIXES_MAX: Final = 100
 REPORT_BYTES_MAX: Final = 1024 * 1024
-STALE_MAX: Final = 10_000
-"""Entries of one report, and their partitions."""
+STALE_MAX: Final = 2_000
+"""Entries of one report: some seven milliseconds."""
+STALE_PARTITIONS_MAX: Final = 10_000
+"""Partitions of all its entries."""
 REASON_LENGTH_MAX: Final = 1_000
 ENDS_MAX: Final = 100_000
 """In one answer."""
@@ -41,9 +43,10 @@ def take_report(report: wire.SourceReport, stream: SourceStream, now_ms: int) ->
     size = report.ByteSize()
     if size > REPORT_BYTES_MAX:
         raise invalid_argument("report", f"has {size} bytes, at most {REPORT_BYTES_MAX} are taken")
-    marks = len(report.stale) + sum(len(one.partitions) for one in report.stale)
-    if marks > STALE_MAX:
-        raise invalid_argument("report.stale", f"names {marks} marks, at most {STALE_MAX} are taken: name prefixes")
+    entries, partitions = len(report.stale), sum(len(one.partitions) for one in report.stale)
+    if entries > STALE_MAX or partitions > STALE_PARTITIONS_MAX:
+        most = f"at most {STALE_MAX} with {STALE_PARTITIONS_MAX} partitions are taken: name prefixes"
+        raise invalid_argument("report.stale", f"has {entries} entries with {partitions} partitions, {most}")
     index = StaleIndex()
     for place, one in enumerate(report.stale):
         if one.stale_ms < 0:

@@ -11,7 +11,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 from purgatory_client.aio import AsyncClient
 from purgatory_client.errors import InvalidRequest, LimitExceeded, Unavailable
-from purgatory_client.sources.source_link import DemandChanged, EndsWanted, MarkEnd, SourceLink, SourceState, StaleMarks
+from purgatory_client.sources.source_link import (
+    DemandChanged,
+    EndsWanted,
+    MarkEnd,
+    SourceLink,
+    SourceState,
+    StaleMarks,
+    fitting,
+)
 from purgatory_client.waits import produce as produce_wait
 
 from purgatory.service.draining import drain
@@ -209,8 +217,11 @@ async def test_a_hello_that_makes_no_sense(hello: source_pb2.SourceHello | None,
         source_pb2.AttachSourceRequest(report=source_pb2.SourceReport(state=source_pb2.SOURCE_STATE_LIVE, lag_ms=-1)),
         source_pb2.AttachSourceRequest(
             report=source_pb2.SourceReport(
-                state=source_pb2.SOURCE_STATE_BLIND, stale=[source_pb2.StaleMarks(partitions=range(10_000))]
+                state=source_pb2.SOURCE_STATE_BLIND, stale=[source_pb2.StaleMarks(partitions=range(10_001))]
             )
+        ),
+        source_pb2.AttachSourceRequest(
+            report=source_pb2.SourceReport(state=source_pb2.SOURCE_STATE_BLIND, stale=[source_pb2.StaleMarks()] * 2_001)
         ),
         source_pb2.AttachSourceRequest(
             report=source_pb2.SourceReport(state=source_pb2.SOURCE_STATE_BLIND, reason="a" * 2**20)
@@ -238,7 +249,7 @@ async def test_a_message_that_makes_no_sense(message: source_pb2.AttachSourceReq
 
 
 async def test_the_largest_report_is_taken_and_long_reasons_are_cut() -> None:
-    """10,000 marks, and reasons of 1,000 characters."""
+    """2,000 entries with 10,000 partitions, and reasons of 1,000 characters."""
     async with serving() as served, attached(served) as (_, link):
         await link.report(
             SourceState.BLIND, "r" * 1_500, [StaleMarks("kafka/orders", True, range(9_999), 0, "s" * 1_500)]
@@ -248,6 +259,18 @@ async def test_the_largest_report_is_taken_and_long_reasons_are_cut() -> None:
         stale = staleness(served, "kafka/orders", 9_998)
         assert stale is not None
         assert stale.reason == "s" * 1_000
+
+
+async def test_a_report_of_too_many_marks_names_more_of_them() -> None:
+    """The client names whole topics, and then what their names begin with; the daemon takes it."""
+    partitions = [StaleMarks("kafka/a", True, range(6_000), 5), StaleMarks("kafka/a", True, range(6_000, 12_000), 7)]
+    assert fitting(partitions) == [StaleMarks("kafka/a", True, (), 7)]
+    topics = [StaleMarks(f"kafka/g{number}/", stale_ms=number, reason="down") for number in range(2_001)]
+    assert fitting(topics[:2_000]) == topics[:2_000]
+    assert fitting(topics) == [StaleMarks("kafka/g", False, (), 2_000, "down")]
+    async with serving() as served, attached(served) as (_, link):
+        await link.report(SourceState.BLIND, stale=topics)
+        await eventually(lambda: getattr(staleness(served, "kafka/g/orders"), "reason", "") == "down", "it is taken")
 
 
 async def test_no_more_sources_than_allowed() -> None:
