@@ -36,6 +36,10 @@ run: $(STAMPS)/engine ## Serve on the defaults (first use: sets up .venv, about 
 demo: $(STAMPS)/engine ## Run the replicated log on real processes (ARGS="--kill-follower --input FILE")
 	@$(BIN)/python -m examples.replicated_log $(ARGS)
 
+.PHONY: postgres-demo
+postgres-demo: $(STAMPS)/pipeline $(STAMPS)/engine ## Follow a primary and two replicas by one option: one lags, one goes away (needs PostgreSQL)
+	@$(BIN)/python -m examples.postgres_demo
+
 secure-demo: $(STAMPS)/engine ## Serve with TLS, tokens and a policy, and show what each kind of caller sees
 	@$(BIN)/python -m examples.secure_demo
 
