@@ -159,6 +159,7 @@ class AsyncClient(SingleCalls):
         *,
         timeout: float = CALL_TIMEOUT,  # noqa: ASYNC109 - the operation's own
         label: str = KAFKA,
+        fail_when_blind: float | None = None,
     ) -> Result:
         """Wait until a consumer group of Kafka has processed everything that was written before this call.
 
@@ -170,6 +171,7 @@ class AsyncClient(SingleCalls):
             topics: The topics.
             timeout: Seconds for both together.
             label: Which cluster, where a source was given another label than kafka.
+            fail_when_blind: As for `produce`.
 
         Returns:
             How the wait ended.
@@ -179,7 +181,8 @@ class AsyncClient(SingleCalls):
         """
         began = time.monotonic()
         positions = await self.ends([kafka_group(group, topic, label) for topic in topics], timeout=timeout)
-        return await self.wait_for(positions, timeout=max(0.0, timeout - (time.monotonic() - began)))
+        remaining = max(0.0, timeout - (time.monotonic() - began))
+        return await self.wait_for(positions, timeout=remaining, fail_when_blind=fail_when_blind)
 
     async def token(self, offsets: ByPartition) -> str:
         """Offsets to wait for as a short text, which any program can hand to `wait_for`: in a header, in a message.
@@ -192,14 +195,25 @@ class AsyncClient(SingleCalls):
         """
         return (await self.with_epochs(offsets)).token
 
-    async def wait_for(self, positions: Positions | str, *, timeout: float | None = None) -> Result:  # noqa: ASYNC109
+    async def wait_for(
+        self,
+        positions: Positions | str,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109 - the operation's own
+        fail_when_blind: float | None = None,
+    ) -> Result:
         """Wait until positions are reached: those of `ends`, or a token.
+
+        Args:
+            positions: What is to be reached.
+            timeout: As for `produce`.
+            fail_when_blind: As for `produce`.
 
         Raises:
             InvalidRequest: The text is not a token.
         """
         chosen = Positions.of_token(positions) if isinstance(positions, str) else positions
-        result = await self._wait(chosen.wait(timeout=timeout))
+        result = await self._wait(chosen.wait(timeout=timeout, fail_when_blind=fail_when_blind))
         assert isinstance(result, Result), f"Result was due, not {result!r}"
         return result
 

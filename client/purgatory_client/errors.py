@@ -23,6 +23,7 @@
     │   └── ProtocolError
     └── WaitError              only from `raise_for_outcome()`
         ├── WaitFailed
+        │   └── WaitBlind
         ├── WaitExpired
         ├── WaitCancelled
         └── WaitShutDown
@@ -52,7 +53,7 @@ from purgatory_client.plain_errors import (
     Unauthenticated,
     Unavailable,
 )
-from purgatory_client.results import WaitCancelled, WaitError, WaitExpired, WaitFailed, WaitShutDown
+from purgatory_client.results import WaitBlind, WaitCancelled, WaitError, WaitExpired, WaitFailed, WaitShutDown
 
 __all__ = [
     "ClientClosed",
@@ -76,6 +77,7 @@ __all__ = [
     "StaleEpoch",
     "Unauthenticated",
     "Unavailable",
+    "WaitBlind",
     "WaitCancelled",
     "WaitError",
     "WaitExpired",

@@ -28,6 +28,7 @@ _RANGES: Final = {
     "isolation_level": (2, 0),
     "partition_max_bytes": (INT64_MAX, -INT64_MAX),
     "last_fetched_epoch": (INT32_MAX, -1),
+    "blind_timeout_ms": (INT64_MAX, -1),
 }
 """The highest and lowest value of columns that not every batch has, by their names on the wire. Others are booleans."""
 
@@ -162,6 +163,7 @@ def produce(
     item_counts: Sequence[int] | None = None,
     leader_epochs: Sequence[int] | None = None,
     local_error_codes: Sequence[int] | None = None,
+    blind_timeouts_ms: Sequence[int] | None = None,
 ) -> WaitColumns:
     """Many produce waits.
 
@@ -173,6 +175,8 @@ def produce(
         item_counts: For each operation: how many items are its own. None: one each.
         leader_epochs: For each item: the leader epoch of the append; -1: not checked.
         local_error_codes: For each item: the Kafka error code of the local append; other than 0 it is the answer.
+        blind_timeouts_ms: For each operation: milliseconds for which one of the marks that it still waits for may be
+            stale; then it fails. -1: it waits on.
 
     Returns:
         The batch, for `submit_many` or `register`.
@@ -181,7 +185,13 @@ def produce(
         InvalidRequest: The lengths of the columns disagree, the batch is empty, or a value does not fit the wire.
     """
     batch = partition_columns(OperationKind.PRODUCE, partitions, indexes, offsets, timeouts_ms, item_counts)
-    batch.set_columns({"leader_epoch": leader_epochs, "local_error_code": local_error_codes})
+    batch.set_columns(
+        {
+            "leader_epoch": leader_epochs,
+            "local_error_code": local_error_codes,
+            "blind_timeout_ms": blind_timeouts_ms,
+        }
+    )
     return batch
 
 
@@ -200,6 +210,7 @@ def fetch(
     current_leader_epochs: Sequence[int] | None = None,
     last_fetched_epochs: Sequence[int] | None = None,
     throttled: Sequence[bool] | None = None,
+    blind_timeouts_ms: Sequence[int] | None = None,
 ) -> WaitColumns:
     """Many fetches.
 
@@ -217,6 +228,7 @@ def fetch(
         current_leader_epochs: For each item: the leader epoch the reader knows; -1: not checked.
         last_fetched_epochs: For each item: the epoch of the last record the reader has; -1: not known.
         throttled: For each item: whether it is over the follower's replication quota.
+        blind_timeouts_ms: As for `produce`.
 
     Returns:
         The batch, for `submit_many` or `register`.
@@ -234,6 +246,7 @@ def fetch(
         "partition_max_bytes": partition_max_bytes,
         "last_fetched_epoch": last_fetched_epochs,
         "throttled": throttled,
+        "blind_timeout_ms": blind_timeouts_ms,
     }
     batch.set_columns(columns)
     return batch
@@ -247,6 +260,7 @@ def delete_records(
     timeouts_ms: Sequence[int] | None = None,
     item_counts: Sequence[int] | None = None,
     local_error_codes: Sequence[int] | None = None,
+    blind_timeouts_ms: Sequence[int] | None = None,
 ) -> WaitColumns:
     """Many delete-records waits.
 
@@ -257,6 +271,7 @@ def delete_records(
         timeouts_ms: As for `produce`.
         item_counts: As for `produce`.
         local_error_codes: As for `produce`.
+        blind_timeouts_ms: As for `produce`.
 
     Returns:
         The batch, for `submit_many` or `register`.
@@ -265,7 +280,7 @@ def delete_records(
         InvalidRequest: As for `produce`.
     """
     batch = partition_columns(OperationKind.DELETE_RECORDS, partitions, indexes, offsets, timeouts_ms, item_counts)
-    batch.set_columns({"local_error_code": local_error_codes})
+    batch.set_columns({"local_error_code": local_error_codes, "blind_timeout_ms": blind_timeouts_ms})
     return batch
 
 

@@ -72,7 +72,12 @@ def squeeze(column: list[T]) -> list[T]:
     return column
 
 
-def milliseconds(seconds: float | None) -> int | None:
+def blind_ms(seconds: float | None) -> int | None:
+    """A blind timeout, as `milliseconds` has a timeout. None stays None: there is none."""
+    return milliseconds(seconds, "blind_timeout_ms")
+
+
+def milliseconds(seconds: float | None, field: str = "timeout_ms") -> int | None:
     """A timeout as the wire has it, rounded up so that it is never early. None stays None: the daemon's default.
 
     Raises InvalidRequest for one that no daemon takes: negative, not a number, or over 2**31 - 1 ms (24.8 days).
@@ -80,5 +85,5 @@ def milliseconds(seconds: float | None) -> int | None:
     if seconds is None:
         return None
     if not 0 <= seconds <= TIMEOUT_S_MAX:
-        raise InvalidRequest("timeout_ms", f"a timeout of {seconds} s; must be from 0 to {TIMEOUT_S_MAX} s")
+        raise InvalidRequest(field, f"a timeout of {seconds} s; must be from 0 to {TIMEOUT_S_MAX} s")
     return math.ceil(seconds * 1_000)

@@ -15,6 +15,9 @@ from typing import Any, Final
 from purgatory_client.partition_names import format_partition
 from purgatory_client.plain_errors import PurgatoryClientError
 
+MARK_STALE: Final = 1001
+"""Error code of a mark that a source could not see for longer than the wait for it would bear. It is not Kafka's."""
+
 
 class OperationKind(IntEnum):
     """The kinds of delayed operation, with their numbers on the wire."""
@@ -51,6 +54,8 @@ ITEM_COLUMNS: Final[dict[str, tuple[str, float]]] = {
     "log_start_offsets": ("log_start_offset", 0),
     "estimated_remaining_ms": ("estimated_remaining_ms", -1),
     "paces_per_second": ("pace_per_second", -1.0),
+    "stale_ms": ("stale_ms", -1),
+    "stale_reasons": ("stale_reason_index", 0),
 }
 """The same with a value for each item."""
 
@@ -93,7 +98,7 @@ class PartitionResult:
 
     Attributes:
         name: "orders-3", or the key.
-        error_code: Kafka's error code; 0: reached, 7: not reached in time.
+        error_code: Kafka's error code; 0: reached, 7: not reached in time. Or `MARK_STALE` (1001).
         required_offset: What was waited for.
         reached_offset: How far it got.
         log_start_offset: The partition's first readable offset.
@@ -101,6 +106,9 @@ class PartitionResult:
             mark had. None where the mark stood still.
         pace_per_second: That pace, in offsets per second, or None.
         fetched: Of fetches: what can be read.
+        stale_for: Of expired and blind waits: for how many seconds no source had seen the mark. None: one saw it, or
+            none feeds it.
+        stale_reason: Why, for people; empty where `stale_for` is None.
     """
 
     name: str
@@ -111,6 +119,8 @@ class PartitionResult:
     estimated_remaining: float | None
     pace_per_second: float | None
     fetched: FetchedPartition | None
+    stale_for: float | None = None
+    stale_reason: str = ""
 
     def __repr__(self) -> str:
         return (
@@ -124,7 +134,7 @@ class ResultColumns:
 
     `outcomes`, `waited_ms`, `lateness_ms` and `item_counts` have a value for each operation, the other lists one for
     each item: each partition (or key) of each operation, in the order of the request. Offsets are -1 where not known,
-    estimates and paces -1 where absent. `read` makes a list when it is first asked for.
+    estimates, paces and stale times -1 where absent. `read` makes a list when it is first asked for.
 
     Attributes:
         outcomes: Numbers of `Outcome`.
@@ -150,6 +160,8 @@ class ResultColumns:
     log_start_offsets: list[int]
     estimated_remaining_ms: list[int]
     paces_per_second: list[float]
+    stale_ms: list[int]
+    stale_reasons: list[str]
     available_bytes: list[int]
     high_watermarks: list[int]
     last_stable_offsets: list[int]
@@ -251,19 +263,20 @@ class Result:
         outcome = self.outcome
         if outcome == Outcome.REFUSED:
             raise self._columns.refusals[self._position]
-        open_items = ", ".join(
-            f"{item.name}: {item.reached_offset} of {item.required_offset} (error {item.error_code})"
-            for item in self.partitions.values()
-            if item.error_code
-        )
+        failed = [item for item in self.partitions.values() if item.error_code]
+        open_items = ", ".join(map(_open_item, failed))
         name = outcome.name.lower().replace("_", " ")
         message = f"{self.kind.name.lower()} {name} after {self.waited:.3f} s"
-        raise _WAIT_ERRORS[outcome](f"{message}; {open_items}" if open_items else message, self)
+        error = _WAIT_ERRORS[outcome]
+        if outcome == Outcome.FAILED and any(item.error_code == MARK_STALE for item in failed):
+            error = WaitBlind
+        raise error(f"{message}; {open_items}" if open_items else message, self)
 
     def _item(self, item: int) -> PartitionResult:
         columns = self._columns
         estimate = columns.estimated_remaining_ms[item]
         pace = columns.paces_per_second[item]
+        stale_ms = columns.stale_ms[item]
         return PartitionResult(
             columns.name_of(item),
             columns.error_codes[item],
@@ -273,6 +286,8 @@ class Result:
             None if estimate < 0 else estimate / 1_000,
             None if pace < 0 else pace,
             self._fetched(item) if columns.kind == OperationKind.FETCH else None,
+            None if stale_ms < 0 else stale_ms / 1_000,
+            columns.stale_reasons[item] if stale_ms >= 0 else "",
         )
 
     def _fetched(self, item: int) -> FetchedPartition:
@@ -308,6 +323,10 @@ class WaitFailed(WaitError):
     """The condition can no longer hold; the error codes of the partitions say why."""
 
 
+class WaitBlind(WaitFailed):
+    """No source could see one of its marks for longer than the wait would bear (`fail_when_blind`)."""
+
+
 class WaitExpired(WaitError):
     """Time ran out."""
 
@@ -318,6 +337,11 @@ class WaitCancelled(WaitError):
 
 class WaitShutDown(WaitError):
     """The daemon shut down first."""
+
+
+def _open_item(item: PartitionResult) -> str:
+    stale = "" if item.stale_for is None else f", not seen for {item.stale_for:.1f} s: {item.stale_reason}"
+    return f"{item.name}: {item.reached_offset} of {item.required_offset} (error {item.error_code}{stale})"
 
 
 def item_columns(kind: int) -> dict[str, tuple[str, float]]:

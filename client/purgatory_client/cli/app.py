@@ -77,6 +77,10 @@ def wait(
     ] = False,
     any_key: Annotated[bool, typer.Option("--any", help="With --signal: one key is enough.")] = False,
     from_now: Annotated[bool, typer.Option("--from-now", help="With --signal: earlier signals do not count.")] = False,
+    fail_when_blind: Annotated[
+        str | None,
+        typer.Option("--fail-when-blind", help="Fail when no source has seen one of the marks for so long: 500ms, 5s."),
+    ] = None,
     address: Address = DEFAULT_ADDRESS,
     as_json: AsJson = False,
 ) -> NoReturn:
@@ -86,23 +90,34 @@ def wait(
         if [fetch, delete_records, signal, record].count(True) > 1:
             raise UsageError("--fetch, --delete-records, --signal and --record exclude each other")
         limit = seconds(timeout)
+        blind = None if fail_when_blind is None else seconds(fail_when_blind)
         if fetch:
             isolation: waits.Isolation = "read_committed" if read_committed else "read_uncommitted"
             offsets = partition_offsets(targets)
-            one = waits.fetch(offsets, min_bytes=min_bytes, timeout=limit, replica_id=replica_id, isolation=isolation)
+            one = waits.fetch(
+                offsets,
+                min_bytes=min_bytes,
+                timeout=limit,
+                replica_id=replica_id,
+                isolation=isolation,
+                fail_when_blind=blind,
+            )
         elif delete_records:
-            one = waits.delete_records(partition_offsets(targets, -1), timeout=limit)
+            one = waits.delete_records(partition_offsets(targets, -1), timeout=limit, fail_when_blind=blind)
         elif signal:
+            if blind is not None:
+                raise UsageError("--fail-when-blind is for marks that sources feed; signals come from nobody else")
             one = waits.signal(key_counts(targets), timeout=limit, any=any_key, from_now=from_now)
         elif record:
             offsets = partition_offsets(targets)
-            one = waits.produce({name: offset + 1 for name, offset in offsets.items()}, timeout=limit)
+            above = {name: offset + 1 for name, offset in offsets.items()}
+            one = waits.produce(above, timeout=limit, fail_when_blind=blind)
         elif targets[0].startswith(FORM):
             if len(targets) > 1:
                 raise UsageError("a token is the only target; to wait for several, wait one after the other")
-            one = Positions.of_token(targets[0]).wait(timeout=limit)
+            one = Positions.of_token(targets[0]).wait(timeout=limit, fail_when_blind=blind)
         else:
-            one = waits.produce(partition_offsets(targets), timeout=limit)
+            one = waits.produce(partition_offsets(targets), timeout=limit, fail_when_blind=blind)
         result = await client.wait_once(one)
         render.result(result, as_json=as_json)
         return OF_OUTCOME[result.outcome]

@@ -15,7 +15,7 @@ from rich.markup import escape as escape_markup
 from rich.table import Table
 
 from purgatory_client.events import AdvanceReceipt
-from purgatory_client.results import Outcome, PartitionResult, Result
+from purgatory_client.results import MARK_STALE, Outcome, PartitionResult, Result
 from purgatory_client.session.sessions_of_others import ClosedSession
 from purgatory_client.sources.positions import Positions
 from purgatory_client.views import Partition, PendingOperation, RemainingTime, SourceStatus, Status
@@ -34,6 +34,7 @@ ERROR_NAMES: Final[dict[int, str]] = {
     74: "FENCED_LEADER_EPOCH",
     75: "UNKNOWN_LEADER_EPOCH",
     78: "OFFSET_NOT_AVAILABLE",
+    MARK_STALE: "MARK_STALE",
 }
 _REFUSAL_FIELDS: Final = ("index", "error_code", "field", "message")
 _SPANS: Final = (("d", 86_400), ("h", 3_600), ("m", 60))
@@ -75,6 +76,8 @@ def item_line(item: PartitionResult, outcome: Outcome) -> str:
         parts.append(f"error {item.error_code} {ERROR_NAMES.get(item.error_code, '')}".rstrip())
     if outcome == Outcome.EXPIRED and item.error_code == 7:
         parts.append(_estimate(item))
+    if item.stale_for is not None:
+        parts.append(f"not seen for {item.stale_for:.1f} s: {item.stale_reason}".removesuffix(": "))
     return ", ".join(parts)
 
 
@@ -259,6 +262,8 @@ def _item_document(item: PartitionResult) -> dict[str, Any]:
     del document["name"]
     if item.fetched is None:
         del document["fetched"]
+    if item.stale_for is None:
+        del document["stale_for"], document["stale_reason"]
     return document
 
 

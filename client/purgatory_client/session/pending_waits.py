@@ -168,7 +168,9 @@ class PendingWaits:
 
 def batch_key(entry: Entry) -> object:
     """Waits with the same key can share a batch on the wire; a `WaitColumns` shares its batches with nobody."""
-    return (entry.kind, entry.timeout_ms is None) if isinstance(entry, Wait) else entry
+    if isinstance(entry, Wait):
+        return entry.kind, entry.timeout_ms is None, entry.blind_timeout_ms is None
+    return entry
 
 
 def cut_into_chunks(entries: Iterable[Entry], chunk_max: int, known_id: int = 0) -> list[WaitChunk]:

@@ -76,9 +76,11 @@ class Positions:
                 leader_epochs[name] = end.leader_epoch
         return cls(offsets, leader_epochs)
 
-    def wait(self, *, timeout: float | None = None) -> Wait:
-        """The wait that is satisfied once all offsets are reached. `timeout` as for `waits.produce`."""
-        return waits.produce(self.offsets, timeout=timeout, leader_epochs=self.leader_epochs)
+    def wait(self, *, timeout: float | None = None, fail_when_blind: float | None = None) -> Wait:
+        """The wait that is satisfied once all offsets are reached. The arguments are those of `waits.produce`."""
+        return waits.produce(
+            self.offsets, timeout=timeout, leader_epochs=self.leader_epochs, fail_when_blind=fail_when_blind
+        )
 
     def __repr__(self) -> str:
         return f"Positions({self.offsets!r}, {self.leader_epochs!r})"

@@ -19,7 +19,10 @@ SEGMENTS_MAX: Final = 32
 would hold on to many messages.
 """
 
-_MISSING: Final = {"waited_ms": 0, "lateness_ms": 0, "error_codes": 0, "available_bytes": 0, "paces_per_second": -1.0}
+_MISSING: Final = {
+    "waited_ms": 0, "lateness_ms": 0, "error_codes": 0, "available_bytes": 0, "paces_per_second": -1.0,
+    "stale_reasons": "",
+}  # fmt: skip
 """What stands where an operation has no result, being refused; -1 in all other columns."""
 
 
@@ -47,11 +50,27 @@ class ArrivedMessage:
 
     def values(self, name: str, start: int, end: int) -> list[Any]:
         """The values of a column from place `start` to `end` (exclusive)."""
+        if name == "stale_reasons":
+            return self._stale_reasons(start, end)
         field, absent = COLUMNS[name]
         column = getattr(self._message, field)
         if len(column) > 1:
             return column[start:end]  # type: ignore[no-any-return]
         return [column[0] if column else absent] * (end - start)
+
+    def _stale_reasons(self, start: int, end: int) -> list[str]:
+        """The reason of each item from place `start` to `end` (exclusive); empty where its mark was not stale."""
+        reasons = list(self._message.stale_reasons)
+        if not reasons:
+            return [""] * (end - start)
+        indexes = list(self._message.stale_reason_index) or [0]
+        if max(indexes) >= len(reasons):
+            raise ProtocolError(f"a result has the reason {max(indexes)} of {len(reasons)}")
+        if len(indexes) == 1:
+            indexes *= self._item_total
+        stale_ms = self.values("stale_ms", start, end)
+        found = zip(stale_ms, indexes[start:end], strict=True)
+        return [reasons[index] if one_ms >= 0 else "" for one_ms, index in found]
 
 
 class ResultsArrived:
@@ -124,7 +143,11 @@ def refusal_error(refusal: operation_pb2.OperationRefusal) -> PurgatoryClientErr
 
 
 def _add_item(message: result_pb2.ResultColumns, item: result_pb2.PartitionResult) -> None:
-    for field, absent in FETCH_COLUMNS.values():
+    message.stale_reason_index.append(len(message.stale_reasons))
+    message.stale_reasons.append(item.stale_reason)
+    for name, (field, absent) in FETCH_COLUMNS.items():
+        if name == "stale_reasons":
+            continue
         source: Message = item if field in item.DESCRIPTOR.fields_by_name else item.fetched
         is_absent = source.DESCRIPTOR.fields_by_name[field].has_presence and not source.HasField(field)
         getattr(message, field).append(absent if is_absent else getattr(source, field))
