@@ -1,0 +1,130 @@
+"""What waits say of marks that nobody sees, and waits that are not to go on without seeing: at a served host."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from purgatory_client import waits
+from purgatory_client.aio import AsyncClient
+from purgatory_client.errors import InvalidRequest, WaitBlind, WaitExpired
+from purgatory_client.results import MARK_STALE, Outcome, Result
+from purgatory_client.sources.source_link import SourceLink, SourceState, StaleMarks
+
+from tests.service.serving import PATIENCE_S, ServedHost, eventually, serving
+
+REASON = "broker 2 is down"
+ORDERS = StaleMarks("kafka/orders", exact=True, partitions=[3], stale_ms=60_000, reason=REASON)
+
+
+@asynccontextmanager
+async def a_source(served: ServedHost) -> AsyncIterator[tuple[AsyncClient, SourceLink]]:
+    """A source of all of kafka/ that sees everything."""
+    async with AsyncClient(served.address) as client, client.attach_source("kafka://b:9092", ["kafka/"]) as link:
+        await link.report(SourceState.LIVE)
+        await eventually(lambda: stale_reason(served) is None and served.host.sources.attached == 1, "it is live")
+        yield client, link
+
+
+def stale_reason(served: ServedHost) -> str | None:
+    """Why orders-3 cannot be seen."""
+    mark = served.host.sources.stale(("kafka/orders", 3), served.host.clock.now_ms())
+    return None if mark is None else mark.reason
+
+
+async def blind(served: ServedHost, link: SourceLink, *stale: StaleMarks) -> None:
+    """The source cannot see these any more."""
+    await link.report(SourceState.BLIND, REASON, stale)
+    await eventually(lambda: stale_reason(served) == REASON, "orders-3 is stale")
+
+
+def said(result: Result) -> dict[str, tuple[int, bool, str]]:
+    """Of each partition its error code, whether it was stale for at least the minute that was reported, and why."""
+    return {
+        name: (one.error_code, one.stale_for is not None and one.stale_for >= 60, one.stale_reason)
+        for name, one in result.partitions.items()
+    }
+
+
+async def ask(client: AsyncClient, *, is_once: bool, timeout: float, fail_when_blind: float | None = None) -> Result:  # noqa: ASYNC109
+    """Waits for two partitions, by a call of its own (in the row form) or in a session (in columns)."""
+    offsets = {"kafka/orders-3": 5, "kafka/orders-4": 5}
+    if is_once:
+        return await client.wait_once(waits.produce(offsets, timeout=timeout, fail_when_blind=fail_when_blind))
+    return await client.produce(offsets, timeout=timeout, fail_when_blind=fail_when_blind)
+
+
+STALE_3 = {"kafka/orders-3": (7, True, REASON), "kafka/orders-4": (7, False, "")}
+BLIND_3 = {"kafka/orders-3": (MARK_STALE, True, REASON), "kafka/orders-4": (7, False, "")}
+
+
+@pytest.mark.parametrize("is_once", [False, True], ids=["columns", "row"])
+async def test_expired_results_say_what_was_not_seen(is_once: bool) -> None:
+    """Of two marks that were not reached, the one that the source cannot see says for how long and why."""
+    async with serving() as served, a_source(served) as (client, link):
+        await blind(served, link, ORDERS)
+        result = await ask(client, is_once=is_once, timeout=0)
+        assert result.outcome == Outcome.EXPIRED
+        assert said(result) == STALE_3
+        with pytest.raises(WaitExpired, match=rf"orders-3: -1 of 5 \(error 7, not seen for 6\d\.\d s: {REASON}\)"):
+            result.raise_for_outcome()
+        await link.report(SourceState.LIVE)
+        await eventually(lambda: stale_reason(served) is None, "it sees again")
+        result = await client.produce({"kafka/orders-3": 5}, timeout=0)
+        assert said(result) == {"kafka/orders-3": (7, False, "")}
+
+
+@pytest.mark.parametrize("is_once", [False, True], ids=["columns", "row"])
+async def test_a_wait_fails_when_it_is_blind(is_once: bool) -> None:
+    """It goes on while its marks are seen, and fails once one of them has not been seen for as long as it said. What
+    is not stale of it has timed out.
+    """
+    async with serving() as served, a_source(served) as (client, link):
+        pending = asyncio.ensure_future(ask(client, is_once=is_once, timeout=600, fail_when_blind=0.05))
+        other = asyncio.ensure_future(client.produce({"kafka/orders-3": 5}, timeout=600))
+        await eventually(lambda: served.host.engine.pending == 2, "both wait")
+        await served.host.blind_reaper.check()
+        assert not pending.done(), "its marks are seen"
+        await blind(served, link, ORDERS)
+        result = await asyncio.wait_for(pending, PATIENCE_S)
+        assert result.outcome == Outcome.FAILED
+        assert said(result) == BLIND_3
+        with pytest.raises(WaitBlind):
+            result.raise_for_outcome()
+        assert not other.done(), "it said nothing of being blind"
+        assert not served.host.engine.has_blind_waits
+        other.cancel()
+
+
+async def test_a_batch_has_blind_timeouts_of_its_own() -> None:
+    """In columns each operation has its own, and -1 is none; results come with one reason for each item."""
+    async with serving() as served, a_source(served) as (client, link):
+        pending = asyncio.ensure_future(
+            client.produce_many(
+                ["kafka/orders-3", "kafka/audit-0"],
+                indexes=[0, 1, 0],
+                offsets=[5, 5, 6],
+                timeouts_ms=[600_000],
+                blind_timeouts_ms=[10, 10, -1],
+            )
+        )
+        await eventually(lambda: served.host.engine.pending == 3, "all wait")
+        audit = StaleMarks("kafka/audit", stale_ms=90_000, reason="not authorised")
+        await blind(served, link, ORDERS, audit)
+        await eventually(lambda: served.host.engine.pending == 1, "two have failed")
+        await served.high_watermark("kafka/orders", 6, 3)
+        columns = await asyncio.wait_for(pending, PATIENCE_S)
+        assert columns.outcomes == [Outcome.FAILED, Outcome.FAILED, Outcome.SATISFIED]
+        assert columns.error_codes == [MARK_STALE, MARK_STALE, 0]
+        assert columns.stale_reasons == [REASON, "not authorised", ""]
+        assert columns.stale_ms[0] >= 60_000
+        assert columns.stale_ms[1] >= 90_000
+        assert columns.stale_ms[2] == -1
+
+
+async def test_a_negative_blind_timeout_is_refused_by_the_client() -> None:
+    """Before anything is sent."""
+    with pytest.raises(InvalidRequest, match="blind_timeout_ms"):
+        waits.produce({"orders-3": 5}, fail_when_blind=-1)
