@@ -1,5 +1,6 @@
 """What tests do to a cluster: topics, records, transactions, commits of groups."""
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -22,6 +23,10 @@ class ClusterClients:
         new = NewTopic(topic, partitions, replicas, config=config or {})
         for future in self.admin.create_topics([new], operation_timeout=30).values():
             future.result()
+        deadline = time.monotonic() + 30
+        while len(self.admin.list_topics(topic, timeout=10).topics[topic].partitions) < partitions:
+            assert time.monotonic() < deadline, f"{topic} did not get {partitions} partitions"
+            time.sleep(0.05)
 
     def delete(self, topic: str) -> None:
         for future in self.admin.delete_topics([topic], operation_timeout=30).values():

@@ -7,6 +7,7 @@ is asked again and again (librdkafka's issues 3663 and 4605).
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ class GroupPoller:
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         self._arguments = arguments
+        logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # a line for each try to connect; raised errors stay
         self._admin: AIOKafkaAdminClient | None = None
         self._starting = asyncio.Lock()
         self._coordinators: dict[str, int] = {}

@@ -37,6 +37,7 @@ QUICK: Final[dict[str, Any]] = {
     "topic.metadata.refresh.interval.ms": 10_000,
     "reconnect.backoff.max.ms": 2_000,
     "socket.nagle.disable": True,
+    "log_level": 2,  # a line for each try to connect: what it comes to is in the source's own reports
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
     "allow.auto.create.topics": False,

@@ -1,0 +1,141 @@
+"""Marks of groups without any broker: which word counts, against a simple model of a log and its late reader."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from purgatory_sources.kafka.group_marks import NO_COMMIT, Doubt, GroupMarks, MarkMove
+from purgatory_sources.kafka.offset_records import CommitName
+
+NAME: CommitName = ("billing", "orders", 0)
+
+
+def loaded(values: dict[CommitName, int] | None = None, told: dict[CommitName, int] | None = None) -> GroupMarks:
+    """Marks of a cluster whose topic has one partition, read to position 100."""
+    marks = GroupMarks(1)
+    marks.remember_told(told or {})
+    marks.loaded(0, values or {}, 100, 0)
+    return marks
+
+
+def test_forward_and_back() -> None:
+    """A lower commit is a step back; the same again is nothing; a tombstone ends the mark."""
+    marks = loaded({NAME: 5})
+    assert marks.committed(0, {NAME: 9}, 1) == [MarkMove(NAME, 9)]
+    assert marks.committed(0, {NAME: 9}, 2) == []
+    assert marks.committed(0, {NAME: 4}, 3) == [MarkMove(NAME, 4, is_set_back=True)]
+    assert marks.committed(0, {NAME: None}, 4) == [MarkMove(NAME, None)]
+    assert marks.committed(0, {NAME: None}, 5) == []
+
+
+def test_a_proved_mark_is_no_measure_for_steps_back() -> None:
+    """Raised from 5 to 8: commits of 6 and 8 say nothing new, 5 after 6 is a step back."""
+    marks = loaded({NAME: 5})
+    assert marks.prove(NAME, 5, 8) == [MarkMove(NAME, 8)]
+    assert marks.committed(0, {NAME: 6}, 1) == []
+    assert marks.committed(0, {NAME: 5}, 2) == [MarkMove(NAME, 5, is_set_back=True)]
+
+
+def test_a_proof_for_another_commit_proves_nothing() -> None:
+    """It was looked at from 5 on, and the group was set back to 3 meanwhile."""
+    marks = loaded({NAME: 5})
+    marks.committed(0, {NAME: 3}, 1)
+    assert marks.prove(NAME, 5, 8) == []
+
+
+def test_a_group_without_a_commit_can_be_proved_to_have_nothing_to_read() -> None:
+    """Its first commit below that is no step back, and polls that know no offset do not end its mark."""
+    marks = loaded()
+    assert marks.prove(NAME, NO_COMMIT, 3) == [MarkMove(NAME, 3)]
+    assert [marks.polled("billing", {}, None, 1), marks.polled("billing", {}, None, 2)] == [[], []]
+    assert marks.committed(0, {NAME: 1}, 3) == []
+    assert marks.committed(0, {NAME: 4}, 4) == [MarkMove(NAME, 4)]
+
+
+@pytest.mark.parametrize("is_drained", [True, False])
+def test_doubts(is_drained: bool) -> None:
+    """A daemon has 9, the topic says 5: nothing is told before it is settled."""
+    marks = GroupMarks(1)
+    marks.remember_told({NAME: 9})
+    assert marks.loaded(0, {NAME: 5}, 10, 0) == ([], [Doubt(NAME, 5, 9)])
+    settled = marks.settled(Doubt(NAME, 5, 9), is_drained=is_drained, now_ms=1)
+    assert settled == ([] if is_drained else [MarkMove(NAME, 5, is_set_back=True)])
+    assert marks.committed(0, {NAME: 7}, 2) == ([] if is_drained else [MarkMove(NAME, 7)])
+
+
+def test_commits_settle_a_doubt() -> None:
+    """The group commits beyond what the daemon has: it goes on, and the answer that comes later changes nothing."""
+    marks = loaded({NAME: 5}, told={NAME: 9})
+    assert marks.committed(0, {NAME: 7}, 1) == []
+    assert marks.committed(0, {NAME: 10}, 2) == [MarkMove(NAME, 10)]
+    assert marks.settled(Doubt(NAME, 5, 9), is_drained=False, now_ms=3) == []
+
+
+def test_what_daemons_have_and_the_topic_has_not_is_gone() -> None:
+    """The group was deleted while no source ran."""
+    marks = GroupMarks(1)
+    marks.remember_told({NAME: 9})
+    assert marks.loaded(0, {}, 10, 0) == ([MarkMove(NAME, None)], [])
+
+
+def test_a_cut_takes_marks_back_and_the_same_commit_is_not_believed_again() -> None:
+    """25 was committed of records that are gone. The consumer may commit 25 once more before it notices."""
+    marks = loaded({NAME: 25})
+    assert marks.cut("orders", 0, 10, 1) == [MarkMove(NAME, 10, is_set_back=True)]
+    assert marks.committed(0, {NAME: 25}, 2) == []
+    assert marks.committed(0, {NAME: 12}, 3) == [MarkMove(NAME, 12)]
+    assert marks.cut("orders", 0, 30, 4) == []
+
+
+def test_polls_step_back_only_when_they_say_so_twice() -> None:
+    """Without reading the topic; a coordinator that has just moved may know less for a moment."""
+    marks = GroupMarks()
+    assert marks.polled("billing", {NAME: 7}, None, 0) == [MarkMove(NAME, 7)]
+    assert marks.polled("billing", {NAME: 3}, None, 1) == []
+    assert marks.polled("billing", {NAME: 7}, None, 2) == []
+    assert marks.polled("billing", {}, None, 3) == []
+    assert marks.polled("billing", {}, None, 4) == [MarkMove(NAME, None)]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["commit", "read", "poll"]), st.integers(0, 20)), max_size=60))
+def test_a_late_reader_and_polls_agree_with_the_log(steps: list[tuple[str, int]]) -> None:
+    """Commits are written to a log; a reader comes after them as late as it likes, and polls know the newest. The mark
+    is always one that was committed at or after what the reader has read, polls never bring a step back that is not
+    there, and when all is read the mark is the newest.
+    """
+    log: list[int] = [5]
+    marks = loaded()
+    position = 0
+    mark = -1
+
+    def apply(moves: list[MarkMove]) -> None:
+        nonlocal mark
+        for move in moves:
+            assert move.offset is not None
+            assert move.offset in log[max(position - 1, 0) :], f"{move} was not committed since {position}: {log}"
+            assert move.is_set_back == (move.offset < mark), f"{move} after {mark}"
+            mark = move.offset
+
+    def read() -> None:
+        nonlocal position
+        position += 1
+        moves = marks.committed(0, {NAME: log[position - 1]}, 0)
+        apply(moves + marks.read_to(0, 100 + position, 0))
+
+    for step, offset in steps:
+        if step == "commit":
+            log.append(offset)
+        elif step == "read" and position < len(log):
+            read()
+        elif step == "poll":
+            apply(marks.polled("billing", {NAME: log[-1]}, 100 + len(log), 0))
+    while position < len(log):
+        read()
+    assert mark == log[-1]
+
+
+def test_java_hash_places_groups() -> None:
+    """As Kafka does it; the last has Java's lowest integer as its hash."""
+    marks = GroupMarks(50)
+    assert [marks.partition_of(group) for group in ("billing", "a", "größe", "polygenelubricants")] == [
+        abs(-109829509) % 50, 97 % 50, 98762257 % 50, 0,
+    ]  # fmt: skip

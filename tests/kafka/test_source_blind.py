@@ -1,0 +1,153 @@
+"""The Kafka source while brokers are away: what it says that it cannot see, that it sees again by itself, and cuts."""
+
+import asyncio
+import uuid
+from pathlib import Path
+
+import pytest
+from confluent_kafka import ElectionType, TopicPartition
+from purgatory_sources.feed.reports import SourceState
+
+from examples.kafka_cluster import KafkaCluster
+from tests.kafka.clients import ClusterClients
+from tests.kafka.recording_feed import RecordingFeed, running_source
+
+
+@pytest.fixture
+def clients(three_brokers: KafkaCluster) -> ClusterClients:
+    return ClusterClients(three_brokers.bootstrap)
+
+
+def is_stale(feed: RecordingFeed, topic: str) -> bool:
+    """Whether the last report names this topic of marks, for a reason and a time."""
+    return any(
+        topic.startswith(entry.topic_prefix) and (not entry.exact or topic == entry.topic_prefix) and entry.reason
+        for entry in feed.reported[2]
+    )
+
+
+async def test_a_leader_that_is_killed_and_comes_back(three_brokers: KafkaCluster, clients: ClusterClients) -> None:
+    """Of two topics on the broker that is killed one has no other replica: it alone is blind until the broker is back.
+    Marks of the other go on under their new leader; nothing is set back, and commits are seen all the while.
+    """
+    alone, many = f"alone-{uuid.uuid4().hex[:6]}", f"many-{uuid.uuid4().hex[:6]}"
+    await asyncio.to_thread(clients.create, many, 1, 3)
+    await asyncio.to_thread(clients.create, alone, 3, 1)
+    group = f"group-{many}"
+    names = [(f"kafka/{many}", 0), (f"kafka/{group}/{many}", 0), *((f"kafka/{alone}", number) for number in range(3))]
+    await asyncio.to_thread(clients.produce, many, 5)
+    async with running_source(clients.bootstrap, f"topics={alone},{many}") as (_, feed):
+        feed.want(*names)
+        await feed.until(lambda: feed.marks.get(names[0]) == 5)
+        victim = clients.leader(many)
+        lost = [number for number in range(3) if clients.leader(alone, number) == victim]
+        await asyncio.to_thread(three_brokers.kill, victim)
+        try:
+            await asyncio.to_thread(clients.produce, many, 5)
+            await asyncio.to_thread(clients.commit, group, {(many, 0): 7})
+            await feed.until(lambda: feed.marks.get(names[0]) == 10, "the end under the new leader")
+            await feed.until(lambda: feed.marks.get(names[1]) == 7, "a commit while the broker is away")
+            if lost:
+                await feed.until(lambda: is_stale(feed, f"kafka/{alone}"), "stale marks")
+                assert feed.reported[0] == SourceState.BLIND
+                stale = next(entry for entry in feed.reported[2] if entry.topic_prefix == f"kafka/{alone}")
+                assert list(stale.partitions) == lost
+            await feed.until(lambda: not is_stale(feed, f"kafka/{many}"))
+        finally:
+            await asyncio.to_thread(three_brokers.start, victim)
+        await feed.until_live()
+        for number in range(3):
+            await asyncio.to_thread(clients.produce, alone, 2, number)
+        await feed.until(lambda: all(feed.marks.get((f"kafka/{alone}", number)) == 2 for number in range(3)))
+        assert not [seen for seen in feed.observed if seen.is_set_back_to or seen.offset is None]
+
+
+async def test_a_broker_that_hangs(three_brokers: KafkaCluster, clients: ClusterClients) -> None:
+    """Its connections stay and nothing is answered: the partitions that it led are seen again under their new leaders,
+    and those of the other brokers all the while.
+    """
+    topic = f"hung-{uuid.uuid4().hex[:6]}"
+    await asyncio.to_thread(clients.create, topic, 6, 3)
+    async with running_source(clients.bootstrap, f"topics={topic}") as (_, feed):
+        feed.want(*((f"kafka/{topic}", number) for number in range(6)))
+        await feed.until(lambda: feed.marks.get((f"kafka/{topic}", 5)) == 0)
+        leaders = [clients.leader(topic, number) for number in range(6)]
+        hung = leaders[0]
+        three_brokers.hang(hung)
+        try:
+            await feed.until(lambda: is_stale(feed, f"kafka/{topic}") or feed.reported[0] == SourceState.BLIND, "stale")
+            for number in range(6):
+                await asyncio.to_thread(clients.produce, topic, 3, number)
+            await feed.until(lambda: all(feed.marks[f"kafka/{topic}", number] == 3 for number in range(6)), "ends")
+        finally:
+            three_brokers.wake(hung)
+        await feed.until_live()
+        assert not [seen for seen in feed.observed if seen.is_set_back_to]
+
+
+async def test_a_cluster_that_is_gone_and_comes_back(kafka_brokers: Path, tmp_path: Path) -> None:
+    """With no broker at all everything is stale, with the reason; nothing is told of marks until they are seen again,
+    and what was committed before is neither lost nor set back.
+    """
+    with KafkaCluster(tmp_path, 1, {"offsets.topic.num.partitions": 4}) as cluster:
+        clients = ClusterClients(cluster.bootstrap)
+        await asyncio.to_thread(clients.create, "orders")
+        await asyncio.to_thread(clients.produce, "orders", 5)
+        await asyncio.to_thread(clients.commit, "billing", {("orders", 0): 3})
+        async with running_source(cluster.bootstrap) as (source, feed):
+            name = "kafka/billing/orders", 0
+            feed.want(name, ("kafka/orders", 0))
+            await feed.until(lambda: feed.marks.get(name) == 3)
+            before = len(feed.observed)
+            await asyncio.to_thread(cluster.kill, 1)
+            await feed.until(lambda: is_stale(feed, "kafka/billing/orders") and is_stale(feed, "kafka/orders"), "blind")
+            assert feed.reported[0] == SourceState.BLIND
+            with pytest.raises(Exception, match=r"broker|seen"):
+                await source.ends(["kafka/orders"])
+            assert len(feed.observed) == before
+            await asyncio.to_thread(cluster.start, 1)
+            await feed.until_live()
+            await asyncio.to_thread(clients.produce, "orders")
+            await asyncio.to_thread(clients.commit, "billing", {("orders", 0): 5})
+            await feed.until(lambda: (feed.marks.get(name), feed.marks.get(("kafka/orders", 0))) == (5, 6))
+            assert not [seen for seen in feed.observed if seen.is_set_back_to or seen.offset is None]
+
+
+async def test_an_unclean_election_cuts_topic_and_group(three_brokers: KafkaCluster, clients: ClusterClients) -> None:
+    """A replica that lacks the last records comes to lead: the topic's mark goes back to its end, and so does that of
+    the group, whose committed offset names records that are gone; by a break each, told once.
+    """
+    topic = f"cut-{uuid.uuid4().hex[:6]}"
+    config = {"unclean.leader.election.enable": "true", "min.insync.replicas": "1"}
+    await asyncio.to_thread(clients.create, topic, 1, 2, config)
+    first, second = clients.admin.list_topics(topic, timeout=10).topics[topic].partitions[0].replicas
+    ends, commits = (f"kafka/{topic}", 0), (f"kafka/group-{topic}/{topic}", 0)
+    async with running_source(clients.bootstrap, f"topics={topic}") as (_, feed):
+        feed.want(ends, commits)
+        await asyncio.to_thread(clients.produce, topic, 10)
+        await feed.until(lambda: feed.marks.get(ends) == 10)
+        try:
+            await asyncio.to_thread(three_brokers.kill, second)
+            await asyncio.to_thread(clients.produce, topic, 15)
+            await asyncio.to_thread(clients.commit, f"group-{topic}", {(topic, 0): 25})
+            await feed.until(lambda: (feed.marks.get(ends), feed.marks.get(commits)) == (25, 25), "more by one replica")
+            await asyncio.to_thread(three_brokers.kill, first)
+            # Two of three are down, so there is no controller: first the one that lacks the records comes back.
+            await asyncio.to_thread(three_brokers.start, second)
+            await asyncio.to_thread(elect_unclean, clients, topic)
+            await feed.until(lambda: feed.marks.get(ends) == 10, "the topic's cut")
+            await feed.until(lambda: feed.marks.get(commits) == 10, "the group's cut")
+        finally:
+            await asyncio.to_thread(three_brokers.start, first, second)
+        assert [seen.offset for seen in feed.seen_of(*ends) if seen.is_set_back_to] == [10]
+        assert [seen.offset for seen in feed.seen_of(*commits) if seen.is_set_back_to] == [10]
+        await feed.until_live()
+        await asyncio.to_thread(clients.produce, topic, 5)
+        await asyncio.to_thread(clients.commit, f"group-{topic}", {(topic, 0): 12})
+        await feed.until(lambda: (feed.marks[ends], feed.marks[commits]) == (15, 12), "both go on")
+
+
+def elect_unclean(clients: ClusterClients, topic: str) -> None:
+    """Has the replica that is left lead, unless it does already."""
+    done = clients.admin.elect_leaders(ElectionType.UNCLEAN, [TopicPartition(topic, 0)], request_timeout=30)
+    done.result()
