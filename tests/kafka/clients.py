@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
@@ -17,7 +17,7 @@ class ClusterClients:
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
         self.admin = AdminClient({"bootstrap.servers": bootstrap, **QUIET})
-        self.producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", **QUIET})
+        self.producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", "enable.idempotence": True, **QUIET})
 
     def create(self, topic: str, partitions: int = 1, replicas: int = 1, config: dict[str, str] | None = None) -> None:
         new = NewTopic(topic, partitions, replicas, config=config or {})
@@ -55,10 +55,17 @@ class ClusterClients:
     def commit(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
         """Without members: what an operator's tool does, and what a consumer with `assign` does."""
         consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": group, **QUIET})
+        wanted = [TopicPartition(topic, number, offset) for (topic, number), offset in offsets.items()]
+        deadline = time.monotonic() + 30
         try:
-            wanted = [TopicPartition(topic, number, offset) for (topic, number), offset in offsets.items()]
-            for done in consumer.commit(offsets=wanted, asynchronous=False) or []:
-                assert done.error is None, done.error
+            while True:
+                try:
+                    done = consumer.commit(offsets=wanted, asynchronous=False)
+                    break
+                except KafkaException:  # no coordinator yet, as with a cluster's first group
+                    assert time.monotonic() < deadline, f"{group} could not commit"
+                    time.sleep(0.1)
+            assert not [one.error for one in done or [] if one.error is not None]
         finally:
             consumer.close()
 

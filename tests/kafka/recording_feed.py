@@ -91,7 +91,7 @@ async def running_source(
     bootstrap: str, options: str = "", told: Mapping[MarkName, int] | None = None
 ) -> AsyncIterator[tuple[KafkaSource, RecordingFeed]]:
     """A source of this cluster and its feed, once it is live."""
-    source = open_source(SourceUri.parse(f"kafka://{bootstrap}{'?' if options else ''}{options}"))
+    source = open_source(SourceUri.parse(f"kafka://{bootstrap}{'?' if options else ''}{options}"), None)
     assert isinstance(source, KafkaSource)
     feed = RecordingFeed(told)
     async with asyncio.TaskGroup() as group:

@@ -30,8 +30,9 @@ from purgatory_sources.kafka.visible_records import VisibleRecords
 
 LOG: Final = logging.getLogger(__name__)
 
-REPORT_S: Final = 0.25
+REPORT_S: Final = 0.5
 RECONCILE_S: Final = 0.5
+RECONCILE_MAX_S: Final = 10.0
 CLUES: Final = {
     KafkaError._AUTHENTICATION: "authentication failed; look at security.protocol, sasl.mechanism, sasl.username",  # noqa: SLF001
     KafkaError._SSL: "TLS failed; look at security.protocol and ssl.ca.location",  # noqa: SLF001
@@ -153,9 +154,12 @@ class KafkaSource(Source):
         if parsed is None:
             raise SourceBlind(f"{name!r} is no name of a topic or group: {self._names.prefix}[GROUP/]TOPIC")
         group, topic = parsed
-        if not self.settings.topics.matches(topic) or (group is not None and not self.settings.groups.matches(group)):
+        if not self._is_selected(group, topic):
             raise SourceBlind(f"{name!r} is not among the topics and groups that this source was told to watch")
         return group, topic
+
+    def _is_selected(self, group: str | None, topic: str) -> bool:
+        return self.settings.topics.matches(topic) and (group is None or self.settings.groups.matches(group))
 
     async def _look_once(self, topics: set[str]) -> None:
         """Makes sure that new topics and partitions are known: a look that begins now."""
@@ -194,7 +198,7 @@ class KafkaSource(Source):
         told = {}
         for (name, number), mark in self._feed.told(self._names.prefix).items():
             parsed = self._names.parse(name)
-            if parsed is not None and parsed[0] is not None:
+            if parsed is not None and parsed[0] is not None and self._is_selected(*parsed):
                 told[parsed[0], parsed[1], number] = mark.offset
         self._groups.marks.remember_told(told)
 
@@ -293,19 +297,22 @@ class KafkaSource(Source):
 
     async def _reconcile_on(self, feed: Feed) -> None:
         """What daemons have and the cluster has not is gone; what they have above it is looked into."""
+        pause_s = RECONCILE_S
         while True:
-            await asyncio.sleep(RECONCILE_S)
+            await asyncio.sleep(pause_s)
             if self._topics.has_looked.is_set() and self._groups.is_loaded and self._topics.blind_since is None:
-                self._reconcile(feed)
+                has_found = self._reconcile(feed)
+                # It goes through all marks, so it is rare once nothing more turns up.
+                pause_s = RECONCILE_S if has_found else min(pause_s * 2, RECONCILE_MAX_S)
 
-    def _reconcile(self, feed: Feed) -> None:
+    def _reconcile(self, feed: Feed) -> bool:
         gone: list[Observation] = []
         doubts: list[Doubt] = []
         known = self._topics.known_topics()
         for (name, number), mark in feed.told(self._names.prefix).items():
             parsed = self._names.parse(name)
-            if parsed is None:
-                continue
+            if parsed is None or not self._is_selected(*parsed):
+                continue  # another source's
             group, topic = parsed
             if group is None:
                 if known.get(topic, 0) <= number:
@@ -320,3 +327,4 @@ class KafkaSource(Source):
             self._observe(gone)
         if doubts:
             self._drained.doubt(doubts)
+        return bool(gone or doubts)
