@@ -5,7 +5,7 @@ from math import inf
 import pytest
 from purgatory_sources.postgres.derived_marks import ALL, ANY, QUORUM, CountedReplica, derive
 from purgatory_sources.postgres.log_pages import LogPages
-from purgatory_sources.postgres.timelines import Timelines, forks_of
+from purgatory_sources.postgres.timelines import Timelines, forks_of, newest_identity
 
 HISTORY = "1\t0/5000000\tno recovery target specified\n\n# a comment\n2\t1/A0\tbefore 2026-01-01\n"
 
@@ -54,6 +54,7 @@ def test_an_identity_never_comes_back() -> None:
         seen.append(lineage.identity)
     assert seen == ["7/1", "7/1.1", "7/1.2", "7/2", "7/2.1", "7/5"]
     assert Timelines.of_identity("7") is None
+    assert newest_identity(["7/1.3", "", "7/2#4", "7/1#1", "none"]) == "7/2"
 
 
 def test_a_clean_switch_keeps_the_identity() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -97,9 +98,23 @@ class PostgresSource(Source):
         changes = group.take_changes()
         if changes:
             feed.observe(
-                Observation(self.prefix + one.mark, 0, one.position, one.identity, one.is_set_back) for one in changes
+                Observation(
+                    self.prefix + one.mark,
+                    0,
+                    one.position,
+                    self._identity(feed, one.mark, one.identity),
+                    one.is_set_back,
+                )
+                for one in changes
             )
         self._report(only_changes=True)
+
+    def _identity(self, feed: Feed, mark: str, identity: str) -> str:
+        """One that went never comes back: a slot that is made anew, a replica that was forgotten, has another."""
+        lineage = feed.book.lineage((self.prefix + mark, 0))
+        if lineage is None or identity not in lineage.retired:
+            return identity
+        return next(one for count in itertools.count(1) if (one := f"{identity}#{count}") not in lineage.retired)
 
     def _report(self, *, only_changes: bool = False) -> None:
         feed, group = self._feed, self._group

@@ -11,7 +11,7 @@ from typing import Final, Self
 
 from purgatory_client.sources.log_positions import lsn_of_offset, offset_of_lsn
 
-_IDENTITY: Final = re.compile(r"([0-9]+)/([0-9]+)(?:\.([0-9]+))?")
+_IDENTITY: Final = re.compile(r"(([0-9]+)/([0-9]+)(?:\.([0-9]+))?)(?:#[0-9]+)?")
 
 
 def forks_of(history: str) -> dict[int, int]:
@@ -22,7 +22,7 @@ def forks_of(history: str) -> dict[int, int]:
 
 def newest_identity(identities: Iterable[str]) -> str:
     """That of the last break among those that an earlier run has told; empty if there is none."""
-    found = [(int(match[2]), int(match[3] or 0), match[0]) for one in identities if (match := _IDENTITY.fullmatch(one))]
+    found = [(int(match[3]), int(match[4] or 0), match[1]) for one in identities if (match := _IDENTITY.fullmatch(one))]
     return max(found, default=(0, 0, ""))[2]
 
 
@@ -43,8 +43,8 @@ class Timelines:
         match = _IDENTITY.fullmatch(identity)
         if match is None:
             return None
-        lineage = cls(int(match[1]), int(match[2]))
-        lineage._renewals = int(match[3] or 0)
+        lineage = cls(int(match[2]), int(match[3]))
+        lineage._renewals = int(match[4] or 0)
         return lineage
 
     @property
