@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -14,9 +12,9 @@ from typing import Any, Final
 
 from purgatory_client import AsyncClient
 
+from examples.local_daemon import serving as daemon_serving
 from examples.secure_demo.authority import Authority, Issued
 
-START_S_MAX: Final = 60.0
 PRINCIPALS: Final = ("leader", "billing", "shipping", "operator", "intern")
 POLICY: Final = """\
 [[grant]]
@@ -76,9 +74,6 @@ async def serving(folder: Path) -> AsyncIterator[Scene]:
     tokens = {name: _purgatory("token", "new", name, "--tokens", str(folder / "tokens")) for name in PRINCIPALS}
     _purgatory("policy", "check", str(folder / "policy.toml"))
     settings = {
-        "grpc-address": "127.0.0.1:0",
-        "http-address": "127.0.0.1:0",
-        "ready-file": folder / "ready.json",
         "tls-certificate-file": folder / "server.crt",
         "tls-key-file": folder / "server.key",
         "tls-client-auth": "required",
@@ -88,30 +83,11 @@ async def serving(folder: Path) -> AsyncIterator[Scene]:
         "access-tokens-file": folder / "tokens",
     }
     arguments = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
-    with (folder / "daemon.log").open("w") as log:
-        daemon = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "purgatory", "serve", *arguments, stdout=log, stderr=log
-        )
-    try:
-        address = await _address(daemon, folder)
+    async with daemon_serving(folder, *arguments) as address:
         gateway, foreign = authority.issue("gateway"), Authority("Somebody else's authority").issue("gateway")
         yield Scene(address, authority, gateway, revoked, foreign, tokens)
-    finally:
-        if daemon.returncode is None:
-            daemon.terminate()
-        await daemon.wait()
 
 
 def _purgatory(*arguments: str) -> str:
     done = subprocess.run([sys.executable, "-m", "purgatory", *arguments], check=True, capture_output=True, text=True)
     return done.stdout.strip()
-
-
-async def _address(daemon: asyncio.subprocess.Process, folder: Path) -> str:
-    """The daemon's gRPC address, once it serves."""
-    async with asyncio.timeout(START_S_MAX):
-        while not (folder / "ready.json").exists():
-            if daemon.returncode is not None:
-                raise SystemExit(f"the daemon did not start:\n{(folder / 'daemon.log').read_text('utf-8')}")
-            await asyncio.sleep(0.05)
-    return str(json.loads((folder / "ready.json").read_text("utf-8"))["grpc_address"])

@@ -1,0 +1,79 @@
+"""Somebody who writes to Kafka, and a consumer group that takes its time."""
+
+import sys
+import time
+from typing import Final
+
+from confluent_kafka import Consumer, KafkaException, Message, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+TOPIC: Final = "orders"
+GROUP: Final = "billing"
+PARTITIONS: Final = 2
+RECORD_S: Final = 0.2
+"""What the consumer needs for one record."""
+FLUSH_S: Final = 60.0
+
+
+def make_topic(bootstrap: str) -> None:
+    topics = AdminClient({"bootstrap.servers": bootstrap}).create_topics([NewTopic(TOPIC, PARTITIONS, 1)])
+    for created in topics.values():
+        created.result(FLUSH_S)
+
+
+class Writer:
+    """Writes orders. Offsets are those that the broker has acknowledged."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._bootstrap: Final = bootstrap
+        self._producer: Final = Producer({"bootstrap.servers": bootstrap, "acks": "all"})
+
+    def write(self, count: int, partition: int) -> int:
+        """Writes so many records; returns the offset of the last."""
+        offsets: list[int] = []
+
+        def delivered(error: object, message: Message) -> None:
+            if error is not None:
+                raise KafkaException(error)
+            offsets.append(message.offset() or 0)
+
+        for _ in range(count):
+            self._producer.produce(TOPIC, b"an order", partition=partition, on_delivery=delivered)
+        self._producer.flush(FLUSH_S)
+        return max(offsets)
+
+    def write_and_abort(self, count: int, partition: int) -> None:
+        """The same in a transaction that is aborted: offsets that no consumer ever sees."""
+        producer = Producer({"bootstrap.servers": self._bootstrap, "transactional.id": "demo"})
+        producer.init_transactions(FLUSH_S)
+        producer.begin_transaction()
+        for _ in range(count):
+            producer.produce(TOPIC, b"never mind", partition=partition)
+        producer.flush(FLUSH_S)
+        producer.abort_transaction(FLUSH_S)
+
+
+def process_slowly(bootstrap: str) -> None:
+    """The consumer group, until it is killed: it commits each record once it is processed."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": GROUP,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
+    )
+    consumer.subscribe([TOPIC])
+    while True:
+        message = consumer.poll(1.0)
+        if message is None or message.error() is not None:
+            continue
+        time.sleep(RECORD_S)
+        try:
+            consumer.commit(message, asynchronous=False)
+        except KafkaException:
+            continue  # the broker is away; the next commit covers this one
+
+
+if __name__ == "__main__":
+    process_slowly(sys.argv[1])
