@@ -1,7 +1,6 @@
 """The story, told as it happens."""
 
 import asyncio
-import subprocess
 import sys
 import tempfile
 import time
@@ -80,7 +79,9 @@ async def run(folder: Path) -> None:
     tell("starting a broker of Kafka ...")
     with KafkaCluster(folder / "kafka") as cluster:
         make_topic(cluster.bootstrap)
-        consumer = subprocess.Popen([sys.executable, "-m", "examples.kafka_demo.traffic", cluster.bootstrap])
+        consumer = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "examples.kafka_demo.traffic", cluster.bootstrap
+        )
         try:
             uri = f"kafka://{cluster.bootstrap}?topics={TOPIC}&groups={GROUP}"
             tell(f"purgatory serve --source '{uri}'")
@@ -91,7 +92,7 @@ async def run(folder: Path) -> None:
                 await through_a_restart(client, writer, cluster)
         finally:
             consumer.kill()
-            consumer.wait()
+            await consumer.wait()
 
 
 if __name__ == "__main__":
