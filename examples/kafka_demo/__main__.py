@@ -46,7 +46,7 @@ async def wait_for_everything(client: AsyncClient, writer: Writer) -> None:
 async def through_a_restart(client: AsyncClient, writer: Writer, cluster: KafkaCluster) -> None:
     offset = await asyncio.to_thread(writer.write, 1, 0)
     tell(
-        f"3. the broker goes down for {DOWN_S:.0f} s, while somebody waits for record {offset + 1}, which is not written yet"
+        f"3. somebody waits for record {offset + 1}, which is not written yet; the broker goes down for {DOWN_S:.0f} s"
     )
     began = time.monotonic()
     waiting = asyncio.create_task(client.processed(GROUP, {f"{TOPIC}-0": offset + 1}, timeout=120))
@@ -69,9 +69,8 @@ async def through_a_restart(client: AsyncClient, writer: Writer, cluster: KafkaC
 async def tell_status(client: AsyncClient) -> float:
     """For how long the source has not seen some mark."""
     [source] = (await client.status()).sources
-    tell(
-        f"   {time.strftime('%H:%M:%S')} the source is {source.state}, stale for {source.stale_for:.1f} s  {source.reason}"
-    )
+    clock = time.strftime("%H:%M:%S")
+    tell(f"   {clock} the source is {source.state}, stale for {source.stale_for:.1f} s  {source.reason}")
     return source.stale_for
 
 
