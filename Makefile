@@ -24,7 +24,7 @@ SIMULATED := $(ENGINE) $(wildcard tests/engine/*.py tests/engine/oracle/*.py tes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help hostile soak run demo test test-compiled test-pure lint format proto docs wheel clean bench mutants fuzz crash sim sim-long sim-daemon \
+.PHONY: help hostile soak run demo kafka-demo read-your-writes test test-compiled test-pure lint format proto docs wheel clean bench mutants fuzz crash sim sim-long sim-daemon \
 	check report replay screenshots notebook generate image-requirements sbom secure-demo
 
 help: ## List the targets
@@ -42,6 +42,12 @@ postgres-demo: $(STAMPS)/pipeline $(STAMPS)/engine ## Follow a primary and two r
 
 secure-demo: $(STAMPS)/engine ## Serve with TLS, tokens and a policy, and show what each kind of caller sees
 	@$(BIN)/python -m examples.secure_demo
+
+kafka-demo: $(STAMPS)/sources $(STAMPS)/engine ## Follow a Kafka cluster by one option: a slow group, an aborted transaction, a broker that goes away (needs Java)
+	@$(BIN)/python -m examples.kafka_demo
+
+read-your-writes: $(STAMPS)/sources $(STAMPS)/engine ## Count stale reads without and with the wait: over Kafka, and with a PostgreSQL replica
+	@$(BIN)/python -m examples.read_your_writes $(ARGS)
 
 check: $(STAMPS)/pipeline $(STAMPS)/engine ## Account for an archive (ARCHIVE=.build/archive)
 	@$(BIN)/purgatory-pipeline check $(ARCHIVE) $(ARGS)
@@ -177,6 +183,11 @@ $(STAMPS)/serving: pyproject.toml setup.py constraints.txt $(STAMPS)/venv
 $(STAMPS)/dev: $(STAMPS)/serving
 	@echo "== installing what tests and lint need"
 	@PURGATORY_BUILD=pure $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[server,dev]'
+	@touch $@
+
+$(STAMPS)/sources: $(STAMPS)/serving
+	@echo "== installing what the sources need"
+	@PURGATORY_BUILD=pure $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[server,kafka,postgres]'
 	@touch $@
 
 $(STAMPS)/pipeline: $(STAMPS)/dev
