@@ -67,11 +67,12 @@ async def through_a_restart(client: AsyncClient, writer: Writer, cluster: KafkaC
 
 
 async def tell_status(client: AsyncClient) -> float:
-    """For how long the source has not seen some mark."""
+    """For how long the source has not seen some mark; 0: it sees all."""
     [source] = (await client.status()).sources
+    stale_s = source.stale_for or 0.0
     clock = time.strftime("%H:%M:%S")
-    tell(f"   {clock} the source is {source.state}, stale for {source.stale_for:.1f} s  {source.reason}")
-    return source.stale_for
+    tell(f"   {clock} the source is {source.state}, stale for {stale_s:.1f} s  {source.reason}")
+    return stale_s
 
 
 async def run(folder: Path) -> None:

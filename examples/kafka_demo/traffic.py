@@ -13,11 +13,13 @@ PARTITIONS: Final = 2
 RECORD_S: Final = 0.2
 """What the consumer needs for one record."""
 FLUSH_S: Final = 60.0
+QUIET: Final = {"log_level": 0}
+"""librdkafka reports every attempt to connect, and here a broker goes down on purpose."""
 
 
 def make_topic(bootstrap: str) -> None:
-    topics = AdminClient({"bootstrap.servers": bootstrap}).create_topics([NewTopic(TOPIC, PARTITIONS, 1)])
-    for created in topics.values():
+    admin = AdminClient({"bootstrap.servers": bootstrap})  # kept until they are made: it ends with its last reference
+    for created in admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)]).values():
         created.result(FLUSH_S)
 
 
@@ -26,7 +28,7 @@ class Writer:
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap: Final = bootstrap
-        self._producer: Final = Producer({"bootstrap.servers": bootstrap, "acks": "all"})
+        self._producer: Final = Producer({**QUIET, "bootstrap.servers": bootstrap, "acks": "all"})
 
     def write(self, count: int, partition: int) -> int:
         """Writes so many records; returns the offset of the last."""
@@ -44,7 +46,7 @@ class Writer:
 
     def write_and_abort(self, count: int, partition: int) -> None:
         """The same in a transaction that is aborted: offsets that no consumer ever sees."""
-        producer = Producer({"bootstrap.servers": self._bootstrap, "transactional.id": "demo"})
+        producer = Producer({**QUIET, "bootstrap.servers": self._bootstrap, "transactional.id": "demo"})
         producer.init_transactions(FLUSH_S)
         producer.begin_transaction()
         for _ in range(count):

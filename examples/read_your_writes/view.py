@@ -24,7 +24,9 @@ class KafkaOrders(Orders):
     """Writes records, reads rows."""
 
     def __init__(self, bootstrap: str, table: Path) -> None:
-        self._producer: Final = Producer({"bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 1})
+        self._producer: Final = Producer(
+            {"bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 1, "log_level": 0}
+        )
         self._database: Final = sqlite3.connect(table, isolation_level=None)
         self._loop: Final = asyncio.get_running_loop()
         self._polling: Final = self._loop.create_task(self._poll())
@@ -62,7 +64,8 @@ class KafkaOrders(Orders):
 
 def make_topic(bootstrap: str) -> None:
     """The topic, with two partitions."""
-    for created in AdminClient({"bootstrap.servers": bootstrap}).create_topics([NewTopic(TOPIC, 2, 1)]).values():
+    admin = AdminClient({"bootstrap.servers": bootstrap})  # kept until it is made: it ends with its last reference
+    for created in admin.create_topics([NewTopic(TOPIC, 2, 1)]).values():
         created.result(60.0)
 
 
