@@ -24,7 +24,7 @@ SIMULATED := $(ENGINE) $(wildcard tests/engine/*.py tests/engine/oracle/*.py tes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help hostile soak run demo kafka-demo read-your-writes test test-compiled test-pure lint format proto docs wheel clean bench mutants fuzz crash sim sim-long sim-daemon \
+.PHONY: help hostile soak run demo kafka-demo postgres-demo read-your-writes test test-compiled test-pure lint format proto docs wheel clean bench mutants fuzz crash sim sim-long sim-daemon \
 	check report replay screenshots notebook generate image-requirements sbom secure-demo
 
 help: ## List the targets
@@ -36,8 +36,7 @@ run: $(STAMPS)/engine ## Serve on the defaults (first use: sets up .venv, about 
 demo: $(STAMPS)/engine ## Run the replicated log on real processes (ARGS="--kill-follower --input FILE")
 	@$(BIN)/python -m examples.replicated_log $(ARGS)
 
-.PHONY: postgres-demo
-postgres-demo: $(STAMPS)/pipeline $(STAMPS)/engine ## Follow a primary and two replicas by one option: one lags, one goes away (needs PostgreSQL)
+postgres-demo: $(STAMPS)/sources $(STAMPS)/engine ## Follow a primary and two replicas by one option: one lags, one goes away (needs PostgreSQL)
 	@$(BIN)/python -m examples.postgres_demo
 
 secure-demo: $(STAMPS)/engine ## Serve with TLS, tokens and a policy, and show what each kind of caller sees

@@ -5,7 +5,8 @@ import time
 from typing import Final
 
 from confluent_kafka import Consumer, KafkaException, Message, Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 TOPIC: Final = "orders"
 GROUP: Final = "billing"
@@ -59,6 +60,7 @@ def process_slowly(bootstrap: str) -> None:
     """The consumer group, until it is killed: it commits each record once it is processed."""
     consumer = Consumer(
         {
+            **QUIET,
             "bootstrap.servers": bootstrap,
             "group.id": GROUP,
             "auto.offset.reset": "earliest",
@@ -72,7 +74,7 @@ def process_slowly(bootstrap: str) -> None:
             continue
         time.sleep(RECORD_S)
         try:
-            consumer.commit(message, asynchronous=False)
+            consumer.commit(message=message, asynchronous=False)
         except KafkaException:
             continue  # the broker is away; the next commit covers this one
 

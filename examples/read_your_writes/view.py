@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from confluent_kafka import Consumer, Message, Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 from purgatory_client.sources.source_names import kafka_group
 
 from examples.read_your_writes.shop import Orders
@@ -81,6 +82,7 @@ def keep_up_to_date(bootstrap: str, path: Path) -> None:
     database = sqlite3.connect(path, isolation_level=None)
     consumer = Consumer(
         {
+            "log_level": 0,
             "bootstrap.servers": bootstrap,
             "group.id": GROUP,
             "auto.offset.reset": "earliest",
