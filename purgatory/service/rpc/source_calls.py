@@ -40,7 +40,7 @@ async def serve_source(host: Host, requests: Requests, call: Call) -> None:
     reader = asyncio.create_task(_read(host, requests, link, call), name="source reader")
     try:
         await links.demand.begin(link.demand)
-        await _write(link, call)
+        await _write(host, link, call)
     finally:
         links.detach(link)
         del reader
@@ -86,11 +86,14 @@ def _take(host: Host, request: wire.AttachSourceRequest, link: AttachedSource, c
         raise invalid_argument("message", "is neither a report nor ends; hello comes first, and once")
 
 
-async def _write(link: AttachedSource, call: Call) -> None:
+async def _write(host: Host, link: AttachedSource, call: Call) -> None:
     """Tells the source what is waited on and asked, as it changes. The first message may say that it is nothing."""
     is_due = True
     while not link.is_over:
         link.woken.clear()
+        # What others wait on is told to who may know it by now, however long the stream has been open.
+        call.recheck()
+        _check_prefixes(host, call, link.stream.topic_prefixes)
         for ask_id, topics in link.asks.take():
             await call.context.write(ends_wanted_message(ask_id, topics))
         if is_due or link.demand.has_untold:

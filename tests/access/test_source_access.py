@@ -1,0 +1,67 @@
+"""Sources under a policy: what is withdrawn counts for streams that are open, and who is told of them."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1 import source_pb2
+from tests.access.guarded import POLICY, Caller, guarding
+from tests.service.serving import PATIENCE_S, eventually, refused
+
+REPORT = source_pb2.AttachSourceRequest(report=source_pb2.SourceReport(state=source_pb2.SOURCE_STATE_LIVE))
+
+
+async def attach(caller: Caller) -> Any:  # noqa: ANN401 - a call
+    """A source of what is mine, which has been told what is waited on."""
+    stream = caller.stream("AttachSource")
+    hello = source_pb2.SourceHello(name="a source", topic_prefixes=["mine-"])
+    await stream.write(source_pb2.AttachSourceRequest(hello=hello))
+    assert await asyncio.wait_for(stream.read(), PATIENCE_S) is not grpc.aio.EOF
+    await stream.write(REPORT)
+    return stream
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        POLICY.replace('topics = ["mine-*"]', 'topics = ["mine-1"]'),
+        POLICY.replace('to = ["advance"]', 'to = ["nobody else"]'),
+    ],
+    ids=["narrower", "none"],
+)
+async def test_a_role_that_is_withdrawn_ends_the_stream(policy: str, tmp_path: Path) -> None:
+    """With the next report at the latest; the source counts as gone."""
+    async with guarding(tmp_path) as served, served.caller("advance") as caller:
+        stream = await attach(caller)
+        served.use_policy(policy)
+        await stream.write(REPORT)
+        with refused(grpc.StatusCode.PERMISSION_DENIED, "needs the role advance"):
+            await asyncio.wait_for(stream.read(), PATIENCE_S)
+            await stream
+        await eventually(lambda: not served.host.sources.attached, "the source is gone")
+
+
+async def test_status_tells_of_sources_to_those_who_may_observe_what_they_feed(tmp_path: Path) -> None:
+    """Whoever has the role observe on something that a source feeds sees it, and who runs it; others do not."""
+    async with guarding(tmp_path) as served, served.caller("advance") as caller:
+        await attach(caller)
+        for principal, sees in (("observe", True), ("root", True), ("wait", False), ("advance", False)):
+            async with served.caller(principal) as other:
+                status = await other.call("GetStatus", wire.GetStatusRequest())
+                assert [one.principal for one in status.sources] == (["advance"] if sees else [])
+
+
+async def test_two_principals_with_one_name_are_two_sources(tmp_path: Path) -> None:
+    """Nobody stands in for another's source by its name."""
+    async with guarding(tmp_path) as served, served.caller("advance") as caller, served.caller("root") as root:
+        await attach(caller)
+        await attach(root)
+        status = await root.call("GetStatus", wire.GetStatusRequest())
+        assert sorted((one.name, one.principal) for one in status.sources) == [
+            ("a source", "advance"),
+            ("a source", "root"),
+        ]
